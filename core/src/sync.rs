@@ -1,0 +1,141 @@
+//! The atomics and cells that the ring is made of. The only file that knows `cfg(loom)`.
+//!
+//! Built plainly, these are `core`'s own, at no cost. Built with `cfg(loom)` (by the package `tests/loom`,
+//! which compiles this crate a second time) they are loom's, which checks every access to a cell and
+//! explores every value that a load may read; and each access to an atomic is counted, so that a model can
+//! assert how many steps a call takes.
+
+#[cfg(not(loom))]
+mod plain {
+    use core::mem::{ManuallyDrop, transmute_copy};
+    pub use core::hint::spin_loop;
+    pub use core::sync::atomic::{AtomicU32, Ordering};
+
+    /// A cell whose accesses say whether they read or write, so that loom can check them.
+    #[repr(transparent)]
+    #[derive(Debug)]
+    pub struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub const fn new(value: T) -> Self {
+            Self(core::cell::UnsafeCell::new(value))
+        }
+
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        pub fn into_inner(self) -> T {
+            self.0.into_inner()
+        }
+    }
+
+    #[must_use]
+    pub const fn words<const N: usize>() -> [AtomicU32; N] {
+        [const { AtomicU32::new(0) }; N]
+    }
+
+    pub const fn cells<T, const N: usize>(values: [T; N]) -> [UnsafeCell<T>; N] {
+        let values = ManuallyDrop::new(values);
+        // SAFETY: `ManuallyDrop` and both `UnsafeCell`s are `repr(transparent)`, so the two arrays have one
+        // layout; the original is never dropped, so each value has one owner.
+        unsafe { transmute_copy(&values) }
+    }
+
+    /// A function that is `const`, but for loom, whose atomics cannot be made in a constant.
+    macro_rules! const_fn {
+        ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => { $(#[$meta])* $vis const fn $($rest)* };
+    }
+    pub(crate) use const_fn;
+}
+#[cfg(not(loom))]
+pub use plain::*;
+
+#[cfg(loom)]
+mod checked {
+    extern crate std; // for loom's macro
+
+    use core::cell::Cell;
+    pub use loom::cell::UnsafeCell;
+    pub use loom::hint::spin_loop;
+    pub use loom::sync::atomic::Ordering;
+
+    loom::thread_local! {
+        static STEPS: Cell<usize> = Cell::new(0);
+    }
+
+    /// How many atomic accesses this (modelled) thread has made to words and waker cells.
+    pub fn steps() -> usize {
+        STEPS.with(Cell::get)
+    }
+
+    fn step() {
+        STEPS.with(|steps| steps.set(steps.get() + 1));
+    }
+
+    /// loom's atomic, counted.
+    #[derive(Debug)]
+    pub struct AtomicU32(loom::sync::atomic::AtomicU32);
+
+    impl AtomicU32 {
+        pub fn new(value: u32) -> Self {
+            Self(loom::sync::atomic::AtomicU32::new(value))
+        }
+
+        pub fn load(&self, order: Ordering) -> u32 {
+            step();
+            self.0.load(order)
+        }
+
+        /// Never called by the crate: a mutant of a read-modify-write needs it.
+        pub fn store(&self, value: u32, order: Ordering) {
+            step();
+            self.0.store(value, order);
+        }
+
+        pub fn swap(&self, value: u32, order: Ordering) -> u32 {
+            step();
+            self.0.swap(value, order)
+        }
+
+        pub fn compare_exchange(
+            &self,
+            current: u32,
+            new: u32,
+            success: Ordering,
+            failure: Ordering,
+        ) -> Result<u32, u32> {
+            step();
+            self.0.compare_exchange(current, new, success, failure)
+        }
+
+        pub fn fetch_or(&self, bits: u32, order: Ordering) -> u32 {
+            step();
+            self.0.fetch_or(bits, order)
+        }
+
+        pub fn fetch_and(&self, bits: u32, order: Ordering) -> u32 {
+            step();
+            self.0.fetch_and(bits, order)
+        }
+    }
+
+    pub fn words<const N: usize>() -> [AtomicU32; N] {
+        core::array::from_fn(|_| AtomicU32::new(0))
+    }
+
+    pub fn cells<T, const N: usize>(values: [T; N]) -> [UnsafeCell<T>; N] {
+        values.map(UnsafeCell::new)
+    }
+
+    macro_rules! const_fn {
+        ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => { $(#[$meta])* $vis fn $($rest)* };
+    }
+    pub(crate) use const_fn;
+}
+#[cfg(loom)]
+pub use checked::*;
