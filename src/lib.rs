@@ -1,1 +1,55 @@
-//! x
+//! Overlap reading with training: two buffers, one filled while the other is used.
+//!
+//! * [`Records`]: fixed-size records in one or several files. [`Plan`]: which of them make which batch, as a
+//!   pure function of seed, epoch, rank and step.
+//! * [`Loader`]: reads the batches, one ahead of the one in use, on a thread of its own, with the pages of the
+//!   one after asked for ahead. An epoch is an iterator.
+//! * [`Report`]: where the time went, and how much overlap can still gain. Often that is nothing, because the
+//!   compute dominates: then it says so. [`Profile`]: the same as a picture, a trace for Perfetto.
+//! * Errors come in order, once, with path and offset; a truncated file is an error, never a signal.
+//! * It does **not** decode, shuffle in memory or make tensors: a batch is bytes, in a buffer that is reused.
+//!
+//! # Example
+//!
+//! ```
+//! use std::sync::Arc;
+//! use twinbuf::{Loader, Order, Plan, Records};
+//!
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("tokens.bin");
+//! # std::fs::write(&path, vec![1u8; 1024 * 64])?;
+//! let data = Arc::new(Records::open([&path], 1024)?);
+//! let plan = Plan::builder(data.len()).batch(16).order(Order::Records).seed(1).build()?;
+//! let loader = Loader::builder(data, plan).build()?;
+//! for epoch in 0..3 {
+//!     for batch in loader.epoch(epoch) {
+//!         let batch = batch?;
+//!         for record in batch.chunks_exact(1024) {
+//!             assert_eq!(record[0], 1); // train on it
+//!         }
+//!     }
+//! }
+//! println!("{}", loader.report());
+//! # Ok::<(), twinbuf::BoxError>(())
+//! ```
+//!
+//! # The crates
+//!
+//! [`core`](twinbuf_core) is the two-slot ring alone (`no_std`, no dependency), for authors of other loaders;
+//! [`mmap`](twinbuf_mmap) is files, plans and page hints; this crate puts them together.
+
+mod dataset;
+mod error;
+mod loader;
+mod reader;
+mod report;
+mod trace;
+
+pub use dataset::Dataset;
+pub use error::{BoxError, Error};
+pub use loader::{Batch, Epoch, Loader, LoaderBuilder, MAX_HOST_DEPTH};
+pub use report::{DOMINATES, Report, Stage, Verdict};
+pub use trace::Profile;
+pub use twinbuf_core as core;
+pub use twinbuf_mmap as mmap;
+pub use twinbuf_mmap::{BatchPlan, Order, Plan, PlanError, Records, Tail};

@@ -1,0 +1,493 @@
+//! The main job: trains a small model over real files, three ways, and says what overlap gained.
+//!
+//! ```sh
+//! cargo run --release --example train
+//! cargo run --release --example train -- --data any.file --epochs 2 --json figures.json
+//! ```
+//!
+//! Every run reads the same batches in the same order, from a cold page cache where the system lets us:
+//!
+//! * `serial`: read, then train, in turn;
+//! * `double`: the next batch is read while this one is trained on, into the second slot;
+//! * `double+willneed`: and the pages of the batch after are asked for ahead.
+//!
+//! The model is a bigram softmax regression over bytes, trained by plain SGD on a sample of each record's
+//! positions; with `--compute-ms X` a busy loop stands in for it.
+
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use twinbuf::mmap::{Ragged, Residency};
+use twinbuf::{BoxError, Loader, Order, Plan, Profile, Records, Report, Tail};
+
+/// Bytes of a record, the model's line of text.
+const RECORD: usize = 1024;
+/// Where everything that this example makes is put.
+const OUT: &str = "target/twinbuf";
+/// Files of the data set made here, and the bytes of each: 512 MiB together.
+const SHARDS: usize = 4;
+const SHARD_BYTES: usize = 128 << 20;
+
+/// Trains a small model over real files: read and train in turn, overlapped, and with page hints.
+#[derive(Parser)]
+#[command(name = "train")]
+struct Args {
+    /// Any file to train on, byte by byte [default: 512 MiB made once under target/twinbuf/data]
+    #[arg(long, value_name = "PATH")]
+    data: Option<PathBuf>,
+    /// Records of 1 KiB in a batch
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+    /// Epochs in a run
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: u64,
+    /// Seed of the order of the batches
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// How to run
+    #[arg(long, value_enum, default_value_t = Choice::All)]
+    mode: Choice,
+    /// Rounds; each runs every mode once
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// Host slots
+    #[arg(long, default_value_t = 2)]
+    host_depth: usize,
+    /// Spend this long on each batch instead of training the model
+    #[arg(long, value_name = "X")]
+    compute_ms: Option<f64>,
+    /// The Chrome trace of the last run
+    #[arg(long, value_name = "PATH", default_value = "target/twinbuf/trace.json")]
+    trace: PathBuf,
+    /// Write the figures here as JSON
+    #[arg(long, value_name = "PATH")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Choice {
+    All,
+    Serial,
+    Double,
+    #[value(name = "double+willneed")]
+    DoubleWillneed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Serial,
+    Double,
+    DoubleWillneed,
+}
+
+impl Mode {
+    const ALL: [Mode; 3] = [Mode::Serial, Mode::Double, Mode::DoubleWillneed];
+
+    fn name(self) -> &'static str {
+        match self {
+            Mode::Serial => "serial",
+            Mode::Double => "double",
+            Mode::DoubleWillneed => "double+willneed",
+        }
+    }
+}
+
+/// One run of one mode.
+#[derive(Serialize)]
+struct Run {
+    mode: &'static str,
+    epoch_s: f64,
+    load_s: f64,
+    compute_s: f64,
+    wait_s: f64,
+    batches: u64,
+    io_ops: u64,
+    order_hash: String,
+    /// `null` where a busy loop stood in for the model.
+    final_loss: Option<f64>,
+    #[serde(skip)]
+    first_loss: Option<f64>,
+    #[serde(skip)]
+    report: Report,
+    #[serde(skip)]
+    cold: bool,
+}
+
+#[derive(Serialize)]
+struct Figures {
+    runs: Vec<Run>,
+    /// The longer of load and compute, summed over the steps of the serial run.
+    ideal_s: Option<f64>,
+    /// serial / ideal.
+    gain_possible: Option<f64>,
+    /// serial / double+willneed.
+    gain_reached: Option<f64>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("train: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), BoxError> {
+    if let Some(ms) = args.compute_ms {
+        if !(0.0..=60_000.0).contains(&ms) {
+            return Err(format!("--compute-ms: wanted 0 to 60000 milliseconds, found {ms}").into());
+        }
+    }
+    let paths = match &args.data {
+        Some(path) => vec![path.clone()],
+        None => made_data(&Path::new(OUT).join("data"))?,
+    };
+    let records = Arc::new(Records::options(RECORD).ragged(Ragged::Ignore).open(&paths)?);
+    if records.len() < args.batch {
+        return Err(format!(
+            "{}: wanted at least {} bytes (one batch of {} records), found {}",
+            paths[0].display(),
+            args.batch * RECORD as u64,
+            args.batch,
+            records.bytes(),
+        )
+        .into());
+    }
+    let plan = Plan::builder(records.len())
+        .batch(args.batch)
+        .seed(args.seed)
+        .order(Order::Chunks { records: args.batch })
+        .tail(Tail::Keep)
+        .build()?;
+    println!(
+        "{:.1} MiB in {} file(s); {} batches of {} KiB an epoch, {} epoch(s) a run, {} round(s)",
+        mib(records.bytes()),
+        paths.len(),
+        plan.steps(),
+        args.batch,
+        args.epochs,
+        args.rounds,
+    );
+    for path in [Some(&args.trace), args.json.as_ref()].into_iter().flatten() {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        }
+    }
+
+    let modes: Vec<Mode> = Mode::ALL
+        .into_iter()
+        .filter(|mode| match args.mode {
+            Choice::All => true,
+            Choice::Serial => *mode == Mode::Serial,
+            Choice::Double => *mode == Mode::Double,
+            Choice::DoubleWillneed => *mode == Mode::DoubleWillneed,
+        })
+        .collect();
+    let bar = ProgressBar::new(args.rounds * modes.len() as u64 * args.epochs * plan.steps());
+    bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} {eta}")?);
+    let mut runs = Vec::new();
+    for round in 0..args.rounds {
+        for (i, &mode) in modes.iter().enumerate() {
+            bar.set_message(mode.name());
+            let last = round + 1 == args.rounds && i + 1 == modes.len();
+            runs.push(one_run(args, &records, &plan, mode, last, &bar)?);
+        }
+    }
+    bar.finish_and_clear();
+
+    let figures = figures(runs);
+    print_table(&figures, &modes);
+    println!("trace: {} (open it at https://ui.perfetto.dev)", args.trace.display());
+    if let Some(path) = &args.json {
+        let write = || -> io::Result<()> {
+            let mut file = BufWriter::new(fs::File::create(path)?);
+            serde_json::to_writer_pretty(&mut file, &figures)?;
+            writeln!(file)?;
+            file.flush()
+        };
+        write().map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Evicts the data from the page cache, trains over it, and measures.
+fn one_run(
+    args: &Args,
+    records: &Arc<Records>,
+    plan: &Plan,
+    mode: Mode,
+    traced: bool,
+    bar: &ProgressBar,
+) -> Result<Run, BoxError> {
+    records.evict()?;
+    let Residency { pages, resident } = records.residency()?;
+    let cold = resident * 100 <= pages;
+
+    let mut builder = Loader::builder(records.clone(), plan.clone())
+        .host_depth(args.host_depth)
+        .overlap(mode != Mode::Serial)
+        .hints(mode == Mode::DoubleWillneed);
+    if traced {
+        builder = builder.profile(Profile::chrome(&args.trace).epochs(args.epochs));
+    }
+    let loader = builder.build()?;
+    let mut model = Model::new();
+    let mut losses = Vec::new();
+    let mut order = Fnv::new();
+    for epoch in 0..args.epochs {
+        for batch in loader.epoch(epoch) {
+            let batch = batch?;
+            for record in batch.chunks_exact(RECORD) {
+                order.add(&record[..8]);
+            }
+            match args.compute_ms {
+                Some(ms) => busy(Duration::from_secs_f64(ms / 1000.0)),
+                None => losses.push(model.train(&batch)),
+            }
+            bar.inc(1);
+        }
+    }
+    let report = loader.report();
+    loader.close()?;
+    let tenth = losses.len().div_ceil(10);
+    Ok(Run {
+        mode: mode.name(),
+        epoch_s: report.wall.as_secs_f64() / args.epochs as f64,
+        load_s: report.read.busy.as_secs_f64() / args.epochs as f64,
+        compute_s: report.train.busy.as_secs_f64() / args.epochs as f64,
+        wait_s: report.train.waiting.as_secs_f64() / args.epochs as f64,
+        batches: report.batches,
+        io_ops: report.reads,
+        order_hash: format!("{:016x}", order.0),
+        final_loss: mean(&losses[losses.len() - tenth..]),
+        first_loss: losses.first().copied(),
+        report,
+        cold,
+    })
+}
+
+fn busy(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+fn figures(runs: Vec<Run>) -> Figures {
+    // Round by round, so that a machine that drifts moves both sides of a ratio.
+    let of = |mode: Mode| runs.iter().filter(move |run| run.mode == mode.name());
+    let ideals: Vec<f64> = of(Mode::Serial).map(ideal).collect();
+    let possible: Vec<f64> = of(Mode::Serial).map(|run| run.epoch_s / ideal(run)).collect();
+    let reached: Vec<f64> = of(Mode::Serial)
+        .zip(of(Mode::DoubleWillneed))
+        .map(|(serial, double)| serial.epoch_s / double.epoch_s)
+        .collect();
+    let (ideal_s, gain_possible, gain_reached) = (median(&ideals), median(&possible), median(&reached));
+    Figures { runs, ideal_s, gain_possible, gain_reached }
+}
+
+/// What perfect overlap of this run would take, an epoch.
+fn ideal(run: &Run) -> f64 {
+    run.report.ideal.as_secs_f64() * run.epoch_s / run.report.wall.as_secs_f64()
+}
+
+fn print_table(figures: &Figures, modes: &[Mode]) {
+    if figures.runs.iter().any(|run| !run.cold) {
+        println!("warm: not a disk test (the data could not be evicted from the page cache)");
+    }
+    println!("medians, seconds an epoch:");
+    println!("mode               epoch    load  compute    wait  io_ops  order hash        loss");
+    for mode in modes {
+        let runs: Vec<&Run> = figures.runs.iter().filter(|run| run.mode == mode.name()).collect();
+        let of = |value: fn(&Run) -> f64| {
+            median(&runs.iter().map(|run| value(run)).collect::<Vec<_>>()).unwrap_or_default()
+        };
+        let Some(run) = runs.first() else { continue };
+        let loss = match (run.first_loss, run.final_loss) {
+            (Some(first), Some(last)) => format!("{first:.3} -> {last:.3}"),
+            _ => "(busy loop)".to_string(),
+        };
+        println!(
+            "{:<16} {:>7.3} {:>7.3}  {:>7.3} {:>7.3} {:>7}  {}  {loss}",
+            mode.name(),
+            of(|run| run.epoch_s),
+            of(|run| run.load_s),
+            of(|run| run.compute_s),
+            of(|run| run.wait_s),
+            run.io_ops,
+            run.order_hash,
+        );
+    }
+    let same = figures
+        .runs
+        .windows(2)
+        .all(|pair| pair[0].order_hash == pair[1].order_hash && pair[0].final_loss == pair[1].final_loss);
+    println!("{}", if same { "same batches and same loss in every run" } else { "THE RUNS DIFFER" });
+    match (figures.ideal_s, figures.gain_possible, figures.gain_reached) {
+        (Some(ideal), Some(possible), Some(reached)) => println!(
+            "{}: perfect overlap would take {ideal:.3} s, {possible:.2} x faster than serial; \
+             double+willneed is {reached:.2} x faster, {:.0} % of what is possible.",
+            verdict(figures),
+            reached / possible * 100.0,
+        ),
+        (Some(ideal), Some(possible), None) => println!(
+            "{}: perfect overlap would take {ideal:.3} s, {possible:.2} x faster than serial.",
+            verdict(figures),
+        ),
+        _ => println!("{}.", verdict(figures)),
+    }
+}
+
+/// The verdict of the run with the median time, of the serial ones if there are any.
+fn verdict(figures: &Figures) -> twinbuf::Verdict {
+    let mut runs: Vec<&Run> = figures.runs.iter().filter(|run| run.mode == figures.runs[0].mode).collect();
+    runs.sort_by(|a, b| a.epoch_s.total_cmp(&b.epoch_s));
+    runs[runs.len() / 2].report.verdict()
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[middle]),
+        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+    }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo).
+struct Fnv(u64);
+
+impl Fnv {
+    fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+/// The probability of each byte after each byte: softmax of a table of logits, trained by SGD.
+struct Model {
+    logits: Vec<[f32; 256]>,
+}
+
+/// Every how many bytes the model looks at one pair of neighbours.
+const SAMPLE_EVERY: usize = 2039;
+const LEARNING_RATE: f32 = 0.5;
+
+impl Model {
+    fn new() -> Self {
+        Self { logits: vec![[0.0; 256]; 256] }
+    }
+
+    /// One pass over a sample of the batch's byte pairs; the mean loss in nats, before each update.
+    fn train(&mut self, batch: &[u8]) -> f64 {
+        let mut sum = 0.0;
+        let mut pairs = 0u32;
+        for pair in batch.windows(2).step_by(SAMPLE_EVERY) {
+            sum += f64::from(self.step(pair[0], pair[1]));
+            pairs += 1;
+        }
+        sum / f64::from(pairs.max(1))
+    }
+
+    fn step(&mut self, context: u8, next: u8) -> f32 {
+        let row = &mut self.logits[usize::from(context)];
+        let most = row.iter().copied().fold(f32::MIN, f32::max);
+        let mut weights = [0.0f32; 256];
+        let mut total = 0.0;
+        for (weight, &logit) in weights.iter_mut().zip(row.iter()) {
+            *weight = (logit - most).exp();
+            total += *weight;
+        }
+        let loss = total.ln() + most - row[usize::from(next)];
+        let scale = LEARNING_RATE / total;
+        for (logit, weight) in row.iter_mut().zip(weights) {
+            *logit -= scale * weight;
+        }
+        row[usize::from(next)] += LEARNING_RATE;
+        loss
+    }
+}
+
+/// The data set that this example makes for itself, once: text-like bytes from a seeded Markov chain.
+fn made_data(folder: &Path) -> Result<Vec<PathBuf>, BoxError> {
+    let at = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+    fs::create_dir_all(folder).map_err(|error| at(folder, error))?;
+    let mut paths = Vec::new();
+    for shard in 0..SHARDS {
+        let path = folder.join(format!("shard-{shard}.bin"));
+        let whole = fs::metadata(&path).is_ok_and(|found| found.len() == SHARD_BYTES as u64);
+        if !whole {
+            eprintln!("making {}", path.display());
+            make_shard(shard as u64, &path).map_err(|error| at(&path, error))?;
+        }
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+fn make_shard(shard: u64, path: &Path) -> io::Result<()> {
+    // Written beside and renamed: a run that is killed leaves no file that looks whole.
+    let unfinished = path.with_extension("part");
+    let mut random = SplitMix(0x7477_696e);
+    // Which bytes follow each byte: a few, the first ones often.
+    let mut follow = vec![[0u8; 256]; 256];
+    for row in &mut follow {
+        for (i, next) in row.iter_mut().enumerate() {
+            let (often, seldom) = (random.next() % 96, random.next() % 96);
+            *next = 32 + if i < 192 { (i / 48) as u8 * 24 + (often % 3) as u8 } else { seldom as u8 };
+        }
+    }
+    let mut random = SplitMix(shard);
+    let mut file = fs::File::create(&unfinished)?;
+    let mut block = vec![0u8; 1 << 20];
+    let mut last = b' ';
+    for _ in 0..SHARD_BYTES / block.len() {
+        for bytes in block.chunks_exact_mut(8) {
+            for (byte, draw) in bytes.iter_mut().zip(random.next().to_le_bytes()) {
+                last = follow[usize::from(last)][usize::from(draw)];
+                *byte = last;
+            }
+        }
+        file.write_all(&block)?;
+    }
+    file.sync_all()?;
+    fs::rename(&unfinished, path)
+}
+
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}

@@ -1,0 +1,69 @@
+//! Files of records for training loops: which ones come next, asked for ahead of use, read without signals.
+//!
+//! - A data set is one or several plain files of records of one size, without headers: [`Records`].
+//! - The order of an epoch is computed, not stored: from seed, epoch, rank, world size and step a [`Plan`]
+//!   finds any [`BatchPlan`] in O(1), the same on every machine. Resuming is asking for another step.
+//! - The next batch's pages are asked for while this one is used: [`Records::will_need`], in pieces, because
+//!   one large `madvise` reads only a part and does not say so ([`PIECE`]).
+//! - Records are read by `pread` into the caller's buffer. A truncated file is a typed [`Error`] with path
+//!   and offset, never a SIGBUS: the mapping is there for its address, and no byte of it is touched.
+//! - What the page cache holds can be counted and dropped, to measure cold reads: [`Records::residency`],
+//!   [`Records::evict`].
+//! - It starts no thread and keeps no buffer: that is the loader's part (`twinbuf`).
+//! - It does not parse formats, know lengths inside records, decompress, or write.
+//! - It hands out no slice of a mapping: that could not be safe while others may truncate the file.
+//! - Unix and Windows; hints need `madvise` (Unix), counting and dropping pages need Linux.
+//!
+//! # Example
+//!
+//! ```
+//! use twinbuf_mmap::{Order, PIECE, Plan, Records};
+//!
+//! // A file of 1000 records of 8 bytes, each holding its number.
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("numbers.bin");
+//! std::fs::write(&path, (0..1000_u64).flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
+//!
+//! let records = Records::open([&path], 8)?;
+//! let plan = Plan::builder(records.len())
+//!     .batch(100)
+//!     .order(Order::Chunks { records: 50 })
+//!     .seed(1)
+//!     .build()?;
+//!
+//! let mut slot = vec![0; 100 * records.record_bytes()];
+//! let mut sum = 0;
+//! for step in 0..plan.steps() {
+//!     // Ask for the next batch, then read this one.
+//!     if let Some(next) = plan.batch(0, step + 1) {
+//!         records.will_need(&next, PIECE);
+//!     }
+//!     let batch = plan.batch(0, step).expect("a step below `steps`");
+//!     let read = records.read(&batch, &mut slot)?;
+//!     for number in slot[..read].chunks_exact(8) {
+//!         sum += u64::from_le_bytes(number.try_into()?);
+//!     }
+//! }
+//! assert_eq!(sum, (0..1000).sum());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Onward
+//!
+//! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Records::will_need`] for
+//! hints; [`Error`] for everything that can be wrong with a file.
+
+mod error;
+mod hint;
+#[cfg(unix)]
+mod page;
+mod permute;
+mod plan;
+mod records;
+mod residency;
+
+pub use error::Error;
+pub use hint::{Hinted, PIECE};
+pub use plan::{BatchPlan, Order, Plan, PlanBuilder, PlanError, Runs, Tail};
+pub use records::{Location, Options, Ragged, Records, Shard};
+pub use residency::Residency;

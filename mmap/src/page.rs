@@ -1,0 +1,53 @@
+//! Pages of a mapping: how large they are, and on which ones a range of bytes lies.
+
+use std::ops::Range;
+
+/// Bytes in a page of memory.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: sysconf reads a constant of the system; it takes no pointer and any name is allowed.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // POSIX has every system answer. Were it to fail (-1), 4096 is the smallest page of any that Rust knows.
+    usize::try_from(bytes).unwrap_or(4096)
+}
+
+/// The bytes of the whole pages that hold `bytes`, cut at the end of a mapping of `len` bytes.
+///
+/// A range wholly past the end gives an empty range.
+pub(crate) fn around(bytes: &Range<u64>, len: usize, page: usize) -> Range<usize> {
+    let clamp = |offset| usize::try_from(offset).map_or(len, |offset| offset.min(len));
+    let (start, end) = (clamp(bytes.start), clamp(bytes.end));
+    if start >= end {
+        return len..len;
+    }
+    // A mapping is no longer than isize::MAX, so rounding up does not overflow.
+    start / page * page..end.next_multiple_of(page).min(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_grow_to_pages_and_stop_at_the_end() {
+        let cases = [
+            (0..1, 0..10),
+            (9..10, 0..10),
+            (9..11, 0..20),
+            (10..20, 10..20),
+            (19..25, 10..25),
+            (24..25, 20..25),
+            (24..1000, 20..25),
+            (25..26, 25..25),
+            (u64::MAX - 1..u64::MAX, 25..25),
+            (3..3, 25..25),
+        ];
+        for (bytes, expected) in cases {
+            assert_eq!(around(&bytes, 25, 10), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_a_power_of_two() {
+        assert!(page_size().is_power_of_two() && page_size() >= 4096);
+    }
+}

@@ -1,0 +1,155 @@
+//! Every file that cannot be used gives its own error, with the fields that say where and why.
+
+use std::fs::File;
+use std::path::Path;
+
+use twinbuf_mmap::{Error, PIECE, Plan, Records};
+
+fn refused(paths: &[&Path], record_bytes: usize) -> Error {
+    Records::open(paths, record_bytes).expect_err("should be refused")
+}
+
+#[test]
+fn what_cannot_be_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, len: usize| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, vec![1; len]).unwrap();
+        path
+    };
+    let (good, empty, short, ragged) =
+        (file("good", 64), file("empty", 0), file("short", 31), file("odd", 70));
+    let missing = folder.path().join("missing");
+    let below_a_file = good.join("below");
+
+    type Check = fn(&Error, &Path) -> bool;
+    let table: [(&Path, usize, Check, &str); 7] = [
+        (&good, 0, |e, _| matches!(e, Error::ZeroRecord), "a record needs at least one byte, found 0"),
+        (&missing, 32, |e, at| matches!(e, Error::NotFound { path } if path == at), "no such file"),
+        (
+            folder.path(),
+            32,
+            |e, at| matches!(e, Error::NotAFile { path, found: "directory" } if path == at),
+            "wanted a regular file, found a directory",
+        ),
+        (
+            &below_a_file,
+            32,
+            |e, at| matches!(e, Error::Open { path, .. } if path == at),
+            "cannot be opened: ",
+        ),
+        (
+            &empty,
+            32,
+            |e, at| matches!(e, Error::TooShort { path, wanted: 32, found: 0 } if path == at),
+            "holds no record: wanted at least 32 bytes, found 0",
+        ),
+        (
+            &short,
+            32,
+            |e, at| matches!(e, Error::TooShort { path, wanted: 32, found: 31 } if path == at),
+            "holds no record: wanted at least 32 bytes, found 31",
+        ),
+        (
+            &ragged,
+            32,
+            |e, at| matches!(e, Error::Ragged { path, offset: 64, wanted: 32, found: 6 } if path == at),
+            "the last record, at byte 64, is not whole: wanted 32 bytes, found 6",
+        ),
+    ];
+    for (path, record_bytes, check, words) in table {
+        // Behind a good file, so that the path in the error is seen to be the bad one's.
+        let error = refused(&[&good, path], record_bytes);
+        assert!(check(&error, path), "{error:?}");
+        let message = error.to_string();
+        assert!(message.contains(words) && !message.contains('\n'), "{message}");
+        assert!(record_bytes == 0 || message.starts_with(&format!("{path:?}: ")), "{message}");
+    }
+    assert!(matches!(refused(&[], 32), Error::NoPaths));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_without_permission() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("secret");
+    std::fs::write(&path, [1; 64]).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o000)).unwrap();
+    if File::open(&path).is_ok() {
+        eprintln!("not checked: this user (root?) may read everything");
+        return;
+    }
+    let error = refused(&[&path], 32);
+    assert!(matches!(&error, Error::PermissionDenied { path: at } if *at == path), "{error:?}");
+}
+
+/// In a thread of its own: opening a FIFO without a writer can wait for ever.
+#[cfg(unix)]
+#[test]
+fn special_files_are_refused_without_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    let socket = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for (path, kind) in [(fifo, "FIFO"), (socket, "socket"), ("/dev/null".into(), "device")] {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let opened = path.clone();
+        std::thread::spawn(move || sender.send(Records::open([opened], 32).map(|_| ())));
+        let result = receiver.recv_timeout(std::time::Duration::from_secs(30)).expect("open must not wait");
+        let error = result.expect_err("should be refused");
+        assert!(
+            matches!(&error, Error::NotAFile { path: at, found } if *at == path && *found == kind),
+            "{error:?}"
+        );
+    }
+}
+
+/// Truncated after it was opened, mapped and hinted: an error that names the first missing byte. Hints and
+/// the count of pages go on working; a SIGBUS would end the process and so fail the test.
+#[test]
+fn a_file_truncated_while_open() {
+    const RECORD: usize = 1000;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [first, second] = ["a", "b"].map(|name| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, [3; 20 * RECORD]).unwrap();
+        path
+    });
+    let records = Records::open([&first, &second], RECORD).unwrap();
+    let plan = Plan::builder(40).batch(8).build().unwrap();
+    let batch = |step| plan.batch(0, step).unwrap();
+    let mut out = vec![0; 8 * RECORD];
+    for step in 0..5 {
+        records.will_need(&batch(step), PIECE);
+        records.read(&batch(step), &mut out).unwrap();
+    }
+
+    // 6 records and 250 bytes are left of the second file, which begins with record 20.
+    File::options().write(true).open(&second).unwrap().set_len(6250).unwrap();
+    // Step 2 is records 16..24, step 3 is 24..32 (byte 4000 on), step 4 is 32..40 (byte 12000 on).
+    assert_eq!(records.read(&batch(2), &mut out).unwrap(), 8 * RECORD);
+    for (step, wanted_offset, wanted_found) in [(3, 6250, 2250), (4, 12_000, 0)] {
+        let hinted = records.will_need(&batch(step), PIECE);
+        assert_eq!(hinted.failed, 0, "{hinted:?}");
+        let error = records.read(&batch(step), &mut out).unwrap_err();
+        assert!(
+            matches!(&error, Error::Truncated { path, offset, wanted: 8000, found }
+                if *path == second && *offset == wanted_offset && *found == wanted_found),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(&format!("byte {wanted_offset} is missing")), "{error}");
+    }
+    #[cfg(target_os = "linux")]
+    assert!(records.residency_of(&batch(4)).is_ok());
+
+    // Empty is the extreme; the first file is as good as before.
+    File::options().write(true).open(&second).unwrap().set_len(0).unwrap();
+    assert_eq!(records.will_need(&batch(3), PIECE).failed, 0);
+    let error = records.read(&batch(2), &mut out).unwrap_err();
+    assert!(matches!(error, Error::Truncated { offset: 0, wanted: 4000, found: 0, .. }), "{error:?}");
+    assert_eq!(records.read(&batch(1), &mut out).unwrap(), 8 * RECORD);
+}

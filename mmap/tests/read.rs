@@ -1,0 +1,152 @@
+//! What `read` delivers is what the files hold: over shards, in any order, past 4 GiB, from any thread.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+use twinbuf_mmap::{Error, Location, Order, Plan, Ragged, Records, Tail};
+
+const RECORD: usize = 24;
+
+/// Writes shards with these numbers of records; every byte depends on its place in the data set.
+fn data_set(shards: &[usize]) -> (TempDir, Vec<PathBuf>, Vec<u8>) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let bytes: Vec<u8> = (0_u32..)
+        .flat_map(|word| word.wrapping_mul(2_654_435_761).to_le_bytes())
+        .take(shards.iter().sum::<usize>() * RECORD)
+        .collect();
+    let (mut paths, mut rest) = (Vec::new(), &bytes[..]);
+    for (index, records) in shards.iter().enumerate() {
+        let part;
+        (part, rest) = rest.split_at(records * RECORD);
+        paths.push(folder.path().join(format!("{index}.bin")));
+        std::fs::write(&paths[index], part).unwrap();
+    }
+    (folder, paths, bytes)
+}
+
+/// The bytes of one epoch as `read` gives them, and as cut from `all` record by record.
+fn epoch(records: &Records, plan: Plan, epoch: u64, all: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let (mut read, mut expected) = (Vec::new(), Vec::new());
+    let most = usize::try_from(plan.batch_records()).unwrap() * RECORD;
+    for step in 0..plan.steps() {
+        let batch = plan.batch(epoch, step).unwrap();
+        // Poisoned and longer than needed: a byte not written, or written past the end, shows.
+        let mut out = vec![0xEE; most + 3];
+        let len = records.read(&batch, &mut out).unwrap();
+        assert_eq!(len as u64, batch.len() * RECORD as u64);
+        assert!(out[len..].iter().all(|&byte| byte == 0xEE));
+        read.extend_from_slice(&out[..len]);
+        for record in batch.runs().flatten() {
+            let start = usize::try_from(record).unwrap() * RECORD;
+            expected.extend_from_slice(&all[start..start + RECORD]);
+        }
+    }
+    (read, expected)
+}
+
+#[test]
+fn the_bytes_of_every_order_over_shards_of_different_lengths() {
+    for shards in [&[100][..], &[1, 1, 1], &[7, 300, 1, 64]] {
+        let (_folder, paths, all) = data_set(shards);
+        let records = Records::open(&paths, RECORD).unwrap();
+        assert_eq!(records.len(), shards.iter().sum::<usize>() as u64);
+        assert_eq!(records.bytes(), all.len() as u64);
+        for order in [Order::Sequential, Order::Chunks { records: 10 }, Order::Records] {
+            for batch in [1, 5, 1000] {
+                let plan =
+                    Plan::builder(records.len()).batch(batch).order(order).tail(Tail::Keep).build().unwrap();
+                let (read, expected) = epoch(&records, plan, 2, &all);
+                assert_eq!(read.len(), all.len());
+                assert!(read == expected, "{shards:?} {order:?} batches of {batch}");
+                assert!(order != Order::Sequential || read == all);
+            }
+        }
+    }
+}
+
+#[test]
+fn records_are_located_in_their_shards() {
+    let (_folder, paths, _) = data_set(&[7, 300, 1]);
+    let records = Records::open(&paths, RECORD).unwrap();
+    let shards: Vec<_> = records.shards().iter().map(|shard| (shard.path(), shard.records())).collect();
+    assert_eq!(shards, [(&*paths[0], 0..7), (&*paths[1], 7..307), (&*paths[2], 307..308)]);
+    let at = |shard, record: u64| Some(Location { shard, offset: record * RECORD as u64 });
+    let expected = [(0, at(0, 0)), (6, at(0, 6)), (7, at(1, 0)), (306, at(1, 299)), (307, at(2, 0))];
+    for (record, location) in expected {
+        assert_eq!(records.locate(record), location, "record {record}");
+    }
+    assert_eq!(records.locate(308), None);
+    assert_eq!(records.locate(u64::MAX), None);
+}
+
+#[test]
+fn the_rest_of_each_file_is_left_out_when_ignored() {
+    let (_folder, paths, all) = data_set(&[2, 3]);
+    for path in &paths {
+        let len = std::fs::metadata(path).unwrap().len();
+        File::options().write(true).open(path).unwrap().set_len(len + 5).unwrap();
+    }
+    let records = Records::options(RECORD).ragged(Ragged::Ignore).open(&paths).unwrap();
+    let plan = Plan::builder(records.len()).batch(5).build().unwrap();
+    let (read, _) = epoch(&records, plan, 0, &all);
+    assert_eq!(read, all);
+}
+
+#[test]
+fn a_batch_of_another_data_set_or_too_small_a_buffer() {
+    let (_folder, paths, _) = data_set(&[4]);
+    let records = Records::open(&paths, RECORD).unwrap();
+    let plan = Plan::builder(6).batch(3).build().unwrap();
+    let mut out = [0; 3 * RECORD];
+    assert!(records.read(&plan.batch(0, 0).unwrap(), &mut out).is_ok());
+    let error = records.read(&plan.batch(0, 1).unwrap(), &mut out).unwrap_err();
+    assert!(matches!(error, Error::NoSuchRecord { wanted: 4, found: 4 }), "{error:?}");
+    let error = records.read(&plan.batch(0, 0).unwrap(), &mut out[1..]).unwrap_err();
+    assert!(matches!(error, Error::BufferTooSmall { wanted: 72, found: 71 }), "{error:?}");
+    let huge = Plan::builder(u64::MAX).batch(u64::MAX).build().unwrap().batch(0, 0).unwrap();
+    let error = records.read(&huge, &mut out).unwrap_err();
+    assert!(matches!(error, Error::BufferTooSmall { wanted: u64::MAX, found: 72 }), "{error:?}");
+}
+
+/// Sparse, so that it takes no room: one record near 5 GiB, zeros before it.
+#[cfg(unix)]
+#[test]
+fn a_record_past_four_gib() {
+    use std::os::unix::fs::FileExt;
+
+    const OFFSET: u64 = 5 << 30;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("sparse.bin");
+    let file = File::create(&path).unwrap();
+    file.set_len(OFFSET + 4096).unwrap();
+    file.write_all_at(b"five gibibytes in", OFFSET).unwrap();
+    let records = Records::open([&path], 64).unwrap();
+    assert_eq!(records.bytes(), OFFSET + 4096);
+    let plan = Plan::builder(records.len()).build().unwrap();
+    let batch = plan.batch(0, OFFSET / 64).unwrap();
+    records.will_need(&batch, twinbuf_mmap::PIECE);
+    let mut out = [0; 64];
+    records.read(&batch, &mut out).unwrap();
+    assert_eq!(&out[..17], b"five gibibytes in");
+    records.read(&plan.batch(0, (OFFSET - (4 << 30)) / 64).unwrap(), &mut out).unwrap();
+    assert_eq!(out, [0; 64]);
+}
+
+#[test]
+fn threads_read_at_once() {
+    let (_folder, paths, all) = data_set(&[200, 300]);
+    let records = Records::open(&paths, RECORD).unwrap();
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let (records, all) = (&records, &all);
+            scope.spawn(move || {
+                let plan = Plan::builder(500).batch(5).order(Order::Records).seed(seed).build().unwrap();
+                for e in 0..5 {
+                    let (read, expected) = epoch(records, plan, e, all);
+                    assert!(read == expected, "seed {seed}, epoch {e}");
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,83 @@
+//! Where batches come from: what a loader asks of a data set.
+
+use std::sync::Arc;
+
+use twinbuf_mmap::{BatchPlan, Hinted, PIECE, Records};
+
+use crate::error::BoxError;
+
+/// A source of fixed-size records that a [`Loader`](crate::Loader) reads batches from.
+///
+/// [`Records`] is one, alone or in an [`Arc`]; anything else that can fill a buffer can be one.
+///
+/// A method that panics ends the epoch with [`Error::Panicked`](crate::Error::Panicked).
+///
+/// # Examples
+///
+/// ```
+/// use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+///
+/// /// Record `i` is the number `i`.
+/// struct Numbers;
+///
+/// impl Dataset for Numbers {
+///     fn records(&self) -> u64 {
+///         1000
+///     }
+///     fn record_bytes(&self) -> usize {
+///         8
+///     }
+///     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+///         for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
+///             out.copy_from_slice(&record.to_le_bytes());
+///         }
+///         Ok(out.len())
+///     }
+/// }
+///
+/// let plan = Plan::builder(1000).batch(100).build()?;
+/// let loader = Loader::builder(Numbers, plan).build()?;
+/// assert_eq!(loader.epoch(0).count(), 10);
+/// # Ok::<(), BoxError>(())
+/// ```
+pub trait Dataset: Send {
+    /// How many records there are.
+    fn records(&self) -> u64;
+
+    /// The size of a record in bytes.
+    fn record_bytes(&self) -> usize;
+
+    /// Reads the records of `batch`, in its order, into `out`, which is exactly as long as they are together.
+    /// Says how many bytes it read.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the data set finds: it reaches the caller as [`Error::Read`](crate::Error::Read).
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError>;
+
+    /// Asks the system for the records of `batch`, which will be read next. Must not wait for them.
+    ///
+    /// Does nothing unless implemented.
+    fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
+        let _ = batch;
+        Hinted::default()
+    }
+}
+
+impl Dataset for Arc<Records> {
+    fn records(&self) -> u64 {
+        self.len()
+    }
+
+    fn record_bytes(&self) -> usize {
+        Records::record_bytes(self)
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(Records::read(self, batch, out)?)
+    }
+
+    fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
+        Records::will_need(self, batch, PIECE)
+    }
+}

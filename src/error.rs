@@ -1,0 +1,128 @@
+//! What can go wrong between a file and a batch.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Any error of a data set: the loader only passes it on.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+/// Why a loader could not be built, or an epoch could not go on.
+///
+/// An epoch yields at most one error, after every batch that was read before it, and then ends.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// An option of the builder has a value that cannot work.
+    Option {
+        /// The builder's method.
+        option: &'static str,
+        /// What values it takes.
+        wanted: String,
+        /// The value it was given.
+        found: String,
+    },
+    /// The data set could not read a batch. The source says where: a
+    /// [`twinbuf_mmap::Error`] has the path and the offset.
+    Read {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
+        /// The data set's own error.
+        source: BoxError,
+    },
+    /// The data set read fewer or more bytes than the batch has, and called it success.
+    Length {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
+        /// The bytes of the batch.
+        wanted: usize,
+        /// The bytes that the data set said it read.
+        found: usize,
+    },
+    /// The data set panicked while it read a batch.
+    Panicked {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
+        /// The panic's message.
+        message: String,
+    },
+    /// Every host slot is held by a batch that the caller still has: the next one can go nowhere.
+    AllHeld {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
+        /// The number of host slots.
+        host_depth: usize,
+    },
+    /// Another epoch was started from the same loader while this one was still being iterated.
+    Superseded {
+        /// The epoch that cannot go on.
+        epoch: u64,
+    },
+    /// The reading thread is gone. It catches the panics of a data set, so this is a bug in this crate.
+    ReaderGone {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
+    },
+    /// The reading thread could not be started.
+    Spawn(io::Error),
+    /// The trace could not be written. The training was not disturbed by it.
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Option { option, wanted, found } => {
+                write!(f, "option `{option}`: wanted {wanted}, found {found}")
+            }
+            Self::Read { epoch, step, source } => write!(f, "epoch {epoch}, step {step}: {source}"),
+            Self::Length { epoch, step, wanted, found } => write!(
+                f,
+                "epoch {epoch}, step {step}: wanted a batch of {wanted} bytes, found {found} bytes read"
+            ),
+            Self::Panicked { epoch, step, message } => {
+                write!(f, "epoch {epoch}, step {step}: the data set panicked while reading: {message}")
+            }
+            Self::AllHeld { epoch, step, host_depth } => write!(
+                f,
+                "epoch {epoch}, step {step}: wanted a free host slot, found all {host_depth} held by batches: \
+                 drop one, or raise `host_depth`"
+            ),
+            Self::Superseded { epoch } => {
+                write!(f, "epoch {epoch}: another epoch was started from the same loader")
+            }
+            Self::ReaderGone { epoch, step } => {
+                write!(f, "epoch {epoch}, step {step}: the reading thread is gone")
+            }
+            Self::Spawn(source) => write!(f, "the reading thread could not be started: {source}"),
+            Self::Trace { path, source } => {
+                write!(f, "{}: the trace could not be written: {source}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Read { source, .. } => Some(&**source),
+            Self::Spawn(source) | Self::Trace { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

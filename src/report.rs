@@ -1,0 +1,171 @@
+//! Where the time went, and what overlap can still gain.
+
+use std::fmt;
+use std::time::Duration;
+
+use twinbuf_mmap::Hinted;
+
+/// What one stage did with its time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stage {
+    /// Time spent on its own work.
+    pub busy: Duration,
+    /// Time spent waiting for the other stage.
+    pub waiting: Duration,
+}
+
+/// Which stage decides how long an epoch takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// Nothing was measured yet.
+    Unmeasured,
+    /// The caller's own work is at least [`DOMINATES`] times the reading: a faster loader changes little.
+    ComputeBound,
+    /// The reading is at least [`DOMINATES`] times the caller's own work: overlap hides the work, not the disk.
+    DiskBound,
+    /// The two are of like size: here overlap gains the most, up to half of the time.
+    Balanced,
+}
+
+/// By how much one stage must exceed the other to be said to decide alone.
+pub const DOMINATES: f64 = 1.25;
+
+/// Where the time of a loader's epochs went, up to now.
+///
+/// All times are wall-clock times, measured on every batch that the caller received.
+///
+/// # Examples
+///
+/// ```
+/// # use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+/// # struct Zeros;
+/// # impl Dataset for Zeros {
+/// #     fn records(&self) -> u64 { 64 }
+/// #     fn record_bytes(&self) -> usize { 4 }
+/// #     fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> { Ok(out.len()) }
+/// # }
+/// # let loader = Loader::builder(Zeros, Plan::builder(64).batch(8).build()?).build()?;
+/// for batch in loader.epoch(0) {
+///     let _ = batch?;
+/// }
+/// let report = loader.report();
+/// assert_eq!(report.batches, 8);
+/// println!("{report}");
+/// # Ok::<(), BoxError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Epochs started.
+    pub epochs: u64,
+    /// Batches that the caller received.
+    pub batches: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Batch reads asked of the data set, for batches received or read ahead.
+    pub reads: u64,
+    /// From the start of each epoch to its end, added up.
+    pub wall: Duration,
+    /// Reading: disk to host slot, with the hints; waiting for a free slot.
+    pub read: Stage,
+    /// The caller: from receiving a batch to asking for the next; waiting for a batch.
+    pub train: Stage,
+    /// The longer of reading and the caller's work, step by step, added up: what perfect overlap would take.
+    pub ideal: Duration,
+    /// The page hints made.
+    pub hints: Hinted,
+}
+
+impl Report {
+    /// The time that reading and the caller's work take one after the other.
+    #[must_use]
+    pub fn serial(&self) -> Duration {
+        self.read.busy + self.train.busy
+    }
+
+    /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to 2.
+    #[must_use]
+    pub fn gain_possible(&self) -> f64 {
+        ratio(self.serial(), self.ideal)
+    }
+
+    /// How many times faster than it was perfect overlap would be: `wall / ideal`. This much overlap can still
+    /// gain at most.
+    #[must_use]
+    pub fn gain_left(&self) -> f64 {
+        ratio(self.wall, self.ideal).max(1.0)
+    }
+
+    /// Which stage decides.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        let (read, train) = (self.read.busy.as_secs_f64(), self.train.busy.as_secs_f64());
+        if self.batches == 0 {
+            Verdict::Unmeasured
+        } else if train >= DOMINATES * read {
+            Verdict::ComputeBound
+        } else if read >= DOMINATES * train {
+            Verdict::DiskBound
+        } else {
+            Verdict::Balanced
+        }
+    }
+}
+
+fn ratio(a: Duration, b: Duration) -> f64 {
+    if b.is_zero() { 1.0 } else { a.as_secs_f64() / b.as_secs_f64() }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unmeasured => "Unmeasured",
+            Self::ComputeBound => "ComputeBound",
+            Self::DiskBound => "DiskBound",
+            Self::Balanced => "Balanced",
+        })
+    }
+}
+
+/// A few lines of text: the times of both stages, then the verdict and what overlap can still gain.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = |d: Duration| d.as_secs_f64();
+        let mib = |bytes: u64| {
+            #[allow(clippy::cast_precision_loss)] // a size to read, not to calculate with
+            let mib = bytes as f64 / f64::from(1 << 20);
+            mib
+        };
+        writeln!(
+            f,
+            "{} epochs, {} batches, {:.1} MiB in {:.3} s",
+            self.epochs,
+            self.batches,
+            mib(self.bytes),
+            seconds(self.wall)
+        )?;
+        writeln!(f, "stage       busy s  waiting s")?;
+        for (name, stage) in [("read", self.read), ("train", self.train)] {
+            writeln!(f, "{name:<6} {:>11.3} {:>10.3}", seconds(stage.busy), seconds(stage.waiting))?;
+        }
+        if self.hints.calls > 0 {
+            writeln!(
+                f,
+                "page hints: {:.1} MiB in {} calls, {:.3} s of the reading",
+                mib(self.hints.bytes),
+                self.hints.calls,
+                seconds(self.hints.time)
+            )?;
+        }
+        write!(
+            f,
+            "{}: one after the other {:.3} s, at best {:.3} s ({:.2} x). Better overlap can still gain {:.1} %.",
+            self.verdict(),
+            seconds(self.serial()),
+            seconds(self.ideal),
+            self.gain_possible(),
+            (1.0 - 1.0 / self.gain_left()) * 100.0
+        )
+    }
+}
