@@ -233,7 +233,7 @@ fn one_run(
     let Residency { pages, resident } = records.residency()?;
     let cold = resident * 100 <= pages;
 
-    let mut builder = Loader::builder(records.clone(), plan.clone())
+    let mut builder = Loader::builder(records.clone(), *plan)
         .host_depth(args.host_depth)
         .overlap(mode != Mode::Serial)
         .hints(mode == Mode::DoubleWillneed);
@@ -395,7 +395,7 @@ struct Model {
 }
 
 /// Every how many bytes the model looks at one pair of neighbours.
-const SAMPLE_EVERY: usize = 2039;
+const SAMPLE_EVERY: usize = 1201;
 const LEARNING_RATE: f32 = 0.5;
 
 impl Model {
@@ -454,12 +454,12 @@ fn make_shard(shard: u64, path: &Path) -> io::Result<()> {
     // Written beside and renamed: a run that is killed leaves no file that looks whole.
     let unfinished = path.with_extension("part");
     let mut random = SplitMix(0x7477_696e);
-    // Which bytes follow each byte: a few, the first ones often.
-    let mut follow = vec![[0u8; 256]; 256];
+    // Which bytes follow each byte: four of its own three times out of four, else any.
+    let mut follow = [[0u8; 256]; 256];
     for row in &mut follow {
+        let often: [u8; 4] = std::array::from_fn(|_| random.symbol());
         for (i, next) in row.iter_mut().enumerate() {
-            let (often, seldom) = (random.next() % 96, random.next() % 96);
-            *next = 32 + if i < 192 { (i / 48) as u8 * 24 + (often % 3) as u8 } else { seldom as u8 };
+            *next = if i < 192 { often[i / 48] } else { random.symbol() };
         }
     }
     let mut random = SplitMix(shard);
@@ -479,10 +479,15 @@ fn make_shard(shard: u64, path: &Path) -> io::Result<()> {
     fs::rename(&unfinished, path)
 }
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
+/// `SplitMix64` (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
 struct SplitMix(u64);
 
 impl SplitMix {
+    /// One of 96 printable bytes.
+    fn symbol(&mut self) -> u8 {
+        32 + self.next().to_le_bytes()[7] % 96
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

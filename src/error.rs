@@ -52,7 +52,7 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// Every host slot is held by a batch that the caller still has: the next one can go nowhere.
+    /// The host slot whose turn it is, is held by a batch that the caller still has: the next one can go nowhere.
     AllHeld {
         /// The epoch of the batch.
         epoch: u64,
@@ -100,8 +100,8 @@ impl fmt::Display for Error {
             }
             Self::AllHeld { epoch, step, host_depth } => write!(
                 f,
-                "epoch {epoch}, step {step}: wanted a free host slot, found all {host_depth} held by batches: \
-                 drop one, or raise `host_depth`"
+                "epoch {epoch}, step {step}: wanted the next of {host_depth} host slots, found it held by a batch that \
+                 was received earlier: drop that, or raise `host_depth`"
             ),
             Self::Superseded { epoch } => {
                 write!(f, "epoch {epoch}: another epoch was started from the same loader")

@@ -68,9 +68,9 @@ pub struct Loader {
 /// Who fills the slots.
 enum Feed {
     /// A thread, ahead of the caller.
-    Ahead { jobs: mpsc::Sender<Job>, wanted: Arc<AtomicU64>, thread: Joined },
+    Ahead { jobs: mpsc::Sender<Job>, wanted: Arc<AtomicU64>, _thread: Joined },
     /// The caller itself, when it asks for a batch.
-    Inline(RefCell<(Reader, Producer<'static, Slot, Park>)>),
+    Inline(Box<RefCell<(Reader, Producer<'static, Slot, Park>)>>),
 }
 
 /// Makes a [`Loader`]; see [`Loader::builder`].
@@ -92,8 +92,11 @@ impl Loader {
 
     /// The batches of one epoch of the plan, in order.
     ///
-    /// One epoch at a time: starting one ends an earlier one that is still iterated, which then says so. The
-    /// batches borrow the loader, not the epoch: one may be kept beyond its epoch's end.
+    /// One epoch at a time: starting one ends an earlier one that is still iterated, which then says so.
+    ///
+    /// The batches borrow the loader, not the epoch, so one may be kept beyond its epoch's end. But the slots
+    /// come round in turn: while a batch is kept, only `host_depth - 1` more can be loaded, those included that
+    /// were read ahead for an epoch that was left early. Then [`Error::AllHeld`] ends the epoch.
     pub fn epoch(&self, epoch: u64) -> Epoch<'_> {
         let job = Job { generation: self.generation.get() + 1, epoch };
         self.generation.set(job.generation);
@@ -236,7 +239,7 @@ impl LoaderBuilder {
         let track = RefCell::new(Track::new(trace.clone(), 1, "train"));
         let reader = Reader {
             dataset,
-            plan: plan.clone(),
+            plan,
             hints: hints && overlap,
             track: Track::new(trace.clone(), 2, "read"),
             reads: reads.clone(),
@@ -249,9 +252,9 @@ impl LoaderBuilder {
                 .name("twinbuf-read".to_string())
                 .spawn(move || reader.run(&inbox, &seen, producer))
                 .map_err(Error::Spawn)?;
-            Feed::Ahead { jobs, wanted, thread: Joined(Some(thread)) }
+            Feed::Ahead { jobs, wanted, _thread: Joined(Some(thread)) }
         } else {
-            Feed::Inline(RefCell::new((reader, producer)))
+            Feed::Inline(Box::new(RefCell::new((reader, producer))))
         };
         Ok(Loader {
             slots: consumer,

@@ -169,3 +169,54 @@ impl fmt::Display for Report {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(read_ms: u64, train_ms: u64, ideal_ms: u64, wall_ms: u64) -> Report {
+        let ms = Duration::from_millis;
+        Report {
+            batches: 1,
+            wall: ms(wall_ms),
+            read: Stage { busy: ms(read_ms), waiting: ms(0) },
+            train: Stage { busy: ms(train_ms), waiting: ms(0) },
+            ideal: ms(ideal_ms),
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn the_verdict_names_the_stage_that_decides() {
+        assert_eq!(Report::default().verdict(), Verdict::Unmeasured);
+        for (read, train, verdict) in [
+            (100, 10_000, Verdict::ComputeBound),
+            (100, 125, Verdict::ComputeBound),
+            (100, 124, Verdict::Balanced),
+            (100, 100, Verdict::Balanced),
+            (124, 100, Verdict::Balanced),
+            (125, 100, Verdict::DiskBound),
+            (10_000, 100, Verdict::DiskBound),
+        ] {
+            assert_eq!(report(read, train, 0, 0).verdict(), verdict, "read {read}, train {train}");
+        }
+    }
+
+    #[test]
+    fn the_gains_are_ratios_to_perfect_overlap() {
+        let balanced = report(1000, 1000, 1000, 2000);
+        assert!((balanced.gain_possible() - 2.0).abs() < 1e-9);
+        assert!((balanced.gain_left() - 2.0).abs() < 1e-9);
+        assert!(balanced.to_string().ends_with("Better overlap can still gain 50.0 %."), "{balanced}");
+
+        // Compute 99 to 1: overlapped or not, there is nothing to gain, and it says so.
+        let dominated = report(10, 990, 990, 991);
+        assert!((dominated.gain_possible() - 1000.0 / 990.0).abs() < 1e-9);
+        assert!(dominated.to_string().contains("ComputeBound"), "{dominated}");
+        assert!(dominated.to_string().ends_with("Better overlap can still gain 0.1 %."), "{dominated}");
+
+        // Hints make a read look shorter than the disk was busy: never a gain below nothing.
+        assert!((report(500, 1000, 1000, 900).gain_left() - 1.0).abs() < 1e-9);
+        assert!((Report::default().gain_possible() - 1.0).abs() < 1e-9);
+    }
+}

@@ -15,8 +15,11 @@ use crate::wait::{Spin, Wait, WaitUntil};
 /// The side of a ring that reads slots.
 ///
 /// Its calls take `&self`, so that several [`ReadSlot`]s may be alive at once (a copy still reads one slot
-/// while the next is begun); they may be released in any order and from any thread. The consumer itself
-/// belongs to one thread at a time: it is `Send`, and not `Sync`.
+/// while the next is begun); they may be released in any order and from any thread. The slots come round in
+/// turn: a guard that is kept lets `N - 1` further slots be received, then its own slot would be the next
+/// ([`AllHeld`](RecvError::AllHeld)).
+///
+/// The consumer itself belongs to one thread at a time: it is `Send`, and not `Sync`.
 ///
 /// ```compile_fail,E0277
 /// fn shared_between_threads<T: Sync>(_: T) {}
@@ -78,7 +81,7 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     ///
     /// [`Empty`](TryRecvError::Empty) while it is not filled; [`Finished`](TryRecvError::Finished) or
     /// [`Abandoned`](TryRecvError::Abandoned) after the last slot, again and again;
-    /// [`AllHeld`](TryRecvError::AllHeld) if every slot is held by a guard of this consumer.
+    /// [`AllHeld`](TryRecvError::AllHeld) if the next slot in turn is held by a guard of this consumer.
     ///
     /// # Examples
     ///
@@ -105,8 +108,8 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     /// # Errors
     ///
     /// [`Finished`](RecvError::Finished) or [`Abandoned`](RecvError::Abandoned) after the last slot, again and
-    /// again; [`AllHeld`](RecvError::AllHeld) if every slot is held by a guard of this consumer, since waiting
-    /// for oneself would never end.
+    /// again; [`AllHeld`](RecvError::AllHeld) if the next slot in turn is held by a guard of this consumer,
+    /// since waiting for oneself would never end.
     ///
     /// # Examples
     ///
@@ -270,7 +273,7 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     /// # Errors
     ///
     /// An item is [`Abandoned`](RecvError::Abandoned) if the producer went away without `finish`, or
-    /// [`AllHeld`](RecvError::AllHeld) if every slot is held by an earlier item.
+    /// [`AllHeld`](RecvError::AllHeld) if the next slot in turn is held by an earlier item.
     ///
     /// # Examples
     ///

@@ -43,7 +43,7 @@ pub enum TryRecvError {
     Finished,
     /// The producer went away without `finish`: what has been received may not be all there was.
     Abandoned,
-    /// Every slot is held by a [`ReadSlot`](crate::ReadSlot) of this consumer: release one first.
+    /// The next slot in turn is held by a [`ReadSlot`](crate::ReadSlot) of this consumer: release that first.
     AllHeld,
 }
 
@@ -54,7 +54,7 @@ pub enum RecvError {
     Finished,
     /// The producer went away without `finish`: what has been received may not be all there was.
     Abandoned,
-    /// Every slot is held by a [`ReadSlot`](crate::ReadSlot) of this consumer: release one first.
+    /// The next slot in turn is held by a [`ReadSlot`](crate::ReadSlot) of this consumer: release that first.
     AllHeld,
 }
 
@@ -67,7 +67,7 @@ pub enum RecvTimeoutError {
     Finished,
     /// The producer went away without `finish`: what has been received may not be all there was.
     Abandoned,
-    /// Every slot is held by a [`ReadSlot`](crate::ReadSlot) of this consumer: release one first.
+    /// The next slot in turn is held by a [`ReadSlot`](crate::ReadSlot) of this consumer: release that first.
     AllHeld,
 }
 
@@ -96,7 +96,7 @@ const FULL: &str = "the next slot is still in use by the consumer";
 const EMPTY: &str = "the next slot is not filled yet";
 const FINISHED: &str = "the producer has finished and everything was received";
 const ABANDONED: &str = "the producer went away without finish: the data may be incomplete";
-const ALL_HELD: &str = "every slot is held by a read guard: release one before receiving";
+const ALL_HELD: &str = "the next slot in turn is held by a read guard: release that before receiving";
 
 impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

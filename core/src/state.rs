@@ -28,7 +28,7 @@
 //! | bits | producer reads | consumer, on its lap | consumer, `FULL` of the previous lap |
 //! | --- | --- | --- | --- |
 //! | none | may fill | must wait | |
-//! | `FULL` | must wait | may read | all slots are held by the consumer's own guards |
+//! | `FULL` | must wait | may read | held by the consumer's own guard |
 //! | `TX_GONE`, not `FULL` | | abandoned, or finished with `TX_DONE` | |
 //! | `TX_GONE`, `FULL` | | may read: the data comes before the end | as above |
 //! | `RX_GONE` | closed | | |

@@ -7,8 +7,8 @@
 
 #[cfg(not(loom))]
 mod plain {
-    use core::mem::{ManuallyDrop, transmute_copy};
     pub use core::hint::spin_loop;
+    use core::mem::{ManuallyDrop, transmute_copy};
     pub use core::sync::atomic::{AtomicU32, Ordering};
 
     /// A cell whose accesses say whether they read or write, so that loom can check them.

@@ -1,0 +1,123 @@
+//! What the integration tests share: files of known records, and a data set that fails where it is told to.
+
+#![allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)] // each test binary uses its part
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tempfile::TempDir;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Order, Plan, Records, Tail};
+
+/// Bytes of a record in these tests.
+pub const RECORD: usize = 512;
+
+/// Record `i` of every file set: its number, and then bytes that depend on it.
+pub fn record(i: u64) -> Vec<u8> {
+    let mut bytes = i.to_le_bytes().to_vec();
+    bytes.extend((8..RECORD).map(|k| (i as u8).wrapping_mul(31).wrapping_add(k as u8)));
+    bytes
+}
+
+/// Files of these numbers of records.
+pub fn files(shards: &[u64]) -> (TempDir, Vec<PathBuf>) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut first = 0;
+    let paths = shards
+        .iter()
+        .enumerate()
+        .map(|(i, &records)| {
+            let path = dir.path().join(format!("{i}.bin"));
+            let bytes: Vec<u8> = (first..first + records).flat_map(record).collect();
+            std::fs::write(&path, bytes).unwrap();
+            first += records;
+            path
+        })
+        .collect();
+    (dir, paths)
+}
+
+/// A plan that shuffles single records and keeps the partial batch.
+pub fn plan(records: u64, batch: u64) -> Plan {
+    Plan::builder(records).batch(batch).seed(7).order(Order::Records).tail(Tail::Keep).build().unwrap()
+}
+
+pub fn open(paths: &[PathBuf]) -> Arc<Records> {
+    Arc::new(Records::open(paths, RECORD).unwrap())
+}
+
+/// The batches of an epoch, copied, up to and with its error.
+pub fn batches(loader: &Loader, epoch: u64) -> Vec<Result<Vec<u8>, twinbuf::Error>> {
+    loader.epoch(epoch).map(|batch| batch.map(|batch| batch.to_vec())).collect()
+}
+
+/// What a [`Faulty`] data set does at one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    Error,
+    Panic,
+    PanicWhileHinting,
+    ShortRead,
+}
+
+/// Records without a file, and a fault at the batch that contains record `at`.
+pub struct Faulty {
+    pub records: u64,
+    pub fault: Fault,
+    pub at: u64,
+    /// Set when the data set is dropped: the thread that owned it has ended.
+    pub dropped: Arc<AtomicBool>,
+}
+
+impl Faulty {
+    pub fn new(records: u64, fault: Fault, at: u64) -> (Self, Arc<AtomicBool>) {
+        let dropped = Arc::new(AtomicBool::new(false));
+        (Self { records, fault, at, dropped: dropped.clone() }, dropped)
+    }
+
+    fn hit(&self, batch: &BatchPlan) -> bool {
+        batch.runs().any(|run| run.contains(&self.at))
+    }
+}
+
+impl Dataset for Faulty {
+    fn records(&self) -> u64 {
+        self.records
+    }
+
+    fn record_bytes(&self) -> usize {
+        RECORD
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        if self.hit(batch) {
+            match self.fault {
+                Fault::None | Fault::PanicWhileHinting => {}
+                Fault::Error => return Err(format!("no record {}", self.at).into()),
+                Fault::Panic => panic!("record {} is cursed", self.at),
+                Fault::ShortRead => return Ok(out.len() - 1),
+            }
+        }
+        for (i, out) in batch.runs().flatten().zip(out.chunks_exact_mut(RECORD)) {
+            out.copy_from_slice(&record(i));
+        }
+        Ok(out.len())
+    }
+
+    fn will_need(&mut self, batch: &BatchPlan) -> twinbuf::mmap::Hinted {
+        assert!(
+            !(self.fault == Fault::PanicWhileHinting && self.hit(batch)),
+            "record {} is cursed already when asked for",
+            self.at
+        );
+        twinbuf::mmap::Hinted::default()
+    }
+}
+
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        // Relaxed: the tests join the thread before they look.
+        self.dropped.store(true, Ordering::Relaxed);
+    }
+}

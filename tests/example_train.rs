@@ -1,0 +1,148 @@
+//! The main job as a user runs it: what it writes, and what it says of input that cannot work.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The example's binary, which `cargo test` builds beside this test's.
+fn train(arguments: &[&str]) -> Output {
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    Command::new(path.join("examples").join("train")).args(arguments).output().unwrap()
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn data(folder: &Path, bytes: usize) -> PathBuf {
+    let path = folder.join("data.bin");
+    // A deterministic text: the model can learn it.
+    let line = b"the quick brown fox jumps over the lazy dog; ";
+    std::fs::write(&path, line.iter().copied().cycle().take(bytes).collect::<Vec<u8>>()).unwrap();
+    path
+}
+
+#[test]
+fn the_same_batches_and_loss_in_every_mode_and_at_every_depth() {
+    let folder = folder();
+    let data = data(folder.path(), 3 << 20);
+    let (json, trace) = (folder.path().join("figures.json"), folder.path().join("trace.json"));
+    let mut seen = Vec::new();
+    for depth in ["2", "3", "4"] {
+        let output = train(&[
+            "--data",
+            text(&data),
+            "--batch",
+            "128",
+            "--rounds",
+            "2",
+            "--epochs",
+            "2",
+            "--host-depth",
+            depth,
+            "--json",
+            text(&json),
+            "--trace",
+            text(&trace),
+        ]);
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(stdout.contains("same batches and same loss in every run"), "{stdout}");
+        assert!(output.stderr.is_empty(), "no progress bar in a pipe");
+        let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        for figure in ["ideal_s", "gain_possible", "gain_reached"] {
+            assert!(figures[figure].as_f64().unwrap() > 0.0, "{figure}");
+        }
+        let runs = figures["runs"].as_array().unwrap();
+        let modes: Vec<&str> = runs.iter().map(|run| run["mode"].as_str().unwrap()).collect();
+        assert_eq!(modes, ["serial", "double", "double+willneed"].repeat(2));
+        for run in runs {
+            assert_eq!(run["batches"], 48, "24 batches, 2 epochs");
+            assert_eq!(run["io_ops"], 48);
+            for time in ["epoch_s", "load_s", "compute_s", "wait_s"] {
+                assert!(run[time].as_f64().unwrap() >= 0.0, "{time}");
+            }
+            seen.push((run["order_hash"].clone(), run["final_loss"].as_f64().unwrap().to_bits()));
+        }
+        let events: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+        assert!(events.as_array().unwrap().iter().any(|event| event["name"] == "train"));
+    }
+    assert_eq!(seen.len(), 18);
+    seen.dedup();
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    assert!(f64::from_bits(seen[0].1) < 5.0, "it has learned something: ln 256 is 5.55");
+}
+
+#[test]
+fn another_seed_is_another_order() {
+    let folder = folder();
+    let data = data(folder.path(), 1 << 20);
+    let json = folder.path().join("figures.json");
+    let hash = |seed: &str| {
+        let trace = folder.path().join("trace.json");
+        let output = train(&[
+            "--data",
+            text(&data),
+            "--batch",
+            "16",
+            "--rounds",
+            "1",
+            "--mode",
+            "double",
+            "--seed",
+            seed,
+            "--compute-ms",
+            "0.1",
+            "--json",
+            text(&json),
+            "--trace",
+            text(&trace),
+        ]);
+        assert!(output.status.success());
+        let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        assert_eq!(figures["runs"][0]["final_loss"], Value::Null, "a busy loop has no loss");
+        assert_eq!(figures["gain_reached"], Value::Null, "nothing to compare with");
+        figures["runs"][0]["order_hash"].clone()
+    };
+    assert_eq!(hash("1"), hash("1"));
+    assert_ne!(hash("1"), hash("2"));
+}
+
+#[test]
+fn bad_input_is_one_clear_line_and_exit_code_2() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("empty"), b"").unwrap();
+    std::fs::write(path("short"), vec![0; 5000]).unwrap();
+    std::fs::write(path("secret"), vec![0; 5000]).unwrap();
+    let mut cases = vec![
+        (path("missing"), "missing"),
+        (path("empty"), "empty"),
+        (path("short"), "wanted at least 4194304 bytes (one batch of 4096 records), found 4096"),
+        (folder.path().to_path_buf(), "directory"),
+    ];
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path("secret"), std::fs::Permissions::from_mode(0o000)).unwrap();
+        if std::fs::File::open(path("secret")).is_err() {
+            cases.push((path("secret"), "ermission")); // root may read everything
+        }
+    }
+    for (data, says) in cases {
+        let output = train(&["--data", text(&data)]);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(stderr.contains(says) && stderr.contains(text(&data)), "{stderr}");
+    }
+    let output = train(&["--compute-ms", "-1"]);
+    assert_eq!(output.status.code(), Some(2));
+}

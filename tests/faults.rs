@@ -1,0 +1,128 @@
+//! What goes wrong while reading arrives once, in order, with its place; and then the epoch is over.
+
+mod common;
+
+use std::fs::OpenOptions;
+use std::sync::atomic::Ordering;
+
+use common::{Fault, Faulty, RECORD, batches, files, open};
+use twinbuf::{Error, Loader, Plan};
+
+const STEPS: u64 = 8;
+const BATCH: u64 = 4;
+const BATCH_BYTES: usize = 4 * RECORD;
+
+fn sequential() -> Plan {
+    Plan::builder(STEPS * BATCH).batch(BATCH).build().unwrap()
+}
+
+#[test]
+fn every_fault_at_every_step_arrives_in_order_and_once() {
+    for fault in [Fault::Error, Fault::Panic, Fault::PanicWhileHinting, Fault::ShortRead] {
+        for step in 0..STEPS {
+            for overlap in [false, true] {
+                for depth in 1..=3 {
+                    one_fault(fault, step, overlap, depth);
+                }
+            }
+        }
+    }
+}
+
+fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
+    let case = format!("{fault:?} at step {at_step}, overlap {overlap}, depth {depth}");
+    let (data, dropped) = Faulty::new(STEPS * BATCH, fault, at_step * BATCH);
+    let loader = Loader::builder(data, sequential()).overlap(overlap).host_depth(depth).build().unwrap();
+    // A batch is asked for while the one before it is read; without overlap nothing is.
+    let expected = match fault {
+        Fault::PanicWhileHinting if !overlap => STEPS,
+        Fault::PanicWhileHinting => at_step.saturating_sub(1),
+        _ => at_step,
+    };
+    for epoch in 0..2 {
+        let mut found = batches(&loader, epoch);
+        if expected == STEPS {
+            assert!(found.iter().all(Result::is_ok) && found.len() as u64 == STEPS, "{case}");
+            continue;
+        }
+        assert_eq!(found.len() as u64, expected + 1, "{case}: the batches before, and one error");
+        let error = found.pop().unwrap().unwrap_err();
+        assert!(found.iter().all(Result::is_ok), "{case}");
+        let place = match (fault, &error) {
+            (Fault::Error, Error::Read { epoch, step, source }) => {
+                assert_eq!(source.to_string(), format!("no record {}", at_step * BATCH));
+                (*epoch, *step)
+            }
+            (Fault::Panic | Fault::PanicWhileHinting, Error::Panicked { epoch, step, message }) => {
+                assert!(message.contains("is cursed"), "{case}: {message}");
+                (*epoch, *step)
+            }
+            (Fault::ShortRead, Error::Length { epoch, step, wanted, found }) => {
+                assert_eq!((*wanted, *found), (BATCH_BYTES, BATCH_BYTES - 1));
+                (*epoch, *step)
+            }
+            _ => panic!("{case}: {error:?}"),
+        };
+        assert_eq!(place, (epoch, expected), "{case}");
+    }
+    loader.close().unwrap();
+    assert!(dropped.load(Ordering::Relaxed), "{case}: close joins the thread");
+}
+
+#[test]
+fn break_drop_and_close_join_the_thread() {
+    for taken in 0..=8 {
+        for close in [false, true] {
+            let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::None, 0);
+            let loader = Loader::builder(data, sequential()).build().unwrap();
+            for batch in loader.epoch(0).take(taken) {
+                batch.unwrap();
+            }
+            if close {
+                loader.close().unwrap();
+            } else {
+                drop(loader);
+            }
+            assert!(dropped.load(Ordering::Relaxed), "after {taken} batches, close {close}");
+        }
+    }
+}
+
+#[test]
+fn a_caller_that_panics_joins_the_thread() {
+    let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::None, 0);
+    let caller = std::thread::spawn(move || {
+        let loader = Loader::builder(data, sequential()).build().unwrap();
+        let _held = loader.epoch(0).next().unwrap().unwrap();
+        panic!("the caller's own");
+    });
+    assert!(caller.join().is_err());
+    assert!(dropped.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
+    for overlap in [false, true] {
+        for hints in [false, true] {
+            let (_dir, paths) = files(&[STEPS * BATCH]);
+            let loader =
+                Loader::builder(open(&paths), sequential()).overlap(overlap).hints(hints).build().unwrap();
+            let mut epoch = loader.epoch(0);
+            drop(epoch.next().unwrap().unwrap());
+            // In the middle of step 5, which no reader has reached: two slots are ahead at the most.
+            let cut = 5 * BATCH * RECORD as u64 + 700;
+            OpenOptions::new().write(true).open(&paths[0]).unwrap().set_len(cut).unwrap();
+            let mut found: Vec<_> = epoch.map(|batch| batch.map(|batch| batch.step())).collect();
+            let error = found.pop().unwrap().unwrap_err();
+            assert_eq!(found.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [1, 2, 3, 4]);
+            let Error::Read { epoch: 0, step: 5, source } = error else { panic!("{error:?}") };
+            let Some(twinbuf::mmap::Error::Truncated { path, offset, wanted, found }) = source.downcast_ref()
+            else {
+                panic!("{source:?}")
+            };
+            assert_eq!(*path, paths[0]);
+            assert_eq!(*offset, cut, "the first byte that is missing");
+            assert_eq!((*wanted, *found), (BATCH_BYTES as u64, 700));
+        }
+    }
+}
