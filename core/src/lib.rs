@@ -83,3 +83,7 @@ pub use ring::{DoubleBuffer, Ring};
 #[cfg(feature = "std")]
 pub use wait::{Backoff, Park, SpinYield};
 pub use wait::{Spin, Wait, WaitUntil};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
