@@ -33,8 +33,8 @@ pub struct Consumer<'a, T, W: Wait = Spin> {
     ring: RingRef<'a, T, W>,
     at: Cell<Cursor>,
     stats: Cell<ConsumerStats>,
-    /// Whether the last `poll_recv` left its waker behind.
-    pending: Cell<bool>,
+    /// The hand-off for which the last poll that found nothing was.
+    pending: Cell<Option<u64>>,
     #[cfg(feature = "alloc")]
     _owner: Option<alloc::sync::Arc<dyn crate::ring::Owner + Send + Sync + 'a>>,
 }
@@ -47,7 +47,8 @@ pub struct ConsumerStats {
     pub handoffs: u64,
     /// Calls that found the next slot still empty and had to wait for it (`try_recv` never does).
     pub waits: u64,
-    /// Wake-ups, within those waits, after which the slot was still empty.
+    /// Wake-ups, within those waits, after which the slot was still empty. A poll that finds the same slot still
+    /// empty as the one before counts as one.
     pub spurious_wakes: u64,
 }
 
@@ -57,7 +58,7 @@ impl<'a, T, W: Wait> Consumer<'a, T, W> {
             ring,
             at: Cell::new(Cursor::START),
             stats: Cell::default(),
-            pending: Cell::new(false),
+            pending: Cell::new(None),
             #[cfg(feature = "alloc")]
             _owner: None,
         }
@@ -338,15 +339,13 @@ impl<T, W: Wait> Consumer<'_, T, W> {
 
     fn poll_filled(&self, cx: &mut Context<'_>) -> Poll<Result<State, RecvError>> {
         let lap = self.lap();
-        let found = self.slot().poll(Side::Consumer, cx.waker(), |seen| filled(seen, lap));
-        let again = self.pending.replace(found.is_none());
-        match found {
-            Some(found) => Poll::Ready(found),
-            None => {
-                self.count(u64::from(!again), u64::from(again));
-                Poll::Pending
-            }
+        if let Some(found) = self.slot().poll(Side::Consumer, cx.waker(), |seen| filled(seen, lap)) {
+            return Poll::Ready(found);
         }
+        let seq = self.at.get().seq;
+        let again = self.pending.replace(Some(seq)) == Some(seq);
+        self.count(u64::from(!again), u64::from(again));
+        Poll::Pending
     }
 
     fn count(&self, waits: u64, spurious: u64) {

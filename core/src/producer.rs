@@ -24,8 +24,8 @@ pub struct Producer<'a, T, W: Wait = Spin> {
     ring: RingRef<'a, T, W>,
     at: Cursor,
     stats: ProducerStats,
-    /// Whether the last `poll_acquire` left its waker behind.
-    pending: bool,
+    /// The hand-off for which the last poll that found nothing was.
+    pending: Option<u64>,
     /// What to tell the consumer at the end.
     end: State,
     #[cfg(feature = "alloc")]
@@ -40,7 +40,8 @@ pub struct ProducerStats {
     pub handoffs: u64,
     /// Calls that found the next slot still full and had to wait for it (`try_acquire` never does).
     pub waits: u64,
-    /// Wake-ups, within those waits, after which the slot was still full.
+    /// Wake-ups, within those waits, after which the slot was still full. A poll that finds the same slot still
+    /// full as the one before counts as one.
     pub spurious_wakes: u64,
 }
 
@@ -50,7 +51,7 @@ impl<'a, T, W: Wait> Producer<'a, T, W> {
             ring,
             at: Cursor::START,
             stats: ProducerStats::default(),
-            pending: false,
+            pending: None,
             end: State::ABANDON,
             #[cfg(feature = "alloc")]
             _owner: None,
@@ -326,19 +327,13 @@ impl<T, W: Wait> Producer<'_, T, W> {
     }
 
     fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<Result<State, Closed>> {
-        let found = self.slot().poll(Side::Producer, cx.waker(), free);
-        let again = core::mem::replace(&mut self.pending, found.is_none());
-        match found {
-            Some(found) => Poll::Ready(found),
-            None => {
-                if again {
-                    self.stats.spurious_wakes += 1;
-                } else {
-                    self.stats.waits += 1;
-                }
-                Poll::Pending
-            }
+        if let Some(found) = self.slot().poll(Side::Producer, cx.waker(), free) {
+            return Poll::Ready(found);
         }
+        let again = self.pending.replace(self.at.seq) == Some(self.at.seq);
+        self.stats.waits += u64::from(!again);
+        self.stats.spurious_wakes += u64::from(again);
+        Poll::Pending
     }
 }
 

@@ -1,15 +1,25 @@
-//! The atomics and cells that the ring is made of. The only file that knows `cfg(loom)`.
+//! The atomics and cells that the ring is made of. The only file that knows `cfg(loom)` and
+//! `cfg(shuttle)`.
 //!
 //! Built plainly, these are `core`'s own, at no cost. Built with `cfg(loom)` (by the package `tests/loom`,
 //! which compiles this crate a second time) they are loom's, which checks every access to a cell and
 //! explores every value that a load may read; and each access to an atomic is counted, so that a model can
-//! assert how many steps a call takes.
+//! assert how many steps a call takes. With `cfg(shuttle)` (the package `tests/shuttle`) the atomics are
+//! shuttle's, which draws long schedules at random.
 
 #[cfg(not(loom))]
 mod plain {
-    pub use core::hint::spin_loop;
     use core::mem::{ManuallyDrop, transmute_copy};
-    pub use core::sync::atomic::{AtomicU32, Ordering};
+    #[cfg(not(shuttle))]
+    pub use core::{
+        hint::spin_loop,
+        sync::atomic::{AtomicU32, Ordering},
+    };
+    #[cfg(shuttle)] // Switches threads at these; the cells are not checked.
+    pub use shuttle::{
+        hint::spin_loop,
+        sync::atomic::{AtomicU32, Ordering},
+    };
 
     /// A cell whose accesses say whether they read or write, so that loom can check them.
     #[repr(transparent)]

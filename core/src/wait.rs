@@ -97,15 +97,18 @@ pub trait WaitUntil: Wait {
 pub struct Spin;
 
 impl Wait for Spin {
+    #[inline]
     fn relax(&self, _round: u32) -> bool {
         sync::spin_loop();
         true
     }
 
+    #[inline]
     fn wait(&self, _word: &AtomicU32, _expected: u32) {
         sync::spin_loop();
     }
 
+    #[inline]
     fn wake(&self, _word: &AtomicU32) {}
 }
 
@@ -158,6 +161,7 @@ mod with_std {
     const YIELD_AFTER: u32 = 64;
 
     impl Wait for SpinYield {
+        #[inline]
         fn relax(&self, round: u32) -> bool {
             if round < YIELD_AFTER {
                 sync::spin_loop();
@@ -167,37 +171,45 @@ mod with_std {
             true
         }
 
+        #[inline]
         fn wait(&self, _word: &AtomicU32, _expected: u32) {
             std::thread::yield_now();
         }
 
+        #[inline]
         fn wake(&self, _word: &AtomicU32) {}
     }
 
     impl Wait for Park {
+        #[inline]
         fn relax(&self, _round: u32) -> bool {
             false
         }
 
+        #[inline]
         fn wait(&self, word: &AtomicU32, expected: u32) {
             sleep(word, expected, None);
         }
 
+        #[inline]
         fn wake(&self, word: &AtomicU32) {
             wake_all(word);
         }
     }
 
     impl Wait for Backoff {
+        #[inline]
         fn relax(&self, round: u32) -> bool {
             sync::spin_loop();
             round < self.spins
         }
 
+        #[inline]
         fn wait(&self, word: &AtomicU32, expected: u32) {
             sleep(word, expected, None);
         }
 
+        #[inline]
         fn wake(&self, word: &AtomicU32) {
             wake_all(word);
         }

@@ -76,6 +76,7 @@ impl WakerCell {
         // meanwhile; what its side did to the slot's word must be visible to the look that we now cause.
         let woken = self
             .state
+            // mutate: ok failure the poll that our own wake causes registers anew and acquires it then: the swap keeps its release
             .compare_exchange(REGISTERING, IDLE, Ordering::Release, Ordering::Acquire)
             .is_err()
             .then(|| {

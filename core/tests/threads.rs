@@ -1,0 +1,466 @@
+//! The ring among real threads: every way to make one, every way to wait, and what a wait costs.
+
+use std::cell::Cell;
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pollster::block_on;
+use twinbuf_core::{
+    AcquireTimeoutError, Backoff, Closed, Consumer, DoubleBuffer, Park, Producer, ReadSlot, RecvError,
+    RecvTimeoutError, Ring, Spin, SpinYield, TryAcquireError, TryRecvError, Wait, WaitUntil, WriteSlot,
+    channel,
+};
+
+/// Enough that both sides wait many times.
+const MANY: u64 = 2000;
+
+fn fill<W: Wait>(tx: &mut Producer<'_, u64, W>, value: u64) {
+    let filled = tx.fill(|slot| {
+        *slot = value;
+        Ok::<(), ()>(())
+    });
+    filled.expect("the consumer is there");
+}
+
+/// Sends `0..MANY` and the end.
+fn send<W: Wait>(mut tx: Producer<'_, u64, W>) {
+    (0..MANY).for_each(|value| fill(&mut tx, value));
+    tx.finish();
+}
+
+async fn send_async<W: Wait>(mut tx: Producer<'_, u64, W>) {
+    for value in 0..MANY {
+        let mut slot = tx.acquire_async().await.expect("the consumer is there");
+        *slot = value;
+        slot.commit().expect("the consumer is there");
+    }
+    tx.finish();
+}
+
+/// Receives what `send` sends.
+fn receive<W: Wait>(rx: &Consumer<'_, u64, W>) {
+    let received = rx.iter().map(|slot| *slot.expect("the producer finishes"));
+    assert!(received.eq(0..MANY));
+}
+
+async fn receive_async<W: Wait>(rx: &Consumer<'_, u64, W>) {
+    for value in 0..MANY {
+        assert_eq!(*rx.recv_async().await.expect("the producer finishes"), value);
+    }
+    assert_eq!(rx.recv_async().await.err(), Some(RecvError::Finished));
+}
+
+/// Returns when the other side has announced that it waits for the slot at which this handle stands.
+fn until_waited_for(handle: &impl Debug) {
+    while !format!("{handle:?}").contains("WAITER") {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn owned_handles_go_to_threads_of_their_own() {
+    let (tx, rx) = channel([0, 0]);
+    let producer = thread::spawn(|| send(tx));
+    let consumer = thread::spawn(move || receive(&rx));
+    producer.join().unwrap();
+    consumer.join().unwrap();
+}
+
+#[test]
+fn the_ring_outlives_the_first_of_its_owned_handles() {
+    let (mut tx, rx) = channel([vec![0; 1000], vec![]]);
+    tx.acquire().unwrap().commit().unwrap();
+    thread::spawn(move || tx.finish()).join().unwrap();
+    assert_eq!(rx.recv().unwrap().len(), 1000);
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+}
+
+#[test]
+fn a_static_ring() {
+    static RING: DoubleBuffer<u64, Park> = DoubleBuffer::with_wait([0, 0], Park);
+    let (tx, rx) = RING.try_split_static().unwrap();
+    let producer = thread::spawn(|| send(tx));
+    receive(&rx);
+    producer.join().unwrap();
+    drop(rx);
+    assert!(RING.try_split_static().is_none());
+}
+
+#[test]
+fn a_borrowed_ring_of_any_depth_and_strategy() {
+    fn with<const N: usize>(wait: impl Wait + Sync) {
+        let mut ring = Ring::with_wait([0; N], wait);
+        for _epoch in 0..2 {
+            let (tx, rx) = ring.split();
+            thread::scope(|scope| {
+                scope.spawn(|| send(tx));
+                receive(&rx);
+            });
+        }
+    }
+    with::<1>(Park);
+    with::<2>(Park);
+    with::<3>(Park);
+    with::<2>(SpinYield);
+    with::<2>(Backoff::default());
+}
+
+/// A producer that waits for this slot goes on when a thread that never saw the consumer drops its guard.
+#[test]
+fn a_third_thread_releases() {
+    let mut ring = Ring::with_wait([0], Park);
+    let (mut tx, rx) = ring.split();
+    fill(&mut tx, 1);
+    let slot = rx.recv().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| fill(&mut tx, 2));
+        until_waited_for(&rx);
+        scope.spawn(move || {
+            assert_eq!(*slot, 1);
+            drop(slot);
+        });
+        assert_eq!(*until_not_held(&rx), 2);
+    });
+}
+
+/// Receives, while another thread may still hold the only slot.
+fn until_not_held<'c, W: Wait>(rx: &'c Consumer<'_, u64, W>) -> ReadSlot<'c, u64, W> {
+    loop {
+        match rx.recv() {
+            Err(RecvError::AllHeld) => thread::yield_now(),
+            slot => return slot.unwrap(),
+        }
+    }
+}
+
+#[test]
+fn a_wait_ends_with_its_timeout() {
+    fn with(wait: impl WaitUntil<Instant = Instant>) {
+        let mut ring = DoubleBuffer::with_wait([0, 0], wait);
+        let (mut tx, rx) = ring.split();
+        let timeout = Duration::from_millis(2);
+
+        let start = Instant::now();
+        assert_eq!(rx.recv_timeout(timeout).unwrap_err(), RecvTimeoutError::Timeout);
+        assert!(start.elapsed() >= timeout);
+        assert_eq!((rx.stats().handoffs, rx.stats().waits), (0, 1));
+
+        fill(&mut tx, 1);
+        fill(&mut tx, 2);
+        let deadline = Instant::now() + timeout;
+        assert_eq!(tx.acquire_deadline(deadline).unwrap_err(), AcquireTimeoutError::Timeout);
+        assert!(Instant::now() >= deadline);
+        assert_eq!((tx.stats().handoffs, tx.stats().waits), (2, 1));
+
+        // What is there is given whatever the time; nothing was lost by the wait.
+        assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap(), 1);
+        assert_eq!(*rx.recv_deadline(start).unwrap(), 2);
+        assert!(tx.acquire_timeout(Duration::ZERO).is_ok());
+        drop(rx);
+        assert_eq!(tx.acquire_timeout(timeout).unwrap_err(), AcquireTimeoutError::Closed);
+    }
+    with(Spin);
+    with(SpinYield);
+    with(Park);
+    with(Backoff::default());
+}
+
+#[test]
+fn a_wait_with_a_far_timeout_ends_with_the_hand_off() {
+    // The first is too far away for the clock, the second is not.
+    for timeout in [Duration::MAX, Duration::from_secs(1 << 20)] {
+        let (mut tx, rx) = channel([0, 0]);
+        thread::scope(|scope| {
+            let consumer = scope.spawn(move || {
+                assert_eq!(*rx.recv_timeout(timeout).unwrap(), 1);
+                rx
+            });
+            until_waited_for(&tx);
+            fill(&mut tx, 1);
+            let rx = consumer.join().unwrap();
+            fill(&mut tx, 2);
+            fill(&mut tx, 3);
+            let producer = scope.spawn(move || tx.acquire_timeout(timeout).map(|slot| slot.seq()));
+            until_waited_for(&rx);
+            assert_eq!(*rx.recv().unwrap(), 2);
+            assert_eq!(producer.join().unwrap(), Ok(3));
+        });
+    }
+}
+
+/// Every wait of one side ends when the other side goes.
+#[test]
+fn the_end_wakes_who_waits() {
+    fn with(wait: impl WaitUntil + Sync) {
+        let far = Duration::from_secs(1 << 20);
+        let mut ring = DoubleBuffer::with_wait([0, 0], wait);
+        for finish in [true, false] {
+            let (tx, rx) = ring.split();
+            thread::scope(|scope| {
+                let consumer = scope.spawn(move || rx.recv().map(drop).unwrap_err());
+                until_waited_for(&tx);
+                if finish {
+                    tx.finish();
+                } else {
+                    drop(tx);
+                }
+                let expected = if finish { RecvError::Finished } else { RecvError::Abandoned };
+                assert_eq!(consumer.join().unwrap(), expected);
+            });
+        }
+        for timed in [true, false] {
+            let (mut tx, rx) = ring.split();
+            fill(&mut tx, 1);
+            fill(&mut tx, 2);
+            thread::scope(|scope| {
+                let producer = scope.spawn(move || {
+                    if timed {
+                        tx.acquire_timeout(far).map(drop).unwrap_err()
+                    } else {
+                        tx.acquire().map(drop).map_err(|Closed| AcquireTimeoutError::Closed).unwrap_err()
+                    }
+                });
+                until_waited_for(&rx);
+                drop(rx);
+                assert_eq!(producer.join().unwrap(), AcquireTimeoutError::Closed);
+            });
+        }
+    }
+    with(Park);
+    with(Backoff::new(10));
+}
+
+#[test]
+fn each_side_is_a_thread_or_a_task() {
+    fn with(wait: impl Wait + Sync) {
+        let mut ring = DoubleBuffer::with_wait([0, 0], wait);
+        for (task_sends, task_receives) in [(false, true), (true, false), (true, true)] {
+            let (tx, rx) = ring.split();
+            thread::scope(|scope| {
+                scope.spawn(move || if task_sends { block_on(send_async(tx)) } else { send(tx) });
+                if task_receives { block_on(receive_async(&rx)) } else { receive(&rx) }
+            });
+        }
+    }
+    with(Park);
+    with(SpinYield);
+}
+
+/// Polled first on one thread, then on another, as an executor may.
+#[test]
+fn a_task_that_waits_for_ready_moves_between_threads() {
+    type Task<'a> = Pin<Box<dyn Future<Output = u64> + Send + 'a>>;
+
+    let (mut tx, mut rx) = channel([0, 0]);
+    let mut task: Task<'_> = Box::pin(async move {
+        rx.ready().await.unwrap();
+        *rx.try_recv().unwrap()
+    });
+    let task = thread::spawn(move || {
+        assert_eq!(task.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending);
+        task
+    });
+    let task = task.join().unwrap();
+    let waiting = thread::spawn(|| block_on(task));
+    fill(&mut tx, 7);
+    assert_eq!(waiting.join().unwrap(), 7);
+}
+
+#[test]
+fn a_dropped_future_leaves_the_slot_for_the_next() {
+    let mut ring = DoubleBuffer::new([0, 0]);
+    let (mut tx, rx) = ring.split();
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(pin!(rx.recv_async()).poll(&mut cx).is_pending());
+    fill(&mut tx, 1);
+    fill(&mut tx, 2);
+    assert!(pin!(tx.acquire_async()).poll(&mut cx).is_pending());
+    // A future that has its slot and is never asked for it.
+    drop(rx.recv_async());
+    assert_eq!(*rx.recv().unwrap(), 1);
+    assert_eq!(block_on(tx.acquire_async()).unwrap().seq(), 2);
+    assert_eq!(*rx.recv().unwrap(), 2);
+    assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
+}
+
+#[test]
+fn a_producer_that_panics_is_not_the_end_of_the_data() {
+    let (mut tx, rx) = channel([0, 0]);
+    let producer = thread::spawn(move || {
+        fill(&mut tx, 1);
+        tx.fill(|slot| -> Result<(), ()> {
+            *slot = 2;
+            std::panic::resume_unwind(Box::new("broken"))
+        })
+    });
+    assert_eq!(*rx.recv().unwrap(), 1);
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
+    assert!(producer.join().is_err());
+}
+
+/// While the other side works, a parked one uses (nearly) none of the processor.
+///
+/// Measured in CPU time on both sides, so that it does not matter how busy the machine is.
+#[cfg(target_os = "linux")]
+mod cpu_time {
+    use super::*;
+
+    /// What the other side uses while it is waited for.
+    const WORK: Duration = Duration::from_millis(200);
+    /// What the wait may use of that. A side that spins would use as much as the other one works.
+    const WAIT: Duration = Duration::from_millis(10);
+
+    /// The CPU time that this thread has used.
+    fn used() -> Duration {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the pointer is that of a local variable.
+        let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+        assert_eq!(result, 0);
+        let [seconds, nanos] = [time.tv_sec, time.tv_nsec].map(|part| part.try_into().expect("not negative"));
+        Duration::from_secs(seconds) + Duration::from_nanos(nanos)
+    }
+
+    fn work() {
+        let start = used();
+        while used() - start < WORK {}
+    }
+
+    /// How much CPU time `wait` uses on this thread.
+    fn cost(wait: impl FnOnce()) -> Duration {
+        let start = used();
+        wait();
+        used() - start
+    }
+
+    fn waiting_side_sleeps(wait: impl WaitUntil + Sync) {
+        let far = Duration::from_secs(1 << 20);
+        let mut ring = DoubleBuffer::with_wait([0, 0], wait);
+        let (mut tx, rx) = ring.split();
+        thread::scope(|scope| {
+            let consumer = scope.spawn(move || {
+                let blocking = cost(|| drop(rx.recv().unwrap()));
+                let timed = cost(|| drop(rx.recv_timeout(far).unwrap()));
+                let task = cost(|| drop(block_on(rx.recv_async()).unwrap()));
+                (rx, [blocking, timed, task])
+            });
+            for value in 0..3 {
+                work();
+                fill(&mut tx, value);
+            }
+            let (rx, costs) = consumer.join().unwrap();
+            assert!(costs.iter().all(|&cost| cost < WAIT), "the consumer used {costs:?}");
+
+            fill(&mut tx, 3);
+            fill(&mut tx, 4);
+            let producer = scope.spawn(move || {
+                let blocking = cost(|| fill(&mut tx, 5));
+                let timed = cost(|| tx.acquire_timeout(far).unwrap().commit().unwrap());
+                let task = cost(|| drop(block_on(tx.acquire_async()).unwrap()));
+                [blocking, timed, task]
+            });
+            for _ in 0..3 {
+                work();
+                drop(rx.recv().unwrap());
+            }
+            let costs = producer.join().unwrap();
+            assert!(costs.iter().all(|&cost| cost < WAIT), "the producer used {costs:?}");
+        });
+    }
+
+    #[test]
+    fn parked() {
+        waiting_side_sleeps(Park);
+    }
+
+    #[test]
+    fn backing_off() {
+        waiting_side_sleeps(Backoff::default());
+    }
+}
+
+/// Compiles only if `$type` is none of the traits. (If it is one, there are two impls of `Ambiguous` for it,
+/// and the compiler cannot tell which `hint` is meant.)
+macro_rules! assert_not {
+    ($type:ty: $($trait:path),+) => {$({
+        trait Ambiguous<Impl> {
+            const HINT: bool;
+        }
+        impl<T: ?Sized> Ambiguous<()> for T {
+            const HINT: bool = true;
+        }
+        struct Another;
+        impl<T: ?Sized + $trait> Ambiguous<Another> for T {
+            const HINT: bool = false;
+        }
+        const { assert!(<$type as Ambiguous<_>>::HINT) }
+    })+};
+}
+
+/// May be sent, may not be shared.
+type OneThread = Cell<u64>;
+/// May neither be sent nor shared.
+type Pinned = Rc<u64>;
+
+#[test]
+fn what_may_go_to_another_thread() {
+    fn send<T: Send>() {}
+    fn sync<T: Sync>() {}
+
+    send::<DoubleBuffer<OneThread>>();
+    sync::<DoubleBuffer<OneThread>>();
+    assert_not!(DoubleBuffer<Pinned>: Send, Sync);
+
+    send::<Producer<'_, OneThread>>();
+    assert_not!(Producer<'_, Pinned>: Send, Sync);
+
+    send::<Consumer<'_, OneThread>>();
+    assert_not!(Consumer<'_, u64>: Sync);
+    assert_not!(Consumer<'_, Pinned>: Send, Sync);
+
+    send::<WriteSlot<'_, OneThread>>();
+    sync::<WriteSlot<'_, u64>>();
+    assert_not!(WriteSlot<'_, OneThread>: Sync);
+    assert_not!(WriteSlot<'_, Pinned>: Send, Sync);
+
+    send::<ReadSlot<'_, OneThread>>();
+    sync::<ReadSlot<'_, u64>>();
+    assert_not!(ReadSlot<'_, OneThread>: Sync);
+    assert_not!(ReadSlot<'_, Pinned>: Send, Sync);
+
+    send::<RecvError>();
+    sync::<TryAcquireError>();
+}
+
+/// The guards of different slots may be with different threads at once.
+#[test]
+fn two_guards_with_two_threads() {
+    let mut ring = DoubleBuffer::with_wait([0, 0], Park);
+    let (tx, rx) = ring.split();
+    thread::scope(|scope| {
+        scope.spawn(|| self::send(tx));
+        let [odd, even] = [(); 2].map(|()| {
+            let (give, take) = mpsc::channel::<ReadSlot<'_, u64, Park>>();
+            let sum = scope.spawn(|| take.into_iter().map(|slot| *slot).sum::<u64>());
+            (give, sum)
+        });
+        loop {
+            match rx.recv() {
+                Ok(slot) => (if *slot % 2 == 0 { &even } else { &odd }).0.send(slot).unwrap(),
+                Err(RecvError::AllHeld) => thread::yield_now(),
+                Err(error) => break assert_eq!(error, RecvError::Finished),
+            }
+        }
+        let sum = [odd, even].map(|(give, sum)| {
+            drop(give);
+            sum.join().unwrap()
+        });
+        let evens = (0..MANY).step_by(2).sum::<u64>();
+        assert_eq!(sum, [evens + MANY / 2, evens]);
+    });
+}

@@ -1,0 +1,9 @@
+//! Bytes as a NumPy file: refused with a typed error, or every record can be read.
+#![no_main]
+
+use twinbuf_mmap::Records;
+
+#[path = "../../mmap/tests/fuzz_bodies/headers.rs"]
+mod body;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| body::headers(bytes, |path, cut| Records::open_npy([path], cut)));

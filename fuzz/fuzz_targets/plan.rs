@@ -1,0 +1,7 @@
+//! Bytes as a plan over records, which must cover every record exactly once.
+#![no_main]
+
+#[path = "../../mmap/tests/fuzz_bodies/plan.rs"]
+mod body;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| body::plan(bytes));
