@@ -1,7 +1,7 @@
 //! Overlap reading with training: two buffers, one filled while the other is used.
 //!
-//! * [`Records`]: fixed-size records in one or several files. [`Plan`]: which of them make which batch, as a
-//!   pure function of seed, epoch, rank and step.
+//! * [`Records`]: fixed-size records in one or several files: raw, token files, `.npy`, `safetensors`. [`Plan`]:
+//!   which of them make which batch, as a pure function of seed, epoch, rank and step.
 //! * [`Loader`]: reads the batches, one ahead of the one in use, on a thread of its own, with the pages of the
 //!   one after asked for ahead. An epoch is an iterator.
 //! * [`Report`]: where the time went, and how much overlap can still gain. Often that is nothing, because the
@@ -52,4 +52,4 @@ pub use report::{DOMINATES, Report, Stage, Verdict};
 pub use trace::Profile;
 pub use twinbuf_core as core;
 pub use twinbuf_mmap as mmap;
-pub use twinbuf_mmap::{BatchPlan, Order, Plan, PlanError, Records, Tail};
+pub use twinbuf_mmap::{BatchPlan, Cut, DType, Order, Plan, PlanError, ReadMode, Records, Tail};

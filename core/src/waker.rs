@@ -72,12 +72,12 @@ impl WakerCell {
         }
         // SAFETY: `state` is REGISTERING, moved there by us: the cell is ours.
         let old = self.waker.with_mut(|cell| unsafe { (*cell).replace(new) });
-        // Release: the waker is stored before a wake can find the cell idle. Acquire on failure: a wake came
-        // meanwhile; what its side did to the slot's word must be visible to the look that we now cause.
+        // Release: the waker is stored before a wake can find the cell idle. Relaxed on failure: a wake came
+        // meanwhile, and left the cell to us. What its side did to the slot's word is acquired by the task's next
+        // registration: the swap below goes on with that wake's release.
         let woken = self
             .state
-            // mutate: ok failure the poll that our own wake causes registers anew and acquires it then: the swap keeps its release
-            .compare_exchange(REGISTERING, IDLE, Ordering::Release, Ordering::Acquire)
+            .compare_exchange(REGISTERING, IDLE, Ordering::Release, Ordering::Relaxed)
             .is_err()
             .then(|| {
                 // SAFETY: `state` is REGISTERING | WAKING: every wake leaves the cell to us.

@@ -1,17 +1,23 @@
 //! Files of records for training loops: which ones come next, asked for ahead of use, read without signals.
 //!
-//! - A data set is one or several plain files of records of one size, without headers: [`Records`].
+//! - A data set is one or several files of records of one size: [`Records`]. Plain bytes, tokens with llm.c's
+//!   header or none, `.npy`, one tensor of `safetensors` (feature `safetensors`); rows of them or overlapping
+//!   windows ([`Cut`]). Headers are checked against the files' real sizes when they are opened.
 //! - The order of an epoch is computed, not stored: from seed, epoch, rank, world size and step a [`Plan`]
 //!   finds any [`BatchPlan`] in O(1), the same on every machine. Resuming is asking for another step.
 //! - The next batch's pages are asked for while this one is used: [`Records::will_need`], in pieces, because
 //!   one large `madvise` reads only a part and does not say so ([`PIECE`]).
-//! - Records are read by `pread` into the caller's buffer. A truncated file is a typed [`Error`] with path
-//!   and offset, never a SIGBUS: the mapping is there for its address, and no byte of it is touched.
+//! - Records are read into the caller's buffer, by `pread` or in another way that cannot raise a signal
+//!   ([`ReadMode`]): a truncated file is a typed [`Error`] with path and offset, never a SIGBUS.
+//! - Pages that were used can be unmapped or dropped from the page cache, so that a data set larger than
+//!   memory does not push out everything else: [`Records::evict_batch`].
 //! - What the page cache holds can be counted and dropped, to measure cold reads: [`Records::residency`],
 //!   [`Records::evict`].
 //! - It starts no thread and keeps no buffer: that is the loader's part (`twinbuf`).
-//! - It does not parse formats, know lengths inside records, decompress, or write.
-//! - It hands out no slice of a mapping: that could not be safe while others may truncate the file.
+//! - Records stay bytes, in the type and byte order ([`DType`], little-endian) that the file has. It does not
+//!   know lengths inside records, decompress, or write.
+//! - Slices of a mapping are `unsafe` ([`Records::view`]) unless the file is sealed
+//!   ([`Records::view_sealed`]): others may truncate any other.
 //! - Unix and Windows; hints need `madvise` (Unix), counting and dropping pages need Linux.
 //!
 //! # Example
@@ -44,26 +50,36 @@
 //!         sum += u64::from_le_bytes(number.try_into()?);
 //!     }
 //! }
-//! assert_eq!(sum, (0..1000).sum());
+//! assert_eq!(sum, (0..1000).sum::<u64>());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Onward
 //!
 //! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Records::will_need`] for
-//! hints; [`Error`] for everything that can be wrong with a file.
+//! hints; [`transform`] for f32 in place of bytes; [`Error`] for everything that can be wrong with a file.
 
+mod dtype;
 mod error;
+mod file;
+mod format;
 mod hint;
+mod launch;
+mod mapped;
 #[cfg(unix)]
 mod page;
 mod permute;
 mod plan;
 mod records;
 mod residency;
+pub mod transform;
 
+pub use dtype::DType;
 pub use error::Error;
+pub use format::Cut;
 pub use hint::{Hinted, PIECE};
+pub use launch::LaunchError;
+pub use mapped::ReadMode;
 pub use plan::{BatchPlan, Order, Plan, PlanBuilder, PlanError, Runs, Tail};
 pub use records::{Location, Options, Ragged, Records, Shard};
-pub use residency::Residency;
+pub use residency::{Evict, Residency};

@@ -40,6 +40,10 @@ pub enum Tail {
     /// loop with a collective in every step (an all-reduce, a barrier) would wait for them for ever: let
     /// those ranks join with an empty contribution, or use [`Tail::Drop`].
     Keep,
+    /// The last step is filled up from the front of the same epoch's order, again and again if that is
+    /// shorter than a step. Every rank has the same number of whole batches, no record is left out, and
+    /// those at the front are seen twice: fewer than one step of all ranks.
+    Wrap,
 }
 
 /// The order of the records of every epoch, cut into batches and split over ranks.
@@ -139,8 +143,9 @@ impl Plan {
 
     /// Steps of this rank in an epoch; the same in every epoch.
     ///
-    /// With [`Tail::Drop`] it is the same for every rank and at least 1. With [`Tail::Keep`] two ranks may
-    /// differ by one, and it is 0 for a rank past the last record of a data set smaller than the world.
+    /// With [`Tail::Drop`] and [`Tail::Wrap`] it is the same for every rank and at least 1. With
+    /// [`Tail::Keep`] two ranks may differ by one, and it is 0 for a rank past the last record of a data set
+    /// smaller than the world.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.full_steps() + u64::from(self.last_batch().is_some())
@@ -150,10 +155,8 @@ impl Plan {
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchPlan> {
         let full = self.full_steps();
-        // A full step ends at or before the last record, so these products do not overflow.
         let positions = if step < full {
-            let start = (step * self.world + self.rank) * self.batch;
-            start..start + self.batch
+            self.whole_batch(step)
         } else if step == full {
             self.last_batch()?
         } else {
@@ -169,13 +172,24 @@ impl Plan {
         self.batch.checked_mul(self.world).map_or(0, |step| self.records / step)
     }
 
-    /// The positions of the smaller batch at the end of the epoch, if this rank has one.
+    /// The positions of a batch that is not the smaller one at the end.
+    fn whole_batch(&self, step: u64) -> Range<u64> {
+        // A full step ends at or before the last record, and one more is checked by the builder where it can
+        // be asked for: these products do not overflow.
+        let start = (step * self.world + self.rank) * self.batch;
+        start..start + self.batch
+    }
+
+    /// The positions of the batch after the full steps, if this rank has one.
     fn last_batch(&self) -> Option<Range<u64>> {
-        if self.tail == Tail::Drop {
-            return None;
-        }
-        let done = self.full_steps() * self.batch.saturating_mul(self.world);
+        let full = self.full_steps();
+        let done = full * self.batch.saturating_mul(self.world);
         let remaining = self.records - done;
+        match self.tail {
+            Tail::Drop => return None,
+            Tail::Wrap => return (remaining > 0).then(|| self.whole_batch(full)),
+            Tail::Keep => {}
+        }
         let (each, extra) = (remaining / self.world, remaining % self.world);
         // At most `remaining` positions lie before this rank's: no overflow.
         let start = done + self.rank * each + self.rank.min(extra);
@@ -239,6 +253,10 @@ impl PlanBuilder {
             Err(PlanError::Rank { rank, world })
         } else if plan.tail == Tail::Drop && plan.full_steps() == 0 {
             Err(PlanError::NoStep { records, batch, world })
+        } else if plan.tail == Tail::Wrap
+            && batch.checked_mul(world).and_then(|step| step.checked_add(records)).is_none()
+        {
+            Err(PlanError::StepTooLarge { batch, world })
         } else {
             Ok(plan)
         }
@@ -271,6 +289,13 @@ pub enum PlanError {
         /// The number of ranks.
         world: u64,
     },
+    /// With [`Tail::Wrap`], the positions of a step that goes past the end do not fit 64 bits.
+    StepTooLarge {
+        /// Records in a batch of one rank.
+        batch: u64,
+        /// The number of ranks.
+        world: u64,
+    },
 }
 
 impl fmt::Display for PlanError {
@@ -286,6 +311,11 @@ impl fmt::Display for PlanError {
                 f,
                 "one step of {world} ranks needs {batch} records for each, found {records} in all: \
                  take a smaller batch, or keep the tail",
+            ),
+            Self::StepTooLarge { batch, world } => write!(
+                f,
+                "one step of {world} ranks needs {batch} records for each: together with the data set more \
+                 than 2^64",
             ),
         }
     }
@@ -303,7 +333,7 @@ pub struct BatchPlan {
     seed: u64,
     order: Order,
     epoch: u64,
-    /// Positions in the epoch's order: `start < end <= records`.
+    /// Positions in the epoch's order, `start < end`. Past the last record they start again at the first.
     start: u64,
     end: u64,
 }
@@ -325,7 +355,7 @@ impl BatchPlan {
             Order::Chunks { records } => Some(Shuffle::new(self, records)),
             Order::Records => Some(Shuffle::new(self, 1)),
         };
-        Runs { shuffle, at: self.start, end: self.end, next: None }
+        Runs { shuffle, records: self.records, at: self.start, end: self.end, next: None }
     }
 }
 
@@ -334,6 +364,8 @@ impl BatchPlan {
 #[must_use = "an iterator does nothing until it is used"]
 pub struct Runs {
     shuffle: Option<Shuffle>,
+    /// Records in the data set.
+    records: u64,
     /// Positions still to be turned into records.
     at: u64,
     end: u64,
@@ -347,11 +379,12 @@ impl Runs {
         if self.at == self.end {
             return None;
         }
-        let wanted = self.end - self.at;
+        let position = self.at % self.records;
+        let wanted = (self.end - self.at).min(self.records - position);
         let piece = match &self.shuffle {
-            None => self.at..self.end,
+            None => position..position + wanted,
             Some(shuffle) => {
-                let chunk = shuffle.from(self.at);
+                let chunk = shuffle.from(position);
                 chunk.start..chunk.start + wanted.min(chunk.end - chunk.start)
             }
         };
@@ -462,6 +495,12 @@ mod tests {
                 PlanError::NoStep { records: 9, batch: 5, world: 2 },
                 "one step of 2 ranks needs 5 records for each, found 9 in all: take a smaller batch, or \
                  keep the tail",
+            ),
+            (
+                of(9).batch(1 << 32).shard(0, 1 << 32).tail(Tail::Wrap),
+                PlanError::StepTooLarge { batch: 1 << 32, world: 1 << 32 },
+                "one step of 4294967296 ranks needs 4294967296 records for each: together with the data \
+                 set more than 2^64",
             ),
         ];
         for (builder, error, message) in refused {
@@ -600,6 +639,31 @@ mod tests {
             seen.dedup();
             prop_assert_eq!(seen.len(), count);
             prop_assert!(seen.iter().all(|&record| record < n));
+        }
+
+        #[test]
+        fn wrap_fills_the_last_step_from_the_front(
+            (n, batch, world, order, seed, e)
+                in (1_u64..900, 1_u64..70, 1_u64..9, any_order(), any::<u64>(), any::<u64>())
+        ) {
+            let plan = |rank| Plan::builder(n).batch(batch).seed(seed).order(order).shard(rank, world)
+                .tail(Tail::Wrap).build().unwrap();
+            let steps = n.div_ceil(batch * world);
+            // The order of the epoch, as one rank sees it, again and again.
+            let alone = Plan::builder(n).seed(seed).order(order).build().unwrap();
+            let order: Vec<u64> = epoch(alone, e);
+            let expected = order.iter().copied().cycle();
+            let mut seen = Vec::new();
+            for step in 0..steps {
+                for rank in 0..world {
+                    let of = plan(rank).batch(e, step).unwrap();
+                    prop_assert_eq!(of.len(), batch);
+                    seen.extend(records(of));
+                }
+            }
+            prop_assert!((0..world).all(|rank| plan(rank).steps() == steps));
+            prop_assert!(seen.iter().copied().eq(expected.take(seen.len())));
+            prop_assert!((seen.len() as u64) - n < batch * world);
         }
 
         #[test]

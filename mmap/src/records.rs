@@ -1,12 +1,12 @@
 //! Records of one size in one or several files, read by position into the caller's buffer.
 
-use std::fs::{File, Metadata, OpenOptions};
-use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use crate::file::DataFile;
+use crate::mapped::{self, ReadMode};
 use crate::plan::Runs;
-use crate::{BatchPlan, Error};
+use crate::{BatchPlan, DType, Error};
 
 /// What to do with a file whose length is no multiple of the record size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,7 +37,8 @@ impl Options {
     /// Opens the files, which together are the data set, in this order.
     ///
     /// One descriptor a file stays open, and on Unix one read-only mapping, which takes address space but no
-    /// memory. If the system refuses the mapping, hints do nothing and everything else works.
+    /// memory until pages are read through it. If the system refuses the mapping, hints do nothing and reads in
+    /// the default mode work.
     ///
     /// # Errors
     ///
@@ -48,42 +49,48 @@ impl Options {
         if self.record_bytes == 0 {
             return Err(Error::ZeroRecord);
         }
-        let record_bytes = self.record_bytes as u64;
-        let mut shards = Vec::new();
-        let (mut records, mut bytes) = (0, 0_u64);
-        for path in paths {
-            let path = path.as_ref();
-            let (file, len) = open_regular(path)?;
-            let count = count(path, len, record_bytes, self.ragged)?;
-            // There are no more records than bytes, so the sum of records cannot overflow before this one.
-            bytes = bytes
-                .checked_add(count * record_bytes)
-                .ok_or_else(|| Error::TooLarge { path: path.to_owned() })?;
-            shards.push(Shard {
-                path: path.to_owned(),
-                #[cfg(unix)]
-                map: map(&file, count * record_bytes),
-                file,
-                first: records,
-                records: count,
-            });
-            records += count;
-        }
-        if shards.is_empty() {
-            return Err(Error::NoPaths);
-        }
-        Ok(Records { shards, record_bytes: self.record_bytes, records, bytes })
+        let bytes = self.record_bytes;
+        Records::assemble(paths, |file| {
+            let records = count(&file.path, file.len, bytes as u64, self.ragged)?;
+            let kind = Kind { dtype: DType::U8, shape: vec![bytes], bytes, stride: bytes as u64 };
+            Ok(Layout { kind, offset: 0, records })
+        })
     }
+}
+
+/// What the records are: the same in all files of a data set.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) dtype: DType,
+    /// The shape of one record.
+    pub(crate) shape: Vec<usize>,
+    /// Bytes in a record, at least 1: the product of the shape and the size of an element.
+    pub(crate) bytes: usize,
+    /// Bytes from the start of a record to the start of the next, at least 1. Meaningless, and perhaps larger
+    /// than the file, if there is no next one.
+    pub(crate) stride: u64,
+}
+
+/// Where the records of one file lie. All of them lie within the file.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) kind: Kind,
+    /// The first byte of the first record.
+    pub(crate) offset: u64,
+    /// At least 1.
+    pub(crate) records: u64,
 }
 
 /// One file of a data set.
 #[derive(Debug)]
 pub struct Shard {
-    path: PathBuf,
-    pub(crate) file: File,
-    /// Kept for its address alone: no byte of it is touched. An error where the system refused it.
+    pub(crate) file: DataFile,
+    /// From the start of the file to the end of its records. Hints need its address alone; only reads in a
+    /// mode that says so, and views, touch bytes of it. An error where the system refused it.
     #[cfg(unix)]
-    pub(crate) map: io::Result<memmap2::MmapRaw>,
+    pub(crate) map: std::io::Result<memmap2::MmapRaw>,
+    /// From the first byte of the first record to the last byte of the last.
+    pub(crate) bytes: Range<u64>,
     first: u64,
     records: u64,
 }
@@ -92,13 +99,24 @@ impl Shard {
     /// The path as it was given.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     /// The numbers of its records in the data set.
     #[must_use]
     pub const fn records(&self) -> Range<u64> {
         self.first..self.first + self.records
+    }
+
+    /// The mapping, or why there is none.
+    #[cfg(unix)]
+    pub(crate) fn mapping(&self) -> Result<&memmap2::MmapRaw, Error> {
+        self.map.as_ref().map_err(|error| Error::System {
+            path: self.file.path.clone(),
+            call: "mmap",
+            // The reason is kept with the shard and io::Error cannot be cloned: give its kind and words.
+            source: std::io::Error::new(error.kind(), error.to_string()),
+        })
     }
 }
 
@@ -111,13 +129,20 @@ pub struct Location {
     pub offset: u64,
 }
 
-/// Fixed-size records in one or several files without headers, numbered through from the first file on.
+/// Records of one size in one or several files, numbered through from the first file on.
+///
+/// [`open`](Self::open) takes files without headers as records of plain bytes;
+/// [`open_headerless`](Self::open_headerless), [`open_llm_c`](Self::open_llm_c),
+/// [`open_npy`](Self::open_npy) and `open_safetensors` (with the feature of that name) know what the elements
+/// are, and can cut overlapping windows ([`Cut`](crate::Cut)). All of them give the same `Records`.
 ///
 /// A record lies in one file, never across two. `Records` is `Send + Sync`: reads name their offsets and
 /// share no cursor, so several threads may read at once.
 ///
 /// The files must not be written to meanwhile. If they are truncated all the same, a read says so by
-/// [`Error::Truncated`]; bytes that change under the reader are delivered as they are found.
+/// [`Error::Truncated`]; bytes that change under the reader are delivered as they are found. The files stay
+/// open: on Unix one whose name is deleted or given to another file, as `mv` and most programs that save do,
+/// is read on as it was.
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, Records};
@@ -142,9 +167,10 @@ pub struct Location {
 pub struct Records {
     /// At least one, in the order of their records.
     shards: Vec<Shard>,
-    record_bytes: usize,
+    kind: Kind,
     records: u64,
     bytes: u64,
+    pub(crate) mode: ReadMode,
 }
 
 impl Records {
@@ -165,19 +191,79 @@ impl Records {
         Options { record_bytes, ragged: Ragged::Refuse }
     }
 
+    /// Opens `paths` with the layout that `layout` finds in each, which must be of one kind.
+    pub(crate) fn assemble<P: AsRef<Path>>(
+        paths: impl IntoIterator<Item = P>,
+        layout: impl Fn(&DataFile) -> Result<Layout, Error>,
+    ) -> Result<Self, Error> {
+        let mut shards: Vec<Shard> = Vec::new();
+        let mut common: Option<Kind> = None;
+        let (mut records, mut bytes) = (0, 0_u64);
+        for path in paths {
+            let file = DataFile::open(path.as_ref())?;
+            let Layout { kind, offset, records: count } = layout(&file)?;
+            let common = match (&mut common, shards.first()) {
+                (Some(common), Some(first)) if *common != kind => {
+                    return Err(Error::Mixed {
+                        path: file.path,
+                        first: first.file.path.clone(),
+                        wanted: (common.dtype, common.shape.clone()),
+                        found: (kind.dtype, kind.shape),
+                    });
+                }
+                (common, _) => common.get_or_insert(kind),
+            };
+            // There are no more records than bytes, so the sum of records cannot overflow before this one.
+            bytes = count
+                .checked_mul(common.bytes as u64)
+                .and_then(|more| bytes.checked_add(more))
+                .ok_or_else(|| Error::TooLarge { path: file.path.clone() })?;
+            let end = offset + covered(count, common);
+            shards.push(Shard {
+                #[cfg(unix)]
+                map: map(&file.file, end),
+                file,
+                bytes: offset..end,
+                first: records,
+                records: count,
+            });
+            records += count;
+        }
+        match common {
+            Some(kind) => Ok(Self { shards, kind, records, bytes, mode: ReadMode::default() }),
+            None => Err(Error::NoPaths),
+        }
+    }
+
     /// Records in all files, at least 1.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.records
     }
 
-    /// Bytes in a record, at least 1.
+    /// Bytes in a record, at least 1: the product of its [`shape`](Self::shape) and the size of its
+    /// [`dtype`](Self::dtype).
     #[must_use]
     pub const fn record_bytes(&self) -> usize {
-        self.record_bytes
+        self.kind.bytes
     }
 
-    /// Bytes in all records.
+    /// What a record is made of: [`DType::U8`] if the files were opened without a type.
+    #[must_use]
+    pub const fn dtype(&self) -> DType {
+        self.kind.dtype
+    }
+
+    /// Elements of one record along each axis, in C order; empty if a record is one element.
+    ///
+    /// `[record_bytes]` if the files were opened without a type.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.kind.shape
+    }
+
+    /// Bytes in all records, [`len`](Self::len) times [`record_bytes`](Self::record_bytes): where windows
+    /// overlap, the bytes that they share are counted for each.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
@@ -197,16 +283,18 @@ impl Records {
         }
         // The first shard begins at record 0, so at least one begins at or before `record`.
         let shard = self.shards.partition_point(|shard| shard.first <= record) - 1;
-        let offset = (record - self.shards[shard].first) * self.record_bytes as u64;
-        Some(Location { shard, offset })
+        let Shard { first, bytes, .. } = &self.shards[shard];
+        // Not past the end of the file. Where the stride is meaningless, `record` is `first`.
+        Some(Location { shard, offset: bytes.start + (record - first) * self.kind.stride })
     }
 
     /// Reads the records of `batch`, one after the other in batch order, to the front of `out`, and says how
     /// many bytes that were: [`BatchPlan::len`] times [`record_bytes`](Self::record_bytes).
     ///
-    /// The bytes go from the page cache straight into `out` (`pread` on Unix, `ReadFile` with an offset on
-    /// Windows), one call for each run of consecutive records in a file. The mapping takes no part: a file
-    /// that is truncated meanwhile gives an error here, and cannot raise SIGBUS.
+    /// The bytes go from the page cache straight into `out`, in the way that [`ReadMode`] says; by default one
+    /// `pread` for each run of consecutive records in a file, and for each record where there are gaps
+    /// between them. Of windows that overlap, shared bytes are read once and then copied inside `out`. In
+    /// every mode a file that is truncated meanwhile gives an error here, and cannot raise SIGBUS.
     ///
     /// # Errors
     ///
@@ -214,24 +302,76 @@ impl Records {
     /// a larger data set. [`Error::Truncated`] if a file has become shorter, [`Error::Read`] if the system
     /// fails. After any of these three the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, Error> {
-        let wanted = batch.len().checked_mul(self.record_bytes as u64);
-        let mut rest = match wanted.and_then(|wanted| usize::try_from(wanted).ok()) {
+        let wanted = batch.len().checked_mul(self.kind.bytes as u64);
+        let out = match wanted.and_then(|wanted| usize::try_from(wanted).ok()) {
             Some(wanted) if wanted <= out.len() => &mut out[..wanted],
             _ => {
                 let wanted = wanted.unwrap_or(u64::MAX);
                 return Err(Error::BufferTooSmall { wanted, found: out.len() as u64 });
             }
         };
-        let read = rest.len();
-        for span in self.spans(batch) {
-            let span = span?;
-            // The spans of a batch add up to its bytes, all of which fit `rest`; so each fits usize.
-            let len = usize::try_from(span.bytes.end - span.bytes.start).unwrap_or(usize::MAX);
-            let part;
-            (part, rest) = rest.split_at_mut(len.min(rest.len()));
-            read_exact_at(span.shard, part, span.bytes.start)?;
-        }
+        let (read, record) = (out.len(), self.kind.bytes);
+        let mut parts = self.parts(batch, out);
+        match self.mode {
+            ReadMode::Pread => parts.try_for_each(|part| {
+                let (span, out) = part?;
+                let shared = span.shared(out.len());
+                span.shard.file.read_exact(&mut out[shared..], span.bytes.start)?;
+                expand(out, record, shared);
+                Ok(())
+            }),
+            ReadMode::MapChecked => mapped::checked::read(parts, record),
+            ReadMode::MapCopy => parts.try_for_each(|part| {
+                let (span, out) = part?;
+                let shared = span.shared(out.len());
+                // SAFETY: the mode is chosen only where every file is sealed against writing and shrinking,
+                // and holds all its records.
+                let bytes = unsafe { mapped::in_place::bytes(span.shard, &span.bytes) }?;
+                out[shared..].copy_from_slice(bytes);
+                expand(out, record, shared);
+                Ok(())
+            }),
+        }?;
         Ok(read)
+    }
+
+    /// The spans of `batch`, each with the part of `out` that its records fill.
+    fn parts<'a, 'b>(
+        &'a self,
+        batch: &BatchPlan,
+        mut out: &'b mut [u8],
+    ) -> impl Iterator<Item = Result<(Span<'a>, &'b mut [u8]), Error>> + use<'a, 'b> {
+        let record = self.kind.bytes as u64;
+        self.spans(batch).map(move |span| {
+            let span = span?;
+            // The records of the spans are those of the batch, all of which fit `out`; so each fits usize.
+            let len = usize::try_from(span.records * record).unwrap_or(usize::MAX);
+            let (part, rest) = std::mem::take(&mut out).split_at_mut_checked(len).unwrap_or_default();
+            out = rest;
+            Ok((span, part))
+        })
+    }
+
+    /// Where the records of a range lie, or `None` for an empty range.
+    pub(crate) fn in_one_file(&self, records: Range<u64>) -> Result<Option<Span<'_>>, Error> {
+        if records.is_empty() {
+            return Ok(None);
+        }
+        let found = self.records;
+        let missing = |wanted| Error::NoSuchRecord { wanted, found };
+        let location = self.locate(records.start).ok_or_else(|| missing(records.start))?;
+        if records.end > found {
+            return Err(missing(records.end - 1));
+        }
+        let shard = &self.shards[location.shard];
+        let end = shard.records().end;
+        if records.end > end {
+            let path = shard.file.path.clone();
+            return Err(Error::AcrossFiles { path, wanted: records.end, found: end });
+        }
+        let records = records.end - records.start;
+        let bytes = location.offset..location.offset + covered(records, &self.kind);
+        Ok(Some(Span { shard, bytes, records }))
     }
 
     /// The stretches of bytes that hold `batch`, in batch order, each in one file.
@@ -240,14 +380,25 @@ impl Records {
     }
 }
 
-/// Consecutive bytes of one file.
+/// Consecutive records of one file, without gaps between them.
 #[derive(Debug)]
 pub(crate) struct Span<'a> {
     pub(crate) shard: &'a Shard,
+    /// From the first byte of the first record to the last byte of the last.
     pub(crate) bytes: Range<u64>,
+    pub(crate) records: u64,
 }
 
-/// Cuts the runs of a batch where one file ends and the next begins.
+impl Span<'_> {
+    /// Bytes by which its records, one after the other, are longer than it is: what overlapping windows share.
+    pub(crate) fn shared(&self, records_bytes: usize) -> usize {
+        let covered = usize::try_from(self.bytes.end - self.bytes.start).unwrap_or(usize::MAX);
+        // No less than 0: there are no gaps between the records.
+        records_bytes.saturating_sub(covered)
+    }
+}
+
+/// Cuts the runs of a batch where one file ends and the next begins, and at gaps between records.
 #[derive(Debug)]
 pub(crate) struct Spans<'a> {
     records: &'a Records,
@@ -269,10 +420,35 @@ impl<'a> Iterator for Spans<'a> {
             return Some(Err(Error::NoSuchRecord { wanted, found: self.records.len() }));
         };
         let shard = &self.records.shards[location.shard];
-        let end = self.run.end.min(shard.records().end);
-        let bytes = (end - wanted) * self.records.record_bytes as u64;
+        let kind = &self.records.kind;
+        let gaps = kind.stride > kind.bytes as u64;
+        let end = if gaps { wanted + 1 } else { self.run.end.min(shard.records().end) };
         self.run.start = end;
-        Some(Ok(Span { shard, bytes: location.offset..location.offset + bytes }))
+        let records = end - wanted;
+        let bytes = location.offset..location.offset + covered(records, kind);
+        Some(Ok(Span { shard, bytes, records }))
+    }
+}
+
+/// Bytes from the start of the first to the end of the last of `records` records of one file, at least one.
+fn covered(records: u64, kind: &Kind) -> u64 {
+    (records - 1) * kind.stride + kind.bytes as u64
+}
+
+/// Spreads overlapping records, of `record` bytes each, out of the end of `out`, where they begin at byte
+/// `shared`, over all of `out`.
+pub(crate) fn expand(out: &mut [u8], record: usize, shared: usize) {
+    if shared == 0 {
+        return;
+    }
+    // With n records and the stride s, `shared` is n * record - ((n - 1) * s + record), that is
+    // (n - 1) * (record - s). Record i goes to i * record and lies at shared + i * s, which is
+    // (n - 1 - i) * (record - s) further behind: never before its place. And all that is written up to then
+    // ends at (i + 1) * record, which is the place of record i + 1 and so not behind where that one lies: no
+    // record is overwritten before it has been copied.
+    let overlap = shared / (out.len() / record - 1);
+    for (to, from) in (0..out.len()).step_by(record).zip((shared..).step_by(record - overlap)) {
+        out.copy_within(from..from + record, to);
     }
 }
 
@@ -289,85 +465,12 @@ fn count(path: &Path, len: u64, record_bytes: u64, ragged: Ragged) -> Result<u64
     }
 }
 
-/// Opens a regular file and gives its length; anything else is refused without being opened.
-fn open_regular(path: &Path) -> Result<(File, u64), Error> {
-    let regular = |metadata: &Metadata| match special(metadata) {
-        Some(found) => Err(Error::NotAFile { path: path.to_owned(), found }),
-        None => Ok(metadata.len()),
-    };
-    let failed = |source| Error::opening(path, source);
-    // Looked at before it is opened, because opening a FIFO wakes its writer and opening a device can move it.
-    regular(&std::fs::metadata(path).map_err(failed)?)?;
-    let mut options = OpenOptions::new();
-    options.read(true);
-    // Should a FIFO have taken the file's place since, opening does not wait for its writer. It has no
-    // effect on regular files: open(2).
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    let file = options.open(path).map_err(failed)?;
-    let len = regular(&file.metadata().map_err(failed)?)?;
-    Ok((file, len))
-}
-
-/// What this is, if it is no regular file.
-fn special(metadata: &Metadata) -> Option<&'static str> {
-    let kind = metadata.file_type();
-    if kind.is_file() {
-        return None;
-    }
-    if kind.is_dir() {
-        return Some("directory");
-    }
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::FileTypeExt;
-        if kind.is_fifo() {
-            return Some("FIFO");
-        }
-        if kind.is_socket() {
-            return Some("socket");
-        }
-    }
-    Some("device")
-}
-
-/// Maps the records of a file without touching them.
+/// Maps the first `bytes` bytes of a file without touching them.
 #[cfg(unix)]
-fn map(file: &File, bytes: u64) -> io::Result<memmap2::MmapRaw> {
+fn map(file: &std::fs::File, bytes: u64) -> std::io::Result<memmap2::MmapRaw> {
     // On a 32-bit system a file may be larger than the address space.
-    let len = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
     memmap2::MmapOptions::new().len(len).map_raw_read_only(file)
-}
-
-/// Fills `out` with the bytes of `shard` from `start` on.
-fn read_exact_at(shard: &Shard, out: &mut [u8], start: u64) -> Result<(), Error> {
-    let mut found = 0;
-    while found < out.len() {
-        let offset = start + found as u64;
-        match read_at(&shard.file, &mut out[found..], offset) {
-            Ok(0) => {
-                let (wanted, found) = (out.len() as u64, found as u64);
-                return Err(Error::Truncated { path: shard.path.clone(), offset, wanted, found });
-            }
-            // Fewer bytes than asked for are no error: Linux gives at most 2 GiB a call.
-            Ok(bytes) => found += bytes,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(source) => return Err(Error::Read { path: shard.path.clone(), offset, source }),
-        }
-    }
-    Ok(())
-}
-
-/// One read at an offset; it does not depend on the file's cursor.
-#[cfg(unix)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, out, offset)
-}
-
-/// One read at an offset; it moves the file's cursor, which nothing here uses.
-#[cfg(windows)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, out, offset)
 }
 
 #[cfg(test)]
@@ -387,6 +490,20 @@ mod tests {
         for ragged in [Ragged::Refuse, Ragged::Ignore] {
             assert!(matches!(count(path, 0, 4, ragged), Err(Error::TooShort { wanted: 4, found: 0, .. })));
             assert!(matches!(count(path, 3, 4, ragged), Err(Error::TooShort { wanted: 4, found: 3, .. })));
+        }
+    }
+
+    #[test]
+    fn overlapping_records_are_spread_out() {
+        for (record, stride, records) in [(3, 2, 4), (5, 1, 7), (4, 3, 1), (4, 4, 3), (2, 1, 2), (1, 1, 5)] {
+            let source: Vec<u8> = (0_u8..).take((records - 1) * stride + record).collect();
+            let expected: Vec<u8> =
+                (0..records).flat_map(|i| &source[i * stride..i * stride + record]).copied().collect();
+            let mut out = vec![0xEE; records * record];
+            let shared = out.len() - source.len();
+            out[shared..].copy_from_slice(&source);
+            expand(&mut out, record, shared);
+            assert_eq!(out, expected, "{records} records of {record}, stride {stride}");
         }
     }
 

@@ -1,6 +1,20 @@
-//! Which pages are in the kernel's page cache, and how to drop them: for tests and measurements.
+//! Which pages are in the kernel's page cache, and how to drop them.
 
 use crate::{BatchPlan, Error, Records};
+
+/// What becomes of a batch's pages after use; see [`Records::evict_batch`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Evict {
+    /// They stay, in the cache and mapped: right if the data set fits in memory.
+    #[default]
+    Keep,
+    /// They are unmapped, so that they no longer count as this process's memory, and stay in the cache.
+    /// Without effect after [`ReadMode::Pread`](crate::ReadMode::Pread), which maps nothing.
+    Unmap,
+    /// They are unmapped and dropped from the cache: right if the data set is larger than memory, so that
+    /// each page is used once an epoch and only pushes out what others still need.
+    Drop,
+}
 
 /// Pages of a data set or of a batch, and how many of them the page cache holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,7 +26,8 @@ pub struct Residency {
 }
 
 impl Records {
-    /// Counts the pages of all shards that are in the page cache, by `mincore(2)`. Linux only.
+    /// Counts the pages of all shards that are in the page cache, by `mincore(2)`: those that hold records or
+    /// lie between them. Linux only.
     ///
     /// Since Linux 5.2 the kernel tells this only to those who own the file or may write to it
     /// (`can_do_mincore` in `mm/mincore.c`). To anyone else every page is reported as resident.
@@ -24,7 +39,7 @@ impl Records {
     pub fn residency(&self) -> Result<Residency, Error> {
         let mut residency = Residency::default();
         for shard in self.shards() {
-            count::add(&mut residency, shard, &(0..u64::MAX))?;
+            count::add(&mut residency, shard, &shard.bytes)?;
         }
         Ok(residency)
     }
@@ -45,12 +60,12 @@ impl Records {
         Ok(residency)
     }
 
-    /// Asks the kernel to drop the pages of all shards from its cache, so that the next read is a cold one.
-    /// Linux only.
+    /// Asks the kernel to drop the files of all shards, headers and all, from its cache, so that the next read
+    /// is a cold one. Linux only.
     ///
     /// Each file is written out first (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops clean
-    /// pages only. Pages that another mapping has touched, here or in another process, stay; the mapping
-    /// held by `Records` is never touched and keeps none. File systems that live in memory (tmpfs) keep
+    /// pages only. Pages that another mapping has touched, here or in another process, stay; those that
+    /// `Records` has mapped itself are unmapped before. File systems that live in memory (tmpfs) keep
     /// everything. [`residency`](Self::residency) tells what became of it.
     ///
     /// # Errors
@@ -58,6 +73,39 @@ impl Records {
     /// [`Error::System`] if the kernel refuses; [`Error::Unsupported`] on another operating system.
     pub fn evict(&self) -> Result<(), Error> {
         self.shards().iter().try_for_each(evict::evict)
+    }
+
+    /// Gives up the pages of a batch that has been used. It waits for nothing and writes nothing.
+    ///
+    /// [`Evict::Unmap`] is `madvise(MADV_DONTNEED)` and takes all pages that the batch touches, and 64 KiB
+    /// before and after each run, which the kernel maps along with them. Views stay
+    /// valid, and bring pages back when they touch them. On macOS and the BSDs the kernel may keep such pages
+    /// mapped until it needs memory.
+    ///
+    /// [`Evict::Drop`] is that, and `posix_fadvise(POSIX_FADV_DONTNEED)`, which takes the pages that lie wholly
+    /// within a run of the batch: a page that is shared with a neighbour stays, so records smaller than a page,
+    /// shuffled one by one, all stay. So do pages that are dirty or mapped elsewhere, all of tmpfs, and large
+    /// folios (of up to 2 MiB on x86-64, at multiples of their size) that reach out of the run
+    /// (`find_lock_entries` in the kernel's `mm/filemap.c`).
+    /// Linux, Android and FreeBSD; macOS and the other Unixes lack the call or give it no effect.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchRecord`]; [`Error::System`] if the kernel refuses; [`Error::Unsupported`] for what
+    /// this operating system lacks. A failure leaves
+    /// pages in memory and does no other harm. [`Evict::Keep`] does nothing and cannot fail.
+    pub fn evict_batch(&self, batch: &BatchPlan, evict: Evict) -> Result<(), Error> {
+        if evict == Evict::Keep {
+            return Ok(());
+        }
+        for span in self.spans(batch) {
+            let span = span?;
+            unmap::unmap(span.shard, &span.bytes)?;
+            if evict == Evict::Drop {
+                uncache::uncache(span.shard, &span.bytes)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -75,11 +123,7 @@ mod count {
     /// Adds the pages of `shard` that hold `bytes`; what lies past the end is left out.
     pub(super) fn add(residency: &mut Residency, shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
         let failed = |call, source| Error::System { path: shard.path().to_owned(), call, source };
-        let map = match &shard.map {
-            Ok(map) => map,
-            // The reason is kept with the shard and io::Error cannot be cloned: give its kind and words.
-            Err(error) => return Err(failed("mmap", io::Error::new(error.kind(), error.to_string()))),
-        };
+        let map = shard.mapping()?;
         let page = page_size();
         // One byte a page; a stretch of 4096 of them, so that no memory grows with the file.
         let mut flags = [0_u8; 4096];
@@ -104,22 +148,98 @@ mod count {
 
 #[cfg(target_os = "linux")]
 mod evict {
-    //! `posix_fadvise`, after the file is clean.
+    //! The cache forgets a whole file, after it is clean.
+
+    use super::uncache::uncache;
+    use super::unmap::unmap;
+    use crate::{Error, Shard};
+
+    pub(super) fn evict(shard: &Shard) -> Result<(), Error> {
+        let failed = |source| Error::System { path: shard.path().to_owned(), call: "fsync", source };
+        shard.file.file.sync_all().map_err(failed)?;
+        unmap(shard, &shard.bytes)?;
+        // A length of 0 is to the end of the file: posix_fadvise(2).
+        uncache(shard, &(0..0))
+    }
+}
+
+#[cfg(unix)]
+mod unmap {
+    //! `madvise`, which takes pages out of the mapping and leaves the cache as it is.
+
+    use std::ops::Range;
+
+    use memmap2::UncheckedAdvice;
+
+    use crate::page::{around, page_size};
+    use crate::{Error, Shard};
+
+    /// A fault maps its cached neighbours too, as far as this: `fault_around_bytes` in the kernel's
+    /// `mm/memory.c`, unless somebody has set another.
+    const AROUND: usize = 64 << 10;
+
+    /// Unmaps the pages that hold `bytes`, and those that came with them. Without a mapping there is nothing
+    /// to do.
+    pub(super) fn unmap(shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
+        let Ok(map) = shard.mapping() else { return Ok(()) };
+        let touched = around(bytes, map.len(), page_size());
+        let start = touched.start.saturating_sub(AROUND);
+        let range = start..touched.end.saturating_add(AROUND).min(map.len());
+        // SAFETY: the mapping is shared and of a file that is never written through it, so a page touched
+        // afterwards is the file's again: the contents of the memory do not change.
+        unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) }
+            .map_err(|source| Error::System { path: shard.path().to_owned(), call: "madvise", source })
+    }
+}
+
+#[cfg(not(unix))]
+mod unmap {
+    //! Nothing is mapped here.
+
+    use std::ops::Range;
+
+    use crate::{Error, Shard};
+
+    pub(super) fn unmap(_: &Shard, _: &Range<u64>) -> Result<(), Error> {
+        Err(Error::Unsupported { call: "madvise" })
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
+mod uncache {
+    //! `posix_fadvise`, which makes the cache forget clean pages that are mapped nowhere.
 
     use std::io;
+    use std::ops::Range;
     use std::os::fd::AsRawFd;
 
     use crate::{Error, Shard};
 
-    pub(super) fn evict(shard: &Shard) -> Result<(), Error> {
-        let failed = |call, source| Error::System { path: shard.path().to_owned(), call, source };
-        shard.file.sync_all().map_err(|source| failed("fsync", source))?;
-        // SAFETY: the descriptor is open as long as `shard.file` lives; the call takes no pointer.
-        let errno = unsafe { libc::posix_fadvise(shard.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-        match errno {
+    pub(super) fn uncache(shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
+        let failed = |source| Error::System { path: shard.path().to_owned(), call: "posix_fadvise", source };
+        // On a 32-bit system an offset can be too large for the call; the mapping was refused then, too.
+        let offset =
+            |at: u64| libc::off_t::try_from(at).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()));
+        let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
+        let file = shard.file.file.as_raw_fd();
+        // SAFETY: the descriptor is open as long as the shard lives; the call takes no pointer.
+        match unsafe { libc::posix_fadvise(file, start, len, libc::POSIX_FADV_DONTNEED) } {
             0 => Ok(()),
-            errno => Err(failed("posix_fadvise", io::Error::from_raw_os_error(errno))),
+            errno => Err(failed(io::Error::from_raw_os_error(errno))),
         }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd")))]
+mod uncache {
+    //! No `posix_fadvise` with an effect.
+
+    use std::ops::Range;
+
+    use crate::{Error, Shard};
+
+    pub(super) fn uncache(_: &Shard, _: &Range<u64>) -> Result<(), Error> {
+        Err(Error::Unsupported { call: "posix_fadvise" })
     }
 }
 

@@ -3,7 +3,30 @@
 use std::fs::File;
 use std::path::Path;
 
-use twinbuf_mmap::{Error, PIECE, Plan, Records};
+use twinbuf_mmap::{Cut, DType, Error, PIECE, Plan, Records};
+
+/// All openers refuse `path` in the same way: `check` sees each error.
+fn refused_by_all(path: &Path, check: impl Fn(&Error)) {
+    type Opener = fn(&Path) -> Result<Records, Error>;
+    let openers: [Opener; 5] = [
+        |path| Records::open([path], 1),
+        |path| Records::open_headerless([path], DType::U8, Cut::Rows),
+        |path| Records::open_llm_c([path], Cut::Rows),
+        |path| Records::open_npy([path], Cut::Rows),
+        #[cfg(feature = "safetensors")]
+        |path| Records::open_safetensors([path], "x", Cut::Rows),
+        #[cfg(not(feature = "safetensors"))]
+        |path| Records::open([path], 2),
+    ];
+    for open in openers {
+        // In a thread of its own: opening a FIFO without a writer can wait for ever.
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let opened = path.to_owned();
+        std::thread::spawn(move || sender.send(open(&opened).map(|_| ())));
+        let result = receiver.recv_timeout(std::time::Duration::from_secs(30)).expect("open must not wait");
+        check(&result.expect_err("should be refused"));
+    }
+}
 
 fn refused(paths: &[&Path], record_bytes: usize) -> Error {
     Records::open(paths, record_bytes).expect_err("should be refused")
@@ -68,24 +91,51 @@ fn what_cannot_be_opened() {
     assert!(matches!(refused(&[], 32), Error::NoPaths));
 }
 
+/// The system lets root read everything; then this test runs itself once more as the user `nobody`.
 #[cfg(unix)]
 #[test]
 fn a_file_without_permission() {
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("secret");
     std::fs::write(&path, [1; 64]).unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o000)).unwrap();
-    if File::open(&path).is_ok() {
-        eprintln!("not checked: this user (root?) may read everything");
+    if File::open(&path).is_err() {
+        refused_by_all(&path, |error| {
+            assert!(matches!(error, Error::PermissionDenied { path: at } if *at == path), "{error:?}");
+        });
         return;
     }
-    let error = refused(&[&path], 32);
-    assert!(matches!(&error, Error::PermissionDenied { path: at } if *at == path), "{error:?}");
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "a_file_without_permission"]).uid(65534).gid(65534).current_dir("/");
+    match again.output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        }
+        Err(error) => {
+            eprintln!("not checked: this user may read everything, and `nobody` cannot run: {error}");
+        }
+    }
 }
 
-/// In a thread of its own: opening a FIFO without a writer can wait for ever.
+#[test]
+fn missing_files_and_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    refused_by_all(&missing, |error| {
+        assert!(matches!(error, Error::NotFound { path } if *path == missing), "{error:?}");
+    });
+    refused_by_all(folder.path(), |error| {
+        assert!(
+            matches!(error, Error::NotAFile { path, found: "directory" } if path == folder.path()),
+            "{error:?}"
+        );
+    });
+}
+
 #[cfg(unix)]
 #[test]
 fn special_files_are_refused_without_waiting() {
@@ -96,16 +146,55 @@ fn special_files_are_refused_without_waiting() {
     let socket = folder.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     for (path, kind) in [(fifo, "FIFO"), (socket, "socket"), ("/dev/null".into(), "device")] {
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let opened = path.clone();
-        std::thread::spawn(move || sender.send(Records::open([opened], 32).map(|_| ())));
-        let result = receiver.recv_timeout(std::time::Duration::from_secs(30)).expect("open must not wait");
-        let error = result.expect_err("should be refused");
-        assert!(
-            matches!(&error, Error::NotAFile { path: at, found } if *at == path && *found == kind),
-            "{error:?}"
-        );
+        refused_by_all(&path, |error| {
+            assert!(
+                matches!(error, Error::NotAFile { path: at, found } if *at == path && *found == kind),
+                "{error:?}"
+            );
+        });
     }
+}
+
+/// The file that was opened is read on, in every epoch; opening anew finds what is there now.
+#[cfg(unix)]
+#[test]
+fn deleted_or_replaced_between_epochs() {
+    let folder = tempfile::tempdir().unwrap();
+    let [deleted, replaced] = ["deleted", "replaced"].map(|name| {
+        let path = folder.path().join(name);
+        let mut shard = [20_240_520, 1, 100].map(i32::to_le_bytes).concat();
+        shard.resize(1024, 0);
+        shard.extend((0..100_u16).flat_map(u16::to_le_bytes));
+        std::fs::write(&path, shard).unwrap();
+        path
+    });
+    let open = || Records::open_llm_c([&deleted, &replaced], Cut::sequence(9));
+    let records = open().unwrap();
+    let plan = Plan::builder(records.len()).batch(records.len()).build().unwrap();
+    let epoch = |epoch| {
+        let batch = plan.batch(epoch, 0).unwrap();
+        let mut tokens = vec![0_u16; 22 * 10];
+        assert_eq!(records.will_need(&batch, PIECE).failed, 0);
+        records.read(&batch, bytemuck::cast_slice_mut(&mut tokens)).unwrap();
+        tokens
+    };
+    let windows = (0..11_u16).flat_map(|window| 9 * window..9 * window + 10);
+    let expected: Vec<u16> = windows.clone().chain(windows).collect();
+    assert_eq!(epoch(0), expected);
+
+    std::fs::remove_file(&deleted).unwrap();
+    let other = folder.path().join("other");
+    std::fs::write(&other, [7; 50]).unwrap();
+    std::fs::rename(&other, &replaced).unwrap();
+    assert_eq!(epoch(1), expected);
+
+    let error = open().unwrap_err();
+    assert!(matches!(&error, Error::NotFound { path } if *path == deleted), "{error:?}");
+    let error = Records::open_llm_c([&replaced], Cut::Rows).unwrap_err();
+    assert!(
+        matches!(&error, Error::HeaderCutOff { path, wanted: 1024, found: 50 } if *path == replaced),
+        "{error:?}"
+    );
 }
 
 /// Truncated after it was opened, mapped and hinted: an error that names the first missing byte. Hints and

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use twinbuf_mmap::{Order, Plan, Records, Residency};
+use twinbuf_mmap::{Error, Evict, Order, Plan, ReadMode, Records, Residency};
 
 const RECORD: usize = 4096;
 const RECORDS: usize = 2048;
@@ -79,28 +79,106 @@ fn page_bytes(all: &Residency) -> u64 {
     (RECORD * RECORDS) as u64 / all.pages
 }
 
+/// Many pieces are one call where the kernel has it, so that only the bounds of `calls` are known.
 #[test]
-fn one_call_for_every_piece_of_touching_pages() {
+fn all_pieces_of_touching_pages_are_asked_for() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path());
     let page = page_bytes(&records.residency().unwrap());
     let whole = Plan::builder(records.len()).batch(records.len()).build().unwrap().batch(0, 0).unwrap();
-    let calls = |piece: usize| records.will_need(&whole, NonZeroUsize::new(piece).unwrap()).calls;
     // The shards are 768 and 1280 records long, and asked for apart.
-    assert_eq!(calls(usize::MAX), 2);
-    assert_eq!(calls(128 * RECORD), 6 + 10);
-    assert_eq!(calls(1), records.residency().unwrap().pages);
+    for (piece, pieces) in [(usize::MAX, 2), (128 * RECORD, 6 + 10), (1, records.residency().unwrap().pages)]
+    {
+        let hinted = records.will_need(&whole, NonZeroUsize::new(piece).unwrap());
+        assert_eq!((hinted.bytes, hinted.failed), (records.bytes(), 0), "pieces of {piece}");
+        assert!((1..=pieces).contains(&hinted.calls), "pieces of {piece}: {hinted:?}");
+    }
 
     // All records one by one, in an order of their own: pages are asked for apart unless they touch.
     let plan = Plan::builder(records.len()).batch(records.len()).order(Order::Records).build().unwrap();
-    let shuffled = plan.batch(0, 0).unwrap();
-    let hinted = records.will_need(&shuffled, SMALL_PIECE);
+    let hinted = records.will_need(&plan.batch(0, 0).unwrap(), SMALL_PIECE);
     assert_eq!(hinted.failed, 0);
     assert!(hinted.bytes >= records.bytes(), "{hinted:?}");
     if page == 4096 {
         assert_eq!(hinted.bytes, records.bytes());
-        assert!(hinted.calls >= shuffled.runs().count() as u64, "{hinted:?}");
     }
+}
+
+/// 1500 records, no two of which touch: more than one call of the kernel takes, and every page comes.
+#[test]
+fn a_gather_is_asked_for_to_the_last_page() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if in_memory(folder.path()) {
+        eprintln!("not checked: {:?} lives in memory", folder.path());
+        return;
+    }
+    let path = folder.path().join("gather");
+    std::fs::write(&path, vec![3; 8000 * RECORD]).unwrap();
+    let records = Records::open([&path], RECORD).unwrap();
+    let plan = Plan::builder(8000).batch(1500).order(Order::Records).build().unwrap();
+    let batch = plan.batch(0, 0).unwrap();
+    assert!(batch.runs().count() > 1100);
+    records.evict().unwrap();
+    assert_eq!(records.residency().unwrap().resident, 0);
+    let hinted = records.will_need(&batch, SMALL_PIECE);
+    assert_eq!(hinted.failed, 0, "{hinted:?}");
+    assert!(hinted.bytes >= (1500 * RECORD) as u64, "{hinted:?}");
+    until_full(|| records.residency_of(&batch).unwrap());
+}
+
+#[test]
+fn used_batches_are_dropped_and_no_others() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if in_memory(folder.path()) {
+        eprintln!("not checked: {:?} lives in memory", folder.path());
+        return;
+    }
+    // Batches of 4 MiB from one file: no folio of the cache, 2 MiB at most, belongs to two of them.
+    let path = folder.path().join("drop");
+    let file = std::fs::File::create(&path).unwrap();
+    std::fs::write(&path, vec![1; 3 * 1024 * RECORD]).unwrap();
+    // Dirty pages are not dropped.
+    file.sync_all().unwrap();
+    for mode in [ReadMode::Pread, ReadMode::MapChecked] {
+        let records = match Records::open([&path], RECORD).unwrap().with_read_mode(mode) {
+            Err(Error::System { call: "process_vm_readv", source, .. }) => {
+                eprintln!("not checked: process_vm_readv: {source}");
+                continue;
+            }
+            records => records.unwrap(),
+        };
+        let plan = Plan::builder(records.len()).batch(1024).build().unwrap();
+        let batch = |step| plan.batch(0, step).unwrap();
+        let resident = |step| records.residency_of(&batch(step)).unwrap().resident;
+        let mut out = vec![0; 1024 * RECORD];
+        for step in 0..3 {
+            records.read(&batch(step), &mut out).unwrap();
+        }
+        let all = resident(1);
+        for evict in [Evict::Keep, Evict::Unmap] {
+            records.evict_batch(&batch(1), evict).unwrap();
+            assert_eq!(resident(1), all, "{mode:?} {evict:?}");
+        }
+        records.evict_batch(&batch(1), Evict::Drop).unwrap();
+        assert_eq!(resident(1), 0, "{mode:?}");
+        assert_eq!([resident(0), resident(2)], [all; 2], "{mode:?}");
+        // They come back, and `evict` takes what the mode has mapped.
+        out.fill(0);
+        records.read(&batch(1), &mut out).unwrap();
+        assert!(out.iter().all(|&byte| byte == 1));
+        records.evict().unwrap();
+        assert_eq!(records.residency().unwrap().resident, 0, "{mode:?}");
+    }
+}
+
+#[test]
+fn evicting_a_batch_of_another_data_set() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let records = data_set(folder.path());
+    let more = Plan::builder(records.len() + 1).batch(1).build().unwrap().batch(0, records.len()).unwrap();
+    records.evict_batch(&more, Evict::Keep).unwrap();
+    let error = records.evict_batch(&more, Evict::Drop).unwrap_err();
+    assert!(matches!(error, Error::NoSuchRecord { .. }), "{error:?}");
 }
 
 #[test]

@@ -77,6 +77,7 @@ fn records_are_located_in_their_shards() {
         assert_eq!(records.locate(record), location, "record {record}");
     }
     assert_eq!(records.locate(308), None);
+    assert_eq!((records.dtype(), records.shape()), (twinbuf_mmap::DType::U8, &[RECORD][..]));
     assert_eq!(records.locate(u64::MAX), None);
 }
 

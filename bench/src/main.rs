@@ -1,0 +1,121 @@
+//! Hand-offs at depth two: twinbuf, its peers and the floor, in one process. See the README beside.
+
+mod floor;
+mod measure;
+mod ours;
+mod payload;
+mod peers;
+mod report;
+mod sys;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use measure::{Effort, Subjects, Wait};
+
+const HELP: &str = "\
+Measures hand-offs at depth two and prints a table; writes handoff.csv and handoff.svg.
+
+Usage: handoff [options]
+  --quick         8 rounds of 5 ms samples instead of 40 of 25 ms: does it work?
+  --rounds N      so many rounds
+  --out DIR       where the files go (default: results/ beside the manifest)
+  --only REGEX    only subjects whose `wait/measure/name/way` matches, and the floors of their groups
+  --cpus A,B      the processors of the two sides (default: the first two that we may use)
+  --list          print what would be measured
+  --help          this text";
+
+struct Options {
+    effort: Effort,
+    out: PathBuf,
+    only: Option<regex_lite::Regex>,
+    list: bool,
+}
+
+fn options() -> Result<Options, Box<dyn std::error::Error>> {
+    use lexopt::Arg::Long;
+    use lexopt::ValueExt as _;
+
+    let (mut quick, mut rounds, mut list, mut only, mut cpus) = (false, None, false, None, sys::processors());
+    let mut out = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+    let mut args = lexopt::Parser::from_env();
+    while let Some(arg) = args.next()? {
+        match arg {
+            Long("quick") => quick = true,
+            Long("rounds") => rounds = Some(args.value()?.parse::<usize>()?.max(1)),
+            Long("out") => out = args.value()?.into(),
+            Long("only") => only = Some(regex_lite::Regex::new(&args.value()?.string()?)?),
+            Long("cpus") => {
+                let value = args.value()?.string()?;
+                cpus = value.split(',').map(str::parse).collect::<Result<_, _>>()?;
+            }
+            Long("list") => list = true,
+            Long("help") => {
+                println!("{HELP}");
+                std::process::exit(0);
+            }
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    // One processor is there at least; the same one twice says that it is the only one.
+    let cpus = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
+    let ms = Duration::from_millis;
+    let effort = if quick {
+        Effort { rounds: rounds.unwrap_or(8), idle_rounds: 1, sample: ms(5), idle: ms(100), cpus }
+    } else {
+        Effort { rounds: rounds.unwrap_or(40), idle_rounds: 3, sample: ms(25), idle: ms(1000), cpus }
+    };
+    Ok(Options { effort, out, only, list })
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = options()?;
+    // A queue that is made by value with slots of a MiB passes over the stack of its maker.
+    let bench = thread::Builder::new().stack_size(256 << 20).spawn(move || bench(&options))?;
+    bench.join().expect("the benchmark").map_err(Into::into)
+}
+
+fn bench(options: &Options) -> io::Result<()> {
+    let cpus = options.effort.cpus;
+    let mut list = Subjects::default();
+    floor::add(&mut list);
+    ours::add(&mut list);
+    peers::add(&mut list);
+    let mut subjects = list.0;
+    if cpus[0] == cpus[1] {
+        eprintln!("only one processor: whoever spins would measure the scheduler; parked waits only");
+        subjects.retain(|subject| subject.wait == Wait::Park);
+    }
+    if let Some(only) = &options.only {
+        report::select(&mut subjects, |id| only.is_match(id));
+    }
+    if options.list {
+        subjects.iter().for_each(|subject| println!("{}", report::id(subject)));
+        return Ok(());
+    }
+    let head = format!(
+        "{}; pinned to {} and {}; load {}; {} rounds of {:?}",
+        sys::machine(),
+        cpus[0],
+        cpus[1],
+        sys::load(),
+        options.effort.rounds,
+        options.effort.sample,
+    );
+    let started = Instant::now();
+    measure::run(&mut subjects, &options.effort, |now| {
+        if io::stderr().is_terminal() {
+            eprint!("\r\x1b[K{now}");
+            let _ = io::stderr().flush();
+        }
+    });
+    let report = report::Report::new(&subjects, format!("{head}; took {:.0?}", started.elapsed()));
+    print!("{}", report.table());
+    std::fs::create_dir_all(&options.out)?;
+    std::fs::write(options.out.join("handoff.csv"), report.csv())?;
+    std::fs::write(options.out.join("handoff.svg"), report.svg())?;
+    println!("\nwritten: handoff.csv and handoff.svg in {}", options.out.display());
+    Ok(())
+}

@@ -1,0 +1,378 @@
+//! How it is measured: two pinned threads a sample, and all subjects in rounds.
+
+use std::hint::black_box;
+use std::marker::PhantomData;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::payload::Payload;
+use crate::{report, sys};
+
+/// The sending end of a subject: waits for room, fills an item with `seq`, hands it over.
+pub trait Tx: Send {
+    fn send(&mut self, seq: u64);
+}
+
+/// The receiving end: waits for an item, reads all of it, gives its room back. The item's sum.
+pub trait Rx: Send {
+    fn recv(&mut self) -> u64;
+}
+
+/// How a side waits. Only subjects that wait alike are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Looks again and again, with a pause of the processor (or a yield) in between.
+    Spin,
+    /// Spins or yields for a while, then sleeps in the kernel.
+    SpinPark,
+    /// Sleeps in the kernel at once.
+    Park,
+}
+
+impl Wait {
+    pub const ALL: [Wait; 3] = [Wait::Spin, Wait::SpinPark, Wait::Park];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Wait::Spin => "spin",
+            Wait::SpinPark => "spin-then-park",
+            Wait::Park => "parked",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Items of so many bytes one way as fast as they go: ns a hand-off.
+    Stream(usize),
+    /// One item of 8 B there and one back: ns a round trip.
+    RoundTrip,
+    /// One side waits while nothing comes: its CPU time in ms per second of waiting.
+    Idle,
+}
+
+impl Measure {
+    pub const ALL: [Measure; 5] = [
+        Measure::Stream(8),
+        Measure::Stream(4 << 10),
+        Measure::Stream(1 << 20),
+        Measure::RoundTrip,
+        Measure::Idle,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Measure::Stream(8) => "stream 8 B",
+            Measure::Stream(4096) => "stream 4 KiB",
+            Measure::Stream(_) => "stream 1 MiB",
+            Measure::RoundTrip => "round trip 8 B",
+            Measure::Idle => "idle wait",
+        }
+    }
+
+    pub fn unit(self) -> &'static str {
+        match self {
+            Measure::Stream(_) => "ns a hand-off",
+            Measure::RoundTrip => "ns a round trip",
+            Measure::Idle => "CPU ms a second waited",
+        }
+    }
+}
+
+/// What a subject is to others in its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// What the ratios are taken to.
+    Floor,
+    /// For orientation: hand-written as well, or not quite the same thing.
+    Reference,
+    Ours,
+    Peer,
+}
+
+/// One sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// In the measure's unit.
+    pub value: f64,
+    /// CPU seconds used by both sides per second of the sample.
+    pub cpu: f64,
+    pub took: Duration,
+}
+
+/// What one sample consists of.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    pub handoffs: u64,
+    pub idle: Duration,
+    pub cpus: [usize; 2],
+}
+
+type Run = Box<dyn Fn(&Job) -> Sample>;
+
+/// One way to use one library, in one measure.
+pub struct Subject {
+    pub wait: Wait,
+    pub measure: Measure,
+    pub role: Role,
+    pub name: &'static str,
+    /// How the items travel.
+    pub way: &'static str,
+    run: Run,
+    pub handoffs: u64,
+    /// `None` where the round left it out.
+    pub samples: Vec<Sample>,
+}
+
+/// The list of subjects.
+#[derive(Default)]
+pub struct Subjects(pub Vec<Subject>);
+
+impl Subjects {
+    pub fn add(
+        &mut self,
+        id: (Wait, Measure, Role, &'static str, &'static str),
+        run: impl Fn(&Job) -> Sample + 'static,
+    ) {
+        let (wait, measure, role, name, way) = id;
+        let (run, samples) = (Box::new(run), Vec::new());
+        self.0.push(Subject { wait, measure, role, name, way, run, handoffs: 0, samples });
+    }
+
+    /// A stream of `P` through what `pair` makes.
+    pub fn stream<P: Payload, T: Tx, R: Rx>(
+        &mut self,
+        (wait, role, name, way): (Wait, Role, &'static str, &'static str),
+        pair: impl Fn() -> (T, R) + 'static,
+    ) {
+        let of = PhantomData::<P>;
+        self.add((wait, Measure::Stream(P::BYTES), role, name, way), move |job| job.stream(of, pair()));
+    }
+
+    /// All measures of 8 B through what `pair` makes.
+    pub fn words<T: Tx, R: Rx>(
+        &mut self,
+        id: (Wait, Role, &'static str, &'static str),
+        pair: impl Fn() -> (T, R) + Copy + 'static,
+    ) {
+        let (wait, role, name, way) = id;
+        self.stream::<u64, _, _>(id, pair);
+        self.round_trip(id, move || {
+            let ((tx, back_rx), (back_tx, rx)) = (pair(), pair());
+            ((tx, rx), (back_tx, back_rx))
+        });
+        self.add((wait, Measure::Idle, role, name, way), move |job| job.idle(pair()));
+    }
+
+    /// Only the round trip, between two sides that `sides` makes.
+    pub fn round_trip<T: Tx, R: Rx, U: Tx, S: Rx>(
+        &mut self,
+        (wait, role, name, way): (Wait, Role, &'static str, &'static str),
+        sides: impl Fn() -> ((T, R), (U, S)) + 'static,
+    ) {
+        self.add((wait, Measure::RoundTrip, role, name, way), move |job| job.round_trip(sides()));
+    }
+}
+
+/// An item of a MiB that is moved passes over the stack, more than once.
+const STACK: usize = 64 << 20;
+
+/// Runs `near` on the first processor and `far` on the second, started together; what they return is dropped
+/// when both are done, so that no side sees the other one go.
+fn both<A: Send, B: Send>(
+    cpus: [usize; 2],
+    near: impl FnOnce() -> A + Send,
+    far: impl FnOnce() -> B + Send,
+) -> (A, B) {
+    let start = Barrier::new(2);
+    thread::scope(|scope| {
+        let spawn = || thread::Builder::new().stack_size(STACK);
+        let near = spawn().spawn_scoped(scope, || {
+            sys::pin(cpus[0]);
+            start.wait();
+            near()
+        });
+        let far = spawn().spawn_scoped(scope, || {
+            sys::pin(cpus[1]);
+            start.wait();
+            far()
+        });
+        let (near, far) = (near.expect("a thread"), far.expect("a thread"));
+        (near.join().expect("the near side"), far.join().expect("the far side"))
+    })
+}
+
+/// The two clocks of one side. Each side reads its own: the process's CPU clock lags behind by up to a tick for
+/// threads that run on another processor.
+struct Watch {
+    wall: Instant,
+    cpu: Duration,
+}
+
+/// What a side took, on the wall and in CPU time.
+type Took = (Duration, Duration);
+
+impl Watch {
+    fn start() -> Self {
+        Self { cpu: sys::thread_cpu(), wall: Instant::now() }
+    }
+
+    fn stop(self) -> Took {
+        (self.wall.elapsed(), sys::thread_cpu() - self.cpu)
+    }
+}
+
+/// The sample of `timed`, the side whose clock counts, and of the `other` one.
+fn sample(handoffs: u64, timed: Took, other: Took) -> Sample {
+    let (took, cpu) = timed;
+    let share = |(wall, cpu): Took| cpu.as_secs_f64() / wall.as_secs_f64();
+    Sample { value: took.as_nanos() as f64 / handoffs as f64, cpu: share((took, cpu)) + share(other), took }
+}
+
+impl Job {
+    /// Hand-offs before the clock starts: the slots' pages and lines are then where they belong.
+    fn warm_up(&self) -> u64 {
+        self.handoffs / 8 + 8
+    }
+
+    fn stream<P: Payload, T: Tx, R: Rx>(&self, _of: PhantomData<P>, (mut tx, mut rx): (T, R)) -> Sample {
+        let (warm_up, all) = (self.warm_up(), self.warm_up() + self.handoffs);
+        let send = move || {
+            for seq in 0..warm_up {
+                tx.send(black_box(seq));
+            }
+            let watch = Watch::start();
+            for seq in warm_up..all {
+                tx.send(black_box(seq));
+            }
+            (watch.stop(), tx)
+        };
+        let recv = move || {
+            let mut wrong = 0;
+            let mut check = |rx: &mut R, seq| wrong += u64::from(black_box(rx.recv()) != P::expected(seq));
+            for seq in 0..warm_up {
+                check(&mut rx, seq);
+            }
+            let watch = Watch::start();
+            for seq in warm_up..all {
+                check(&mut rx, seq);
+            }
+            let took = watch.stop();
+            assert_eq!(wrong, 0, "items lost, doubled, reordered or torn");
+            (took, rx)
+        };
+        let ((sender, _tx), (receiver, _rx)) = both(self.cpus, send, recv);
+        sample(self.handoffs, receiver, sender)
+    }
+
+    fn round_trip<T: Tx, R: Rx, U: Tx, S: Rx>(
+        &self,
+        ((mut tx, mut rx), (mut far_tx, mut far_rx)): ((T, R), (U, S)),
+    ) -> Sample {
+        let (warm_up, all) = (self.warm_up(), self.warm_up() + self.handoffs);
+        let near = move || {
+            let mut wrong = 0;
+            let mut there_and_back = |seq| {
+                tx.send(black_box(seq));
+                wrong += u64::from(black_box(rx.recv()) != seq);
+            };
+            for seq in 0..warm_up {
+                there_and_back(seq);
+            }
+            let watch = Watch::start();
+            for seq in warm_up..all {
+                there_and_back(seq);
+            }
+            let took = watch.stop();
+            assert_eq!(wrong, 0, "items lost, doubled or reordered");
+            (took, tx, rx)
+        };
+        let far = move || {
+            let mut back = || {
+                let seq = far_rx.recv();
+                far_tx.send(seq);
+            };
+            (0..warm_up).for_each(|_| back());
+            let watch = Watch::start();
+            (warm_up..all).for_each(|_| back());
+            (watch.stop(), far_tx, far_rx)
+        };
+        let ((near, ..), (far, ..)) = both(self.cpus, near, far);
+        sample(self.handoffs, near, far)
+    }
+
+    fn idle<T: Tx, R: Rx>(&self, (mut tx, mut rx): (T, R)) -> Sample {
+        let send = move || {
+            thread::sleep(self.idle);
+            tx.send(7);
+            tx
+        };
+        let recv = move || {
+            let (cpu, wall) = (sys::thread_cpu(), Instant::now());
+            assert_eq!(rx.recv(), 7);
+            let (cpu, took) = (sys::thread_cpu() - cpu, wall.elapsed());
+            let share = cpu.as_secs_f64() / took.as_secs_f64();
+            (Sample { value: 1e3 * share, cpu: share, took }, rx)
+        };
+        let (_, (sample, _)) = both(self.cpus, send, recv);
+        sample
+    }
+}
+
+/// How much is measured.
+pub struct Effort {
+    pub rounds: usize,
+    pub idle_rounds: usize,
+    /// What a sample should take.
+    pub sample: Duration,
+    pub idle: Duration,
+    pub cpus: [usize; 2],
+}
+
+/// Measures all subjects in rounds. In a round the groups come in a new order, and so do the subjects of each:
+/// whatever disturbs the machine for a while disturbs them alike.
+pub fn run(subjects: &mut [Subject], effort: &Effort, mut progress: impl FnMut(&str)) {
+    let job = |handoffs| Job { handoffs, idle: effort.idle, cpus: effort.cpus };
+    for (i, subject) in (1..).zip(subjects.iter_mut()) {
+        progress(&format!("size {i}: {}", report::id(subject)));
+        subject.handoffs =
+            if subject.measure == Measure::Idle { 1 } else { enough(&subject.run, job, effort.sample) };
+    }
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for wait in Wait::ALL {
+        for measure in Measure::ALL {
+            let of_group = |&i: &usize| (subjects[i].wait, subjects[i].measure) == (wait, measure);
+            groups.push((0..subjects.len()).filter(of_group).collect());
+        }
+    }
+    for round in 0..effort.rounds {
+        fastrand::shuffle(&mut groups);
+        for group in &mut groups {
+            fastrand::shuffle(group);
+            for &i in &*group {
+                let subject = &mut subjects[i];
+                progress(&format!("round {} of {}: {}", round + 1, effort.rounds, report::id(subject)));
+                if subject.measure == Measure::Idle && round >= effort.idle_rounds {
+                    continue;
+                }
+                subject.samples.push((subject.run)(&job(subject.handoffs)));
+            }
+        }
+    }
+    progress("");
+}
+
+/// So many hand-offs that a sample takes about `target`, where nothing disturbs it: by the fastest of three.
+fn enough(run: &Run, job: impl Fn(u64) -> Job, target: Duration) -> u64 {
+    let mut handoffs = 64;
+    loop {
+        let took = (0..3).map(|_| run(&job(handoffs)).took).min().expect("three");
+        if took >= target / 8 {
+            let scaled = handoffs as f64 * target.as_secs_f64() / took.as_secs_f64();
+            return (scaled as u64).max(64);
+        }
+        handoffs *= 4;
+    }
+}

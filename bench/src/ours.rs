@@ -1,0 +1,46 @@
+//! twinbuf under each of its wait strategies, always in place.
+
+use twinbuf_core::{Backoff, Consumer, Park, Producer, Ring, Spin, SpinYield};
+
+use crate::measure::{Role, Rx, Subjects, Tx, Wait};
+use crate::payload::{Block1M, Block4K, Payload};
+
+impl<P: Payload, W: twinbuf_core::Wait + Sync> Tx for Producer<'static, P, W> {
+    #[inline]
+    fn send(&mut self, seq: u64) {
+        let mut slot = self.acquire().expect("the consumer is there");
+        slot.fill(seq);
+        slot.commit().expect("the consumer is there");
+    }
+}
+
+impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Consumer<'static, P, W> {
+    #[inline]
+    fn recv(&mut self) -> u64 {
+        Consumer::recv(self).expect("the producer is there").sum()
+    }
+}
+
+fn ring<P: Payload, W>() -> (Producer<'static, P, W>, Consumer<'static, P, W>)
+where
+    W: twinbuf_core::Wait + Default + Send + Sync + 'static,
+{
+    Ring::with_wait([P::new(), P::new()], W::default()).into_handles()
+}
+
+fn strategy<W>(list: &mut Subjects, wait: Wait, name: &'static str)
+where
+    W: twinbuf_core::Wait + Default + Send + Sync + 'static,
+{
+    let id = (wait, Role::Ours, name, "in place");
+    list.words(id, ring::<u64, W>);
+    list.stream::<Block4K, _, _>(id, ring::<Block4K, W>);
+    list.stream::<Block1M, _, _>(id, ring::<Box<Block1M>, W>);
+}
+
+pub fn add(list: &mut Subjects) {
+    strategy::<Spin>(list, Wait::Spin, "twinbuf Spin");
+    strategy::<SpinYield>(list, Wait::Spin, "twinbuf SpinYield");
+    strategy::<Backoff>(list, Wait::SpinPark, "twinbuf Backoff");
+    strategy::<Park>(list, Wait::Park, "twinbuf Park");
+}

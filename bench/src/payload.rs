@@ -1,0 +1,146 @@
+//! What is handed over. One function writes a block and one reads it, never inlined: every subject runs the
+//! same machine code on its payload.
+
+use std::mem::MaybeUninit;
+
+/// A value with a number in all of its bytes.
+pub trait Payload: Send + Sync + Sized + 'static {
+    const BYTES: usize;
+
+    fn new() -> Self;
+    /// Writes all of it.
+    fn fill(&mut self, seq: u64);
+    /// Reads all of it.
+    fn sum(&self) -> u64;
+    /// The sum of a value filled with `seq`.
+    fn expected(seq: u64) -> u64;
+}
+
+/// A payload without a heap: it can be written where nothing was before.
+pub trait Inline: Payload {
+    /// Writes all of `place`.
+    fn init(place: &mut MaybeUninit<Self>, seq: u64);
+
+    fn make(seq: u64) -> Self {
+        let mut place = MaybeUninit::uninit();
+        Self::init(&mut place, seq);
+        // SAFETY: `init` writes all of it.
+        unsafe { place.assume_init() }
+    }
+}
+
+impl Payload for u64 {
+    const BYTES: usize = 8;
+
+    fn new() -> Self {
+        0
+    }
+
+    #[inline]
+    fn fill(&mut self, seq: u64) {
+        *self = seq;
+    }
+
+    #[inline]
+    fn sum(&self) -> u64 {
+        *self
+    }
+
+    #[inline]
+    fn expected(seq: u64) -> u64 {
+        seq
+    }
+}
+
+impl Inline for u64 {
+    #[inline]
+    fn init(place: &mut MaybeUninit<u64>, seq: u64) {
+        place.write(seq);
+    }
+}
+
+/// A buffer of so many words, aligned as buffers for files and devices are: at least to a cache line.
+#[repr(C, align(128))]
+pub struct Block<const WORDS: usize>([u64; WORDS]);
+
+pub type Block4K = Block<{ (4 << 10) / 8 }>;
+pub type Block1M = Block<{ (1 << 20) / 8 }>;
+
+#[inline(never)]
+fn write_words(words: &mut [MaybeUninit<u64>], seq: u64) {
+    for (i, word) in (0..).zip(words) {
+        word.write(seq.wrapping_add(i));
+    }
+}
+
+#[inline(never)]
+fn sum_words(words: &[u64]) -> u64 {
+    words.iter().fold(0, |sum, &word| sum.wrapping_add(word))
+}
+
+impl<const WORDS: usize> Payload for Block<WORDS> {
+    const BYTES: usize = 8 * WORDS;
+
+    fn new() -> Self {
+        Block([0; WORDS])
+    }
+
+    #[inline]
+    fn fill(&mut self, seq: u64) {
+        // SAFETY: one type is transparent over the other, and only initialised words are written.
+        Self::init(unsafe { &mut *std::ptr::from_mut(self).cast() }, seq);
+    }
+
+    #[inline]
+    fn sum(&self) -> u64 {
+        sum_words(&self.0)
+    }
+
+    #[inline]
+    fn expected(seq: u64) -> u64 {
+        let words = WORDS as u64;
+        words.wrapping_mul(seq).wrapping_add(words * (words - 1) / 2)
+    }
+}
+
+impl<const WORDS: usize> Inline for Block<WORDS> {
+    #[inline]
+    fn init(place: &mut MaybeUninit<Self>, seq: u64) {
+        // SAFETY: a block is its words, at the same address and of the same size; uninitialised ones are
+        // allowed in both types.
+        let words = unsafe { &mut *place.as_mut_ptr().cast::<[MaybeUninit<u64>; WORDS]>() };
+        write_words(words, seq);
+    }
+}
+
+impl<P: Inline> Payload for Box<P> {
+    const BYTES: usize = P::BYTES;
+
+    fn new() -> Self {
+        fresh(0)
+    }
+
+    #[inline]
+    fn fill(&mut self, seq: u64) {
+        P::fill(self, seq);
+    }
+
+    #[inline]
+    fn sum(&self) -> u64 {
+        P::sum(self)
+    }
+
+    #[inline]
+    fn expected(seq: u64) -> u64 {
+        P::expected(seq)
+    }
+}
+
+/// A new box, filled with `seq` without a copy.
+#[inline]
+pub fn fresh<P: Inline>(seq: u64) -> Box<P> {
+    let mut place = Box::new_uninit();
+    P::init(&mut place, seq);
+    // SAFETY: `init` writes all of it.
+    unsafe { place.assume_init() }
+}

@@ -1,0 +1,463 @@
+//! The peers, each used as its documentation recommends.
+//!
+//! A queue that takes items by value gets a large item in three ways, of which the report names the best:
+//! *moved* (the array itself travels), *recycled boxes* (two boxes go round, back through a second queue of
+//! the same kind) and *fresh boxes* (the sender allocates, the receiver frees). A queue that shows its slots
+//! is used in place as well.
+
+use std::cell::UnsafeCell;
+use std::hint::spin_loop;
+use std::marker::PhantomData;
+use std::mem::size_of;
+use std::sync::{Arc, mpsc};
+
+use ringbuf::traits::{Consumer as _, Observer as _, Producer as _, Raw as _, Split as _};
+
+use crate::measure::{Role, Rx, Subjects, Tx, Wait};
+use crate::payload::{Block1M, Block4K, Inline, Payload, fresh};
+
+/// A queue of two, by value, whose calls wait.
+trait Queue: 'static {
+    type Tx<T: Send + 'static>: Send;
+    type Rx<T: Send + 'static>: Send;
+
+    fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>);
+    fn send<T: Send + 'static>(tx: &mut Self::Tx<T>, item: T);
+    fn recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> T;
+}
+
+/// A queue of two, by value, whose calls do not wait.
+trait TryQueue: 'static {
+    type Tx<T: Send + 'static>: Send;
+    type Rx<T: Send + 'static>: Send;
+
+    fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>);
+    fn try_send<T: Send + 'static>(tx: &mut Self::Tx<T>, item: T) -> Result<(), T>;
+    fn try_recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> Option<T>;
+    /// Whether a `try_send` would fail, as far as the queue can tell without an item.
+    fn is_full<T: Send + 'static>(tx: &Self::Tx<T>) -> bool;
+}
+
+/// A busy loop around the calls that do not wait.
+struct Busy<Q>(PhantomData<Q>);
+
+impl<Q: TryQueue> Queue for Busy<Q> {
+    type Tx<T: Send + 'static> = Q::Tx<T>;
+    type Rx<T: Send + 'static> = Q::Rx<T>;
+
+    fn pair<T: Send + 'static>() -> (Q::Tx<T>, Q::Rx<T>) {
+        Q::pair()
+    }
+
+    #[inline]
+    fn send<T: Send + 'static>(tx: &mut Q::Tx<T>, mut item: T) {
+        // A large item is not offered in vain: each time it would be moved in and back.
+        while size_of::<T>() > 64 && Q::is_full(tx) {
+            spin_loop();
+        }
+        while let Err(back) = Q::try_send(tx, item) {
+            item = back;
+            spin_loop();
+        }
+    }
+
+    #[inline]
+    fn recv<T: Send + 'static>(rx: &mut Q::Rx<T>) -> T {
+        loop {
+            if let Some(item) = Q::try_recv(rx) {
+                return item;
+            }
+            spin_loop();
+        }
+    }
+}
+
+/// `TryQueue` for a marker type: the two ends, how to make them, and the three calls.
+macro_rules! try_queue {
+    ($queue:ident: $tx:ty, $rx:ty, $pair:expr,
+     |$t:ident, $item:ident| $send:expr, |$r:ident| $recv:expr, |$f:ident| $full:expr) => {
+        struct $queue;
+        impl TryQueue for $queue {
+            type Tx<T: Send + 'static> = $tx;
+            type Rx<T: Send + 'static> = $rx;
+
+            fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>) {
+                $pair
+            }
+            #[inline]
+            fn try_send<T: Send + 'static>($t: &mut Self::Tx<T>, $item: T) -> Result<(), T> {
+                $send
+            }
+            #[inline]
+            fn try_recv<T: Send + 'static>($r: &mut Self::Rx<T>) -> Option<T> {
+                $recv
+            }
+            #[inline]
+            fn is_full<T: Send + 'static>($f: &Self::Tx<T>) -> bool {
+                $full
+            }
+        }
+    };
+}
+
+/// `Queue` for a marker type: the two ends, how to make them, and the two calls.
+macro_rules! queue {
+    ($queue:ident: $tx:ty, $rx:ty, $pair:expr, |$t:ident, $item:ident| $send:expr, |$r:ident| $recv:expr) => {
+        struct $queue;
+        impl Queue for $queue {
+            type Tx<T: Send + 'static> = $tx;
+            type Rx<T: Send + 'static> = $rx;
+
+            fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>) {
+                $pair
+            }
+            #[inline]
+            fn send<T: Send + 'static>($t: &mut Self::Tx<T>, $item: T) {
+                assert!($send.is_ok(), "the receiver is there");
+            }
+            #[inline]
+            fn recv<T: Send + 'static>($r: &mut Self::Rx<T>) -> T {
+                $recv.ok().expect("the sender is there")
+            }
+        }
+    };
+}
+
+try_queue!(Rtrb: rtrb::Producer<T>, rtrb::Consumer<T>, rtrb::RingBuffer::new(2),
+    |tx, item| tx.push(item).map_err(|rtrb::PushError::Full(item)| item), |rx| rx.pop().ok(), |tx| tx.is_full());
+
+try_queue!(TryCrossbeam: crossbeam_channel::Sender<T>, crossbeam_channel::Receiver<T>,
+    crossbeam_channel::bounded(2),
+    |tx, item| tx.try_send(item).map_err(|error| error.into_inner()), |rx| rx.try_recv().ok(), |tx| tx.is_full());
+
+type SharedArray<T> = Arc<crossbeam_queue::ArrayQueue<T>>;
+try_queue!(ArrayQueue: SharedArray<T>, SharedArray<T>,
+    { let queue = Arc::new(crossbeam_queue::ArrayQueue::new(2)); (queue.clone(), queue) },
+    |tx, item| tx.push(item), |rx| rx.pop(), |tx| tx.is_full());
+
+try_queue!(Ringbuf: ringbuf::HeapProd<T>, ringbuf::HeapCons<T>, ringbuf::HeapRb::new(2).split(),
+    |tx, item| tx.try_push(item), |rx| rx.try_pop(), |tx| tx.is_full());
+
+try_queue!(TryKanal: kanal::Sender<T>, kanal::Receiver<T>, kanal::bounded(2),
+    // `try_send` itself would drop an item that has no room.
+    |tx, item| {
+        let mut item = Some(item);
+        tx.try_send_option(&mut item).expect("the receiver is there");
+        item.map_or(Ok(()), Err)
+    },
+    |rx| rx.try_recv().expect("the sender is there"), |tx| tx.is_full());
+
+try_queue!(TryFlume: flume::Sender<T>, flume::Receiver<T>, flume::bounded(2),
+    |tx, item| tx.try_send(item).map_err(|error| error.into_inner()), |rx| rx.try_recv().ok(), |tx| tx.is_full());
+
+try_queue!(TryStd: mpsc::SyncSender<T>, mpsc::Receiver<T>, mpsc::sync_channel(2),
+    |tx, item| tx.try_send(item).map_err(|error| match error {
+        mpsc::TrySendError::Full(item) | mpsc::TrySendError::Disconnected(item) => item,
+    }),
+    |rx| rx.try_recv().ok(), |_tx| false); // it cannot tell
+
+queue!(Crossbeam: crossbeam_channel::Sender<T>, crossbeam_channel::Receiver<T>, crossbeam_channel::bounded(2),
+    |tx, item| tx.send(item), |rx| rx.recv());
+queue!(Std: mpsc::SyncSender<T>, mpsc::Receiver<T>, mpsc::sync_channel(2), |tx, item| tx.send(item), |rx| rx.recv());
+queue!(Kanal: kanal::Sender<T>, kanal::Receiver<T>, kanal::bounded(2), |tx, item| tx.send(item), |rx| rx.recv());
+queue!(Flume: flume::Sender<T>, flume::Receiver<T>, flume::bounded(2), |tx, item| tx.send(item), |rx| rx.recv());
+
+type BlockingRb<T> = Arc<ringbuf_blocking::BlockingHeapRb<T>>;
+type BlockingTx<T> = ringbuf_blocking::BlockingProd<BlockingRb<T>>;
+type BlockingRx<T> = ringbuf_blocking::BlockingCons<BlockingRb<T>>;
+queue!(RingbufBlocking: BlockingTx<T>, BlockingRx<T>, ringbuf_blocking::BlockingHeapRb::new(2).split(),
+    |tx, item| tx.push(item), |rx| rx.pop());
+
+/// heapless's ends borrow their queue for as long as they live: here each end owns a share of it.
+struct Heapless<const N: usize>;
+struct HeaplessCell<T, const N: usize>(UnsafeCell<heapless::spsc::Queue<T, N>>);
+// SAFETY: the cell is opened once, by `pair`; after that the two ends are the only way to it, and they are
+// made for two threads.
+unsafe impl<T: Send, const N: usize> Sync for HeaplessCell<T, N> {}
+// The end first: it is dropped before the queue.
+struct HeaplessTx<T: 'static, const N: usize>(heapless::spsc::Producer<'static, T>, Arc<HeaplessCell<T, N>>);
+struct HeaplessRx<T: 'static, const N: usize>(heapless::spsc::Consumer<'static, T>, Arc<HeaplessCell<T, N>>);
+
+impl<const N: usize> TryQueue for Heapless<N> {
+    type Tx<T: Send + 'static> = HeaplessTx<T, N>;
+    type Rx<T: Send + 'static> = HeaplessRx<T, N>;
+
+    fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>) {
+        let queue = Arc::new(HeaplessCell(UnsafeCell::new(heapless::spsc::Queue::new())));
+        // SAFETY: the only reference ever made; it is used by the two ends alone, which keep the queue alive.
+        let (tx, rx) = unsafe { &mut *queue.0.get() }.split();
+        (HeaplessTx(tx, queue.clone()), HeaplessRx(rx, queue))
+    }
+
+    #[inline]
+    fn try_send<T: Send + 'static>(tx: &mut Self::Tx<T>, item: T) -> Result<(), T> {
+        debug_assert!(Arc::strong_count(&tx.1) == 2);
+        tx.0.enqueue(item)
+    }
+
+    #[inline]
+    fn try_recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> Option<T> {
+        debug_assert!(Arc::strong_count(&rx.1) == 2);
+        rx.0.dequeue()
+    }
+
+    #[inline]
+    fn is_full<T: Send + 'static>(tx: &Self::Tx<T>) -> bool {
+        !tx.0.ready()
+    }
+}
+
+/// An end through which the array itself travels.
+struct MovedTx<Q: Queue, P: Inline>(Q::Tx<P>);
+struct MovedRx<Q: Queue, P: Inline>(Q::Rx<P>);
+
+fn moved<Q: Queue, P: Inline>() -> (MovedTx<Q, P>, MovedRx<Q, P>) {
+    let (tx, rx) = Q::pair();
+    (MovedTx(tx), MovedRx(rx))
+}
+
+impl<Q: Queue, P: Inline> Tx for MovedTx<Q, P> {
+    #[inline]
+    fn send(&mut self, seq: u64) {
+        Q::send(&mut self.0, P::make(seq));
+    }
+}
+
+impl<Q: Queue, P: Inline> Rx for MovedRx<Q, P> {
+    #[inline]
+    fn recv(&mut self) -> u64 {
+        Q::recv(&mut self.0).sum()
+    }
+}
+
+/// An end of two queues: filled boxes go through the first, read ones come back through the second.
+struct RecycledTx<Q: Queue, P: Inline>(Q::Tx<Box<P>>, Q::Rx<Box<P>>);
+struct RecycledRx<Q: Queue, P: Inline>(Q::Rx<Box<P>>, Q::Tx<Box<P>>);
+
+fn recycled<Q: Queue, P: Inline>() -> (RecycledTx<Q, P>, RecycledRx<Q, P>) {
+    let (tx, rx) = Q::pair();
+    let (mut back_tx, back_rx) = Q::pair();
+    for _ in 0..2 {
+        Q::send(&mut back_tx, Payload::new());
+    }
+    (RecycledTx(tx, back_rx), RecycledRx(rx, back_tx))
+}
+
+impl<Q: Queue, P: Inline> Tx for RecycledTx<Q, P> {
+    #[inline]
+    fn send(&mut self, seq: u64) {
+        let mut item = Q::recv(&mut self.1);
+        item.fill(seq);
+        Q::send(&mut self.0, item);
+    }
+}
+
+impl<Q: Queue, P: Inline> Rx for RecycledRx<Q, P> {
+    #[inline]
+    fn recv(&mut self) -> u64 {
+        let item = Q::recv(&mut self.0);
+        let sum = item.sum();
+        Q::send(&mut self.1, item);
+        sum
+    }
+}
+
+/// An end through which boxes go one way: the sender allocates, the receiver frees.
+struct FreshTx<Q: Queue, P: Inline>(Q::Tx<Box<P>>);
+struct FreshRx<Q: Queue, P: Inline>(Q::Rx<Box<P>>);
+
+fn boxed<Q: Queue, P: Inline>() -> (FreshTx<Q, P>, FreshRx<Q, P>) {
+    let (tx, rx) = Q::pair();
+    (FreshTx(tx), FreshRx(rx))
+}
+
+impl<Q: Queue, P: Inline> Tx for FreshTx<Q, P> {
+    #[inline]
+    fn send(&mut self, seq: u64) {
+        Q::send(&mut self.0, fresh(seq));
+    }
+}
+
+impl<Q: Queue, P: Inline> Rx for FreshRx<Q, P> {
+    #[inline]
+    fn recv(&mut self) -> u64 {
+        Q::recv(&mut self.0).sum()
+    }
+}
+
+/// A queue that shows its slots: how to wait for the next one and fill or read it in place.
+macro_rules! in_place {
+    ([$($p:ident: $bound:path)?] $tx:ty, |$t:ident, $seq:ident| $send:expr; $rx:ty, |$r:ident| $recv:expr) => {
+        impl<$($p: $bound)?> Tx for $tx {
+            #[inline]
+            fn send(&mut self, $seq: u64) {
+                let $t = self;
+                $send;
+            }
+        }
+        impl<$($p: $bound)?> Rx for $rx {
+            #[inline]
+            fn recv(&mut self) -> u64 {
+                let $r = self;
+                $recv
+            }
+        }
+    };
+}
+
+/// Looks until there is something.
+#[inline]
+fn busy<R>(mut look: impl FnMut() -> Option<R>) -> R {
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        spin_loop();
+    }
+}
+
+in_place!([P: Inline] rtrb::Producer<P>, |tx, seq| {
+    while tx.is_full() {
+        spin_loop();
+    }
+    let mut chunk = tx.write_chunk_uninit(1).expect("it is not full");
+    P::init(&mut chunk.as_mut_slices().0[0], seq);
+    // SAFETY: the one item of the chunk has just been written.
+    unsafe { chunk.commit_all() }
+}; rtrb::Consumer<P>, |rx| {
+    while rx.is_empty() {
+        spin_loop();
+    }
+    let chunk = rx.read_chunk(1).expect("it is not empty");
+    let sum = chunk.as_slices().0[0].sum();
+    chunk.commit_all();
+    sum
+});
+
+/// The next vacant slot of a ringbuf, filled.
+macro_rules! ringbuf_send {
+    ($tx:ident, $seq:ident) => {{
+        P::init(&mut $tx.vacant_slices_mut().0[0], $seq);
+        // SAFETY: one item has just been written to the beginning of the first vacant slice.
+        unsafe { $tx.advance_write_index(1) }
+    }};
+}
+
+/// The oldest item of a ringbuf, read.
+macro_rules! ringbuf_recv {
+    ($rx:ident) => {{
+        let sum = $rx.first().expect("it is not empty").sum();
+        $rx.skip(1);
+        sum
+    }};
+}
+
+in_place!([P: Inline] ringbuf::HeapProd<P>, |tx, seq| {
+    while tx.is_full() {
+        spin_loop();
+    }
+    ringbuf_send!(tx, seq);
+}; ringbuf::HeapCons<P>, |rx| {
+    while rx.is_empty() {
+        spin_loop();
+    }
+    ringbuf_recv!(rx)
+});
+
+in_place!([P: Inline] BlockingTx<P>, |tx, seq| {
+    tx.wait_vacant(1).expect("the receiver is there");
+    ringbuf_send!(tx, seq);
+}; BlockingRx<P>, |rx| {
+    rx.wait_occupied(1).expect("the sender is there");
+    ringbuf_recv!(rx)
+});
+
+/// Slots stay as they are between two uses.
+struct Keep;
+
+impl<P: Payload> thingbuf::Recycle<P> for Keep {
+    fn new_element(&self) -> P {
+        P::new()
+    }
+
+    #[inline]
+    fn recycle(&self, _: &mut P) {}
+}
+
+struct ThingTx<P>(Arc<thingbuf::ThingBuf<P, Keep>>);
+struct ThingRx<P>(Arc<thingbuf::ThingBuf<P, Keep>>);
+
+fn thingbuf<P: Payload>() -> (ThingTx<P>, ThingRx<P>) {
+    let queue = Arc::new(thingbuf::ThingBuf::with_recycle(2, Keep));
+    (ThingTx(queue.clone()), ThingRx(queue))
+}
+
+in_place!([P: Payload] ThingTx<P>, |tx, seq| busy(|| tx.0.push_ref().ok()).fill(seq);
+    ThingRx<P>, |rx| busy(|| rx.0.pop_ref()).sum());
+
+in_place!([P: Payload] thingbuf::mpsc::blocking::Sender<P, Keep>, |tx, seq| {
+    tx.send_ref().expect("the receiver is there").fill(seq);
+}; thingbuf::mpsc::blocking::Receiver<P, Keep>, |rx| rx.recv_ref().expect("the sender is there").sum());
+
+in_place!([] triple_buffer::Input<u64>, |tx, seq| { tx.input_buffer_mut().fill(seq); tx.publish() };
+triple_buffer::Output<u64>, |rx| {
+    while !rx.update() {
+        spin_loop();
+    }
+    rx.output_buffer().sum()
+});
+
+/// A queue by value, with all payloads in all ways.
+fn by_value<Q: Queue>(list: &mut Subjects, wait: Wait, name: &'static str) {
+    list.words((wait, Role::Peer, name, "moved"), moved::<Q, u64>);
+    large::<Q, Block4K>(list, wait, name);
+    large::<Q, Block1M>(list, wait, name);
+}
+
+fn large<Q: Queue, P: Inline>(list: &mut Subjects, wait: Wait, name: &'static str) {
+    list.stream::<P, _, _>((wait, Role::Peer, name, "moved"), moved::<Q, P>);
+    list.stream::<P, _, _>((wait, Role::Peer, name, "recycled boxes"), recycled::<Q, P>);
+    list.stream::<P, _, _>((wait, Role::Peer, name, "fresh boxes"), boxed::<Q, P>);
+}
+
+pub fn add(list: &mut Subjects) {
+    by_value::<Busy<Rtrb>>(list, Wait::Spin, "rtrb");
+    by_value::<Busy<TryCrossbeam>>(list, Wait::Spin, "crossbeam-channel");
+    by_value::<Busy<ArrayQueue>>(list, Wait::Spin, "crossbeam-queue");
+    by_value::<Busy<Ringbuf>>(list, Wait::Spin, "ringbuf");
+    by_value::<Busy<Heapless<3>>>(list, Wait::Spin, "heapless");
+    // Its documentation advises a power of two, of which one slot stays empty: three items, not two.
+    list.words((Wait::Spin, Role::Reference, "heapless of 3", "moved"), moved::<Busy<Heapless<4>>, u64>);
+    by_value::<Busy<TryKanal>>(list, Wait::Spin, "kanal");
+    by_value::<Busy<TryFlume>>(list, Wait::Spin, "flume");
+    by_value::<Busy<TryStd>>(list, Wait::Spin, "std sync_channel");
+    by_value::<Crossbeam>(list, Wait::SpinPark, "crossbeam-channel");
+    by_value::<Std>(list, Wait::SpinPark, "std sync_channel");
+    by_value::<Kanal>(list, Wait::SpinPark, "kanal");
+    by_value::<Flume>(list, Wait::Park, "flume");
+    by_value::<RingbufBlocking>(list, Wait::Park, "ringbuf-blocking");
+
+    let id = (Wait::Spin, Role::Peer, "rtrb", "in place");
+    list.stream::<Block4K, _, _>(id, || rtrb::RingBuffer::<Block4K>::new(2));
+    list.stream::<Block1M, _, _>(id, || rtrb::RingBuffer::<Block1M>::new(2));
+    let id = (Wait::Spin, Role::Peer, "ringbuf", "in place");
+    list.stream::<Block4K, _, _>(id, || ringbuf::HeapRb::<Block4K>::new(2).split());
+    list.stream::<Block1M, _, _>(id, || ringbuf::HeapRb::<Block1M>::new(2).split());
+    let id = (Wait::Park, Role::Peer, "ringbuf-blocking", "in place");
+    list.stream::<Block4K, _, _>(id, || ringbuf_blocking::BlockingHeapRb::<Block4K>::new(2).split());
+    list.stream::<Block1M, _, _>(id, || ringbuf_blocking::BlockingHeapRb::<Block1M>::new(2).split());
+    let id = (Wait::Spin, Role::Peer, "thingbuf", "in place");
+    list.words(id, thingbuf::<u64>);
+    list.stream::<Block4K, _, _>(id, thingbuf::<Block4K>);
+    list.stream::<Block1M, _, _>(id, thingbuf::<Box<Block1M>>);
+    let id = (Wait::Park, Role::Peer, "thingbuf", "in place");
+    list.words(id, || thingbuf::mpsc::blocking::with_recycle::<u64, _>(2, Keep));
+    list.stream::<Block4K, _, _>(id, || thingbuf::mpsc::blocking::with_recycle::<Block4K, _>(2, Keep));
+    list.stream::<Block1M, _, _>(id, || thingbuf::mpsc::blocking::with_recycle::<Box<Block1M>, _>(2, Keep));
+
+    list.round_trip((Wait::Spin, Role::Peer, "triple_buffer", "in place, newest only"), || {
+        let (tx, back_rx) = triple_buffer::triple_buffer(&0);
+        let (back_tx, rx) = triple_buffer::triple_buffer(&0);
+        ((tx, rx), (back_tx, back_rx))
+    });
+}

@@ -1,0 +1,244 @@
+//! What comes out: a table, a CSV, a picture.
+
+use std::fmt::Write as _;
+
+use crate::measure::{Measure, Role, Sample, Subject, Wait};
+
+/// What `--only` looks at.
+pub fn id(subject: &Subject) -> String {
+    format!("{}/{}/{}/{}", subject.wait.name(), subject.measure.name(), subject.name, subject.way)
+}
+
+/// Keeps the subjects whose id is `wanted`, and the floors of their groups.
+pub fn select(subjects: &mut Vec<Subject>, wanted: impl Fn(&str) -> bool) {
+    let groups: Vec<_> =
+        subjects.iter().filter(|subject| wanted(&id(subject))).map(|s| (s.wait, s.measure)).collect();
+    subjects.retain(|subject| {
+        let floor = subject.role == Role::Floor && groups.contains(&(subject.wait, subject.measure));
+        floor || wanted(&id(subject))
+    });
+}
+
+/// The figures of one subject.
+struct Row<'a> {
+    subject: &'a Subject,
+    min: f64,
+    median: f64,
+    /// The median, over the rounds, of the ratio to the floor of the same round.
+    ratio: Option<f64>,
+    cpu: f64,
+    /// Whether no other way to use the same library by value was faster.
+    best: bool,
+}
+
+pub struct Report<'a> {
+    head: String,
+    rows: Vec<Row<'a>>,
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+}
+
+impl<'a> Report<'a> {
+    pub fn new(subjects: &'a [Subject], head: String) -> Self {
+        let value = |sample: &Sample| sample.value;
+        let floor = |subject: &Subject| {
+            subjects.iter().find(|other| {
+                other.role == Role::Floor && (other.wait, other.measure) == (subject.wait, subject.measure)
+            })
+        };
+        let mut rows: Vec<Row> = subjects
+            .iter()
+            .map(|subject| Row {
+                subject,
+                min: subject.samples.iter().map(value).fold(f64::INFINITY, f64::min),
+                median: median(subject.samples.iter().map(value)),
+                ratio: floor(subject).map(|floor| {
+                    median(
+                        subject
+                            .samples
+                            .iter()
+                            .zip(&floor.samples)
+                            .map(|(ours, theirs)| ours.value / theirs.value),
+                    )
+                }),
+                cpu: median(subject.samples.iter().map(|sample| sample.cpu)),
+                best: true,
+            })
+            .collect();
+        let place = |row: &Row| {
+            let order =
+                (Wait::ALL.iter().position(|&w| w == row.subject.wait), position(row.subject.measure));
+            (order, row.subject.role != Role::Floor)
+        };
+        rows.sort_by(|a, b| place(a).cmp(&place(b)).then(a.min.total_cmp(&b.min)));
+        // Sorted by the minimum: the first by-value way of a library is its best.
+        let mut seen = Vec::new();
+        for row in &mut rows {
+            let Subject { wait, measure, name, way, .. } = *row.subject;
+            let by_value = row.subject.role == Role::Peer && !way.starts_with("in place");
+            row.best = !by_value || !seen.contains(&(wait, measure, name));
+            if by_value {
+                seen.push((wait, measure, name));
+            }
+        }
+        Self { head, rows }
+    }
+
+    /// The rows of each group that is not empty, the best ways only.
+    fn groups(&self) -> impl Iterator<Item = (Wait, Measure, Vec<&Row<'a>>)> {
+        let all = Measure::ALL.into_iter().flat_map(|measure| Wait::ALL.map(|wait| (wait, measure)));
+        all.map(|(wait, measure)| {
+            let of_group =
+                |row: &&Row| (row.subject.wait, row.subject.measure) == (wait, measure) && row.best;
+            (wait, measure, self.rows.iter().filter(of_group).collect::<Vec<_>>())
+        })
+        .filter(|(.., rows)| !rows.is_empty())
+    }
+
+    /// For people. Markdown, so that it can be pasted.
+    pub fn table(&self) -> String {
+        let mut out = format!("{}\n", self.head);
+        for (wait, measure, rows) in self.groups() {
+            let _ = write!(
+                out,
+                "\n**{}, {}** ({})\n\n| {:<18} | {:<34} | {:>9} | {:>9} | {:>8} | {:>5} |\n",
+                measure.name(),
+                wait.name(),
+                measure.unit(),
+                "",
+                "way",
+                "min",
+                "median",
+                "× floor",
+                "CPUs",
+            );
+            let _ = writeln!(
+                out,
+                "| {:-<18} | {:-<34} | {:->8}: | {:->8}: | {:->7}: | {:->4}: |",
+                "", "", "", "", "", ""
+            );
+            for row in rows {
+                let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
+                let _ = writeln!(
+                    out,
+                    "| {:<18} | {:<34} | {:>9} | {:>9} | {ratio:>8} | {:>5.2} |",
+                    row.subject.name,
+                    row.subject.way,
+                    number(row.min),
+                    number(row.median),
+                    row.cpu,
+                );
+            }
+        }
+        out
+    }
+
+    /// For programs: every way of every subject.
+    pub fn csv(&self) -> String {
+        let mut out = format!("# {}\n", self.head);
+        out += "wait,measure,role,subject,way,unit,handoffs_per_sample,samples,min,median,median_ratio_to_floor,cpus\n";
+        for row in &self.rows {
+            let Subject { wait, measure, role, name, way, handoffs, samples, .. } = row.subject;
+            let role = format!("{role:?}").to_lowercase();
+            let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.4}"));
+            let _ = writeln!(
+                out,
+                "{},{},{role},{name},{way},{},{handoffs},{},{:.2},{:.2},{ratio},{:.3}",
+                wait.name(),
+                measure.name(),
+                measure.unit(),
+                samples.len(),
+                row.min,
+                row.median,
+                row.cpu,
+            );
+        }
+        out
+    }
+
+    /// A panel a group: a bar to the minimum, a pale one on to the median.
+    pub fn svg(&self) -> String {
+        const PANEL: f64 = 530.0; // width, and of it:
+        const LABEL: f64 = 205.0;
+        const BAR: f64 = 190.0;
+        const LINE: f64 = 16.0;
+        let mut body = String::new();
+        let mut top = 64.0;
+        for measure in Measure::ALL {
+            let mut height: f64 = 0.0;
+            for (wait, _, rows) in self.groups().filter(|&(_, of, _)| of == measure) {
+                let x = 10.0 + PANEL * Wait::ALL.iter().position(|&w| w == wait).unwrap_or(0) as f64;
+                let title = format!("{}, {}: {}", measure.name(), wait.name(), measure.unit());
+                let _ = writeln!(body, r#"<text x="{x}" y="{top}" class="title">{title}</text>"#);
+                // Beyond eight times the fastest that is no floor, a bar is cut.
+                let fastest = rows.iter().filter(|row| row.subject.role != Role::Floor).map(|row| row.min);
+                let fastest = fastest.fold(f64::INFINITY, f64::min);
+                let slowest = rows.iter().map(|row| row.median).fold(0.0, f64::max);
+                let end = if measure == Measure::Idle { slowest } else { slowest.min(8.0 * fastest) };
+                let width = |value: f64| BAR * (value / end.max(f64::MIN_POSITIVE)).min(1.0);
+                for (i, row) in rows.iter().enumerate() {
+                    let y = top + LINE * (i + 1) as f64;
+                    let class = format!("{:?}", row.subject.role).to_lowercase();
+                    let (min, median) = (width(row.min), width(row.median));
+                    // The way, where there is a choice: words always travel by value, ours always in place.
+                    let blocks = matches!(measure, Measure::Stream(bytes) if bytes > 8);
+                    let name = if blocks && row.subject.role == Role::Peer {
+                        format!("{}, {}", row.subject.name, row.subject.way)
+                    } else {
+                        row.subject.name.to_owned()
+                    };
+                    let bar = x + LABEL;
+                    let _ = writeln!(
+                        body,
+                        r#"<text x="{:.1}" y="{y:.1}" class="name {class}">{name}</text><rect x="{bar:.1}" y="{:.1}" width="{median:.1}" height="11" class="{class} pale"/><rect x="{bar:.1}" y="{:.1}" width="{min:.1}" height="11" class="{class}"/><text x="{:.1}" y="{y:.1}">{}{} / {}</text>"#,
+                        bar - 6.0,
+                        y - 9.0,
+                        y - 9.0,
+                        bar + median.max(min) + 5.0,
+                        if row.median > end { "▸ " } else { "" },
+                        number(row.min),
+                        number(row.median),
+                    );
+                }
+                height = height.max(LINE * (rows.len() + 1) as f64);
+            }
+            top += if height > 0.0 { height + 22.0 } else { 0.0 };
+        }
+        let width = 20.0 + PANEL * Wait::ALL.len() as f64;
+        format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" viewBox="0 0 {width} {top}">
+<style>
+text {{ font: 11px sans-serif; fill: #333 }}
+.name {{ text-anchor: end }}
+.title {{ font-weight: bold; font-size: 12px }}
+rect.floor {{ fill: #777 }} rect.reference {{ fill: #aaa }} rect.ours {{ fill: #d95f02 }} rect.peer {{ fill: #4a7fb5 }}
+rect.pale {{ opacity: 0.35 }}
+text.ours {{ font-weight: bold; fill: #b04c00 }} text.floor, text.reference {{ fill: #777 }}
+</style>
+<rect width="{width}" height="{top}" fill="white"/>
+<text x="10" y="20" class="title">Hand-offs at depth two: minimum (solid) and median (pale) of the samples, best way of each library; shorter is better</text>
+<text x="10" y="38">{}</text>
+{body}</svg>
+"#,
+            self.head,
+        )
+    }
+}
+
+fn position(measure: Measure) -> Option<usize> {
+    Measure::ALL.iter().position(|&other| other == measure)
+}
+
+/// Three digits or more.
+fn number(value: f64) -> String {
+    match value {
+        _ if value < 10.0 => format!("{value:.2}"),
+        _ if value < 100.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}

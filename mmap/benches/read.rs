@@ -1,0 +1,144 @@
+//! Read modes against each other, cold and warm, and hints of many pieces against one call a piece.
+//!
+//! `cargo bench -p twinbuf-mmap --bench read`. Linux, and a target folder on a disk. The modes take turns,
+//! so that a disturbance hits all of them; the least of the rounds says more than the median on a machine
+//! that others use. "Cold" is an evicted cache, not a disk without a cache of its own.
+
+#[cfg(target_os = "linux")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // `cargo test --all-targets` runs benchmarks too, without this argument.
+    if std::env::args().any(|argument| argument == "--bench") { linux::run() } else { Ok(()) }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::error::Error;
+    use std::fs::File;
+    use std::io::Write;
+    use std::time::{Duration, Instant};
+
+    use memmap2::{Advice, MmapOptions};
+    use twinbuf_mmap::{BatchPlan, Evict, Order, PIECE, Plan, ReadMode, Records};
+
+    const BYTES: usize = 256 << 20;
+    const ROUNDS: u64 = 11;
+    const MODES: [ReadMode; 2] = [ReadMode::Pread, ReadMode::MapChecked];
+
+    /// What the pages are before a measurement.
+    #[derive(Clone, Copy, Debug)]
+    enum Pages {
+        /// Not in the cache.
+        Cold,
+        /// In the cache, not mapped.
+        Cached,
+        /// In the cache, and mapped if this mode maps.
+        Mapped,
+    }
+
+    pub(super) fn run() -> Result<(), Box<dyn Error>> {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let path = folder.path().join("data");
+        let mut file = File::create(&path)?;
+        let block: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
+        (0..BYTES >> 20).try_for_each(|_| file.write_all(&block))?;
+        file.sync_all()?;
+
+        println!("{:<32} {:<11} {:>12} {:>12}", "what, pages before", "mode", "least", "median");
+        for (what, record, batch) in [("4 MiB in order", 4 << 20, 1), ("1000 of 4 KiB, shuffled", 4096, 1000)]
+        {
+            let mut modes = Vec::new();
+            for mode in MODES {
+                modes.push(Records::open([&path], record)?.with_read_mode(mode)?);
+            }
+            let mut out = vec![0; record * batch];
+            for pages in [Pages::Cold, Pages::Cached, Pages::Mapped] {
+                let mut times = [const { Vec::new() }; MODES.len()];
+                for round in 0..ROUNDS {
+                    for (records, times) in modes.iter().zip(&mut times) {
+                        let batches = batches(records, batch, round)?;
+                        for other in &modes {
+                            let all = Plan::builder(other.len()).batch(other.len()).build()?;
+                            let all = all.batch(0, 0).expect("one batch");
+                            other.evict_batch(&all, Evict::Unmap)?;
+                        }
+                        match pages {
+                            Pages::Cold => records.evict()?,
+                            Pages::Cached => read(&Records::open([&path], record)?, &batches, &mut out)?,
+                            Pages::Mapped => read(records, &batches, &mut out)?,
+                        }
+                        let begun = Instant::now();
+                        read(records, &batches, &mut out)?;
+                        let count = u32::try_from(batches.len())?;
+                        times.push(begun.elapsed() / count);
+                    }
+                }
+                for (mode, times) in MODES.iter().zip(&mut times) {
+                    print(&format!("{what}, {pages:?}"), &format!("{mode:?}"), times);
+                }
+            }
+        }
+        hints(&path)
+    }
+
+    /// Eight batches, others in each round.
+    fn batches(records: &Records, batch: usize, round: u64) -> Result<Vec<BatchPlan>, Box<dyn Error>> {
+        let order = if batch == 1 { Order::Sequential } else { Order::Records };
+        let plan = Plan::builder(records.len()).batch(batch as u64).order(order).build()?;
+        Ok((0..8).filter_map(|step| plan.batch(round, step)).collect())
+    }
+
+    fn read(records: &Records, batches: &[BatchPlan], out: &mut [u8]) -> Result<(), Box<dyn Error>> {
+        for batch in batches {
+            records.read(batch, out)?;
+        }
+        Ok(())
+    }
+
+    /// 1000 records of 4 KiB: `will_need` against a loop of `madvise`, which gets its ranges for nothing.
+    fn hints(path: &std::path::Path) -> Result<(), Box<dyn Error>> {
+        let records = Records::open([path], 4096)?;
+        let map = MmapOptions::new().map_raw_read_only(&File::open(path)?)?;
+        for cold in [true, false] {
+            let mut times = [const { Vec::new() }; 2];
+            for round in 0..ROUNDS {
+                let batch = &batches(&records, 1000, round)?[0];
+                let mut runs = Vec::new();
+                for run in batch.runs() {
+                    let (start, end) = (usize::try_from(run.start)?, usize::try_from(run.end)?);
+                    runs.push(start * 4096..end * 4096);
+                }
+                for (looped, times) in [true, false].into_iter().zip(&mut times) {
+                    records.evict()?;
+                    if cold {
+                        std::thread::sleep(Duration::from_millis(20));
+                    } else {
+                        records.read(batch, &mut vec![0; 4096 * 1000])?;
+                    }
+                    let begun = Instant::now();
+                    if looped {
+                        for run in &runs {
+                            map.advise_range(Advice::WillNeed, run.start, run.len())?;
+                        }
+                        times.push(begun.elapsed());
+                    } else {
+                        times.push(records.will_need(batch, PIECE).time);
+                    }
+                }
+            }
+            let what = format!("hints for 1000 of 4 KiB, {}", if cold { "Cold" } else { "Cached" });
+            for (how, times) in ["one a piece", "will_need"].into_iter().zip(&mut times) {
+                print(&what, how, times);
+            }
+        }
+        Ok(())
+    }
+
+    fn print(what: &str, how: &str, times: &mut [Duration]) {
+        times.sort_unstable();
+        let micros = |time: Duration| format!("{:.0} us", time.as_secs_f64() * 1e6);
+        println!("{what:<32} {how:<11} {:>12} {:>12}", micros(times[0]), micros(times[times.len() / 2]));
+    }
+}

@@ -1,0 +1,105 @@
+//! One regular file, opened without waiting and read by position.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// A regular file that stays open, also when its name is deleted or given to another file.
+#[derive(Debug)]
+pub(crate) struct DataFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    /// Bytes in the file when it was opened.
+    pub(crate) len: u64,
+}
+
+impl DataFile {
+    /// Opens a regular file; anything else is refused without being opened.
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let regular = |metadata: &Metadata| match special(metadata) {
+            Some(found) => Err(Error::NotAFile { path: path.to_owned(), found }),
+            None => Ok(metadata.len()),
+        };
+        let failed = |source| Error::opening(path, source);
+        // Looked at before it is opened, because opening a FIFO wakes its writer and opening a device can
+        // move it.
+        regular(&std::fs::metadata(path).map_err(failed)?)?;
+        let mut options = OpenOptions::new();
+        options.read(true);
+        // Should a FIFO have taken the file's place since, opening does not wait for its writer. It has no
+        // effect on regular files: open(2).
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+        let file = options.open(path).map_err(failed)?;
+        let len = regular(&file.metadata().map_err(failed)?)?;
+        Ok(Self { path: path.to_owned(), file, len })
+    }
+
+    /// Fills `out` with the bytes from `start` on.
+    pub(crate) fn read_exact(&self, out: &mut [u8], start: u64) -> Result<(), Error> {
+        let mut found = 0;
+        while found < out.len() {
+            let offset = start + found as u64;
+            match read_at(&self.file, &mut out[found..], offset) {
+                Ok(0) => {
+                    let (wanted, found) = (out.len() as u64, found as u64);
+                    return Err(Error::Truncated { path: self.path.clone(), offset, wanted, found });
+                }
+                // Fewer bytes than asked for are no error: Linux gives at most 2 GiB a call.
+                Ok(bytes) => found += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(Error::Read { path: self.path.clone(), offset, source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes `start..start + len` of the header.
+    ///
+    /// Memory is taken only after the file is known to be that long.
+    pub(crate) fn header(&self, start: usize, len: usize) -> Result<Vec<u8>, Error> {
+        let end = start.saturating_add(len) as u64;
+        if self.len < end {
+            return Err(Error::HeaderCutOff { path: self.path.clone(), wanted: end, found: self.len });
+        }
+        let mut bytes = vec![0; len];
+        self.read_exact(&mut bytes, start as u64)?;
+        Ok(bytes)
+    }
+}
+
+/// What this is, if it is no regular file.
+fn special(metadata: &Metadata) -> Option<&'static str> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        return None;
+    }
+    if kind.is_dir() {
+        return Some("directory");
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return Some("FIFO");
+        }
+        if kind.is_socket() {
+            return Some("socket");
+        }
+    }
+    Some("device")
+}
+
+/// One read at an offset; it does not depend on the file's cursor.
+#[cfg(unix)]
+fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, out, offset)
+}
+
+/// One read at an offset; it moves the file's cursor, which nothing here uses.
+#[cfg(windows)]
+fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, out, offset)
+}

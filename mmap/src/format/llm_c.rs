@@ -1,0 +1,84 @@
+//! Token shards with a header of 256 `int32`, as llm.c and modded-nanogpt write them.
+
+use std::path::Path;
+
+use super::{Array, check_length, open};
+use crate::file::DataFile;
+use crate::{Cut, DType, Error, Records};
+
+/// 256 int32: magic, version, number of tokens; the rest is not used.
+const HEADER: usize = 256 * 4;
+/// The two headers there are, by `HEADERS_INFO` in llm.c's `dev/data/data_common.py`.
+const GPT_2: (i32, i32, DType) = (20_240_520, 1, DType::U16);
+const LLAMA_3: (i32, i32, DType) = (20_240_801, 7, DType::U32);
+
+impl Records {
+    /// Opens token shards (`.bin`) with the header that llm.c and modded-nanogpt write. A row is one token.
+    ///
+    /// All numbers are little-endian. The header is 256 int32: magic, version and the number of tokens, which
+    /// follow it; the other 253 are not looked at. There are two kinds, and the header says which one a file
+    /// is (`HEADERS_INFO` in llm.c's `dev/data/data_common.py`):
+    ///
+    /// | magic | version | tokens | written by |
+    /// | --- | --- | --- | --- |
+    /// | 20240520 | 1 | [`DType::U16`] | llm.c for GPT-2, modded-nanogpt |
+    /// | 20240801 | 7 | [`DType::U32`] | llm.c for Llama 3 |
+    ///
+    /// llm.c's evaluation files (magic 20240522) hold records of many lengths and are refused.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open_headerless`](Self::open_headerless) but [`Error::Ragged`], and
+    /// [`Error::HeaderCutOff`], [`Error::BadMagic`], [`Error::BadVersion`]; [`Error::BadHeader`] for a
+    /// negative number of tokens; [`Error::DataLength`] where that number is not what the file holds;
+    /// [`Error::Mixed`] where one file has tokens of 16 bits and another of 32.
+    ///
+    /// ```
+    /// use twinbuf_mmap::{Cut, DType, Records};
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("fineweb_train_000001.bin");
+    /// let mut header = [0_i32; 256];
+    /// header[..3].copy_from_slice(&[20240520, 1, 2049]);
+    /// let mut shard: Vec<u8> = header.into_iter().flat_map(i32::to_le_bytes).collect();
+    /// shard.extend((0..2049_u16).flat_map(u16::to_le_bytes));
+    /// std::fs::write(&path, &shard)?;
+    ///
+    /// let records = Records::open_llm_c([&path], Cut::sequence(1024))?;
+    /// assert_eq!(records.len(), 2);
+    /// assert_eq!((records.dtype(), records.shape()), (DType::U16, &[1025][..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_llm_c<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>, cut: Cut) -> Result<Self, Error> {
+        open(paths, cut, parse)
+    }
+}
+
+fn parse(file: &DataFile) -> Result<Array, Error> {
+    let header = file.header(0, HEADER)?;
+    let path = || file.path.clone();
+    let number = |at: usize| i32::from_le_bytes([0, 1, 2, 3].map(|byte| header[4 * at + byte]));
+    let (version, dtype) = match number(0) {
+        magic if magic == GPT_2.0 => (GPT_2.1, GPT_2.2),
+        magic if magic == LLAMA_3.0 => (LLAMA_3.1, LLAMA_3.2),
+        magic => {
+            return Err(Error::BadMagic {
+                path: path(),
+                offset: 0,
+                wanted: "20240520 or 20240801",
+                found: magic.to_string(),
+            });
+        }
+    };
+    if number(1) != version {
+        let (wanted, found) = (version.to_string(), number(1).to_string());
+        return Err(Error::BadVersion { path: path(), offset: 4, wanted, found });
+    }
+    let Ok(tokens) = u64::try_from(number(2)) else {
+        let (wanted, found) = ("a number of tokens", number(2).to_string());
+        return Err(Error::BadHeader { path: path(), offset: 8, wanted, found });
+    };
+    let array = Array { offset: HEADER as u64, dtype, shape: vec![tokens] };
+    check_length(file, &array)?;
+    Ok(array)
+}

@@ -1,0 +1,153 @@
+//! Files that say what they hold: an array in C order somewhere in a file, and how it is cut into records.
+
+mod headerless;
+mod llm_c;
+mod npy;
+#[cfg(feature = "safetensors")]
+mod safetensors;
+
+use std::path::Path;
+
+use crate::file::DataFile;
+use crate::records::{Kind, Layout};
+use crate::{DType, Error, Records};
+
+/// How an array is cut into records.
+///
+/// A *row* is one entry of the array's first axis: a token of a token file, an image of an array of images.
+///
+/// ```
+/// use twinbuf_mmap::{Cut, DType, Plan, Records};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("train.bin");
+/// std::fs::write(&path, (0..12_u16).flat_map(u16::to_le_bytes).collect::<Vec<u8>>())?;
+///
+/// // Inputs and targets of four tokens: the target of a window's last input is its fifth token.
+/// let records = Records::open_headerless([&path], DType::U16, Cut::sequence(4))?;
+/// assert_eq!((records.len(), records.shape()), (2, &[5][..]));
+///
+/// let batch = Plan::builder(records.len()).batch(2).build()?.batch(0, 0).unwrap();
+/// let mut tokens = vec![0_u16; 10];
+/// records.read(&batch, bytemuck::cast_slice_mut(&mut tokens))?;
+/// assert_eq!(tokens, [0, 1, 2, 3, 4, /* and */ 4, 5, 6, 7, 8]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Cut {
+    /// Every row is a record.
+    #[default]
+    Rows,
+    /// Windows of consecutive rows. The rows at the end of each file that do not fill a window are left
+    /// unread, and no window reaches from one file into the next.
+    Windows {
+        /// Rows in a window, at least 1.
+        rows: usize,
+        /// Rows from the start of a window to the start of the next, at least 1. Windows overlap if it is
+        /// smaller than `rows`, and rows are left out if it is larger.
+        stride: usize,
+    },
+}
+
+impl Cut {
+    /// Windows of `tokens + 1` tokens, one every `tokens`: neighbours share one token, so that every token
+    /// but the first of a file is once a target.
+    #[must_use]
+    pub const fn sequence(tokens: usize) -> Self {
+        Self::Windows { rows: tokens.saturating_add(1), stride: tokens }
+    }
+}
+
+/// An array in C order in a file, as its header says.
+#[derive(Debug)]
+struct Array {
+    /// Its first byte.
+    offset: u64,
+    dtype: DType,
+    shape: Vec<u64>,
+}
+
+/// Opens files of one format, whose headers `parse` reads.
+fn open<P: AsRef<Path>>(
+    paths: impl IntoIterator<Item = P>,
+    cut: Cut,
+    parse: impl Fn(&DataFile) -> Result<Array, Error>,
+) -> Result<Records, Error> {
+    match cut {
+        Cut::Windows { rows: 0, .. } => return Err(Error::ZeroRecord),
+        Cut::Windows { stride: 0, .. } => return Err(Error::ZeroStride),
+        _ => {}
+    }
+    Records::assemble(paths, |file| layout(file, parse(file)?, cut))
+}
+
+/// Bytes in an array, or `None` if there are 2^64 or more.
+fn data_bytes(dtype: DType, shape: &[u64]) -> Option<u64> {
+    // A dimension of 0 makes all others harmless, wherever it stands.
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    shape.iter().try_fold(dtype.size() as u64, |bytes, &axis| bytes.checked_mul(axis))
+}
+
+/// Checks that the array ends where the file does.
+fn check_length(file: &DataFile, array: &Array) -> Result<(), Error> {
+    let found = file.len.saturating_sub(array.offset);
+    match data_bytes(array.dtype, &array.shape) {
+        Some(wanted) if wanted == found => Ok(()),
+        Some(wanted) => {
+            Err(Error::DataLength { path: file.path.clone(), offset: array.offset, wanted, found })
+        }
+        None => Err(Error::BadShape {
+            path: file.path.clone(),
+            wanted: "fewer than 2^64 bytes",
+            found: array.shape.clone(),
+        }),
+    }
+}
+
+/// Where the records of an array lie. The array has been found to lie in the file.
+fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
+    let bad_shape = |wanted, found| Error::BadShape { path: file.path.clone(), wanted, found };
+    let Some((&rows, row)) = array.shape.split_first() else {
+        return Err(bad_shape("at least one axis", array.shape));
+    };
+    let row_bytes = match data_bytes(array.dtype, row) {
+        Some(0) => return Err(bad_shape("no empty rows", array.shape)),
+        Some(bytes) => bytes,
+        None => return Err(bad_shape("fewer than 2^64 bytes", array.shape)),
+    };
+    let (window, stride) = match cut {
+        Cut::Rows => (1, 1),
+        Cut::Windows { rows, stride } => (rows as u64, stride as u64),
+    };
+    // Saturation is harmless. A window of 2^64 bytes or more fills no file; a stride of so many is used only
+    // to find the second window, and then both fit the file.
+    let bytes = row_bytes.saturating_mul(window);
+    let stride_bytes = row_bytes.saturating_mul(stride);
+    let Some(spare) = rows.checked_sub(window) else {
+        // The rows lie in the file, so this product is at most its length.
+        return Err(Error::TooShort { path: file.path.clone(), wanted: bytes, found: rows * row_bytes });
+    };
+    let axes = row.iter().map(|&axis| usize::try_from(axis));
+    let shape: Result<Vec<_>, _> = match cut {
+        Cut::Rows => axes.collect(),
+        Cut::Windows { rows, .. } => std::iter::once(Ok(rows)).chain(axes).collect(),
+    };
+    let (Ok(bytes), Ok(shape)) = (usize::try_from(bytes), shape) else {
+        return Err(Error::TooLarge { path: file.path.clone() });
+    };
+    Ok(Layout {
+        kind: Kind { dtype: array.dtype, shape, bytes, stride: stride_bytes },
+        offset: array.offset,
+        records: spare / stride + 1,
+    })
+}
+
+/// Words from a file, made fit for one line of a message: escaped, and cut after 100 characters.
+fn excerpt(text: &[u8]) -> String {
+    const MOST: usize = 100;
+    // Four bytes are the most that one character takes.
+    let text = String::from_utf8_lossy(&text[..text.len().min(4 * MOST)]);
+    text.chars().take(MOST).flat_map(char::escape_debug).collect()
+}

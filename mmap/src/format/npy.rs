@@ -1,0 +1,291 @@
+//! numpy's `.npy`: a magic string, a version, and a Python dictionary that says what the array is.
+//!
+//! Read here and not by a crate: those that do (npyz, ndarray-npy) need about 30 more for the dictionary.
+
+use std::path::Path;
+
+use super::{Array, check_length, excerpt, open};
+use crate::file::DataFile;
+use crate::{Cut, DType, Error, Records};
+
+/// What a file begins with; the version, major and minor, follows.
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+/// Longest dictionary: numpy itself reads no longer one unless told to (`_MAX_HEADER_SIZE` in its
+/// `numpy/lib/_format_impl.py`). A plain array needs about 100 bytes.
+const LONGEST: u64 = 10_000;
+
+impl Records {
+    /// Opens arrays that numpy saved (`numpy.save`): `.npy` of version 1.0, 2.0 or 3.0, in C order. A row is
+    /// one entry of the first axis.
+    ///
+    /// Types: all numeric ones of fixed size, that is `bool`, `int8` to `int64`, `uint8` to `uint64`,
+    /// `float16` to `float64`, `complex64`, `complex128`. Several files may differ in the length of the first
+    /// axis, and only there. The format is that of numpy's `numpy.lib.format`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
+    /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
+    ///
+    /// - [`Error::HeaderCutOff`], [`Error::BadMagic`], [`Error::BadVersion`], [`Error::HeaderTooLong`] (more
+    ///   than 10 000 bytes, numpy's own limit), [`Error::BadHeader`];
+    /// - [`Error::UnsupportedType`] (text, dates, objects, structures, `longdouble`), [`Error::BigEndian`],
+    ///   [`Error::FortranOrder`];
+    /// - [`Error::BadShape`]: no axis, rows of no element, or 2^64 bytes or more;
+    /// - [`Error::DataLength`]: the array does not end where the file does;
+    /// - [`Error::Mixed`]: its rows are not those of the first file.
+    ///
+    /// ```
+    /// use twinbuf_mmap::{Cut, DType, Plan, Records};
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("x.npy");
+    /// // As numpy.save writes numpy.array([[1, 2], [3, 4], [5, 6]], dtype=numpy.float32).
+    /// let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }";
+    /// let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    /// file.extend(format!("{header:117}\n").bytes());
+    /// file.extend([1_f32, 2.0, 3.0, 4.0, 5.0, 6.0].into_iter().flat_map(f32::to_le_bytes));
+    /// std::fs::write(&path, &file)?;
+    ///
+    /// let records = Records::open_npy([&path], Cut::Rows)?;
+    /// assert_eq!(records.len(), 3);
+    /// assert_eq!((records.dtype(), records.shape()), (DType::F32, &[2][..]));
+    ///
+    /// // A buffer of numbers is aligned for them, so its bytes can be read into as they are.
+    /// let batch = Plan::builder(3).batch(3).build()?.batch(0, 0).unwrap();
+    /// let mut numbers = vec![0_f32; 6];
+    /// records.read(&batch, bytemuck::cast_slice_mut(&mut numbers))?;
+    /// assert_eq!(numbers, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_npy<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>, cut: Cut) -> Result<Self, Error> {
+        open(paths, cut, parse)
+    }
+}
+
+fn parse(file: &DataFile) -> Result<Array, Error> {
+    let path = || file.path.clone();
+    let start = file.header(0, MAGIC.len() + 2)?;
+    let (magic, version) = start.split_at(MAGIC.len());
+    if magic != MAGIC {
+        let (wanted, found) = ("\\x93NUMPY", magic.escape_ascii().to_string());
+        return Err(Error::BadMagic { path: path(), offset: 0, wanted, found });
+    }
+    // Version 2 widened the length from 16 to 32 bits; version 3 is version 2 with UTF-8 for Latin-1.
+    let offset = start.len();
+    let (text, length) = match *version {
+        [1, 0] => {
+            let bytes = file.header(offset, 2)?;
+            (offset + 2, u64::from(bytes[0]) | u64::from(bytes[1]) << 8)
+        }
+        [2 | 3, 0] => {
+            let bytes = file.header(offset, 4)?;
+            (offset + 4, bytes.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte)))
+        }
+        _ => {
+            let (wanted, found) = ("1.0, 2.0 or 3.0".to_owned(), format!("{}.{}", version[0], version[1]));
+            return Err(Error::BadVersion { path: path(), offset: MAGIC.len() as u64, wanted, found });
+        }
+    };
+    // At most LONGEST, which is no more than 16 bits.
+    let length = match usize::try_from(length) {
+        Ok(fits) if length <= LONGEST => fits,
+        _ => {
+            let (offset, wanted) = (offset as u64, LONGEST);
+            return Err(Error::HeaderTooLong { path: path(), offset, wanted, found: length });
+        }
+    };
+    let header = file.header(text, length)?;
+    let mut parser = Parser { file, start: text, text: &header, at: 0 };
+    let (dtype, shape) = parser.dictionary()?;
+    let array = Array { offset: (text + length) as u64, dtype, shape };
+    check_length(file, &array)?;
+    Ok(array)
+}
+
+/// Reads the dictionary from front to back; every step says where in the file it failed.
+struct Parser<'a> {
+    file: &'a DataFile,
+    /// The byte of the file with which `text` begins.
+    start: usize,
+    text: &'a [u8],
+    /// Bytes of `text` that have been read.
+    at: usize,
+}
+
+impl<'a> Parser<'a> {
+    /// The three entries, each once and in any order, and nothing else.
+    fn dictionary(&mut self) -> Result<(DType, Vec<u64>), Error> {
+        let (mut dtype, mut fortran, mut shape) = (None, None, None);
+        self.expect(b'{', "a dictionary")?;
+        while !self.accept(b'}') {
+            self.space();
+            let key_at = self.at;
+            match self.string()? {
+                b"descr" if dtype.is_none() => dtype = Some(self.value(Self::dtype)?),
+                b"fortran_order" if fortran.is_none() => fortran = Some(self.value(Self::boolean)?),
+                b"shape" if shape.is_none() => shape = Some(self.value(Self::shape)?),
+                _ => {
+                    self.at = key_at;
+                    return Err(self.bad("'descr', 'fortran_order' and 'shape', each once"));
+                }
+            }
+            if !self.accept(b',') {
+                self.expect(b'}', "`,` or `}`")?;
+                break;
+            }
+        }
+        self.space();
+        if self.at < self.text.len() {
+            return Err(self.bad("nothing after the dictionary"));
+        }
+        let (Some(dtype), Some((fortran, fortran_at)), Some((shape, _))) = (dtype, fortran, shape) else {
+            return Err(self.bad("'descr', 'fortran_order' and 'shape', each once"));
+        };
+        let dtype = self.little_endian(dtype)?;
+        // An array of one axis or none is the same in both orders; numpy writes `False` for it.
+        if fortran {
+            let offset = self.offset(fortran_at);
+            return Err(Error::FortranOrder { path: self.file.path.clone(), offset });
+        }
+        Ok((dtype, shape))
+    }
+
+    /// The colon and what `read` makes of the value behind it, with where that begins.
+    fn value<T>(&mut self, read: fn(&mut Self) -> Result<T, Error>) -> Result<(T, usize), Error> {
+        self.expect(b':', "`:`")?;
+        self.space();
+        let at = self.at;
+        Ok((read(self)?, at))
+    }
+
+    /// numpy's name of the type: byte order, kind and bytes.
+    fn dtype(&mut self) -> Result<&'a [u8], Error> {
+        match self.text.get(self.at) {
+            // A list is a structure, a tuple a type with a shape of its own.
+            Some(b'[' | b'(') => Err(self.unsupported(&self.text[self.at..], self.at)),
+            _ => self.string(),
+        }
+    }
+
+    /// The type by that name, found at `at`.
+    fn little_endian(&self, (name, at): (&[u8], usize)) -> Result<DType, Error> {
+        let (order, dtype) = match name {
+            [order, b'b', b'1'] => (order, DType::Bool),
+            [order, b'u', b'1'] => (order, DType::U8),
+            [order, b'i', b'1'] => (order, DType::I8),
+            [order, b'u', b'2'] => (order, DType::U16),
+            [order, b'i', b'2'] => (order, DType::I16),
+            [order, b'f', b'2'] => (order, DType::F16),
+            [order, b'u', b'4'] => (order, DType::U32),
+            [order, b'i', b'4'] => (order, DType::I32),
+            [order, b'f', b'4'] => (order, DType::F32),
+            [order, b'u', b'8'] => (order, DType::U64),
+            [order, b'i', b'8'] => (order, DType::I64),
+            [order, b'f', b'8'] => (order, DType::F64),
+            [order, b'c', b'8'] => (order, DType::C64),
+            [order, b'c', b'1', b'6'] => (order, DType::C128),
+            _ => return Err(self.unsupported(name, at)),
+        };
+        match order {
+            b'<' => Ok(dtype),
+            b'|' if dtype.size() == 1 => Ok(dtype),
+            b'>' if dtype.size() > 1 => {
+                let (path, offset) = (self.file.path.clone(), self.offset(at));
+                Err(Error::BigEndian { path, offset, found: excerpt(name) })
+            }
+            _ => Err(self.unsupported(name, at)),
+        }
+    }
+
+    fn boolean(&mut self) -> Result<bool, Error> {
+        for (word, value) in [(&b"False"[..], false), (b"True", true)] {
+            if self.text[self.at..].starts_with(word) {
+                self.at += word.len();
+                return Ok(value);
+            }
+        }
+        Err(self.bad("`True` or `False`"))
+    }
+
+    /// A tuple of numbers; as in Python, one alone needs a comma behind it.
+    fn shape(&mut self) -> Result<Vec<u64>, Error> {
+        let mut shape = Vec::new();
+        self.expect(b'(', "a tuple")?;
+        while !self.accept(b')') {
+            self.space();
+            shape.push(self.number()?);
+            if !self.accept(b',') {
+                if shape.len() == 1 {
+                    return Err(self.bad("`,`"));
+                }
+                self.expect(b')', "`,` or `)`")?;
+                break;
+            }
+        }
+        Ok(shape)
+    }
+
+    fn number(&mut self) -> Result<u64, Error> {
+        let digits = self.text[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let number = std::str::from_utf8(&self.text[self.at..self.at + digits]).ok();
+        let Some(number) = number.and_then(|number| number.parse().ok()) else {
+            return Err(self.bad("a number from 0 to 2^64 - 1"));
+        };
+        self.at += digits;
+        // Python 2 wrote long integers so; numpy drops the letter too (`_filter_header`).
+        if self.text.get(self.at) == Some(&b'L') {
+            self.at += 1;
+        }
+        Ok(number)
+    }
+
+    /// What stands between two quotes. Nothing that numpy writes here needs an escape; a backslash is an
+    /// unknown key or type.
+    fn string(&mut self) -> Result<&'a [u8], Error> {
+        let rest = &self.text[self.at..];
+        let found = match rest.split_first() {
+            Some((quote @ (b'\'' | b'"'), rest)) => rest.split(|byte| byte == quote).next(),
+            _ => None,
+        };
+        match found {
+            // Two quotes, of which the second is there if it is not the end of the text.
+            Some(string) if string.len() + 2 <= rest.len() => {
+                self.at += string.len() + 2;
+                Ok(string)
+            }
+            _ => Err(self.bad("a string")),
+        }
+    }
+
+    fn space(&mut self) {
+        let rest = &self.text[self.at..];
+        self.at += rest.iter().take_while(|byte| matches!(byte, b' ' | b'\n' | b'\t' | b'\r')).count();
+    }
+
+    /// Steps over `byte` and the space before it, if it comes next.
+    fn accept(&mut self, byte: u8) -> bool {
+        self.space();
+        let next = self.text.get(self.at) == Some(&byte);
+        self.at += usize::from(next);
+        next
+    }
+
+    fn expect(&mut self, byte: u8, wanted: &'static str) -> Result<(), Error> {
+        if self.accept(byte) { Ok(()) } else { Err(self.bad(wanted)) }
+    }
+
+    fn offset(&self, at: usize) -> u64 {
+        (self.start + at) as u64
+    }
+
+    fn bad(&self, wanted: &'static str) -> Error {
+        let found = excerpt(&self.text[self.at..]);
+        Error::BadHeader { path: self.file.path.clone(), offset: self.offset(self.at), wanted, found }
+    }
+
+    fn unsupported(&self, name: &[u8], at: usize) -> Error {
+        let found = excerpt(name);
+        Error::UnsupportedType { path: self.file.path.clone(), offset: self.offset(at), found }
+    }
+}

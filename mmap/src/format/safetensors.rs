@@ -1,0 +1,107 @@
+//! One tensor of a `safetensors` file: the crate of that name reads the header, and no more is read.
+
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+
+use super::{Array, excerpt, open};
+use crate::file::DataFile;
+use crate::{Cut, DType, Error, Records};
+
+/// The header's length comes first, 64 bits.
+const PREFIX: usize = 8;
+/// Longest header, by the format's own rule (`MAX_HEADER_SIZE` in the crate's `src/tensor.rs`).
+const LONGEST: u64 = 100_000_000;
+
+impl Records {
+    /// Opens the tensor named `tensor` in each of the files. A row is one entry of its first axis.
+    ///
+    /// Feature `safetensors`. Only the header is read, at most 100 MB (the format's own limit); its tensors
+    /// must cover the rest of the file without gap or overlap, as the format demands.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
+    /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
+    ///
+    /// - [`Error::HeaderCutOff`], [`Error::HeaderTooLong`], [`Error::BadHeader`];
+    /// - [`Error::DataLength`]: the tensors do not end where the file does;
+    /// - [`Error::NoTensor`], which has the names of those that are there;
+    /// - [`Error::UnsupportedType`]: elements of 4, 6 or 8 bits of floating point;
+    /// - [`Error::BadShape`]: no axis, or rows of no element;
+    /// - [`Error::Mixed`]: its rows are not those of the first file.
+    ///
+    /// ```
+    /// use twinbuf_mmap::{Cut, DType, Records};
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("train.safetensors");
+    /// let header = r#"{"x":{"dtype":"F32","shape":[5,3],"data_offsets":[0,60]}}"#;
+    /// let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    /// file.extend(header.bytes());
+    /// file.extend([0; 60]);
+    /// std::fs::write(&path, &file)?;
+    ///
+    /// let records = Records::open_safetensors([&path], "x", Cut::Rows)?;
+    /// assert_eq!(records.len(), 5);
+    /// assert_eq!((records.dtype(), records.shape()), (DType::F32, &[3][..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_safetensors<P: AsRef<Path>>(
+        paths: impl IntoIterator<Item = P>,
+        tensor: &str,
+        cut: Cut,
+    ) -> Result<Self, Error> {
+        open(paths, cut, |file| parse(file, tensor))
+    }
+}
+
+fn parse(file: &DataFile, tensor: &str) -> Result<Array, Error> {
+    let path = || file.path.clone();
+    let prefix = file.header(0, PREFIX)?;
+    let found = prefix.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
+    // LONGEST fits the 32 bits that a usize has at least.
+    let length = match usize::try_from(found) {
+        Ok(length) if found <= LONGEST => length,
+        _ => return Err(Error::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found }),
+    };
+    let header = file.header(PREFIX, length)?;
+    let offset = PREFIX as u64;
+    // It checks also that the tensors follow each other, and that each is as long as its shape says.
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| Error::BadHeader {
+        path: path(),
+        offset,
+        wanted: "the description of tensors that follow each other",
+        found: excerpt(error.to_string().as_bytes()),
+    })?;
+    let data = offset + found;
+    let (wanted, found) = (metadata.data_len() as u64, file.len - data);
+    if wanted != found {
+        return Err(Error::DataLength { path: path(), offset: data, wanted, found });
+    }
+    let Some(info) = metadata.info(tensor) else {
+        let mut found: Vec<String> = metadata.tensors().into_keys().collect();
+        found.sort_unstable();
+        return Err(Error::NoTensor { path: path(), wanted: tensor.to_owned(), found });
+    };
+    let dtype = match info.dtype {
+        Dtype::BOOL => DType::Bool,
+        Dtype::U8 => DType::U8,
+        Dtype::I8 => DType::I8,
+        Dtype::U16 => DType::U16,
+        Dtype::I16 => DType::I16,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::Bf16,
+        Dtype::U32 => DType::U32,
+        Dtype::I32 => DType::I32,
+        Dtype::F32 => DType::F32,
+        Dtype::U64 => DType::U64,
+        Dtype::I64 => DType::I64,
+        Dtype::F64 => DType::F64,
+        Dtype::C64 => DType::C64,
+        other => return Err(Error::UnsupportedType { path: path(), offset, found: other.to_string() }),
+    };
+    let shape = info.shape.iter().map(|&axis| axis as u64).collect();
+    Ok(Array { offset: data + info.data_offsets.0 as u64, dtype, shape })
+}

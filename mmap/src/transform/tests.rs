@@ -1,0 +1,269 @@
+//! Every way through the loops, for every instruction set and to every kind of destination, against the reference.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+
+use super::{Transform, f32_to_bf16, f32_to_f16, u16_to_i64, u16_to_u32};
+use crate::DType;
+
+#[path = "../../tests/transform/reference.rs"]
+mod reference;
+
+thread_local! {
+    /// Whether this thread uses the loops as they are compiled for the least processor.
+    pub(super) static BASELINE: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread writes past the caches, whatever the size.
+    pub(super) static PAST_CACHES: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
+/// Does it in all four ways.
+fn each_way(mut check: impl FnMut()) {
+    for baseline in [false, true] {
+        for past_caches in [false, true] {
+            BASELINE.set(baseline);
+            PAST_CACHES.set(Some(past_caches));
+            check();
+        }
+    }
+}
+
+/// Past what the result takes: must stay as it was.
+const GUARD: usize = 5;
+
+/// A destination whose first number stands `offset` numbers from the start of a cache line.
+fn destination<T: Copy>(room: &mut Vec<T>, fill: T, offset: usize, len: usize) -> &mut [T] {
+    let line = 64 / size_of::<T>();
+    *room = vec![fill; 2 * line + len + GUARD];
+    let start = room.as_ptr().align_offset(64) + offset % line;
+    &mut room[start..start + len + GUARD]
+}
+
+fn widen(dtype: DType, src: &[u8], i: usize) -> f32 {
+    let two = |i: usize| [src[2 * i], src[2 * i + 1]];
+    match dtype {
+        DType::U8 => f32::from(src[i]),
+        DType::U16 => f32::from(u16::from_le_bytes(two(i))),
+        DType::I16 => f32::from(i16::from_le_bytes(two(i))),
+        DType::F16 => reference::f16_to_f32(u16::from_le_bytes(two(i))),
+        DType::Bf16 => reference::bf16_to_f32(u16::from_le_bytes(two(i))),
+        other => panic!("{other} is not transformed"),
+    }
+}
+
+/// Bit for bit, except that arithmetic may give any NaN for a NaN.
+fn assert_same(found: &[f32], wanted: &[f32], arithmetic: bool) {
+    assert_eq!(found.len(), wanted.len());
+    for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+        let any_nan = arithmetic && found.is_nan() && wanted.is_nan();
+        let (bits, wanted_bits) = (found.to_bits(), wanted.to_bits());
+        assert!(
+            any_nan || bits == wanted_bits,
+            "number {i}: {bits:#x} ({found}), not {wanted_bits:#x} ({wanted})"
+        );
+    }
+}
+
+fn check_transform(
+    dtype: DType,
+    src: &[u8],
+    channels: usize,
+    affine: Option<(&[f32], &[f32])>,
+    pixels: Option<usize>,
+    offset: usize,
+) {
+    let mut transform = Transform::new(dtype, channels).unwrap();
+    if let Some((scale, shift)) = affine {
+        transform = transform.normalise(scale, shift).unwrap();
+    }
+    if let Some(pixels) = pixels {
+        transform = transform.planar(pixels).unwrap();
+    }
+    let numbers = src.len() / dtype.size();
+    let wanted = reference::transform(numbers, |i| widen(dtype, src, i), channels, affine, pixels);
+    each_way(|| {
+        let mut room = Vec::new();
+        let dst = destination(&mut room, 7.0, offset, numbers);
+        assert_eq!(transform.apply(src, dst), Ok(numbers));
+        assert_same(&dst[..numbers], &wanted, affine.is_some());
+        assert_eq!(dst[numbers..], [7.0; GUARD], "numbers past the result");
+    });
+}
+
+/// The same for the functions that convert one by one.
+fn check_each<T: Copy + PartialEq + std::fmt::Debug>(
+    apply: impl Fn(&[u8], &mut [T]) -> Result<usize, super::TransformError>,
+    fill: T,
+    src: &[u8],
+    wanted: &[T],
+    offset: usize,
+) {
+    each_way(|| {
+        let mut room = Vec::new();
+        let dst = destination(&mut room, fill, offset, wanted.len());
+        assert_eq!(apply(src, dst), Ok(wanted.len()));
+        let different = (0..wanted.len()).find(|&i| dst[i] != wanted[i]);
+        assert_eq!(different.map(|i| (i, dst[i], wanted[i])), None, "(index, found, wanted)");
+        assert_eq!(dst[wanted.len()..], [fill; GUARD], "numbers past the result");
+    });
+}
+
+fn every_u16() -> Vec<u8> {
+    (0..=u16::MAX).flat_map(u16::to_le_bytes).collect()
+}
+
+#[test]
+fn every_number_of_two_bytes_is_widened_exactly() {
+    for dtype in [DType::U16, DType::I16, DType::F16, DType::Bf16] {
+        check_transform(dtype, &every_u16(), 1, None, None, 0);
+    }
+}
+
+#[test]
+fn every_number_of_two_bytes_is_normalised_and_taken_apart() {
+    for dtype in [DType::U16, DType::I16, DType::F16, DType::Bf16] {
+        let (scale, shift) = ([0.1, -3.0, 1e-30, 1e38], [0.7, 1e-3, -1e-38, -1e38]);
+        check_transform(dtype, &every_u16(), 4, Some((&scale, &shift)), None, 0);
+        check_transform(dtype, &every_u16(), 4, Some((&scale, &shift)), Some(1 << 13), 0);
+        check_transform(dtype, &every_u16(), 2, None, Some(1 << 15), 0);
+    }
+}
+
+#[test]
+fn every_byte_is_normalised_as_two_roundings() {
+    let src: Vec<u8> = (0..=u8::MAX).collect();
+    // With these a fused multiply-add gives another result for most of the bytes.
+    let (scale, shift) = ([1.0 / (255.0 * 0.229)], [-0.485 / 0.229]);
+    let fused = src.iter().filter(|&&x| {
+        f32::from(x).mul_add(scale[0], shift[0]).to_bits() != (f32::from(x) * scale[0] + shift[0]).to_bits()
+    });
+    assert!(fused.count() > 20, "the constants must tell the two apart");
+    check_transform(DType::U8, &src, 1, Some((&scale, &shift)), None, 0);
+    check_transform(DType::U8, &src, 1, Some((&scale, &shift)), Some(64), 0);
+}
+
+#[test]
+fn every_token_is_widened() {
+    let wanted: Vec<u32> = (0..=u32::from(u16::MAX)).collect();
+    check_each(u16_to_u32, 7, &every_u16(), &wanted, 0);
+    let wanted: Vec<i64> = (0..=i64::from(u16::MAX)).collect();
+    check_each(u16_to_i64, 7, &every_u16(), &wanted, 0);
+}
+
+fn check_rounding(numbers: &[f32], offset: usize) {
+    let src: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let wanted: Vec<u16> = numbers.iter().map(|&number| reference::f32_to_f16(number)).collect();
+    check_each(f32_to_f16, 7, &src, &wanted, offset);
+    let wanted: Vec<u16> = numbers.iter().map(|&number| reference::f32_to_bf16(number)).collect();
+    check_each(f32_to_bf16, 7, &src, &wanted, offset);
+}
+
+#[test]
+fn numbers_at_and_beside_each_boundary_are_rounded_to_even() {
+    // Every f16 and every bf16, the point half-way to the next, and the f32 beside both.
+    for upper in 0..=u16::MAX {
+        let whole = [reference::f16_to_f32(upper), reference::bf16_to_f32(upper)];
+        let half = [0x1000, 0x8000];
+        let numbers: Vec<f32> = std::iter::zip(whole, half)
+            .flat_map(|(whole, half)| [whole.to_bits(), whole.to_bits().wrapping_add(half)])
+            .flat_map(|bits| [bits.wrapping_sub(1), bits, bits.wrapping_add(1)].map(f32::from_bits))
+            .collect();
+        for number in numbers {
+            let src = number.to_le_bytes();
+            let mut found = [0];
+            f32_to_f16(&src, &mut found).unwrap();
+            assert_eq!(found[0], reference::f32_to_f16(number), "{number:e} to f16");
+            f32_to_bf16(&src, &mut found).unwrap();
+            assert_eq!(found[0], reference::f32_to_bf16(number), "{number:e} to bf16");
+        }
+    }
+}
+
+#[test]
+fn subnormal_halves_are_rounded_at_their_halfway_points() {
+    // Multiples of 2^-26 up to 2^-13: quarters of a unit.
+    let numbers: Vec<f32> = (0..1 << 13).map(|i| i as f32 * 2_f32.powi(-26)).collect();
+    check_rounding(&numbers, 0);
+}
+
+#[test]
+fn a_rounded_half_comes_back() {
+    for (bits, single) in (0..=u16::MAX).map(|bits| (bits, reference::f16_to_f32(bits))) {
+        let quiet = if single.is_nan() { bits | 0x200 } else { bits };
+        assert_eq!(reference::f32_to_f16(single), quiet);
+        let single = reference::bf16_to_f32(bits);
+        let quiet = if single.is_nan() { bits | 0x40 } else { bits };
+        assert_eq!(reference::f32_to_bf16(single), quiet);
+    }
+}
+
+fn dtype() -> impl Strategy<Value = DType> {
+    prop::sample::select(vec![DType::U8, DType::U16, DType::I16, DType::F16, DType::Bf16])
+}
+
+fn channels() -> impl Strategy<Value = usize> {
+    prop_oneof![1..=9_usize, Just(13), Just(33), 1000..1100_usize]
+}
+
+/// Lengths around the sizes of blocks and vectors.
+fn len() -> impl Strategy<Value = usize> {
+    prop_oneof![0..70_usize, 480..560_usize, 1000..1060_usize, 0..5000_usize]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    #[test]
+    fn any_transform_is_the_reference(
+        dtype in dtype(),
+        channels in channels(),
+        pixels in len(),
+        pictures in 0..3_usize,
+        normalise in any::<bool>(),
+        planar in any::<bool>(),
+        (misaligned, offset) in (0..64_usize, 0..16_usize),
+        seed in any::<u64>(),
+    ) {
+        // Many channels are tried with few pixels.
+        let pixels = if channels > 100 { pixels % 9 } else { pixels };
+        let pixels = if planar { pixels.max(1) } else { pixels };
+        let len = channels * pixels * pictures * dtype.size();
+        let mut state = seed | 1;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()[3]
+        };
+        let src: Vec<u8> = (0..misaligned + len).map(|_| random()).collect();
+        let scale: Vec<f32> = (0..channels).map(|_| f32::from(random()) / 77.0 - 1.5).collect();
+        let shift: Vec<f32> = (0..channels).map(|_| f32::from(random()) / 7.0 - 15.0).collect();
+        let affine = normalise.then_some((&*scale, &*shift));
+        check_transform(dtype, &src[misaligned..], channels, affine, planar.then_some(pixels), offset);
+    }
+
+    #[test]
+    fn any_f32_is_rounded_as_the_reference(
+        numbers in prop::collection::vec(any::<u32>().prop_map(f32::from_bits), 0..3000),
+        // Most f32 are outside of what an f16 can be.
+        near in prop::collection::vec(-70000_f32..70000.0, 0..100),
+        tiny in prop::collection::vec(-1e-4_f32..1e-4, 0..100),
+        offset in 0..32_usize,
+    ) {
+        check_rounding(&[numbers, near, tiny].concat(), offset);
+    }
+
+    #[test]
+    fn any_tokens_are_widened(
+        tokens in prop::collection::vec(any::<u16>(), 0..5000),
+        misaligned in 0..16_usize,
+        offset in 0..16_usize,
+    ) {
+        let mut src = vec![0; misaligned];
+        src.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        let wanted: Vec<u32> = tokens.iter().map(|&token| token.into()).collect();
+        check_each(u16_to_u32, 7, &src[misaligned..], &wanted, offset);
+        let wanted: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
+        check_each(u16_to_i64, 7, &src[misaligned..], &wanted, offset);
+    }
+}

@@ -1,0 +1,324 @@
+//! Every header that is wrong, and every file that is not as long as its header says, gives its own error:
+//! all fields are compared.
+
+use std::path::Path;
+
+use twinbuf_mmap::{Cut, Error, Records};
+
+type Open = fn(&[&Path]) -> Result<Records, Error>;
+
+/// Bytes of a file, and the error that they must give with `P` for the path. Where it ends in `..`, the words
+/// of another crate follow.
+type Case = (Vec<u8>, &'static str);
+
+/// Each file is opened behind a good one, so that the path in the error is seen to be its own.
+fn check(open: Open, good: &[u8], table: &[Case]) {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, path) = (folder.path().join("first"), folder.path().join("file"));
+    std::fs::write(&first, good).unwrap();
+    assert_eq!(open(&[&first]).unwrap().len(), 3);
+    for (bytes, wanted) in table {
+        std::fs::write(&path, bytes).unwrap();
+        let error = open(&[&first, &path]).expect_err(wanted);
+        let quoted = format!("{path:?}");
+        let found = format!("{error:?}").replace(&quoted, "P");
+        match wanted.strip_suffix("..") {
+            Some(wanted) => assert!(found.starts_with(wanted), "{found}"),
+            None => assert_eq!(found, *wanted),
+        }
+        let message = error.to_string();
+        assert!(message.starts_with(&format!("{quoted}: ")) && !message.contains('\n'), "{message}");
+        assert!(message.len() < 400 + quoted.len(), "{message}");
+    }
+}
+
+#[test]
+fn llm_c() {
+    fn shard(header: &[i32], data: usize) -> Vec<u8> {
+        let mut header = header.to_vec();
+        header.resize(256, 0);
+        let mut file = header.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<u8>>();
+        file.resize(1024 + data, 1);
+        file
+    }
+    let good = shard(&[20_240_520, 1, 3], 6);
+    let mut big_endian = good.clone();
+    big_endian.chunks_exact_mut(4).take(256).for_each(<[u8]>::reverse);
+    let table = [
+        (vec![], "HeaderCutOff { path: P, wanted: 1024, found: 0 }"),
+        (good[..1023].to_vec(), "HeaderCutOff { path: P, wanted: 1024, found: 1023 }"),
+        (good[..1024].to_vec(), "DataLength { path: P, offset: 1024, wanted: 6, found: 0 }"),
+        (good[..1029].to_vec(), "DataLength { path: P, offset: 1024, wanted: 6, found: 5 }"),
+        (shard(&[20_240_520, 1, 3], 7), "DataLength { path: P, offset: 1024, wanted: 6, found: 7 }"),
+        (
+            shard(&[20_240_520, 1, i32::MAX], 6),
+            "DataLength { path: P, offset: 1024, wanted: 4294967294, found: 6 }",
+        ),
+        (
+            shard(&[20_240_801, 7, i32::MAX], 6),
+            "DataLength { path: P, offset: 1024, wanted: 8589934588, found: 6 }",
+        ),
+        (shard(&[20_240_520, 1, 0], 0), "TooShort { path: P, wanted: 2, found: 0 }"),
+        (shard(&[20_240_520, 1, 0], 6), "DataLength { path: P, offset: 1024, wanted: 0, found: 6 }"),
+        (
+            shard(&[20_240_520, 1, -3], 6),
+            "BadHeader { path: P, offset: 8, wanted: \"a number of tokens\", found: \"-3\" }",
+        ),
+        // The evaluation files of llm.c, a headerless file, and a machine of the other byte order.
+        (
+            shard(&[20_240_522, 1, 3], 6),
+            "BadMagic { path: P, offset: 0, wanted: \"20240520 or 20240801\", found: \"20240522\" }",
+        ),
+        (
+            shard(&[0, 1, 3], 6),
+            "BadMagic { path: P, offset: 0, wanted: \"20240520 or 20240801\", found: \"0\" }",
+        ),
+        (
+            big_endian,
+            "BadMagic { path: P, offset: 0, wanted: \"20240520 or 20240801\", found: \"-1999096831\" }",
+        ),
+        (shard(&[20_240_520, 2, 3], 6), "BadVersion { path: P, offset: 4, wanted: \"1\", found: \"2\" }"),
+        (shard(&[20_240_520, 7, 3], 12), "BadVersion { path: P, offset: 4, wanted: \"1\", found: \"7\" }"),
+        (shard(&[20_240_801, 1, 3], 6), "BadVersion { path: P, offset: 4, wanted: \"7\", found: \"1\" }"),
+    ];
+    check(|paths| Records::open_llm_c(paths, Cut::Rows), &good, &table);
+}
+
+#[test]
+fn npy() {
+    fn file(header: &str, data: usize) -> Vec<u8> {
+        let mut file = b"\x93NUMPY\x01\x00".to_vec();
+        file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+        file.extend(header.bytes());
+        file.resize(file.len() + data, 1);
+        file
+    }
+    fn array(descr: &str, shape: &str, data: usize) -> Vec<u8> {
+        file(&format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}"), data)
+    }
+    /// The good file with these bytes at this place.
+    fn with(at: usize, bytes: &[u8]) -> Vec<u8> {
+        let mut file = array("'<i2'", "(3, 2)", 12);
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+        file
+    }
+    const KEYS: &str = "'descr', 'fortran_order' and 'shape', each once";
+    let bad = |offset, wanted, found| -> &'static str {
+        format!("BadHeader {{ path: P, offset: {offset}, wanted: {wanted:?}, found: {found:?} }}").leak()
+    };
+    let shape = |wanted, found| -> &'static str {
+        format!("BadShape {{ path: P, wanted: {wanted:?}, found: {found} }}").leak()
+    };
+    let number = "a number from 0 to 2^64 - 1";
+    let good = array("'<i2'", "(3, 2)", 12);
+    assert_eq!(good.len(), 10 + 57 + 12);
+    let table = [
+        // The start.
+        (vec![], "HeaderCutOff { path: P, wanted: 8, found: 0 }"),
+        (good[..7].to_vec(), "HeaderCutOff { path: P, wanted: 8, found: 7 }"),
+        (good[..9].to_vec(), "HeaderCutOff { path: P, wanted: 10, found: 9 }"),
+        (with(6, &[2])[..11].to_vec(), "HeaderCutOff { path: P, wanted: 12, found: 11 }"),
+        (good[..66].to_vec(), "HeaderCutOff { path: P, wanted: 67, found: 66 }"),
+        (
+            with(0, b"PK\x03\x04"),
+            r#"BadMagic { path: P, offset: 0, wanted: "\\x93NUMPY", found: "PK\\x03\\x04PY" }"#,
+        ),
+        (with(6, &[0]), "BadVersion { path: P, offset: 6, wanted: \"1.0, 2.0 or 3.0\", found: \"0.0\" }"),
+        (with(6, &[4]), "BadVersion { path: P, offset: 6, wanted: \"1.0, 2.0 or 3.0\", found: \"4.0\" }"),
+        (with(7, &[1]), "BadVersion { path: P, offset: 6, wanted: \"1.0, 2.0 or 3.0\", found: \"1.1\" }"),
+        // Lengths of the header.
+        (with(8, &[0, 1]), "HeaderCutOff { path: P, wanted: 266, found: 79 }"),
+        (with(8, &[0xFF; 2]), "HeaderTooLong { path: P, offset: 8, wanted: 10000, found: 65535 }"),
+        (
+            with(6, &[2, 0, 0xFF, 0xFF, 0xFF, 0xFF]),
+            "HeaderTooLong { path: P, offset: 8, wanted: 10000, found: 4294967295 }",
+        ),
+        (with(8, &[0, 0]), bad(10, "a dictionary", "")),
+        (with(8, &[56, 0]), bad(66, "`,` or `}`", "")),
+        // Lengths of the data.
+        (good[..67].to_vec(), "DataLength { path: P, offset: 67, wanted: 12, found: 0 }"),
+        (good[..78].to_vec(), "DataLength { path: P, offset: 67, wanted: 12, found: 11 }"),
+        (array("'<i2'", "(3, 2)", 13), "DataLength { path: P, offset: 67, wanted: 12, found: 13 }"),
+        (array("'<i2'", "(4, 2)", 12), "DataLength { path: P, offset: 67, wanted: 16, found: 12 }"),
+        (
+            array("'<i2'", "(4611686018427387904, 2)", 0),
+            shape("fewer than 2^64 bytes", "[4611686018427387904, 2]"),
+        ),
+        (
+            array("'|i1'", "(18446744073709551615,)", 3),
+            "DataLength { path: P, offset: 84, wanted: 18446744073709551615, found: 3 }",
+        ),
+        (
+            array("'<i2'", "(18446744073709551615,)", 0),
+            shape("fewer than 2^64 bytes", "[18446744073709551615]"),
+        ),
+        // Shapes that cannot be records.
+        (array("'<i2'", "()", 2), shape("at least one axis", "[]")),
+        (array("'<i2'", "(3, 0)", 0), shape("no empty rows", "[3, 0]")),
+        (array("'<i2'", "(18446744073709551615, 0)", 0), shape("no empty rows", "[18446744073709551615, 0]")),
+        (
+            array("'<i2'", "(0, 9223372036854775808)", 0),
+            shape("fewer than 2^64 bytes", "[0, 9223372036854775808]"),
+        ),
+        (array("'<i2'", "(0, 3)", 0), "TooShort { path: P, wanted: 6, found: 0 }"),
+        // The dictionary.
+        (file("", 0), bad(10, "a dictionary", "")),
+        (file("[]", 0), bad(10, "a dictionary", "[]")),
+        (file("{}", 0), bad(12, KEYS, "")),
+        (file("{\n}\x01\n", 0), bad(13, "nothing after the dictionary", "\\u{1}\\n")),
+        (file("{'descr': '<i2', 'shape': (3,)}", 6), bad(41, KEYS, "")),
+        (file("{'descr': '<i2', 'descr': '<i2'}", 6), bad(27, KEYS, "\\'descr\\': \\'<i2\\'}")),
+        (file("{'other': 1}", 6), bad(11, KEYS, "\\'other\\': 1}")),
+        (file("{descr: 1}", 6), bad(11, "a string", "descr: 1}")),
+        (file("{'descr", 6), bad(11, "a string", "\\'descr")),
+        (file("{'descr\"", 6), bad(11, "a string", "\\'descr\\\"")),
+        (file("{'shape' 1}", 6), bad(19, "`:`", "1}")),
+        (file("{'fortran_order': 0}", 6), bad(28, "`True` or `False`", "0}")),
+        (file("{'shape': 3}", 6), bad(20, "a tuple", "3}")),
+        (file("{'shape': (3)}", 6), bad(22, "`,`", ")}")),
+        (file("{'shape': (,)}", 6), bad(21, number, ",)}")),
+        (file("{'shape': (3, -2)}", 6), bad(24, number, "-2)}")),
+        (file("{'shape': (18446744073709551616,)}", 6), bad(21, number, "18446744073709551616,)}")),
+        (file("{'shape': (3 2)}", 6), bad(23, "`,`", "2)}")),
+        (file("{'shape': (3, 2", 6), bad(25, "`,` or `)`", "")),
+        (file("{'shape': (3,", 6), bad(23, number, "")),
+        (file("{'descr': 1}", 6), bad(20, "a string", "1}")),
+        (file(&format!("{{'{}", "é".repeat(300)), 0), bad(11, "a string", &format!("\\'{}", "é".repeat(99)))),
+        // Types.
+        (array("'>i2'", "(3,)", 6), "BigEndian { path: P, offset: 20, found: \">i2\" }"),
+        (array("'>c16'", "(3,)", 48), "BigEndian { path: P, offset: 20, found: \">c16\" }"),
+        (array("'|i2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"|i2\" }"),
+        (array("'=i2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"=i2\" }"),
+        (array("'<f1'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"<f1\" }"),
+        (array("'<V2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"<V2\" }"),
+        (array("'|O'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"|O\" }"),
+        (array("''", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\" }"),
+        (array("'\n'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\\\\n\" }"),
+        (
+            file("{'descr': [('a', '<i2')]}", 6),
+            r#"UnsupportedType { path: P, offset: 20, found: "[(\\'a\\', \\'<i2\\')]}" }"#,
+        ),
+        (
+            file("{'descr': '<i2', 'fortran_order': True, 'shape': (3, 2)}", 12),
+            "FortranOrder { path: P, offset: 44 }",
+        ),
+    ];
+    check(|paths| Records::open_npy(paths, Cut::Rows), &good, &table);
+}
+
+/// What Python reads as the same dictionary.
+#[test]
+fn npy_in_other_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.npy");
+    for header in [
+        "{'descr':'<i2','fortran_order':False,'shape':(3,2)}",
+        "{'shape': (3, 2, ), 'fortran_order': False, 'descr': '<i2', }     \n",
+        " {\t\"descr\" : \"<i2\" , \"fortran_order\" : False , \"shape\" : ( 3 , 2 ) } \r\n\n",
+        "{'descr': '<i2', 'fortran_order': False, 'shape': (3L, 2L), }",
+    ] {
+        let mut file = b"\x93NUMPY\x03\x00".to_vec();
+        file.extend(u32::try_from(header.len()).unwrap().to_le_bytes());
+        file.extend(header.bytes());
+        file.extend([7; 12]);
+        std::fs::write(&path, &file).unwrap();
+        let records = Records::open_npy([&path], Cut::Rows).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!((records.len(), records.shape(), records.record_bytes()), (3, &[2][..], 4));
+    }
+}
+
+#[cfg(feature = "safetensors")]
+#[test]
+fn safetensors() {
+    fn file(header: &str, data: usize) -> Vec<u8> {
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        file.resize(file.len() + data, 1);
+        file
+    }
+    fn tensor(dtype: &str, shape: &str, end: &str, data: usize) -> Vec<u8> {
+        file(&format!(r#"{{"x":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{end}]}}}}"#), data)
+    }
+    fn length(length: u64) -> Vec<u8> {
+        let mut file = length.to_le_bytes().to_vec();
+        file.extend(b"{}");
+        file
+    }
+    let bad = "BadHeader { path: P, offset: 8, \
+               wanted: \"the description of tensors that follow each other\", found: \"..";
+    let good = tensor("I16", "[3,2]", "12", 12);
+    let data = good.len() - 12;
+    assert_eq!(data, 8 + 57);
+    let table = [
+        (vec![], "HeaderCutOff { path: P, wanted: 8, found: 0 }"),
+        (good[..7].to_vec(), "HeaderCutOff { path: P, wanted: 8, found: 7 }"),
+        (good[..64].to_vec(), "HeaderCutOff { path: P, wanted: 65, found: 64 }"),
+        (length(3), "HeaderCutOff { path: P, wanted: 11, found: 10 }"),
+        (length(100_000_000), "HeaderCutOff { path: P, wanted: 100000008, found: 10 }"),
+        (length(100_000_001), "HeaderTooLong { path: P, offset: 0, wanted: 100000000, found: 100000001 }"),
+        (
+            length(u64::MAX),
+            "HeaderTooLong { path: P, offset: 0, wanted: 100000000, found: 18446744073709551615 }",
+        ),
+        (good[..data].to_vec(), "DataLength { path: P, offset: 65, wanted: 12, found: 0 }"),
+        (good[..data + 11].to_vec(), "DataLength { path: P, offset: 65, wanted: 12, found: 11 }"),
+        (tensor("I16", "[3,2]", "12", 13), "DataLength { path: P, offset: 65, wanted: 12, found: 13 }"),
+        (file("{}", 0), "NoTensor { path: P, wanted: \"x\", found: [] }"),
+        (file("", 0), bad),
+        (file("no", 0), bad),
+        (tensor("I16", "[3,3]", "12", 12), bad),
+        (tensor("I16", "[3,2]", "-1", 12), bad),
+        (tensor("I8", "[18446744073709551615,2]", "12", 12), bad),
+        // A gap before the tensor, two that overlap, one that ends before it begins, nesting, and no text.
+        (file(r#"{"x":{"dtype":"I8","shape":[3],"data_offsets":[1,4]}}"#, 4), bad),
+        (
+            file(
+                r#"{"x":{"dtype":"I8","shape":[2],"data_offsets":[0,2]},
+                    "y":{"dtype":"I8","shape":[2],"data_offsets":[1,3]}}"#,
+                3,
+            ),
+            bad,
+        ),
+        (file(r#"{"x":{"dtype":"I8","shape":[3],"data_offsets":[3,0]}}"#, 3), bad),
+        (file(&"[".repeat(100_000), 0), bad),
+        (file(&r#"{"x":"#.repeat(1000), 0), bad),
+        ([&[2, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFE][..]].concat(), bad),
+        (tensor("I24", "[3,2]", "12", 12), bad),
+        (tensor("F4", "[3]", "1", 1), bad),
+        (tensor("F8_E4M3", "[3]", "3", 3), "UnsupportedType { path: P, offset: 8, found: \"F8_E4M3\" }"),
+        (tensor("F32", "[]", "4", 4), "BadShape { path: P, wanted: \"at least one axis\", found: [] }"),
+        (tensor("F32", "[3,0]", "0", 0), "BadShape { path: P, wanted: \"no empty rows\", found: [3, 0] }"),
+        (tensor("F32", "[0,3]", "0", 0), "TooShort { path: P, wanted: 12, found: 0 }"),
+        (
+            file(
+                r#"{"b\n":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},
+                    "a":{"dtype":"I8","shape":[1],"data_offsets":[1,2]}}"#,
+                2,
+            ),
+            "NoTensor { path: P, wanted: \"x\", found: [\"a\", \"b\\n\"] }",
+        ),
+    ];
+    check(|paths| Records::open_safetensors(paths, "x", Cut::Rows), &good, &table);
+}
+
+/// A model has thousands of tensors: the message has the first few, the error has all.
+#[cfg(feature = "safetensors")]
+#[test]
+fn many_names() {
+    let entries: Vec<String> = (0..1000)
+        .map(|i| format!(r#""t{i:04}":{{"dtype":"U8","shape":[1],"data_offsets":[{i},{}]}}"#, i + 1))
+        .collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    file.resize(file.len() + 1000, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::write(&path, file).unwrap();
+    let error = Records::open_safetensors([&path], "t1000", Cut::Rows).unwrap_err();
+    let Error::NoTensor { found, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((found.len(), &*found[0], &*found[999]), (1000, "t0000", "t0999"));
+    let message = error.to_string();
+    assert!(message.ends_with("\"t0015\"] and 984 more"), "{message}");
+    assert!(message.contains("no such tensor: wanted \"t1000\", found [\"t0000\", "), "{message}");
+}

@@ -1,0 +1,122 @@
+//! The body of the fuzz target `plan`: bytes as a plan, which covers every record of an epoch.
+
+use std::ops::Range;
+
+use twinbuf_mmap::{Order, Plan, PlanBuilder, PlanError, Tail};
+
+/// Data sets up to this size are listed record by record.
+const LISTED: u64 = 1024;
+/// Runs looked at where a batch may have more than there is time for.
+const SAMPLE: usize = 32;
+
+/// Builds the plan that these bytes say; panics where it breaks a promise of [`Plan`].
+pub(crate) fn plan(bytes: &[u8]) {
+    let mut bytes = bytes.iter().copied();
+    let mut number = || number(&mut bytes);
+    let flags = number();
+    let (records, batch, world, rank) = (number(), number(), number(), number());
+    let (chunk, seed, epoch, step) = (number(), number(), number(), number());
+    let order = match flags % 3 {
+        0 => Order::Sequential,
+        1 => Order::Chunks { records: chunk },
+        _ => Order::Records,
+    };
+    let tail = match flags / 3 % 3 {
+        0 => Tail::Drop,
+        1 => Tail::Keep,
+        _ => Tail::Wrap,
+    };
+    let builder = Plan::builder(records).batch(batch).order(order).seed(seed).tail(tail);
+
+    let plan = builder.clone().shard(rank, world).build();
+    // In 128 bits there is no overflow to be careful about.
+    let whole_steps = u128::from(records).checked_div(u128::from(batch) * u128::from(world));
+    match plan {
+        Ok(plan) => {
+            assert!(records > 0 && batch > 0 && rank < world, "{plan:?}");
+            let whole_steps = u64::try_from(whole_steps.expect("not zero")).expect("at most the records");
+            assert!(tail != Tail::Drop || whole_steps > 0, "a plan without a step: {plan:?}");
+            let smaller = plan.steps().checked_sub(whole_steps).expect("all the whole steps");
+            assert!(smaller <= u64::from(tail != Tail::Drop), "{plan:?}");
+            for step in [0, step, whole_steps.saturating_sub(1), whole_steps, plan.steps(), u64::MAX] {
+                sample(&plan, epoch, step);
+            }
+            let wrapped = if tail == Tail::Wrap { batch.saturating_mul(world) } else { 0 };
+            if records.max(world).max(wrapped) <= LISTED {
+                list(&builder, world, epoch);
+            }
+        }
+        Err(PlanError::NoRecords) => assert_eq!(records, 0),
+        Err(PlanError::ZeroBatch) => assert_eq!(batch, 0),
+        Err(PlanError::ZeroChunk) => assert_eq!(order, Order::Chunks { records: 0 }),
+        Err(PlanError::Rank { .. }) => assert!(rank >= world),
+        Err(PlanError::NoStep { .. }) => assert_eq!((tail, whole_steps), (Tail::Drop, Some(0))),
+        Err(PlanError::StepTooLarge { .. }) => {
+            let step = u128::from(batch) * u128::from(world);
+            assert!(tail == Tail::Wrap && step + u128::from(records) > u128::from(u64::MAX));
+        }
+        Err(error) => panic!("an error that is not foretold: {error}"),
+    }
+}
+
+/// The next number: a small one in one byte, a larger one in a byte that says its width and that many bytes.
+fn number(bytes: &mut impl Iterator<Item = u8>) -> u64 {
+    let first = bytes.next().unwrap_or(0);
+    if first < 0xF8 {
+        return u64::from(first);
+    }
+    bytes.take(usize::from(first - 0xF7)).fold(0, |value, byte| value << 8 | u64::from(byte))
+}
+
+/// One batch of a plan of any size: it is there up to the last step, and its runs are inside the data set,
+/// apart from each other (if the data set is not shorter), and as long together as the batch.
+fn sample(plan: &Plan, epoch: u64, step: u64) {
+    let batch = plan.batch(epoch, step);
+    assert_eq!(batch.is_some(), step < plan.steps(), "step {step} of {plan:?}");
+    let Some(batch) = batch else { return };
+    assert!((1..=plan.batch_records()).contains(&batch.len()));
+    assert!(plan.tail() == Tail::Keep || batch.len() == plan.batch_records(), "{plan:?}");
+    let mut runs = Vec::<Range<u64>>::new();
+    // A shuffled batch is walked chunk by chunk to join those that touch: SAMPLE runs are soon found in a
+    // large one, and a small one has no more.
+    for run in batch.runs().take(SAMPLE) {
+        assert!(run.start < run.end && run.end <= plan.records(), "{run:?} of {plan:?}");
+        assert!(runs.last().is_none_or(|last| last.end != run.start), "two runs that touch: {plan:?}");
+        let apart = runs.iter().all(|other| other.end <= run.start || run.end <= other.start);
+        assert!(apart || batch.len() > plan.records(), "{plan:?}");
+        runs.push(run);
+    }
+    let sampled = runs.iter().map(|run| run.end - run.start).sum::<u64>();
+    assert!(sampled == batch.len() || (sampled < batch.len() && runs.len() == SAMPLE), "{plan:?}");
+}
+
+/// Every record of an epoch over all ranks: each one once, or with [`Tail::Drop`] at most once, or with
+/// [`Tail::Wrap`] as often as any other, but for one.
+fn list(builder: &PlanBuilder, world: u64, epoch: u64) {
+    let mut seen = Vec::new();
+    let mut steps = Vec::new();
+    for rank in 0..world {
+        let plan = builder.clone().shard(rank, world).build().expect("one rank has a plan, so has another");
+        steps.push(plan.steps());
+        for step in 0..plan.steps() {
+            let batch = plan.batch(epoch, step).expect("a step below `steps`");
+            seen.extend(batch.runs().flatten());
+        }
+    }
+    let plan = builder.clone().shard(0, world).build().expect("as above");
+    assert!(steps.is_sorted_by(|a, b| a >= b), "a later rank has more steps: {plan:?}");
+    assert!(steps[0] - steps[steps.len() - 1] <= u64::from(plan.tail() == Tail::Keep), "{plan:?}");
+    let expected = match plan.tail() {
+        Tail::Keep => plan.records(),
+        Tail::Drop | Tail::Wrap => plan.steps() * plan.batch_records() * world,
+    };
+    assert!(expected >= plan.records() || plan.tail() == Tail::Drop, "left out: {plan:?}");
+    assert_eq!(seen.len() as u64, expected, "{plan:?}");
+    let mut times = vec![0; usize::try_from(plan.records()).expect("few")];
+    for record in seen {
+        times[usize::try_from(record).expect("few")] += 1;
+    }
+    let least = expected / plan.records();
+    assert!(times.iter().all(|times| (least..=least + 1).contains(times)), "{times:?} in {plan:?}");
+    assert!(expected % plan.records() > 0 || times.iter().all(|&times| times == least), "{plan:?}");
+}

@@ -1,0 +1,183 @@
+//! Arbitrary bytes, and valid headers with a few bytes changed: no panic, no large allocation, and what opens
+//! can be read.
+
+#[path = "fuzz_bodies/headers.rs"]
+mod body;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::Path;
+
+use body::headers;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use twinbuf_mmap::{Cut, DType, Error, Records};
+
+thread_local! {
+    /// The largest allocation that this thread made since it was last reset.
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Watched;
+
+// SAFETY: every call goes on to `System`, which keeps the contract. The counter is initialised at compile
+// time and has no destructor, so looking at it allocates nothing.
+unsafe impl GlobalAlloc for Watched {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.set(LARGEST.get().max(layout.size()));
+        // SAFETY: the caller's promise is that of `System.alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `System.alloc` with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static WATCHED: Watched = Watched;
+
+/// Far more than the few KiB of the files here need.
+const LARGE: usize = 1 << 20;
+
+/// Fails if `check` takes a large piece of memory at once.
+fn frugal(check: impl FnOnce()) {
+    LARGEST.set(0);
+    check();
+    let largest = LARGEST.get();
+    assert!(largest < LARGE, "{largest} bytes at once");
+}
+
+fn llm_c(path: &Path, cut: Cut) -> Result<Records, Error> {
+    Records::open_llm_c([path], cut)
+}
+
+fn npy(path: &Path, cut: Cut) -> Result<Records, Error> {
+    Records::open_npy([path], cut)
+}
+
+fn headerless(path: &Path, cut: Cut) -> Result<Records, Error> {
+    Records::open_headerless([path], DType::U32, cut)
+}
+
+#[cfg(feature = "safetensors")]
+fn safetensors(path: &Path, cut: Cut) -> Result<Records, Error> {
+    Records::open_safetensors([path], "deep", cut)
+}
+
+fn every_opener(bytes: &[u8]) {
+    frugal(|| {
+        headers(bytes, llm_c);
+        headers(bytes, npy);
+        headers(bytes, headerless);
+        #[cfg(feature = "safetensors")]
+        headers(bytes, safetensors);
+    });
+}
+
+/// Files that are valid, each of another format.
+const VALID: [&[u8]; 5] = [
+    include_bytes!("fixtures/gpt_2.bin"),
+    include_bytes!("fixtures/float32.npy"),
+    include_bytes!("fixtures/v2.npy"),
+    include_bytes!("fixtures/v3.npy"),
+    include_bytes!("fixtures/many.safetensors"),
+];
+
+/// What is worth writing over a number or a bracket.
+fn spice() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        prop::collection::vec(any::<u8>(), 1..5),
+        Just(b"18446744073709551615".to_vec()),
+        Just(vec![0xFF; 8]),
+        Just(b"[[[[[[[[".to_vec()),
+        Just(b"0".to_vec()),
+        Just(b"-1".to_vec()),
+        Just(b"'".to_vec()),
+        Just(b"\"".to_vec()),
+        Just(b",".to_vec()),
+        Just(b"(".to_vec()),
+        Just(b")".to_vec()),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..1500)) {
+        every_opener(&bytes);
+    }
+
+    /// The length that the header is said to have is kept where it holds, so that what stands in it is read.
+    #[test]
+    fn arbitrary_text_as_a_header(text in "[ -~\n]{0,80}", major in 1_u8..4) {
+        let mut file = b"\x93NUMPY".to_vec();
+        file.extend([major, 0]);
+        let len = u32::try_from(text.len()).unwrap().to_le_bytes();
+        file.extend(if major == 1 { &len[..2] } else { &len[..] });
+        file.extend(text.bytes());
+        headers(&file, npy);
+        #[cfg(feature = "safetensors")]
+        {
+            let mut file = (text.len() as u64).to_le_bytes().to_vec();
+            file.extend(text.bytes());
+            headers(&file, safetensors);
+        }
+    }
+
+    #[test]
+    fn valid_headers_with_changes(
+        which in 0..VALID.len(),
+        changes in prop::collection::vec((any::<Index>(), spice(), any::<bool>()), 1..4),
+        cut in prop::option::of(any::<Index>()),
+    ) {
+        let mut bytes = VALID[which].to_vec();
+        for (at, new, insert) in changes {
+            // Most of the header, and not much more.
+            let at = at.index(bytes.len().min(if which == 0 { 16 } else { 400 }));
+            let end = if insert { at } else { bytes.len().min(at + new.len()) };
+            bytes.splice(at..end, new);
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        every_opener(&bytes);
+    }
+}
+
+#[test]
+fn valid_files_open() {
+    let openers = [
+        llm_c,
+        npy,
+        npy,
+        npy,
+        #[cfg(feature = "safetensors")]
+        safetensors,
+    ];
+    for (bytes, open) in VALID.into_iter().zip(openers) {
+        headers(bytes, |path, cut| {
+            assert!(open(path, Cut::Rows).is_ok());
+            open(path, cut)
+        });
+    }
+}
+
+/// A few bytes that claim a great length, in a sparse file that could have it.
+#[cfg(unix)]
+#[test]
+fn lengths_that_a_sparse_file_makes_plausible() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("sparse");
+    for start in [b"\x93NUMPY\x02\x00\xFF\xFF\xFF\xFF", b"\x01\xE1\xF5\x05\x00\x00\x00\x00{}  "] {
+        std::fs::write(&path, start).unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(5 << 30).unwrap();
+        frugal(|| {
+            assert!(npy(&path, Cut::Rows).is_err());
+            #[cfg(feature = "safetensors")]
+            assert!(matches!(safetensors(&path, Cut::Rows), Err(Error::HeaderTooLong { offset: 0, .. })));
+        });
+    }
+}

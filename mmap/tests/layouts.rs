@@ -1,0 +1,289 @@
+//! `read` delivers what a layout says, whatever its offsets, strides, windows and files: checked against a
+//! reader of a few lines.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+use twinbuf_mmap::{Cut, DType, Error, Order, PIECE, Plan, Records};
+
+fn folder() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// An `.npy` file of version 1 or 2, its header padded to `pad` more bytes than needed.
+fn npy(descr: &str, shape: &[usize], pad: usize, data: &[u8]) -> Vec<u8> {
+    let axes: String = shape.iter().map(|axis| format!("{axis}, ")).collect();
+    let header =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({axes}), }}{}\n", " ".repeat(pad));
+    let mut file = b"\x93NUMPY".to_vec();
+    if pad % 2 == 0 {
+        file.extend([1, 0]);
+        file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+    } else {
+        file.extend([2, 0]);
+        file.extend(u32::try_from(header.len()).unwrap().to_le_bytes());
+    }
+    file.extend(header.into_bytes());
+    file.extend(data);
+    file
+}
+
+/// Bytes that differ from place to place.
+fn data(len: usize, from: u32) -> Vec<u8> {
+    (from..).flat_map(|word| word.wrapping_mul(2_654_435_761).to_le_bytes()).take(len).collect()
+}
+
+/// The windows of all shards, one after the other: the reference.
+fn windows(shards: &[Vec<u8>], row: usize, rows: usize, stride: usize) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for shard in shards {
+        let mut start = 0;
+        while start + rows * row <= shard.len() {
+            all.push(shard[start..start + rows * row].to_vec());
+            start += stride * row;
+        }
+    }
+    all
+}
+
+fn order(kind: u64) -> Order {
+    match kind {
+        0 => Order::Sequential,
+        1 => Order::Records,
+        records => Order::Chunks { records },
+    }
+}
+
+/// Reads an epoch in batches and compares it record by record.
+fn compare(records: &Records, expected: &[Vec<u8>], batch: u64, order: Order) -> Result<(), TestCaseError> {
+    prop_assert_eq!(records.len(), expected.len() as u64);
+    let plan = Plan::builder(records.len())
+        .batch(batch)
+        .order(order)
+        .tail(twinbuf_mmap::Tail::Keep)
+        .build()
+        .unwrap();
+    let size = records.record_bytes();
+    for step in 0..plan.steps() {
+        let batch = plan.batch(0, step).unwrap();
+        // Poisoned and longer than needed: a byte not written, or written past the end, shows.
+        let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * size + 3];
+        prop_assert_eq!(records.will_need(&batch, PIECE).failed, 0);
+        let len = records.read(&batch, &mut out).unwrap();
+        prop_assert_eq!(len + 3, out.len());
+        prop_assert!(out[len..].iter().all(|&byte| byte == 0xEE));
+        for (record, found) in batch.runs().flatten().zip(out[..len].chunks_exact(size)) {
+            let expected = &expected[usize::try_from(record).unwrap()];
+            prop_assert_eq!(found, &expected[..], "record {}", record);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// The offset differs from file to file, the number of rows too; rows have two axes or none.
+    #[test]
+    fn read_equals_a_naive_reader(
+        columns in prop::option::of(1_usize..5),
+        shards in prop::collection::vec((0_usize..40, 0_usize..60), 1..5),
+        rows in 1_usize..12,
+        stride in 1_usize..15,
+        batch in 1_u64..40,
+        kind in 0_u64..7,
+    ) {
+        let folder = folder();
+        let row = columns.map_or(4, |columns| columns * 2 * 4);
+        let (mut paths, mut all) = (Vec::new(), Vec::new());
+        for (index, &(more, pad)) in shards.iter().enumerate() {
+            let count = rows + more;
+            let shape = columns.map_or(vec![count], |columns| vec![count, columns, 2]);
+            all.push(data(count * row, u32::try_from(index * 1000).unwrap()));
+            paths.push(folder.path().join(index.to_string()));
+            std::fs::write(&paths[index], npy("<u4", &shape, pad, &all[index])).unwrap();
+        }
+        let records = Records::open_npy(&paths, Cut::Windows { rows, stride }).unwrap();
+        prop_assert_eq!(records.record_bytes(), rows * row);
+        compare(&records, &windows(&all, row, rows, stride), batch, order(kind))?;
+        let records = Records::open_npy(&paths, Cut::Rows).unwrap();
+        compare(&records, &windows(&all, row, 1, 1), batch, order(kind))?;
+    }
+}
+
+#[test]
+fn windows_do_not_cross_files_and_leave_the_rest_unread() {
+    let folder = folder();
+    let paths: Vec<PathBuf> = (0..3).map(|index| folder.path().join(index.to_string())).collect();
+    let shards: Vec<Vec<u8>> = [9, 12, 5].map(|tokens| data(tokens * 2, 7)).to_vec();
+    for (path, shard) in paths.iter().zip(&shards) {
+        std::fs::write(path, shard).unwrap();
+    }
+    let records = Records::open_headerless(&paths, DType::U16, Cut::sequence(4)).unwrap();
+    let shard_records: Vec<_> = records.shards().iter().map(twinbuf_mmap::Shard::records).collect();
+    assert_eq!(shard_records, [0..2, 2..4, 4..5]);
+    let offsets: Vec<_> = (0..5).map(|record| records.locate(record).unwrap().offset).collect();
+    assert_eq!(offsets, [0, 8, 0, 8, 0]);
+    compare(&records, &windows(&shards, 2, 5, 4), 5, Order::Sequential).unwrap();
+    assert_eq!(records.bytes(), 5 * 10);
+}
+
+/// A stride that no file holds is no trouble while each file has one window only.
+#[test]
+fn the_largest_strides_and_windows() {
+    let folder = folder();
+    let path = folder.path().join("tokens");
+    std::fs::write(&path, data(40, 1)).unwrap();
+    let open = |rows, stride| Records::open_headerless([&path], DType::U32, Cut::Windows { rows, stride });
+    for stride in [10, 1 << 40, usize::MAX / 4, usize::MAX] {
+        let records = open(10, stride).unwrap();
+        compare(&records, &[data(40, 1)], 1, Order::Sequential).unwrap();
+        let records = open(3, stride).unwrap();
+        compare(&records, &[data(12, 1)], 1, Order::Records).unwrap();
+    }
+    for rows in [11, 1 << 62, usize::MAX] {
+        let error = open(rows, 1).unwrap_err();
+        let bytes = (rows as u64).saturating_mul(4);
+        assert!(
+            matches!(&error, Error::TooShort { path: at, wanted, found: 40 }
+                if *at == path && *wanted == bytes),
+            "{error:?}"
+        );
+    }
+    let error =
+        Records::open_headerless([&path], DType::U32, Cut::sequence(usize::MAX)).expect_err("too long");
+    assert!(matches!(error, Error::TooShort { wanted: u64::MAX, found: 40, .. }), "{error:?}");
+    assert!(matches!(open(0, 1), Err(Error::ZeroRecord)));
+    assert!(matches!(open(1, 0), Err(Error::ZeroStride)));
+    assert!(matches!(
+        Records::open_headerless([&path], DType::U32, Cut::sequence(0)),
+        Err(Error::ZeroStride)
+    ));
+}
+
+/// Windows share bytes, so that together they may have more than 2^64: 2^32 + 1 of them of 4 GiB each.
+#[cfg(all(unix, target_pointer_width = "64"))]
+#[test]
+fn more_bytes_than_can_be_counted() {
+    let folder = folder();
+    let path = folder.path().join("sparse");
+    File::create(&path).unwrap().set_len(8 << 30).unwrap();
+    let open = |rows| Records::open_headerless([&path], DType::U8, Cut::Windows { rows, stride: 1 });
+    let error = open(1 << 32).unwrap_err();
+    assert!(matches!(&error, Error::TooLarge { path: at } if *at == path), "{error:?}");
+    let records = open((1 << 32) + (1 << 20)).unwrap();
+    assert_eq!(records.bytes(), records.len() * records.record_bytes() as u64);
+    assert_eq!(records.locate(records.len() - 1).unwrap().offset, (1 << 32) - (1 << 20));
+}
+
+/// Read calls that the kernel has counted for this thread; proc(5). Asking takes some itself.
+#[cfg(target_os = "linux")]
+fn read_calls() -> u64 {
+    let counters = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    counters.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn one_read_call_for_a_run_of_windows_without_gaps() {
+    let folder = folder();
+    let path = folder.path().join("tokens");
+    std::fs::write(&path, data(20_000, 1)).unwrap();
+    for (rows, stride, calls) in [(65, 64, 1), (8, 1, 1), (64, 64, 1), (64, 65, 100)] {
+        let records = Records::open_headerless([&path], DType::U16, Cut::Windows { rows, stride }).unwrap();
+        let batch = Plan::builder(records.len()).batch(100).build().unwrap().batch(0, 0).unwrap();
+        let mut out = vec![0; 100 * records.record_bytes()];
+        let (first, second) = (read_calls(), read_calls());
+        records.read(&batch, &mut out).unwrap();
+        let found = read_calls() - second - (second - first);
+        assert_eq!(found, calls, "windows of {rows}, stride {stride}");
+    }
+}
+
+/// The error names the first missing byte, and counts the bytes read once.
+#[test]
+fn truncated_while_open_inside_overlapping_windows() {
+    let folder = folder();
+    let path = folder.path().join("tokens");
+    std::fs::write(&path, data(2000, 1)).unwrap();
+    let records = Records::open_headerless([&path], DType::U16, Cut::sequence(10)).unwrap();
+    assert_eq!(records.len(), 99);
+    let batch = Plan::builder(99).batch(33).build().unwrap().batch(0, 1).unwrap();
+    let mut out = vec![0; 33 * 22];
+    records.read(&batch, &mut out).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    assert_eq!(records.will_need(&batch, PIECE).failed, 0);
+    // Windows 33 to 65 lie at bytes 660 to 65 * 20 + 22.
+    let error = records.read(&batch, &mut out).unwrap_err();
+    assert!(
+        matches!(&error, Error::Truncated { path: at, offset: 1000, wanted: 662, found: 340 } if *at == path),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn files_of_one_data_set_have_records_of_one_kind() {
+    let folder = folder();
+    let file = |name: &str, bytes: Vec<u8>| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let first = file("first", npy("<f4", &[2, 3], 0, &data(24, 0)));
+    let longer = file("longer", npy("<f4", &[9, 3], 0, &data(108, 0)));
+    let ints = file("ints", npy("<i4", &[2, 3], 0, &data(24, 0)));
+    let wide = file("wide", npy("<f4", &[2, 4], 0, &data(32, 0)));
+    let deep = file("deep", npy("<f4", &[2, 3, 1], 0, &data(24, 0)));
+    assert_eq!(Records::open_npy([&first, &longer], Cut::Rows).unwrap().len(), 11);
+    let cases: [(&Path, DType, &[usize]); 3] =
+        [(&ints, DType::I32, &[3]), (&wide, DType::F32, &[4]), (&deep, DType::F32, &[3, 1])];
+    for (path, dtype, shape) in cases {
+        let error = Records::open_npy([&*first, &*longer, path], Cut::Rows).unwrap_err();
+        let Error::Mixed { path: at, first: other, wanted, found } = &error else { panic!("{error:?}") };
+        assert_eq!((&**at, &**other), (path, &*first));
+        assert_eq!(*wanted, (DType::F32, vec![3]));
+        assert_eq!(*found, (dtype, shape.to_vec()));
+        let message = error.to_string();
+        assert!(message.ends_with(&format!("wanted f32 [3], found {dtype} {shape:?}")), "{message}");
+    }
+}
+
+/// Sparse, so that it takes no room: tokens of 32 bits, the last ones near 8 GiB, behind a header.
+#[cfg(unix)]
+#[test]
+fn tokens_past_four_gib() {
+    use std::os::unix::fs::FileExt;
+
+    const TOKENS: u64 = (1 << 31) - 1;
+    let folder = folder();
+    let path = folder.path().join("llama_3.bin");
+    let file = File::create(&path).unwrap();
+    let header = [20_240_801_i32, 7, i32::MAX].map(i32::to_le_bytes).concat();
+    file.write_all_at(&header, 0).unwrap();
+    file.set_len(1024 + TOKENS * 4).unwrap();
+    let last = data(4096, 3);
+    file.write_all_at(&last, 1024 + TOKENS * 4 - 4096).unwrap();
+
+    // Behind a small file, so that numbers and offsets differ.
+    let small = folder.path().join("small.bin");
+    let mut bytes = [20_240_801_i32, 7, 16].map(i32::to_le_bytes).concat();
+    bytes.resize(1024 + 64, 0);
+    std::fs::write(&small, bytes).unwrap();
+
+    let records = Records::open_llm_c([&small, &path], Cut::sequence(15)).unwrap();
+    let windows = (TOKENS - 16) / 15 + 1;
+    assert_eq!(records.len(), 1 + windows);
+    let start = (windows - 3) * 60;
+    assert_eq!(records.locate(windows - 2).unwrap().offset, 1024 + start);
+    let batch = Plan::builder(records.len()).batch(3).build().unwrap().batch(0, windows / 3).unwrap();
+    records.will_need(&batch, PIECE);
+    let mut out = [0; 3 * 64];
+    let len = records.read(&batch, &mut out).unwrap();
+    let first = batch.runs().next().unwrap().start - 1;
+    for (index, found) in (first..).zip(out[..len].chunks_exact(64)) {
+        let from = usize::try_from(index * 60 + 4096 - TOKENS * 4).unwrap();
+        assert_eq!(found, &last[from..from + 64], "window {index}");
+    }
+}

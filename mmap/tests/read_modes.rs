@@ -1,0 +1,206 @@
+//! All read modes deliver the same bytes and the same errors, and views show the bytes in place.
+#![cfg(target_os = "linux")]
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::PathBuf;
+
+use twinbuf_mmap::{Cut, DType, Error, Order, Plan, ReadMode, Records, Tail};
+
+/// Numbers in each of the two files.
+const NUMBERS: [usize; 2] = [5000, 3000];
+
+/// `number * 4` bytes that depend on their place.
+fn bytes(numbers: usize, seed: u32) -> Vec<u8> {
+    (seed..).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).take(numbers * 4).collect()
+}
+
+/// A file that lives in memory and can be sealed; gone when it is closed.
+fn memfd(bytes: &[u8]) -> (File, PathBuf) {
+    // SAFETY: the name is a C string; the call takes no other pointer.
+    let fd = unsafe { libc::memfd_create(c"twinbuf".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the kernel has just opened it, and nobody else knows it.
+    let mut file = unsafe { File::from_raw_fd(fd) };
+    file.write_all(bytes).unwrap();
+    (file, PathBuf::from(format!("/proc/self/fd/{fd}")))
+}
+
+fn seal(file: &File, seals: libc::c_int) {
+    // SAFETY: the descriptor is open; the call takes no pointer.
+    let status = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn sealed(bytes: &[u8]) -> (File, PathBuf) {
+    let (file, path) = memfd(bytes);
+    seal(&file, libc::F_SEAL_SHRINK | libc::F_SEAL_WRITE);
+    (file, path)
+}
+
+/// `None`, said aloud, where the kernel forbids the call to this process.
+fn checked(records: Records) -> Option<Records> {
+    match records.with_read_mode(ReadMode::MapChecked) {
+        Err(Error::System { call: "process_vm_readv", source, .. }) => {
+            eprintln!("not checked: process_vm_readv: {source}");
+            None
+        }
+        records => Some(records.unwrap()),
+    }
+}
+
+fn epoch(records: &Records, order: Order, batch: u64) -> Vec<u8> {
+    let plan =
+        Plan::builder(records.len()).batch(batch).order(order).seed(3).tail(Tail::Keep).build().unwrap();
+    let mut all = Vec::new();
+    for step in 0..plan.steps() {
+        let batch = plan.batch(0, step).unwrap();
+        let len = usize::try_from(batch.len()).unwrap() * records.record_bytes();
+        // Poisoned and longer than needed: a byte not written, or written past the end, shows.
+        let mut out = vec![0xEE; len + 5];
+        assert_eq!(records.read(&batch, &mut out).unwrap(), len);
+        assert_eq!(out[len..], [0xEE; 5]);
+        all.extend_from_slice(&out[..len]);
+    }
+    all
+}
+
+/// Rows, overlapping windows and windows with gaps; in order, in chunks and gathered, in groups smaller and
+/// larger than one call takes.
+#[test]
+fn every_mode_delivers_the_same_bytes() {
+    let files = [sealed(&bytes(NUMBERS[0], 0)), sealed(&bytes(NUMBERS[1], 77))];
+    let cuts = [
+        Cut::Rows,
+        Cut::Windows { rows: 9, stride: 4 },
+        Cut::Windows { rows: 3, stride: 5 },
+        Cut::sequence(128),
+    ];
+    for cut in cuts {
+        let open = || {
+            let paths = files.iter().map(|(_, path)| path);
+            Records::open_headerless(paths, DType::U32, cut).unwrap()
+        };
+        let pread = open();
+        assert_eq!(pread.read_mode(), ReadMode::Pread);
+        let copy = open().with_read_mode(ReadMode::MapCopy).unwrap();
+        assert_eq!(copy.read_mode(), ReadMode::MapCopy);
+        let checked = checked(open());
+        for order in [Order::Sequential, Order::Chunks { records: 7 }, Order::Records] {
+            for batch in [1, 64, 3000] {
+                let expected = epoch(&pread, order, batch);
+                assert_eq!(expected.len() as u64, pread.bytes());
+                for records in [Some(&copy), checked.as_ref()].into_iter().flatten() {
+                    let mode = records.read_mode();
+                    assert!(epoch(records, order, batch) == expected, "{mode:?} {cut:?} {order:?} {batch}");
+                }
+            }
+        }
+    }
+}
+
+/// Inside a page, at a page, and to nothing: `pread` and the mapping say the same, and neither raises a signal.
+#[test]
+fn a_truncated_file_is_the_same_error_in_every_mode() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("data");
+    let record = 1000;
+    for left in [50_000 - 1, 40_960, 4097, 4096, 10, 0] {
+        for touched in [false, true] {
+            for batch in [1, 10, 50] {
+                let mut errors = Vec::new();
+                for mode in [ReadMode::Pread, ReadMode::MapChecked] {
+                    std::fs::write(&path, vec![7; 50 * record]).unwrap();
+                    let records = Records::open([&path], record).unwrap();
+                    let records = if mode == ReadMode::Pread { Some(records) } else { checked(records) };
+                    let Some(records) = records else { continue };
+                    let plan = Plan::builder(50).batch(batch).build().unwrap();
+                    let mut out = vec![0; 50 * record];
+                    if touched {
+                        for step in 0..plan.steps() {
+                            records.read(&plan.batch(0, step).unwrap(), &mut out).unwrap();
+                        }
+                    }
+                    File::options().write(true).open(&path).unwrap().set_len(left).unwrap();
+                    let results: Vec<String> = (0..plan.steps())
+                        .map(|step| match records.read(&plan.batch(0, step).unwrap(), &mut out) {
+                            Ok(len) => {
+                                assert!(out[..len].iter().all(|&byte| byte == 7), "{mode:?} {left}");
+                                format!("{len} bytes")
+                            }
+                            Err(Error::Truncated { path: at, offset, wanted, found }) => {
+                                assert_eq!(at, path);
+                                let start = step * batch * record as u64;
+                                assert_eq!(offset, left.max(start), "{mode:?}");
+                                assert_eq!((wanted, found), (batch * record as u64, offset - start));
+                                format!("{offset} {wanted} {found}")
+                            }
+                            Err(error) => panic!("{mode:?}: {error}"),
+                        })
+                        .collect();
+                    errors.push(results);
+                }
+                assert!(errors.iter().all(|other| *other == errors[0]), "{left} {batch}: {errors:?}");
+                assert!(errors[0].last().unwrap().contains(' '), "{errors:?}");
+                assert!(!errors[0].last().unwrap().ends_with("bytes"), "{errors:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_sealed_whole_files_are_copied_out_of_or_shown_safely() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let plain = folder.path().join("plain");
+    std::fs::write(&plain, bytes(100, 0)).unwrap();
+    let refused = |path: &PathBuf| {
+        let records = Records::open([path], 4).unwrap();
+        let error = records.view_sealed(0..1).unwrap_err();
+        assert!(matches!(&error, Error::NotSealed { path: found } if found == path), "{error:?}");
+        let error = records.with_read_mode(ReadMode::MapCopy).unwrap_err();
+        assert!(matches!(&error, Error::NotSealed { path: found } if found == path), "{error:?}");
+    };
+    refused(&plain);
+    for seals in [0, libc::F_SEAL_SHRINK, libc::F_SEAL_WRITE, libc::F_SEAL_GROW] {
+        let (file, path) = memfd(&bytes(100, 0));
+        seal(&file, seals);
+        refused(&path);
+    }
+    let (file, path) = memfd(&bytes(100, 0));
+    file.set_len(1 << 20).unwrap();
+    seal(&file, libc::F_SEAL_SHRINK | libc::F_SEAL_WRITE);
+    refused(&path);
+
+    // Opened whole, then cut, then sealed.
+    let (file, path) = memfd(&bytes(100, 0));
+    let records = Records::open([&path], 4).unwrap();
+    file.set_len(12).unwrap();
+    seal(&file, libc::F_SEAL_SHRINK | libc::F_SEAL_WRITE);
+    let error = records.with_read_mode(ReadMode::MapCopy).unwrap_err();
+    assert!(matches!(error, Error::Truncated { offset: 12, wanted: 400, found: 12, .. }), "{error:?}");
+}
+
+#[test]
+fn views_show_the_bytes_in_place() {
+    let (first, second) = (bytes(100, 0), bytes(50, 9));
+    let files = [sealed(&first), sealed(&second)];
+    let paths = || files.iter().map(|(_, path)| path);
+    let rows = Records::open_headerless(paths(), DType::U32, Cut::Rows).unwrap();
+    assert_eq!(rows.view_sealed(3..100).unwrap(), &first[12..]);
+    assert_eq!(rows.view_sealed(100..150).unwrap(), second);
+    assert!(rows.view_sealed(7..7).unwrap().is_empty());
+    // SAFETY: the files are sealed.
+    assert_eq!(unsafe { rows.view(0..1) }.unwrap(), &first[..4]);
+    let error = rows.view_sealed(99..101).unwrap_err();
+    assert!(matches!(error, Error::AcrossFiles { wanted: 101, found: 100, .. }), "{error:?}");
+    for (range, missing) in [(150..151, 150), (149..160, 159), (u64::MAX - 1..u64::MAX, u64::MAX - 1)] {
+        let error = rows.view_sealed(range).unwrap_err();
+        assert!(
+            matches!(error, Error::NoSuchRecord { wanted, found: 150 } if wanted == missing),
+            "{error:?}"
+        );
+    }
+    let windows = Records::open_headerless(paths(), DType::U32, Cut::Windows { rows: 9, stride: 4 }).unwrap();
+    assert_eq!(windows.view_sealed(1..3).unwrap(), &first[16..16 + 13 * 4]);
+}

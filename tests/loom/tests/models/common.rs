@@ -1,0 +1,537 @@
+//! What every model needs: two parkers, four ways to wait, a clock, a task, and the run itself.
+
+use std::cell::Cell;
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+use twinbuf_core::sync::{AtomicU32, Ordering};
+use twinbuf_core::{
+    AcquireTimeoutError, Closed, Consumer, FillError, Producer, ReadSlot, RecvError, RecvTimeoutError, Ring,
+    TryAcquireError, TryRecvError, Wait, WaitUntil,
+};
+
+pub(crate) type Tx<P> = Producer<'static, usize, P>;
+pub(crate) type Rx<P> = Consumer<'static, usize, P>;
+
+// Running ------------------------------------------------------------------------------------------------------
+
+/// How many times the explored schedules may take the processor from a thread that could go on; `None`: as
+/// often as they like, so that the search is exhaustive.
+pub(crate) type Bound = Option<usize>;
+
+/// One model: all its variants, with every parker.
+pub(crate) struct Run {
+    name: &'static str,
+    hazard: String,
+    bound: Bound,
+    executions: usize,
+    start: Instant,
+}
+
+impl Run {
+    pub(crate) fn new(name: &'static str, hazard: &[&str], bound: Bound) -> Self {
+        let name = name.strip_prefix("models::").unwrap_or(name);
+        Self { name, hazard: hazard.concat().trim().into(), bound, executions: 0, start: Instant::now() }
+    }
+
+    /// Explores one variant: twice, with either thread going first where a thread is [`spawn`]ed.
+    ///
+    /// Which of them does should make no difference, but loom remembers only the last access to an atomic: a
+    /// load by the thread that goes first is never tried again after another thread's load and exchange.
+    pub(crate) fn explore(&mut self, variant: &dyn Debug, f: impl Fn() + Send + Sync + 'static) {
+        let f = Arc::new(f);
+        for first in [First::Spawning, First::Spawned] {
+            let f = f.clone();
+            self.explore_once(&(variant, first), move || {
+                FIRST.set(first); // loom runs all modelled threads on this one
+                f();
+            });
+        }
+    }
+
+    fn explore_once(&mut self, variant: &dyn Debug, f: impl Fn() + Send + Sync + 'static) {
+        let failed = OnPanic(format!("{}, {variant:?}", self.name));
+        let executions = Arc::new(AtomicUsize::new(0));
+        let count = executions.clone();
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = self.bound;
+        model.max_branches = 20_000; // loom's path has room for 65 535
+        model.check(move || {
+            count.fetch_add(1, Relaxed);
+            f();
+        });
+        self.executions += executions.load(Relaxed);
+        drop(failed);
+    }
+}
+
+/// Prints the run as a row of a table.
+impl Drop for Run {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let bound = self
+            .bound
+            .map_or("exhaustive".into(), |n| format!("{n} preemption{}", if n == 1 { "" } else { "s" }));
+        let seconds = self.start.elapsed().as_secs_f64();
+        println!("\n| `{}` | {} | {bound} | {} | {seconds:.1} s |", self.name, self.hazard, self.executions);
+    }
+}
+
+/// The thread that runs first where one spawns another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum First {
+    Spawning,
+    Spawned,
+}
+
+std::thread_local! {
+    static FIRST: Cell<First> = const { Cell::new(First::Spawning) };
+}
+
+/// Spawns a modelled thread.
+pub(crate) fn spawn<R: 'static>(f: impl FnOnce() -> R + 'static) -> thread::JoinHandle<R> {
+    let thread = thread::spawn(f);
+    if FIRST.get() == First::Spawned {
+        thread::yield_now();
+    }
+    thread
+}
+
+/// Says which variant failed.
+struct OnPanic(String);
+
+impl Drop for OnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("in {}", self.0);
+        }
+    }
+}
+
+/// Makes the test, or two, of a model: a function over a [`Parker`], and over a variant where `over` names some.
+///
+/// The documentation names the hazard. The bound is `exhaustive` or a number of preemptions; a second one makes
+/// an ignored test of that depth.
+macro_rules! check {
+    ($(#[doc = $hazard:literal])+ $name:ident $(over [$($variant:expr),+ $(,)?])?, $fast:tt $(, deep $deep:tt)?) => {
+        $(#[doc = $hazard])+
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            fn run(bound: $crate::common::Bound) {
+                let mut run = $crate::common::Run::new(module_path!(), &[$($hazard),+], bound);
+                check!(@each run, $name $(, $($variant),+)?);
+            }
+
+            #[test]
+            fn fast() {
+                run(check!(@bound $fast));
+            }
+
+            $(
+                #[test]
+                #[ignore = "deep: see README.md"]
+                fn deep() {
+                    run(check!(@bound $deep));
+                }
+            )?
+        }
+    };
+    (@each $run:ident, $name:ident) => {
+        $run.explore(&"ModelPark", super::$name::<$crate::common::ModelPark>);
+        $run.explore(&"YieldPark", super::$name::<$crate::common::YieldPark>);
+    };
+    (@each $run:ident, $name:ident, $($variant:expr),+) => {
+        for variant in [$($variant),+] {
+            $run.explore(&("ModelPark", variant), move || super::$name::<$crate::common::ModelPark>(variant));
+            $run.explore(&("YieldPark", variant), move || super::$name::<$crate::common::YieldPark>(variant));
+        }
+    };
+    (@bound exhaustive) => { None };
+    (@bound $bound:literal) => { Some($bound) };
+}
+pub(crate) use check;
+
+// Parkers ------------------------------------------------------------------------------------------------------
+
+/// The only point in time there is: the one at which [`Parker::ring_the_bell`] is called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bell;
+
+pub(crate) trait Parker: WaitUntil<Instant = Bell> + Clone + Send + Sync + 'static {
+    fn new() -> Self;
+
+    /// Lets the deadline pass.
+    fn ring_the_bell(&self);
+
+    /// How often a hand-off called `wake`.
+    fn wakes(&self) -> usize;
+
+    /// Runs a future to its end, waiting as this parker waits.
+    fn block_on<F: Future>(future: F) -> F::Output;
+}
+
+/// Sleeps until woken: a lost wakeup leaves nobody to run, which loom reports as a deadlock.
+#[derive(Clone)]
+pub(crate) struct ModelPark(loom::sync::Arc<Bed>);
+
+struct Bed {
+    rung: Mutex<bool>,
+    changed: Condvar,
+    wakes: AtomicUsize,
+}
+
+impl Wait for ModelPark {
+    fn relax(&self, _round: u32) -> bool {
+        false
+    }
+
+    fn wait(&self, word: &AtomicU32, expected: u32) {
+        let mut rung = self.0.rung.lock().unwrap();
+        while word.load(Ordering::Relaxed) == expected {
+            rung = self.0.changed.wait(rung).unwrap();
+        }
+    }
+
+    fn wake(&self, _word: &AtomicU32) {
+        self.0.wakes.fetch_add(1, Relaxed);
+        // Taken and given back, so that it does not fall between a waiter's look at the word and its sleep.
+        drop(self.0.rung.lock().unwrap());
+        self.0.changed.notify_all();
+    }
+}
+
+impl WaitUntil for ModelPark {
+    type Instant = Bell;
+
+    fn after(&self, _timeout: Duration) -> Option<Bell> {
+        Some(Bell)
+    }
+
+    fn expired(&self, _: Bell) -> bool {
+        *self.0.rung.lock().unwrap()
+    }
+
+    fn wait_until(&self, word: &AtomicU32, expected: u32, _: Bell) {
+        let mut rung = self.0.rung.lock().unwrap();
+        while !*rung && word.load(Ordering::Relaxed) == expected {
+            rung = self.0.changed.wait(rung).unwrap();
+        }
+    }
+}
+
+impl Parker for ModelPark {
+    fn new() -> Self {
+        Self(loom::sync::Arc::new(Bed {
+            rung: Mutex::new(false),
+            changed: Condvar::new(),
+            wakes: AtomicUsize::new(0),
+        }))
+    }
+
+    fn ring_the_bell(&self) {
+        *self.0.rung.lock().unwrap() = true;
+        self.0.changed.notify_all();
+    }
+
+    fn wakes(&self) -> usize {
+        self.0.wakes.load(Relaxed)
+    }
+
+    fn block_on<F: Future>(future: F) -> F::Output {
+        loom::future::block_on(future)
+    }
+}
+
+/// Lets others run and returns: every return is spurious, and no happens-before comes with a wake, as it does
+/// with `ModelPark`'s lock. What is visible is visible by the ring's own orderings.
+#[derive(Clone)]
+pub(crate) struct YieldPark(Arc<Bench>);
+
+struct Bench {
+    rung: loom::sync::atomic::AtomicBool,
+    wakes: AtomicUsize,
+}
+
+impl Wait for YieldPark {
+    fn relax(&self, _round: u32) -> bool {
+        false
+    }
+
+    fn wait(&self, _word: &AtomicU32, _expected: u32) {
+        thread::yield_now();
+    }
+
+    fn wake(&self, _word: &AtomicU32) {
+        self.0.wakes.fetch_add(1, Relaxed);
+    }
+}
+
+impl WaitUntil for YieldPark {
+    type Instant = Bell;
+
+    fn after(&self, _timeout: Duration) -> Option<Bell> {
+        Some(Bell)
+    }
+
+    fn expired(&self, _: Bell) -> bool {
+        self.0.rung.load(Ordering::Relaxed)
+    }
+
+    fn wait_until(&self, word: &AtomicU32, expected: u32, _: Bell) {
+        self.wait(word, expected);
+    }
+}
+
+impl Parker for YieldPark {
+    fn new() -> Self {
+        Self(Arc::new(Bench { rung: loom::sync::atomic::AtomicBool::new(false), wakes: AtomicUsize::new(0) }))
+    }
+
+    fn ring_the_bell(&self) {
+        self.0.rung.store(true, Ordering::Relaxed);
+    }
+
+    fn wakes(&self) -> usize {
+        self.0.wakes.load(Relaxed)
+    }
+
+    /// Polls again and again, whether woken or not.
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let mut future = pin!(future);
+        loop {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                return output;
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+// Waiting ------------------------------------------------------------------------------------------------------
+
+/// How a side waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Mode {
+    /// Asks again and again.
+    Try,
+    /// Blocks.
+    Block,
+    /// Blocks until the bell, which another thread rings at any time; then blocks without it.
+    Timed,
+    /// Awaits.
+    Async,
+}
+pub(crate) use Mode::*;
+
+/// A ring of `N` slots that hold 0, its strategy, and its handles.
+pub(crate) fn ring<const N: usize, P: Parker>() -> (P, Tx<P>, Rx<P>) {
+    let park = P::new();
+    let (tx, rx) = Ring::with_wait([0; N], park.clone()).into_handles();
+    (park, tx, rx)
+}
+
+/// A thread that rings the bell, if the mode listens to it.
+pub(crate) fn clock<P: Parker>(park: &P, mode: Mode) {
+    if mode == Timed {
+        let park = park.clone();
+        spawn(move || park.ring_the_bell());
+    }
+}
+
+/// Receives, waiting as `mode` says.
+pub(crate) fn recv<P: Parker>(rx: &Rx<P>, mode: Mode) -> Result<ReadSlot<'_, usize, P>, RecvError> {
+    match mode {
+        Try => loop {
+            return match rx.try_recv() {
+                Ok(guard) => Ok(guard),
+                Err(TryRecvError::Empty) => {
+                    thread::yield_now();
+                    continue;
+                }
+                Err(TryRecvError::Finished) => Err(RecvError::Finished),
+                Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
+                Err(TryRecvError::AllHeld) => Err(RecvError::AllHeld),
+            };
+        },
+        Block => rx.recv(),
+        Timed => match rx.recv_timeout(Duration::ZERO) {
+            Ok(guard) => Ok(guard),
+            Err(RecvTimeoutError::Timeout) => rx.recv(),
+            Err(RecvTimeoutError::Finished) => Err(RecvError::Finished),
+            Err(RecvTimeoutError::Abandoned) => Err(RecvError::Abandoned),
+            Err(RecvTimeoutError::AllHeld) => Err(RecvError::AllHeld),
+        },
+        Async => P::block_on(rx.recv_async()),
+    }
+}
+
+/// Acquires, waiting as `mode` says, fills with `value` and commits.
+pub(crate) fn send<P: Parker>(tx: &mut Tx<P>, mode: Mode, value: usize) -> Result<(), Closed> {
+    let mut slot = match mode {
+        Try => loop {
+            match tx.try_acquire() {
+                Ok(mut slot) => {
+                    *slot = value;
+                    return slot.commit();
+                }
+                Err(TryAcquireError::Full) => thread::yield_now(),
+                Err(TryAcquireError::Closed) => return Err(Closed),
+            }
+        },
+        Block => tx.acquire()?,
+        Timed => match tx.acquire_timeout(Duration::ZERO) {
+            Ok(mut slot) => {
+                *slot = value;
+                return slot.commit();
+            }
+            Err(AcquireTimeoutError::Timeout) => tx.acquire()?,
+            Err(AcquireTimeoutError::Closed) => return Err(Closed),
+        },
+        Async => P::block_on(tx.acquire_async())?,
+    };
+    *slot = value;
+    slot.commit()
+}
+
+/// Acquires, fills with `value` and commits.
+pub(crate) fn fill<W: Wait>(tx: &mut Producer<'_, usize, W>, value: usize) -> Result<(), FillError<()>> {
+    tx.fill(|slot| {
+        *slot = value;
+        Ok(())
+    })
+}
+
+/// The same, of a ring whose consumer is there.
+pub(crate) fn put<P: Parker>(tx: &mut Tx<P>, value: usize) {
+    assert_eq!(fill(tx, value), Ok(()));
+}
+
+/// Receives `value` and releases it.
+pub(crate) fn take<P: Parker>(rx: &Rx<P>, mode: Mode, value: usize) {
+    assert_eq!(*recv(rx, mode).unwrap(), value);
+}
+
+// Tasks --------------------------------------------------------------------------------------------------------
+
+/// What a waker of a model wakes.
+pub(crate) struct Task {
+    woken: Mutex<bool>,
+    changed: Condvar,
+    wakes: AtomicUsize,
+}
+
+impl Task {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { woken: Mutex::new(false), changed: Condvar::new(), wakes: AtomicUsize::new(0) })
+    }
+
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
+        Waker::from(self.clone())
+    }
+
+    /// Polls until there is something, asleep in between.
+    pub(crate) fn run<R>(self: &Arc<Self>, mut poll: impl FnMut(&Waker) -> Option<R>) -> R {
+        let waker = self.waker();
+        loop {
+            if let Some(found) = poll(&waker) {
+                return found;
+            }
+            self.sleep();
+        }
+    }
+
+    /// Sleeps until the task is woken: for ever, if its wake was lost.
+    pub(crate) fn sleep(&self) {
+        let mut woken = self.woken.lock().unwrap();
+        while !*woken {
+            woken = self.changed.wait(woken).unwrap();
+        }
+        *woken = false;
+    }
+
+    /// How often the task was woken.
+    pub(crate) fn wakes(&self) -> usize {
+        self.wakes.load(Relaxed)
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.wakes.fetch_add(1, Relaxed);
+        *self.woken.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Wakes by panicking.
+pub(crate) struct Bomb;
+
+impl Wake for Bomb {
+    fn wake(self: Arc<Self>) {
+        // Not `panic!`, whose message would be printed once an execution.
+        std::panic::resume_unwind(Box::new(Bomb));
+    }
+}
+
+pub(crate) fn bomb() -> Waker {
+    Waker::from(Arc::new(Bomb))
+}
+
+/// Runs `f`, in which a [`Bomb`] may go off; any other panic goes on.
+pub(crate) fn survive<R>(f: impl FnOnce() -> R) -> Result<R, Bomb> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|payload| {
+        *payload.downcast::<Bomb>().unwrap_or_else(|other| std::panic::resume_unwind(other))
+    })
+}
+
+/// Runs `f`, and once more if the [`Bomb`] that it replaces goes off.
+pub(crate) fn retry<R>(mut f: impl FnMut() -> R) -> R {
+    survive(&mut f).unwrap_or_else(|Bomb| f())
+}
+
+/// Polls once for a filled slot; `None` while there is none.
+pub(crate) fn poll_recv<'c, P: Parker>(
+    rx: &'c Rx<P>,
+    waker: &Waker,
+) -> Option<Result<ReadSlot<'c, usize, P>, RecvError>> {
+    match rx.poll_recv(&mut Context::from_waker(waker)) {
+        Poll::Ready(found) => Some(found),
+        Poll::Pending => None,
+    }
+}
+
+/// Polls once for a free slot and fills it with `value`; `None` while there is none.
+pub(crate) fn poll_send<P: Parker>(
+    tx: &mut Tx<P>,
+    waker: &Waker,
+    value: usize,
+) -> Option<Result<(), Closed>> {
+    match tx.poll_acquire(&mut Context::from_waker(waker)) {
+        Poll::Ready(Ok(mut slot)) => {
+            *slot = value;
+            Some(slot.commit())
+        }
+        Poll::Ready(Err(closed)) => Some(Err(closed)),
+        Poll::Pending => None,
+    }
+}
+
+/// Runs `f` with a reference that modelled threads may keep, since loom has no scoped threads: `f` joins them.
+pub(crate) fn with_static<T: 'static>(value: T, f: impl FnOnce(&'static T)) {
+    let value = Box::into_raw(Box::new(value));
+    // SAFETY: made from a box just above and freed below, after the last use by `f`.
+    f(unsafe { &*value });
+    // SAFETY: from `Box::into_raw`, once; the models join every thread that has the reference, and keep no guard.
+    drop(unsafe { Box::from_raw(value) });
+}

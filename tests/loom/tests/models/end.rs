@@ -1,0 +1,157 @@
+//! The end of a handle: it arrives, it arrives in order, and nobody sleeps through it.
+
+use twinbuf_core::{Closed, RecvError};
+
+use crate::common::*;
+
+check! {
+    /// The consumer sleeps through `finish`, or takes it for the end before it has all the data.
+    finish over [Try, Block, Timed, Async], 2, deep 3
+}
+fn finish<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<2, P>();
+    put(&mut tx, 1);
+    clock(&park, mode);
+    let producer = spawn(move || {
+        put(&mut tx, 2);
+        tx.finish();
+    });
+    take(&rx, Block, 1);
+    take(&rx, mode, 2);
+    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Finished);
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished, "the end stays");
+    producer.join().unwrap();
+}
+
+check! {
+    /// The consumer sleeps through the loss of the producer, or takes it for the end of the data.
+    abandon over [Try, Block, Timed, Async], 2, deep 3
+}
+fn abandon<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<2, P>();
+    put(&mut tx, 1);
+    clock(&park, mode);
+    let producer = spawn(move || {
+        put(&mut tx, 2);
+        drop(tx);
+    });
+    take(&rx, Block, 1);
+    take(&rx, mode, 2);
+    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Abandoned);
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "the loss stays");
+    producer.join().unwrap();
+}
+
+check! {
+    /// The end is told on some slots only, and the consumer waits at another one.
+    end_at_every_slot over [0, 1, 2], exhaustive
+}
+fn end_at_every_slot<P: Parker>(at: usize) {
+    let (_, mut tx, rx) = ring::<3, P>();
+    for i in 0..at {
+        put(&mut tx, i);
+        take(&rx, Block, i);
+    }
+    let producer = spawn(move || tx.finish());
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+    producer.join().unwrap();
+}
+
+check! {
+    /// The producer sleeps through the loss of the consumer.
+    consumer_drop over [Try, Block, Timed, Async], 2, deep 3
+}
+fn consumer_drop<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    clock(&park, mode);
+    let producer = spawn(move || {
+        assert_eq!(send(&mut tx, mode, 2), Err(Closed));
+        assert!(tx.is_closed(), "it stays closed");
+    });
+    drop(rx);
+    producer.join().unwrap();
+}
+
+check! {
+    /// The loss of the consumer is told on some slots only, and the producer waits at another one.
+    consumer_drop_at_every_slot over [0, 1, 2], exhaustive
+}
+fn consumer_drop_at_every_slot<P: Parker>(at: usize) {
+    let (_, mut tx, rx) = ring::<3, P>();
+    for i in 0..3 + at {
+        put(&mut tx, i);
+        if i < at {
+            take(&rx, Block, i);
+        }
+    }
+    let producer = spawn(move || assert_eq!(send(&mut tx, Block, 9), Err(Closed)));
+    drop(rx);
+    producer.join().unwrap();
+}
+
+check! {
+    /// A commit overwrites the consumer's end, which comes between its look and its write.
+    commit_meets_consumer_drop over [Try, Block, Timed, Async], 2, deep 3
+}
+fn commit_meets_consumer_drop<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<1, P>();
+    clock(&park, mode);
+    let producer = spawn(move || {
+        let first = send(&mut tx, mode, 1);
+        let second = send(&mut tx, mode, 2);
+        assert!(second.is_err(), "{first:?}, then {second:?} into a ring that nobody reads");
+    });
+    drop(rx);
+    producer.join().unwrap();
+}
+
+check! {
+    /// A release overwrites the producer's end, which comes between its look and its write.
+    release_meets_end over [Try, Block, Timed, Async], 2, deep 3
+}
+fn release_meets_end<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    clock(&park, mode);
+    let producer = spawn(move || tx.finish());
+    take(&rx, Block, 1);
+    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Finished);
+    producer.join().unwrap();
+}
+
+check! {
+    /// The end of either side overwrites the state of a slot, or the end of the other.
+    both_end, exhaustive
+}
+fn both_end<P: Parker>() {
+    let (_, mut tx, rx) = ring::<2, P>();
+    put(&mut tx, 1);
+    let producer = spawn(move || {
+        let committed = fill(&mut tx, 2).is_ok();
+        tx.finish();
+        committed
+    });
+    take(&rx, Block, 1);
+    drop(rx);
+    let _either = producer.join().unwrap();
+}
+
+check! {
+    /// An end that comes while a slot is handed over makes the other side see neither or the wrong one.
+    end_while_held over [Block, Async], 2, deep 3
+}
+fn end_while_held<P: Parker>(mode: Mode) {
+    let (_, mut tx, rx) = ring::<2, P>();
+    put(&mut tx, 1);
+    let held = rx.recv().unwrap();
+    let producer = spawn(move || {
+        put(&mut tx, 2);
+        drop(tx);
+    });
+    take(&rx, mode, 2);
+    assert_eq!(rx.recv().unwrap_err(), RecvError::AllHeld, "the end is beyond the slot that is still held");
+    drop(held);
+    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Abandoned);
+    producer.join().unwrap();
+}

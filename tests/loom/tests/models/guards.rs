@@ -1,0 +1,132 @@
+//! Guards that overlap, travel, come back in any order, or never.
+
+use twinbuf_core::{Closed, RecvError, TryAcquireError};
+
+use crate::common::*;
+
+check! {
+    /// Two read guards, the second released first: the producer refills the wrong slot, or sleeps for ever.
+    released_out_of_order over [Try, Block, Async], 3, deep 4
+}
+fn released_out_of_order<P: Parker>(mode: Mode) {
+    let (_, mut tx, rx) = ring::<2, P>();
+    put(&mut tx, 0);
+    put(&mut tx, 1);
+    let producer = spawn(move || {
+        send(&mut tx, mode, 2).unwrap();
+        send(&mut tx, mode, 3).unwrap();
+        tx
+    });
+    let (a, b) = (rx.recv().unwrap(), rx.recv().unwrap());
+    drop(b);
+    assert_eq!(*a, 0, "still ours");
+    drop(a);
+    take(&rx, Block, 2);
+    take(&rx, Block, 3);
+    drop(producer.join().unwrap());
+}
+
+check! {
+    /// A third thread releases while the consumer receives: the value or the wake of one of them is lost.
+    released_elsewhere over [Try, Block, Timed, Async], 2, deep 3
+}
+fn released_elsewhere<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    clock(&park, mode);
+    with_static(rx, |rx| {
+        let guard = rx.recv().unwrap();
+        let reader = spawn(move || {
+            assert_eq!(*guard, 1);
+            drop(guard);
+        });
+        send(&mut tx, mode, 2).unwrap();
+        take(rx, Block, 2);
+        reader.join().unwrap();
+    });
+}
+
+check! {
+    /// The consumer receives while its last guard is released elsewhere: it reads the old batch again.
+    receives_while_released over [Try, Block, Timed, Async], 2, deep 3
+}
+fn receives_while_released<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    clock(&park, mode);
+    with_static(rx, |rx| {
+        let guard = rx.recv().unwrap();
+        let reader = spawn(move || drop(guard));
+        let producer = spawn(move || {
+            send(&mut tx, Block, 2).unwrap();
+            tx
+        });
+        match recv(rx, mode) {
+            Ok(next) => assert_eq!(*next, 2),
+            Err(end) => assert_eq!(end, RecvError::AllHeld),
+        }
+        reader.join().unwrap();
+        drop(producer.join().unwrap());
+    });
+}
+
+check! {
+    /// A read guard that is leaked: its slot is handed out twice, or the consumer sleeps on itself.
+    read_guard_leaked over [Try, Block, Timed, Async], 2, deep 3
+}
+fn read_guard_leaked<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<2, P>();
+    put(&mut tx, 0);
+    clock(&park, mode);
+    std::mem::forget(rx.recv().unwrap());
+    let producer = spawn(move || {
+        put(&mut tx, 1);
+        // The next slot is the leaked one.
+        assert_eq!(send(&mut tx, mode, 2), Err(Closed));
+    });
+    take(&rx, mode, 1);
+    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::AllHeld);
+    drop(rx);
+    producer.join().unwrap();
+}
+
+check! {
+    /// A write guard that is leaked: its slot is lost, or what is half filled is received.
+    write_guard_leaked over [Try, Block, Timed, Async], 2, deep 3
+}
+fn write_guard_leaked<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<1, P>();
+    clock(&park, mode);
+    let producer = spawn(move || {
+        let mut slot = tx.acquire().unwrap();
+        *slot = 9;
+        let _leaked = std::mem::ManuallyDrop::new(slot);
+        put(&mut tx, 1);
+        assert_eq!(tx.try_acquire().map(drop), Err(TryAcquireError::Full));
+        tx
+    });
+    let guard = recv(&rx, mode).unwrap();
+    assert_eq!(*guard, 1);
+    let tx = producer.join().unwrap();
+    drop(guard);
+    drop(tx);
+}
+
+check! {
+    /// A write guard that is dropped: what is half filled is received, or the consumer is told of it.
+    aborted over [Try, Block, Timed, Async], 2, deep 3
+}
+fn aborted<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<2, P>();
+    clock(&park, mode);
+    let producer = spawn(move || {
+        let mut slot = tx.acquire().unwrap();
+        *slot = 9;
+        slot.abort();
+        put(&mut tx, 1);
+        tx.finish();
+    });
+    take(&rx, mode, 1);
+    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Finished);
+    producer.join().unwrap();
+}

@@ -1,0 +1,151 @@
+//! Commit and release: what is handed over is seen, in order, once, and whoever waits for it wakes.
+
+use twinbuf_core::{DoubleBuffer, RecvError, Ring, Spin};
+
+use crate::common::*;
+
+check! {
+    /// A commit is slept through, or the value is read before it is written.
+    commit over [Try, Block, Timed, Async], 2, deep 3
+}
+fn commit<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<2, P>();
+    clock(&park, mode);
+    let producer = spawn(move || {
+        put(&mut tx, 1);
+        tx // dropped by the other side, so that no end follows the commit
+    });
+    take(&rx, mode, 1);
+    drop(producer.join().unwrap());
+}
+
+check! {
+    /// A release is slept through, or the slot is refilled before it has been read.
+    release over [Try, Block, Timed, Async], 2, deep 3
+}
+fn release<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    clock(&park, mode);
+    let producer = spawn(move || {
+        send(&mut tx, mode, 2).unwrap();
+        tx
+    });
+    take(&rx, Block, 1); // does not wait
+    let tx = producer.join().unwrap();
+    take(&rx, Block, 2); // does not wait
+    drop(tx);
+}
+
+/// `items` values through a ring of `N`; each side waits in its own way.
+fn fifo<const N: usize, P: Parker>(items: usize, (producing, receiving): (Mode, Mode)) {
+    let (_, mut tx, rx) = ring::<N, P>();
+    let producer = spawn(move || {
+        for i in 0..items {
+            send(&mut tx, producing, i).unwrap();
+        }
+        tx.finish();
+    });
+    for i in 0..items {
+        take(&rx, receiving, i);
+    }
+    assert_eq!(recv(&rx, receiving).unwrap_err(), RecvError::Finished);
+    producer.join().unwrap();
+}
+
+check! {
+    /// One slot, refilled: a value is lost, doubled or overtaken.
+    fifo_one_slot over [(Block, Block), (Async, Async), (Block, Async), (Async, Block)], 1, deep 2
+}
+fn fifo_one_slot<P: Parker>(modes: (Mode, Mode)) {
+    fifo::<1, P>(2, modes);
+}
+
+check! {
+    /// Two slots, over the wrap-around: a value is lost, doubled or overtaken.
+    fifo_two_slots over [(Block, Block), (Async, Async), (Block, Async), (Async, Block)], 1, deep 2
+}
+fn fifo_two_slots<P: Parker>(modes: (Mode, Mode)) {
+    fifo::<2, P>(3, modes);
+}
+
+check! {
+    /// Three slots, over the wrap-around: a value is lost, doubled or overtaken.
+    fifo_three_slots over [(Block, Block), (Async, Async)], 1, deep 2
+}
+fn fifo_three_slots<P: Parker>(modes: (Mode, Mode)) {
+    fifo::<3, P>(4, modes);
+}
+
+check! {
+    /// Two laps: the parity comes back to the first one's and the consumer takes an old batch for a new one.
+    two_laps over [Block], 1, deep 2
+}
+fn two_laps<P: Parker>(mode: Mode) {
+    fifo::<2, P>(5, (mode, mode));
+}
+
+check! {
+    /// `WAITER` outlives the hand-off that it was meant for, and every later one makes a needless wake.
+    needless_wake, exhaustive
+}
+fn needless_wake<P: Parker>() {
+    let (park, mut tx, rx) = ring::<1, P>();
+    let producer = spawn(move || {
+        put(&mut tx, 1);
+        tx
+    });
+    take(&rx, Block, 1);
+    let mut tx = producer.join().unwrap();
+    assert!(park.wakes() <= 1);
+    put(&mut tx, 2); // nobody waits any more
+    take(&rx, Block, 2);
+    assert!(park.wakes() <= 1);
+}
+
+check! {
+    /// As above, with a wait for a release.
+    needless_wake_after_release, exhaustive
+}
+fn needless_wake_after_release<P: Parker>() {
+    let (park, mut tx, rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    let producer = spawn(move || {
+        send(&mut tx, Block, 2).unwrap();
+        tx
+    });
+    take(&rx, Block, 1);
+    drop(producer.join().unwrap());
+    assert!(park.wakes() <= 1, "the commit wakes nobody, since nobody waits for it");
+}
+
+check! {
+    /// The strategy that never announces itself misses a change, or sees it too early.
+    spin, exhaustive
+}
+fn spin<P: Parker>() {
+    let (mut tx, rx) = Ring::<usize, 1, Spin>::new([0]).into_handles();
+    let producer = spawn(move || {
+        for i in 0..2 {
+            fill(&mut tx, i).unwrap();
+        }
+        tx.finish();
+    });
+    for i in 0..2 {
+        assert_eq!(*rx.recv().unwrap(), i);
+    }
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+    producer.join().unwrap();
+}
+
+check! {
+    /// Two threads split the same static ring, and both get its handles.
+    split_twice, exhaustive
+}
+fn split_twice<P: Parker>() {
+    with_static(DoubleBuffer::with_wait([0, 0], P::new()), |ring: &DoubleBuffer<usize, P>| {
+        let other = spawn(|| ring.try_split_static().map(drop).is_some());
+        let mine = ring.try_split_static().map(drop).is_some();
+        assert!(mine ^ other.join().unwrap(), "exactly one of the two is given the handles");
+    });
+}

@@ -1,0 +1,155 @@
+//! Bounded steps: how many atomic accesses a call makes at most, over all explored executions, and exactly so.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use twinbuf_core::WriteSlot;
+use twinbuf_core::sync::steps;
+
+use crate::common::*;
+
+/// Explores `f`, which measures a call, with no bound: never more than `ceiling` steps, and that many at least once.
+fn ceiling(name: &'static str, hazard: &str, ceiling: usize, f: impl Fn() -> usize + Send + Sync + 'static) {
+    let most = Arc::new(AtomicUsize::new(0));
+    let seen = most.clone();
+    Run::new(name, &[hazard], None).explore(&"ModelPark", move || {
+        let steps = f();
+        assert!(steps <= ceiling, "{steps} steps, more than {ceiling}");
+        seen.fetch_max(steps, Relaxed);
+    });
+    assert_eq!(most.load(Relaxed), ceiling, "never reached: the ceiling is too high");
+}
+
+/// The steps that this thread makes in `f`.
+fn measure<R>(f: impl FnOnce() -> R) -> (usize, R) {
+    let before = steps();
+    let result = f();
+    (steps() - before, result)
+}
+
+#[test]
+fn try_recv() {
+    ceiling("steps::try_recv", "1 step at most: it is not wait-free", 1, || {
+        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        let producer = spawn(move || {
+            put(&mut tx, 1);
+            tx.finish();
+        });
+        let (steps, _) = measure(|| rx.try_recv().map(std::mem::forget));
+        producer.join().unwrap();
+        steps
+    });
+}
+
+#[test]
+fn try_acquire() {
+    ceiling("steps::try_acquire", "1 step at most: it is not wait-free", 1, || {
+        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        put(&mut tx, 1);
+        let consumer = spawn(move || {
+            take(&rx, Block, 1);
+            drop(rx);
+        });
+        let (steps, _) = measure(|| tx.try_acquire().map(std::mem::forget));
+        consumer.join().unwrap();
+        steps
+    });
+}
+
+/// Three exchanges, since the consumer can add `WAITER` and `RX_GONE` in between, and two steps to take its waker.
+#[test]
+fn commit() {
+    ceiling("steps::commit", "5 steps at most: it is retried for ever", 5, || {
+        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        let consumer = spawn(move || {
+            drop(poll_recv(&rx, &Task::new().waker()));
+            drop(rx);
+        });
+        let slot = tx.try_acquire();
+        let (steps, _) = measure(|| slot.map(WriteSlot::commit));
+        consumer.join().unwrap();
+        steps
+    });
+}
+
+/// As for `commit`.
+#[test]
+fn release() {
+    ceiling("steps::release", "5 steps at most: it is retried for ever", 5, || {
+        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        put(&mut tx, 1);
+        let guard = rx.recv().unwrap();
+        let producer = spawn(move || {
+            let _done = poll_send(&mut tx, &Task::new().waker(), 2);
+            drop(tx);
+        });
+        let (steps, ()) = measure(|| drop(guard));
+        producer.join().unwrap();
+        steps
+    });
+}
+
+/// The waker forgotten (2), a step a slot (2), the other side's waker taken (2).
+#[test]
+fn finish() {
+    ceiling("steps::finish", "6 steps at most: it is retried for ever", 6, || {
+        let (_, tx, rx) = ring::<2, ModelPark>();
+        let consumer = spawn(move || {
+            drop(poll_recv(&rx, &Task::new().waker()));
+            rx
+        });
+        let (steps, ()) = measure(|| tx.finish());
+        drop(consumer.join().unwrap());
+        steps
+    });
+}
+
+/// A look, the announcement, a look before the sleep and one after it (the strategy's own), and the last look.
+#[test]
+fn parked_recv() {
+    ceiling("steps::parked_recv", "5 steps at most: a parked consumer spins", 5, || {
+        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        let producer = spawn(move || {
+            put(&mut tx, 1);
+            tx.finish();
+        });
+        let (steps, _) = measure(|| rx.recv().map(std::mem::forget));
+        producer.join().unwrap();
+        steps
+    });
+}
+
+/// As for `parked_recv`.
+#[test]
+fn parked_acquire() {
+    ceiling("steps::parked_acquire", "5 steps at most: a parked producer spins", 5, || {
+        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        put(&mut tx, 1);
+        let consumer = spawn(move || {
+            take(&rx, Block, 1);
+            drop(rx);
+        });
+        let (steps, _) = measure(|| tx.acquire().map(std::mem::forget));
+        consumer.join().unwrap();
+        steps
+    });
+}
+
+/// A look, two steps to register and one more where a wake meets them, a look, and the announcement unless it
+/// has been made.
+#[test]
+fn poll() {
+    ceiling("steps::poll", "5 steps at most: it is retried for ever", 5, || {
+        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        let waker = Task::new().waker();
+        let (first, pending) = measure(|| poll_recv(&rx, &waker).is_none());
+        assert!(pending);
+        let producer = spawn(move || {
+            put(&mut tx, 1);
+            tx.finish();
+        });
+        let (second, _) = measure(|| poll_recv(&rx, &waker).map(|guard| guard.map(std::mem::forget)));
+        producer.join().unwrap();
+        first.max(second)
+    });
+}
