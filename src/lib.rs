@@ -35,8 +35,8 @@
 //!
 //! # The crates
 //!
-//! [`core`](twinbuf_core) is the two-slot ring alone (`no_std`, no dependency), for authors of other loaders;
-//! [`mmap`](twinbuf_mmap) is files, plans and page hints; this crate puts them together.
+//! [`core`] is the two-slot ring alone (`no_std`, no dependency), for authors of other loaders;
+//! [`mmap`] is files, plans and page hints; this crate puts them together.
 
 mod dataset;
 mod error;
