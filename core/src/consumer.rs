@@ -447,10 +447,30 @@ impl<T, W: Wait> ReadSlot<'_, T, W> {
     /// # Panics
     ///
     /// If waking the producer's task does (its `Waker` is foreign code); the slot has then been given back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let (mut tx, rx) = ring.split();
+    /// tx.acquire().unwrap().commit().unwrap();
+    /// tx.acquire().unwrap().commit().unwrap();
+    /// rx.recv()?.release();
+    /// assert!(tx.try_acquire().is_ok());
+    /// # Ok::<(), twinbuf_core::RecvError>(())
+    /// ```
     #[inline]
     pub fn release(self) {}
 
-    /// The number of this hand-off, from 0.
+    /// The number of this hand-off, from 0: that of the [`WriteSlot`](crate::WriteSlot) it was filled by.
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let (mut tx, rx) = ring.split();
+    /// tx.acquire().unwrap().commit().unwrap();
+    /// assert_eq!(rx.recv()?.seq(), 0);
+    /// # Ok::<(), twinbuf_core::RecvError>(())
+    /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.seq

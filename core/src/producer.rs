@@ -398,6 +398,18 @@ impl<T, W: Wait> WriteSlot<'_, T, W> {
     /// # Panics
     ///
     /// If waking the consumer's task does (its `Waker` is foreign code); the slot has then been handed over.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let (mut tx, rx) = ring.split();
+    /// drop(tx.acquire()?); // not handed over
+    /// tx.acquire()?.commit()?;
+    /// assert!(rx.try_recv().is_ok());
+    /// assert!(rx.try_recv().is_err());
+    /// # Ok::<(), twinbuf_core::Closed>(())
+    /// ```
     #[inline]
     pub fn commit(self) -> Result<(), Closed> {
         let (at, len) = (self.at, self.len);
@@ -407,9 +419,27 @@ impl<T, W: Wait> WriteSlot<'_, T, W> {
     }
 
     /// Gives the slot up, as dropping it does: the next acquire gets it again, with what has been written.
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let (mut tx, _rx) = ring.split();
+    /// let mut slot = tx.acquire()?;
+    /// *slot = 7;
+    /// slot.abort();
+    /// assert_eq!(*tx.acquire()?, 7);
+    /// # Ok::<(), twinbuf_core::Closed>(())
+    /// ```
     pub fn abort(self) {}
 
     /// The number of this hand-off, from 0.
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let (mut tx, _rx) = ring.split();
+    /// tx.acquire()?.commit()?;
+    /// assert_eq!(tx.acquire()?.seq(), 1);
+    /// # Ok::<(), twinbuf_core::Closed>(())
+    /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.at.seq

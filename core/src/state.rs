@@ -39,6 +39,31 @@
 //! word is still `FULL` of the lap before, because the producer cannot refill a slot before its release: it
 //! is never two laps ahead. So one bit of parity tells "the next batch" from "the one I still hold", and a
 //! leaked guard costs a slot, never a second reference to it.
+//!
+//! # Example
+//!
+//! One slot, step by step:
+//!
+//! ```
+//! use twinbuf_core::state::{ConsumerView, Lap, ProducerView, State};
+//!
+//! let lap = Lap::FIRST;
+//! let word = State::NEW;
+//! assert_eq!(word.for_producer(), ProducerView::Free);
+//! assert_eq!(word.for_consumer(lap), ConsumerView::Empty);
+//!
+//! let word = word.announce(); // the consumer is about to sleep
+//! assert!(word.has_waiter()); // whoever replaces this wakes it
+//! let word = word.commit(lap);
+//! assert_eq!(format!("{word:?}"), "FULL");
+//! assert_eq!(word.for_producer(), ProducerView::Full);
+//! assert_eq!(word.for_consumer(lap), ConsumerView::Full);
+//! assert_eq!(word.for_consumer(lap.next()), ConsumerView::AllHeld); // the consumer's own guard is alive
+//!
+//! let word = word.with(State::ABANDON); // the producer is gone, the data comes first
+//! assert_eq!(word.for_consumer(lap), ConsumerView::Full);
+//! assert_eq!(word.release().for_consumer(lap.next()), ConsumerView::Abandoned);
+//! ```
 
 use core::fmt;
 

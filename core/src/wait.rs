@@ -76,6 +76,48 @@ pub trait Wait {
 /// A strategy that can also stop waiting at a given time.
 ///
 /// The clock is the strategy's own: `std::time::Instant` for those of this crate, ticks on a system without.
+///
+/// # Examples
+///
+/// A strategy of a system that counts ticks:
+///
+/// ```
+/// use core::sync::atomic::{AtomicU32, Ordering};
+/// use core::time::Duration;
+/// use twinbuf_core::{DoubleBuffer, RecvTimeoutError, Wait, WaitUntil};
+///
+/// static TICKS: AtomicU32 = AtomicU32::new(0); // advanced by the timer's interrupt
+///
+/// struct Ticks;
+///
+/// impl Wait for Ticks {
+///     fn relax(&self, _round: u32) -> bool {
+///         core::hint::spin_loop();
+/// #       TICKS.fetch_add(1, Ordering::Relaxed);
+///         true
+///     }
+///     fn wait(&self, _word: &AtomicU32, _expected: u32) {}
+///     fn wake(&self, _word: &AtomicU32) {}
+/// }
+///
+/// impl WaitUntil for Ticks {
+///     type Instant = u32;
+///     fn after(&self, timeout: Duration) -> Option<u32> {
+///         let ticks = u32::try_from(timeout.as_millis()).ok()?;
+///         TICKS.load(Ordering::Relaxed).checked_add(ticks)
+///     }
+///     fn expired(&self, deadline: u32) -> bool {
+///         TICKS.load(Ordering::Relaxed) >= deadline
+///     }
+///     fn wait_until(&self, word: &AtomicU32, expected: u32, _deadline: u32) {
+///         self.wait(word, expected);
+///     }
+/// }
+///
+/// let mut ring = DoubleBuffer::with_wait([0; 2], Ticks);
+/// let (_tx, rx) = ring.split();
+/// assert_eq!(rx.recv_timeout(Duration::from_millis(5)).unwrap_err(), RecvTimeoutError::Timeout);
+/// ```
 pub trait WaitUntil: Wait {
     /// A point in time on a clock that does not go back.
     type Instant: Copy;
@@ -143,6 +185,11 @@ mod with_std {
     impl Backoff {
         /// Spins `spins` rounds, each one look at the word and one pause of the processor (some 10 to 50 ns),
         /// then sleeps.
+        ///
+        /// ```
+        /// use twinbuf_core::{Backoff, DoubleBuffer};
+        /// static RING: DoubleBuffer<u64, Backoff> = DoubleBuffer::with_wait([0, 0], Backoff::new(200));
+        /// ```
         #[must_use]
         pub const fn new(spins: u32) -> Self {
             Self { spins }
