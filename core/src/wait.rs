@@ -240,7 +240,9 @@ mod with_std {
 
         #[inline]
         fn wake(&self, word: &AtomicU32) {
-            wake_all(word);
+            let key = core::ptr::from_ref(word).addr();
+            // SAFETY: the key is the address of a borrowed word, as in `sleep`.
+            unsafe { unpark_all(key, DEFAULT_UNPARK_TOKEN) };
         }
     }
 
@@ -253,12 +255,12 @@ mod with_std {
 
         #[inline]
         fn wait(&self, word: &AtomicU32, expected: u32) {
-            sleep(word, expected, None);
+            Park.wait(word, expected);
         }
 
         #[inline]
         fn wake(&self, word: &AtomicU32) {
-            wake_all(word);
+            Park.wake(word);
         }
     }
 
@@ -269,12 +271,6 @@ mod with_std {
         // SAFETY: the key is the address of a word that the caller borrows for the whole call, so that no
         // other use of parking_lot_core has the same key; the closures neither panic nor park.
         unsafe { park(key, unchanged, || {}, |_, _| {}, DEFAULT_PARK_TOKEN, deadline) };
-    }
-
-    fn wake_all(word: &AtomicU32) {
-        let key = core::ptr::from_ref(word).addr();
-        // SAFETY: the key is the address of a borrowed word, as in `sleep`.
-        unsafe { unpark_all(key, DEFAULT_UNPARK_TOKEN) };
     }
 
     /// The std clock for a strategy, and how it waits until a deadline.
