@@ -112,6 +112,9 @@ struct Run {
     order_hash: String,
     /// `null` where a busy loop stood in for the model.
     final_loss: Option<f64>,
+    /// What perfect overlap of this run would take.
+    #[serde(skip)]
+    ideal_s: f64,
     #[serde(skip)]
     first_loss: Option<f64>,
     #[serde(skip)]
@@ -260,12 +263,14 @@ fn one_run(
     let report = loader.report();
     loader.close()?;
     let tenth = losses.len().div_ceil(10);
+    let per_epoch = |time: Duration| time.as_secs_f64() / args.epochs as f64;
     Ok(Run {
         mode: mode.name(),
-        epoch_s: report.wall.as_secs_f64() / args.epochs as f64,
-        load_s: report.read.busy.as_secs_f64() / args.epochs as f64,
-        compute_s: report.train.busy.as_secs_f64() / args.epochs as f64,
-        wait_s: report.train.waiting.as_secs_f64() / args.epochs as f64,
+        epoch_s: per_epoch(report.wall),
+        load_s: per_epoch(report.read.busy),
+        compute_s: per_epoch(report.train.busy),
+        wait_s: per_epoch(report.train.waiting),
+        ideal_s: per_epoch(report.ideal),
         batches: report.batches,
         io_ops: report.reads,
         order_hash: format!("{:016x}", order.0),
@@ -286,19 +291,14 @@ fn busy(time: Duration) {
 fn figures(runs: Vec<Run>) -> Figures {
     // Round by round, so that a machine that drifts moves both sides of a ratio.
     let of = |mode: Mode| runs.iter().filter(move |run| run.mode == mode.name());
-    let ideals: Vec<f64> = of(Mode::Serial).map(ideal).collect();
-    let possible: Vec<f64> = of(Mode::Serial).map(|run| run.epoch_s / ideal(run)).collect();
+    let ideals: Vec<f64> = of(Mode::Serial).map(|run| run.ideal_s).collect();
+    let possible: Vec<f64> = of(Mode::Serial).map(|run| run.epoch_s / run.ideal_s).collect();
     let reached: Vec<f64> = of(Mode::Serial)
         .zip(of(Mode::DoubleWillneed))
         .map(|(serial, double)| serial.epoch_s / double.epoch_s)
         .collect();
     let (ideal_s, gain_possible, gain_reached) = (median(&ideals), median(&possible), median(&reached));
     Figures { runs, ideal_s, gain_possible, gain_reached }
-}
-
-/// What perfect overlap of this run would take, an epoch.
-fn ideal(run: &Run) -> f64 {
-    run.report.ideal.as_secs_f64() * run.epoch_s / run.report.wall.as_secs_f64()
 }
 
 fn print_table(figures: &Figures, modes: &[Mode]) {
