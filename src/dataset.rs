@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchPlan, Hinted, PIECE, Records};
+use twinbuf_mmap::{BatchPlan, Evict, Hinted, PIECE, Records, Residency};
 
 use crate::error::BoxError;
 
@@ -50,17 +50,50 @@ pub trait Dataset: Send {
     /// Reads the records of `batch`, in its order, into `out`, which is exactly as long as they are together.
     /// Says how many bytes it read.
     ///
+    /// With a [`transform`](crate::LoaderBuilder::transform) it is asked for a batch part by part.
+    ///
     /// # Errors
     ///
     /// Whatever the data set finds: it reaches the caller as [`Error::Read`](crate::Error::Read).
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError>;
 
-    /// Asks the system for the records of `batch`, which will be read next. Must not wait for them.
+    /// Asks the system for the records of `batch`, which will be read soon. Must not wait for them.
     ///
-    /// Does nothing unless implemented.
+    /// Called for parts of batches too, each record of an epoch once. Does nothing unless implemented.
     fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
         let _ = batch;
         Hinted::default()
+    }
+
+    /// Gives up the pages of `batch`, which has been read, as
+    /// [`LoaderBuilder::evict`](crate::LoaderBuilder::evict) says.
+    ///
+    /// Does nothing unless implemented.
+    ///
+    /// # Errors
+    ///
+    /// What kept it from it. The loader counts failures in its report and goes on: the batch is unharmed.
+    fn evict(&mut self, batch: &BatchPlan, evict: Evict) -> Result<(), BoxError> {
+        let _ = (batch, evict);
+        Ok(())
+    }
+
+    /// How many pages of `batch`, which will be read next, are in memory. `None`, unless implemented, if that
+    /// cannot be told.
+    fn residency(&mut self, batch: &BatchPlan) -> Option<Residency> {
+        let _ = batch;
+        None
+    }
+
+    /// A number that another data set does not share, so that a [`State`](crate::State) saved with one is not
+    /// restored with another. Asked once, when the loader is built. Unless implemented it is 0: then only the
+    /// number and the size of the records are compared.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps the data set from telling: [`Error::Fingerprint`](crate::Error::Fingerprint).
+    fn fingerprint(&mut self) -> Result<u64, BoxError> {
+        Ok(0)
     }
 }
 
@@ -79,5 +112,17 @@ impl Dataset for Arc<Records> {
 
     fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
         Records::will_need(self, batch, PIECE)
+    }
+
+    fn evict(&mut self, batch: &BatchPlan, evict: Evict) -> Result<(), BoxError> {
+        Ok(Records::evict_batch(self, batch, evict)?)
+    }
+
+    fn residency(&mut self, batch: &BatchPlan) -> Option<Residency> {
+        Records::residency_of(self, batch).ok()
+    }
+
+    fn fingerprint(&mut self) -> Result<u64, BoxError> {
+        Ok(Records::fingerprint(self)?)
     }
 }

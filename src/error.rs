@@ -43,14 +43,63 @@ pub enum Error {
         /// The bytes that the data set said it read.
         found: usize,
     },
-    /// The data set panicked while it read a batch.
+    /// The data set panicked while it read a batch, or the transform while it was applied.
     Panicked {
         /// The epoch of the batch.
         epoch: u64,
         /// The step of the batch within the epoch.
         step: u64,
+        /// Which of the two: `data set` or `transform`.
+        who: &'static str,
         /// The panic's message.
         message: String,
+    },
+    /// The transform cannot take such records, or something is wrong with one.
+    Transform {
+        /// The epoch and the step of the batch; `None` when the loader is built.
+        place: Option<(u64, u64)>,
+        /// The transform's own error.
+        source: BoxError,
+    },
+    /// A batch is no whole number of the numbers that were asked for.
+    Numbers {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
+        /// The type of the numbers.
+        wanted: &'static str,
+        /// The bytes of the batch.
+        found: usize,
+    },
+    /// The slots do not fit what is left of the memory limit.
+    Memory {
+        /// What they are, spelled out.
+        sum: String,
+        /// Their bytes.
+        wanted: u64,
+        /// Bytes of the limit.
+        limit: u64,
+        /// Bytes of it that other loaders have.
+        used: u64,
+    },
+    /// A saved state is not of this loader's plan or data set.
+    Restore {
+        /// What differs: `plan`, `data set` or `step`.
+        what: &'static str,
+        /// The loader's own.
+        wanted: String,
+        /// The state's.
+        found: String,
+    },
+    /// The data set could not tell its fingerprint.
+    Fingerprint(BoxError),
+    /// The loader is used in a process that was forked from the one it was built in, where its thread is not.
+    Forked {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
     },
     /// The host slot whose turn it is, is held by a batch that the caller still has: the next one can go nowhere.
     AllHeld {
@@ -95,9 +144,31 @@ impl fmt::Display for Error {
                 f,
                 "epoch {epoch}, step {step}: wanted a batch of {wanted} bytes, found {found} bytes read"
             ),
-            Self::Panicked { epoch, step, message } => {
-                write!(f, "epoch {epoch}, step {step}: the data set panicked while reading: {message}")
+            Self::Panicked { epoch, step, who, message } => {
+                write!(f, "epoch {epoch}, step {step}: the {who} panicked: {message}")
             }
+            Self::Transform { place: Some((epoch, step)), source } => {
+                write!(f, "epoch {epoch}, step {step}: the transform: {source}")
+            }
+            Self::Transform { place: None, source } => write!(f, "option `transform`: {source}"),
+            Self::Numbers { epoch, step, wanted, found } => write!(
+                f,
+                "epoch {epoch}, step {step}: wanted the batch as whole numbers of type {wanted}, found {found} bytes"
+            ),
+            Self::Memory { sum, wanted, limit, used } => write!(
+                f,
+                "option `memory_limit`: wanted {wanted} bytes ({sum}), found {limit} bytes in all, {used} of them \
+                 taken by other loaders"
+            ),
+            Self::Restore { what, wanted, found } => {
+                write!(f, "the state is of another {what}: wanted {wanted}, found {found}")
+            }
+            Self::Fingerprint(source) => write!(f, "the data set's fingerprint: {source}"),
+            Self::Forked { epoch, step } => write!(
+                f,
+                "epoch {epoch}, step {step}: the loader's thread stayed in the process this one was forked from: \
+                 build the loader after the fork"
+            ),
             Self::AllHeld { epoch, step, host_depth } => write!(
                 f,
                 "epoch {epoch}, step {step}: wanted the next of {host_depth} host slots, found it held by a batch that \
@@ -120,7 +191,9 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Read { source, .. } => Some(&**source),
+            Self::Read { source, .. } | Self::Transform { source, .. } | Self::Fingerprint(source) => {
+                Some(&**source)
+            }
             Self::Spawn(source) | Self::Trace { source, .. } => Some(source),
             _ => None,
         }

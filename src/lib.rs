@@ -38,18 +38,29 @@
 //! [`core`] is the two-slot ring alone (`no_std`, no dependency), for authors of other loaders;
 //! [`mmap`] is files, plans and page hints; this crate puts them together.
 
+mod budget;
 mod dataset;
+mod epoch;
 mod error;
 mod loader;
 mod reader;
 mod report;
+mod slot;
+mod spans;
+mod state;
 mod trace;
+mod transform;
 
+pub use budget::MemoryBudget;
 pub use dataset::Dataset;
+pub use epoch::{Batch, Epoch};
 pub use error::{BoxError, Error};
-pub use loader::{Batch, Epoch, Loader, LoaderBuilder, MAX_HOST_DEPTH};
+pub use loader::{Loader, LoaderBuilder, MAX_HOST_DEPTH};
 pub use report::{DOMINATES, Report, Stage, Verdict};
+pub use state::State;
 pub use trace::Profile;
+pub use transform::{Numbers, PerRecord, RecordTransform, per_record};
 pub use twinbuf_core as core;
 pub use twinbuf_mmap as mmap;
-pub use twinbuf_mmap::{BatchPlan, Cut, DType, Order, Plan, PlanError, ReadMode, Records, Tail};
+pub use twinbuf_mmap::transform::Transform;
+pub use twinbuf_mmap::{BatchPlan, Cut, DType, Evict, Order, Plan, PlanError, ReadMode, Records, Tail};

@@ -2,22 +2,26 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::iter::FusedIterator;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, Ring, TryAcquireError};
-use twinbuf_mmap::{BatchPlan, Plan};
+use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, Ring, TryAcquireError, TryRecvError};
+use twinbuf_mmap::{Evict, Plan};
 
+use crate::budget::{MemoryBudget, Taken};
 use crate::dataset::Dataset;
+use crate::epoch::Epoch;
 use crate::error::Error;
-use crate::reader::{Job, Load, Reader, Slot};
+use crate::reader::{Ahead, Job, PART, Reader, Transforming};
 use crate::report::Report;
+use crate::slot::{Buffer, Slot};
+use crate::state::State;
 use crate::trace::{Profile, Trace, Track};
+use crate::transform::RecordTransform;
 
 /// The most host slots a loader can have.
 pub const MAX_HOST_DEPTH: usize = 8;
@@ -55,42 +59,76 @@ pub struct Loader {
     // Dropped in this order: the consumer's end makes the thread return from its wait for a slot, the feed's
     // end makes it return from its wait for a job, and joins it.
     slots: Consumer<'static, Slot, Park>,
-    feed: Feed,
-    plan: Plan,
+    pub(crate) feed: Feed,
+    pub(crate) plan: Plan,
     host_depth: usize,
-    generation: Cell<u64>,
+    pub(crate) generation: Cell<u64>,
     reads: Arc<AtomicU64>,
-    report: Cell<Report>,
-    track: RefCell<Track>,
+    pub(crate) report: RefCell<Report>,
+    pub(crate) track: RefCell<Track>,
     trace: Option<Arc<Trace>>,
+    /// Of the data set: the size of a record, and its fingerprint.
+    identity: (u64, u64),
+    /// The epoch begun last, and the step of its next batch.
+    pub(crate) place: Cell<(u64, u64)>,
+    /// Where the next epoch is to begin, if it is this one.
+    restored: Cell<Option<(u64, u64)>>,
+    _memory: Option<Taken>,
 }
 
 /// Who fills the slots.
-enum Feed {
+pub(crate) enum Feed {
     /// A thread, ahead of the caller.
-    Ahead { jobs: mpsc::Sender<Job>, wanted: Arc<AtomicU64>, _thread: Joined },
+    Ahead { jobs: mpsc::Sender<Job>, wanted: Arc<AtomicU64>, thread: Joined },
     /// The caller itself, when it asks for a batch.
     Inline(Box<RefCell<(Reader, Producer<'static, Slot, Park>)>>),
 }
 
+/// How a caller wants to wait for a batch.
+pub(crate) enum Waiting<'a, 'b> {
+    Block,
+    /// Not at all.
+    Try,
+    /// Until this task is woken.
+    Poll(&'a mut Context<'b>),
+}
+
 /// Makes a [`Loader`]; see [`Loader::builder`].
+#[must_use = "a builder does nothing until `build`"]
 pub struct LoaderBuilder {
-    dataset: Box<dyn Dataset>,
-    plan: Plan,
-    host_depth: usize,
-    overlap: bool,
-    hints: bool,
-    profile: Option<Profile>,
+    pub(crate) dataset: Box<dyn Dataset>,
+    pub(crate) plan: Plan,
+    pub(crate) host_depth: usize,
+    pub(crate) overlap: bool,
+    pub(crate) hints: bool,
+    pub(crate) prefetch: Option<u64>,
+    pub(crate) evict: Evict,
+    pub(crate) residency: bool,
+    pub(crate) transform: Option<Box<dyn RecordTransform>>,
+    pub(crate) memory: Option<MemoryBudget>,
+    pub(crate) profile: Option<Profile>,
 }
 
 impl Loader {
     /// A loader of `plan`'s batches from `dataset`, with two host slots, overlap and page hints, no trace.
     pub fn builder(dataset: impl Dataset + 'static, plan: Plan) -> LoaderBuilder {
-        let dataset = Box::new(dataset);
-        LoaderBuilder { dataset, plan, host_depth: 2, overlap: true, hints: true, profile: None }
+        LoaderBuilder {
+            dataset: Box::new(dataset),
+            plan,
+            host_depth: 2,
+            overlap: true,
+            hints: true,
+            prefetch: None,
+            evict: Evict::Keep,
+            residency: false,
+            transform: None,
+            memory: None,
+            profile: None,
+        }
     }
 
-    /// The batches of one epoch of the plan, in order.
+    /// The batches of one epoch of the plan, in order, from its first step or from where it was
+    /// [`restore`](Self::restore)d.
     ///
     /// One epoch at a time: starting one ends an earlier one that is still iterated, which then says so.
     ///
@@ -98,26 +136,28 @@ impl Loader {
     /// come round in turn: while a batch is kept, only `host_depth - 1` more can be loaded, those included that
     /// were read ahead for an epoch that was left early. Then [`Error::AllHeld`] ends the epoch.
     pub fn epoch(&self, epoch: u64) -> Epoch<'_> {
-        let job = Job { generation: self.generation.get() + 1, epoch };
+        let start = match self.restored.take() {
+            Some((restored, step)) if restored == epoch => step,
+            _ => 0,
+        };
+        let job = Job { generation: self.generation.get() + 1, epoch, start };
         self.generation.set(job.generation);
-        let mut report = self.report.get();
-        report.epochs += 1;
-        self.report.set(report);
+        self.place.set((epoch, start));
+        self.report.borrow_mut().epochs += 1;
         if let Feed::Ahead { jobs, wanted, .. } = &self.feed {
             // Relaxed: see the load in `Reader::run`.
             wanted.store(job.generation, Ordering::Relaxed);
             // Fails if the thread is gone; then so is its side of the ring, which the first batch will tell.
             let _ = jobs.send(job);
         }
-        let now = Instant::now();
-        Epoch { loader: self, job, step: 0, started: now, counted: now, in_use: None, ended: false }
+        Epoch::new(self, job)
     }
 
     /// Where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
         // Relaxed: a count; the reads of the batches received were made visible by their hand-over.
-        Report { reads: self.reads.load(Ordering::Relaxed), ..self.report.get() }
+        Report { reads: self.reads.load(Ordering::Relaxed), ..self.report.borrow().clone() }
     }
 
     /// The plan whose batches this loads.
@@ -126,53 +166,151 @@ impl Loader {
         &self.plan
     }
 
+    /// The place after the last batch that the caller received: those that were only read ahead do not count,
+    /// the one in use does.
+    #[must_use]
+    pub fn state(&self) -> State {
+        let (record_bytes, fingerprint) = self.identity;
+        let (epoch, step) = self.place.get();
+        State { plan: self.plan, record_bytes, fingerprint, epoch, step }
+    }
+
+    /// Goes on where `state` was taken: the next [`epoch`](Self::epoch) begins at the state's step, if it is the
+    /// state's epoch; another one begins at its first step.
+    ///
+    /// The batches are those that the other loader would have gone on with, byte for byte. Depth, overlap, hints
+    /// and rank may be others; an epoch that is being iterated goes on as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Restore`] if the state is of another data set or of another plan, or of no step of it. Then
+    /// nothing has changed.
+    pub fn restore(&self, state: &State) -> Result<(), Error> {
+        let refuse = |what, wanted: String, found: String| Err(Error::Restore { what, wanted, found });
+        // The rank alone may be another: a step is a step of all ranks.
+        let whole = |plan: &Plan| {
+            let plan = Plan::builder(plan.records())
+                .batch(plan.batch_records())
+                .seed(plan.seed())
+                .order(plan.order())
+                .tail(plan.tail())
+                .shard(0, plan.world());
+            plan.build()
+        };
+        if whole(&state.plan) != whole(&self.plan) {
+            return refuse("plan", format!("{:?}", self.plan), format!("{:?}", state.plan));
+        }
+        let (record_bytes, fingerprint) = self.identity;
+        if (state.record_bytes, state.fingerprint) != self.identity {
+            let say = |bytes, print| format!("records of {bytes} bytes, fingerprint {print:016x}");
+            let found = say(state.record_bytes, state.fingerprint);
+            return refuse("data set", say(record_bytes, fingerprint), found);
+        }
+        // With `Tail::Keep` another rank may have one step more.
+        if state.step > self.plan.steps().saturating_add(1) {
+            let wanted = format!("at most the {} steps of an epoch", self.plan.steps());
+            return refuse("step", wanted, state.step.to_string());
+        }
+        let place = (state.epoch, state.step.min(self.plan.steps()));
+        self.restored.set(Some(place));
+        self.place.set(place);
+        Ok(())
+    }
+
     /// Ends the reading thread, which dropping the loader does too, and tells what nobody has heard yet.
     ///
     /// # Errors
     ///
+    /// The error that the reading met ahead of the caller, who left the epoch before it came to it; else
     /// [`Error::Trace`] if the trace could not be written; the training was not disturbed by it.
     pub fn close(self) -> Result<(), Error> {
-        let Self { slots, feed, track, trace, .. } = self;
-        drop(slots);
-        drop(feed);
+        let Self { slots, feed, track, trace, generation, .. } = self;
+        let mut unheard = Ok(());
+        if let Feed::Ahead { jobs, wanted, thread } = feed {
+            // Relaxed: see the load in `Reader::run`.
+            wanted.store(0, Ordering::Relaxed);
+            drop(jobs);
+            // Up to the end of the ring, or to a batch that the caller has leaked.
+            while let (false, Ok(mut slot)) = (thread.of_another_process(), slots.recv()) {
+                let Some(load) = &mut slot.load else { continue };
+                if load.generation == generation.get() && load.result.is_err() {
+                    unheard = std::mem::replace(&mut load.result, Ok(0)).map(drop);
+                    break;
+                }
+            }
+            drop(slots);
+            drop(thread);
+        }
         drop(track);
-        trace.map_or(Ok(()), |trace| trace.check())
+        unheard.and(trace.map_or(Ok(()), |trace| trace.check()))
     }
 
     /// The next batch of `job`, which is that of `step`.
-    fn receive(&self, job: Job, step: u64) -> Result<ReadSlot<'_, Slot, Park>, Error> {
+    pub(crate) fn receive(
+        &self,
+        job: Job,
+        step: u64,
+        mut waiting: Waiting<'_, '_>,
+    ) -> Poll<Result<ReadSlot<'_, Slot, Park>, Error>> {
         let Job { epoch, .. } = job;
         let all_held = || Error::AllHeld { epoch, step, host_depth: self.host_depth };
+        let gone = || Error::ReaderGone { epoch, step };
         if let Feed::Inline(inline) = &self.feed {
             let (reader, producer) = &mut *inline.borrow_mut();
             let mut slot = match producer.try_acquire() {
                 Ok(slot) => slot,
-                Err(TryAcquireError::Full) => return Err(all_held()),
-                Err(TryAcquireError::Closed) => return Err(Error::ReaderGone { epoch, step }),
+                Err(TryAcquireError::Full) => return Poll::Ready(Err(all_held())),
+                Err(TryAcquireError::Closed) => return Poll::Ready(Err(gone())),
             };
             if let Some(plan) = self.plan.batch(epoch, step) {
-                reader.load(job, step, plan, &mut slot, Duration::ZERO);
+                let load = reader.load(job, step, plan, &mut slot.buffer, Duration::ZERO);
+                slot.load = Some(load);
             }
-            slot.commit().map_err(|_| Error::ReaderGone { epoch, step })?;
+            if slot.commit().is_err() {
+                return Poll::Ready(Err(gone()));
+            }
         }
         loop {
-            let mut slot = self.slots.recv().map_err(|error| match error {
-                RecvError::AllHeld => all_held(),
-                RecvError::Finished | RecvError::Abandoned => Error::ReaderGone { epoch, step },
-            })?;
+            let received = match self.slots.try_recv() {
+                Ok(slot) => Ok(slot),
+                Err(TryRecvError::Finished) => Err(RecvError::Finished),
+                Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
+                Err(TryRecvError::AllHeld) => Err(RecvError::AllHeld),
+                // Nobody would ever come.
+                Err(TryRecvError::Empty) if self.feed.of_another_process() => {
+                    return Poll::Ready(Err(Error::Forked { epoch, step }));
+                }
+                Err(TryRecvError::Empty) => match &mut waiting {
+                    Waiting::Block => self.slots.recv(),
+                    Waiting::Try => return Poll::Pending,
+                    Waiting::Poll(cx) => match self.slots.poll_recv(cx) {
+                        Poll::Ready(received) => received,
+                        Poll::Pending => return Poll::Pending,
+                    },
+                },
+            };
+            let mut slot = match received {
+                Ok(slot) => slot,
+                Err(RecvError::AllHeld) => return Poll::Ready(Err(all_held())),
+                Err(RecvError::Finished | RecvError::Abandoned) => return Poll::Ready(Err(gone())),
+            };
             match &mut slot.load {
-                Some(Load { generation, result, .. }) if *generation == job.generation => {
+                Some(load) if load.generation == job.generation => {
                     // An error is moved out; the slot that it leaves is an empty batch.
-                    return match std::mem::replace(result, Ok(0)) {
+                    return Poll::Ready(match std::mem::replace(&mut load.result, Ok(0)) {
                         Ok(len) => {
-                            *result = Ok(len);
+                            load.result = Ok(len);
                             Ok(slot)
                         }
-                        Err(error) => Err(error),
-                    };
+                        Err(error) => {
+                            self.track.borrow_mut().freed(job.place(Some(step)), None);
+                            Err(error)
+                        }
+                    });
                 }
                 // Read ahead for an epoch that was given up: released, and on to the next.
-                _ => {}
+                Some(load) => self.track.borrow_mut().freed(load.place(), None),
+                None => {}
             }
         }
     }
@@ -183,7 +321,6 @@ impl LoaderBuilder {
     ///
     /// Two are enough for a steady load; more even out one that comes in bursts. With one, nothing can overlap.
     /// Each takes the memory of one batch.
-    #[must_use]
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.host_depth = slots;
         self
@@ -191,22 +328,63 @@ impl LoaderBuilder {
 
     /// Whether a thread reads ahead; `true` unless said otherwise. If not, each batch is read on the caller's
     /// thread when it is asked for: the same batches in the same order.
-    #[must_use]
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Whether the reading thread asks for the next batch's pages before it reads the present one; `true`
-    /// unless said otherwise. Never done without overlap.
-    #[must_use]
+    /// Whether the reading thread asks for pages before it reads them; `true` unless said otherwise. Never done
+    /// without overlap.
     pub fn hints(mut self, hints: bool) -> Self {
         self.hints = hints;
         self
     }
 
+    /// How far ahead the hints go: pages of so many bytes of records after the batch that is being read.
+    ///
+    /// Unless said otherwise, one batch. They come into the system's page cache, on top of the loader's own
+    /// slots: more than the memory has room for is read twice. Less than a batch asks for its beginning.
+    pub fn prefetch(mut self, bytes: u64) -> Self {
+        self.prefetch = Some(bytes);
+        self
+    }
+
+    /// What becomes of a batch's pages once it has been read; [`Evict::Keep`] unless said otherwise.
+    ///
+    /// [`Evict::Drop`] keeps a data set that is larger than memory from pushing everything else out of it, at the
+    /// price that nothing of it is left for the next epoch. Failures are counted in the [`Report`].
+    pub fn evict(mut self, evict: Evict) -> Self {
+        self.evict = evict;
+        self
+    }
+
+    /// Whether to count, just before each batch is read, how many of its pages are in memory: what the hints
+    /// achieved. `false` unless said otherwise, because it takes a call for each run of records.
+    pub fn residency(mut self, residency: bool) -> Self {
+        self.residency = residency;
+        self
+    }
+
+    /// What becomes of the records on their way into the slots; nothing unless said otherwise.
+    ///
+    /// It runs on the reading thread, on a quarter of a MiB at a time that has just been read. A batch is then
+    /// made of the transformed records.
+    pub fn transform(mut self, transform: impl RecordTransform + 'static) -> Self {
+        self.transform = Some(Box::new(transform));
+        self
+    }
+
+    /// The memory that the slots may take: a number of bytes for this loader, or a [`MemoryBudget`] that it
+    /// shares with others. No limit unless said otherwise.
+    ///
+    /// What is counted is `host_depth` batches, and with a transform what is read at a time. Pages that the
+    /// system caches are not.
+    pub fn memory_limit(mut self, limit: impl Into<MemoryBudget>) -> Self {
+        self.memory = Some(limit.into());
+        self
+    }
+
     /// Records what happens in a file; nothing unless said otherwise.
-    #[must_use]
     pub fn profile(mut self, profile: Profile) -> Self {
         self.profile = Some(profile);
         self
@@ -217,10 +395,11 @@ impl LoaderBuilder {
     /// # Errors
     ///
     /// [`Error::Option`] if the depth is out of range, the plan is for more records than the data set has or
-    /// the slots do not fit the memory; [`Error::Trace`] if the trace's file cannot be made;
-    /// [`Error::Spawn`] if the system starts no thread.
+    /// the slots do not fit the memory; [`Error::Memory`] if they do not fit the limit; [`Error::Transform`] if
+    /// the records cannot be transformed; [`Error::Fingerprint`] if the data set cannot tell its own;
+    /// [`Error::Trace`] if the trace's file cannot be made; [`Error::Spawn`] if the system starts no thread.
     pub fn build(self) -> Result<Loader, Error> {
-        let Self { dataset, plan, host_depth, overlap, hints, profile } = self;
+        let Self { mut dataset, plan, host_depth, overlap, hints, evict, residency, .. } = self;
         if !(1..=MAX_HOST_DEPTH).contains(&host_depth) {
             let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
             return Err(Error::Option { option: "host_depth", wanted, found: host_depth.to_string() });
@@ -232,15 +411,33 @@ impl LoaderBuilder {
                 found: format!("one for {}", plan.records()),
             });
         }
-        let slots = slots(&*dataset, &plan, host_depth)?;
+        let record_bytes = dataset.record_bytes();
+        let sizes = Sizes::new(&plan, host_depth, record_bytes, self.transform.as_deref())?;
+        let memory = self.memory.map(|budget| sizes.take_from(&budget)).transpose()?;
+        let (slots, scratch) = sizes.allocate().ok_or_else(|| sizes.too_large())?;
+        let transform = self.transform.zip(scratch).map(|(transform, scratch)| Transforming {
+            transform,
+            out_bytes: sizes.out_bytes,
+            part: sizes.part,
+            scratch,
+        });
+        let fingerprint = dataset.fingerprint().map_err(Error::Fingerprint)?;
         let (producer, consumer) = handles(slots);
-        let trace = profile.map(Profile::create).transpose()?.map(Arc::new);
+        let trace = self.profile.map(|profile| profile.create(plan.rank(), plan.world())).transpose()?.map(Arc::new);
         let reads = Arc::new(AtomicU64::new(0));
         let track = RefCell::new(Track::new(trace.clone(), 1, "train"));
+        let budget = match self.prefetch {
+            Some(bytes) => bytes.div_ceil((record_bytes as u64).max(1)),
+            None => plan.batch_records(),
+        };
         let reader = Reader {
             dataset,
             plan,
-            hints: hints && overlap,
+            record_bytes,
+            transform,
+            ahead: (hints && overlap).then(|| Ahead::new(budget)),
+            evict,
+            residency,
             track: Track::new(trace.clone(), 2, "read"),
             reads: reads.clone(),
         };
@@ -252,7 +449,7 @@ impl LoaderBuilder {
                 .name("twinbuf-read".to_string())
                 .spawn(move || reader.run(&inbox, &seen, producer))
                 .map_err(Error::Spawn)?;
-            Feed::Ahead { jobs, wanted, _thread: Joined(Some(thread)) }
+            Feed::Ahead { jobs, wanted, thread: Joined::new(thread) }
         } else {
             Feed::Inline(Box::new(RefCell::new((reader, producer))))
         };
@@ -263,25 +460,95 @@ impl LoaderBuilder {
             host_depth,
             generation: Cell::new(0),
             reads,
-            report: Cell::default(),
+            report: RefCell::default(),
             track,
             trace,
+            identity: (record_bytes as u64, fingerprint),
+            place: Cell::new((0, 0)),
+            restored: Cell::new(None),
+            _memory: memory,
         })
     }
 }
 
-/// The host slots, each of the size of a full batch.
-fn slots(dataset: &dyn Dataset, plan: &Plan, host_depth: usize) -> Result<Vec<Slot>, Error> {
-    let (records, record_bytes) = (plan.batch_records(), dataset.record_bytes());
-    usize::try_from(records)
-        .ok()
-        .and_then(|records| records.checked_mul(record_bytes))
-        .and_then(|len| (0..host_depth).map(|_| Slot::new(len)).collect())
-        .ok_or_else(|| Error::Option {
-            option: "host_depth",
-            wanted: "slots that fit the memory".to_string(),
-            found: format!("{host_depth} slots of {records} records of {record_bytes} bytes"),
+/// The memory that a loader needs.
+struct Sizes {
+    host_depth: usize,
+    records: u64,
+    /// Of a record in a slot.
+    out_bytes: usize,
+    /// Bytes of a slot, if that is a number.
+    slot: Option<usize>,
+    /// Records that are transformed at a time, and bytes of so many in the file: 0 without a transform.
+    part: u64,
+    scratch: usize,
+}
+
+impl Sizes {
+    fn new(
+        plan: &Plan,
+        host_depth: usize,
+        record_bytes: usize,
+        transform: Option<&dyn RecordTransform>,
+    ) -> Result<Self, Error> {
+        let records = plan.batch_records();
+        let (out_bytes, part) = match transform {
+            None => (record_bytes, 0),
+            Some(transform) => {
+                let failed = |source| Error::Transform { place: None, source };
+                let out_bytes = transform.out_bytes(record_bytes).map_err(failed)?;
+                if out_bytes == 0 {
+                    return Err(failed(
+                        "wanted records of at least 1 byte, found 0 after the transform".into(),
+                    ));
+                }
+                (out_bytes, ((PART / record_bytes.max(1)).max(1) as u64).min(records))
+            }
+        };
+        let slot = usize::try_from(records).ok().and_then(|records| records.checked_mul(out_bytes));
+        // No more than a batch in the file, or one record.
+        let scratch = usize::try_from(part).unwrap_or(usize::MAX).saturating_mul(record_bytes);
+        Ok(Self { host_depth, records, out_bytes, slot, part, scratch })
+    }
+
+    fn take_from(&self, budget: &MemoryBudget) -> Result<Taken, Error> {
+        let slot = self.slot.ok_or_else(|| self.too_large())? as u64;
+        let wanted = slot
+            .checked_mul(self.host_depth as u64)
+            .and_then(|slots| slots.checked_add(self.scratch as u64))
+            .ok_or_else(|| self.too_large())?;
+        budget.take(wanted).map_err(|used| Error::Memory {
+            sum: self.to_string(),
+            wanted,
+            limit: budget.limit(),
+            used,
         })
+    }
+
+    /// The slots and, with a transform, the memory before them. `None` if there is not so much.
+    fn allocate(&self) -> Option<(Vec<Slot>, Option<Buffer>)> {
+        let slot = || Some(Slot { buffer: Buffer::new(self.slot?)?, load: None });
+        let slots = (0..self.host_depth).map(|_| slot()).collect::<Option<_>>()?;
+        let scratch = if self.part > 0 { Some(Buffer::new(self.scratch)?) } else { None };
+        Some((slots, scratch))
+    }
+
+    fn too_large(&self) -> Error {
+        let wanted = "slots that fit the memory".to_string();
+        Error::Option { option: "host_depth", wanted, found: self.to_string() }
+    }
+}
+
+/// The sum, spelled out.
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host_depth, records, out_bytes, scratch, .. } = self;
+        write!(f, "{host_depth} host slots of {records} records of {out_bytes} bytes")?;
+        if *scratch > 0 {
+            write!(f, " and {scratch} bytes before the transform")?;
+        }
+        Ok(())
+    }
 }
 
 type Handles = (Producer<'static, Slot, Park>, Consumer<'static, Slot, Park>);
@@ -305,182 +572,41 @@ fn handles(slots: Vec<Slot>) -> Handles {
     }
 }
 
+impl Feed {
+    /// Whether this is a process that was forked from the one with the reading thread.
+    fn of_another_process(&self) -> bool {
+        matches!(self, Self::Ahead { thread, .. } if thread.of_another_process())
+    }
+}
+
 /// A thread that is joined when this is dropped.
-struct Joined(Option<JoinHandle<()>>);
+pub(crate) struct Joined {
+    thread: Option<JoinHandle<()>>,
+    process: u32,
+}
+
+impl Joined {
+    fn new(thread: JoinHandle<()>) -> Self {
+        Self { thread: Some(thread), process: std::process::id() }
+    }
+
+    /// Whether this is a process that was forked from the one with the thread, and has it no more.
+    fn of_another_process(&self) -> bool {
+        self.process != std::process::id()
+    }
+}
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // A panic of the thread has been reported by its hook, and to the caller as `ReaderGone`.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The batches of one epoch; see [`Loader::epoch`].
-///
-/// After an error it ends. Dropping it early leaves the rest of the epoch unread.
-pub struct Epoch<'l> {
-    loader: &'l Loader,
-    job: Job,
-    step: u64,
-    started: Instant,
-    /// Up to when the report has counted the wall-clock time.
-    counted: Instant,
-    /// The batch that the caller has.
-    in_use: Option<InUse>,
-    ended: bool,
-}
-
-struct InUse {
-    step: u64,
-    asked: Instant,
-    received: Instant,
-    load: Duration,
-}
-
-impl<'l> Iterator for Epoch<'l> {
-    type Item = Result<Batch<'l>, Error>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let asked = Instant::now();
-        self.end_of_use(asked);
-        if self.step == self.loader.plan.steps() {
-            self.end(asked);
-            return None;
-        }
-        let found = if self.loader.generation.get() == self.job.generation {
-            self.loader.receive(self.job, self.step)
-        } else {
-            Err(Error::Superseded { epoch: self.job.epoch })
-        };
-        let received = Instant::now();
-        match found {
-            Ok(slot) => {
-                self.count(asked, received, &slot);
-                self.step += 1;
-                Some(Ok(Batch { slot }))
-            }
-            Err(error) => {
-                self.end(received);
-                Some(Err(error))
+        if let Some(thread) = self.thread.take() {
+            if self.of_another_process() {
+                // It would never be seen to end.
+                std::mem::forget(thread);
+            } else {
+                // A panic of the thread has been reported by its hook, and to the caller as `ReaderGone`.
+                let _ = thread.join();
             }
         }
-    }
-
-    /// Exact, unless an error cuts the epoch short.
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = if self.ended { 0 } else { self.loader.plan.steps() - self.step };
-        (usize::from(left > 0), usize::try_from(left).ok())
-    }
-}
-
-impl FusedIterator for Epoch<'_> {}
-
-impl Epoch<'_> {
-    /// A batch was asked for and received.
-    fn count(&mut self, asked: Instant, received: Instant, slot: &Slot) {
-        let Some(load) = &slot.load else { return };
-        let waited = received - asked;
-        let mut report = self.loader.report.get();
-        report.batches += 1;
-        report.bytes += slot.batch().len() as u64;
-        report.read.busy += load.took;
-        report.read.waiting += load.waited;
-        report.train.waiting += waited;
-        report.hints += load.hints;
-        self.loader.report.set(report);
-        self.in_use = Some(InUse { step: self.step, asked, received, load: load.took });
-        self.span("queue_wait", Some(self.step), asked, received);
-    }
-
-    /// The caller is done with its batch: it asks for the next, or gives up.
-    fn end_of_use(&mut self, now: Instant) {
-        let mut report = self.loader.report.get();
-        report.wall += now - self.counted;
-        self.counted = now;
-        if let Some(InUse { step, asked, received, load }) = self.in_use.take() {
-            let used = now - received;
-            report.train.busy += used;
-            report.ideal += load.max(used);
-            self.span("train", Some(step), received, now);
-            self.span("chunk", Some(step), asked, now);
-        }
-        self.loader.report.set(report);
-    }
-
-    fn end(&mut self, now: Instant) {
-        self.ended = true;
-        self.end_of_use(now);
-        self.span("epoch", None, self.started, now);
-        self.loader.track.borrow_mut().flush();
-        if let Feed::Ahead { wanted, .. } = &self.loader.feed {
-            if self.loader.generation.get() == self.job.generation {
-                // Nothing more is wanted, until the next epoch. Relaxed: see the load in `Reader::run`.
-                wanted.store(0, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn span(&self, name: &str, step: Option<u64>, start: Instant, end: Instant) {
-        self.loader.track.borrow_mut().span(name, self.job.place(step), start, end);
-    }
-}
-
-impl Drop for Epoch<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.end(Instant::now());
-        }
-    }
-}
-
-/// The bytes of one batch, in their slot: record after record, in the plan's order.
-///
-/// The slot is free for another batch when this is dropped. It may be sent to another thread.
-pub struct Batch<'l> {
-    slot: ReadSlot<'l, Slot, Park>,
-}
-
-impl Batch<'_> {
-    /// The epoch it belongs to.
-    #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.load().epoch
-    }
-
-    /// Its step within the epoch, from 0.
-    #[must_use]
-    pub fn step(&self) -> u64 {
-        self.load().step
-    }
-
-    /// Which records it is made of.
-    #[must_use]
-    pub fn plan(&self) -> &BatchPlan {
-        &self.load().plan
-    }
-
-    fn load(&self) -> &Load {
-        let Some(load) = &self.slot.load else { unreachable!("a batch is made of a slot that was loaded") };
-        load
-    }
-}
-
-impl Deref for Batch<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.slot.batch()
-    }
-}
-
-impl DerefMut for Batch<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        self.slot.batch_mut()
     }
 }
 
@@ -497,33 +623,18 @@ impl fmt::Debug for Loader {
 
 impl fmt::Debug for LoaderBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { plan, host_depth, overlap, hints, profile, .. } = self;
+        let Self { plan, host_depth, overlap, hints, prefetch, evict, residency, memory, profile, .. } = self;
         f.debug_struct("LoaderBuilder")
             .field("plan", plan)
             .field("host_depth", host_depth)
             .field("overlap", overlap)
             .field("hints", hints)
+            .field("prefetch", prefetch)
+            .field("evict", evict)
+            .field("residency", residency)
+            .field("transform", &self.transform.is_some())
+            .field("memory", memory)
             .field("profile", profile)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Epoch<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Epoch")
-            .field("epoch", &self.job.epoch)
-            .field("step", &self.step)
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Batch<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batch")
-            .field("epoch", &self.epoch())
-            .field("step", &self.step())
-            .field("bytes", &self.len())
             .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! The reading stage: fills host slots from the data set, one batch ahead of its use.
+//! The reading stage: fills host slots from the data set, ahead of their use.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -7,63 +7,23 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{Park, Producer};
-use twinbuf_mmap::{BatchPlan, Hinted, Plan};
+use twinbuf_mmap::{BatchPlan, Evict, Hinted, Plan};
 
 use crate::dataset::Dataset;
 use crate::error::Error;
+use crate::slot::{Buffer, Cost, Load, Slot};
+use crate::spans;
 use crate::trace::{Place, Track};
-
-/// A host slot: the memory of one batch, and what is in it.
-pub(crate) struct Slot {
-    bytes: Box<[u8]>,
-    pub(crate) load: Option<Load>,
-}
-
-/// What a slot was filled with.
-pub(crate) struct Load {
-    /// The job it belongs to: a slot filled for an epoch that was given up is skipped.
-    pub(crate) generation: u64,
-    pub(crate) epoch: u64,
-    pub(crate) step: u64,
-    pub(crate) plan: BatchPlan,
-    /// The bytes of the batch, or why there are none.
-    pub(crate) result: Result<usize, Error>,
-    /// How long it took, hints included.
-    pub(crate) took: Duration,
-    /// How long the reader waited for the slot before.
-    pub(crate) waited: Duration,
-    pub(crate) hints: Hinted,
-}
-
-impl Slot {
-    /// A slot of `len` bytes, all of them touched, so that no epoch pays for it. `None` if there is no memory.
-    pub(crate) fn new(len: usize) -> Option<Self> {
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len).ok()?;
-        bytes.resize(len, 0);
-        Some(Self { bytes: bytes.into_boxed_slice(), load: None })
-    }
-
-    pub(crate) fn batch(&self) -> &[u8] {
-        &self.bytes[..self.len()]
-    }
-
-    pub(crate) fn batch_mut(&mut self) -> &mut [u8] {
-        let len = self.len();
-        &mut self.bytes[..len]
-    }
-
-    fn len(&self) -> usize {
-        self.load.as_ref().and_then(|load| load.result.as_ref().ok()).map_or(0, |&len| len)
-    }
-}
+use crate::transform::RecordTransform;
 
 /// An epoch to read.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     /// Numbers the jobs of a loader, from 1.
     pub(crate) generation: u64,
     pub(crate) epoch: u64,
+    /// The first step.
+    pub(crate) start: u64,
 }
 
 impl Job {
@@ -77,51 +37,114 @@ impl Job {
 pub(crate) struct Reader {
     pub(crate) dataset: Box<dyn Dataset>,
     pub(crate) plan: Plan,
-    /// Whether to ask for the next batch's pages before reading this one.
-    pub(crate) hints: bool,
+    /// Of a record in the file.
+    pub(crate) record_bytes: usize,
+    pub(crate) transform: Option<Transforming>,
+    /// How far ahead of the reading to ask for pages, if at all.
+    pub(crate) ahead: Option<Ahead>,
+    pub(crate) evict: Evict,
+    /// Whether to count the pages that are in memory when a batch is read.
+    pub(crate) residency: bool,
     pub(crate) track: Track,
     /// Batch reads so far; the loader reads it for its report.
     pub(crate) reads: Arc<AtomicU64>,
 }
 
 impl Reader {
-    /// Fills `slot` with a batch of the plan, or with the error that it met.
-    pub(crate) fn load(&mut self, job: Job, step: u64, plan: BatchPlan, slot: &mut Slot, waited: Duration) {
+    /// Fills `out`, which has room for it, with a batch of the plan, or says what it met.
+    pub(crate) fn load(
+        &mut self,
+        job: Job,
+        step: u64,
+        plan: BatchPlan,
+        out: &mut [u8],
+        waited: Duration,
+    ) -> Load {
+        let mut cost = Cost { waited, ..Cost::default() };
+        let mut who = "data set";
+        let span = spans::load(job.epoch, step, bytes(plan.len(), self.record_bytes));
         let start = Instant::now();
-        let wanted = plan_bytes(&plan, self.dataset.record_bytes());
-        let out = &mut slot.bytes[..wanted];
-        let epoch = job.epoch;
-        let mut hints = Hinted::default();
-        // A data set that panicked is asked again only if the caller starts another epoch: what it then does
-        // is its own affair, and memory-safe.
-        let read = catch_unwind(AssertUnwindSafe(|| {
-            if self.hints {
-                hints = self.hint(job, step, &plan);
-            }
-            // Relaxed: a count. The hand-over of the slot makes it visible in time.
-            self.reads.fetch_add(1, Ordering::Relaxed);
-            self.dataset.read(&plan, out)
+        // A data set or transform that panicked is asked again only if the caller starts another epoch: what it
+        // then does is its own affair, and memory-safe.
+        let filled = catch_unwind(AssertUnwindSafe(|| {
+            span.in_scope(|| self.fill(job, step, &plan, out, &mut cost, &mut who))
         }));
-        let result = match read {
-            Ok(Ok(found)) if found == wanted => Ok(wanted),
-            Ok(Ok(found)) => Err(Error::Length { epoch, step, wanted, found }),
-            Ok(Err(source)) => Err(Error::Read { epoch, step, source }),
-            Err(panic) => Err(Error::Panicked { epoch, step, message: message(&*panic) }),
+        let Job { generation, epoch, .. } = job;
+        let result = match filled {
+            Ok(result) => result,
+            Err(panic) => Err(Error::Panicked { epoch, step, who, message: message(&*panic) }),
         };
         let end = Instant::now();
-        self.track.span("disk_load", job.place(Some(step)), start, end);
-        let generation = job.generation;
-        slot.load = Some(Load { generation, epoch, step, plan, result, took: end - start, waited, hints });
+        cost.read = (end - start).saturating_sub(cost.transform);
+        // Both go on part by part; the trace shows how long each took, one after the other.
+        let read = end - cost.transform;
+        self.track.span("disk_load", job.place(Some(step)), start, read);
+        if !cost.transform.is_zero() {
+            self.track.span("transform", job.place(Some(step)), read, end);
+        }
+        self.track.filled(job.place(Some(step)), start, read);
+        self.track.write_if_due(end);
+        Load { generation, epoch, step, plan, result, cost }
     }
 
-    /// Asks for the pages of the batch after this one, so that the disk works on them while this one is copied
-    /// and while the caller is busy; on the first step for this one's too.
-    fn hint(&mut self, job: Job, step: u64, plan: &BatchPlan) -> Hinted {
-        let mut hints = if step == 0 { self.dataset.will_need(plan) } else { Hinted::default() };
-        if let Some(next) = self.plan.batch(job.epoch, step + 1) {
-            hints += self.dataset.will_need(&next);
+    fn fill(
+        &mut self,
+        job: Job,
+        step: u64,
+        plan: &BatchPlan,
+        out: &mut [u8],
+        cost: &mut Cost,
+        who: &mut &'static str,
+    ) -> Result<usize, Error> {
+        let epoch = job.epoch;
+        if self.residency {
+            cost.residency = self.dataset.residency(plan).unwrap_or_default();
         }
-        hints
+        if let Some(ahead) = &mut self.ahead {
+            cost.hints = ahead.ask(&mut *self.dataset, &self.plan, job, step);
+        }
+        // Relaxed: a count. The hand-over of the slot makes it visible in time.
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let (dataset, record_bytes) = (&mut *self.dataset, self.record_bytes);
+        let mut read = |plan: &BatchPlan, out: &mut [u8]| {
+            let wanted = out.len();
+            match dataset.read(plan, out) {
+                Ok(found) if found == wanted => Ok(()),
+                Ok(found) => Err(Error::Length { epoch, step, wanted, found }),
+                Err(source) => Err(Error::Read { epoch, step, source }),
+            }
+        };
+        let len = match &mut self.transform {
+            None => {
+                let len = bytes(plan.len(), record_bytes);
+                read(plan, &mut out[..len])?;
+                len
+            }
+            Some(Transforming { transform, out_bytes, part, scratch }) => {
+                let len = bytes(plan.len(), *out_bytes);
+                let mut out = &mut out[..len];
+                let mut at = 0;
+                while let Some(part) = plan.part(at..plan.len().min(at + *part)) {
+                    let records = &mut scratch[..bytes(part.len(), record_bytes)];
+                    read(&part, records)?;
+                    let (front, rest) = out.split_at_mut(bytes(part.len(), *out_bytes));
+                    let start = Instant::now();
+                    *who = "transform";
+                    transform
+                        .apply(records, front)
+                        .map_err(|source| Error::Transform { place: Some((epoch, step)), source })?;
+                    *who = "data set";
+                    cost.transform += start.elapsed();
+                    out = rest;
+                    at += part.len();
+                }
+                len
+            }
+        };
+        if self.evict != Evict::Keep && self.dataset.evict(plan, self.evict).is_err() {
+            cost.evict_failed = 1;
+        }
+        Ok(len)
     }
 
     /// The reading thread: reads epoch after epoch, as far ahead as there are slots, until the loader is gone.
@@ -135,15 +158,16 @@ impl Reader {
             // Relaxed: the caller no longer wants this epoch. Seen late, it costs a batch read in vain, which
             // the caller skips.
             let still_wanted = || wanted.load(Ordering::Relaxed) == job.generation;
-            for step in 0.. {
+            for step in job.start.. {
                 let Some(plan) = self.plan.batch(job.epoch, step) else { break };
                 let asked = Instant::now();
                 let Ok(mut slot) = slots.acquire() else { return };
                 if !still_wanted() {
                     break;
                 }
-                self.load(job, step, plan, &mut slot, asked.elapsed());
-                let failed = slot.load.as_ref().is_some_and(|load| load.result.is_err());
+                let load = self.load(job, step, plan, &mut slot.buffer, asked.elapsed());
+                let failed = load.result.is_err();
+                slot.load = Some(load);
                 if slot.commit().is_err() {
                     return;
                 }
@@ -157,9 +181,62 @@ impl Reader {
     }
 }
 
-/// The bytes of a batch. The builder has checked that a full batch fits a slot, so this does not overflow.
-fn plan_bytes(plan: &BatchPlan, record_bytes: usize) -> usize {
-    usize::try_from(plan.len()).unwrap_or(usize::MAX).saturating_mul(record_bytes)
+/// The bytes of so many records. The builder has checked that a full batch fits a slot, so this does not overflow.
+fn bytes(records: u64, record_bytes: usize) -> usize {
+    usize::try_from(records).unwrap_or(usize::MAX).saturating_mul(record_bytes)
+}
+
+/// A transform and the memory between it and the file.
+pub(crate) struct Transforming {
+    pub(crate) transform: Box<dyn RecordTransform>,
+    /// Of a record afterwards.
+    pub(crate) out_bytes: usize,
+    /// Records that are read and transformed at a time.
+    pub(crate) part: u64,
+    /// Room for so many, as they are in the file.
+    pub(crate) scratch: Buffer,
+}
+
+/// Bytes that are read and then transformed: small enough to be still in the CPU's second-level cache.
+pub(crate) const PART: usize = 256 << 10;
+
+/// Asks for pages of records that will be read, up to so many ahead.
+pub(crate) struct Ahead {
+    /// Records after the batch that is being read.
+    budget: u64,
+    /// The job they belong to.
+    generation: u64,
+    /// Records of the epoch before this one have been asked for; each batch counts as a full one.
+    through: u64,
+}
+
+impl Ahead {
+    pub(crate) fn new(budget: u64) -> Self {
+        Self { budget, generation: 0, through: 0 }
+    }
+
+    /// Asks for what has come within the budget now that `step` is read, so that the disk works on it while
+    /// that one is copied and while the caller is busy.
+    fn ask(&mut self, dataset: &mut dyn Dataset, plan: &Plan, job: Job, step: u64) -> Hinted {
+        let batch = plan.batch_records();
+        if self.generation != job.generation {
+            // The first batch of an epoch has not been asked for either.
+            (self.generation, self.through) = (job.generation, step.saturating_mul(batch));
+        }
+        let until = step.saturating_add(1).saturating_mul(batch).saturating_add(self.budget);
+        let mut hints = Hinted::default();
+        while self.through < until {
+            let (next, done) = (self.through / batch, self.through % batch);
+            let Some(records) = plan.batch(job.epoch, next) else { break };
+            let end = records.len().min(until - next * batch);
+            if let Some(part) = records.part(done..end) {
+                hints += dataset.will_need(&part);
+            }
+            self.through =
+                if end == records.len() { (next + 1).saturating_mul(batch) } else { next * batch + end };
+        }
+        hints
+    }
 }
 
 fn message(panic: &(dyn std::any::Any + Send)) -> String {

@@ -3,10 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use twinbuf_mmap::Hinted;
+use twinbuf_mmap::{Hinted, Residency};
+
+use crate::slot::Cost;
 
 /// What one stage did with its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stage {
     /// Time spent on its own work.
     pub busy: Duration,
@@ -16,14 +19,19 @@ pub struct Stage {
 
 /// Which stage decides how long an epoch takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Verdict {
     /// Nothing was measured yet.
     Unmeasured,
     /// The caller's own work is at least [`DOMINATES`] times the reading: a faster loader changes little.
     ComputeBound,
-    /// The reading is at least [`DOMINATES`] times the caller's own work: overlap hides the work, not the disk.
+    /// Reading and transforming is at least [`DOMINATES`] times the caller's own work, and the reading is the larger
+    /// part of it: overlap hides the work, not the disk.
     DiskBound,
+    /// Reading and transforming is at least [`DOMINATES`] times the caller's own work, and the transform is the
+    /// larger part of it: a faster disk changes little.
+    TransformBound,
     /// The two are of like size: here overlap gains the most, up to half of the time.
     Balanced,
 }
@@ -54,14 +62,15 @@ pub const DOMINATES: f64 = 1.25;
 /// println!("{report}");
 /// # Ok::<(), BoxError>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Report {
     /// Epochs started.
     pub epochs: u64,
     /// Batches that the caller received.
     pub batches: u64,
-    /// Their bytes.
+    /// Their bytes, as they stood in the slots.
     pub bytes: u64,
     /// Batch reads asked of the data set, for batches received or read ahead.
     pub reads: u64,
@@ -69,19 +78,41 @@ pub struct Report {
     pub wall: Duration,
     /// Reading: disk to host slot, with the hints; waiting for a free slot.
     pub read: Stage,
+    /// Transforming, on the reading thread as well.
+    pub transform: Duration,
     /// The caller: from receiving a batch to asking for the next; waiting for a batch.
     pub train: Stage,
-    /// The longer of reading and the caller's work, step by step, added up: what perfect overlap would take.
+    /// The longer of the reading thread's work and the caller's, step by step, added up: what perfect overlap would
+    /// take.
     pub ideal: Duration,
     /// The page hints made.
     pub hints: Hinted,
+    /// Batches whose pages could not be given up as [`evict`](crate::LoaderBuilder::evict) says.
+    pub evict_failed: u64,
+    /// The batches' pages, and those of them that were in memory just before they were read; nothing unless
+    /// [`residency`](crate::LoaderBuilder::residency) is on.
+    pub residency: Residency,
 }
 
 impl Report {
-    /// The time that reading and the caller's work take one after the other.
+    /// A batch was received.
+    pub(crate) fn add(&mut self, cost: &Cost, bytes: usize, waited: Duration) {
+        self.batches += 1;
+        self.bytes += bytes as u64;
+        self.read.busy += cost.read;
+        self.read.waiting += cost.waited;
+        self.transform += cost.transform;
+        self.train.waiting += waited;
+        self.hints += cost.hints;
+        self.evict_failed += cost.evict_failed;
+        self.residency.pages += cost.residency.pages;
+        self.residency.resident += cost.residency.resident;
+    }
+
+    /// The time that reading, transforming and the caller's work take one after the other.
     #[must_use]
     pub fn serial(&self) -> Duration {
-        self.read.busy + self.train.busy
+        self.read.busy + self.transform + self.train.busy
     }
 
     /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to 2.
@@ -100,13 +131,13 @@ impl Report {
     /// Which stage decides.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        let (read, train) = (self.read.busy.as_secs_f64(), self.train.busy.as_secs_f64());
+        let (load, train) = ((self.read.busy + self.transform).as_secs_f64(), self.train.busy.as_secs_f64());
         if self.batches == 0 {
             Verdict::Unmeasured
-        } else if train >= DOMINATES * read {
+        } else if train >= DOMINATES * load {
             Verdict::ComputeBound
-        } else if read >= DOMINATES * train {
-            Verdict::DiskBound
+        } else if load >= DOMINATES * train {
+            if self.transform > self.read.busy { Verdict::TransformBound } else { Verdict::DiskBound }
         } else {
             Verdict::Balanced
         }
@@ -123,6 +154,7 @@ impl fmt::Display for Verdict {
             Self::Unmeasured => "Unmeasured",
             Self::ComputeBound => "ComputeBound",
             Self::DiskBound => "DiskBound",
+            Self::TransformBound => "TransformBound",
             Self::Balanced => "Balanced",
         })
     }
@@ -146,9 +178,11 @@ impl fmt::Display for Report {
             seconds(self.wall)
         )?;
         writeln!(f, "stage       busy s  waiting s")?;
-        for (name, stage) in [("read", self.read), ("train", self.train)] {
-            writeln!(f, "{name:<6} {:>11.3} {:>10.3}", seconds(stage.busy), seconds(stage.waiting))?;
+        writeln!(f, "read      {:>8.3} {:>10.3}", seconds(self.read.busy), seconds(self.read.waiting))?;
+        if !self.transform.is_zero() {
+            writeln!(f, "transform {:>8.3}", seconds(self.transform))?;
         }
+        writeln!(f, "train     {:>8.3} {:>10.3}", seconds(self.train.busy), seconds(self.train.waiting))?;
         if self.hints.calls > 0 {
             writeln!(
                 f,
@@ -157,6 +191,13 @@ impl fmt::Display for Report {
                 self.hints.calls,
                 seconds(self.hints.time)
             )?;
+        }
+        if self.residency.pages > 0 {
+            let Residency { pages, resident } = self.residency;
+            writeln!(f, "in memory when read: {resident} of {pages} pages")?;
+        }
+        if self.evict_failed > 0 {
+            writeln!(f, "pages of {} batches could not be given up", self.evict_failed)?;
         }
         write!(
             f,

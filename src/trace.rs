@@ -2,14 +2,19 @@
 //!
 //! The format is the JSON array of the Trace Event Format, whose closing bracket is optional: what has been
 //! written is always a list of whole events, so the file can be opened while the program runs and after a kill.
-//! The bracket comes when the loader is dropped, and makes it plain JSON.
+//! The bracket comes when the loader is dropped, and makes it plain JSON. One event stands on a line.
+//!
+//! A rank is a process of the trace, so that the files of several ranks can be put together: numbers of
+//! processes and ids of arrows differ between ranks. Times count from each loader's own start, because
+//! microseconds since 1970 with three decimals do not fit a `f64`, which is what the viewers read; the event
+//! `clock_origin` says when that start was.
 
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::error::Error;
 
@@ -27,9 +32,17 @@ pub struct Profile {
 impl Profile {
     /// A Chrome trace of the first 5 epochs, in the file `path`, which is made anew.
     ///
-    /// Events of the caller's track: `epoch`; in it one `chunk` a step, made up of `queue_wait` (the caller
+    /// Spans of the caller's track: `epoch`; in it one `chunk` a step, made up of `queue_wait` (the caller
     /// waits for the batch) and `train` (the caller has it). Of the reader's track: `disk_load` (one batch
-    /// from the disk into its slot). Each has the epoch and the step in its `args`.
+    /// from the disk into its slot). Each has the epoch and the step in its `args`. An arrow leads from a
+    /// batch's `disk_load` to its `train`, and the counter `full host slots` says how many slots hold a batch
+    /// that is ready or in use.
+    ///
+    /// The rank is the trace's process, named `twinbuf rank R of W`. When the clock started is in the event
+    /// `clock_origin`, in microseconds since 1970 (`unix_us`), beside the system's number of the process.
+    ///
+    /// Recording takes some 0.1 us an event, and a write every 16 KiB. A killed program loses the events of its
+    /// last 250 ms at most; those of a step that takes longer are in the file before it begins.
     pub fn chrome(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), epochs: 5 }
     }
@@ -41,20 +54,33 @@ impl Profile {
         self
     }
 
-    pub(crate) fn create(self) -> Result<Trace, Error> {
-        match File::create(&self.path) {
-            Ok(file) => {
-                let sink = Mutex::new(Sink { file, error: None });
-                let trace = Trace { path: self.path, epochs: self.epochs, start: Instant::now(), sink };
-                trace.write(&format!(
-                    "[\n{{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":{},\"args\":{{\"name\":\"twinbuf\"}}}}",
-                    std::process::id()
-                ));
-                trace.check()?;
-                Ok(trace)
-            }
-            Err(source) => Err(Error::Trace { path: self.path, source }),
-        }
+    /// Makes the file, for the loader of `rank` among `world`.
+    pub(crate) fn create(self, rank: u64, world: u64) -> Result<Trace, Error> {
+        let file = match File::create(&self.path) {
+            Ok(file) => file,
+            Err(source) => return Err(Error::Trace { path: self.path, source }),
+        };
+        let (start, clock) = (Instant::now(), SystemTime::now());
+        let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
+        let trace = Trace {
+            path: self.path,
+            epochs: self.epochs,
+            rank,
+            start,
+            full: Mutex::new(0),
+            sink: Mutex::new(Sink { file, error: None }),
+        };
+        // A thread is named in each, because Perfetto makes one of the process's number where none is.
+        let first = format!(
+            r#"[
+{{"name":"process_name","ph":"M","pid":{rank},"tid":1,"args":{{"name":"twinbuf rank {rank} of {world}"}}}},
+{{"name":"process_sort_index","ph":"M","pid":{rank},"tid":1,"args":{{"sort_index":{rank}}}}},
+{{"name":"clock_origin","ph":"M","pid":{rank},"tid":1,"args":{{"unix_us":{unix_us},"process":{}}}}}"#,
+            std::process::id()
+        );
+        trace.write(&first);
+        trace.check()?;
+        Ok(trace)
     }
 }
 
@@ -63,7 +89,11 @@ impl Profile {
 pub(crate) struct Trace {
     path: PathBuf,
     epochs: u64,
+    rank: u64,
     start: Instant,
+    /// Host slots that hold a batch of a recorded epoch. A lock and no atomic, so that the count's changes and
+    /// their times are in the same order: a viewer shows the latest.
+    full: Mutex<i64>,
     sink: Mutex<Sink>,
 }
 
@@ -115,7 +145,8 @@ const KEEP: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Track {
     trace: Option<Arc<Trace>>,
-    id: u32,
+    /// What every event of the track has between its phase and its time.
+    common: String,
     buffer: String,
     written: Instant,
 }
@@ -131,33 +162,63 @@ pub(crate) struct Place {
 
 impl Track {
     pub(crate) fn new(trace: Option<Arc<Trace>>, id: u32, name: &str) -> Self {
-        let mut track = Self { trace, id, buffer: String::new(), written: Instant::now() };
-        if track.trace.is_some() {
-            track.event(format_args!(
-                r#"{{"name":"thread_name","ph":"M","pid":{},"tid":{id},"args":{{"name":"{name}"}}}}"#,
-                std::process::id(),
-            ));
+        let (mut common, mut buffer) = (String::new(), String::new());
+        if let Some(Trace { rank, .. }) = trace.as_deref() {
+            common = format!(r#"","pid":{rank},"tid":{id},"ts":"#);
+            buffer.reserve(BUFFER + 1024);
+            for (event, arg) in [
+                ("thread_name", format!(r#""name":"{name}""#)),
+                ("thread_sort_index", format!(r#""sort_index":{id}"#)),
+            ] {
+                // Writing to a `String` does not fail.
+                let _ = write!(
+                    buffer,
+                    ",\n{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{rank},\"tid\":{id},\"args\":{{{arg}}}}}"
+                );
+            }
         }
-        track
+        Self { trace, common, buffer, written: Instant::now() }
     }
 
     /// Something that went on from `start` to `end`.
     pub(crate) fn span(&mut self, name: &str, place: Place, start: Instant, end: Instant) {
-        let Some(trace) = &self.trace else { return };
-        if place.ordinal >= trace.epochs {
-            return;
+        let Some(origin) = self.recorded(place) else { return };
+        self.begin(name, "X", start.saturating_duration_since(origin));
+        self.buffer.push_str(r#","dur":"#);
+        self.micros(end.saturating_duration_since(start));
+        self.buffer.push_str(r#","args":{"epoch":"#);
+        self.number(place.epoch);
+        if let Some(step) = place.step {
+            self.buffer.push_str(r#","step":"#);
+            self.number(step);
         }
-        let at = start.saturating_duration_since(trace.start);
-        let long = end.saturating_duration_since(start);
-        let (Place { epoch, step, .. }, id) = (place, self.id);
-        let step = step.map(|step| format!(r#","step":{step}"#)).unwrap_or_default();
-        self.event(format_args!(
-            r#"{{"name":"{name}","ph":"X","pid":{},"tid":{id},"ts":{},"dur":{},"args":{{"epoch":{epoch}{step}}}}}"#,
-            std::process::id(),
-            Micros(at),
-            Micros(long),
-        ));
-        if self.buffer.len() >= BUFFER || end.saturating_duration_since(self.written) >= KEEP {
+        self.end("}}");
+    }
+
+    /// The batch of `place` was put into a host slot by the span from `start` to `end`: an arrow begins in it,
+    /// and one slot more is full.
+    pub(crate) fn filled(&mut self, place: Place, start: Instant, end: Instant) {
+        let Some(origin) = self.recorded(place) else { return };
+        // Just inside the span, where no other begins, so that it is this one that the arrow is bound to.
+        let at = end.checked_sub(Duration::from_nanos(1)).map_or(start, |at| at.max(start));
+        self.arrow("s", place, at.saturating_duration_since(origin));
+        self.full(origin, 1);
+    }
+
+    /// The batch of `place` leaves its host slot, and one slot fewer is full. If it was used, the arrow ends in
+    /// the span that began at `taken`.
+    pub(crate) fn freed(&mut self, place: Place, taken: Option<Instant>) {
+        let Some(origin) = self.recorded(place) else { return };
+        if let Some(taken) = taken {
+            self.arrow("f", place, taken.saturating_duration_since(origin));
+        }
+        self.full(origin, -1);
+    }
+
+    /// Writes what has been gathered if that has been kept long enough. To be called before the track's side
+    /// turns to something that may take long.
+    pub(crate) fn write_if_due(&mut self, now: Instant) {
+        if self.trace.is_some() && now.saturating_duration_since(self.written) >= KEEP {
             self.flush();
         }
     }
@@ -173,24 +234,78 @@ impl Track {
         }
     }
 
-    fn event(&mut self, event: std::fmt::Arguments<'_>) {
-        // Writing to a `String` does not fail. The comma goes before: the file never ends with one.
-        let _ = write!(self.buffer, ",\n{event}");
+    /// When the trace's clock started, if this place is to be recorded at all.
+    fn recorded(&self, place: Place) -> Option<Instant> {
+        let trace = self.trace.as_deref()?;
+        (place.ordinal < trace.epochs).then_some(trace.start)
+    }
+
+    /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
+    fn arrow(&mut self, end: &str, place: Place, at: Duration) {
+        let rank = self.trace.as_deref().map_or(0, |trace| trace.rank);
+        // Unique as far as the viewers' 64 bits go: two traces with more would share an arrow, no more than that.
+        let id = rank << 48 | (place.ordinal & 0xffff) << 32 | (place.step.unwrap_or(0) & 0xffff_ffff);
+        self.begin("batch", end, at);
+        self.buffer.push_str(r#","cat":"batch","bp":"e","id":"0x"#);
+        // Writing to a `String` does not fail.
+        let _ = write!(self.buffer, "{id:x}");
+        self.end("\"");
+    }
+
+    /// Counts the full slots, `change` more.
+    fn full(&mut self, origin: Instant, change: i64) {
+        let Some(trace) = &self.trace else { return };
+        let (now, full) = {
+            let mut full = trace.full.lock().unwrap_or_else(PoisonError::into_inner);
+            *full += change;
+            (Instant::now(), *full)
+        };
+        self.begin("full host slots", "C", now.saturating_duration_since(origin));
+        self.buffer.push_str(r#","args":{"slots":"#);
+        // Never negative: what is freed was filled before.
+        self.number(full.unsigned_abs());
+        self.end("}");
+    }
+
+    // An event is put together from pieces: `core::fmt` took some 500 ns for what takes 120 so (`benches/trace.rs`).
+
+    fn begin(&mut self, name: &str, phase: &str, at: Duration) {
+        // The comma goes before: the file never ends with one.
+        self.buffer.push_str(",\n{\"name\":\"");
+        self.buffer.push_str(name);
+        self.buffer.push_str(r#"","ph":""#);
+        self.buffer.push_str(phase);
+        self.buffer.push_str(&self.common);
+        self.micros(at);
+    }
+
+    fn end(&mut self, rest: &str) {
+        self.buffer.push_str(rest);
+        self.buffer.push('}');
+        if self.buffer.len() >= BUFFER {
+            self.flush();
+        }
+    }
+
+    fn number(&mut self, number: u64) {
+        self.buffer.push_str(itoa::Buffer::new().format(number));
+    }
+
+    /// A time in the format's unit, to the nanosecond.
+    fn micros(&mut self, time: Duration) {
+        // 64 bits of nanoseconds are five centuries.
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.number(nanos / 1000);
+        // A one in front keeps the leading zeros; it makes way for the point.
+        let mut thousandths = itoa::Buffer::new();
+        let thousandths = thousandths.format(1000 + nanos % 1000);
+        self.buffer.push('.');
+        self.buffer.push_str(&thousandths[1..]);
     }
 }
 
 impl Drop for Track {
     fn drop(&mut self) {
         self.flush();
-    }
-}
-
-/// A time in microseconds, the format's unit, to the nanosecond.
-struct Micros(Duration);
-
-impl std::fmt::Display for Micros {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let nanos = self.0.as_nanos();
-        write!(f, "{}.{:03}", nanos / 1000, nanos % 1000)
     }
 }

@@ -179,5 +179,5 @@ fn options_that_cannot_work_are_refused() {
     let plan = Plan::builder(data.len()).batch(data.len()).build().unwrap();
     let (option, _, found) = refused(Loader::builder(data, plan).host_depth(8));
     assert_eq!(option, "host_depth");
-    assert_eq!(found, "8 slots of 8388608 records of 1048576 bytes");
+    assert_eq!(found, "8 host slots of 8388608 records of 1048576 bytes");
 }

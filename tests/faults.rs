@@ -53,7 +53,8 @@ fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
                 assert_eq!(source.to_string(), format!("no record {}", at_step * BATCH));
                 (*epoch, *step)
             }
-            (Fault::Panic | Fault::PanicWhileHinting, Error::Panicked { epoch, step, message }) => {
+            (Fault::Panic | Fault::PanicWhileHinting, Error::Panicked { epoch, step, who, message }) => {
+                assert_eq!(*who, "data set");
                 assert!(message.contains("is cursed"), "{case}: {message}");
                 (*epoch, *step)
             }

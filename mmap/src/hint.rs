@@ -15,6 +15,7 @@ pub const PIECE: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
 
 /// What [`Records::will_need`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Hinted {
     /// Bytes the kernel was asked for and did not refuse, in whole pages. Not all of them had to be read.

@@ -62,6 +62,7 @@
 mod dtype;
 mod error;
 mod file;
+mod fingerprint;
 mod format;
 mod hint;
 mod launch;
@@ -72,6 +73,8 @@ mod permute;
 mod plan;
 mod records;
 mod residency;
+#[cfg(feature = "serde")]
+mod saved;
 pub mod transform;
 
 pub use dtype::DType;

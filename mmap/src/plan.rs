@@ -11,6 +11,11 @@ use crate::permute::Permutation;
 /// The two shuffled orders are keyed by the seed and the epoch, and by nothing else: no thread, depth or
 /// timing enters, and the numbers are the same on every platform and in every version of this crate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case", deny_unknown_fields)
+)]
 pub enum Order {
     /// The order of the files, the same in every epoch.
     #[default]
@@ -29,6 +34,11 @@ pub enum Order {
 
 /// What becomes of the records that do not fill a last step of all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case", deny_unknown_fields)
+)]
 pub enum Tail {
     /// They are left out of this epoch, and every rank has the same number of steps. A shuffled order
     /// leaves out other ones in the next epoch.
@@ -71,7 +81,33 @@ pub enum Tail {
 /// assert_ne!(shuffled.batch(0, 0), shuffled.batch(1, 0));
 /// # Ok::<(), twinbuf_mmap::PlanError>(())
 /// ```
+///
+/// # Saved plans
+///
+/// With the feature `serde`, a plan can be saved, for example with a model, and restored. These names are a
+/// format that later versions of this crate read too:
+///
+/// | field | is |
+/// | --- | --- |
+/// | `records` | [`records`](Self::records) |
+/// | `batch` | [`batch_records`](Self::batch_records) |
+/// | `seed` | [`seed`](Self::seed) |
+/// | `order` | `sequential`, `records`, or `chunks` with its own field `records`: [`Order`] |
+/// | `rank`, `world` | [`rank`](Self::rank), [`world`](Self::world) |
+/// | `tail` | `drop`, `keep` or `wrap`: [`Tail`] |
+///
+/// ```json
+/// {"records":1000,"batch":10,"seed":7,"order":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep"}
+/// ```
+///
+/// All of them must be there and no others, and a plan that [`PlanBuilder::build`] refuses is refused in the
+/// words of [`PlanError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "crate::saved::Saved")
+)]
 pub struct Plan {
     records: u64,
     batch: u64,
@@ -343,6 +379,31 @@ impl BatchPlan {
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.end - self.start
+    }
+
+    /// The records at these positions of the batch, in its order, or `None` if there are none or the batch
+    /// has no such positions. Takes O(1).
+    ///
+    /// ```
+    /// use twinbuf_mmap::{Order, Plan};
+    ///
+    /// let plan = Plan::builder(1000).batch(100).order(Order::Records).build()?;
+    /// let batch = plan.batch(0, 3).expect("a step below `steps`");
+    /// let part = batch.part(30..60).expect("positions below 100");
+    /// assert_eq!(part.len(), 30);
+    /// assert!(part.runs().flatten().eq(batch.runs().flatten().skip(30).take(30)));
+    /// assert_eq!(batch.part(90..101), None);
+    /// # Ok::<(), twinbuf_mmap::PlanError>(())
+    /// ```
+    #[must_use]
+    pub fn part(&self, positions: Range<u64>) -> Option<Self> {
+        let Range { start, end } = positions;
+        // Not past `self.end`, so the sums do not overflow.
+        (start < end && end <= self.len()).then(|| Self {
+            start: self.start + start,
+            end: self.start + end,
+            ..*self
+        })
     }
 
     /// The records as ranges of consecutive ones, in batch order.
@@ -664,6 +725,48 @@ mod tests {
             prop_assert!((0..world).all(|rank| plan(rank).steps() == steps));
             prop_assert!(seen.iter().copied().eq(expected.take(seen.len())));
             prop_assert!((seen.len() as u64) - n < batch * world);
+        }
+
+        #[test]
+        fn parts_are_the_whole(
+            (n, batch, world, order, e)
+                in (1_u64..900, 1_u64..500, 1_u64..4, any_order(), any::<u64>()),
+            tail in prop_oneof![Just(Tail::Drop), Just(Tail::Keep), Just(Tail::Wrap)],
+            rank in any::<u64>(),
+            cuts in proptest::collection::vec(any::<u64>(), 0..6),
+        ) {
+            let plan = Plan::builder(n).batch(batch).seed(n).order(order).shard(rank % world, world)
+                .tail(tail).build();
+            prop_assume!(plan.is_ok());
+            let plan = plan.unwrap();
+            for step in 0..plan.steps() {
+                let whole = plan.batch(e, step).unwrap();
+                let len = whole.len();
+                let mut ends: Vec<u64> = cuts.iter().map(|cut| cut % (len + 1)).collect();
+                ends.extend([0, len]);
+                ends.sort_unstable();
+                let mut parts = Vec::new();
+                for pair in ends.windows(2) {
+                    match whole.part(pair[0]..pair[1]) {
+                        Some(part) => {
+                            prop_assert_eq!(part.len(), pair[1] - pair[0]);
+                            // A part of a part is a part.
+                            let last = part.part(part.len() - 1..part.len()).unwrap();
+                            prop_assert!(records(last).eq(records(part).last()));
+                            parts.extend(records(part));
+                        }
+                        None => prop_assert_eq!(pair[0], pair[1]),
+                    }
+                }
+                prop_assert!(records(whole).eq(parts));
+                prop_assert_eq!(whole.part(0..len), Some(whole));
+                for past in [len..len + 1, 0..len + 1, len - 1..u64::MAX, u64::MAX - 1..u64::MAX] {
+                    prop_assert_eq!(whole.part(past), None);
+                }
+                #[expect(clippy::reversed_empty_ranges, reason = "what is refused")]
+                let backward = 1..0;
+                prop_assert_eq!(whole.part(backward), None);
+            }
         }
 
         #[test]

@@ -262,6 +262,11 @@ impl Records {
         &self.kind.shape
     }
 
+    /// Bytes from the start of a record to the start of the next.
+    pub(crate) const fn stride(&self) -> u64 {
+        self.kind.stride
+    }
+
     /// Bytes in all records, [`len`](Self::len) times [`record_bytes`](Self::record_bytes): where windows
     /// overlap, the bytes that they share are counted for each.
     #[must_use]

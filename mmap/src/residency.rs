@@ -18,6 +18,7 @@ pub enum Evict {
 
 /// Pages of a data set or of a batch, and how many of them the page cache holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Residency {
     /// Pages in all.
     pub pages: u64,

@@ -1,0 +1,113 @@
+//! A number that tells one data set from another: what a saved position belongs to.
+
+use crate::{Error, Records, Shard};
+
+/// Shards of which bytes are read: the first, the last, and others evenly between them.
+const SHARDS: usize = 16;
+
+/// Bytes that are read at each end of such a shard.
+const SAMPLE: usize = 4096;
+
+impl Records {
+    /// A number that stays with the data set, so that what was saved for one, such as a step to resume at, is
+    /// not used with another.
+    ///
+    /// It is taken of the type, shape and stride of the records; of the number of files, and for each of the
+    /// offset and number of its records; and of bytes: the first and last 4 KiB of the records of at most 16
+    /// files, evenly spread from the first to the last. So it costs at most 32 reads and 128 KiB, however large
+    /// the data set. Paths and times do not enter: a copy elsewhere is the same data set, on any platform.
+    ///
+    /// Data sets that differ only in bytes that were not looked at share it: it finds a file that was mixed
+    /// up, cut otherwise or made anew, not one that was tampered with.
+    ///
+    /// The number is FNV-1a of 64 bits (Fowler, Noll and Vo; RFC 9923) over all that, numbers as 8
+    /// little-endian bytes. It is the same in every version of this crate.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Truncated`] and [`Error::Read`], as [`read`](Self::read) gives them.
+    ///
+    /// ```
+    /// use twinbuf_mmap::Records;
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let (path, copy) = (folder.path().join("data"), folder.path().join("copy"));
+    /// std::fs::write(&path, b"aabbcc")?;
+    /// std::fs::copy(&path, &copy)?;
+    /// let fingerprint = Records::open([&path], 2)?.fingerprint()?;
+    /// assert_eq!(Records::open([&copy], 2)?.fingerprint()?, fingerprint);
+    /// assert_ne!(Records::open([&path], 3)?.fingerprint()?, fingerprint);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fingerprint(&self) -> Result<u64, Error> {
+        let mut hash = Fnv1a::new();
+        // How long each part is follows from what came before it, so other numbers are other bytes.
+        hash.bytes(format!("{:<8}", self.dtype()).as_bytes());
+        hash.number(self.shape().len() as u64);
+        self.shape().iter().for_each(|&axis| hash.number(axis as u64));
+        hash.number(self.stride());
+        hash.number(self.shards().len() as u64);
+        for shard in self.shards() {
+            hash.number(shard.bytes.start);
+            hash.number(shard.records().end - shard.records().start);
+        }
+        let last = self.shards().len() - 1;
+        let looked_at = SHARDS.min(self.shards().len());
+        for index in 0..looked_at {
+            sample(&mut hash, &self.shards()[index * last / (looked_at - 1).max(1)])?;
+        }
+        Ok(hash.0)
+    }
+}
+
+/// Takes in both ends of a shard's records; all of a short one, and no byte twice.
+fn sample(hash: &mut Fnv1a, shard: &Shard) -> Result<(), Error> {
+    let all = &shard.bytes;
+    let front = all.start..all.end.min(all.start + SAMPLE as u64);
+    let back = front.end.max(all.end.saturating_sub(SAMPLE as u64))..all.end;
+    let mut bytes = [0; SAMPLE];
+    for part in [front, back] {
+        #[expect(clippy::cast_possible_truncation, reason = "at most `SAMPLE`")]
+        let bytes = &mut bytes[..(part.end - part.start) as usize];
+        shard.file.read_exact(bytes, part.start)?;
+        hash.bytes(bytes);
+    }
+    Ok(())
+}
+
+/// The hash: every step is a bijection of the state, so that inputs of one length which differ in one byte never
+/// share it.
+struct Fnv1a(u64);
+
+impl Fnv1a {
+    const fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn number(&mut self, number: u64) {
+        self.bytes(&number.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From the authors' test suite, `test_fnv.c`.
+    #[test]
+    fn published_hashes() {
+        for (text, wanted) in
+            [("", 0xcbf2_9ce4_8422_2325), ("a", 0xaf63_dc4c_8601_ec8c), ("foobar", 0x8594_4171_f739_67e8)]
+        {
+            let mut hash = Fnv1a::new();
+            hash.bytes(text.as_bytes());
+            assert_eq!(hash.0, wanted, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Plans survive being saved, in a format that stays as it is; impossible and unknown ones are refused.
+#![cfg(feature = "serde")]
+
+use std::time::Duration;
+
+use twinbuf_mmap::{Hinted, Order, Plan, Residency, Tail};
+
+/// The format of the documentation of [`Plan`], which older jobs have on their disks.
+const GOLDEN: &str = r#"{"records":1000,"batch":10,"seed":7,"order":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep"}"#;
+
+#[test]
+fn golden() {
+    let plan = Plan::builder(1000).batch(10).seed(7).shard(1, 4).tail(Tail::Keep);
+    let plan = plan.order(Order::Chunks { records: 50 }).build().unwrap();
+    assert_eq!(serde_json::to_string(&plan).unwrap(), GOLDEN);
+    assert_eq!(serde_json::from_str::<Plan>(GOLDEN).unwrap(), plan);
+}
+
+#[test]
+fn every_order_and_tail_comes_back() {
+    let orders = [
+        (Order::Sequential, r#""sequential""#),
+        (Order::Chunks { records: u64::MAX }, r#"{"chunks":{"records":18446744073709551615}}"#),
+        (Order::Records, r#""records""#),
+    ];
+    let tails = [(Tail::Drop, r#""drop""#), (Tail::Keep, r#""keep""#), (Tail::Wrap, r#""wrap""#)];
+    for (order, saved) in orders {
+        assert_eq!(serde_json::to_string(&order).unwrap(), saved);
+        assert_eq!(serde_json::from_str::<Order>(saved).unwrap(), order);
+        for (tail, saved) in tails {
+            assert_eq!(serde_json::to_string(&tail).unwrap(), saved);
+            assert_eq!(serde_json::from_str::<Tail>(saved).unwrap(), tail);
+            let plan = Plan::builder(1 << 40).seed(u64::MAX).order(order).tail(tail).build().unwrap();
+            let saved = serde_json::to_string(&plan).unwrap();
+            assert_eq!(serde_json::from_str::<Plan>(&saved).unwrap(), plan, "{saved}");
+        }
+    }
+}
+
+/// What is changed in [`GOLDEN`], and what is said of it.
+#[test]
+fn refused() {
+    let cases = [
+        (r#""records":1000"#, r#""records":0"#, "a plan needs at least one record, found 0"),
+        (r#""batch":10"#, r#""batch":0"#, "a batch needs at least one record, found 0"),
+        (r#"{"records":50}"#, r#"{"records":0}"#, "a chunk needs at least one record, found 0"),
+        (r#""rank":1"#, r#""rank":4"#, "the rank must be below the world size 4, found 4"),
+        (r#""world":4"#, r#""world":0"#, "the rank must be below the world size 0, found 1"),
+        (
+            r#""batch":10,"seed":7,"order":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep""#,
+            r#""batch":300,"seed":7,"order":"records","rank":1,"world":4,"tail":"drop""#,
+            "one step of 4 ranks needs 300 records for each, found 1000 in all: take a smaller batch, or keep \
+             the tail",
+        ),
+        (r#""seed":7"#, r#""seed":7,"sed":8"#, "unknown field `sed`"),
+        (r#""seed":7,"#, "", "missing field `seed`"),
+        (r#""seed":7"#, r#""seed":-7"#, "invalid value: integer `-7`, expected u64"),
+        (r#""seed":7"#, r#""seed":7,"seed":7"#, "duplicate field `seed`"),
+        (r#""keep""#, r#""kept""#, "unknown variant `kept`, expected one of `drop`, `keep`, `wrap`"),
+        (r#"{"records":50}"#, r#"{"records":50,"bytes":1}"#, "unknown field `bytes`, expected `records`"),
+    ];
+    for (from, to, wanted) in cases {
+        let text = GOLDEN.replacen(from, to, 1);
+        assert_ne!(text, GOLDEN);
+        let error = serde_json::from_str::<Plan>(&text).unwrap_err().to_string();
+        assert!(error.starts_with(wanted), "{text}: {error}");
+    }
+}
+
+#[test]
+fn figures() {
+    let mut hinted = Hinted::default();
+    (hinted.bytes, hinted.calls, hinted.failed) = (3, 2, 1);
+    hinted.time = Duration::new(4, 5);
+    assert_eq!(
+        serde_json::to_string(&hinted).unwrap(),
+        r#"{"bytes":3,"calls":2,"failed":1,"time":{"secs":4,"nanos":5}}"#
+    );
+    let residency = Residency { pages: 8, resident: 7 };
+    assert_eq!(serde_json::to_string(&residency).unwrap(), r#"{"pages":8,"resident":7}"#);
+}

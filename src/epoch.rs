@@ -1,0 +1,298 @@
+//! One epoch: an iterator of batches, which are guards of their slots.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::iter::FusedIterator;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use twinbuf_core::{Park, ReadSlot};
+use twinbuf_mmap::BatchPlan;
+
+use crate::error::Error;
+use crate::loader::{Feed, Loader, Waiting};
+use crate::reader::Job;
+use crate::slot::{Load, Slot};
+use crate::spans::{self, Span};
+
+/// The batches of one epoch; see [`Loader::epoch`].
+///
+/// After an error it ends. Dropping it early leaves the rest of the epoch unread.
+///
+/// As an iterator it waits for each batch, asleep. [`try_next`](Self::try_next) does not wait and
+/// [`next_async`](Self::next_async) waits as a task; the three may be mixed. With the feature `stream` it is a
+/// `futures_core::Stream` too. It stays on the thread of its loader: a task that has it is not `Send` (tokio:
+/// `block_on` or a `LocalSet`).
+pub struct Epoch<'l> {
+    loader: &'l Loader,
+    job: Job,
+    step: u64,
+    started: Instant,
+    /// Up to when the report has counted the wall-clock time.
+    counted: Instant,
+    /// Since when the caller has been asking for the next batch.
+    asked: Option<Instant>,
+    /// The batch that the caller has.
+    in_use: Option<InUse>,
+    ended: bool,
+    span: Span,
+    /// While it asks for a batch.
+    wait: Option<Span>,
+}
+
+struct InUse {
+    step: u64,
+    asked: Instant,
+    received: Instant,
+    load: Duration,
+}
+
+impl<'l> Iterator for Epoch<'l> {
+    type Item = Result<Batch<'l>, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.advance(Waiting::Block) {
+            Poll::Ready(item) => item,
+            Poll::Pending => unreachable!("a wait that blocks ends with a batch or an error"),
+        }
+    }
+
+    /// Exact, unless an error cuts the epoch short.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = if self.ended { 0 } else { self.loader.plan.steps() - self.step };
+        (usize::from(left > 0), usize::try_from(left).ok())
+    }
+}
+
+impl FusedIterator for Epoch<'_> {}
+
+impl<'l> Epoch<'l> {
+    pub(crate) fn new(loader: &'l Loader, job: Job) -> Self {
+        let (started, step) = (Instant::now(), job.start);
+        let span = spans::epoch(job.epoch);
+        Self {
+            loader,
+            job,
+            step,
+            started,
+            counted: started,
+            asked: None,
+            in_use: None,
+            ended: false,
+            span,
+            wait: None,
+        }
+    }
+
+    /// The next batch if it has been loaded, [`Poll::Pending`] if not; what [`next`](Iterator::next) would give
+    /// otherwise. Without overlap it is loaded now.
+    ///
+    /// From the first time it is asked for, the caller counts as waiting for it in the [`Report`](crate::Report).
+    pub fn try_next(&mut self) -> Poll<Option<Result<Batch<'l>, Error>>> {
+        self.advance(Waiting::Try)
+    }
+
+    /// The next batch, or [`Poll::Pending`] if it has not been loaded; then the task of `cx` will be woken.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Batch<'l>, Error>>> {
+        self.advance(Waiting::Poll(cx))
+    }
+
+    /// Waits for the next batch as a task, without blocking the thread; without overlap it is loaded on it. A
+    /// future that is dropped has lost nothing.
+    pub async fn next_async(&mut self) -> Option<Result<Batch<'l>, Error>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<Batch<'l>, Error>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let asked = *self.asked.get_or_insert_with(Instant::now);
+        self.end_of_use(asked);
+        if self.step == self.loader.plan.steps() {
+            self.end(asked);
+            return Poll::Ready(None);
+        }
+        let found = if self.loader.generation.get() == self.job.generation {
+            let wait = self.wait.get_or_insert_with(|| spans::wait(&self.span, self.job.epoch, self.step));
+            match wait.in_scope(|| self.loader.receive(self.job, self.step, waiting)) {
+                Poll::Ready(found) => found,
+                Poll::Pending => return Poll::Pending,
+            }
+        } else {
+            Err(Error::Superseded { epoch: self.job.epoch })
+        };
+        (self.asked, self.wait) = (None, None);
+        let received = Instant::now();
+        Poll::Ready(Some(match found {
+            Ok(slot) => {
+                self.count(asked, received, &slot);
+                self.step += 1;
+                self.loader.place.set((self.job.epoch, self.step));
+                Ok(Batch { slot })
+            }
+            Err(error) => {
+                self.end(received);
+                Err(error)
+            }
+        }))
+    }
+
+    /// A batch was asked for and received.
+    fn count(&mut self, asked: Instant, received: Instant, slot: &Slot) {
+        let Some(load) = &slot.load else { return };
+        self.loader.report.borrow_mut().add(&load.cost, slot.batch().len(), received - asked);
+        self.in_use = Some(InUse { step: self.step, asked, received, load: load.cost.load() });
+        self.span("queue_wait", Some(self.step), asked, received);
+        self.loader.track.borrow_mut().write_if_due(received);
+    }
+
+    /// The caller is done with its batch: it asks for the next, or gives up.
+    fn end_of_use(&mut self, now: Instant) {
+        let mut report = self.loader.report.borrow_mut();
+        report.wall += now.saturating_duration_since(self.counted);
+        self.counted = now;
+        if let Some(InUse { step, asked, received, load }) = self.in_use.take() {
+            let used = now - received;
+            report.train.busy += used;
+            report.ideal += load.max(used);
+            self.span("train", Some(step), received, now);
+            self.span("chunk", Some(step), asked, now);
+            self.loader.track.borrow_mut().freed(self.job.place(Some(step)), Some(received));
+        }
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.ended = true;
+        self.end_of_use(now);
+        self.span("epoch", None, self.started, now);
+        self.loader.track.borrow_mut().flush();
+        if let Feed::Ahead { wanted, .. } = &self.loader.feed {
+            if self.loader.generation.get() == self.job.generation {
+                // Nothing more is wanted, until the next epoch. Relaxed: see the load in `Reader::run`.
+                wanted.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn span(&self, name: &str, step: Option<u64>, start: Instant, end: Instant) {
+        self.loader.track.borrow_mut().span(name, self.job.place(step), start, end);
+    }
+}
+
+#[cfg(feature = "stream")]
+impl<'l> futures_core::Stream for Epoch<'l> {
+    type Item = Result<Batch<'l>, Error>;
+
+    fn poll_next(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Epoch::poll_next(self.get_mut(), cx)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        Iterator::size_hint(self)
+    }
+}
+
+impl Drop for Epoch<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end(Instant::now());
+        }
+    }
+}
+
+/// The bytes of one batch, in their slot: record after record, in the plan's order, as the transform left them.
+///
+/// They begin at a multiple of 64 bytes; [`numbers`](Self::numbers) gives them as numbers. The slot is free for
+/// another batch when this is dropped. It may be sent to another thread.
+pub struct Batch<'l> {
+    slot: ReadSlot<'l, Slot, Park>,
+}
+
+impl Batch<'_> {
+    /// The epoch it belongs to.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.load().epoch
+    }
+
+    /// Its step within the epoch, from 0.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.load().step
+    }
+
+    /// Which records it is made of.
+    #[must_use]
+    pub fn plan(&self) -> &BatchPlan {
+        &self.load().plan
+    }
+
+    /// The bytes as numbers of type `T`, in place: `batch.numbers::<f32>()?`.
+    ///
+    /// They are taken as they lie, so on a big-endian machine little-endian files have them the wrong way round.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Numbers`] unless the bytes are a whole number of them.
+    pub fn numbers<T: AnyBitPattern>(&self) -> Result<&[T], Error> {
+        bytemuck::try_cast_slice(self).map_err(|_| self.not_whole::<T>())
+    }
+
+    /// The bytes as numbers that can be changed, in place.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`numbers`](Self::numbers).
+    pub fn numbers_mut<T: AnyBitPattern + NoUninit>(&mut self) -> Result<&mut [T], Error> {
+        let error = self.not_whole::<T>();
+        bytemuck::try_cast_slice_mut(self).map_err(|_| error)
+    }
+
+    fn not_whole<T>(&self) -> Error {
+        let (epoch, step) = (self.epoch(), self.step());
+        Error::Numbers { epoch, step, wanted: std::any::type_name::<T>(), found: self.len() }
+    }
+
+    fn load(&self) -> &Load {
+        let Some(load) = &self.slot.load else { unreachable!("a batch is made of a slot that was loaded") };
+        load
+    }
+}
+
+impl Deref for Batch<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.slot.batch()
+    }
+}
+
+impl DerefMut for Batch<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.slot.batch_mut()
+    }
+}
+
+impl fmt::Debug for Epoch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Epoch")
+            .field("epoch", &self.job.epoch)
+            .field("step", &self.step)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("epoch", &self.epoch())
+            .field("step", &self.step())
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
+    }
+}

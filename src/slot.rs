@@ -1,0 +1,118 @@
+//! A host slot: the memory of one batch, and what is in it.
+
+use std::ops::{AddAssign, Deref, DerefMut};
+use std::time::Duration;
+
+use twinbuf_mmap::{BatchPlan, Hinted, Residency};
+
+use crate::error::Error;
+use crate::trace::Place;
+
+/// A cache line, and enough for the widest vectors: where numbers of any type may begin.
+const ALIGN: usize = 64;
+
+/// Memory of a fixed size that begins at a multiple of 64 bytes, and never moves.
+pub(crate) struct Buffer {
+    bytes: Box<[u8]>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// `len` bytes, all of them touched, so that no epoch pays for it. `None` if there is no memory.
+    pub(crate) fn new(len: usize) -> Option<Self> {
+        let whole = len.checked_add(ALIGN - 1)?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(whole).ok()?;
+        bytes.resize(whole, 0);
+        let bytes = bytes.into_boxed_slice();
+        let start = bytes.as_ptr().align_offset(ALIGN);
+        (start < ALIGN).then_some(Self { bytes, start, len })
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..][..self.len]
+    }
+}
+
+pub(crate) struct Slot {
+    pub(crate) buffer: Buffer,
+    pub(crate) load: Option<Load>,
+}
+
+impl Slot {
+    pub(crate) fn batch(&self) -> &[u8] {
+        &self.buffer[..self.len()]
+    }
+
+    pub(crate) fn batch_mut(&mut self) -> &mut [u8] {
+        let len = self.len();
+        &mut self.buffer[..len]
+    }
+
+    fn len(&self) -> usize {
+        self.load.as_ref().and_then(|load| load.result.as_ref().ok()).map_or(0, |&len| len)
+    }
+}
+
+/// What a slot was filled with.
+pub(crate) struct Load {
+    /// The job it belongs to: a slot filled for an epoch that was given up is skipped.
+    pub(crate) generation: u64,
+    pub(crate) epoch: u64,
+    pub(crate) step: u64,
+    pub(crate) plan: BatchPlan,
+    /// The bytes of the batch, or why there are none.
+    pub(crate) result: Result<usize, Error>,
+    pub(crate) cost: Cost,
+}
+
+impl Load {
+    /// For the trace.
+    pub(crate) fn place(&self) -> Place {
+        Place { ordinal: self.generation - 1, epoch: self.epoch, step: Some(self.step) }
+    }
+}
+
+/// What it took to fill a slot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cost {
+    /// Reading, hints included.
+    pub(crate) read: Duration,
+    pub(crate) transform: Duration,
+    /// How long the reader waited for the slot before.
+    pub(crate) waited: Duration,
+    pub(crate) hints: Hinted,
+    /// Times that the pages could not be given up.
+    pub(crate) evict_failed: u64,
+    pub(crate) residency: Residency,
+}
+
+impl Cost {
+    /// The time of the reading thread.
+    pub(crate) fn load(&self) -> Duration {
+        self.read + self.transform
+    }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.read += other.read;
+        self.transform += other.transform;
+        self.waited += other.waited;
+        self.hints += other.hints;
+        self.evict_failed += other.evict_failed;
+        self.residency.pages += other.residency.pages;
+        self.residency.resident += other.residency.resident;
+    }
+}

@@ -1,0 +1,178 @@
+//! What a loader takes and asks for: memory as spelled out, pages in time and no more, given up when used.
+
+mod common;
+
+use std::sync::mpsc::{Sender, channel};
+
+use common::{RECORD, files, open, plan};
+use twinbuf::mmap::{Hinted, Residency};
+use twinbuf::{BatchPlan, BoxError, Dataset, Error, Evict, Loader, MemoryBudget, Numbers, Plan, Tail};
+
+#[test]
+fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
+    let (_dir, paths) = files(&[64]);
+    let build = |limit: u64, transformed: bool| {
+        let builder = Loader::builder(open(&paths), plan(64, 8)).host_depth(3).memory_limit(limit);
+        if transformed { builder.transform(Numbers::U16ToU32) } else { builder }.build()
+    };
+    let slots = 3 * 8 * RECORD as u64;
+    assert!(build(slots, false).is_ok());
+    let error = build(slots - 1, false).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "option `memory_limit`: wanted 12288 bytes (3 host slots of 8 records of 512 bytes), found 12287 bytes in all, \
+         0 of them taken by other loaders"
+    );
+    // Twice the size in the slots, and one batch of before: it is shorter than a part.
+    let transformed = 2 * slots + 8 * RECORD as u64;
+    assert!(build(transformed, true).is_ok());
+    let error = build(transformed - 1, true).unwrap_err();
+    assert!(error.to_string().contains("1024 bytes and 4096 bytes before the transform)"), "{error}");
+}
+
+#[test]
+fn loaders_share_a_budget_and_give_it_back() {
+    let (_dir, paths) = files(&[64]);
+    let budget = MemoryBudget::new(5 * 8 * RECORD as u64);
+    let build =
+        |depth| Loader::builder(open(&paths), plan(64, 8)).host_depth(depth).memory_limit(&budget).build();
+    let train = build(3).unwrap();
+    let error = build(3).unwrap_err();
+    assert!(matches!(error, Error::Memory { wanted: 12288, limit: 20480, used: 12288, .. }), "{error:?}");
+    let valid = build(2).unwrap();
+    assert_eq!(budget.used(), budget.limit());
+    assert_eq!((train.epoch(0).count(), valid.epoch(0).count()), (8, 8));
+    drop(valid);
+    train.close().unwrap();
+    assert_eq!(budget.used(), 0);
+}
+
+/// Says what it was asked for: the records hinted at, and an end after each read.
+struct Asked(Sender<Option<Vec<u64>>>);
+
+impl Dataset for Asked {
+    fn records(&self) -> u64 {
+        23
+    }
+    fn record_bytes(&self) -> usize {
+        100
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.0.send(None)?;
+        Ok(out.len())
+    }
+    fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
+        self.0.send(Some(batch.runs().flatten().collect())).expect("the test listens");
+        Hinted::default()
+    }
+}
+
+#[test]
+fn each_record_is_asked_for_once_and_as_far_ahead_as_the_budget() {
+    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+        for (start, budget, records) in [
+            (0, None, 5),
+            (0, Some(0), 0),
+            (0, Some(1), 1),
+            (0, Some(300), 3),
+            (0, Some(1200), 12),
+            (2, Some(700), 7),
+            (0, Some(u64::MAX), u64::MAX),
+        ] {
+            let case = format!("{tail:?}, budget {budget:?}, from step {start}");
+            let plan = Plan::builder(23).batch(5).order(twinbuf::Order::Records).tail(tail).build().unwrap();
+            let (told, asked) = channel();
+            let builder = Loader::builder(Asked(told), plan);
+            let builder = if let Some(bytes) = budget { builder.prefetch(bytes) } else { builder };
+            let loader = builder.build().unwrap();
+            // Each time, and after a resumption too.
+            for epoch in 0..2 {
+                if start > 0 {
+                    assert_eq!(loader.epoch(epoch).take(start).count(), start);
+                    let state = loader.state();
+                    assert!(loader.epoch(99).next().is_some()); // the reader is busy with another one in between
+                    while asked.try_recv().is_ok() {}
+                    loader.restore(&state).unwrap();
+                }
+                let order = |from: usize| -> Vec<u64> {
+                    (from as u64..)
+                        .map_while(|step| plan.batch(epoch, step))
+                        .flat_map(|b| b.runs().flatten())
+                        .collect()
+                };
+                let wanted = order(start);
+                let steps = loader.epoch(epoch).count();
+                assert_eq!(steps as u64 + start as u64, plan.steps());
+                let mut found: Vec<u64> = Vec::new();
+                let mut reads = 0;
+                while reads < steps {
+                    match asked.recv().unwrap() {
+                        // The leftovers of the epoch that was left early are of other records' order.
+                        Some(records) => found.extend(records),
+                        None => {
+                            reads += 1;
+                            let read = order(start).len() - order(start + reads).len();
+                            let ahead = (found.len() - read) as u64;
+                            let left = (wanted.len() - read) as u64;
+                            assert_eq!(ahead, records.min(left), "{case}, read {reads}");
+                        }
+                    }
+                }
+                assert_eq!(found, wanted, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn pages_are_counted_when_read_and_given_up_afterwards() {
+    let (_dir, paths) = files(&[4096]); // 512 pages
+    let data = open(&paths);
+    let plan = Plan::builder(4096).batch(512).build().unwrap();
+    let pages = |resident| Residency { pages: 512, resident };
+    let cached = |evict| {
+        (*data).evict().unwrap();
+        let loader =
+            Loader::builder(data.clone(), plan).hints(false).residency(true).evict(evict).build().unwrap();
+        assert!(loader.epoch(0).all(|batch| batch.is_ok()));
+        let first = loader.report();
+        assert_eq!((first.residency.pages, first.evict_failed), (512, 0));
+        assert!(loader.epoch(1).all(|batch| batch.is_ok()));
+        (loader.report().residency.resident - first.residency.resident, (*data).residency().unwrap())
+    };
+    assert_eq!(cached(Evict::Keep), (512, pages(512)), "all there in the second epoch");
+    let (again, after) = cached(Evict::Drop);
+    // What the device reads ahead of the last batch may be there; the batches themselves are gone.
+    assert!(again < 512 && after.resident < 512, "{again}, {after:?}");
+}
+
+/// Cannot give up anything.
+struct Stubborn;
+
+impl Dataset for Stubborn {
+    fn records(&self) -> u64 {
+        8
+    }
+    fn record_bytes(&self) -> usize {
+        1
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+    fn evict(&mut self, _: &BatchPlan, evict: Evict) -> Result<(), BoxError> {
+        assert_ne!(evict, Evict::Keep, "nothing is to be given up");
+        Err("no such call".into())
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_given_up_are_counted_and_harm_no_batch() {
+    for (evict, failed) in [(Evict::Keep, 0), (Evict::Unmap, 4), (Evict::Drop, 4)] {
+        let plan = Plan::builder(8).batch(2).build().unwrap();
+        let loader = Loader::builder(Stubborn, plan).evict(evict).build().unwrap();
+        assert_eq!(loader.epoch(0).filter(|batch| batch.is_ok()).count(), 4);
+        assert_eq!(loader.report().evict_failed, failed);
+        assert_eq!(loader.report().to_string().contains("could not be given up"), failed > 0);
+    }
+}

@@ -1,0 +1,166 @@
+//! A loader that goes on from a saved state delivers what the first one would have delivered, byte for byte.
+
+mod common;
+
+use common::{RECORD, batches, files, open};
+use twinbuf::{Error, Loader, Order, Plan, Records, State, Tail};
+
+const RECORDS: u64 = 53;
+
+fn plans() -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for order in [Order::Sequential, Order::Chunks { records: 7 }, Order::Records] {
+        for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+            for (rank, world) in [(0, 1), (1, 2)] {
+                let plan =
+                    Plan::builder(RECORDS).batch(5).seed(11).order(order).tail(tail).shard(rank, world);
+                plans.push(plan.build().unwrap());
+            }
+        }
+    }
+    plans
+}
+
+/// As it would be read back another day.
+fn saved(state: &State) -> State {
+    serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap()
+}
+
+#[test]
+fn at_every_step_of_an_epoch_and_in_every_configuration() {
+    let (_dir, paths) = files(&[20, RECORDS - 20]);
+    let data = open(&paths);
+    for plan in plans() {
+        let build = |overlap, depth| {
+            Loader::builder(data.clone(), plan).overlap(overlap).host_depth(depth).build().unwrap()
+        };
+        let whole: Vec<_> = batches(&build(false, 1), 4).into_iter().map(Result::unwrap).collect();
+        for taken in 0..=whole.len() {
+            for (overlap, depth) in [(false, 1), (true, 1), (true, 2), (true, 3)] {
+                let case = format!("{plan:?}, after {taken}, overlap {overlap}, depth {depth}");
+                // Saved by one configuration, and restored by another.
+                let first = build(!overlap, 2);
+                let mut epoch = first.epoch(4);
+                for batch in epoch.by_ref().take(taken) {
+                    batch.unwrap();
+                }
+                let state = saved(&first.state());
+                assert_eq!((state.epoch(), state.step()), (4, taken as u64), "{case}");
+                drop(epoch);
+                assert_eq!(first.state(), state, "leaving the epoch consumes nothing: {case}");
+
+                let second = build(overlap, depth);
+                second.restore(&state).unwrap();
+                assert_eq!(second.state(), state, "{case}");
+                let rest: Vec<_> = batches(&second, 4).into_iter().map(Result::unwrap).collect();
+                assert!(rest == whole[taken..], "{case}");
+                assert_eq!(second.state().step(), whole.len() as u64, "{case}");
+                // And from then on as always.
+                let next: Vec<_> = batches(&second, 5).into_iter().map(Result::unwrap).collect();
+                assert_eq!(next.len(), whole.len(), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_batch_in_use_counts_and_those_read_ahead_do_not() {
+    let (_dir, paths) = files(&[40]);
+    let plan = Plan::builder(40).batch(4).build().unwrap();
+    let loader = Loader::builder(open(&paths), plan).host_depth(4).build().unwrap();
+    assert_eq!((loader.state().epoch(), loader.state().step()), (0, 0));
+    let mut epoch = loader.epoch(2);
+    assert_eq!((loader.state().epoch(), loader.state().step()), (2, 0));
+    let _first = epoch.next().unwrap().unwrap();
+    let _second = epoch.next().unwrap().unwrap();
+    assert_eq!((loader.state().epoch(), loader.state().step()), (2, 2));
+}
+
+#[test]
+fn only_the_epoch_of_the_state_begins_at_its_step() {
+    let (_dir, paths) = files(&[40]);
+    let plan = Plan::builder(40).batch(4).build().unwrap();
+    let loader = Loader::builder(open(&paths), plan).build().unwrap();
+    assert_eq!(loader.epoch(3).take(4).count(), 4);
+    let state = loader.state();
+    let first_step = |epoch| loader.epoch(epoch).next().unwrap().unwrap().step();
+    loader.restore(&state).unwrap();
+    assert_eq!(first_step(4), 0, "another epoch begins at its start");
+    assert_eq!(first_step(3), 0, "and uses the state up");
+    loader.restore(&state).unwrap();
+    assert_eq!(first_step(3), 4);
+    assert_eq!(first_step(3), 0, "once");
+}
+
+#[test]
+fn any_ranks_state_restores_any_other_rank() {
+    let (_dir, paths) = files(&[RECORDS]);
+    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+        let load = |rank| {
+            let plan = Plan::builder(RECORDS).batch(5).tail(tail).shard(rank, 5).build().unwrap();
+            Loader::builder(open(&paths), plan).build().unwrap()
+        };
+        for from in 0..5 {
+            for to in 0..5 {
+                let (first, second) = (load(from), load(to));
+                let taken = first.epoch(0).map(Result::unwrap).count() as u64;
+                second.restore(&first.state()).unwrap();
+                let steps = second.plan().steps();
+                assert_eq!(
+                    second.epoch(0).count() as u64,
+                    steps.saturating_sub(taken),
+                    "{tail:?}, {from} to {to}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn another_plan_or_data_set_is_refused_and_changes_nothing() {
+    let (_dir, paths) = files(&[48]);
+    let (_dir, same_shape) = files(&[40, 8]);
+    let plan = |seed| Plan::builder(24).batch(4).seed(seed).order(Order::Records).build().unwrap();
+    let load = |paths, bytes, plan| {
+        Loader::builder(std::sync::Arc::new(Records::open(paths, bytes).unwrap()), plan).build().unwrap()
+    };
+    let loader = load(&paths, RECORD, plan(1));
+    assert_eq!(loader.epoch(7).take(2).count(), 2);
+    let before = loader.state();
+    let foreign = |other: &Loader| {
+        assert_eq!(other.epoch(9).take(3).count(), 3);
+        loader.restore(&other.state()).unwrap_err()
+    };
+    let message = foreign(&load(&paths, RECORD, plan(2))).to_string();
+    assert!(
+        message.starts_with("the state is of another plan: wanted") && message.contains("seed: 2"),
+        "{message}"
+    );
+    for other in [load(&same_shape, RECORD, plan(1)), load(&paths, 2 * RECORD, plan(1))] {
+        let error = foreign(&other);
+        assert!(matches!(error, Error::Restore { what: "data set", .. }), "{error}");
+    }
+    let mut far = serde_json::to_value(&before).unwrap();
+    far["step"] = 8.into();
+    let error = loader.restore(&serde_json::from_value(far).unwrap()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the state is of another step: wanted at most the 6 steps of an epoch, found 8"
+    );
+    assert_eq!(loader.state(), before);
+    assert_eq!(loader.epoch(7).count(), 6, "none of them was restored");
+}
+
+#[test]
+fn a_state_is_saved_under_stable_names_and_nothing_else_is_read() {
+    let (_dir, paths) = files(&[40]);
+    let plan = Plan::builder(40).batch(4).build().unwrap();
+    let loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut state = serde_json::to_value(loader.state()).unwrap();
+    let names: Vec<_> = state.as_object().unwrap().keys().cloned().collect();
+    assert_eq!(names, ["epoch", "fingerprint", "plan", "record_bytes", "step"]);
+    state["depth"] = 2.into();
+    assert!(
+        serde_json::from_value::<State>(state).unwrap_err().to_string().contains("unknown field `depth`")
+    );
+}

@@ -1,0 +1,129 @@
+//! The ways to wait for a batch: not at all, as a task, as a stream.
+
+mod common;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Poll, Wake, Waker};
+
+use common::{batches, files, open, plan};
+use futures_core::Stream;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+
+/// Reads a batch when it is told to.
+struct Gated(Receiver<()>);
+
+impl Dataset for Gated {
+    fn records(&self) -> u64 {
+        8
+    }
+    fn record_bytes(&self) -> usize {
+        4
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.0.recv()?;
+        Ok(out.len())
+    }
+}
+
+fn gated() -> (Sender<()>, Loader) {
+    let (open, gate) = channel();
+    let plan = Plan::builder(8).batch(2).build().unwrap();
+    (open, Loader::builder(Gated(gate), plan).build().unwrap())
+}
+
+/// Counts wakes, and says of each.
+struct Woken(AtomicUsize, Sender<()>);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let _ = self.1.send(());
+    }
+}
+
+#[test]
+fn a_batch_that_is_not_there_is_pending_and_wakes_its_task_once() {
+    let (open, loader) = gated();
+    let mut epoch = loader.epoch(0);
+    assert!(epoch.try_next().is_pending());
+    assert!(epoch.try_next().is_pending());
+
+    let (told, wakes) = channel();
+    let woken = Arc::new(Woken(AtomicUsize::new(0), told));
+    let waker = Waker::from(woken.clone());
+    let mut cx = Context::from_waker(&waker);
+    assert!(epoch.poll_next(&mut cx).is_pending());
+    open.send(()).unwrap();
+    wakes.recv().unwrap();
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    let Poll::Ready(Some(Ok(first))) = epoch.try_next() else { panic!("woken for nothing") };
+    assert_eq!(first.step(), 0);
+    drop(first);
+    // The waits may be mixed, and a future that is dropped has lost nothing.
+    drop(epoch.next_async());
+    for step in 1..3 {
+        open.send(()).unwrap();
+        let next = if step == 1 { epoch.next() } else { pollster::block_on(epoch.next_async()) };
+        assert_eq!(next.unwrap().unwrap().step(), step);
+    }
+    open.send(()).unwrap();
+    assert_eq!(epoch.next().unwrap().unwrap().step(), 3);
+    assert!(matches!(epoch.try_next(), Poll::Ready(None)));
+    assert!(matches!(epoch.poll_next(&mut cx), Poll::Ready(None)));
+}
+
+#[test]
+fn a_wait_without_end_is_ended_by_an_error_of_the_data_set() {
+    let (open, loader) = gated();
+    let mut epoch = loader.epoch(0);
+    assert!(epoch.try_next().is_pending());
+    drop(open); // the data set's own `recv` fails
+    let error = pollster::block_on(epoch.next_async()).unwrap().unwrap_err();
+    assert!(error.to_string().starts_with("epoch 0, step 0: "), "{error}");
+    assert!(matches!(epoch.try_next(), Poll::Ready(None)));
+}
+
+#[test]
+fn every_way_delivers_the_same() {
+    let (_dir, paths) = files(&[41]);
+    for overlap in [false, true] {
+        let loader = Loader::builder(open(&paths), plan(41, 6)).overlap(overlap).build().unwrap();
+        let expected: Vec<_> = batches(&loader, 0).into_iter().map(Result::unwrap).collect();
+
+        let mut epoch = loader.epoch(0);
+        let mut tried = Vec::new();
+        loop {
+            match epoch.try_next() {
+                Poll::Ready(Some(batch)) => tried.push(batch.unwrap().to_vec()),
+                Poll::Ready(None) => break,
+                Poll::Pending => std::thread::yield_now(),
+            }
+        }
+        assert!(tried == expected);
+
+        let mut epoch = loader.epoch(0);
+        let awaited = pollster::block_on(async {
+            let mut found = Vec::new();
+            while let Some(batch) = epoch.next_async().await {
+                found.push(batch.unwrap().to_vec());
+            }
+            found
+        });
+        assert!(awaited == expected);
+
+        let mut stream = loader.epoch(0);
+        let streamed = pollster::block_on(async {
+            let mut found = Vec::new();
+            while let Some(batch) =
+                std::future::poll_fn(|cx| Stream::poll_next(Pin::new(&mut stream), cx)).await
+            {
+                found.push(batch.unwrap().to_vec());
+            }
+            found
+        });
+        assert!(streamed == expected);
+    }
+}
