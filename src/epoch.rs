@@ -147,7 +147,9 @@ impl<'l> Epoch<'l> {
         self.loader.report.borrow_mut().add(&load.cost, slot.batch().len(), received - asked);
         self.in_use = Some(InUse { step: self.step, asked, received, load: load.cost.load() });
         self.span("queue_wait", Some(self.step), asked, received);
-        self.loader.track.borrow_mut().write_if_due(received);
+        let mut track = self.loader.running.track.borrow_mut();
+        track.taken(load.place());
+        track.write_if_due(received);
     }
 
     /// The caller is done with its batch: it asks for the next, or gives up.
@@ -161,16 +163,20 @@ impl<'l> Epoch<'l> {
             report.ideal += load.max(used);
             self.span("train", Some(step), received, now);
             self.span("chunk", Some(step), asked, now);
-            self.loader.track.borrow_mut().freed(self.job.place(Some(step)), Some(received));
+            self.loader.running.track.borrow_mut().used(self.job.place(Some(step)), received);
         }
     }
 
     fn end(&mut self, now: Instant) {
         self.ended = true;
+        if self.loader.running.is_foreign() {
+            // The trace is the other process's.
+            return;
+        }
         self.end_of_use(now);
         self.span("epoch", None, self.started, now);
-        self.loader.track.borrow_mut().flush();
-        if let Feed::Ahead { wanted, .. } = &self.loader.feed {
+        self.loader.running.track.borrow_mut().flush();
+        if let Feed::Ahead { wanted, .. } = &self.loader.running.feed {
             if self.loader.generation.get() == self.job.generation {
                 // Nothing more is wanted, until the next epoch. Relaxed: see the load in `Reader::run`.
                 wanted.store(0, Ordering::Relaxed);
@@ -179,7 +185,7 @@ impl<'l> Epoch<'l> {
     }
 
     fn span(&self, name: &str, step: Option<u64>, start: Instant, end: Instant) {
-        self.loader.track.borrow_mut().span(name, self.job.place(step), start, end);
+        self.loader.running.track.borrow_mut().span(name, self.job.place(step), start, end);
     }
 }
 

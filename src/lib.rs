@@ -42,6 +42,7 @@ mod budget;
 mod dataset;
 mod epoch;
 mod error;
+mod fork;
 mod loader;
 mod reader;
 mod report;

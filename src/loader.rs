@@ -16,6 +16,7 @@ use crate::budget::{MemoryBudget, Taken};
 use crate::dataset::Dataset;
 use crate::epoch::Epoch;
 use crate::error::Error;
+use crate::fork::OfProcess;
 use crate::reader::{Ahead, Job, PART, Reader, Transforming};
 use crate::report::Report;
 use crate::slot::{Buffer, Slot};
@@ -56,17 +57,12 @@ pub const MAX_HOST_DEPTH: usize = 8;
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
 pub struct Loader {
-    // Dropped in this order: the consumer's end makes the thread return from its wait for a slot, the feed's
-    // end makes it return from its wait for a job, and joins it.
-    slots: Consumer<'static, Slot, Park>,
-    pub(crate) feed: Feed,
+    pub(crate) running: OfProcess<Running>,
     pub(crate) plan: Plan,
     host_depth: usize,
     pub(crate) generation: Cell<u64>,
     reads: Arc<AtomicU64>,
     pub(crate) report: RefCell<Report>,
-    pub(crate) track: RefCell<Track>,
-    trace: Option<Arc<Trace>>,
     /// Of the data set: the size of a record, and its fingerprint.
     identity: (u64, u64),
     /// The epoch begun last, and the step of its next batch.
@@ -74,6 +70,16 @@ pub struct Loader {
     /// Where the next epoch is to begin, if it is this one.
     restored: Cell<Option<(u64, u64)>>,
     _memory: Option<Taken>,
+}
+
+/// What goes on while a loader lives.
+pub(crate) struct Running {
+    // Dropped in this order: the consumer's end makes the thread return from its wait for a slot, the feed's
+    // end makes it return from its wait for a job, and joins it.
+    slots: Consumer<'static, Slot, Park>,
+    pub(crate) feed: Feed,
+    pub(crate) track: RefCell<Track>,
+    trace: Option<Arc<Trace>>,
 }
 
 /// Who fills the slots.
@@ -144,7 +150,7 @@ impl Loader {
         self.generation.set(job.generation);
         self.place.set((epoch, start));
         self.report.borrow_mut().epochs += 1;
-        if let Feed::Ahead { jobs, wanted, .. } = &self.feed {
+        if let (Feed::Ahead { jobs, wanted, .. }, false) = (&self.running.feed, self.running.is_foreign()) {
             // Relaxed: see the load in `Reader::run`.
             wanted.store(job.generation, Ordering::Relaxed);
             // Fails if the thread is gone; then so is its side of the ring, which the first batch will tell.
@@ -224,14 +230,15 @@ impl Loader {
     /// The error that the reading met ahead of the caller, who left the epoch before it came to it; else
     /// [`Error::Trace`] if the trace could not be written; the training was not disturbed by it.
     pub fn close(self) -> Result<(), Error> {
-        let Self { slots, feed, track, trace, generation, .. } = self;
+        let Self { running, generation, .. } = self;
+        let Some(Running { slots, feed, track, trace }) = running.into_inner() else { return Ok(()) };
         let mut unheard = Ok(());
         if let Feed::Ahead { jobs, wanted, thread } = feed {
             // Relaxed: see the load in `Reader::run`.
             wanted.store(0, Ordering::Relaxed);
             drop(jobs);
             // Up to the end of the ring, or to a batch that the caller has leaked.
-            while let (false, Ok(mut slot)) = (thread.of_another_process(), slots.recv()) {
+            while let Ok(mut slot) = slots.recv() {
                 let Some(load) = &mut slot.load else { continue };
                 if load.generation == generation.get() && load.result.is_err() {
                     unheard = std::mem::replace(&mut load.result, Ok(0)).map(drop);
@@ -255,7 +262,8 @@ impl Loader {
         let Job { epoch, .. } = job;
         let all_held = || Error::AllHeld { epoch, step, host_depth: self.host_depth };
         let gone = || Error::ReaderGone { epoch, step };
-        if let Feed::Inline(inline) = &self.feed {
+        let Running { slots, feed, track, .. } = &*self.running;
+        if let Feed::Inline(inline) = feed {
             let (reader, producer) = &mut *inline.borrow_mut();
             let mut slot = match producer.try_acquire() {
                 Ok(slot) => slot,
@@ -271,19 +279,19 @@ impl Loader {
             }
         }
         loop {
-            let received = match self.slots.try_recv() {
+            let received = match slots.try_recv() {
                 Ok(slot) => Ok(slot),
                 Err(TryRecvError::Finished) => Err(RecvError::Finished),
                 Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
                 Err(TryRecvError::AllHeld) => Err(RecvError::AllHeld),
                 // Nobody would ever come.
-                Err(TryRecvError::Empty) if self.feed.of_another_process() => {
+                Err(TryRecvError::Empty) if self.running.is_foreign() => {
                     return Poll::Ready(Err(Error::Forked { epoch, step }));
                 }
                 Err(TryRecvError::Empty) => match &mut waiting {
-                    Waiting::Block => self.slots.recv(),
+                    Waiting::Block => slots.recv(),
                     Waiting::Try => return Poll::Pending,
-                    Waiting::Poll(cx) => match self.slots.poll_recv(cx) {
+                    Waiting::Poll(cx) => match slots.poll_recv(cx) {
                         Poll::Ready(received) => received,
                         Poll::Pending => return Poll::Pending,
                     },
@@ -303,13 +311,13 @@ impl Loader {
                             Ok(slot)
                         }
                         Err(error) => {
-                            self.track.borrow_mut().freed(job.place(Some(step)), None);
+                            track.borrow_mut().taken(job.place(Some(step)));
                             Err(error)
                         }
                     });
                 }
                 // Read ahead for an epoch that was given up: released, and on to the next.
-                Some(load) => self.track.borrow_mut().freed(load.place(), None),
+                Some(load) => track.borrow_mut().taken(load.place()),
                 None => {}
             }
         }
@@ -423,7 +431,8 @@ impl LoaderBuilder {
         });
         let fingerprint = dataset.fingerprint().map_err(Error::Fingerprint)?;
         let (producer, consumer) = handles(slots);
-        let trace = self.profile.map(|profile| profile.create(plan.rank(), plan.world())).transpose()?.map(Arc::new);
+        let trace =
+            self.profile.map(|profile| profile.create(plan.rank(), plan.world())).transpose()?.map(Arc::new);
         let reads = Arc::new(AtomicU64::new(0));
         let track = RefCell::new(Track::new(trace.clone(), 1, "train"));
         let budget = match self.prefetch {
@@ -449,20 +458,17 @@ impl LoaderBuilder {
                 .name("twinbuf-read".to_string())
                 .spawn(move || reader.run(&inbox, &seen, producer))
                 .map_err(Error::Spawn)?;
-            Feed::Ahead { jobs, wanted, thread: Joined::new(thread) }
+            Feed::Ahead { jobs, wanted, thread: Joined(Some(thread)) }
         } else {
             Feed::Inline(Box::new(RefCell::new((reader, producer))))
         };
         Ok(Loader {
-            slots: consumer,
-            feed,
+            running: OfProcess::new(Running { slots: consumer, feed, track, trace }),
             plan,
             host_depth,
             generation: Cell::new(0),
             reads,
             report: RefCell::default(),
-            track,
-            trace,
             identity: (record_bytes as u64, fingerprint),
             place: Cell::new((0, 0)),
             restored: Cell::new(None),
@@ -572,40 +578,14 @@ fn handles(slots: Vec<Slot>) -> Handles {
     }
 }
 
-impl Feed {
-    /// Whether this is a process that was forked from the one with the reading thread.
-    fn of_another_process(&self) -> bool {
-        matches!(self, Self::Ahead { thread, .. } if thread.of_another_process())
-    }
-}
-
 /// A thread that is joined when this is dropped.
-pub(crate) struct Joined {
-    thread: Option<JoinHandle<()>>,
-    process: u32,
-}
-
-impl Joined {
-    fn new(thread: JoinHandle<()>) -> Self {
-        Self { thread: Some(thread), process: std::process::id() }
-    }
-
-    /// Whether this is a process that was forked from the one with the thread, and has it no more.
-    fn of_another_process(&self) -> bool {
-        self.process != std::process::id()
-    }
-}
+pub(crate) struct Joined(Option<JoinHandle<()>>);
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            if self.of_another_process() {
-                // It would never be seen to end.
-                std::mem::forget(thread);
-            } else {
-                // A panic of the thread has been reported by its hook, and to the caller as `ReaderGone`.
-                let _ = thread.join();
-            }
+        if let Some(thread) = self.0.take() {
+            // A panic of the thread has been reported by its hook, and to the caller as `ReaderGone`.
+            let _ = thread.join();
         }
     }
 }
@@ -615,8 +595,8 @@ impl fmt::Debug for Loader {
         f.debug_struct("Loader")
             .field("plan", &self.plan)
             .field("host_depth", &self.host_depth)
-            .field("overlap", &matches!(self.feed, Feed::Ahead { .. }))
-            .field("trace", &self.trace.as_ref().map(|trace| trace.path()))
+            .field("overlap", &matches!(self.running.feed, Feed::Ahead { .. }))
+            .field("trace", &self.running.trace.as_ref().map(|trace| trace.path()))
             .finish_non_exhaustive()
     }
 }

@@ -34,9 +34,9 @@ impl Profile {
     ///
     /// Spans of the caller's track: `epoch`; in it one `chunk` a step, made up of `queue_wait` (the caller
     /// waits for the batch) and `train` (the caller has it). Of the reader's track: `disk_load` (one batch
-    /// from the disk into its slot). Each has the epoch and the step in its `args`. An arrow leads from a
-    /// batch's `disk_load` to its `train`, and the counter `full host slots` says how many slots hold a batch
-    /// that is ready or in use.
+    /// from the disk into its slot) and, where there is one, `transform`. Each has the epoch and the step in its
+    /// `args`. An arrow leads from a batch's `disk_load` to its `train`. The counter `full host slots` says how
+    /// many batches are ready for the caller: at 0 it waits, or would if it asked now.
     ///
     /// The rank is the trace's process, named `twinbuf rank R of W`. When the clock started is in the event
     /// `clock_origin`, in microseconds since 1970 (`unix_us`), beside the system's number of the process.
@@ -91,7 +91,7 @@ pub(crate) struct Trace {
     epochs: u64,
     rank: u64,
     start: Instant,
-    /// Host slots that hold a batch of a recorded epoch. A lock and no atomic, so that the count's changes and
+    /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no atomic, so that the count's changes and
     /// their times are in the same order: a viewer shows the latest.
     full: Mutex<i64>,
     sink: Mutex<Sink>,
@@ -192,7 +192,7 @@ impl Track {
             self.buffer.push_str(r#","step":"#);
             self.number(step);
         }
-        self.end("}}");
+        self.end("}");
     }
 
     /// The batch of `place` was put into a host slot by the span from `start` to `end`: an arrow begins in it,
@@ -205,14 +205,19 @@ impl Track {
         self.full(origin, 1);
     }
 
-    /// The batch of `place` leaves its host slot, and one slot fewer is full. If it was used, the arrow ends in
-    /// the span that began at `taken`.
-    pub(crate) fn freed(&mut self, place: Place, taken: Option<Instant>) {
-        let Some(origin) = self.recorded(place) else { return };
-        if let Some(taken) = taken {
-            self.arrow("f", place, taken.saturating_duration_since(origin));
+    /// The caller takes the batch of `place` over, or is done with one that it does not want: one slot fewer is
+    /// full. To be called before the slot can be filled again.
+    pub(crate) fn taken(&mut self, place: Place) {
+        if let Some(origin) = self.recorded(place) {
+            self.full(origin, -1);
         }
-        self.full(origin, -1);
+    }
+
+    /// The batch of `place` was used by the span that began at `start`: its arrow ends there.
+    pub(crate) fn used(&mut self, place: Place, start: Instant) {
+        if let Some(origin) = self.recorded(place) {
+            self.arrow("f", place, start.saturating_duration_since(origin));
+        }
     }
 
     /// Writes what has been gathered if that has been kept long enough. To be called before the track's side
@@ -262,7 +267,7 @@ impl Track {
         };
         self.begin("full host slots", "C", now.saturating_duration_since(origin));
         self.buffer.push_str(r#","args":{"slots":"#);
-        // Never negative: what is freed was filled before.
+        // Never negative: what is taken was filled before.
         self.number(full.unsigned_abs());
         self.end("}");
     }

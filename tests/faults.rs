@@ -127,3 +127,48 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
         }
     }
 }
+
+#[test]
+fn close_tells_the_error_that_was_met_ahead_of_a_caller_who_left() {
+    for depth in 2..=4_u64 {
+        for at in 0..STEPS {
+            let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::Error, at * BATCH);
+            let loader = Loader::builder(data, sequential()).host_depth(depth as usize).build().unwrap();
+            let mut epoch = loader.epoch(0);
+            let mut heard = false;
+            for _ in 0..3 {
+                heard |= epoch.next().unwrap().is_err();
+                if heard {
+                    break;
+                }
+            }
+            drop(epoch);
+            let told = loader.close().err().map(|error| error.to_string());
+            let message = format!("epoch 0, step {at}: no record {}", at * BATCH);
+            // Heard by then, or met in a slot ahead, or (past the last slot, or just not reached) not met at all.
+            if heard {
+                assert_eq!(told, None, "told once, at {at}");
+            } else if at >= 3 + depth {
+                assert_eq!(told, None, "never read, at {at}");
+            } else {
+                assert!(told.is_none() || told == Some(message), "{told:?} at {at}");
+            }
+            assert!(dropped.load(Ordering::Relaxed));
+        }
+    }
+}
+
+#[test]
+fn close_waits_for_the_batch_that_is_being_read_and_tells_its_error() {
+    let (data, _) = Faulty::new(STEPS * BATCH, Fault::Error, 2 * BATCH);
+    let loader = Loader::builder(data, sequential()).build().unwrap();
+    let mut epoch = loader.epoch(0);
+    let (first, second) = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
+    drop((first, second));
+    // The thread has two free slots and an epoch that is wanted: it comes to step 2 whatever happens here.
+    while loader.report().reads < 3 {
+        std::thread::yield_now();
+    }
+    drop(epoch);
+    assert_eq!(loader.close().unwrap_err().to_string(), "epoch 0, step 2: no record 8");
+}

@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use common::{files, open, plan};
-use serde_json::Value;
-use twinbuf::{Error, Loader, Profile};
+use common::{Fault, Faulty, files, open, plan};
+use serde_json::{Value, json};
+use twinbuf::{Error, Loader, Order, Plan, Profile};
 
 /// The file as a viewer reads it: the closing bracket may be missing.
 fn events(path: &Path) -> Vec<Value> {
@@ -77,10 +79,160 @@ fn the_events_of_the_first_epochs() {
                 assert!(load.1 <= train.0 + 0.002, "read before used");
             }
         }
-        for name in ["process_name", "thread_name"] {
-            assert!(!named(&events, name).is_empty(), "{name}");
+    }
+}
+
+/// Whole nanoseconds of a time of the format.
+fn nanos(micros: &Value) -> u64 {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // times of a short run
+    let nanos = (micros.as_f64().unwrap() * 1000.0).round() as u64;
+    nanos
+}
+
+/// The span that an arrow's end is bound to: the innermost one open at its time, as Perfetto's importer finds it
+/// (`json_trace_parser.cc`, `flow_tracker.cc`): spans that begin at a time come before arrows of that time, the
+/// longest first, and a span is open until another begins at its end or later.
+fn bound<'e>(events: &'e [Value], arrow: &Value) -> &'e Value {
+    let mut spans: Vec<&Value> = events
+        .iter()
+        .filter(|event| event["ph"] == "X" && event["pid"] == arrow["pid"] && event["tid"] == arrow["tid"])
+        .filter(|event| nanos(&event["ts"]) <= nanos(&arrow["ts"]))
+        .collect();
+    spans.sort_by_key(|event| (nanos(&event["ts"]), std::cmp::Reverse(nanos(&event["dur"]))));
+    let mut open: Vec<&Value> = Vec::new();
+    for span in spans {
+        open.retain(|outer| nanos(&outer["ts"]) + nanos(&outer["dur"]) > nanos(&span["ts"]));
+        open.push(span);
+    }
+    open.last().unwrap_or_else(|| panic!("no span around {arrow}"))
+}
+
+#[test]
+fn arrows_lead_from_each_load_to_its_use() {
+    let (dir, paths) = files(&[40]);
+    let path = dir.path().join("trace.json");
+    for overlap in [false, true] {
+        let loader = Loader::builder(open(&paths), plan(40, 8))
+            .overlap(overlap)
+            .profile(Profile::chrome(&path))
+            .build()
+            .unwrap();
+        for epoch in [7, 3] {
+            assert_eq!(loader.epoch(epoch).count(), 5);
+        }
+        loader.close().unwrap();
+        let events = events(&path);
+        let ends = |phase: &str| -> Vec<&Value> {
+            events.iter().filter(|event| event["ph"] == phase && event["name"] == "batch").collect()
+        };
+        let (starts, ends) = (ends("s"), ends("f"));
+        assert_eq!((starts.len(), ends.len()), (10, 10), "overlap {overlap}");
+        for (i, start) in starts.iter().enumerate() {
+            assert!(starts[..i].iter().all(|other| other["id"] != start["id"]), "each its own: {start}");
+            let same: Vec<_> = ends.iter().filter(|end| end["id"] == start["id"]).collect();
+            assert_eq!(same.len(), 1, "{start}");
+            for end in [*start, *same[0]] {
+                assert_eq!((&end["bp"], &end["cat"]), (&json!("e"), &json!("batch")));
+                let id = end["id"].as_str().unwrap().strip_prefix("0x").unwrap();
+                assert!(u64::from_str_radix(id, 16).is_ok(), "a number to Perfetto: {id}");
+            }
+            let (from, to) = (bound(&events, start), bound(&events, same[0]));
+            assert_eq!((&from["name"], &to["name"]), (&json!("disk_load"), &json!("train")));
+            assert_eq!(from["args"], to["args"]);
         }
     }
+}
+
+#[test]
+fn the_counter_tells_how_many_slots_are_full() {
+    let (dir, paths) = files(&[48]);
+    let path = dir.path().join("trace.json");
+    for (overlap, depth, most) in [(false, 2, 1), (true, 1, 1), (true, 2, 2), (true, 3, 3)] {
+        let loader = Loader::builder(open(&paths), plan(48, 8))
+            .overlap(overlap)
+            .host_depth(depth)
+            .profile(Profile::chrome(&path).epochs(2))
+            .build()
+            .unwrap();
+        assert_eq!(loader.epoch(0).count(), 6);
+        // Left early: what was read ahead is skipped in the next epoch. The epochs after the recorded ones count
+        // for nothing.
+        drop(loader.epoch(1).next().unwrap().unwrap());
+        assert_eq!(loader.epoch(2).count(), 6);
+        assert_eq!(loader.epoch(3).count(), 6);
+        loader.close().unwrap();
+        let mut counts: Vec<(u64, u64)> = named(&events(&path), "full host slots")
+            .into_iter()
+            .map(|event| {
+                assert_eq!(event["ph"], "C");
+                (nanos(&event["ts"]), event["args"]["slots"].as_u64().unwrap())
+            })
+            .collect();
+        counts.sort_unstable();
+        let case = format!("overlap {overlap}, depth {depth}: {counts:?}");
+        let mut last = 0;
+        for &(_, count) in &counts {
+            assert!(count.abs_diff(last) == 1 && count <= most, "one at a time: {case}");
+            last = count;
+        }
+        assert_eq!(last, 0, "all taken: {case}");
+    }
+}
+
+#[test]
+fn a_batch_that_failed_does_not_stay_ready() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("trace.json");
+    let (dataset, _) = Faulty::new(40, Fault::Error, 20);
+    let in_order = Plan::builder(40).batch(8).build().unwrap();
+    let loader = Loader::builder(dataset, in_order).profile(Profile::chrome(&path)).build().unwrap();
+    let received: Vec<bool> = loader.epoch(0).map(|batch| batch.is_ok()).collect();
+    assert_eq!(received, [true, true, false]);
+    loader.close().unwrap();
+    let events = events(&path);
+    let counts = named(&events, "full host slots");
+    let mut counts: Vec<_> =
+        counts.iter().map(|event| (nanos(&event["ts"]), event["args"]["slots"].as_u64().unwrap())).collect();
+    counts.sort_unstable();
+    assert_eq!(counts.len(), 6, "{counts:?}");
+    assert_eq!(counts.last().unwrap().1, 0, "{counts:?}");
+}
+
+#[test]
+fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
+    let (dir, paths) = files(&[64]);
+    let before = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let mut ids = Vec::new();
+    for rank in 0..3 {
+        let path = dir.path().join("trace.json");
+        let plan = Plan::builder(64).batch(8).order(Order::Records).shard(rank, 3).build().unwrap();
+        let steps = plan.steps();
+        let loader = Loader::builder(open(&paths), plan).profile(Profile::chrome(&path)).build().unwrap();
+        assert_eq!(loader.epoch(0).count() as u64, steps);
+        loader.close().unwrap();
+        let events = events(&path);
+        assert!(events.iter().all(|event| event["pid"] == rank), "rank {rank}");
+        let meta = |name: &str| -> Vec<&Value> {
+            let found = named(&events, name);
+            assert!(found.iter().all(|event| event["ph"] == "M" && event["tid"].is_u64()), "{name}");
+            found.into_iter().map(|event| &event["args"]).collect()
+        };
+        assert_eq!(meta("process_name"), [&json!({ "name": format!("twinbuf rank {rank} of 3") })]);
+        assert_eq!(meta("process_sort_index"), [&json!({ "sort_index": rank })]);
+        let mut names: Vec<_> = meta("thread_name").iter().map(|args| args["name"].to_string()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["\"read\"", "\"train\""]);
+        let clock = meta("clock_origin")[0];
+        let after = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let started = u128::from(clock["unix_us"].as_u64().unwrap());
+        assert!((before.as_micros()..=after.as_micros()).contains(&started), "{clock}");
+        assert_eq!(clock["process"], std::process::id());
+        ids.extend(events.iter().filter(|event| event["ph"] == "s").map(|event| event["id"].to_string()));
+    }
+    let arrows = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), arrows, "no two ranks share an arrow");
 }
 
 #[test]
@@ -93,6 +245,46 @@ fn the_file_can_be_read_while_the_program_runs() {
     let mut epoch = loader.epoch(1);
     drop(epoch.next());
     assert!(!events(&path).is_empty(), "and in the middle of one");
+}
+
+/// Set for the process that is to be killed: where it writes its trace.
+const VICTIM: &str = "TWINBUF_TEST_TRACE_OF_VICTIM";
+
+#[test]
+fn a_killed_program_leaves_whole_events() {
+    if let Some(path) = std::env::var_os(VICTIM) {
+        let (dataset, _) = Faulty::new(80, Fault::None, 0);
+        let loader = Loader::builder(dataset, plan(80, 8)).profile(Profile::chrome(path)).build().unwrap();
+        assert_eq!(loader.epoch(4).count(), 10);
+        let _batch = loader.epoch(5).next();
+        println!("\nin the second epoch");
+        // Nobody writes: this waits until it is killed.
+        let _ = std::io::stdin().read(&mut [0]);
+        return;
+    }
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("trace.json");
+    let mut victim = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_killed_program_leaves_whole_events", "--nocapture"])
+        .env(VICTIM, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+    let said = lines.map_while(Result::ok).any(|line| line == "in the second epoch");
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    assert!(said, "the program came to its second epoch");
+
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(!text.trim_end().ends_with(']'), "killed before it could close the list");
+    let events = events(&path);
+    for (name, expected) in [("epoch", 1), ("train", 10), ("queue_wait", 10), ("disk_load", 10)] {
+        let first: Vec<_> =
+            named(&events, name).into_iter().filter(|event| event["args"]["epoch"] == 4).collect();
+        assert_eq!(first.len(), expected, "{name}: an epoch that has ended is in the file");
+    }
 }
 
 #[test]
@@ -116,6 +308,33 @@ fn a_full_disk_stops_the_trace_and_not_the_training() {
         Err(Error::Trace { path, source }) => {
             assert_eq!(path, Path::new("/dev/full"));
             assert_eq!(source.kind(), std::io::ErrorKind::StorageFull);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_write_that_fails_later_is_told_by_close() {
+    let (dir, paths) = files(&[4000]);
+    let fifo = dir.path().join("trace.fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    // Reads the first line and is gone: every write after it fails with EPIPE.
+    let reader = std::thread::spawn({
+        let fifo = fifo.clone();
+        move || BufReader::new(std::fs::File::open(fifo).unwrap()).read_line(&mut String::new()).unwrap()
+    });
+    let loader =
+        Loader::builder(open(&paths), plan(4000, 8)).profile(Profile::chrome(&fifo)).build().unwrap();
+    assert_eq!(reader.join().unwrap(), 2);
+    for epoch in 0..2 {
+        assert!(loader.epoch(epoch).all(|batch| batch.is_ok()), "the training goes on");
+    }
+    assert_eq!(loader.report().batches, 1000);
+    match loader.close() {
+        Err(Error::Trace { path, source }) => {
+            assert_eq!(path, fifo);
+            assert_eq!(source.kind(), std::io::ErrorKind::BrokenPipe);
         }
         other => panic!("{other:?}"),
     }

@@ -1,0 +1,109 @@
+//! Whether the report is right: what it calls a run, and the gain it foretells against the gain measured.
+//!
+//! Each case is run without overlap, whose report foretells how many times faster perfect overlap would be, and
+//! then with it. Disk and compute are made of sleeps and of work that spins, of known lengths, so that it is
+//! known what the verdict must be.
+
+use std::time::{Duration, Instant};
+
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Report, Verdict, per_record};
+
+const STEPS: u64 = 200;
+const ROUNDS: usize = 5;
+
+/// A disk that takes so long for each batch, and no CPU.
+struct Disk(Duration);
+
+impl Dataset for Disk {
+    fn records(&self) -> u64 {
+        STEPS
+    }
+
+    fn record_bytes(&self) -> usize {
+        8
+    }
+
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        std::thread::sleep(self.0);
+        Ok(out.len())
+    }
+}
+
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+struct Case {
+    name: &'static str,
+    disk_us: u64,
+    transform_us: u64,
+    compute_us: u64,
+    wanted: Verdict,
+}
+
+impl Case {
+    fn run(&self, overlap: bool) -> Result<Report, BoxError> {
+        let us = Duration::from_micros;
+        let plan = Plan::builder(STEPS).batch(1).build()?;
+        let mut builder = Loader::builder(Disk(us(self.disk_us)), plan).overlap(overlap);
+        if self.transform_us > 0 {
+            let time = us(self.transform_us);
+            builder = builder.transform(per_record(8, move |_, _| {
+                spin(time);
+                Ok(())
+            }));
+        }
+        let loader = builder.build()?;
+        for batch in loader.epoch(0) {
+            let _batch = batch?;
+            spin(us(self.compute_us));
+        }
+        Ok(loader.report())
+    }
+}
+
+fn main() -> Result<(), BoxError> {
+    let case = |name, disk_us, transform_us, compute_us, wanted| Case {
+        name,
+        disk_us,
+        transform_us,
+        compute_us,
+        wanted,
+    };
+    let cases = [
+        case("compute", 300, 0, 4000, Verdict::ComputeBound),
+        case("disk", 4000, 0, 1500, Verdict::DiskBound),
+        case("transform", 500, 3500, 2000, Verdict::TransformBound),
+        case("balanced", 3000, 0, 3000, Verdict::Balanced),
+        case("balanced, three", 2000, 1000, 2900, Verdict::Balanced),
+    ];
+    println!("{STEPS} batches, {ROUNDS} rounds, medians");
+    println!("{:<16} {:<14} {:>9} {:>9} {:>10}", "case", "verdict", "foretold", "measured", "difference");
+    let mut right = true;
+    for case in &cases {
+        let (mut foretold, mut measured) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let serial = case.run(false)?;
+            let overlapped = case.run(true)?;
+            foretold.push(serial.gain_possible());
+            measured.push(serial.wall.as_secs_f64() / overlapped.wall.as_secs_f64());
+            right &= serial.verdict() == case.wanted && overlapped.verdict() == case.wanted;
+        }
+        let median = |mut values: Vec<f64>| {
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let (foretold, measured) = (median(foretold), median(measured));
+        println!(
+            "{:<16} {:<14} {foretold:>8.3}x {measured:>8.3}x {:>9.1}%",
+            case.name,
+            case.wanted.to_string(),
+            (measured / foretold - 1.0) * 100.0
+        );
+    }
+    println!("{}", if right { "every verdict right, in every run" } else { "a verdict was wrong" });
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! What the system does to a process: forks, signals.
+
+#![cfg(unix)]
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+
+use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan};
+
+/// Reads a batch when it is told to; the first says that it has begun.
+struct Gated(Receiver<()>);
+
+impl Dataset for Gated {
+    fn records(&self) -> u64 {
+        4
+    }
+    fn record_bytes(&self) -> usize {
+        1
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.0.recv()?;
+        Ok(out.len())
+    }
+}
+
+/// Runs `child` in a forked process and says whether it returned true. It must not allocate what another thread
+/// may hold the lock of, which glibc's malloc sees to.
+fn forked(child: impl FnOnce() -> bool) -> bool {
+    // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
+        0 => {
+            let right = child();
+            // SAFETY: takes no pointer, and does not return.
+            unsafe { libc::_exit(if right { 0 } else { 1 }) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: the kernel writes to `status`, which lives.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        }
+    }
+}
+
+#[test]
+fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
+    let (open, gate) = channel();
+    let plan = Plan::builder(4).batch(1).build().unwrap();
+    let loader = Loader::builder(Gated(gate), plan).build().unwrap();
+    let mut epoch = loader.epoch(0);
+    open.send(()).unwrap();
+    drop(epoch.next().unwrap().unwrap());
+
+    // The thread waits at the gate for good. A hang here is the alarm's.
+    assert!(forked(|| {
+        // SAFETY: takes no pointer.
+        unsafe { libc::alarm(20) };
+        matches!(epoch.next(), Some(Err(Error::Forked { epoch: 0, step: 1 }))) && epoch.next().is_none()
+    }));
+    assert!(forked(|| {
+        // SAFETY: takes no pointer.
+        unsafe { libc::alarm(20) };
+        matches!(loader.epoch(1).try_next(), std::task::Poll::Ready(Some(Err(Error::Forked { .. }))))
+    }));
+    // The parent goes on.
+    for step in 1..4 {
+        open.send(()).unwrap();
+        assert_eq!(epoch.next().unwrap().unwrap().step(), step);
+    }
+    drop(epoch);
+
+    // Dropping and closing it there waits for nobody either.
+    let (_open, gate) = channel();
+    let loader = Loader::builder(Gated(gate), plan).build().unwrap();
+    assert!(forked(|| {
+        // SAFETY: takes no pointer.
+        unsafe { libc::alarm(20) };
+        drop(loader);
+        true
+    }));
+    let (_open, gate) = channel();
+    let loader = Loader::builder(Gated(gate), plan).build().unwrap();
+    let _ = loader.epoch(0);
+    assert!(forked(|| {
+        // SAFETY: takes no pointer.
+        unsafe { libc::alarm(20) };
+        loader.close().is_ok()
+    }));
+}
+
+#[test]
+fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn count(_: libc::c_int) {
+        HANDLED.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: all zeros are a valid `sigaction`; in particular SA_RESTART is off, so that waits see EINTR.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = count as extern "C" fn(libc::c_int) as usize;
+    // SAFETY: the handler only counts in an atomic, which a handler may.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) }, 0);
+    // SAFETY: takes no pointer.
+    let caller = unsafe { libc::pthread_self() };
+
+    let (open, gate) = channel();
+    let loader = Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap()).build().unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..4 {
+                // Each batch comes only after the caller, who waits for it, has handled 25 signals.
+                let enough = HANDLED.load(Ordering::Relaxed) + 25;
+                while HANDLED.load(Ordering::Relaxed) < enough {
+                    // SAFETY: the caller's thread lives as long as this scope.
+                    assert_eq!(unsafe { libc::pthread_kill(caller, libc::SIGUSR1) }, 0);
+                    std::thread::yield_now();
+                }
+                open.send(()).unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let steps: Vec<_> = loader.epoch(0).map(|batch| batch.unwrap().step()).collect();
+        assert_eq!(steps, [0, 1, 2, 3]);
+    });
+    assert!(done.load(Ordering::Relaxed) && HANDLED.load(Ordering::Relaxed) >= 100);
+}
