@@ -55,7 +55,7 @@ fn ring(overlap: bool) -> Result<Duration, BoxError> {
                 }
                 tx.finish();
             });
-            for slot in rx.iter() {
+            for slot in &rx {
                 black_box(&*slot?);
             }
             Ok(())

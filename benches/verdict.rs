@@ -1,5 +1,8 @@
 //! Whether the report is right: what it calls a run, and the gain it foretells against the gain measured.
 //!
+//! The device of the transfer-bound case is the software driver of the tests: its copies take time, and nothing else
+//! about it is a GPU's.
+//!
 //! Each case is run without overlap, whose report foretells how many times faster perfect overlap would be, and
 //! then with it. Disk and compute are made of sleeps and of work that spins, of known lengths, so that it is
 //! known what the verdict must be.
@@ -10,6 +13,7 @@ use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Report, Verdict, per_r
 
 const STEPS: u64 = 200;
 const ROUNDS: usize = 5;
+const RECORD: usize = 4096;
 
 /// A disk that takes so long for each batch, and no CPU.
 struct Disk(Duration);
@@ -20,7 +24,7 @@ impl Dataset for Disk {
     }
 
     fn record_bytes(&self) -> usize {
-        8
+        RECORD
     }
 
     fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
@@ -40,6 +44,7 @@ struct Case {
     name: &'static str,
     disk_us: u64,
     transform_us: u64,
+    transfer_us: u64,
     compute_us: u64,
     wanted: Verdict,
 }
@@ -51,10 +56,13 @@ impl Case {
         let mut builder = Loader::builder(Disk(us(self.disk_us)), plan).overlap(overlap);
         if self.transform_us > 0 {
             let time = us(self.transform_us);
-            builder = builder.transform(per_record(8, move |_, _| {
+            builder = builder.transform(per_record(RECORD, move |_, _| {
                 spin(time);
                 Ok(())
             }));
+        }
+        if self.transfer_us > 0 {
+            return self.upload(builder);
         }
         let loader = builder.build()?;
         for batch in loader.epoch(0) {
@@ -63,22 +71,49 @@ impl Case {
         }
         Ok(loader.report())
     }
+
+    #[cfg(target_os = "linux")]
+    fn upload(&self, builder: twinbuf::LoaderBuilder) -> Result<Report, BoxError> {
+        use twinbuf_cuda_sim::{Options, Sim};
+        // Between two of the pieces of a copy lies a random delay, half of the longest on average.
+        let pieces = 64;
+        let delay_us = u32::try_from(self.transfer_us)? * 2 / pieces;
+        let _sim = Sim::start(Options { delay_us, pieces, ..Options::seeded(1) });
+        let ctx = twinbuf::cuda::context(0)?;
+        let stream = ctx.new_stream()?;
+        let loader = builder.cuda(ctx).build()?;
+        for batch in loader.epoch(0) {
+            let batch = batch?;
+            batch.on::<u8>(&stream)?;
+            stream.synchronize()?; // the copy is there
+            spin(Duration::from_micros(self.compute_us));
+        }
+        let report = loader.report();
+        loader.close()?;
+        Ok(report)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn upload(&self, _: twinbuf::LoaderBuilder) -> Result<Report, BoxError> {
+        Err("the software driver is for Linux".into())
+    }
 }
 
 fn main() -> Result<(), BoxError> {
-    let case = |name, disk_us, transform_us, compute_us, wanted| Case {
+    let case = |name, [disk_us, transform_us, transfer_us, compute_us]: [u64; 4], wanted| Case {
         name,
         disk_us,
         transform_us,
+        transfer_us,
         compute_us,
         wanted,
     };
     let cases = [
-        case("compute", 300, 0, 4000, Verdict::ComputeBound),
-        case("disk", 4000, 0, 1500, Verdict::DiskBound),
-        case("transform", 500, 3500, 2000, Verdict::TransformBound),
-        case("balanced", 3000, 0, 3000, Verdict::Balanced),
-        case("balanced, three", 2000, 1000, 2900, Verdict::Balanced),
+        case("compute", [300, 0, 0, 4000], Verdict::ComputeBound),
+        case("disk", [4000, 0, 0, 1500], Verdict::DiskBound),
+        case("transform", [500, 3500, 0, 2000], Verdict::TransformBound),
+        case("transfer", [1500, 0, 4000, 1000], Verdict::TransferBound),
+        case("balanced", [3000, 0, 0, 3000], Verdict::Balanced),
     ];
     println!("{STEPS} batches, {ROUNDS} rounds, medians");
     println!("{:<16} {:<14} {:>9} {:>9} {:>10}", "case", "verdict", "foretold", "measured", "difference");

@@ -12,9 +12,10 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::{Park, ReadSlot};
 use twinbuf_mmap::BatchPlan;
 
+use crate::backend::{Backend, Host};
 use crate::error::Error;
-use crate::loader::{Feed, Loader, Waiting};
-use crate::reader::Job;
+use crate::loader::{Feed, Loader};
+use crate::reader::{Job, Waiting};
 use crate::slot::{Load, Slot};
 use crate::spans::{self, Span};
 
@@ -26,8 +27,8 @@ use crate::spans::{self, Span};
 /// [`next_async`](Self::next_async) waits as a task; the three may be mixed. With the feature `stream` it is a
 /// `futures_core::Stream` too. It stays on the thread of its loader: a task that has it is not `Send` (tokio:
 /// `block_on` or a `LocalSet`).
-pub struct Epoch<'l> {
-    loader: &'l Loader,
+pub struct Epoch<'l, B: Backend = Host> {
+    loader: &'l Loader<B>,
     job: Job,
     step: u64,
     started: Instant,
@@ -50,8 +51,8 @@ struct InUse {
     load: Duration,
 }
 
-impl<'l> Iterator for Epoch<'l> {
-    type Item = Result<Batch<'l>, Error>;
+impl<'l, B: Backend> Iterator for Epoch<'l, B> {
+    type Item = Result<B::Batch<'l>, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
         match self.advance(Waiting::Block) {
@@ -67,26 +68,9 @@ impl<'l> Iterator for Epoch<'l> {
     }
 }
 
-impl FusedIterator for Epoch<'_> {}
+impl<B: Backend> FusedIterator for Epoch<'_, B> {}
 
 impl<'l> Epoch<'l> {
-    pub(crate) fn new(loader: &'l Loader, job: Job) -> Self {
-        let (started, step) = (Instant::now(), job.start);
-        let span = spans::epoch(job.epoch);
-        Self {
-            loader,
-            job,
-            step,
-            started,
-            counted: started,
-            asked: None,
-            in_use: None,
-            ended: false,
-            span,
-            wait: None,
-        }
-    }
-
     /// The next batch if it has been loaded, [`Poll::Pending`] if not; what [`next`](Iterator::next) would give
     /// otherwise. Without overlap it is loaded now.
     ///
@@ -105,8 +89,27 @@ impl<'l> Epoch<'l> {
     pub async fn next_async(&mut self) -> Option<Result<Batch<'l>, Error>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
+}
 
-    fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<Batch<'l>, Error>>> {
+impl<'l, B: Backend> Epoch<'l, B> {
+    pub(crate) fn new(loader: &'l Loader<B>, job: Job) -> Self {
+        let (started, step) = (Instant::now(), job.start);
+        let span = spans::epoch(job.epoch);
+        Self {
+            loader,
+            job,
+            step,
+            started,
+            counted: started,
+            asked: None,
+            in_use: None,
+            ended: false,
+            span,
+            wait: None,
+        }
+    }
+
+    fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<B::Batch<'l>, Error>>> {
         if self.ended {
             return Poll::Ready(None);
         }
@@ -128,11 +131,13 @@ impl<'l> Epoch<'l> {
         (self.asked, self.wait) = (None, None);
         let received = Instant::now();
         Poll::Ready(Some(match found {
-            Ok(slot) => {
-                self.count(asked, received, &slot);
+            Ok(mut batch) => {
+                if let Some(load) = B::load(&mut batch) {
+                    self.count(asked, received, load);
+                }
                 self.step += 1;
                 self.loader.place.set((self.job.epoch, self.step));
-                Ok(Batch { slot })
+                Ok(batch)
             }
             Err(error) => {
                 self.end(received);
@@ -142,11 +147,19 @@ impl<'l> Epoch<'l> {
     }
 
     /// A batch was asked for and received.
-    fn count(&mut self, asked: Instant, received: Instant, slot: &Slot) {
-        let Some(load) = &slot.load else { return };
-        self.loader.report.borrow_mut().add(&load.cost, slot.batch().len(), received - asked);
+    fn count(&mut self, asked: Instant, received: Instant, load: &Load) {
+        let bytes = load.result.as_ref().map_or(0, |&bytes| bytes);
+        let (breakdown, batches) = (&self.loader.breakdown, &self.loader.running.batches);
+        breakdown.add("load", load.cost.load());
+        if breakdown.is_on() {
+            // Without overlap the copy is done by now.
+            if let Some((_, took)) = B::transfers(batches, self.job.place(None).ordinal, self.step).this {
+                breakdown.add("h2d", took);
+            }
+        }
+        self.loader.report.borrow_mut().add(&load.cost, bytes, received - asked);
         self.in_use = Some(InUse { step: self.step, asked, received, load: load.cost.load() });
-        self.span("queue_wait", Some(self.step), asked, received);
+        self.span(B::WAIT, Some(self.step), asked, received);
         let mut track = self.loader.running.track.borrow_mut();
         track.taken(load.place());
         track.write_if_due(received);
@@ -158,9 +171,17 @@ impl<'l> Epoch<'l> {
         report.wall += now.saturating_duration_since(self.counted);
         self.counted = now;
         if let Some(InUse { step, asked, received, load }) = self.in_use.take() {
-            let used = now - received;
+            let (mut used, mut transfer) = (now - received, Duration::ZERO);
+            let ordinal = self.job.place(None).ordinal;
+            if let Some((copied, took)) = B::transfers(&self.loader.running.batches, ordinal, step).this {
+                // The caller has its batch before the copy is done: its own work began only then.
+                let waited = copied.saturating_duration_since(received).min(used);
+                used -= waited;
+                report.train.waiting += waited;
+                transfer = took;
+            }
             report.train.busy += used;
-            report.ideal += load.max(used);
+            report.ideal += load.max(used).max(transfer);
             self.span("train", Some(step), received, now);
             self.span("chunk", Some(step), asked, now);
             self.loader.running.track.borrow_mut().used(self.job.place(Some(step)), received);
@@ -202,7 +223,7 @@ impl<'l> futures_core::Stream for Epoch<'l> {
     }
 }
 
-impl Drop for Epoch<'_> {
+impl<B: Backend> Drop for Epoch<'_, B> {
     fn drop(&mut self) {
         if !self.ended {
             self.end(Instant::now());
@@ -215,7 +236,7 @@ impl Drop for Epoch<'_> {
 /// They begin at a multiple of 64 bytes; [`numbers`](Self::numbers) gives them as numbers. The slot is free for
 /// another batch when this is dropped. It may be sent to another thread.
 pub struct Batch<'l> {
-    slot: ReadSlot<'l, Slot, Park>,
+    pub(crate) slot: ReadSlot<'l, Slot, Park>,
 }
 
 impl Batch<'_> {
@@ -283,7 +304,7 @@ impl DerefMut for Batch<'_> {
     }
 }
 
-impl fmt::Debug for Epoch<'_> {
+impl<B: Backend> fmt::Debug for Epoch<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Epoch")
             .field("epoch", &self.job.epoch)

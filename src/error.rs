@@ -4,6 +4,9 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use crate::generate::RoundError;
+use crate::switches::SwitchError;
+
 /// Any error of a data set: the loader only passes it on.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 
@@ -61,6 +64,20 @@ pub enum Error {
         /// The transform's own error.
         source: BoxError,
     },
+    /// The device's slots could not be made.
+    Device(
+        /// The error of the crate `twinbuf-cuda`.
+        BoxError,
+    ),
+    /// The batch could not be brought to the device. It is the last error of this loader: build another.
+    Upload {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
+        /// The error of the crate `twinbuf-cuda`.
+        source: BoxError,
+    },
     /// A batch is no whole number of the numbers that were asked for.
     Numbers {
         /// The epoch of the batch.
@@ -115,6 +132,10 @@ pub enum Error {
         /// The epoch that cannot go on.
         epoch: u64,
     },
+    /// A round that code was to make; see [`Loader::generate`](crate::Loader::generate).
+    Round(RoundError),
+    /// A variable of the environment; see [`LoaderBuilder::from_env`](crate::LoaderBuilder::from_env).
+    Switch(SwitchError),
     /// The reading thread is gone. It catches the panics of a data set, so this is a bug in this crate.
     ReaderGone {
         /// The epoch of the batch.
@@ -151,6 +172,10 @@ impl fmt::Display for Error {
                 write!(f, "epoch {epoch}, step {step}: the transform: {source}")
             }
             Self::Transform { place: None, source } => write!(f, "option `transform`: {source}"),
+            Self::Device(source) => write!(f, "the device: {source}"),
+            Self::Upload { epoch, step, source } => {
+                write!(f, "epoch {epoch}, step {step}: the upload: {source}")
+            }
             Self::Numbers { epoch, step, wanted, found } => write!(
                 f,
                 "epoch {epoch}, step {step}: wanted the batch as whole numbers of type {wanted}, found {found} bytes"
@@ -177,6 +202,8 @@ impl fmt::Display for Error {
             Self::Superseded { epoch } => {
                 write!(f, "epoch {epoch}: another epoch was started from the same loader")
             }
+            Self::Round(source) => source.fmt(f),
+            Self::Switch(source) => source.fmt(f),
             Self::ReaderGone { epoch, step } => {
                 write!(f, "epoch {epoch}, step {step}: the reading thread is gone")
             }
@@ -188,13 +215,28 @@ impl fmt::Display for Error {
     }
 }
 
+impl From<RoundError> for Error {
+    fn from(source: RoundError) -> Self {
+        Self::Round(source)
+    }
+}
+
+impl From<SwitchError> for Error {
+    fn from(source: SwitchError) -> Self {
+        Self::Switch(source)
+    }
+}
+
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Read { source, .. } | Self::Transform { source, .. } | Self::Fingerprint(source) => {
-                Some(&**source)
-            }
+            Self::Read { source, .. }
+            | Self::Upload { source, .. }
+            | Self::Transform { source, .. }
+            | Self::Fingerprint(source)
+            | Self::Device(source) => Some(&**source),
             Self::Spawn(source) | Self::Trace { source, .. } => Some(source),
+            Self::Round(source) => source.source(),
             _ => None,
         }
     }

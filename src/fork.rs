@@ -1,6 +1,6 @@
 //! What belongs to the process it was made in: a thread does not follow a fork, and neither may its locks.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// A value that is forgotten, not dropped, in a process that was forked from the one it was made in.
 ///
@@ -20,6 +20,11 @@ impl<T> OfProcess<T> {
         self.process != std::process::id()
     }
 
+    /// The process it was made in.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+
     /// The value, unless this is another process.
     pub(crate) fn into_inner(mut self) -> Option<T> {
         let value = self.value.take();
@@ -36,6 +41,13 @@ impl<T> Deref for OfProcess<T> {
 
     fn deref(&self) -> &T {
         let Some(value) = &self.value else { unreachable!("taken only by what consumes it") };
+        value
+    }
+}
+
+impl<T> DerefMut for OfProcess<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        let Some(value) = &mut self.value else { unreachable!("taken only by what consumes it") };
         value
     }
 }

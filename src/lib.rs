@@ -38,30 +38,44 @@
 //! [`core`] is the two-slot ring alone (`no_std`, no dependency), for authors of other loaders;
 //! [`mmap`] is files, plans and page hints; this crate puts them together.
 
+mod backend;
+mod breakdown;
 mod budget;
 mod dataset;
 mod epoch;
 mod error;
 mod fork;
+mod generate;
 mod loader;
 mod reader;
 mod report;
 mod slot;
 mod spans;
 mod state;
+mod switches;
 mod trace;
 mod transform;
+#[cfg(feature = "cuda")]
+mod upload;
 
+pub use backend::{Backend, Host};
+pub use breakdown::{Breakdown, Validation};
 pub use budget::MemoryBudget;
 pub use dataset::Dataset;
 pub use epoch::{Batch, Epoch};
 pub use error::{BoxError, Error};
+pub use generate::{GenerateReport, Generator, GeneratorBuilder, Round, RoundError, Rounds};
 pub use loader::{Loader, LoaderBuilder, MAX_HOST_DEPTH};
 pub use report::{DOMINATES, Report, Stage, Verdict};
 pub use state::State;
+pub use switches::{SwitchError, Switches};
 pub use trace::Profile;
 pub use transform::{Numbers, PerRecord, RecordTransform, per_record};
 pub use twinbuf_core as core;
+#[cfg(feature = "cuda")]
+pub use twinbuf_cuda as cuda;
 pub use twinbuf_mmap as mmap;
 pub use twinbuf_mmap::transform::Transform;
 pub use twinbuf_mmap::{BatchPlan, Cut, DType, Evict, Order, Plan, PlanError, ReadMode, Records, Tail};
+#[cfg(feature = "cuda")]
+pub use upload::{Cuda, DeviceBatch};

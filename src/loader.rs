@@ -5,21 +5,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, Ring, TryAcquireError, TryRecvError};
 use twinbuf_mmap::{Evict, Plan};
 
+use crate::backend::{Backend, Host, NoSlot, Received, Sides, Transfers};
+use crate::breakdown::Breakdown;
 use crate::budget::{MemoryBudget, Taken};
 use crate::dataset::Dataset;
 use crate::epoch::Epoch;
 use crate::error::Error;
 use crate::fork::OfProcess;
-use crate::reader::{Ahead, Job, PART, Reader, Transforming};
+use crate::reader::{Ahead, Job, PART, Reader, Transforming, Waiting};
 use crate::report::Report;
-use crate::slot::{Buffer, Slot};
+use crate::slot::Buffer;
 use crate::state::State;
 use crate::trace::{Profile, Trace, Track};
 use crate::transform::RecordTransform;
@@ -56,13 +57,14 @@ pub const MAX_HOST_DEPTH: usize = 8;
 /// loader.close()?;
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
-pub struct Loader {
-    pub(crate) running: OfProcess<Running>,
+pub struct Loader<B: Backend = Host> {
+    pub(crate) running: OfProcess<Running<B>>,
     pub(crate) plan: Plan,
     host_depth: usize,
     pub(crate) generation: Cell<u64>,
     reads: Arc<AtomicU64>,
     pub(crate) report: RefCell<Report>,
+    pub(crate) breakdown: Breakdown,
     /// Of the data set: the size of a record, and its fingerprint.
     identity: (u64, u64),
     /// The epoch begun last, and the step of its next batch.
@@ -73,35 +75,27 @@ pub struct Loader {
 }
 
 /// What goes on while a loader lives.
-pub(crate) struct Running {
+pub(crate) struct Running<B: Backend> {
     // Dropped in this order: the consumer's end makes the thread return from its wait for a slot, the feed's
     // end makes it return from its wait for a job, and joins it.
-    slots: Consumer<'static, Slot, Park>,
-    pub(crate) feed: Feed,
+    pub(crate) batches: B::Batches,
+    pub(crate) feed: Feed<B>,
     pub(crate) track: RefCell<Track>,
     trace: Option<Arc<Trace>>,
 }
 
 /// Who fills the slots.
-pub(crate) enum Feed {
+pub(crate) enum Feed<B: Backend> {
     /// A thread, ahead of the caller.
     Ahead { jobs: mpsc::Sender<Job>, wanted: Arc<AtomicU64>, thread: Joined },
     /// The caller itself, when it asks for a batch.
-    Inline(Box<RefCell<(Reader, Producer<'static, Slot, Park>)>>),
-}
-
-/// How a caller wants to wait for a batch.
-pub(crate) enum Waiting<'a, 'b> {
-    Block,
-    /// Not at all.
-    Try,
-    /// Until this task is woken.
-    Poll(&'a mut Context<'b>),
+    Inline(Box<RefCell<(Reader, B::Slots)>>),
 }
 
 /// Makes a [`Loader`]; see [`Loader::builder`].
 #[must_use = "a builder does nothing until `build`"]
-pub struct LoaderBuilder {
+pub struct LoaderBuilder<B: Backend = Host> {
+    pub(crate) backend: B,
     pub(crate) dataset: Box<dyn Dataset>,
     pub(crate) plan: Plan,
     pub(crate) host_depth: usize,
@@ -113,12 +107,14 @@ pub struct LoaderBuilder {
     pub(crate) transform: Option<Box<dyn RecordTransform>>,
     pub(crate) memory: Option<MemoryBudget>,
     pub(crate) profile: Option<Profile>,
+    pub(crate) breakdown: Breakdown,
 }
 
 impl Loader {
     /// A loader of `plan`'s batches from `dataset`, with two host slots, overlap and page hints, no trace.
     pub fn builder(dataset: impl Dataset + 'static, plan: Plan) -> LoaderBuilder {
         LoaderBuilder {
+            backend: Host,
             dataset: Box::new(dataset),
             plan,
             host_depth: 2,
@@ -130,9 +126,12 @@ impl Loader {
             transform: None,
             memory: None,
             profile: None,
+            breakdown: Breakdown::off(),
         }
     }
+}
 
+impl<B: Backend> Loader<B> {
     /// The batches of one epoch of the plan, in order, from its first step or from where it was
     /// [`restore`](Self::restore)d.
     ///
@@ -141,7 +140,7 @@ impl Loader {
     /// The batches borrow the loader, not the epoch, so one may be kept beyond its epoch's end. But the slots
     /// come round in turn: while a batch is kept, only `host_depth - 1` more can be loaded, those included that
     /// were read ahead for an epoch that was left early. Then [`Error::AllHeld`] ends the epoch.
-    pub fn epoch(&self, epoch: u64) -> Epoch<'_> {
+    pub fn epoch(&self, epoch: u64) -> Epoch<'_, B> {
         let start = match self.restored.take() {
             Some((restored, step)) if restored == epoch => step,
             _ => 0,
@@ -163,7 +162,15 @@ impl Loader {
     #[must_use]
     pub fn report(&self) -> Report {
         // Relaxed: a count; the reads of the batches received were made visible by their hand-over.
-        Report { reads: self.reads.load(Ordering::Relaxed), ..self.report.borrow().clone() }
+        let reads = self.reads.load(Ordering::Relaxed);
+        let Transfers { time, bytes, .. } = B::transfers(&self.running.batches, 0, 0);
+        Report { reads, transfer: time, transfer_bytes: bytes, ..self.report.borrow().clone() }
+    }
+
+    /// The breakdown that it was built with: for the loop's own phases.
+    #[must_use]
+    pub fn breakdown(&self) -> &Breakdown {
+        &self.breakdown
     }
 
     /// The plan whose batches this loads.
@@ -231,21 +238,21 @@ impl Loader {
     /// [`Error::Trace`] if the trace could not be written; the training was not disturbed by it.
     pub fn close(self) -> Result<(), Error> {
         let Self { running, generation, .. } = self;
-        let Some(Running { slots, feed, track, trace }) = running.into_inner() else { return Ok(()) };
+        let Some(Running { batches, feed, track, trace }) = running.into_inner() else { return Ok(()) };
         let mut unheard = Ok(());
         if let Feed::Ahead { jobs, wanted, thread } = feed {
             // Relaxed: see the load in `Reader::run`.
             wanted.store(0, Ordering::Relaxed);
             drop(jobs);
             // Up to the end of the ring, or to a batch that the caller has leaked.
-            while let Ok(mut slot) = slots.recv() {
-                let Some(load) = &mut slot.load else { continue };
+            while let Received::Batch(mut batch) = B::receive(&batches, &mut Waiting::Block, &|| false) {
+                let Some(load) = B::load(&mut batch) else { continue };
                 if load.generation == generation.get() && load.result.is_err() {
                     unheard = std::mem::replace(&mut load.result, Ok(0)).map(drop);
                     break;
                 }
             }
-            drop(slots);
+            drop(batches);
             drop(thread);
         }
         drop(track);
@@ -258,57 +265,38 @@ impl Loader {
         job: Job,
         step: u64,
         mut waiting: Waiting<'_, '_>,
-    ) -> Poll<Result<ReadSlot<'_, Slot, Park>, Error>> {
+    ) -> Poll<Result<B::Batch<'_>, Error>> {
         let Job { epoch, .. } = job;
-        let all_held = || Error::AllHeld { epoch, step, host_depth: self.host_depth };
-        let gone = || Error::ReaderGone { epoch, step };
-        let Running { slots, feed, track, .. } = &*self.running;
+        let all_held = || Poll::Ready(Err(Error::AllHeld { epoch, step, host_depth: self.host_depth }));
+        let Running { batches, feed, track, .. } = &*self.running;
         if let Feed::Inline(inline) = feed {
-            let (reader, producer) = &mut *inline.borrow_mut();
-            let mut slot = match producer.try_acquire() {
-                Ok(slot) => slot,
-                Err(TryAcquireError::Full) => return Poll::Ready(Err(all_held())),
-                Err(TryAcquireError::Closed) => return Poll::Ready(Err(gone())),
-            };
-            if let Some(plan) = self.plan.batch(epoch, step) {
-                let load = reader.load(job, step, plan, &mut slot.buffer, Duration::ZERO);
-                slot.load = Some(load);
-            }
-            if slot.commit().is_err() {
-                return Poll::Ready(Err(gone()));
+            let (reader, slots) = &mut *inline.borrow_mut();
+            let filled = B::fill(slots, false, &mut |out| {
+                let plan = self.plan.batch(epoch, step)?;
+                Some(reader.load(job, step, plan, out, Duration::ZERO))
+            });
+            // If it is gone, the other side says why.
+            if matches!(filled, Err(NoSlot::AllHeld)) {
+                return all_held();
             }
         }
         loop {
-            let received = match slots.try_recv() {
-                Ok(slot) => Ok(slot),
-                Err(TryRecvError::Finished) => Err(RecvError::Finished),
-                Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
-                Err(TryRecvError::AllHeld) => Err(RecvError::AllHeld),
+            let mut batch = match B::receive(batches, &mut waiting, &|| self.running.is_foreign()) {
+                Received::Batch(batch) => batch,
+                Received::NotYet => return Poll::Pending,
+                Received::AllHeld => return all_held(),
                 // Nobody would ever come.
-                Err(TryRecvError::Empty) if self.running.is_foreign() => {
-                    return Poll::Ready(Err(Error::Forked { epoch, step }));
-                }
-                Err(TryRecvError::Empty) => match &mut waiting {
-                    Waiting::Block => slots.recv(),
-                    Waiting::Try => return Poll::Pending,
-                    Waiting::Poll(cx) => match slots.poll_recv(cx) {
-                        Poll::Ready(received) => received,
-                        Poll::Pending => return Poll::Pending,
-                    },
-                },
+                Received::Orphaned => return Poll::Ready(Err(Error::Forked { epoch, step })),
+                Received::Gone => return Poll::Ready(Err(Error::ReaderGone { epoch, step })),
+                Received::Failed(source) => return Poll::Ready(Err(Error::Upload { epoch, step, source })),
             };
-            let mut slot = match received {
-                Ok(slot) => slot,
-                Err(RecvError::AllHeld) => return Poll::Ready(Err(all_held())),
-                Err(RecvError::Finished | RecvError::Abandoned) => return Poll::Ready(Err(gone())),
-            };
-            match &mut slot.load {
+            match B::load(&mut batch) {
                 Some(load) if load.generation == job.generation => {
                     // An error is moved out; the slot that it leaves is an empty batch.
                     return Poll::Ready(match std::mem::replace(&mut load.result, Ok(0)) {
                         Ok(len) => {
                             load.result = Ok(len);
-                            Ok(slot)
+                            Ok(batch)
                         }
                         Err(error) => {
                             track.borrow_mut().taken(job.place(Some(step)));
@@ -324,7 +312,29 @@ impl Loader {
     }
 }
 
-impl LoaderBuilder {
+impl<B: Backend> LoaderBuilder<B> {
+    /// The same, with batches that end up elsewhere.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn with_backend<C: Backend>(self, backend: C) -> LoaderBuilder<C> {
+        let Self { dataset, plan, host_depth, overlap, hints, prefetch, evict, residency, .. } = self;
+        let Self { transform, memory, profile, breakdown, .. } = self;
+        LoaderBuilder {
+            backend,
+            dataset,
+            plan,
+            host_depth,
+            overlap,
+            hints,
+            prefetch,
+            evict,
+            residency,
+            transform,
+            memory,
+            profile,
+            breakdown,
+        }
+    }
+
     /// How many host slots there are, 1 to [`MAX_HOST_DEPTH`]; 2 unless said otherwise.
     ///
     /// Two are enough for a steady load; more even out one that comes in bursts. With one, nothing can overlap.
@@ -398,6 +408,15 @@ impl LoaderBuilder {
         self
     }
 
+    /// Times the phases of each step; off unless said otherwise.
+    ///
+    /// The loader counts its own phase, `load`. While the breakdown is on the loader does not overlap, whatever
+    /// [`overlap`](Self::overlap) says.
+    pub fn breakdown(mut self, breakdown: Breakdown) -> Self {
+        self.breakdown = breakdown;
+        self
+    }
+
     /// Allocates the slots and starts the thread.
     ///
     /// # Errors
@@ -406,8 +425,12 @@ impl LoaderBuilder {
     /// the slots do not fit the memory; [`Error::Memory`] if they do not fit the limit; [`Error::Transform`] if
     /// the records cannot be transformed; [`Error::Fingerprint`] if the data set cannot tell its own;
     /// [`Error::Trace`] if the trace's file cannot be made; [`Error::Spawn`] if the system starts no thread.
-    pub fn build(self) -> Result<Loader, Error> {
+    pub fn build(self) -> Result<Loader<B>, Error> {
         let Self { mut dataset, plan, host_depth, overlap, hints, evict, residency, .. } = self;
+        if overlap && self.breakdown.is_on() {
+            self.breakdown.overlap_is_off();
+        }
+        let overlap = overlap && !self.breakdown.is_on();
         if !(1..=MAX_HOST_DEPTH).contains(&host_depth) {
             let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
             return Err(Error::Option { option: "host_depth", wanted, found: host_depth.to_string() });
@@ -420,9 +443,13 @@ impl LoaderBuilder {
             });
         }
         let record_bytes = dataset.record_bytes();
-        let sizes = Sizes::new(&plan, host_depth, record_bytes, self.transform.as_deref())?;
+        let depths = (host_depth, self.backend.device_depth());
+        let sizes = Sizes::new(&plan, depths, record_bytes, self.transform.as_deref())?;
         let memory = self.memory.map(|budget| sizes.take_from(&budget)).transpose()?;
-        let (slots, scratch) = sizes.allocate().ok_or_else(|| sizes.too_large())?;
+        let scratch = match sizes.part {
+            0 => None,
+            _ => Some(Buffer::new(sizes.scratch).ok_or_else(|| sizes.too_large())?),
+        };
         let transform = self.transform.zip(scratch).map(|(transform, scratch)| Transforming {
             transform,
             out_bytes: sizes.out_bytes,
@@ -430,9 +457,11 @@ impl LoaderBuilder {
             scratch,
         });
         let fingerprint = dataset.fingerprint().map_err(Error::Fingerprint)?;
-        let (producer, consumer) = handles(slots);
         let trace =
             self.profile.map(|profile| profile.create(plan.rank(), plan.world())).transpose()?.map(Arc::new);
+        let slot = sizes.slot.ok_or_else(|| sizes.too_large())?;
+        let sides = Sides { slot, host_depth, overlap, trace: trace.clone(), sum: &sizes };
+        let (slots, batches) = self.backend.make(sides)?;
         let reads = Arc::new(AtomicU64::new(0));
         let track = RefCell::new(Track::new(trace.clone(), 1, "train"));
         let budget = match self.prefetch {
@@ -456,14 +485,14 @@ impl LoaderBuilder {
             let seen = wanted.clone();
             let thread = std::thread::Builder::new()
                 .name("twinbuf-read".to_string())
-                .spawn(move || reader.run(&inbox, &seen, producer))
+                .spawn(move || reader.run::<B>(&inbox, &seen, slots))
                 .map_err(Error::Spawn)?;
             Feed::Ahead { jobs, wanted, thread: Joined(Some(thread)) }
         } else {
-            Feed::Inline(Box::new(RefCell::new((reader, producer))))
+            Feed::Inline(Box::new(RefCell::new((reader, slots))))
         };
         Ok(Loader {
-            running: OfProcess::new(Running { slots: consumer, feed, track, trace }),
+            running: OfProcess::new(Running { batches, feed, track, trace }),
             plan,
             host_depth,
             generation: Cell::new(0),
@@ -472,6 +501,7 @@ impl LoaderBuilder {
             identity: (record_bytes as u64, fingerprint),
             place: Cell::new((0, 0)),
             restored: Cell::new(None),
+            breakdown: self.breakdown,
             _memory: memory,
         })
     }
@@ -480,6 +510,7 @@ impl LoaderBuilder {
 /// The memory that a loader needs.
 struct Sizes {
     host_depth: usize,
+    device_depth: usize,
     records: u64,
     /// Of a record in a slot.
     out_bytes: usize,
@@ -493,7 +524,7 @@ struct Sizes {
 impl Sizes {
     fn new(
         plan: &Plan,
-        host_depth: usize,
+        (host_depth, device_depth): (usize, usize),
         record_bytes: usize,
         transform: Option<&dyn RecordTransform>,
     ) -> Result<Self, Error> {
@@ -514,13 +545,13 @@ impl Sizes {
         let slot = usize::try_from(records).ok().and_then(|records| records.checked_mul(out_bytes));
         // No more than a batch in the file, or one record.
         let scratch = usize::try_from(part).unwrap_or(usize::MAX).saturating_mul(record_bytes);
-        Ok(Self { host_depth, records, out_bytes, slot, part, scratch })
+        Ok(Self { host_depth, device_depth, records, out_bytes, slot, part, scratch })
     }
 
     fn take_from(&self, budget: &MemoryBudget) -> Result<Taken, Error> {
         let slot = self.slot.ok_or_else(|| self.too_large())? as u64;
         let wanted = slot
-            .checked_mul(self.host_depth as u64)
+            .checked_mul((self.host_depth + self.device_depth) as u64)
             .and_then(|slots| slots.checked_add(self.scratch as u64))
             .ok_or_else(|| self.too_large())?;
         budget.take(wanted).map_err(|used| Error::Memory {
@@ -529,14 +560,6 @@ impl Sizes {
             limit: budget.limit(),
             used,
         })
-    }
-
-    /// The slots and, with a transform, the memory before them. `None` if there is not so much.
-    fn allocate(&self) -> Option<(Vec<Slot>, Option<Buffer>)> {
-        let slot = || Some(Slot { buffer: Buffer::new(self.slot?)?, load: None });
-        let slots = (0..self.host_depth).map(|_| slot()).collect::<Option<_>>()?;
-        let scratch = if self.part > 0 { Some(Buffer::new(self.scratch)?) } else { None };
-        Some((slots, scratch))
     }
 
     fn too_large(&self) -> Error {
@@ -548,33 +571,16 @@ impl Sizes {
 /// The sum, spelled out.
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host_depth, records, out_bytes, scratch, .. } = self;
-        write!(f, "{host_depth} host slots of {records} records of {out_bytes} bytes")?;
+        let Self { host_depth, device_depth, records, out_bytes, scratch, .. } = self;
+        write!(f, "{host_depth} host slots")?;
+        if *device_depth > 0 {
+            write!(f, " and {device_depth} device slots")?;
+        }
+        write!(f, " of {records} records of {out_bytes} bytes")?;
         if *scratch > 0 {
             write!(f, " and {scratch} bytes before the transform")?;
         }
         Ok(())
-    }
-}
-
-type Handles = (Producer<'static, Slot, Park>, Consumer<'static, Slot, Park>);
-
-/// The ring of these slots, 1 to [`MAX_HOST_DEPTH`].
-fn handles(slots: Vec<Slot>) -> Handles {
-    fn of<const N: usize>(slots: Vec<Slot>) -> Handles {
-        let Ok(slots) = <[Slot; N]>::try_from(slots) else { unreachable!("matched on their number") };
-        Ring::with_wait(slots, Park).into_handles()
-    }
-    match slots.len() {
-        1 => of::<1>(slots),
-        2 => of::<2>(slots),
-        3 => of::<3>(slots),
-        4 => of::<4>(slots),
-        5 => of::<5>(slots),
-        6 => of::<6>(slots),
-        7 => of::<7>(slots),
-        8 => of::<8>(slots),
-        depth => unreachable!("checked by the builder: {depth}"),
     }
 }
 
@@ -590,7 +596,7 @@ impl Drop for Joined {
     }
 }
 
-impl fmt::Debug for Loader {
+impl<B: Backend> fmt::Debug for Loader<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loader")
             .field("plan", &self.plan)
@@ -601,10 +607,11 @@ impl fmt::Debug for Loader {
     }
 }
 
-impl fmt::Debug for LoaderBuilder {
+impl<B: Backend> fmt::Debug for LoaderBuilder<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { plan, host_depth, overlap, hints, prefetch, evict, residency, memory, profile, .. } = self;
         f.debug_struct("LoaderBuilder")
+            .field("backend", &self.backend)
             .field("plan", plan)
             .field("host_depth", host_depth)
             .field("overlap", overlap)

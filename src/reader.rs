@@ -4,14 +4,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::task::Context;
 use std::time::{Duration, Instant};
 
-use twinbuf_core::{Park, Producer};
 use twinbuf_mmap::{BatchPlan, Evict, Hinted, Plan};
 
+use crate::backend::Backend;
 use crate::dataset::Dataset;
 use crate::error::Error;
-use crate::slot::{Buffer, Cost, Load, Slot};
+use crate::slot::{Buffer, Cost, Load};
 use crate::spans;
 use crate::trace::{Place, Track};
 use crate::transform::RecordTransform;
@@ -31,6 +32,16 @@ impl Job {
     pub(crate) fn place(self, step: Option<u64>) -> Place {
         Place { ordinal: self.generation - 1, epoch: self.epoch, step }
     }
+}
+
+/// How a caller wants to wait for a batch.
+#[derive(Debug)]
+pub enum Waiting<'a, 'b> {
+    Block,
+    /// Not at all.
+    Try,
+    /// Until this task is woken.
+    Poll(&'a mut Context<'b>),
 }
 
 /// Reads batches into slots, on whatever thread it is called.
@@ -148,11 +159,11 @@ impl Reader {
     }
 
     /// The reading thread: reads epoch after epoch, as far ahead as there are slots, until the loader is gone.
-    pub(crate) fn run(
+    pub(crate) fn run<B: Backend>(
         mut self,
         jobs: &mpsc::Receiver<Job>,
         wanted: &AtomicU64,
-        mut slots: Producer<'_, Slot, Park>,
+        mut slots: B::Slots,
     ) {
         for job in jobs {
             // Relaxed: the caller no longer wants this epoch. Seen late, it costs a batch read in vain, which
@@ -161,23 +172,25 @@ impl Reader {
             for step in job.start.. {
                 let Some(plan) = self.plan.batch(job.epoch, step) else { break };
                 let asked = Instant::now();
-                let Ok(mut slot) = slots.acquire() else { return };
-                if !still_wanted() {
-                    break;
-                }
-                let load = self.load(job, step, plan, &mut slot.buffer, asked.elapsed());
-                let failed = load.result.is_err();
-                slot.load = Some(load);
-                if slot.commit().is_err() {
+                let mut go_on = false;
+                let filled = B::fill(&mut slots, true, &mut |out| {
+                    if !still_wanted() {
+                        return None;
+                    }
+                    let load = self.load(job, step, plan, out, asked.elapsed());
+                    go_on = load.result.is_ok();
+                    Some(load)
+                });
+                if filled.is_err() {
                     return;
                 }
-                if failed {
+                if !go_on {
                     break;
                 }
             }
             self.track.flush();
         }
-        slots.finish();
+        B::finish(slots);
     }
 }
 
@@ -239,7 +252,7 @@ impl Ahead {
     }
 }
 
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn message(panic: &(dyn std::any::Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(ToString::to_string)

@@ -32,6 +32,10 @@ pub enum Verdict {
     /// Reading and transforming is at least [`DOMINATES`] times the caller's own work, and the transform is the
     /// larger part of it: a faster disk changes little.
     TransformBound,
+    /// Copying to the device is at least [`DOMINATES`] times everything else that goes on beside it.
+    TransferBound,
+    /// Of a [`Generator`](crate::Generator): making the rounds is at least [`DOMINATES`] times the caller's own work.
+    GenerationBound,
     /// The two are of like size: here overlap gains the most, up to half of the time.
     Balanced,
 }
@@ -80,10 +84,14 @@ pub struct Report {
     pub read: Stage,
     /// Transforming, on the reading thread as well.
     pub transform: Duration,
-    /// The caller: from receiving a batch to asking for the next; waiting for a batch.
+    /// Copies from the host to the device, by the device's clock, all that are done; nothing without a device.
+    pub transfer: Duration,
+    /// The bytes of those copies.
+    pub transfer_bytes: u64,
+    /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
     pub train: Stage,
-    /// The longer of the reading thread's work and the caller's, step by step, added up: what perfect overlap would
-    /// take.
+    /// The longest of the reading thread's work, the copy to the device and the caller's work, step by step, added up:
+    /// what perfect overlap would take.
     pub ideal: Duration,
     /// The page hints made.
     pub hints: Hinted,
@@ -109,13 +117,14 @@ impl Report {
         self.residency.resident += cost.residency.resident;
     }
 
-    /// The time that reading, transforming and the caller's work take one after the other.
+    /// The time that reading, transforming, copying to the device and the caller's work take one after the other.
     #[must_use]
     pub fn serial(&self) -> Duration {
-        self.read.busy + self.transform + self.train.busy
+        self.read.busy + self.transform + self.transfer + self.train.busy
     }
 
-    /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to 2.
+    /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to the number
+    /// of stages.
     #[must_use]
     pub fn gain_possible(&self) -> f64 {
         ratio(self.serial(), self.ideal)
@@ -131,12 +140,17 @@ impl Report {
     /// Which stage decides.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        let (load, train) = ((self.read.busy + self.transform).as_secs_f64(), self.train.busy.as_secs_f64());
+        let seconds = |time: Duration| time.as_secs_f64();
+        let load = seconds(self.read.busy + self.transform);
+        let (transfer, train) = (seconds(self.transfer), seconds(self.train.busy));
+        let dominates = |stage: f64, a: f64, b: f64| stage >= DOMINATES * a.max(b);
         if self.batches == 0 {
             Verdict::Unmeasured
-        } else if train >= DOMINATES * load {
+        } else if dominates(train, load, transfer) {
             Verdict::ComputeBound
-        } else if load >= DOMINATES * train {
+        } else if dominates(transfer, load, train) {
+            Verdict::TransferBound
+        } else if dominates(load, transfer, train) {
             if self.transform > self.read.busy { Verdict::TransformBound } else { Verdict::DiskBound }
         } else {
             Verdict::Balanced
@@ -144,7 +158,7 @@ impl Report {
     }
 }
 
-fn ratio(a: Duration, b: Duration) -> f64 {
+pub(crate) fn ratio(a: Duration, b: Duration) -> f64 {
     if b.is_zero() { 1.0 } else { a.as_secs_f64() / b.as_secs_f64() }
 }
 
@@ -155,6 +169,8 @@ impl fmt::Display for Verdict {
             Self::ComputeBound => "ComputeBound",
             Self::DiskBound => "DiskBound",
             Self::TransformBound => "TransformBound",
+            Self::TransferBound => "TransferBound",
+            Self::GenerationBound => "GenerationBound",
             Self::Balanced => "Balanced",
         })
     }
@@ -181,6 +197,10 @@ impl fmt::Display for Report {
         writeln!(f, "read      {:>8.3} {:>10.3}", seconds(self.read.busy), seconds(self.read.waiting))?;
         if !self.transform.is_zero() {
             writeln!(f, "transform {:>8.3}", seconds(self.transform))?;
+        }
+        if self.transfer_bytes > 0 {
+            let each_second = mib(self.transfer_bytes) / seconds(self.transfer).max(1e-9);
+            writeln!(f, "transfer  {:>8.3}    at {each_second:.0} MiB/s", seconds(self.transfer))?;
         }
         writeln!(f, "train     {:>8.3} {:>10.3}", seconds(self.train.busy), seconds(self.train.waiting))?;
         if self.hints.calls > 0 {

@@ -1,6 +1,7 @@
 //! A host slot: the memory of one batch, and what is in it.
 
-use std::ops::{AddAssign, Deref, DerefMut};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use twinbuf_mmap::{BatchPlan, Hinted, Residency};
@@ -31,6 +32,12 @@ impl Buffer {
     }
 }
 
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
 impl Deref for Buffer {
     type Target = [u8];
 
@@ -45,12 +52,19 @@ impl DerefMut for Buffer {
     }
 }
 
-pub(crate) struct Slot {
+/// The memory of one batch, and what is in it.
+#[derive(Debug)]
+pub struct Slot {
     pub(crate) buffer: Buffer,
     pub(crate) load: Option<Load>,
 }
 
 impl Slot {
+    /// `None` if there is no memory.
+    pub(crate) fn new(len: usize) -> Option<Self> {
+        Some(Self { buffer: Buffer::new(len)?, load: None })
+    }
+
     pub(crate) fn batch(&self) -> &[u8] {
         &self.buffer[..self.len()]
     }
@@ -66,7 +80,8 @@ impl Slot {
 }
 
 /// What a slot was filled with.
-pub(crate) struct Load {
+#[derive(Debug)]
+pub struct Load {
     /// The job it belongs to: a slot filled for an epoch that was given up is skipped.
     pub(crate) generation: u64,
     pub(crate) epoch: u64,
@@ -102,17 +117,5 @@ impl Cost {
     /// The time of the reading thread.
     pub(crate) fn load(&self) -> Duration {
         self.read + self.transform
-    }
-}
-
-impl AddAssign for Cost {
-    fn add_assign(&mut self, other: Self) {
-        self.read += other.read;
-        self.transform += other.transform;
-        self.waited += other.waited;
-        self.hints += other.hints;
-        self.evict_failed += other.evict_failed;
-        self.residency.pages += other.residency.pages;
-        self.residency.resident += other.residency.resident;
     }
 }

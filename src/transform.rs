@@ -98,7 +98,10 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
 /// use twinbuf::{RecordTransform, per_record};
 ///
 /// // The first byte of each record is a label nobody wants.
-/// let mut images = per_record(4, |record, image| Ok(image.copy_from_slice(&record[1..])));
+/// let mut images = per_record(4, |record, image| {
+///     image.copy_from_slice(&record[1..]);
+///     Ok(())
+/// });
 /// let mut out = [0; 8];
 /// images.apply(b"xabcdyefgh".as_slice(), &mut out)?;
 /// assert_eq!(&out, b"abcdefgh");

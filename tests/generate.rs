@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use twinbuf::{BoxError, Error, Generator, Loader, Profile, RoundError, Verdict};
@@ -121,12 +121,8 @@ fn in_lockstep_a_round_sees_the_weights_of_when_the_one_before_it_was_taken() {
                     *trained.borrow_mut() += 1;
                 }
             }
-            if left_after == 8 {
-                assert_eq!(found, expected, "overlap {overlap}");
-            } else {
-                // `take` leaves with the hook for the next round run: it is made from what the hook saw.
-                assert_eq!(found, expected, "overlap {overlap}, left after {left_after}");
-            }
+            // Left early, the hook for the next round has run: it is made from what the hook saw.
+            assert_eq!(found, expected, "overlap {overlap}, left after {left_after}");
         }
     }
 }
@@ -256,15 +252,24 @@ enum Fault {
     Panic,
 }
 
+/// Sets `dropped` when it is dropped, and counts its calls.
+struct Watch {
+    dropped: Arc<AtomicBool>,
+    calls: Arc<AtomicU64>,
+}
+
 /// Fails `times` times at round `at`, else writes the round's number.
 fn faulty(
     fault: Fault,
     at: u64,
     mut times: u32,
-) -> (impl FnMut(u64, &mut Vec<u64>) -> Result<(), BoxError> + Send + 'static, Arc<AtomicBool>) {
+) -> (impl FnMut(u64, &mut Vec<u64>) -> Result<(), BoxError> + Send + 'static, Watch) {
     let (guard, dropped) = Dropped::new();
+    let watch = Watch { dropped, calls: Arc::default() };
+    let calls = watch.calls.clone();
     let make = move |round, slot: &mut Vec<u64>| {
         let _ = &guard;
+        calls.fetch_add(1, Ordering::Relaxed);
         if round == at && times > 0 {
             times -= 1;
             slot.push(u64::MAX); // half made
@@ -276,7 +281,7 @@ fn faulty(
         *slot = vec![round];
         Ok(())
     };
-    (make, dropped)
+    (make, watch)
 }
 
 fn check_error(error: &RoundError, fault: Fault, at: u64, case: &str) {
@@ -301,7 +306,7 @@ fn every_fault_at_every_round_arrives_in_order_and_once() {
             for mode in MODES {
                 for times in [1, 2, u32::MAX] {
                     let case = format!("{fault:?} at round {at}, {times} times, {mode:?}");
-                    let (make, dropped) = faulty(fault, at, times);
+                    let (make, watch) = faulty(fault, at, times);
                     let hooks = RefCell::new(Vec::new());
                     let mut generator = build(mode, |round| hooks.borrow_mut().push(round), make);
                     let mut expected_hooks: Vec<u64> = (0..at).collect();
@@ -323,9 +328,12 @@ fn every_fault_at_every_round_arrives_in_order_and_once() {
                         check_error(&rounds.next().unwrap().unwrap_err(), fault, at, &case);
                         assert!(rounds.next().is_none() && rounds.next().is_none(), "{case}: one error");
                         assert_eq!(rounds.size_hint(), (0, Some(0)), "{case}");
+                        std::thread::yield_now();
+                        let called = watch.calls.load(Ordering::Relaxed);
+                        assert_eq!(called, at + 1 + u64::from(attempt), "{case}: tried again unasked");
                     }
                     drop(generator);
-                    assert!(dropped.load(Ordering::Relaxed), "{case}: drop joins the thread");
+                    assert!(watch.dropped.load(Ordering::Relaxed), "{case}: drop joins the thread");
                     if mode.1 {
                         assert_eq!(*hooks.borrow(), expected_hooks, "{case}");
                     }
@@ -363,6 +371,38 @@ fn a_fault_met_ahead_of_a_caller_that_left_is_told_in_the_next_call() {
         drop(rounds);
         let found: Vec<u64> = generator.rounds(5).map(|round| round.unwrap()[0]).collect();
         assert_eq!(found, [1, 2, 3, 4, 5], "lockstep {lockstep}");
+    }
+}
+
+#[test]
+fn close_tells_the_failure_that_nobody_has_heard() {
+    for lockstep in [false, true] {
+        for heard in [false, true] {
+            let (tell, told) = mpsc::channel();
+            let make = move |round, _: &mut Vec<u64>| {
+                if round < 2 {
+                    return Ok(());
+                }
+                tell.send(())?;
+                Err("made ahead".into())
+            };
+            let mut generator = build((true, lockstep), |_| {}, make);
+            let mut rounds = generator.rounds(5);
+            drop(rounds.next().unwrap().unwrap());
+            drop(rounds.next().unwrap().unwrap());
+            told.recv_timeout(LONG).unwrap();
+            if heard {
+                assert!(rounds.next().unwrap().is_err());
+            }
+            drop(rounds);
+            match generator.close() {
+                Ok(()) => assert!(heard, "lockstep {lockstep}"),
+                Err(Error::Round(RoundError::Failed { round: 2, source })) => {
+                    assert!(!heard && source.to_string() == "made ahead", "lockstep {lockstep}");
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
     }
 }
 
@@ -481,7 +521,8 @@ fn dropped_while_a_round_is_made_it_waits_for_it() {
     };
     let caller = std::thread::spawn(move || {
         let mut generator = build((true, false), |_| {}, make);
-        let _held = generator.rounds(9).next().unwrap().unwrap();
+        let mut rounds = generator.rounds(9);
+        let _held = rounds.next().unwrap().unwrap();
         assert_eq!([starts.recv_timeout(LONG), starts.recv_timeout(LONG)], [Ok(0), Ok(1)]);
         // Dropped here, with round 1 in the making.
     });
@@ -495,14 +536,14 @@ fn dropped_while_a_round_is_made_it_waits_for_it() {
 #[test]
 fn a_caller_that_panics_joins_the_thread() {
     for mode in MODES {
-        let (make, dropped) = faulty(Fault::Error, u64::MAX, 0);
+        let (make, watch) = faulty(Fault::Error, u64::MAX, 0);
         let caller = std::thread::spawn(move || {
             let mut generator = build(mode, |_| {}, make);
             let _held = generator.rounds(9).next().unwrap().unwrap();
             panic!("the caller's own");
         });
         assert!(caller.join().is_err());
-        assert!(dropped.load(Ordering::Relaxed), "{mode:?}");
+        assert!(watch.dropped.load(Ordering::Relaxed), "{mode:?}");
     }
 }
 
@@ -512,7 +553,7 @@ fn a_hook_that_panics_leaves_its_round_unstarted() {
         for at in 0..4 {
             let fail = RefCell::new(true);
             let hook = |round| assert!(!(round == at && fail.replace(false)), "the hook's own");
-            let (make, _) = faulty(Fault::Error, u64::MAX, 0);
+            let (make, ..) = faulty(Fault::Error, u64::MAX, 0);
             let mut generator = build((overlap, true), hook, make);
             let mut found = Vec::new();
             let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -526,6 +567,51 @@ fn a_hook_that_panics_leaves_its_round_unstarted() {
             let found: Vec<u64> = generator.rounds(2).map(|round| round.unwrap()[0]).collect();
             assert_eq!(found, [at, at + 1], "overlap {overlap}");
         }
+    }
+}
+
+/// Runs `child` in a forked process and says whether it returned true. A hang there is the alarm's.
+#[cfg(unix)]
+fn forked(child: impl FnOnce() -> bool) -> bool {
+    // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
+        0 => {
+            // SAFETY: takes no pointer.
+            unsafe { libc::alarm(20) };
+            let right = child();
+            // SAFETY: takes no pointer, and does not return.
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: the kernel writes to `status`, which lives.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        }
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
+    for lockstep in [false, true] {
+        let mut generator = build((true, lockstep), |_| {}, simulator());
+        drop(generator.rounds(1).next().unwrap().unwrap());
+        assert!(forked(|| {
+            let mut rounds = generator.rounds(5);
+            matches!(rounds.next(), Some(Err(RoundError::Forked { round: 1 }))) && rounds.next().is_none()
+        }));
+        assert_eq!(generator.rounds(5).count(), 5, "the parent goes on");
+        // The fork is in the middle of a call.
+        let mut rounds = generator.rounds(5);
+        drop(rounds.next().unwrap().unwrap());
+        assert!(forked(|| {
+            let told = matches!(rounds.next(), Some(Err(RoundError::Forked { round: 7 })));
+            drop(rounds);
+            told
+        }));
+        assert!(forked(|| generator.close().is_ok()));
     }
 }
 
@@ -586,6 +672,12 @@ fn the_trace_has_both_sides_of_the_first_rounds() {
         .build()
         .unwrap();
         assert_eq!(generator.rounds(7).count(), 7);
+        // A pause: what has been made so far comes into the file, with the generator still there.
+        let deadline = Instant::now() + LONG;
+        while std::fs::read_to_string(&path).unwrap().matches(r#""name":"generate","ph":"X""#).count() < 3 {
+            assert!(Instant::now() < deadline, "overlap {overlap}: not written");
+            std::thread::yield_now();
+        }
         generator.close().unwrap();
         let events: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         for (name, track) in [("generate", 2), ("queue_wait", 1), ("train", 1)] {

@@ -1,4 +1,4 @@
-//! Read modes against each other, cold and warm, and hints of many pieces against one call a piece.
+//! Read modes against each other, cold and warm, and hints for a whole batch against one call for each run.
 //!
 //! `cargo bench -p twinbuf-mmap --bench read`. Linux, and a target folder on a disk. The modes take turns,
 //! so that a disturbance hits all of them; the least of the rounds says more than the median on a machine
@@ -46,7 +46,7 @@ mod linux {
         (0..BYTES >> 20).try_for_each(|_| file.write_all(&block))?;
         file.sync_all()?;
 
-        println!("{:<32} {:<11} {:>12} {:>12}", "what, pages before", "mode", "least", "median");
+        println!("{:<36} {:<11} {:>12} {:>12}", "what, pages before", "mode", "least", "median");
         for (what, record, batch) in [("4 MiB in order", 4 << 20, 1), ("1000 of 4 KiB, shuffled", 4096, 1000)]
         {
             let mut modes = Vec::new();
@@ -97,40 +97,43 @@ mod linux {
         Ok(())
     }
 
-    /// 1000 records of 4 KiB: `will_need` against a loop of `madvise`, which gets its ranges for nothing.
+    /// `will_need` against a loop of `madvise` in batch order, which gets its ranges for nothing.
     fn hints(path: &std::path::Path) -> Result<(), Box<dyn Error>> {
-        let records = Records::open([path], 4096)?;
         let map = MmapOptions::new().map_raw_read_only(&File::open(path)?)?;
-        for cold in [true, false] {
-            let mut times = [const { Vec::new() }; 2];
-            for round in 0..ROUNDS {
-                let batch = &batches(&records, 1000, round)?[0];
-                let mut runs = Vec::new();
-                for run in batch.runs() {
-                    let (start, end) = (usize::try_from(run.start)?, usize::try_from(run.end)?);
-                    runs.push(start * 4096..end * 4096);
-                }
-                for (looped, times) in [true, false].into_iter().zip(&mut times) {
-                    records.evict()?;
-                    if cold {
-                        std::thread::sleep(Duration::from_millis(20));
-                    } else {
-                        records.read(batch, &mut vec![0; 4096 * 1000])?;
+        for (record, batch) in [(4096, 1000), (4096, 10_000), (256, 1000), (256, 10_000), (256, 100_000)] {
+            let records = Records::open([path], record)?;
+            for cold in [true, false] {
+                let mut times = [const { Vec::new() }; 2];
+                for round in 0..ROUNDS {
+                    let batch = &batches(&records, batch, round)?[0];
+                    let mut runs = Vec::new();
+                    for run in batch.runs() {
+                        let (start, end) = (usize::try_from(run.start)?, usize::try_from(run.end)?);
+                        runs.push(start * record..end * record);
                     }
-                    let begun = Instant::now();
-                    if looped {
-                        for run in &runs {
-                            map.advise_range(Advice::WillNeed, run.start, run.len())?;
+                    for (looped, times) in [true, false].into_iter().zip(&mut times) {
+                        records.evict()?;
+                        if cold {
+                            std::thread::sleep(Duration::from_millis(20));
+                        } else {
+                            records.read(batch, &mut vec![0; record * usize::try_from(batch.len())?])?;
                         }
-                        times.push(begun.elapsed());
-                    } else {
-                        times.push(records.will_need(batch, PIECE).time);
+                        let begun = Instant::now();
+                        if looped {
+                            for run in &runs {
+                                map.advise_range(Advice::WillNeed, run.start, run.len())?;
+                            }
+                            times.push(begun.elapsed());
+                        } else {
+                            times.push(records.will_need(batch, PIECE).time);
+                        }
                     }
                 }
-            }
-            let what = format!("hints for 1000 of 4 KiB, {}", if cold { "Cold" } else { "Cached" });
-            for (how, times) in ["one a piece", "will_need"].into_iter().zip(&mut times) {
-                print(&what, how, times);
+                let pages = if cold { "Cold" } else { "Cached" };
+                let what = format!("hints for {batch} of {record} B, {pages}");
+                for (how, times) in ["call a run", "will_need"].into_iter().zip(&mut times) {
+                    print(&what, how, times);
+                }
             }
         }
         Ok(())
@@ -139,6 +142,6 @@ mod linux {
     fn print(what: &str, how: &str, times: &mut [Duration]) {
         times.sort_unstable();
         let micros = |time: Duration| format!("{:.0} us", time.as_secs_f64() * 1e6);
-        println!("{what:<32} {how:<11} {:>12} {:>12}", micros(times[0]), micros(times[times.len() / 2]));
+        println!("{what:<36} {how:<11} {:>12} {:>12}", micros(times[0]), micros(times[times.len() / 2]));
     }
 }

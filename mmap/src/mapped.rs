@@ -94,7 +94,7 @@ impl Records {
     /// can truncate or write to it any more. Linux only.
     ///
     /// The seals are `F_SEAL_SHRINK` and `F_SEAL_WRITE`; see `fcntl(2)`. Only files made by `memfd_create(2)`
-    /// have them.
+    /// have them. Those on huge pages (`MFD_HUGETLB`) are refused, because their holes cannot be told.
     ///
     /// # Errors
     ///
@@ -155,9 +155,11 @@ pub(crate) mod in_place {
 mod sealed {
     //! Files that nobody can change any more.
 
+    use std::fs::File;
     use std::io;
+    use std::mem::MaybeUninit;
+    use std::ops::Range;
     use std::os::fd::AsRawFd;
-    use std::os::unix::fs::MetadataExt;
 
     use crate::{Error, Shard};
 
@@ -173,18 +175,33 @@ mod sealed {
         if seals < 0 || seals & WANTED != WANTED {
             return Err(Error::NotSealed { path: path() });
         }
-        // Only after the seals: from now on neither of the two can become less.
+        // Only after the seals: from now on the file becomes no shorter and gets no holes.
         let failed = |source: io::Error| Error::System { path: path(), call: "fstat", source };
-        let metadata = file.metadata().map_err(failed)?;
-        let (len, wanted) = (metadata.len(), shard.bytes.end);
+        let (len, wanted) = (file.metadata().map_err(failed)?.len(), shard.bytes.end);
         if len < wanted {
             return Err(Error::Truncated { path: path(), offset: len, wanted, found: len });
         }
-        // Blocks are of 512 bytes: stat(2).
-        if metadata.blocks().saturating_mul(512) < len {
-            return Err(Error::NotSealed { path: path() });
+        if whole(file, &shard.bytes) { Ok(()) } else { Err(Error::NotSealed { path: path() }) }
+    }
+
+    /// Whether none of `bytes`, which are within the file, is in a hole. `false` where that cannot be told.
+    ///
+    /// The number of a file's blocks does not tell: there may be more of them behind its end (`fallocate(2)`
+    /// with `FALLOC_FL_KEEP_SIZE`). Nor does `lseek` on hugetlbfs, which has seals too.
+    fn whole(file: &File, bytes: &Range<u64>) -> bool {
+        let mut system = MaybeUninit::<libc::statfs>::uninit();
+        // SAFETY: the descriptor is open as long as `file` lives; the kernel writes one `statfs`, no more.
+        if unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) } != 0 {
+            return false;
         }
-        Ok(())
+        // SAFETY: the call succeeded, so the kernel has written all of it.
+        let system = unsafe { system.assume_init() };
+        let Ok(start) = libc::off_t::try_from(bytes.start) else { return false };
+        // SAFETY: as before; the call takes no pointer. It moves the file's cursor, which nothing here uses.
+        let hole = unsafe { libc::lseek(file.as_raw_fd(), start, libc::SEEK_HOLE) };
+        // Both are of types that differ between C libraries; the number is small and positive in all of them.
+        system.f_type as u64 == libc::TMPFS_MAGIC as u64
+            && u64::try_from(hole).is_ok_and(|hole| hole >= bytes.end)
     }
 }
 

@@ -37,8 +37,9 @@ impl Options {
     /// Opens the files, which together are the data set, in this order.
     ///
     /// One descriptor a file stays open, and on Unix one read-only mapping, which takes address space but no
-    /// memory until pages are read through it. If the system refuses the mapping, hints do nothing and reads in
-    /// the default mode work.
+    /// memory until pages are read through it, unless the process locks all that it maps
+    /// (`mlockall(MCL_FUTURE)`). If the system refuses the mapping, hints do nothing and reads in the default
+    /// mode work.
     ///
     /// # Errors
     ///

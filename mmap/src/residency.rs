@@ -92,9 +92,9 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchRecord`]; [`Error::System`] if the kernel refuses; [`Error::Unsupported`] for what
-    /// this operating system lacks. A failure leaves
-    /// pages in memory and does no other harm. [`Evict::Keep`] does nothing and cannot fail.
+    /// [`Error::NoSuchRecord`]; [`Error::System`] if the kernel refuses, as it does for pages locked by
+    /// `mlockall(2)`; [`Error::Unsupported`] for what this operating system lacks. A failure leaves pages in
+    /// memory and does no other harm. [`Evict::Keep`] does nothing and cannot fail.
     pub fn evict_batch(&self, batch: &BatchPlan, evict: Evict) -> Result<(), Error> {
         if evict == Evict::Keep {
             return Ok(());
@@ -156,8 +156,14 @@ mod evict {
     use crate::{Error, Shard};
 
     pub(super) fn evict(shard: &Shard) -> Result<(), Error> {
-        let failed = |source| Error::System { path: shard.path().to_owned(), call: "fsync", source };
-        shard.file.file.sync_all().map_err(failed)?;
+        match shard.file.file.sync_all() {
+            // File systems that nobody writes to lack the call (squashfs, erofs, iso9660; `vfs_fsync_range` in
+            // the kernel's `fs/sync.c`): there is nothing to write out.
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => {
+                return Err(Error::System { path: shard.path().to_owned(), call: "fsync", source: error });
+            }
+            _ => {}
+        }
         unmap(shard, &shard.bytes)?;
         // A length of 0 is to the end of the file: posix_fadvise(2).
         uncache(shard, &(0..0))

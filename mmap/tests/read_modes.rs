@@ -172,6 +172,19 @@ fn only_sealed_whole_files_are_copied_out_of_or_shown_safely() {
     seal(&file, libc::F_SEAL_SHRINK | libc::F_SEAL_WRITE);
     refused(&path);
 
+    // A hole, and as many blocks behind the end as it takes to make up for it.
+    let (file, path) = memfd(&bytes(1 << 18, 0));
+    let allocate = |mode: libc::c_int, start: libc::off_t| {
+        // SAFETY: the descriptor is open; the call takes no pointer.
+        let status =
+            unsafe { libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE | mode, start, 1 << 18) };
+        assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
+    };
+    allocate(libc::FALLOC_FL_PUNCH_HOLE, 1 << 18);
+    allocate(0, 1 << 20);
+    seal(&file, libc::F_SEAL_SHRINK | libc::F_SEAL_WRITE);
+    refused(&path);
+
     // Opened whole, then cut, then sealed.
     let (file, path) = memfd(&bytes(100, 0));
     let records = Records::open([&path], 4).unwrap();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use twinbuf_mmap::{Order, Plan, PlanBuilder, PlanError, Tail};
+use twinbuf_mmap::{BatchPlan, Order, Plan, PlanBuilder, PlanError, Tail};
 
 /// Data sets up to this size are listed record by record.
 const LISTED: u64 = 1024;
@@ -40,6 +40,9 @@ pub(crate) fn plan(bytes: &[u8]) {
             assert!(smaller <= u64::from(tail != Tail::Drop), "{plan:?}");
             for step in [0, step, whole_steps.saturating_sub(1), whole_steps, plan.steps(), u64::MAX] {
                 sample(&plan, epoch, step);
+                if let Some(batch) = plan.batch(epoch, step) {
+                    parts(&batch, seed);
+                }
             }
             let wrapped = if tail == Tail::Wrap { batch.saturating_mul(world) } else { 0 };
             if records.max(world).max(wrapped) <= LISTED {
@@ -88,6 +91,20 @@ fn sample(plan: &Plan, epoch: u64, step: u64) {
     }
     let sampled = runs.iter().map(|run| run.end - run.start).sum::<u64>();
     assert!(sampled == batch.len() || (sampled < batch.len() && runs.len() == SAMPLE), "{plan:?}");
+}
+
+/// Two parts of a batch are the whole, and there are no others past its end.
+fn parts(batch: &BatchPlan, at: u64) {
+    let len = batch.len();
+    let at = at % (len + u64::from(len < u64::MAX));
+    let parts = [batch.part(0..at), batch.part(at..len)];
+    assert_eq!(parts.map(|part| part.map_or(0, |part| part.len())), [at, len - at], "{batch:?}");
+    assert_eq!((batch.part(0..len), batch.part(at..at)), (Some(*batch), None), "{batch:?}");
+    assert!(len == u64::MAX || batch.part(at..len + 1).is_none(), "{batch:?}");
+    if len <= LISTED {
+        let listed = parts.into_iter().flatten().flat_map(|part| part.runs().flatten());
+        assert!(listed.eq(batch.runs().flatten()), "{batch:?} at {at}");
+    }
 }
 
 /// Every record of an epoch over all ranks: each one once, or with [`Tail::Drop`] at most once, or with

@@ -1,0 +1,358 @@
+//! Measures uploads on the machine's own GPU and prints the figures as JSON.
+//!
+//! `cargo run --release -p twinbuf-cuda --example gpu_report > gpu.json`; `-- --quick` for a short one. It needs an
+//! NVIDIA driver and nothing else: no toolkit, no compiler for the device. What stands for training is work that the
+//! driver can do by itself, copies within device memory; what stands for loading is sleep. Without a driver it prints
+//! one line and exits with 2.
+#![allow(clippy::cast_possible_truncation)] // of figures: sizes and counts that were made from times
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use twinbuf_cuda::cudarc::driver::{
+    CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, result, sys,
+};
+use twinbuf_cuda::{Copied, Uploader, context};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// How much to measure.
+pub(crate) struct Extent {
+    /// Sizes of copies, in bytes.
+    sizes: Vec<usize>,
+    /// Each figure is the median of this many.
+    rounds: usize,
+    /// Bytes a round copies, at least one copy.
+    round_bytes: usize,
+    /// Batches of a three-stage run.
+    batches: u32,
+    /// The three-stage runs' longest stage.
+    stage: Duration,
+}
+
+impl Extent {
+    fn full() -> Self {
+        let sizes = (16..=30).step_by(2).map(|power| 1 << power).collect(); // 64 KiB to 1 GiB
+        Self { sizes, rounds: 7, round_bytes: 1 << 30, batches: 30, stage: Duration::from_millis(350) }
+    }
+
+    pub(crate) fn quick() -> Self {
+        let sizes = vec![64 << 10, 1 << 20];
+        Self { sizes, rounds: 3, round_bytes: 4 << 20, batches: 6, stage: Duration::from_millis(7) }
+    }
+}
+
+fn main() -> ExitCode {
+    let quick = std::env::args().any(|arg| arg == "--quick");
+    match run(&if quick { Extent::quick() } else { Extent::full() }) {
+        Ok(report) => {
+            println!("{report:#}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Everything, measured on device 0.
+pub(crate) fn run(extent: &Extent) -> Result<Value> {
+    let ctx = context(0)?;
+    let mut version = 0;
+    // SAFETY: the pointer is valid for the call.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result()?;
+    let stream = ctx.new_stream()?;
+    let copies = extent.sizes.iter().map(|&size| copies(&ctx, extent, size)).collect::<Result<Vec<_>>>()?;
+    let work = Work::new(&stream)?;
+    Ok(json!({
+        "device": ctx.name()?,
+        "compute_capability": ctx.compute_capability()?,
+        "device_bytes": ctx.total_mem()?,
+        "driver_version": version,
+        "host": cpu(),
+        "units": "GB/s are 10^9 bytes a second, medians; times in seconds",
+        "copies": copies,
+        "overlap": overlap(&ctx, extent, &work)?,
+        "pipelines": [
+            pipeline(&ctx, extent, &work, "load 1.5 : copy 0.2 : train 7", [1.5, 0.2, 7.0])?,
+            pipeline(&ctx, extent, &work, "load 1 : copy 1 : train 1", [1.0, 1.0, 1.0])?,
+        ],
+    }))
+}
+
+fn cpu() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+/// Host memory to copy from, page-locked or not.
+enum Source {
+    Pinned(*mut u8, usize),
+    Pageable(Vec<u8>),
+}
+
+impl Source {
+    fn pinned(bytes: usize, flags: u32) -> Result<Self> {
+        // SAFETY: set below, and freed by `drop`.
+        let start = unsafe { result::malloc_host(bytes, flags) }?.cast::<u8>();
+        // SAFETY: that many bytes were allocated.
+        unsafe { start.write_bytes(1, bytes) };
+        Ok(Self::Pinned(start, bytes))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            // SAFETY: allocated and set by `pinned`.
+            Self::Pinned(start, bytes) => unsafe { std::slice::from_raw_parts(*start, *bytes) },
+            Self::Pageable(bytes) => bytes,
+        }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if let Self::Pinned(start, _) = self {
+            // SAFETY: allocated by `pinned`; every copy from it was waited for.
+            let _ = unsafe { result::free_host(start.cast()) };
+        }
+    }
+}
+
+/// One size: plain copies from three kinds of memory, and the same bytes through an uploader.
+fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
+    let stream = ctx.new_stream()?;
+    let mut target = stream.alloc_zeros::<u8>(size)?;
+    let count = (extent.round_bytes / size).max(1);
+    let mut plain = |source: Source| -> Result<Value> {
+        let (address, _record) = target.device_ptr_mut(&stream);
+        rates(extent, size * count, || {
+            for _ in 0..count {
+                // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
+                unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
+            }
+            Ok(stream.synchronize()?)
+        })
+    };
+    Ok(json!({
+        "bytes": size,
+        "plain_pinned": plain(Source::pinned(size, 0)?)?,
+        "plain_write_combined": plain(Source::pinned(size, sys::CU_MEMHOSTALLOC_WRITECOMBINED)?)?,
+        "plain_pageable": plain(Source::Pageable(vec![1; size]))?,
+        "uploader_pinned": uploads(ctx, extent, size, count, false)?,
+        "uploader_write_combined": uploads(ctx, extent, size, count, true)?,
+    }))
+}
+
+/// GB/s of `round`, which moves `bytes`: median, least, most.
+fn rates(extent: &Extent, bytes: usize, mut round: impl FnMut() -> Result<()>) -> Result<Value> {
+    round()?; // not counted: first touches
+    let mut rates = Vec::new();
+    for _ in 0..extent.rounds {
+        let start = Instant::now();
+        round()?;
+        rates.push(bytes as f64 / 1e9 / start.elapsed().as_secs_f64());
+    }
+    rates.sort_by(f64::total_cmp);
+    Ok(json!({ "median": rates[rates.len() / 2], "min": rates[0], "max": rates[rates.len() - 1] }))
+}
+
+/// The same through the ring: host slots committed as they are, leases dropped at once. With the gaps between copies.
+fn uploads(
+    ctx: &Arc<CudaContext>,
+    extent: &Extent,
+    size: usize,
+    count: usize,
+    combined: bool,
+) -> Result<Value> {
+    let log = Arc::new(Mutex::new(Vec::<Copied>::new()));
+    let copied = log.clone();
+    let build = Uploader::new(ctx, size).write_combined(combined);
+    let build = build.on_copied(move |copy| copied.lock().unwrap_or_else(PoisonError::into_inner).push(copy));
+    let (mut slots, batches) = build.build::<()>()?;
+    let batches_in_all = count * (extent.rounds + 1);
+    let rate = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..batches_in_all {
+                slots.acquire()?.commit(size, ())?;
+            }
+            slots.finish();
+            Ok::<(), twinbuf_cuda::Error>(())
+        });
+        rates(extent, size * count, || {
+            let mut last = None;
+            for _ in 0..count {
+                last = batches.recv()?;
+            }
+            // The round is over when its last copy is.
+            while last.as_ref().is_some_and(|last| matches!(last.copied(), Ok(None))) {
+                std::thread::yield_now();
+            }
+            Ok(())
+        })
+    })?;
+    let log = log.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut gaps: Vec<f64> = log
+        .windows(2)
+        .map(|pair| pair[1].time.start.saturating_duration_since(pair[0].time.start + pair[0].time.took))
+        .map(|gap| gap.as_secs_f64())
+        .collect();
+    gaps.sort_by(f64::total_cmp);
+    let gap = |part: f64| gaps.get(((gaps.len() as f64 * part) as usize).min(gaps.len().saturating_sub(1)));
+    Ok(json!({ "gb_s": rate, "gap_median": gap(0.5), "gap_p99": gap(0.99) }))
+}
+
+/// What stands for training: a device-to-device copy, repeated.
+struct Work {
+    from: CudaSlice<u8>,
+    seconds: f64,
+}
+
+impl Work {
+    const BYTES: usize = 16 << 20;
+
+    /// How long one such copy takes.
+    fn new(stream: &Arc<CudaStream>) -> Result<Self> {
+        let mut work = Self { from: stream.alloc_zeros::<u8>(2 * Self::BYTES)?, seconds: 0.0 };
+        const COPIES: u32 = 50;
+        work.enqueue(stream, COPIES)?;
+        stream.synchronize()?;
+        let start = Instant::now();
+        work.enqueue(stream, COPIES)?;
+        stream.synchronize()?;
+        work.seconds = start.elapsed().as_secs_f64() / f64::from(COPIES);
+        Ok(work)
+    }
+
+    fn copies(&self, seconds: f64) -> u32 {
+        (seconds / self.seconds).round().clamp(1.0, 1e6) as u32
+    }
+
+    fn enqueue(&self, stream: &Arc<CudaStream>, copies: u32) -> Result<()> {
+        let (from, _record) = self.from.device_ptr(stream);
+        for _ in 0..copies {
+            let to = from + Self::BYTES as u64;
+            // SAFETY: both halves are that long, and are there until the stream has been waited for.
+            unsafe { result::memcpy_dtod_async(to, from, Self::BYTES, stream.cu_stream()) }?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies and work at the same time, on two streams, against each alone.
+fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value> {
+    let (copying, working) = (ctx.new_stream()?, ctx.new_stream()?);
+    let size = *extent.sizes.last().ok_or("no sizes")?;
+    let source = Source::pinned(size, 0)?;
+    let mut target = copying.alloc_zeros::<u8>(size)?;
+    let (address, _record) = target.device_ptr_mut(&copying);
+    let seconds = |copy: bool, copies: u32| -> Result<f64> {
+        let mut times = Vec::new();
+        for _ in 0..extent.rounds {
+            let start = Instant::now();
+            if copy {
+                // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
+                unsafe { result::memcpy_htod_async(address, source.bytes(), copying.cu_stream()) }?;
+            }
+            work.enqueue(&working, copies)?;
+            copying.synchronize()?;
+            working.synchronize()?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    };
+    let copy = seconds(true, 0)?;
+    let copies = work.copies(copy);
+    let (work, both) = (seconds(false, copies)?, seconds(true, copies)?);
+    Ok(json!({
+        "bytes": size,
+        "copy_alone": copy,
+        "work_alone": work,
+        "both": both,
+        "hidden": (copy + work - both) / copy.min(work),
+    }))
+}
+
+/// Load (sleep), copy, train (device copies), in this proportion: one after the other, and overlapped.
+fn pipeline(
+    ctx: &Arc<CudaContext>,
+    extent: &Extent,
+    work: &Work,
+    name: &str,
+    parts: [f64; 3],
+) -> Result<Value> {
+    let longest = parts.iter().copied().fold(0.0, f64::max);
+    let [load, copy, train] = parts.map(|part| part / longest * extent.stage.as_secs_f64());
+    // As many bytes as take that long at the rate of one large copy.
+    let size = bytes_in(ctx, extent, copy)?;
+    let copies = work.copies(train);
+    let epoch = |overlap: bool| -> Result<f64> {
+        let stream = ctx.new_stream()?;
+        let mut weights = stream.alloc_zeros::<u8>(size)?;
+        let (mut slots, batches) = Uploader::new(ctx, size).overlap(overlap).build::<()>()?;
+        let start = Instant::now();
+        let mut train = || -> Result<bool> {
+            let Some(batch) = batches.recv()? else { return Ok(false) };
+            stream.memcpy_dtod(&batch.on::<u8>(&stream)?, &mut weights)?;
+            work.enqueue(&stream, copies)?;
+            drop(batch);
+            stream.synchronize()?; // a training loop reads its loss back
+            Ok(true)
+        };
+        let mut read = move || {
+            let slot = slots.acquire()?;
+            std::thread::sleep(Duration::from_secs_f64(load));
+            slot.commit(size, ())
+        };
+        if overlap {
+            std::thread::scope(|scope| -> Result<()> {
+                let reader = scope.spawn(move || (0..extent.batches).try_for_each(|_| read()));
+                for _ in 0..extent.batches {
+                    train()?;
+                }
+                Ok(reader.join().map_err(|_| "the reader panicked")??)
+            })?;
+        } else {
+            for _ in 0..extent.batches {
+                read()?;
+                train()?;
+            }
+        }
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let (serial, overlapped) = (epoch(false)?, epoch(true)?);
+    let batches = f64::from(extent.batches);
+    Ok(json!({
+        "shape": name,
+        "batches": extent.batches,
+        "batch_bytes": size,
+        "stage_seconds": { "load": load, "copy": copy, "train": train },
+        "serial": serial,
+        "overlapped": overlapped,
+        // The longest stage for every batch, and the others once.
+        "ideal": batches * load.max(copy).max(train) + load + copy + train - load.max(copy).max(train),
+    }))
+}
+
+/// How many bytes a copy of `seconds` moves.
+fn bytes_in(ctx: &Arc<CudaContext>, extent: &Extent, seconds: f64) -> Result<usize> {
+    let stream = ctx.new_stream()?;
+    let size = extent.sizes.iter().copied().filter(|&size| size <= 64 << 20).max().ok_or("no sizes")?;
+    let source = Source::pinned(size, 0)?;
+    let mut target = stream.alloc_zeros::<u8>(size)?;
+    let (address, _record) = target.device_ptr_mut(&stream);
+    let mut best = f64::INFINITY;
+    for _ in 0..extent.rounds {
+        let start = Instant::now();
+        // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
+        unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
+        stream.synchronize()?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok((size as f64 * seconds / best).max(1.0) as usize)
+}

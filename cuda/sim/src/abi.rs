@@ -1,0 +1,72 @@
+//! The types that cross from test code into the cdylib; both sides compile this file.
+
+/// What [`Options`](crate::Options) becomes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawOptions {
+    pub(crate) seed: u64,
+    pub(crate) device_bytes: u64,
+    pub(crate) host_bytes: u64,
+    pub(crate) delay_us: u32,
+    pub(crate) pieces: u32,
+    pub(crate) pools: u32,
+    /// 0: one device, 1: stub library, 2: no device.
+    pub(crate) kind: u32,
+    pub(crate) host_threads_apart: u32,
+}
+
+/// Calls of one name fail.
+pub(crate) const TARGET_API: u32 = 0;
+/// Calls of any name.
+pub(crate) const TARGET_CALL: u32 = 1;
+/// Work of one kind.
+pub(crate) const TARGET_WORK: u32 = 2;
+/// The kinds of work.
+pub(crate) const KINDS: [&str; 7] = ["h2d", "d2h", "d2d", "memset", "kernel", "host", "any"];
+
+/// What [`Failure`](crate::Failure) becomes, without its name.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawFailure {
+    /// `TARGET_API`, `TARGET_CALL` or `TARGET_WORK`.
+    pub(crate) target: u32,
+    pub(crate) code: u32,
+    pub(crate) nth: u64,
+    pub(crate) times: u64,
+    pub(crate) effect: u32,
+}
+
+/// What the driver holds for its user at this moment.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Retains of the primary context that were not released.
+    pub contexts: u64,
+    /// Streams that were created and not destroyed; default streams do not count.
+    pub streams: u64,
+    /// Events that were created and not destroyed.
+    pub events: u64,
+    /// Page-locked host allocations that were not freed.
+    pub host_allocations: u64,
+    /// Their bytes.
+    pub host_bytes: u64,
+    /// Device allocations whose free was not called (an asynchronous free counts from its call).
+    pub device_allocations: u64,
+    /// Their bytes.
+    pub device_bytes: u64,
+    /// Most host bytes at one time since the start.
+    pub peak_host_bytes: u64,
+    /// Most device bytes at one time since the start.
+    pub peak_device_bytes: u64,
+    /// Worker threads: one a stream that was used, default streams included. A destroyed stream's ends when
+    /// its work is done: see [`Control::drain`](crate::Control::drain).
+    pub threads: u64,
+}
+
+impl Live {
+    /// What nobody gave back: `self` without peaks and threads (a default stream's lasts for the run).
+    #[must_use]
+    pub fn leaked(self) -> Self {
+        Self { peak_host_bytes: 0, peak_device_bytes: 0, threads: 0, ..self }
+    }
+}

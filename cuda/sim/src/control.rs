@@ -1,0 +1,571 @@
+//! The Rust side: loads the cdylib by its path before cudarc looks for a driver, and speaks to it.
+
+use std::ffi::{CString, c_char, c_void};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libloading::os::unix::{Library, RTLD_NOW};
+
+use crate::abi::{KINDS, Live, RawFailure, RawOptions, TARGET_API, TARGET_CALL, TARGET_WORK};
+use crate::driver::is_error;
+
+/// What the driver finds in the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Installed {
+    /// One device.
+    #[default]
+    Device,
+    /// The toolkit's stub in place of a driver: `cuInit` says `CUDA_ERROR_STUB_LIBRARY` (34).
+    Stub,
+    /// A driver and no device: `cuInit` says `CUDA_ERROR_NO_DEVICE` (100), the count is 0.
+    NoDevice,
+}
+
+/// How one run of the driver behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Of every delay.
+    pub seed: u64,
+    /// Longest delay before an operation, and between the pieces of a copy, in microseconds. 0: none.
+    pub delay_us: u32,
+    /// In how many pieces a copy or a kernel runs, at least 1.
+    pub pieces: u32,
+    /// Whether the device has memory pools, so `cuMemAllocAsync`.
+    pub pools: bool,
+    /// Device memory in bytes: allocations beyond fail with `CUDA_ERROR_OUT_OF_MEMORY` (2).
+    pub device_bytes: u64,
+    /// Page-locked host memory in bytes, likewise.
+    pub host_bytes: u64,
+    /// Stub, no device, or one.
+    pub installed: Installed,
+    /// Every host thread is an agent of its own for the checker: an edge from one to another exists only where
+    /// [`Control::release`] and [`Control::acquire`] say so. `false`: all host threads are one agent, so what
+    /// one of them knows, all know, and a missing edge *between host threads* shows only if their accesses
+    /// happen in the wrong order in this run.
+    pub host_threads_apart: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            delay_us: 40,
+            pieces: 4,
+            pools: true,
+            device_bytes: 1 << 30,
+            host_bytes: 1 << 30,
+            installed: Installed::Device,
+            host_threads_apart: false,
+        }
+    }
+}
+
+impl Options {
+    /// The defaults with this seed.
+    #[must_use]
+    pub fn seeded(seed: u64) -> Self {
+        Self { seed, ..Self::default() }
+    }
+}
+
+/// An error to be injected: which call or operation fails, counted from [`Control::inject`] on, and with what.
+///
+/// A call that fails has no effect, except that a call which gives something back (destroy, free, release)
+/// always does so: the real driver too returns errors of earlier work from such calls.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    raw: RawFailure,
+    name: String,
+}
+
+impl Failure {
+    fn new(target: u32, name: &str, nth: u64, code: u32) -> Self {
+        assert!(nth > 0, "calls are counted from 1");
+        // cudarc takes the number for its enum unchecked.
+        assert!(is_error(code), "{code} is no `CUresult` that this driver knows as an error");
+        Self { raw: RawFailure { target, code, nth, times: 1, effect: 0 }, name: name.to_owned() }
+    }
+
+    /// The `nth` call (from 1) of this name, as exported: `cuMemcpyHtoDAsync_v2`. A simulated kernel's launch is
+    /// `cuLaunchKernel`.
+    ///
+    /// # Panics
+    ///
+    /// If `nth` is 0, or `code` is not one of the errors in `driver/codes.rs`.
+    #[must_use]
+    pub fn api(name: &str, nth: u64, code: u32) -> Self {
+        Self::new(TARGET_API, name, nth, code)
+    }
+
+    /// The `nth` call (from 1) of any name but `cuGetErrorName` and `cuGetErrorString`, which formatting an
+    /// error calls.
+    ///
+    /// # Panics
+    ///
+    /// If `nth` is 0, or `code` is not one of the errors in `driver/codes.rs`.
+    #[must_use]
+    pub fn call(nth: u64, code: u32) -> Self {
+        Self::new(TARGET_CALL, "", nth, code)
+    }
+
+    /// The `nth` operation (from 1) of this kind *while it runs*: `h2d`, `d2h`, `d2d`, `memset`, `kernel`,
+    /// `host` (a host function) or `any` of them. The error is sticky: it comes from every later call, what is
+    /// queued is dropped, host functions are not called.
+    ///
+    /// # Panics
+    ///
+    /// If `nth` is 0, or `code` is not one of the errors in `driver/codes.rs`.
+    #[must_use]
+    pub fn op(kind: &str, nth: u64, code: u32) -> Self {
+        Self::new(TARGET_WORK, kind, nth, code)
+    }
+
+    /// Fails this many times in a row, not once. `u64::MAX`: from then on.
+    #[must_use]
+    pub fn times(mut self, times: u64) -> Self {
+        self.raw.times = times;
+        self
+    }
+
+    /// The call takes effect and then returns the error, as one does that reports earlier work.
+    #[must_use]
+    pub fn after_effect(mut self) -> Self {
+        self.raw.effect = 1;
+        self
+    }
+}
+
+/// A simulated kernel that was launched, for [`Control::checksum`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel(u64);
+
+/// The digest that [`Control::checksum`] gives for these bytes (FNV-1a, 64 bits).
+#[must_use]
+pub fn checksum_of(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(crate::FNV_START, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(crate::FNV_PRIME))
+}
+
+macro_rules! symbols {
+    ($($name:ident: $signature:ty = $symbol:literal,)*) => {
+        struct Symbols {
+            /// Never closed: it lies in a static, and cudarc keeps function pointers into it.
+            library: Library,
+            $($name: $signature,)*
+        }
+
+        impl Symbols {
+            fn of(library: Library) -> Result<Self, libloading::Error> {
+                // SAFETY: `driver/hooks.rs` exports each symbol with this signature; the library is this
+                // package's own cdylib and is never closed.
+                Ok(Self { $($name: *unsafe { library.get::<$signature>($symbol) }?,)* library })
+            }
+        }
+    };
+}
+
+symbols! {
+    start: unsafe extern "C" fn(*const RawOptions) = b"twinbuf_sim_start\0",
+    inject: unsafe extern "C" fn(*const c_char, *const RawFailure) = b"twinbuf_sim_inject\0",
+    injected: unsafe extern "C" fn(*mut u8, usize) -> usize = b"twinbuf_sim_injected\0",
+    lose_context: unsafe extern "C" fn(u32) = b"twinbuf_sim_lose_context\0",
+    calls: unsafe extern "C" fn(*const c_char) -> u64 = b"twinbuf_sim_calls\0",
+    violations: unsafe extern "C" fn(*mut u8, usize) -> usize = b"twinbuf_sim_violations\0",
+    live: unsafe extern "C" fn(*mut Live) = b"twinbuf_sim_live\0",
+    host_access: unsafe extern "C" fn(*const c_void, usize, u32) = b"twinbuf_sim_host_access\0",
+    release: unsafe extern "C" fn(u64) = b"twinbuf_sim_release\0",
+    acquire: unsafe extern "C" fn(u64) = b"twinbuf_sim_acquire\0",
+    kernel: unsafe extern "C" fn(*mut c_void, u64, usize, u32, u8, u32, *mut u64) -> u32 = b"twinbuf_sim_kernel\0",
+    checksum: unsafe extern "C" fn(u64, *mut u64) -> u32 = b"twinbuf_sim_checksum\0",
+    peek: unsafe extern "C" fn(u64, *mut u8, usize) -> u32 = b"twinbuf_sim_peek\0",
+    allow: unsafe extern "C" fn(u64) = b"twinbuf_sim_allow\0",
+    wait_held: unsafe extern "C" fn() = b"twinbuf_sim_wait_held\0",
+    drain: unsafe extern "C" fn() = b"twinbuf_sim_drain\0",
+}
+
+/// The environment variable that chooses the driver: `real` takes the machine's own, anything else, or nothing,
+/// this one.
+pub const DRIVER_VARIABLE: &str = "TWINBUF_CUDA_DRIVER";
+
+/// The cdylib's functions; `None` with the real driver.
+fn symbols() -> Option<&'static Symbols> {
+    static SYMBOLS: OnceLock<Option<Symbols>> = OnceLock::new();
+    SYMBOLS
+        .get_or_init(|| {
+            if std::env::var_os(DRIVER_VARIABLE).is_some_and(|driver| driver == "real") {
+                return None;
+            }
+            let path = library_path();
+            // SAFETY: this package's own cdylib: it runs nothing when it is loaded.
+            let library = unsafe { Library::open(Some(&path), RTLD_NOW) };
+            let symbols = library.and_then(Symbols::of);
+            Some(symbols.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+        })
+        .as_ref()
+}
+
+/// The cdylib beside the running test binary.
+///
+/// # Panics
+///
+/// If it is not there, with every place that was looked at.
+fn library_path() -> PathBuf {
+    const FILE: &str = "libtwinbuf_cuda_sim.so";
+    let program = std::env::current_exe().expect("the path of the running program");
+    let folder = program.parent().expect("a program lies in a folder");
+    // Unit and integration tests lie in `deps` themselves, examples and binaries beside it.
+    let places = [
+        folder.join(FILE),
+        folder.join("deps").join(FILE),
+        folder.with_file_name("deps").join(FILE),
+        PathBuf::from(env!("TWINBUF_SIM_DEPS")).join(FILE),
+    ];
+    let found = places.iter().find(|place| place.is_file());
+    found.unwrap_or_else(|| panic!("{FILE}: not found in any of {places:?}; cargo builds it there")).clone()
+}
+
+/// The control calls. They are no driver calls: nothing counts, delays or orders them.
+///
+/// With the real driver ([`Control::is_real`]) they do nothing and report nothing, and launching a
+/// [`Kernel`] gives `None`.
+#[derive(Clone, Copy)]
+pub struct Control {
+    symbols: Option<&'static Symbols>,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("real", &self.is_real()).finish()
+    }
+}
+
+impl Control {
+    /// Loads the driver, if it is not loaded, and gives its controls without a [`Sim`]: for hooks inside the
+    /// code under test.
+    ///
+    /// # Panics
+    ///
+    /// If the cdylib is not there or cannot be loaded.
+    #[must_use]
+    pub fn get() -> Self {
+        Self { symbols: symbols() }
+    }
+
+    /// Whether the machine's own driver is used: [`DRIVER_VARIABLE`] is `real`.
+    #[must_use]
+    pub fn is_real(self) -> bool {
+        self.symbols.is_none()
+    }
+
+    /// Adds an error to those that will be injected.
+    ///
+    /// # Panics
+    ///
+    /// If the failure names a call or a kind of work that this driver does not have.
+    pub fn inject(self, failure: Failure) {
+        let Failure { raw, name } = failure;
+        if let Some(sim) = self.symbols {
+            // SAFETY: the symbol is looked for, not used.
+            let exported = || unsafe { sim.library.get::<*const ()>(&name) }.is_ok();
+            let exists = match raw.target {
+                // Those two never fail: see `Failure::call`.
+                TARGET_API if ["cuGetErrorName", "cuGetErrorString"].contains(&name.as_str()) => false,
+                TARGET_API => name == "cuLaunchKernel" || exported(),
+                TARGET_WORK => KINDS.contains(&name.as_str()),
+                _ => true,
+            };
+            assert!(exists, "the driver has no {name:?} that could fail");
+            let name = CString::new(name).expect("a name that exists has no NUL");
+            // SAFETY: both pointers are valid for the call.
+            unsafe { (sim.inject)(name.as_ptr(), &raw const raw) };
+        }
+    }
+
+    /// The names of the calls (or the kinds of the operations) that have failed by [`Control::inject`], in
+    /// their order.
+    #[must_use]
+    pub fn injected(self) -> Vec<String> {
+        self.symbols.map_or_else(Vec::new, |sim| lines(sim.injected))
+    }
+
+    /// The context is lost at once: what is queued is dropped, every later call in it returns `code`
+    /// (`CUDA_ERROR_CONTEXT_IS_DESTROYED` is 709, an uncorrectable ECC error 214).
+    ///
+    /// # Panics
+    ///
+    /// If `code` is not one of the errors in `driver/codes.rs`.
+    pub fn lose_context(self, code: u32) {
+        assert!(is_error(code), "{code} is no `CUresult` that this driver knows as an error");
+        if let Some(sim) = self.symbols {
+            // SAFETY: takes a plain value.
+            unsafe { (sim.lose_context)(code) };
+        }
+    }
+
+    /// Driver calls since the start, as [`Failure::call`] counts them.
+    #[must_use]
+    pub fn calls(self) -> u64 {
+        // SAFETY: null asks for all names.
+        self.symbols.map_or(0, |sim| unsafe { (sim.calls)(std::ptr::null()) })
+    }
+
+    /// Calls of one name since the start.
+    ///
+    /// # Panics
+    ///
+    /// If `name` contains a NUL byte.
+    #[must_use]
+    pub fn calls_of(self, name: &str) -> u64 {
+        let name = CString::new(name).expect("a name without NUL");
+        // SAFETY: the pointer is valid for the call.
+        self.symbols.map_or(0, |sim| unsafe { (sim.calls)(name.as_ptr()) })
+    }
+
+    /// What the checker found since this was last asked, one sentence each.
+    #[must_use]
+    pub fn violations(self) -> Vec<String> {
+        self.symbols.map_or_else(Vec::new, |sim| lines(sim.violations))
+    }
+
+    /// What the driver holds for its user at this moment; all 0 with the real driver.
+    #[must_use]
+    pub fn live(self) -> Live {
+        let mut live = Live::default();
+        if let Some(sim) = self.symbols {
+            // SAFETY: the pointer is valid for the call.
+            unsafe { (sim.live)(&raw mut live) };
+        }
+        live
+    }
+
+    /// This thread writes these bytes now. Inside a host function: its stream does.
+    pub fn host_write<T>(self, range: *const [T]) {
+        self.host_access(range, true);
+    }
+
+    /// This thread reads these bytes now. Inside a host function: its stream does.
+    pub fn host_read<T>(self, range: *const [T]) {
+        self.host_access(range, false);
+    }
+
+    fn host_access<T>(self, range: *const [T], write: bool) {
+        if let Some(sim) = self.symbols {
+            // SAFETY: the address is compared, not dereferenced.
+            unsafe { (sim.host_access)(range.cast(), range.len() * size_of::<T>(), u32::from(write)) };
+        }
+    }
+
+    /// Half of an edge that the driver cannot see: what this thread (or host function) knows is put into
+    /// `token`, any number.
+    pub fn release(self, token: u64) {
+        if let Some(sim) = self.symbols {
+            // SAFETY: takes a plain value.
+            unsafe { (sim.release)(token) };
+        }
+    }
+
+    /// The other half: this thread knows what was put into `token` so far.
+    pub fn acquire(self, token: u64) {
+        if let Some(sim) = self.symbols {
+            // SAFETY: takes a plain value.
+            unsafe { (sim.acquire)(token) };
+        }
+    }
+
+    /// Enqueues a simulated kernel that reads `bytes` bytes of device memory at `address`, for at least
+    /// `duration_us` microseconds. `stream` is a `CUstream`. `Ok(None)`: the real driver.
+    ///
+    /// # Errors
+    ///
+    /// The `CUresult` that the launch returned, as a number.
+    pub fn kernel_read<S>(
+        self,
+        stream: *mut S,
+        address: u64,
+        bytes: usize,
+        duration_us: u32,
+    ) -> Result<Option<Kernel>, u32> {
+        self.kernel(stream.cast(), address, bytes, None, duration_us)
+    }
+
+    /// Enqueues a simulated kernel that fills device memory with `value`; the rest as
+    /// [`Control::kernel_read`].
+    ///
+    /// # Errors
+    ///
+    /// The `CUresult` that the launch returned, as a number.
+    pub fn kernel_write<S>(
+        self,
+        stream: *mut S,
+        address: u64,
+        bytes: usize,
+        value: u8,
+        duration_us: u32,
+    ) -> Result<Option<Kernel>, u32> {
+        self.kernel(stream.cast(), address, bytes, Some(value), duration_us)
+    }
+
+    fn kernel(
+        self,
+        stream: *mut c_void,
+        address: u64,
+        bytes: usize,
+        fill: Option<u8>,
+        duration_us: u32,
+    ) -> Result<Option<Kernel>, u32> {
+        let Some(sim) = self.symbols else { return Ok(None) };
+        let (write, value) = (u32::from(fill.is_some()), fill.unwrap_or(0));
+        let mut id = 0;
+        // SAFETY: `id` is valid for the call; handle and address are looked up, not dereferenced.
+        match unsafe { (sim.kernel)(stream, address, bytes, write, value, duration_us, &raw mut id) } {
+            0 => Ok(Some(Kernel(id))),
+            code => Err(code),
+        }
+    }
+
+    /// The digest ([`checksum_of`]) of what a kernel read or wrote. Waits for the kernel, and orders nothing:
+    /// the checker does not count it as synchronization. `None`: the kernel was dropped after an error.
+    #[must_use]
+    pub fn checksum(self, kernel: Kernel) -> Option<u64> {
+        let sim = self.symbols?;
+        let mut sum = 0;
+        // SAFETY: `sum` is valid for the call.
+        (unsafe { (sim.checksum)(kernel.0, &raw mut sum) } == 0).then_some(sum)
+    }
+
+    /// Device memory as it is at this moment, without a driver call and unseen by the checker. `None`: no
+    /// allocation holds this range, or the real driver.
+    #[must_use]
+    pub fn peek(self, address: u64, bytes: usize) -> Option<Vec<u8>> {
+        let sim = self.symbols?;
+        let mut copy = vec![0; bytes];
+        // SAFETY: `copy` has `bytes` bytes.
+        (unsafe { (sim.peek)(address, copy.as_mut_ptr(), bytes) } == 0).then_some(copy)
+    }
+
+    /// The device does `pieces` more pieces of work (an operation that is no copy or kernel is one) and then
+    /// stands still, until the guard is dropped. Streams still pass events.
+    #[must_use = "the drop lets the device go on"]
+    pub fn hold(self, pieces: u64) -> Held {
+        self.allow(pieces);
+        Held(self)
+    }
+
+    /// Waits until a stream stands still at the end of what [`Control::hold`] allows; returns at once when
+    /// nothing is held. Enqueue enough work first.
+    pub fn wait_held(self) {
+        if let Some(sim) = self.symbols {
+            // SAFETY: takes nothing.
+            unsafe { (sim.wait_held)() };
+        }
+    }
+
+    fn allow(self, pieces: u64) {
+        if let Some(sim) = self.symbols {
+            // SAFETY: takes a plain value.
+            unsafe { (sim.allow)(pieces) };
+        }
+    }
+
+    /// Waits until every stream is idle and the threads of destroyed streams have ended. Orders nothing.
+    pub fn drain(self) {
+        if let Some(sim) = self.symbols {
+            // SAFETY: takes nothing.
+            unsafe { (sim.drain)() };
+        }
+    }
+}
+
+/// The device stands still, or soon will: [`Control::hold`]. Drop it, and the device goes on; a test that panics
+/// meanwhile does so before it drops what it made earlier and that waits for the device.
+#[derive(Debug)]
+pub struct Held(Control);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.allow(u64::MAX);
+    }
+}
+
+/// The text that `get` writes (it returns the length it needs), split into lines.
+fn lines(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
+    let mut text = Vec::new();
+    loop {
+        // SAFETY: the pointer is valid for as many bytes as are said.
+        let needed = unsafe { get(text.as_mut_ptr(), text.len()) };
+        if needed <= text.len() {
+            text.truncate(needed);
+            break;
+        }
+        text.resize(needed, 0);
+    }
+    String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+}
+
+/// One run of the driver: from [`Sim::start`], with everything of earlier runs forgotten, to the drop.
+///
+/// The driver is one for the process, so there is one `Sim` at a time: a second thread's `start` waits for the
+/// first one's drop. Declare it before everything that uses CUDA, so that it is dropped last.
+///
+/// # Panics
+///
+/// The drop panics if the checker found something that nobody read ([`Control::violations`]), unless the thread
+/// is panicking.
+#[derive(Debug)]
+pub struct Sim {
+    control: Control,
+    _one_at_a_time: MutexGuard<'static, ()>,
+}
+
+impl Sim {
+    /// Loads the driver, if it is not loaded, and begins a run.
+    ///
+    /// # Panics
+    ///
+    /// If the cdylib is not there or cannot be loaded.
+    #[must_use]
+    pub fn start(options: Options) -> Self {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        // A test that panicked left nothing behind that the next start does not reset.
+        let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let control = Control::get();
+        if let Some(sim) = control.symbols {
+            let raw = RawOptions {
+                seed: options.seed,
+                device_bytes: options.device_bytes,
+                host_bytes: options.host_bytes,
+                delay_us: options.delay_us,
+                pieces: options.pieces.max(1),
+                pools: u32::from(options.pools),
+                kind: options.installed as u32,
+                host_threads_apart: u32::from(options.host_threads_apart),
+            };
+            // SAFETY: the pointer is valid for the call.
+            unsafe { (sim.start)(&raw const raw) };
+        }
+        Self { control, _one_at_a_time: guard }
+    }
+
+    /// The controls, to take to other threads.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.control
+    }
+}
+
+impl std::ops::Deref for Sim {
+    type Target = Control;
+
+    fn deref(&self) -> &Control {
+        &self.control
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        let found = self.control.violations();
+        if !std::thread::panicking() {
+            assert!(found.is_empty(), "the checker found {found:#?}");
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! The `cu*` functions: those that cudarc's driver API needs for contexts, streams, events, memory and copies.
+//!
+//! cudarc looks a symbol up when it is first called and panics if it is missing. Names and signatures: the CUDA
+//! driver API reference; what each function checks and waits for is described there too, and in README.md where
+//! this driver is stricter. Of two versions with one signature cudarc takes one by the toolkit it was built with.
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "CUDA drivers exist for 64-bit systems only: u64 is usize"
+)]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use super::codes::{
+    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED,
+    NOT_PERMITTED, NOT_READY, NOT_SUPPORTED, STUB_LIBRARY, SUCCESS, describe,
+};
+use super::machine::{Core, HostFunction, Source, Space, Work, in_function, lock, synchronize, wait_passed};
+
+/// A place for a result, given by the caller.
+#[repr(transparent)]
+struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    fn set(&self, value: T) -> Result<(), Code> {
+        if self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: whoever calls the driver gives a pointer that may be written.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+}
+
+/// What a call needs before its body runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    /// `cuInit`.
+    Driver,
+    /// And an error-free context.
+    Health,
+    /// And that it is current on this thread.
+    Context,
+    /// Gives something back: the body runs whatever error is injected or sticky, and the error is returned.
+    Return,
+    /// The same, and it returns no sticky error.
+    Release,
+}
+
+/// What a stub, or a driver without a device, returns from every call but `cuDeviceGetCount`.
+fn absent(core: &Core, name: &str) -> Option<Code> {
+    match core.options.kind {
+        1 => Some(STUB_LIBRARY),
+        2 if name == "cuInit" => Some(NO_DEVICE),
+        2 if name != "cuDeviceGetCount" => Some(NOT_INITIALIZED),
+        _ => None,
+    }
+}
+
+/// Counts a call, checks what it needs, lets an injected error strike, and runs its body.
+fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Result<(), Code>) -> Code {
+    // The real driver forbids it and may hang instead of saying so.
+    if in_function() {
+        return NOT_PERMITTED;
+    }
+    let mut core = lock();
+    *core.calls.entry(name).or_insert(0) += 1;
+    let injected = core.failures.call(name);
+    if let Some(code) = absent(&core, name) {
+        return code;
+    }
+    let gives_back = matches!(needs, Needs::Return | Needs::Release);
+    if let Some(injected) = injected.filter(|injected| !injected.effect && !gives_back) {
+        return injected.code;
+    }
+    if needs != Needs::Nothing && !core.initialized && core.options.kind == 0 {
+        return NOT_INITIALIZED;
+    }
+    let sticky =
+        if matches!(needs, Needs::Nothing | Needs::Driver | Needs::Release) { SUCCESS } else { core.lost };
+    if sticky != SUCCESS && needs != Needs::Return {
+        return sticky;
+    }
+    let ready = if needs == Needs::Context { current(&core) } else { Ok(()) };
+    let result = ready.and_then(|()| body(core)).map_or_else(|code| code, |()| SUCCESS);
+    match injected {
+        Some(injected) => injected.code,
+        None if sticky != SUCCESS => sticky,
+        None => result,
+    }
+}
+
+/// The context is current and alive.
+fn current(core: &Core) -> Result<(), Code> {
+    if core.current() == 0 {
+        return Err(INVALID_CONTEXT);
+    }
+    if core.retains == 0 { Err(CONTEXT_IS_DESTROYED) } else { Ok(()) }
+}
+
+/// A default stream needs a current context; a created one has its own.
+fn stream(core: &mut Core, handle: usize) -> Result<u64, Code> {
+    if handle <= 2 {
+        current(core)?;
+    }
+    core.stream(handle)
+}
+
+/// Enqueues work that was checked, and waits for it if `wait`.
+fn submit(mut core: Core, stream: u64, work: Work, wait: bool) -> Result<(), Code> {
+    core.push(stream, work);
+    if !wait {
+        return Ok(());
+    }
+    let mark = core.record(stream);
+    synchronize(core, &[mark])
+}
+
+/// A copy from the host: a page-locked source is read when the copy runs, any other before this returns.
+fn upload(
+    mut core: Core,
+    to: u64,
+    from: *const c_void,
+    bytes: usize,
+    handle: usize,
+    wait: bool,
+) -> Result<(), Code> {
+    let stream = stream(&mut core, handle)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    if from.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let actor = core.step(stream);
+    core.access((Space::Device, to, bytes), &actor, true, "h2d")?;
+    let pinned = core.is_pinned(from as usize, bytes);
+    if pinned {
+        core.access((Space::Host, from as u64, bytes), &actor, false, "h2d")?;
+    }
+    // SAFETY: the caller gives a source of this many bytes, valid now.
+    let now = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
+    let source =
+        if pinned { Source::Pinned { address: from as usize, then: now } } else { Source::Staged(now) };
+    submit(core, stream, Work::Upload { to, from: source }, wait)
+}
+
+/// A copy to the host: returns when it is done, unless the destination is page-locked and `wait` is not set.
+fn download(
+    mut core: Core,
+    to: *mut c_void,
+    from: u64,
+    bytes: usize,
+    handle: usize,
+    wait: bool,
+) -> Result<(), Code> {
+    let stream = stream(&mut core, handle)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let actor = core.step(stream);
+    core.access((Space::Device, from, bytes), &actor, false, "d2h")?;
+    let pinned = core.is_pinned(to as usize, bytes);
+    if pinned {
+        core.access((Space::Host, to as u64, bytes), &actor, true, "d2h")?;
+    }
+    submit(core, stream, Work::Download { to: to as usize, from, bytes }, wait || !pinned)
+}
+
+/// A copy on the device.
+fn copy(mut core: Core, to: u64, from: u64, bytes: usize, handle: usize) -> Result<(), Code> {
+    let stream = stream(&mut core, handle)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let actor = core.step(stream);
+    core.access((Space::Device, from, bytes), &actor, false, "d2d")?;
+    core.access((Space::Device, to, bytes), &actor, true, "d2d")?;
+    submit(core, stream, Work::Copy { to, from, bytes }, false)
+}
+
+fn set(mut core: Core, to: u64, value: u8, bytes: usize, handle: usize) -> Result<(), Code> {
+    let stream = stream(&mut core, handle)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let actor = core.step(stream);
+    core.access((Space::Device, to, bytes), &actor, true, "memset")?;
+    submit(core, stream, Work::Set { to, bytes, value }, false)
+}
+
+/// A simulated kernel, which reads a range or fills it; the real driver's name for the call.
+pub(super) fn launch(
+    id: &mut u64,
+    handle: usize,
+    (at, bytes): (u64, usize),
+    fill: Option<u8>,
+    duration_us: u32,
+) -> Code {
+    enter("cuLaunchKernel", Needs::Context, |mut core| {
+        let stream = stream(&mut core, handle)?;
+        let actor = core.step(stream);
+        core.access((Space::Device, at, bytes), &actor, fill.is_some(), "kernel")?;
+        *id = core.add_kernel();
+        submit(core, stream, Work::Kernel { id: *id, at, bytes, fill, duration_us }, false)
+    })
+}
+
+/// Waits until everything that was enqueued has run, whatever its error; no edges.
+fn settle(mut core: Core) -> Core {
+    for mark in core.record_all() {
+        core = wait_passed(core, &mark).0;
+    }
+    core
+}
+
+fn elapsed(core: &Core, milliseconds: &Out<f32>, start: usize, end: usize) -> Result<(), Code> {
+    let (start, end) = (core.passed_at(start)?, core.passed_at(end)?);
+    let forth = end.saturating_duration_since(start).as_secs_f32();
+    let back = start.saturating_duration_since(end).as_secs_f32();
+    milliseconds.set((forth - back) * 1e3)
+}
+
+/// `CUdevice_attribute`s that are not 0 here.
+fn attribute(core: &Core, attribute: c_int) -> c_int {
+    match attribute {
+        // UNIFIED_ADDRESSING, STREAM_PRIORITIES_SUPPORTED.
+        41 | 78 => 1,
+        // COMPUTE_CAPABILITY_MAJOR; the minor one, 76, is 0.
+        75 => 9,
+        // ASYNC_ENGINE_COUNT.
+        40 => 2,
+        // MEMORY_POOLS_SUPPORTED.
+        115 => c_int::from(core.options.pools != 0),
+        _ => 0,
+    }
+}
+
+fn device(ordinal: c_int) -> Result<(), Code> {
+    if ordinal == 0 { Ok(()) } else { Err(INVALID_DEVICE) }
+}
+
+/// `fn name(arguments) needs |core| body`: an exported function.
+macro_rules! calls {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $needs:ident |$core:pat_param| $body:expr;)*) => {$(
+        /// See the CUDA driver API's function of this name.
+        ///
+        /// # Safety
+        ///
+        /// As there: pointers must be valid.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> Code {
+            enter(stringify!($name), Needs::$needs, |$core| $body)
+        }
+    )*};
+}
+
+calls! {
+    // Driver, device.
+    fn cuInit(flags: c_uint) Nothing |mut core| {
+        core.initialized = flags == 0;
+        if flags == 0 { Ok(()) } else { Err(INVALID_VALUE) }
+    };
+    fn cuDriverGetVersion(version: Out<c_int>) Nothing |_| version.set(13_000);
+    fn cuDeviceGetCount(count: Out<c_int>) Driver |core| count.set(c_int::from(core.options.kind == 0));
+    fn cuDeviceGet(found: Out<c_int>, ordinal: c_int) Driver |_| device(ordinal).and_then(|()| found.set(0));
+    fn cuDeviceGetName(name: Out<c_char>, length: c_int, ordinal: c_int) Driver |_| {
+        const NAME: &std::ffi::CStr = c"twinbuf software device";
+        device(ordinal)?;
+        let bytes = NAME.count_bytes() + 1;
+        if name.0.is_null() || usize::try_from(length).unwrap_or(0) < bytes {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller's buffer has `length` bytes, and these are no more.
+        unsafe { std::ptr::copy_nonoverlapping(NAME.as_ptr(), name.0, bytes) };
+        Ok(())
+    };
+    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, ordinal: c_int) Driver |_| {
+        device(ordinal).and_then(|()| uuid.set(*b"twinbuf-software"))
+    };
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, ordinal: c_int) Driver |_| {
+        device(ordinal).and_then(|()| uuid.set(*b"twinbuf-software"))
+    };
+    fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) Driver |core| {
+        device(ordinal)?;
+        bytes.set(usize::try_from(core.options.device_bytes).unwrap_or(usize::MAX))
+    };
+    fn cuDeviceGetAttribute(value: Out<c_int>, number: c_int, ordinal: c_int) Driver |core| {
+        device(ordinal)?;
+        value.set(attribute(&core, number))
+    };
+
+    // Context.
+    fn cuDevicePrimaryCtxRetain(context: Out<usize>, ordinal: c_int) Driver |mut core| {
+        device(ordinal)?;
+        context.set(core.context())?;
+        core.retains += 1;
+        core.live.contexts += 1;
+        Ok(())
+    };
+    fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) Release |mut core| {
+        device(ordinal)?;
+        core.retains = core.retains.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        core.live.contexts -= 1;
+        Ok(())
+    };
+    fn cuCtxGetCurrent(context: Out<usize>) Driver |core| context.set(core.current());
+    fn cuCtxSetCurrent(context: usize) Driver |core| core.set_current(context);
+    fn cuCtxGetDevice(found: Out<c_int>) Context |_| found.set(0);
+    fn cuCtxSetFlags(_flags: c_uint) Context |_| Ok(());
+    fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) Context |_| {
+        least.set(0)?;
+        greatest.set(-5)
+    };
+    fn cuCtxSynchronize() Context |mut core| {
+        let marks = core.record_all();
+        synchronize(core, &marks)
+    };
+
+    // Streams.
+    fn cuStreamCreate(created: Out<usize>, flags: c_uint) Context |mut core| {
+        let stream = core.create_stream(flags)?;
+        created.set(stream as usize)
+    };
+    fn cuStreamCreateWithPriority(created: Out<usize>, flags: c_uint, _priority: c_int) Context |mut core| {
+        // A priority outside the range is clamped to it, as the real driver does.
+        let stream = core.create_stream(flags)?;
+        created.set(stream as usize)
+    };
+    fn cuStreamDestroy_v2(handle: usize) Return |mut core| {
+        core.destroy_stream(handle)?;
+        super::machine::changed();
+        Ok(())
+    };
+    fn cuStreamSynchronize(handle: usize) Health |mut core| {
+        let stream = stream(&mut core, handle)?;
+        let mark = core.record(stream);
+        synchronize(core, &[mark])
+    };
+    fn cuStreamQuery(handle: usize) Health |mut core| {
+        let stream = stream(&mut core, handle)?;
+        if core.is_idle(stream) { Ok(()) } else { Err(NOT_READY) }
+    };
+    fn cuStreamWaitEvent(handle: usize, event: usize, flags: c_uint) Context |mut core| {
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        let stream = stream(&mut core, handle)?;
+        core.wait_event(stream, event)
+    };
+    fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: *mut c_void) Context |mut core| {
+        let function = function.ok_or(INVALID_VALUE)?;
+        let stream = stream(&mut core, handle)?;
+        core.push_function(stream, function, argument as usize);
+        Ok(())
+    };
+
+    // Events.
+    fn cuEventCreate(created: Out<usize>, flags: c_uint) Context |mut core| {
+        let event = core.create_event(flags)?;
+        created.set(event as usize)
+    };
+    fn cuEventDestroy_v2(event: usize) Return |mut core| core.destroy_event(event);
+    fn cuEventRecord(event: usize, handle: usize) Context |mut core| {
+        let stream = stream(&mut core, handle)?;
+        core.record_event(event, stream)
+    };
+    fn cuEventQuery(event: usize) Health |mut core| {
+        let Some(mark) = core.last_record(event)? else { return Ok(()) };
+        match mark.passed.get() {
+            None => Err(NOT_READY),
+            Some((_, SUCCESS)) => {
+                core.learn(&mark.clock);
+                Ok(())
+            }
+            Some((_, code)) => Err(*code),
+        }
+    };
+    fn cuEventSynchronize(event: usize) Health |core| {
+        let mark = core.last_record(event)?;
+        synchronize(core, mark.as_slice())
+    };
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) Health |core| {
+        elapsed(&core, &milliseconds, start, end)
+    };
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) Health |core| {
+        elapsed(&core, &milliseconds, start, end)
+    };
+
+    // Memory.
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) Context |core| {
+        let (limit, used) = (core.options.device_bytes, core.live.device_bytes);
+        free.set(usize::try_from(limit.saturating_sub(used)).unwrap_or(usize::MAX))?;
+        total.set(usize::try_from(limit).unwrap_or(usize::MAX))
+    };
+    fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) Context |mut core| {
+        let allocated = core.allocate_device(bytes)?;
+        address.set(allocated)
+    };
+    fn cuMemFree_v2(address: u64) Return |mut core| {
+        current(&core)?;
+        core.free_by_host(Space::Device, address)?;
+        // The real one waits for the device too; the checker has already said if something was missing.
+        let mut core = settle(core);
+        core.forget(address);
+        Ok(())
+    };
+    fn cuMemAllocAsync(address: Out<u64>, bytes: usize, handle: usize) Health |mut core| {
+        if core.options.pools == 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        let stream = stream(&mut core, handle)?;
+        let allocated = core.allocate_device(bytes)?;
+        let actor = core.step(stream);
+        core.access((Space::Device, allocated, bytes), &actor, true, "allocation")?;
+        address.set(allocated)
+    };
+    fn cuMemFreeAsync(address: u64, handle: usize) Return |mut core| {
+        if core.options.pools == 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        let stream = stream(&mut core, handle)?;
+        let actor = core.step(stream);
+        core.free(Space::Device, address, &actor, "free")?;
+        core.push(stream, Work::Free(address));
+        Ok(())
+    };
+    fn cuMemHostAlloc(address: Out<usize>, bytes: usize, flags: c_uint) Context |mut core| {
+        // PORTABLE, DEVICEMAP, WRITECOMBINED.
+        if flags > 7 {
+            return Err(INVALID_VALUE);
+        }
+        let allocated = core.allocate_host(bytes)?;
+        address.set(allocated as usize)
+    };
+    fn cuMemAllocHost_v2(address: Out<usize>, bytes: usize) Context |mut core| {
+        let allocated = core.allocate_host(bytes)?;
+        address.set(allocated as usize)
+    };
+    fn cuMemFreeHost(address: usize) Return |mut core| {
+        current(&core)?;
+        core.free_by_host(Space::Host, address as u64)?;
+        drop(settle(core));
+        Ok(())
+    };
+
+    // Copies. Those without a stream use the legacy default stream.
+    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) Context |core| upload(core, to, from, bytes, 0, true);
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, handle: usize) Context |core| {
+        upload(core, to, from, bytes, handle, false)
+    };
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) Context |core| download(core, to, from, bytes, 0, true);
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, handle: usize) Context |core| {
+        download(core, to, from, bytes, handle, false)
+    };
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) Context |core| copy(core, to, from, bytes, 0);
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: usize) Context |core| copy(core, to, from, bytes, handle);
+    fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) Context |core| set(core, to, value, bytes, 0);
+    fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: usize) Context |core| set(core, to, value, bytes, handle);
+}
+
+/// `cuGetErrorName` and `cuGetErrorString` are not counted and never fail by injection: formatting an error calls
+/// them, and a test that counts calls should not depend on that.
+fn text(text: &Out<*const c_char>, find: impl FnOnce() -> Option<*const c_char>) -> Code {
+    if lock().options.kind == 1 {
+        return STUB_LIBRARY;
+    }
+    let found = find();
+    let code = if found.is_some() { SUCCESS } else { INVALID_VALUE };
+    text.set(found.unwrap_or(std::ptr::null())).map_or_else(|code| code, |()| code)
+}
+
+/// See the CUDA driver API's function of this name.
+///
+/// # Safety
+///
+/// As there: the pointer must be valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetErrorName(code: Code, name: Out<*const c_char>) -> Code {
+    text(&name, || describe(code).map(|(name, _)| name.as_ptr()))
+}
+
+/// See the CUDA driver API's function of this name.
+///
+/// # Safety
+///
+/// As there: the pointer must be valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetErrorString(code: Code, sentence: Out<*const c_char>) -> Code {
+    text(&sentence, || describe(code).map(|(_, sentence)| sentence.as_ptr()))
+}

@@ -1,0 +1,210 @@
+//! What test code calls: `twinbuf_sim_*`, the other end of [`Control`](crate::Control). No CUDA calls.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use super::calls;
+use super::machine::{self, changed, lock, wait};
+use crate::abi::{Live, RawFailure, RawOptions};
+
+/// Copies `lines` if there is room, and returns how many bytes there are.
+///
+/// # Safety
+///
+/// `to` must be valid for `room` bytes.
+unsafe fn give(lines: &str, to: *mut u8, room: usize) -> usize {
+    if lines.len() <= room {
+        // SAFETY: the caller's promise, and no more than `room` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(lines.as_ptr(), to, lines.len()) };
+    }
+    lines.len()
+}
+
+/// # Safety
+///
+/// `name` must be null or a C string.
+unsafe fn text(name: *const c_char) -> Option<String> {
+    // SAFETY: the caller's promise.
+    (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
+}
+
+/// `Sim::start`.
+///
+/// # Safety
+///
+/// The pointer must be valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_start(options: *const RawOptions) {
+    // SAFETY: the caller's promise.
+    machine::start(unsafe { *options });
+}
+
+/// `Control::inject`.
+///
+/// # Safety
+///
+/// Both pointers must be valid, the first a C string.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_inject(name: *const c_char, failure: *const RawFailure) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(name) }.unwrap_or_default();
+    // SAFETY: the caller's promise.
+    let failure = unsafe { *failure };
+    lock().failures.arm(name, failure);
+}
+
+/// `Control::injected`: names, one a line.
+///
+/// # Safety
+///
+/// `to` must be valid for `room` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_injected(to: *mut u8, room: usize) -> usize {
+    let lines = lock().failures.happened.join("\n");
+    // SAFETY: the caller's promise.
+    unsafe { give(&lines, to, room) }
+}
+
+/// `Control::lose_context`.
+#[unsafe(no_mangle)]
+extern "C" fn twinbuf_sim_lose_context(code: u32) {
+    lock().lost = code;
+    changed();
+}
+
+/// `Control::calls` (null) and `Control::calls_of`.
+///
+/// # Safety
+///
+/// `name` must be null or a C string.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_calls(name: *const c_char) -> u64 {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(name) };
+    let core = lock();
+    name.map_or_else(|| core.calls.values().sum(), |name| core.calls.get(name.as_str()).copied().unwrap_or(0))
+}
+
+/// `Control::violations`: sentences, one a line, forgotten if there is room for them.
+///
+/// # Safety
+///
+/// `to` must be valid for `room` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_violations(to: *mut u8, room: usize) -> usize {
+    let mut core = lock();
+    let lines = core.violations.join("\n");
+    if lines.len() <= room {
+        core.violations.clear();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { give(&lines, to, room) }
+}
+
+/// `Control::live`.
+///
+/// # Safety
+///
+/// The pointer must be valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_live(live: *mut Live) {
+    // SAFETY: the caller's promise.
+    unsafe { live.write(lock().live) };
+}
+
+/// `Control::host_read` (0) and `Control::host_write` (1). The address is not dereferenced.
+#[unsafe(no_mangle)]
+extern "C" fn twinbuf_sim_host_access(address: *const c_void, bytes: usize, write: u32) {
+    lock().host_access(address as u64, bytes, write != 0);
+}
+
+/// `Control::release`.
+#[unsafe(no_mangle)]
+extern "C" fn twinbuf_sim_release(token: u64) {
+    lock().release(token);
+}
+
+/// `Control::acquire`.
+#[unsafe(no_mangle)]
+extern "C" fn twinbuf_sim_acquire(token: u64) {
+    lock().acquire(token);
+}
+
+/// `Control::kernel_read` (`write` 0) and `Control::kernel_write`.
+///
+/// # Safety
+///
+/// `id` must be valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_kernel(
+    stream: *mut c_void,
+    address: u64,
+    bytes: usize,
+    write: u32,
+    value: u8,
+    duration_us: u32,
+    id: *mut u64,
+) -> u32 {
+    let mut launched = 0;
+    let fill = (write != 0).then_some(value);
+    let code = calls::launch(&mut launched, stream as usize, (address, bytes), fill, duration_us);
+    // SAFETY: the caller's promise.
+    unsafe { id.write(launched) };
+    code
+}
+
+/// `Control::checksum`: 0, or 1 if there is none.
+///
+/// # Safety
+///
+/// `sum` must be valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_checksum(kernel: u64, sum: *mut u64) -> u32 {
+    let mut core = lock();
+    loop {
+        match core.kernels.get(&kernel) {
+            None | Some(Some(Err(_))) => return 1,
+            Some(Some(Ok(found))) => {
+                // SAFETY: the caller's promise.
+                unsafe { sum.write(*found) };
+                return 0;
+            }
+            Some(None) => core = wait(core),
+        }
+    }
+}
+
+/// `Control::peek`: 0, or 1 if no allocation holds the range.
+///
+/// # Safety
+///
+/// `to` must be valid for `bytes` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_peek(address: u64, to: *mut u8, bytes: usize) -> u32 {
+    lock().bytes(address, bytes).map_or(1, |data| {
+        // SAFETY: the caller's promise, and `data` has `bytes` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, bytes) };
+        0
+    })
+}
+
+/// `Control::hold`, and with `u64::MAX` its end.
+#[unsafe(no_mangle)]
+extern "C" fn twinbuf_sim_allow(pieces: u64) {
+    lock().allowed = pieces;
+    changed();
+}
+
+/// `Control::wait_held`.
+#[unsafe(no_mangle)]
+extern "C" fn twinbuf_sim_wait_held() {
+    let mut core = lock();
+    while core.held == 0 && core.allowed != u64::MAX {
+        core = wait(core);
+    }
+}
+
+/// `Control::drain`.
+#[unsafe(no_mangle)]
+extern "C" fn twinbuf_sim_drain() {
+    machine::drain();
+}

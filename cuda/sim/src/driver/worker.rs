@@ -1,0 +1,239 @@
+//! What a stream does: its thread takes work from the queue, late, in pieces and with delays from the seed.
+
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+use super::codes::{Code, ILLEGAL_ADDRESS, SUCCESS};
+use super::machine::{Core, HostFunction, Source, Work, changed, lock, run_function, wait, wait_passed};
+use crate::{FNV_PRIME, FNV_START};
+
+/// A stream's thread.
+struct Worker {
+    stream: u64,
+    run: u64,
+    /// State of xorshift64, <https://www.jstatsoft.org/article/view/v008i14>.
+    random: u64,
+}
+
+/// The body of a stream's thread: until the stream is destroyed and empty, or the run is over.
+pub(super) fn run(stream: u64, run: u64, seed: u64) {
+    let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut worker = Worker { stream, run, random };
+    let mut core = lock();
+    // The legacy stream has one key in all runs: ask for the run first.
+    while core.run == run {
+        let Some(state) = core.streams.get_mut(&stream) else { return };
+        let Some(work) = state.queue.pop_front() else {
+            if state.destroyed {
+                core.streams.remove(&stream);
+                core.live.threads -= 1;
+                changed();
+                return;
+            }
+            core = wait(core);
+            continue;
+        };
+        state.busy = true;
+        core = worker.work(core, work);
+        if core.run == run {
+            if let Some(state) = core.streams.get_mut(&stream) {
+                state.busy = false;
+            }
+            changed();
+        }
+    }
+}
+
+impl Worker {
+    fn work(&mut self, mut core: Core, work: Work) -> Core {
+        match work {
+            Work::Record(mark) => {
+                // Each mark is enqueued once.
+                let _ = mark.passed.set((Instant::now(), core.lost));
+                core
+            }
+            Work::Wait(mark) => wait_passed(core, &mark).0,
+            Work::Free(base) => {
+                core = self.delay(core);
+                if core.run == self.run {
+                    core.forget(base);
+                }
+                core
+            }
+            Work::Host { function, argument, step, clock } => {
+                let stream = self.stream;
+                self.operate(core, "host", 1, |core, _, _| {
+                    drop(core);
+                    run_function(stream, step, clock.clone(), || call(function, argument));
+                    (lock(), SUCCESS)
+                })
+            }
+            Work::Upload { to, from } => self.upload(core, to, &from),
+            Work::Download { to, from, bytes } => self.operate(core, "d2h", bytes, |mut core, at, bytes| {
+                let code = core.bytes(from + at as u64, bytes).map_or(ILLEGAL_ADDRESS, |data| {
+                    write_host(to + at, data);
+                    SUCCESS
+                });
+                (core, code)
+            }),
+            Work::Copy { to, from, bytes } => self.operate(core, "d2d", bytes, |mut core, at, bytes| {
+                let data = core.bytes(from + at as u64, bytes).map(|data| data.to_vec());
+                let code =
+                    data.map_or(ILLEGAL_ADDRESS, |data| write_device(&mut core, to + at as u64, &data));
+                (core, code)
+            }),
+            Work::Set { to, bytes, value } => self.operate(core, "memset", bytes, |mut core, at, bytes| {
+                let code = write_device(&mut core, to + at as u64, &vec![value; bytes]);
+                (core, code)
+            }),
+            Work::Kernel { id, at, bytes, fill, duration_us } => {
+                let mut sum = FNV_START;
+                if core.lost == SUCCESS {
+                    core = self.sleep(core, u64::from(duration_us));
+                }
+                core = self.operate(core, "kernel", bytes, |mut core, offset, bytes| {
+                    let Some(data) = core.bytes(at + offset as u64, bytes) else {
+                        return (core, ILLEGAL_ADDRESS);
+                    };
+                    if let Some(value) = fill {
+                        data.fill(value);
+                    }
+                    sum = data.iter().fold(sum, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
+                    (core, SUCCESS)
+                });
+                if core.run == self.run {
+                    let result = if core.lost == SUCCESS { Ok(sum) } else { Err(core.lost) };
+                    core.kernels.insert(id, Some(result));
+                }
+                core
+            }
+        }
+    }
+
+    fn upload(&mut self, core: Core, to: u64, from: &Source) -> Core {
+        let bytes = match from {
+            Source::Pinned { then, .. } => then.len(),
+            Source::Staged(data) => data.len(),
+        };
+        self.operate(core, "h2d", bytes, |mut core, at, bytes| {
+            let data = match from {
+                Source::Staged(data) => data[at..at + bytes].to_vec(),
+                Source::Pinned { address, then } => {
+                    let now = read_host(address + at, bytes);
+                    if now != then[at..at + bytes] {
+                        let to = at + bytes;
+                        core.report(format!(
+                            "page-locked memory at {address:#x}: +{at:#x}..+{to:#x} was written while an h2d had still to read it"
+                        ));
+                    }
+                    now
+                }
+            };
+            let code = write_device(&mut core, to + at as u64, &data);
+            (core, code)
+        })
+    }
+
+    /// Runs an operation in pieces: `piece` gets offset and length, and returns the lock with a code, which is
+    /// sticky if it is an error. An injected error strikes after the first piece. After a sticky error nothing runs.
+    fn operate(
+        &mut self,
+        mut core: Core,
+        kind: &'static str,
+        bytes: usize,
+        mut piece: impl FnMut(Core, usize, usize) -> (Core, Code),
+    ) -> Core {
+        if core.lost != SUCCESS || core.run != self.run {
+            return core;
+        }
+        let injected = core.failures.operation(kind);
+        // A host function has no first piece that could be seen.
+        if let Some(code) = injected.filter(|_| kind == "host") {
+            core.lost = code;
+            return core;
+        }
+        let pieces = usize::try_from(core.options.pieces).unwrap_or(1);
+        let length = bytes.div_ceil(pieces).max(1);
+        for at in (0..bytes).step_by(length) {
+            core = self.delay(core);
+            core = self.pass_hold(core);
+            if core.lost != SUCCESS || core.run != self.run {
+                return core;
+            }
+            let (next, code) = piece(core, at, length.min(bytes - at));
+            core = next;
+            if core.run != self.run {
+                return core;
+            }
+            let code = injected.unwrap_or(code);
+            if code != SUCCESS && core.lost == SUCCESS {
+                core.lost = code;
+            }
+        }
+        core
+    }
+
+    /// Waits until the device may do one more piece.
+    fn pass_hold(&self, mut core: Core) -> Core {
+        if core.allowed == 0 {
+            core.held += 1;
+            changed();
+            while core.allowed == 0 && core.lost == SUCCESS && core.run == self.run {
+                core = wait(core);
+            }
+            if core.run != self.run {
+                return core;
+            }
+            core.held -= 1;
+        }
+        if core.allowed != u64::MAX {
+            core.allowed = core.allowed.saturating_sub(1);
+        }
+        core
+    }
+
+    fn delay(&mut self, core: Core) -> Core {
+        let longest = u64::from(core.options.delay_us);
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let microseconds = (self.random >> 16) % (longest + 1);
+        self.sleep(core, microseconds)
+    }
+
+    /// Lets everyone else work, at least for this long.
+    fn sleep(&self, core: Core, microseconds: u64) -> Core {
+        drop(core);
+        if microseconds == 0 {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(microseconds));
+        }
+        lock()
+    }
+}
+
+fn call(function: HostFunction, argument: usize) {
+    // SAFETY: who enqueued the function promised that it may be called with this argument.
+    unsafe { function(argument as *mut c_void) };
+}
+
+fn write_device(core: &mut Core, to: u64, data: &[u8]) -> Code {
+    core.bytes(to, data.len()).map_or(ILLEGAL_ADDRESS, |bytes| {
+        bytes.copy_from_slice(data);
+        SUCCESS
+    })
+}
+
+fn read_host(address: usize, bytes: usize) -> Vec<u8> {
+    let mut copy = vec![0; bytes];
+    // SAFETY: inside a page-locked allocation, which is not given back before this run's workers have ended.
+    // Whoever writes there at this time breaks the rule that the tests look for.
+    unsafe { std::ptr::copy_nonoverlapping(address as *const u8, copy.as_mut_ptr(), bytes) };
+    copy
+}
+
+fn write_host(address: usize, data: &[u8]) {
+    // SAFETY: inside a page-locked allocation (see `read_host`), or in memory of a caller who waits for this copy.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
+}

@@ -1,0 +1,26 @@
+//! A software CUDA driver for tests: no device, no toolkit, the same `cu*` calls.
+//!
+//! - Streams are worker threads, device memory is host memory behind addresses that cannot be dereferenced.
+//! - Copies run late and in pieces, with delays from a seed, so that reusing a buffer too early corrupts data.
+//! - A checker compares vector clocks at every access to page-locked and device memory, and reports a missing
+//!   happens-before edge whatever the timing was.
+//! - Any call can be made to fail, and so can the work itself, later; what was not given back is counted.
+//!
+//! Test code takes [`Sim`] from here; the driver is the cdylib that cargo builds beside it. README.md tells what
+//! it does as a real driver does, and what not.
+//!
+//! Linux only: the cdylib is found by its SONAME. On other systems this library is empty.
+#![cfg(target_os = "linux")]
+
+mod abi;
+mod control;
+#[allow(non_snake_case, reason = "the names of the CUDA driver API")]
+mod driver;
+
+pub use abi::Live;
+pub use control::{Control, DRIVER_VARIABLE, Failure, Held, Installed, Kernel, Options, Sim, checksum_of};
+
+/// FNV-1a, 64 bits: <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.
+pub(crate) const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+/// The same source.
+pub(crate) const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;

@@ -1,0 +1,390 @@
+//! The happens-before checker: it finds every removed edge in every run, and nothing in a right program.
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::ffi::c_void;
+use std::sync::mpsc;
+
+use cudarc::driver::{CudaContext, result};
+use support::{BYTES, Edges, Pinned, address, context, device, filled, pipeline};
+use twinbuf_cuda_sim::{Control, Options, Sim};
+
+const NONE: [&str; 0] = [];
+
+#[test]
+fn a_right_program_is_clean_in_200_seeds() {
+    for seed in 0..200 {
+        let sim = Sim::start(Options::seeded(seed));
+        let kernels = pipeline(sim.control(), Edges::ALL, 6).unwrap();
+        assert_eq!(sim.violations(), NONE, "seed {seed}");
+        for (value, kernel) in (0..).zip(kernels) {
+            let sum = kernel.map(|kernel| sim.checksum(kernel));
+            assert!(sum.is_none_or(|sum| sum == Some(filled(value))), "seed {seed}, batch {value}");
+        }
+    }
+}
+
+#[test]
+fn every_removed_edge_is_found_in_every_seed() {
+    let table = [
+        (
+            "refill",
+            Edges { refill: false, ..Edges::ALL },
+            "page-locked memory",
+            "host write (write, the host) is not ordered after h2d (read",
+        ),
+        ("copied", Edges { copied: false, ..Edges::ALL }, "device memory", "kernel (read"),
+        ("consumed", Edges { consumed: false, ..Edges::ALL }, "device memory", "h2d (write"),
+    ];
+    for (name, edges, memory, what) in table {
+        for seed in 0..20 {
+            let sim = Sim::start(Options::seeded(seed));
+            if sim.is_real() {
+                return;
+            }
+            pipeline(sim.control(), edges, 6).unwrap();
+            let found = sim.violations();
+            assert!(
+                found.iter().any(|found| found.starts_with(memory) && found.contains(what)),
+                "{name}, seed {seed}: {found:#?}"
+            );
+        }
+    }
+}
+
+/// A small program, and the beginning of what is to be found in it (empty: nothing).
+type Case = (&'static str, fn(Control), &'static str);
+
+#[test]
+fn edges_of_every_kind() {
+    let table: [Case; 19] = [
+        (
+            "streams without an edge",
+            |sim| two_streams(sim, Order::Nothing),
+            "device memory +0x0..+0x1000: memset",
+        ),
+        ("an event between streams", |sim| two_streams(sim, Order::Event), ""),
+        (
+            "an event recorded too early",
+            |sim| two_streams(sim, Order::EarlyEvent),
+            "device memory +0x0..+0x1000: memset",
+        ),
+        ("an event that was never recorded", |sim| two_streams(sim, Order::UnrecordedEvent), "device memory"),
+        ("cuStreamSynchronize between streams", |sim| two_streams(sim, Order::Synchronize), ""),
+        ("cuStreamQuery until it is done", |sim| two_streams(sim, Order::Query), ""),
+        ("cuCtxSynchronize", |sim| two_streams(sim, Order::Context), ""),
+        ("a host function hands over", |sim| host_function(sim, true), ""),
+        (
+            "a host function without an edge to the host",
+            |sim| host_function(sim, false),
+            "page-locked memory",
+        ),
+        (
+            "host memory read before the copy is done",
+            |sim| read_back(sim, false),
+            "page-locked memory +0x0..+0x1000: host read",
+        ),
+        ("host memory read after the copy", |sim| read_back(sim, true), ""),
+        (
+            "host memory freed too early",
+            |sim| free_host(sim, false),
+            "page-locked memory +0x0..+0x1000: host free",
+        ),
+        ("host memory freed after the copy", |sim| free_host(sim, true), ""),
+        (
+            "device memory freed under a kernel",
+            |sim| free_device(sim, false),
+            "device memory +0x0..+0x1000: free",
+        ),
+        ("device memory freed after the kernel", |sim| free_device(sim, true), ""),
+        (
+            "a device copy from a slot that is written",
+            |_| reads(false),
+            "device memory +0x0..+0x1000: d2d (read",
+        ),
+        ("a download of a slot that is written", |_| reads(true), "device memory +0x0..+0x1000: d2h (read"),
+        ("a free by the host waits", free_waits, "page-locked memory +0x0..+0x1000: host free"),
+        ("the allocation not waited for", allocation, "device memory +0x0..+0x1000: memset"),
+    ];
+    for (name, program, wanted) in table {
+        let sim = Sim::start(Options::default());
+        if sim.is_real() {
+            return;
+        }
+        program(sim.control());
+        let found = sim.violations();
+        match wanted {
+            "" => assert_eq!(found, NONE, "{name}"),
+            wanted => assert!(found.iter().any(|found| found.starts_with(wanted)), "{name}: {found:#?}"),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Order {
+    Nothing,
+    Event,
+    EarlyEvent,
+    UnrecordedEvent,
+    Synchronize,
+    Query,
+    Context,
+}
+
+/// One stream writes, another overwrites.
+fn two_streams(_: Control, order: Order) {
+    let context = context().unwrap();
+    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut memory = device(&one, BYTES).unwrap();
+    let event = context.new_event(None).unwrap();
+    two.join(&one).unwrap();
+    if matches!(order, Order::EarlyEvent) {
+        event.record(&one).unwrap();
+    }
+    one.memset_zeros(&mut memory).unwrap();
+    match order {
+        Order::Event => {
+            event.record(&one).unwrap();
+            two.wait(&event).unwrap();
+        }
+        Order::EarlyEvent | Order::UnrecordedEvent => two.wait(&event).unwrap(),
+        Order::Synchronize => one.synchronize().unwrap(),
+        Order::Query => {
+            // SAFETY: the stream is alive.
+            let query = || unsafe { cudarc::driver::sys::cuStreamQuery(one.cu_stream()) };
+            while query().result().is_err() {}
+        }
+        Order::Context => context.synchronize().unwrap(),
+        Order::Nothing => {}
+    }
+    two.memset_zeros(&mut memory).unwrap();
+    one.join(&two).unwrap();
+}
+
+/// A host function reads a slot that a copy filled; the host then fills it.
+fn host_function(_: Control, hands_over: bool) {
+    struct Job {
+        slot: *mut [u8],
+        done: mpsc::Sender<()>,
+        hands_over: bool,
+    }
+    unsafe extern "C" fn read(job: *mut c_void) {
+        // SAFETY: a `Job` that its owner has given away.
+        let job = unsafe { Box::from_raw(job.cast::<Job>()) };
+        let sim = Control::get();
+        sim.host_read(job.slot);
+        if job.hands_over {
+            sim.release(1);
+        }
+        job.done.send(()).unwrap();
+    }
+    let sim = Control::get();
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = device(&stream, BYTES).unwrap();
+    let slot = Pinned::new(BYTES).unwrap();
+    slot.download(address(&memory), &stream).unwrap();
+    let (done, wait) = mpsc::channel();
+    let job = Box::into_raw(Box::new(Job { slot: slot.slice(), done, hands_over }));
+    // SAFETY: `read` takes the job, once.
+    unsafe { result::stream::launch_host_function(stream.cu_stream(), read, job.cast()) }.unwrap();
+    wait.recv().unwrap();
+    if hands_over {
+        sim.acquire(1);
+    }
+    slot.fill(sim, 1);
+    stream.synchronize().unwrap();
+}
+
+fn read_back(sim: Control, wait: bool) {
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = stream.clone_htod(&[7_u8; BYTES]).unwrap();
+    let slot = Pinned::new(BYTES).unwrap();
+    slot.download(address(&memory), &stream).unwrap();
+    if wait {
+        stream.synchronize().unwrap();
+        assert_eq!(slot.bytes(), [7; BYTES]);
+    }
+    sim.host_read(slot.slice());
+    stream.synchronize().unwrap();
+}
+
+fn free_host(sim: Control, wait: bool) {
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = device(&stream, BYTES).unwrap();
+    let slot = Pinned::new(BYTES).unwrap();
+    slot.fill(sim, 1);
+    slot.upload(address(&memory), &stream).unwrap();
+    if wait {
+        stream.synchronize().unwrap();
+    }
+    drop(slot);
+}
+
+/// A stream reads what another one has just written.
+fn reads(download: bool) {
+    let context = context().unwrap();
+    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut written = device(&one, BYTES).unwrap();
+    let mut copy = device(&two, BYTES).unwrap();
+    two.join(&one).unwrap();
+    one.memset_zeros(&mut written).unwrap();
+    if download {
+        two.clone_dtoh(&written).unwrap();
+    } else {
+        two.memcpy_dtod(&written, &mut copy).unwrap();
+    }
+    one.join(&two).unwrap();
+}
+
+fn free_waits(_: Control) {
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = device(&stream, BYTES).unwrap();
+    let slot = Pinned::new(BYTES).unwrap();
+    slot.upload(address(&memory), &stream).unwrap();
+    let event = stream.record_event(None).unwrap();
+    drop(slot);
+    assert_eq!(event.try_is_complete(), Ok(true));
+}
+
+fn free_device(sim: Control, wait: bool) {
+    let context = context().unwrap();
+    let (copy, compute) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let memory = copy.clone_htod(&[7_u8; BYTES]).unwrap();
+    compute.join(&copy).unwrap();
+    sim.kernel_read(compute.cu_stream(), address(&memory), BYTES, 100).unwrap();
+    if wait {
+        copy.join(&compute).unwrap();
+    }
+    drop(memory);
+}
+
+fn allocation(_: Control) {
+    let context = context().unwrap();
+    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut memory = device(&one, BYTES).unwrap();
+    two.memset_zeros(&mut memory).unwrap();
+    one.join(&two).unwrap();
+}
+
+#[test]
+fn use_after_free_is_reported_and_refused() {
+    let sim = Sim::start(Options::default());
+    if sim.is_real() {
+        return;
+    }
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = device(&stream, BYTES).unwrap();
+    let at = address(&memory);
+    drop(memory);
+    let slot = Pinned::new(BYTES).unwrap();
+    slot.upload(at, &stream).unwrap_err();
+    assert_eq!(sim.violations(), ["h2d of device memory +0x0..+0x1000 after its free"]);
+}
+
+#[test]
+fn only_overlapping_ranges_conflict() {
+    let sim = Sim::start(Options::default());
+    let context = context().unwrap();
+    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut memory = device(&one, BYTES).unwrap();
+    two.join(&one).unwrap();
+    let (mut front, mut back) = memory.split_at_mut(BYTES / 2);
+    one.memset_zeros(&mut front).unwrap();
+    two.memset_zeros(&mut back).unwrap();
+    assert_eq!(sim.violations(), NONE);
+    let mut both = memory.slice_mut(BYTES / 2 - 1..BYTES);
+    one.memset_zeros(&mut both).unwrap();
+    let found = sim.violations();
+    assert!(sim.is_real() || found.len() == 1, "{found:#?}");
+    assert!(sim.is_real() || found[0].starts_with("device memory +0x800..+0x1000: memset"), "{found:#?}");
+    one.join(&two).unwrap();
+}
+
+#[test]
+fn the_legacy_stream_orders_blocking_streams_and_no_others() {
+    // A race from the stream to the legacy stream, and one back.
+    for (flags, races) in [(0, 0), (1, 2)] {
+        let sim = Sim::start(Options::default());
+        if sim.is_real() {
+            return;
+        }
+        let context = context().unwrap();
+        let kind = if flags == 0 {
+            result::stream::StreamKind::Default
+        } else {
+            result::stream::StreamKind::NonBlocking
+        };
+        let raw = result::stream::create(kind).unwrap();
+        // SAFETY: the wrapper is dropped before the stream is destroyed.
+        let stream = unsafe { context.wrap_borrowed_stream(raw) };
+        let mut memory = device(&context.default_stream(), BYTES).unwrap();
+        context.synchronize().unwrap();
+        stream.memset_zeros(&mut memory).unwrap();
+        context.default_stream().memset_zeros(&mut memory).unwrap();
+        stream.memset_zeros(&mut memory).unwrap();
+        context.synchronize().unwrap();
+        assert_eq!(sim.violations().len(), races, "flags {flags}");
+        drop(stream);
+        // SAFETY: created above.
+        unsafe { result::stream::destroy(raw) }.unwrap();
+    }
+}
+
+#[test]
+fn host_threads_apart_need_edges_between_them() {
+    for hand_over in [false, true] {
+        let options = Options { host_threads_apart: true, ..Options::default() };
+        let sim = Sim::start(options);
+        let control = sim.control();
+        let context = context().unwrap();
+        let stream = context.new_stream().unwrap();
+        let memory = device(&stream, BYTES).unwrap();
+        let slot = Pinned::new(BYTES).unwrap();
+        let bytes = slot.slice() as *mut u8 as usize;
+        // A thread fills the slot, this one uploads it: joining the thread is an edge that the driver cannot see.
+        std::thread::spawn(move || {
+            let slot = std::ptr::slice_from_raw_parts_mut(bytes as *mut u8, BYTES);
+            control.host_write(slot);
+            if hand_over {
+                control.release(7);
+            }
+        })
+        .join()
+        .unwrap();
+        if hand_over {
+            sim.acquire(7);
+        }
+        slot.upload(address(&memory), &stream).unwrap();
+        stream.synchronize().unwrap();
+        let found = sim.violations();
+        assert_eq!(found.is_empty(), hand_over || sim.is_real(), "{found:#?}");
+        // Without the edge, this free races with the other thread's write as well.
+        drop(slot);
+        assert_eq!(sim.violations().is_empty(), hand_over || sim.is_real());
+    }
+}
+
+#[test]
+fn per_thread_streams_are_two_streams() {
+    let sim = Sim::start(Options::default());
+    if sim.is_real() {
+        return;
+    }
+    let context: std::sync::Arc<CudaContext> = context().unwrap();
+    let mine = context.per_thread_stream();
+    let mut memory = device(&mine, BYTES).unwrap();
+    mine.memset_zeros(&mut memory).unwrap();
+    // The same handle, another thread, no edge.
+    std::thread::scope(|scope| {
+        scope.spawn(|| context.per_thread_stream().memset_zeros(&mut memory).unwrap());
+    });
+    context.synchronize().unwrap();
+    let found = sim.violations();
+    assert!(found.iter().any(|found| found.contains("memset (write")), "{found:#?}");
+}

@@ -1,0 +1,315 @@
+//! Injected errors arrive where they were asked for, and nowhere else.
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::{CudaContext, DriverError, result};
+use support::{BYTES, Edges, Pinned, address, context, device, error, pipeline};
+use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
+
+const ILLEGAL_ADDRESS: u32 = 700;
+const LAUNCH_FAILED: u32 = 719;
+const NONE: [&str; 0] = [];
+
+/// Starts a run, unless it is the real driver's.
+fn start() -> Option<Sim> {
+    let sim = Sim::start(Options::default());
+    (!sim.is_real()).then_some(sim)
+}
+
+#[test]
+fn the_nth_call_of_a_name_fails_once() {
+    let Some(sim) = start() else { return };
+    sim.inject(Failure::api("cuEventRecord", 2, LAUNCH_FAILED));
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let event = context.new_event(None).unwrap();
+    let results: Vec<_> = (0..4).map(|_| event.record(&stream)).collect();
+    assert_eq!(results, [Ok(()), Err(DriverError(error(LAUNCH_FAILED))), Ok(()), Ok(())]);
+    assert_eq!(sim.injected(), ["cuEventRecord"]);
+    // The error of a call alone is not sticky.
+    context.synchronize().unwrap();
+    assert_eq!(sim.calls_of("cuEventRecord"), 4);
+}
+
+#[test]
+fn failures_repeat_as_often_as_asked_and_count_from_their_injection() {
+    let Some(sim) = start() else { return };
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let event = context.new_event(None).unwrap();
+    event.record(&stream).unwrap();
+    sim.inject(Failure::api("cuEventRecord", 2, LAUNCH_FAILED).times(2));
+    let fine: Vec<_> = (0..5).map(|_| event.record(&stream).is_ok()).collect();
+    assert_eq!(fine, [true, false, false, true, true]);
+    sim.inject(Failure::api("cuEventRecord", 1, LAUNCH_FAILED).times(u64::MAX));
+    assert!((0..5).all(|_| event.record(&stream).is_err()));
+}
+
+#[test]
+fn a_failed_call_has_no_effect_unless_asked() {
+    for effect in [false, true] {
+        let Some(sim) = start() else { return };
+        let context = context().unwrap();
+        let stream = context.new_stream().unwrap();
+        let mut memory = stream.clone_htod(&[7_u8; 8]).unwrap();
+        stream.synchronize().unwrap();
+        let failure = Failure::api("cuMemsetD8Async", 1, ILLEGAL_ADDRESS);
+        sim.inject(if effect { failure.after_effect() } else { failure });
+        stream.memset_zeros(&mut memory).unwrap_err();
+        sim.drain();
+        let byte = if effect { 0 } else { 7 };
+        assert_eq!(sim.peek(address(&memory), 8), Some(vec![byte; 8]));
+    }
+}
+
+#[test]
+fn every_call_of_a_run_can_fail_and_nothing_leaks() {
+    let mut failed = Vec::new();
+    for call in 1.. {
+        let Some(sim) = start() else { return };
+        sim.inject(Failure::call(call, LAUNCH_FAILED));
+        let outcome = pipeline(sim.control(), Edges::ALL, 3);
+        let Some(name) = sim.injected().pop() else {
+            outcome.unwrap();
+            break;
+        };
+        sim.drain();
+        // After an error the pipeline frees without waiting: that is reported, and not the subject here.
+        let _ = sim.violations();
+        // cudarc does not release the context if this call fails: see `cudarc.rs`.
+        let contexts = u64::from(name == "cuDeviceGetAttribute");
+        assert_eq!(sim.live().leaked(), Live { contexts, ..Live::default() }, "call {call}, {name}");
+        // cudarc's drops keep their errors to themselves (they ask for the current context too); every other
+        // error comes out.
+        let in_drop =
+            ["Destroy", "Free", "Release", "cuCtxGetCurrent"].iter().any(|part| name.contains(part));
+        assert!(outcome.is_err() || in_drop, "call {call}, {name}");
+        failed.push(name);
+    }
+    for name in [
+        "cuInit",
+        "cuStreamCreate",
+        "cuMemHostAlloc",
+        "cuMemAllocAsync",
+        "cuMemcpyHtoDAsync_v2",
+        "cuEventRecord",
+    ] {
+        assert!(failed.iter().any(|failed| failed == name), "{name} was never reached: {failed:?}");
+    }
+}
+
+#[test]
+fn an_error_in_flight_is_sticky_and_drops_what_is_queued() {
+    let Some(sim) = start() else { return };
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut memory = stream.clone_htod(&[7_u8; BYTES]).unwrap();
+    stream.synchronize().unwrap();
+    let raw = result::event::create(CUevent_flags::CU_EVENT_DEFAULT).unwrap();
+    let held = sim.hold(0);
+    sim.inject(Failure::op("any", 1, ILLEGAL_ADDRESS).times(u64::MAX));
+    stream.memset_zeros(&mut memory).unwrap();
+    let kernel = sim.kernel_read(stream.cu_stream(), address(&memory), BYTES, 0).unwrap().unwrap();
+    let event = stream.record_event(None).unwrap();
+    assert_eq!(event.try_is_complete(), Ok(false));
+    drop(held);
+    // The error comes from the call that waits, and from every later one.
+    let illegal = Err(DriverError(error(ILLEGAL_ADDRESS)));
+    assert_eq!(stream.synchronize(), illegal);
+    assert_eq!(event.synchronize(), illegal);
+    assert_eq!(context.new_event(None).map(drop), illegal);
+    assert_eq!(sim.checksum(kernel), None);
+    // The kernel did not begin, so it did not fail.
+    assert_eq!(sim.injected(), ["memset"]);
+    // One piece of the memset ran: the error struck in the middle.
+    let bytes = sim.peek(address(&memory), BYTES).unwrap();
+    assert_eq!((bytes[0], bytes[BYTES - 1]), (0, 7));
+    // Giving back still gives back, and returns the error too.
+    let events = sim.live().events;
+    // SAFETY: created above, destroyed once.
+    assert_eq!(unsafe { result::event::destroy(raw) }, illegal);
+    assert_eq!(sim.live().events, events - 1);
+    drop((memory, event, stream));
+    sim.drain();
+    drop(context);
+    assert_eq!(sim.live().leaked(), Live::default());
+}
+
+#[test]
+fn host_functions_do_not_run_after_an_error() {
+    unsafe extern "C" fn count(counter: *mut c_void) {
+        // SAFETY: the test's counter, which outlives the stream's work.
+        let counter = unsafe { &*counter.cast::<std::sync::atomic::AtomicU32>() };
+        // Relaxed: read after a synchronize.
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+    // The kernel before it fails, or the function's own step does.
+    for kind in ["kernel", "host"] {
+        let counter = std::sync::atomic::AtomicU32::new(0);
+        let Some(sim) = start() else { return };
+        let context = context().unwrap();
+        let stream = context.new_stream().unwrap();
+        let argument = (&raw const counter).cast_mut().cast();
+        // SAFETY: the counter outlives the stream's work.
+        let launch = || unsafe { result::stream::launch_host_function(stream.cu_stream(), count, argument) };
+        launch().unwrap();
+        stream.synchronize().unwrap();
+        let memory = device(&stream, 8).unwrap();
+        let held = sim.hold(0);
+        sim.inject(Failure::op(kind, 1, LAUNCH_FAILED));
+        sim.kernel_read(stream.cu_stream(), address(&memory), 8, 0).unwrap();
+        launch().unwrap();
+        drop(held);
+        assert_eq!(stream.synchronize(), Err(DriverError(error(LAUNCH_FAILED))));
+        sim.drain();
+        // Relaxed: everything has been waited for.
+        assert_eq!(counter.load(std::sync::atomic::Ordering::Relaxed), 1, "{kind}");
+        assert_eq!(sim.injected(), [kind]);
+    }
+}
+
+#[test]
+fn driver_calls_in_a_host_function_are_refused() {
+    unsafe extern "C" fn call(result: *mut c_void) {
+        // SAFETY: the test's cell, which outlives the stream's work.
+        unsafe { result.cast::<Option<Result<(), DriverError>>>().write(Some(result::ctx::synchronize())) };
+    }
+    let mut outcome: Option<Result<(), DriverError>> = None;
+    let Some(_sim) = start() else { return };
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    // SAFETY: `outcome` outlives the stream's work.
+    unsafe { result::stream::launch_host_function(stream.cu_stream(), call, (&raw mut outcome).cast()) }
+        .unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(outcome, Some(Err(DriverError(cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_PERMITTED))));
+}
+
+#[test]
+fn a_lost_context_fails_everything_and_hangs_nothing() {
+    const DESTROYED: u32 = 709;
+    let Some(sim) = start() else { return };
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let slot = Pinned::new(BYTES).unwrap();
+    let memory = device(&stream, BYTES).unwrap();
+    let _held = sim.hold(0);
+    slot.upload(address(&memory), &stream).unwrap();
+    sim.wait_held();
+    sim.lose_context(DESTROYED);
+    // The copy that stood still was dropped: nothing to wait for, although the device is still held.
+    let destroyed = Err(DriverError(error(DESTROYED)));
+    assert_eq!(stream.synchronize(), destroyed);
+    assert_eq!(context.synchronize(), destroyed);
+    assert_eq!(slot.upload(address(&memory), &stream), destroyed);
+    drop((slot, memory, stream));
+    sim.drain();
+    drop(context);
+    assert_eq!(sim.live().leaked(), Live::default());
+    // The slot was freed under a copy that was enqueued, although it never ran.
+    assert_eq!(sim.violations().len(), 1);
+}
+
+#[test]
+fn memory_ends_where_the_options_say() {
+    let sim = Sim::start(Options { device_bytes: 4096, host_bytes: 4096, ..Options::default() });
+    if sim.is_real() {
+        return;
+    }
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let out_of_memory = DriverError(error(2));
+    assert_eq!(context.mem_get_info(), Ok((4096, 4096)));
+    let first = device(&stream, 3000).unwrap();
+    assert_eq!(device(&stream, 1097).map(drop), Err(out_of_memory));
+    assert_eq!(device(&stream, 1096).map(drop), Ok(()));
+    assert_eq!(Pinned::new(4097).map(drop), Err(out_of_memory));
+    drop(first);
+    device(&stream, 4096).unwrap();
+    assert_eq!(sim.live().peak_device_bytes, 4096);
+}
+
+#[test]
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "a table of calls, safe for one reason")]
+fn bad_arguments_have_their_codes() {
+    use cudarc::driver::sys::{self, CUresult};
+    let Some(sim) = start() else { return };
+    let null = std::ptr::null_mut();
+    // SAFETY: the driver checks what it is given; all pointers are null or valid.
+    let before = unsafe { [sys::cuDeviceGet(&mut 0, 0), sys::cuCtxSynchronize()] };
+    assert_eq!(before, [CUresult::CUDA_ERROR_NOT_INITIALIZED; 2]);
+    assert_eq!(CudaContext::new(1).map(drop), Err(DriverError(CUresult::CUDA_ERROR_INVALID_DEVICE)));
+    result::init().unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { sys::cuStreamSynchronize(null) }, CUresult::CUDA_ERROR_INVALID_CONTEXT);
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut memory = device(&stream, 8).unwrap();
+    let wild = 0x1234_5670 as *mut c_void;
+    // SAFETY: as above; handles are looked up, not dereferenced.
+    let table = unsafe {
+        [
+            (sys::cuStreamDestroy_v2(wild.cast()), CUresult::CUDA_ERROR_INVALID_HANDLE),
+            (sys::cuStreamDestroy_v2(null), CUresult::CUDA_ERROR_INVALID_HANDLE),
+            (sys::cuEventRecord(wild.cast(), stream.cu_stream()), CUresult::CUDA_ERROR_INVALID_HANDLE),
+            (sys::cuEventCreate(&mut null.cast(), 4), CUresult::CUDA_ERROR_INVALID_VALUE),
+            (sys::cuMemHostAlloc(&mut null.cast(), 8, 8), CUresult::CUDA_ERROR_INVALID_VALUE),
+            (sys::cuMemHostAlloc(&mut null.cast(), 0, 0), CUresult::CUDA_ERROR_INVALID_VALUE),
+            (sys::cuMemFreeHost(wild), CUresult::CUDA_ERROR_INVALID_VALUE),
+            (
+                sys::cuMemsetD8Async(address(&memory) + 1, 0, 8, stream.cu_stream()),
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+            ),
+            (
+                sys::cuMemFreeAsync(address(&memory) + 1, stream.cu_stream()),
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+            ),
+            (sys::cuEventQuery(null.cast()), CUresult::CUDA_ERROR_INVALID_HANDLE),
+        ]
+    };
+    for (row, (found, wanted)) in table.into_iter().enumerate() {
+        assert_eq!(found, wanted, "row {row}");
+    }
+    stream.memset_zeros(&mut memory).unwrap();
+    // A thread that has not made the context current.
+    let raw = stream.cu_stream() as usize;
+    std::thread::spawn(move || {
+        // SAFETY: as above.
+        let found = unsafe { sys::cuEventCreate(&mut null_event(), 0) };
+        assert_eq!(found, CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        // SAFETY: as above; a created stream needs no current context here.
+        assert_eq!(unsafe { sys::cuStreamSynchronize(raw as _) }, CUresult::CUDA_SUCCESS);
+    })
+    .join()
+    .unwrap();
+    assert_eq!(sim.violations(), NONE);
+}
+
+fn null_event() -> cudarc::driver::sys::CUevent {
+    std::ptr::null_mut()
+}
+
+#[test]
+#[should_panic(expected = "12345 is no `CUresult`")]
+fn a_number_that_is_no_error_is_refused() {
+    // cudarc would take it for its enum.
+    let _ = Failure::api("cuInit", 1, 12345);
+}
+
+#[test]
+fn a_failure_of_what_does_not_exist_is_refused() {
+    let failures = [
+        Failure::api("cuMemcpyHtoDAsync", 1, 700),
+        Failure::api("cuGetErrorName", 1, 700),
+        Failure::op("copy", 1, 700),
+    ];
+    for failure in failures {
+        let Some(sim) = start() else { return };
+        let control = sim.control();
+        std::thread::spawn(move || control.inject(failure)).join().unwrap_err();
+    }
+}

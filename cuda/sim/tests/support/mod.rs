@@ -1,0 +1,153 @@
+//! The pipeline that the tests run through cudarc: two page-locked slots, two device slots, a copy stream and a
+//! compute stream, and the three edges that keep them apart.
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys};
+use twinbuf_cuda_sim::{Control, Kernel, checksum_of};
+
+/// Bytes of a slot.
+pub(crate) const BYTES: usize = 4096;
+
+/// Page-locked memory that the driver allocated and frees.
+pub(crate) struct Pinned {
+    pub(crate) pointer: *mut c_void,
+    pub(crate) bytes: usize,
+}
+
+impl Pinned {
+    pub(crate) fn new(bytes: usize) -> Result<Self, DriverError> {
+        // SAFETY: the memory is written before it is read.
+        Ok(Self { pointer: unsafe { result::malloc_host(bytes, 0) }?, bytes })
+    }
+
+    /// Its bytes as a raw slice: nothing here promises that the device leaves them alone.
+    pub(crate) fn slice(&self) -> *mut [u8] {
+        std::ptr::slice_from_raw_parts_mut(self.pointer.cast(), self.bytes)
+    }
+
+    /// Fills it as the host, and says so.
+    pub(crate) fn fill(&self, sim: Control, value: u8) {
+        sim.host_write(self.slice());
+        // SAFETY: the allocation has this size.
+        unsafe { self.pointer.write_bytes(value, self.bytes) };
+    }
+
+    /// Its bytes, copied.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut copy = vec![0; self.bytes];
+        // SAFETY: the allocation has this size.
+        unsafe { self.pointer.cast::<u8>().copy_to_nonoverlapping(copy.as_mut_ptr(), self.bytes) };
+        copy
+    }
+
+    /// Enqueues a copy to the device.
+    pub(crate) fn upload(&self, to: u64, stream: &CudaStream) -> Result<(), DriverError> {
+        // SAFETY: the allocation has this size; the simulated driver keeps it readable after its free.
+        let source = unsafe { &*self.slice() };
+        // SAFETY: whether the buffers are free is what the tests are about.
+        unsafe { result::memcpy_htod_async(to, source, stream.cu_stream()) }
+    }
+
+    /// Enqueues a copy from the device.
+    pub(crate) fn download(&self, from: u64, stream: &CudaStream) -> Result<(), DriverError> {
+        // SAFETY: as in `upload`.
+        let to = unsafe { &mut *self.slice() };
+        // SAFETY: as in `upload`.
+        unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` and freed once. An error is in the driver's books.
+        let _ = unsafe { result::free_host(self.pointer) };
+    }
+}
+
+/// A context that orders nothing by itself.
+pub(crate) fn context() -> Result<Arc<CudaContext>, DriverError> {
+    let context = CudaContext::new(0)?;
+    // SAFETY: the tests order their streams themselves.
+    unsafe { context.disable_event_tracking() };
+    Ok(context)
+}
+
+/// Device memory, allocated on `stream`.
+pub(crate) fn device(stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, DriverError> {
+    // SAFETY: bytes of any value are bytes.
+    unsafe { stream.alloc(bytes) }
+}
+
+/// A slice's address.
+pub(crate) fn address(slice: &CudaSlice<u8>) -> u64 {
+    slice.device_ptr(slice.stream()).0
+}
+
+/// The edges of the pipeline.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edges {
+    /// A host slot is filled again only when its copy is done.
+    pub(crate) refill: bool,
+    /// The compute stream waits for the copy.
+    pub(crate) copied: bool,
+    /// The copy stream waits for the kernel that read the device slot.
+    pub(crate) consumed: bool,
+}
+
+impl Edges {
+    pub(crate) const ALL: Self = Self { refill: true, copied: true, consumed: true };
+}
+
+/// Runs `batches` batches, batch `n` filled with the byte `n`, and returns what the kernels read.
+pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Option<Kernel>>, DriverError> {
+    let context = context()?;
+    let copy = context.new_stream()?;
+    let compute = context.new_stream()?;
+    let host = [Pinned::new(BYTES)?, Pinned::new(BYTES)?];
+    let slots = [device(&copy, BYTES)?, device(&copy, BYTES)?];
+    // The allocations come before everything on the other stream.
+    compute.join(&copy)?;
+    let blocking = Some(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+    let copied = [context.new_event(blocking)?, context.new_event(blocking)?];
+    let consumed: [CudaEvent; 2] = [context.new_event(None)?, context.new_event(None)?];
+    let mut kernels = Vec::new();
+    for batch in 0..batches {
+        let slot = usize::from(batch % 2);
+        if edges.refill {
+            copied[slot].synchronize()?;
+        }
+        host[slot].fill(sim, batch);
+        if edges.consumed {
+            copy.wait(&consumed[slot])?;
+        }
+        host[slot].upload(address(&slots[slot]), &copy)?;
+        copied[slot].record(&copy)?;
+        if edges.copied {
+            compute.wait(&copied[slot])?;
+        }
+        let kernel = sim.kernel_read(compute.cu_stream(), address(&slots[slot]), BYTES, 0);
+        kernels.push(kernel.map_err(|code| DriverError(error(code)))?);
+        consumed[slot].record(&compute)?;
+    }
+    context.synchronize()?;
+    Ok(kernels)
+}
+
+/// The codes that the tests inject, as cudarc's enum.
+pub(crate) fn error(code: u32) -> sys::CUresult {
+    match code {
+        2 => sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        700 => sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+        709 => sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        719 => sys::CUresult::CUDA_ERROR_LAUNCH_FAILED,
+        _ => sys::CUresult::CUDA_ERROR_UNKNOWN,
+    }
+}
+
+/// The digest of a slot filled with this byte.
+pub(crate) fn filled(value: u8) -> u64 {
+    checksum_of(&[value; BYTES])
+}

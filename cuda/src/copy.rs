@@ -1,0 +1,351 @@
+//! The copies: issued in order on the copy stream, followed until they are done.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::CUevent;
+use cudarc::driver::{CudaStream, sys};
+use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, TryAcquireError};
+
+use crate::cu::{self, Event};
+use crate::driver::Driver;
+use crate::edge;
+use crate::error::Error;
+use crate::slot::{DeviceBuf, HostBuf};
+
+/// When a copy ran, by the device's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopyTime {
+    /// When it began. CUDA counts it in a 32-bit float of milliseconds since the uploader was made, so its
+    /// resolution falls: 0.06 ms after ten minutes, 0.25 ms after an hour. It may be said too early by the time
+    /// that one event took from the host to the device, never too late.
+    pub start: Instant,
+    /// How long it took, from the two events around it: to about half a microsecond.
+    pub took: Duration,
+}
+
+/// A copy that is done; see [`Uploader::on_copied`](crate::Uploader::on_copied).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Copied {
+    /// The number of its batch, as [`Lease::seq`](crate::Lease::seq).
+    pub seq: u64,
+    /// Its bytes, at least one: an empty batch is not copied.
+    pub bytes: usize,
+    /// When.
+    pub time: CopyTime,
+}
+
+pub(crate) type OnCopied = Box<dyn FnMut(Copied) + Send>;
+
+/// The error that ended an uploader, for both of its sides.
+pub(crate) type Fate = OnceLock<Error>;
+
+/// Turns events into times.
+pub(crate) struct Clock {
+    driver: &'static Driver,
+    base: Event,
+    /// Just before `base` was recorded on the idle stream: closer to it than the wake-up after it would be, and
+    /// never later.
+    at: Instant,
+}
+
+impl Clock {
+    /// Waits for what is in `stream`, the copy stream.
+    pub(crate) fn new(driver: &'static Driver, stream: &CudaStream) -> Result<Self, Error> {
+        let base = Event::new(stream.context(), sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        // SAFETY: the stream exists.
+        unsafe { cu::synchronize(stream.cu_stream()) }?;
+        let at = Instant::now();
+        // SAFETY: both exist.
+        unsafe { cu::record(base.raw(), stream.cu_stream()) }?;
+        Ok(Self { driver, base, at })
+    }
+
+    /// When the copy between these events ran; `None` while it does.
+    ///
+    /// # Safety
+    ///
+    /// Both exist, are for timing, and were recorded.
+    pub(crate) unsafe fn time(&self, start: CUevent, copied: CUevent) -> Result<Option<CopyTime>, Error> {
+        // SAFETY: they exist, says the caller.
+        let Some(took) = (unsafe { self.driver.milliseconds(start, copied) })? else { return Ok(None) };
+        // SAFETY: as above, and `base` is ours.
+        let Some(since) = (unsafe { self.driver.milliseconds(self.base.raw(), start) })? else {
+            return Ok(None);
+        };
+        let duration = |ms: f32| Duration::try_from_secs_f64(f64::from(ms) / 1e3).unwrap_or_default();
+        Ok(Some(CopyTime { start: self.at + duration(since), took: duration(took) }))
+    }
+}
+
+/// The copy stream, and the copies that may still be running in it, oldest first.
+///
+/// `H` is what keeps a copy's host slot from being filled again, as long as it is here.
+pub(crate) struct Copies<H> {
+    stream: Arc<CudaStream>,
+    clock: Arc<Clock>,
+    on_copied: Option<OnCopied>,
+    running: VecDeque<Running<H>>,
+    /// How many may run or wait at once. Not more than there are slots on either side, so that no event is
+    /// recorded anew before its copy has been followed to the end.
+    limit: usize,
+}
+
+struct Running<H> {
+    seq: u64,
+    bytes: usize,
+    start: CUevent,
+    copied: CUevent,
+    _held: H,
+}
+
+// SAFETY: the events are handles of the driver, which is thread-safe.
+unsafe impl<H: Send> Send for Running<H> {}
+
+impl<H> Copies<H> {
+    pub(crate) fn new(
+        stream: Arc<CudaStream>,
+        clock: Arc<Clock>,
+        on_copied: Option<OnCopied>,
+        limit: usize,
+    ) -> Self {
+        Self { stream, clock, on_copied, running: VecDeque::with_capacity(limit), limit }
+    }
+
+    /// Makes the uploader's context the calling thread's.
+    fn bind(&self) -> Result<(), Error> {
+        cu::bind(self.stream.context())
+    }
+
+    /// Enqueues the copy of `len` bytes at `from` into `slot`, behind the uses of what is there.
+    ///
+    /// # Safety
+    ///
+    /// `held` keeps the source alive and unwritten. `slot` is this uploader's, and its last copy is no longer
+    /// among the running ones.
+    unsafe fn issue<M>(
+        &mut self,
+        seq: u64,
+        from: *const u8,
+        len: usize,
+        slot: &mut DeviceBuf<M>,
+        held: H,
+    ) -> Result<(), Error> {
+        slot.copy_after_uses()?;
+        slot.len = len;
+        let (stream, start, copied) = (self.stream.cu_stream(), slot.start.raw(), slot.copied.raw());
+        // First held, then issued: whatever fails from here on, `settle` waits before it lets go.
+        self.running.push_back(Running { seq, bytes: len, start, copied, _held: held });
+        if len == 0 {
+            return Ok(()); // CUDA takes no empty copies
+        }
+        // SAFETY: both exist.
+        unsafe { cu::record(start, stream) }?;
+        // SAFETY: the source is page-locked and held, the target has at least as many bytes (`commit` checks it)
+        // and its users have been waited for; both are freed behind the copy stream's work.
+        unsafe { cu::copy_to_device(slot.address, from, len, stream) }?;
+        // SAFETY: both exist.
+        unsafe { cu::record(copied, stream) }
+    }
+
+    /// Waits for the oldest copy, and lets go of its host slot.
+    fn retire(&mut self) -> Result<(), Error> {
+        let Some(&Running { seq, bytes, start, copied, .. }) = self.running.front() else { return Ok(()) };
+        if bytes > 0 {
+            // SAFETY: the event lives in a device slot, which lives as long as the ring.
+            unsafe { edge::refill_after_copy(copied) }?;
+            if let Some(on_copied) = &mut self.on_copied {
+                // SAFETY: as above, and both were recorded by `issue`.
+                if let Some(time) = unsafe { self.clock.time(start, copied) }? {
+                    on_copied(Copied { seq, bytes, time });
+                }
+            }
+        }
+        self.running.pop_front();
+        Ok(())
+    }
+
+    /// Waits until one more copy may be issued.
+    pub(crate) fn make_room(&mut self) -> Result<(), Error> {
+        while self.running.len() >= self.limit {
+            self.retire()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn retire_all(&mut self) -> Result<(), Error> {
+        while !self.running.is_empty() {
+            self.retire()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the copy stream, whatever has failed before: no copy is running after this, or its host slot is
+    /// never filled again.
+    pub(crate) fn settle(&mut self) {
+        let bound = self.bind();
+        // SAFETY: the stream is ours.
+        let settled = bound.and_then(|()| unsafe { cu::synchronize(self.stream.cu_stream()) });
+        let running = mem::take(&mut self.running);
+        if settled.is_err() {
+            mem::forget(running);
+        }
+    }
+}
+
+impl<H> Drop for Copies<H> {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+/// How the copying ended, where nothing failed.
+enum End {
+    /// The producer has finished, and everything was copied.
+    Finished,
+    /// One of the two sides is gone.
+    Abandoned,
+}
+
+/// The copy thread: until the end of the data, until nobody wants them, or until something fails.
+pub(crate) fn run<'h, M>(
+    host: &'h Consumer<'_, HostBuf<M>, Park>,
+    mut device: Producer<'_, DeviceBuf<M>, Park>,
+    copies: Copies<ReadSlot<'h, HostBuf<M>, Park>>,
+    fate: &Fate,
+) {
+    match copy_all(host, &mut device, copies) {
+        Ok(End::Finished) => device.finish(),
+        Ok(End::Abandoned) => drop(device),
+        Err(error) => {
+            // Before the ends are seen, which make both sides look here. It is set once.
+            let _ = fate.set(error);
+            drop(device);
+        }
+    }
+}
+
+fn copy_all<'h, M>(
+    host: &'h Consumer<'_, HostBuf<M>, Park>,
+    device: &mut Producer<'_, DeviceBuf<M>, Park>,
+    mut copies: Copies<ReadSlot<'h, HostBuf<M>, Park>>,
+) -> Result<End, Error> {
+    copies.bind()?;
+    loop {
+        // The guard of a copy that still runs is kept while this waits: if the batch comes before the copy's end,
+        // it is queued behind it without a gap, and if not, the reader is busy with it and needs no other slot.
+        let mut batch = match host.recv() {
+            Ok(batch) => batch,
+            Err(end) => {
+                copies.retire_all()?;
+                return Ok(if end == RecvError::Finished { End::Finished } else { End::Abandoned });
+            }
+        };
+        let mut slot = match device.try_acquire() {
+            Ok(slot) => slot,
+            Err(TryAcquireError::Full) => {
+                // Nothing can be queued now; so the reader may have its slot as soon as the copy is done.
+                copies.retire_all()?;
+                let Ok(slot) = device.acquire() else { return Ok(End::Abandoned) };
+                slot
+            }
+            Err(TryAcquireError::Closed) => return Ok(End::Abandoned),
+        };
+        slot.meta = batch.meta.take();
+        let (seq, from, len) = (batch.seq(), batch.bytes.as_ptr(), batch.len);
+        // SAFETY: the read guard keeps the producer away from the host slot; both are slots of this uploader, and
+        // `make_room` follows each copy.
+        unsafe { copies.issue(seq, from, len, &mut slot, batch) }?;
+        // Handed over while the copy runs: the streams wait for it, the caller does not.
+        if slot.commit().is_err() {
+            return Ok(End::Abandoned);
+        }
+        copies.make_room()?;
+    }
+}
+
+/// Everything that one thread needs to copy by hand, when it commits: the same slots and edges, no thread.
+pub(crate) struct ByHand<M: 'static> {
+    // Dropped in this order: first the copies are waited for.
+    copies: Copies<()>,
+    slots: Vec<HostBuf<M>>,
+    /// `None` once something has failed: the consumer then sees the end, and looks for the error.
+    device: Option<Producer<'static, DeviceBuf<M>, Park>>,
+    /// The host slot whose turn it is.
+    turn: usize,
+    committed: u64,
+    fate: Arc<Fate>,
+}
+
+impl<M: 'static> ByHand<M> {
+    /// At least one slot.
+    pub(crate) fn new(
+        copies: Copies<()>,
+        slots: Vec<HostBuf<M>>,
+        device: Producer<'static, DeviceBuf<M>, Park>,
+        fate: Arc<Fate>,
+    ) -> Self {
+        Self { copies, slots, device: Some(device), turn: 0, committed: 0, fate }
+    }
+
+    /// Waits until the next host slot may be filled. Never for a device slot, which only the caller can release.
+    pub(crate) fn acquire(&mut self, device_depth: usize) -> Result<(), Error> {
+        match self.device.as_mut().map(Producer::try_acquire) {
+            Some(Ok(_)) => {}
+            Some(Err(TryAcquireError::Full)) => return Err(Error::AllHeld { device_depth }),
+            Some(Err(TryAcquireError::Closed)) => return Err(Error::Closed),
+            None => return Err(self.fate.get().cloned().unwrap_or(Error::Closed)),
+        }
+        let ready = self.copies.bind().and_then(|()| self.copies.make_room());
+        ready.map_err(|error| self.fail(error))
+    }
+
+    /// The host slot that the next `commit` copies; free after `acquire`.
+    pub(crate) fn slot(&self) -> &HostBuf<M> {
+        &self.slots[self.turn]
+    }
+
+    pub(crate) fn slot_mut(&mut self) -> &mut HostBuf<M> {
+        &mut self.slots[self.turn]
+    }
+
+    /// Issues the copy of the first `len` bytes of that slot.
+    pub(crate) fn commit(&mut self, len: usize, meta: M) -> Result<(), Error> {
+        let Some(Ok(mut slot)) = self.device.as_mut().map(Producer::try_acquire) else {
+            return Err(Error::Closed);
+        };
+        slot.meta = Some(meta);
+        let from = self.slots[self.turn].bytes.as_ptr();
+        // SAFETY: the slots come round in turn, and `acquire` has waited until fewer copies run than there are
+        // slots on either side: neither this host slot's last copy nor this device slot's is among them.
+        let issued = unsafe { self.copies.issue(self.committed, from, len, &mut slot, ()) };
+        match issued {
+            Ok(()) => {
+                self.committed += 1;
+                self.turn = (self.turn + 1) % self.slots.len();
+                slot.commit().map_err(|_| Error::Closed)
+            }
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// The end of the data, or of the uploader if a copy failed.
+    pub(crate) fn finish(mut self) {
+        match self.copies.bind().and_then(|()| self.copies.retire_all()) {
+            Ok(()) => drop(self.device.take().map(Producer::finish)),
+            Err(error) => drop(self.fail(error)),
+        }
+    }
+
+    fn fail(&mut self, error: Error) -> Error {
+        self.copies.settle();
+        // Before the end is seen, which makes the other side look here. It is set once.
+        let _ = self.fate.set(error.clone());
+        self.device = None;
+        error
+    }
+}

@@ -1,0 +1,142 @@
+//! Finding the driver, before cudarc does: cudarc panics where there is none.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::CUevent;
+use libloading::Library;
+
+use crate::cu::check;
+use crate::error::Error;
+
+/// The names to try, in cudarc's order, so that both find the same library. With the development files or the
+/// toolkit's stub `libcuda.so` exists; with the driver alone only `libcuda.so.1` does.
+#[cfg(not(windows))]
+const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+#[cfg(windows)]
+const NAMES: [&str; 2] = ["cuda.dll", "nvcuda.dll"];
+
+// `CUresult` as a number: a newer driver may return one that no enumeration here has.
+const SUCCESS: u32 = 0;
+const STUB_LIBRARY: u32 = 34;
+const NO_DEVICE: u32 = 100;
+const NOT_READY: u32 = 600;
+
+/// The driver's functions that are called without cudarc.
+pub(crate) struct Driver {
+    library: &'static str,
+    init: unsafe extern "C" fn(c_uint) -> u32,
+    device_count: unsafe extern "C" fn(*mut c_int) -> u32,
+    // The first version of this function, which every driver has: cudarc, built for CUDA 13, calls the second and
+    // panics with drivers before 12.8, which lack it.
+    event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> u32,
+}
+
+/// The context of device number `ordinal`, from 0: its primary context, which frameworks share.
+///
+/// The same as [`CudaContext::new`], except that it returns an error where that panics.
+///
+/// # Errors
+///
+/// [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`], [`Error::NoDevice`]; [`Error::Option`] if
+/// there are devices, but not this one; [`Error::Driver`] if the driver fails.
+///
+/// # Examples
+///
+/// ```
+/// use twinbuf_cuda::{Error, context};
+///
+/// match context(0) {
+///     Ok(ctx) => println!("{}", ctx.name().unwrap()),
+///     Err(error @ (Error::NoDriver { .. } | Error::StubDriver { .. } | Error::NoDevice { .. })) => {
+///         println!("on the CPU, then: {error}");
+///     }
+///     Err(error) => panic!("{error}"),
+/// }
+/// ```
+pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
+    let devices = Driver::load()?.start()?;
+    if ordinal >= devices {
+        let wanted = format!("0 to {}", devices - 1);
+        return Err(Error::Option { option: "ordinal", wanted, found: ordinal.to_string() });
+    }
+    check("cuDevicePrimaryCtxRetain", CudaContext::new(ordinal))
+}
+
+impl Driver {
+    /// The driver, loaded for as long as the program runs: cudarc keeps pointers into it.
+    pub(crate) fn load() -> Result<&'static Self, Error> {
+        static DRIVER: OnceLock<Driver> = OnceLock::new();
+        if let Some(driver) = DRIVER.get() {
+            return Ok(driver);
+        }
+        let mut tried = Vec::new();
+        for name in NAMES {
+            // SAFETY: loading a library runs its initializers; the CUDA driver's may run at any time, and cudarc
+            // would load the same library.
+            match unsafe { Library::new(name) } {
+                Ok(library) => {
+                    let driver = Self::of(name, &library)?;
+                    std::mem::forget(library);
+                    return Ok(DRIVER.get_or_init(|| driver));
+                }
+                Err(error) => tried.push((name.to_string(), error.to_string())),
+            }
+        }
+        Err(Error::NoDriver { tried })
+    }
+
+    fn of(name: &'static str, library: &Library) -> Result<Self, Error> {
+        macro_rules! function {
+            ($function:literal) => {
+                // SAFETY: the type is that of the function of this name in cuda.h, with the result as a number.
+                *unsafe { library.get($function) }
+                    .map_err(|_| Error::NotADriver { library: name.to_string(), function: $function })?
+            };
+        }
+        Ok(Self {
+            library: name,
+            init: function!("cuInit"),
+            device_count: function!("cuDeviceGetCount"),
+            event_elapsed_time: function!("cuEventElapsedTime"),
+        })
+    }
+
+    /// Initializes the driver and returns how many devices there are, at least one.
+    fn start(&self) -> Result<usize, Error> {
+        // SAFETY: takes no pointers; the only flags there are is 0.
+        self.check("cuInit", unsafe { (self.init)(0) })?;
+        let mut devices = 0;
+        // SAFETY: the pointer is valid for the call.
+        self.check("cuDeviceGetCount", unsafe { (self.device_count)(&raw mut devices) })?;
+        match usize::try_from(devices) {
+            Ok(devices @ 1..) => Ok(devices),
+            _ => Err(Error::NoDevice { library: self.library.to_string() }),
+        }
+    }
+
+    /// Milliseconds from one event to another, which both have timing and have been recorded; `None` if one of
+    /// them is not complete yet.
+    ///
+    /// # Safety
+    ///
+    /// Both events exist.
+    pub(crate) unsafe fn milliseconds(&self, start: CUevent, end: CUevent) -> Result<Option<f32>, Error> {
+        let mut milliseconds = 0.0;
+        // SAFETY: the pointer is valid for the call; the events exist, says the caller.
+        match unsafe { (self.event_elapsed_time)(&raw mut milliseconds, start, end) } {
+            NOT_READY => Ok(None),
+            code => self.check("cuEventElapsedTime", code).map(|()| Some(milliseconds)),
+        }
+    }
+
+    fn check(&self, call: &'static str, code: u32) -> Result<(), Error> {
+        match code {
+            SUCCESS => Ok(()),
+            STUB_LIBRARY => Err(Error::StubDriver { library: self.library.to_string() }),
+            NO_DEVICE => Err(Error::NoDevice { library: self.library.to_string() }),
+            code => Err(Error::Driver { call, code, name: "CUresult".to_string() }),
+        }
+    }
+}

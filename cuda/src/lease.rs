@@ -1,0 +1,404 @@
+//! The training side: batches in device memory, leased from their slots.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytemuck::AnyBitPattern;
+use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, DeviceRepr};
+use twinbuf_core::{Consumer, Park, ReadSlot, RecvError, TryRecvError};
+
+use crate::copy::{Clock, CopyTime, Fate};
+use crate::cu::{self, check};
+use crate::error::Error;
+use crate::host::Thread;
+use crate::slot::DeviceBuf;
+
+/// What a batch can be seen as in device memory: a type that every sequence of bytes is a value of.
+pub trait Element: DeviceRepr + AnyBitPattern {}
+
+impl<T: DeviceRepr + AnyBitPattern> Element for T {}
+
+/// `CU_STREAM_PER_THREAD` of cuda.h.
+const PER_THREAD: usize = 2;
+
+/// The side that receives batches; made by [`Uploader::build`](crate::Uploader::build).
+pub struct DeviceBatches<M: 'static> {
+    // Dropped in this order: the copy thread is joined when both sides are gone.
+    ring: Consumer<'static, DeviceBuf<M>, Park>,
+    depth: usize,
+    overlap: bool,
+    clock: Arc<Clock>,
+    ctx: Arc<CudaContext>,
+    fate: Arc<Fate>,
+    _thread: Option<Arc<Thread>>,
+}
+
+impl<M: 'static> DeviceBatches<M> {
+    pub(crate) fn new(
+        ring: Consumer<'static, DeviceBuf<M>, Park>,
+        depth: usize,
+        clock: Arc<Clock>,
+        ctx: Arc<CudaContext>,
+        fate: Arc<Fate>,
+        thread: Option<Arc<Thread>>,
+    ) -> Self {
+        Self { ring, depth, overlap: thread.is_some(), clock, ctx, fate, _thread: thread }
+    }
+
+    /// The next batch, waiting until its copy has been issued; `None` after
+    /// [`finish`](crate::HostSlots::finish).
+    ///
+    /// The copy may still be running: the streams that use the batch wait for it, the host does not. If it fails,
+    /// CUDA says so in every later call, and the batch after this one is that error.
+    ///
+    /// # Errors
+    ///
+    /// After all batches that came before: the error that ended the uploader, [`Error::Abandoned`] if the host
+    /// slots were dropped without `finish`; again and again. [`Error::AllHeld`] if the next device slot in turn is
+    /// held by a lease, or was when it was leaked: waiting for oneself would never end. With `overlap(false)`
+    /// [`Error::Empty`] if nothing was committed.
+    pub fn recv(&self) -> Result<Option<Lease<'_, M>>, Error> {
+        if self.overlap { self.lease(self.ring.recv()) } else { self.try_recv() }
+    }
+
+    /// The next batch, if its copy has been issued by now. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Empty`] if it has not; the others as [`recv`](DeviceBatches::recv).
+    pub fn try_recv(&self) -> Result<Option<Lease<'_, M>>, Error> {
+        self.lease(match self.ring.try_recv() {
+            Ok(slot) => Ok(slot),
+            Err(TryRecvError::Empty) => return Err(Error::Empty),
+            Err(TryRecvError::Finished) => Err(RecvError::Finished),
+            Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
+            Err(TryRecvError::AllHeld) => Err(RecvError::AllHeld),
+        })
+    }
+
+    /// The next batch, or the promise that the task of `cx` is woken when its copy has been issued.
+    ///
+    /// # Errors
+    ///
+    /// As [`recv`](DeviceBatches::recv).
+    pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<'_, M>>, Error>> {
+        if self.overlap {
+            self.ring.poll_recv(cx).map(|received| self.lease(received))
+        } else {
+            Poll::Ready(self.try_recv())
+        }
+    }
+
+    /// What a receive from the ring means.
+    fn lease<'c>(
+        &'c self,
+        received: Result<ReadSlot<'c, DeviceBuf<M>, Park>, RecvError>,
+    ) -> Result<Option<Lease<'c, M>>, Error> {
+        match received {
+            Ok(slot) => Ok(Some(Lease { slot, clock: &self.clock, ctx: &self.ctx })),
+            Err(RecvError::Finished) => Ok(None),
+            Err(RecvError::Abandoned) => Err(self.fate.get().cloned().unwrap_or(Error::Abandoned)),
+            Err(RecvError::AllHeld) => Err(Error::AllHeld { device_depth: self.depth }),
+        }
+    }
+
+    /// The context that the batches are in.
+    #[must_use]
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.ctx
+    }
+}
+
+/// One batch in device memory, in its slot.
+///
+/// When it is dropped, an event is recorded on every stream it was used on, and the next copy into the slot waits
+/// for those: drop it as soon as the work is *enqueued*. Dropping waits for nothing. Leases may be dropped in any
+/// order, on any thread. One that is leaked (`mem::forget`) costs its slot; the slot is never filled again.
+///
+/// `M` is what the reading side committed with the batch; it is dropped with the lease.
+pub struct Lease<'c, M> {
+    slot: ReadSlot<'c, DeviceBuf<M>, Park>,
+    clock: &'c Clock,
+    ctx: &'c Arc<CudaContext>,
+}
+
+impl<'c, M> Lease<'c, M> {
+    /// The batch as elements of type `T`, for use on `stream`: what is enqueued there from now on runs after the
+    /// copy, and the slot's next copy runs after what is enqueued there until the lease is dropped.
+    ///
+    /// Call it for each stream; a second time for one costs nothing. **The view is for this stream**: on another,
+    /// nothing orders its use.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OtherContext`]; [`Error::PerThreadStream`], for which there is
+    /// [`on_this_thread`](Lease::on_this_thread); [`Error::Option`] if the batch is no whole number of `T`;
+    /// [`Error::Driver`] if the stream could not be made to wait: do not use the batch on it.
+    pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<CudaView<'_, T>, Error> {
+        self.refuse_per_thread(stream.cu_stream())?;
+        self.view(stream)
+    }
+
+    /// The batch as memory of your own, copied there by the device, on `stream`: for frameworks that want to own
+    /// what they compute with. The slot is free as soon as that copy is done.
+    ///
+    /// It is allocated as cudarc does it (`cuMemAllocAsync` where the device can), so it is dropped in `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`on`](Lease::on); [`Error::Driver`] if there is no memory, [`Error::Option`] if the batch is empty.
+    pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
+        self.refuse_per_thread(stream.cu_stream())?;
+        self.copy(stream)
+    }
+
+    /// The batch's device address, for use on `stream` by code that does not know cudarc; the rest as
+    /// [`on`](Lease::on).
+    ///
+    /// # Safety
+    ///
+    /// The stream belongs to the uploader's context, and exists until the lease has been dropped. The memory is
+    /// used on this stream only, as far as [`len`](Lease::len) reaches, and only by work that is enqueued before
+    /// the lease is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PerThreadStream`], [`Error::Driver`].
+    pub unsafe fn on_raw(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
+        self.refuse_per_thread(stream)?;
+        // SAFETY: the caller has promised what is needed.
+        unsafe { self.address_on(stream) }
+    }
+
+    /// The event that the copy is complete, for code that makes its own streams wait for it; `None` if the batch is
+    /// empty. Valid while the lease is. What such a stream does is ordered before the slot's next copy only by
+    /// [`on_raw`](Lease::on_raw).
+    #[must_use]
+    pub fn copied_event(&self) -> Option<CUevent> {
+        (!self.is_empty()).then(|| self.slot.copied.raw())
+    }
+
+    /// The same lease, bound to this thread, for use on the per-thread default stream: the same handle means
+    /// another stream on another thread, and the end of the use has to be recorded on the right one.
+    ///
+    /// It cannot be sent to another thread:
+    ///
+    /// ```compile_fail,E0277
+    /// fn send<T: Send>(_: T) {}
+    /// fn test(lease: twinbuf_cuda::Lease<'static, ()>) {
+    ///     send(lease.on_this_thread());
+    /// }
+    /// ```
+    ///
+    /// A lease can:
+    ///
+    /// ```
+    /// fn send<T: Send>(_: T) {}
+    /// fn test(lease: twinbuf_cuda::Lease<'static, ()>) {
+    ///     send(lease);
+    /// }
+    /// ```
+    #[must_use]
+    pub fn on_this_thread(self) -> LocalLease<'c, M> {
+        LocalLease { lease: self, _here: PhantomData }
+    }
+
+    /// The batch's length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slot.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of the batch, from 0, in the order of the commits.
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.slot.seq()
+    }
+
+    /// What was committed with the batch.
+    #[must_use]
+    pub fn meta(&self) -> &M {
+        let Some(meta) = &self.slot.meta else { unreachable!("committed with it, and taken by `drop` only") };
+        meta
+    }
+
+    /// The same, to be changed or moved out.
+    #[must_use]
+    pub fn meta_mut(&mut self) -> &mut M {
+        let Some(meta) = &mut self.slot.meta else {
+            unreachable!("committed with it, and taken by `drop` only")
+        };
+        meta
+    }
+
+    /// When the batch was copied; `None` while it still is, or if it is empty. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`], if the copy has failed too.
+    pub fn copied(&self) -> Result<Option<CopyTime>, Error> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        cu::bind(self.ctx)?;
+        // SAFETY: the slot's events, which were recorded before the batch was handed over.
+        unsafe { self.clock.time(self.slot.start.raw(), self.slot.copied.raw()) }
+    }
+
+    /// Blocks until the batch has been copied, and says when that was; `None` if it is empty. Streams need no such
+    /// wait: it is for a host that wants one stage after the other.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`], if the copy has failed too.
+    pub fn wait_copied(&self) -> Result<Option<CopyTime>, Error> {
+        if !self.is_empty() {
+            cu::bind(self.ctx)?;
+            // SAFETY: the slot's event.
+            unsafe { cu::wait_on_host(self.slot.copied.raw()) }?;
+        }
+        self.copied()
+    }
+
+    fn refuse_per_thread(&self, stream: CUstream) -> Result<(), Error> {
+        if stream.addr() == PER_THREAD { Err(Error::PerThreadStream) } else { Ok(()) }
+    }
+
+    /// `on`, where the stream's handle means the same until the lease is dropped.
+    fn view<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<CudaView<'_, T>, Error> {
+        if stream.context() != self.ctx {
+            return Err(Error::OtherContext);
+        }
+        let whole = self.len().checked_rem(size_of::<T>()) == Some(0);
+        // SAFETY: every sequence of bytes is a `T`, and the allocator's 256 bytes of alignment are enough for it.
+        let view = unsafe { self.slot.bytes().transmute(self.len() / size_of::<T>().max(1)) };
+        let Some(view) = view.filter(|_| whole) else {
+            return Err(Error::Option {
+                option: "T",
+                wanted: format!("a type that a batch of {} bytes is a whole number of", self.len()),
+                found: format!("{} of {} bytes", std::any::type_name::<T>(), size_of::<T>()),
+            });
+        };
+        cu::bind(self.ctx)?;
+        // SAFETY: the `Arc` keeps the stream; it is of our context, which has just been bound.
+        unsafe { self.slot.use_on(stream.cu_stream(), Some(stream.clone())) }?;
+        Ok(view)
+    }
+
+    fn copy<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
+        let view = self.view::<T>(stream)?;
+        if view.is_empty() {
+            let (wanted, found) = ("a batch with bytes".to_string(), "an empty one".to_string());
+            return Err(Error::Option { option: "self", wanted, found });
+        }
+        // SAFETY: filled by the copy below before anybody sees it.
+        let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
+        check("cuMemcpyDtoDAsync", stream.memcpy_dtod(&view, &mut owned))?;
+        Ok(owned)
+    }
+
+    /// # Safety
+    ///
+    /// As `on_raw`; and the handle means the same stream until the lease is dropped.
+    unsafe fn address_on(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
+        cu::bind(self.ctx)?;
+        // SAFETY: the caller has promised what is needed.
+        unsafe { self.slot.use_on(stream, None) }?;
+        Ok(self.slot.address)
+    }
+}
+
+impl<M> Drop for Lease<'_, M> {
+    fn drop(&mut self) {
+        self.slot.end_uses();
+        self.slot.meta = None;
+    }
+}
+
+/// A [`Lease`] that stays on its thread, and so can be used on the per-thread default stream too; see
+/// [`Lease::on_this_thread`].
+pub struct LocalLease<'c, M> {
+    lease: Lease<'c, M>,
+    _here: PhantomData<*const ()>,
+}
+
+impl<M> LocalLease<'_, M> {
+    /// As [`Lease::on`], on any stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::on`], without [`Error::PerThreadStream`].
+    pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<CudaView<'_, T>, Error> {
+        self.lease.view(stream)
+    }
+
+    /// As [`Lease::into_owned`], on any stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::into_owned`], without [`Error::PerThreadStream`].
+    pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
+        self.lease.copy(stream)
+    }
+
+    /// As [`Lease::on_raw`], on any stream.
+    ///
+    /// # Safety
+    ///
+    /// As [`Lease::on_raw`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`].
+    pub unsafe fn on_raw(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
+        // SAFETY: as the caller says, and the lease stays on this thread.
+        unsafe { self.lease.address_on(stream) }
+    }
+
+    /// As [`Lease::meta_mut`].
+    #[must_use]
+    pub fn meta_mut(&mut self) -> &mut M {
+        self.lease.meta_mut()
+    }
+}
+
+// Not `DerefMut`: by that the lease could be swapped out, and sent to another thread after all.
+impl<'c, M> Deref for LocalLease<'c, M> {
+    type Target = Lease<'c, M>;
+
+    fn deref(&self) -> &Lease<'c, M> {
+        &self.lease
+    }
+}
+
+impl<M: 'static> fmt::Debug for DeviceBatches<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBatches")
+            .field("depth", &self.depth)
+            .field("overlap", &self.overlap)
+            .field("error", &self.fate.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Debug for Lease<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("seq", &self.seq()).field("bytes", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Debug for LocalLease<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LocalLease").field(&self.lease).finish()
+    }
+}

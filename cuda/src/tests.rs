@@ -1,0 +1,145 @@
+//! The edges: with all three no access is unordered, whatever the seed; without any one of them the checker says so.
+//!
+//! Unit tests, because only here an edge can be taken away.
+
+use std::sync::Arc;
+use std::thread;
+
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys;
+use twinbuf_cuda_sim::{Options, Sim};
+
+use crate::cu::{self, Pinned};
+use crate::edge::Edge;
+use crate::{Error, HostSlots, Uploader, context};
+
+const BATCHES: u32 = 10;
+const BYTES: usize = 512;
+const SEEDS: u64 = 1000;
+const SEEDS_WITHOUT: u64 = 20;
+
+/// What batch `seq` is made of.
+fn pattern(seed: u64, seq: u32) -> impl Iterator<Item = u8> {
+    let start = seed.wrapping_mul(31).wrapping_add(u64::from(seq) * 101);
+    (0..BYTES as u64).map(move |i| start.wrapping_add(i).to_le_bytes()[0])
+}
+
+/// Uploads `BATCHES` batches and reads each on one of two streams: what the device had, batch after batch.
+fn train(
+    sim: &Sim,
+    ctx: &Arc<CudaContext>,
+    seed: u64,
+    depths: (usize, usize),
+    overlap: bool,
+) -> Result<Vec<u8>, Error> {
+    let uploader = Uploader::new(ctx, BYTES).host_depth(depths.0).device_depth(depths.1).overlap(overlap);
+    let (mut slots, batches) = uploader.build::<u32>()?;
+    let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
+    // Of its own, page-locked: a copy to pageable memory would wait on the host, and hide missing edges.
+    let mut seen = Pinned::new(ctx, BYTES * BATCHES as usize, 0)?;
+    let target = seen.bytes_mut().as_mut_ptr();
+    let control = sim.control();
+    let fill = |slots: &mut HostSlots<u32>, seq| {
+        let mut slot = slots.acquire()?;
+        control.host_write(&raw const slot[..]);
+        for (to, from) in slot.iter_mut().zip(pattern(seed, seq)) {
+            *to = from;
+        }
+        slot.commit(BYTES, seq)
+    };
+    let read = |seq: u32| -> Result<(), Error> {
+        let batch = batches.recv()?.expect("as many as were committed");
+        assert_eq!((*batch.meta(), batch.seq(), batch.len()), (seq, u64::from(seq), BYTES));
+        let stream = &streams[usize::from(seq.is_multiple_of(3))];
+        assert_eq!(batch.on::<u8>(stream)?.len(), BYTES);
+        // SAFETY: the stream outlives the lease, and this batch is read on it.
+        let from = unsafe { batch.on_raw(stream.cu_stream()) }?;
+        // SAFETY: as many bytes as there are batches begin there.
+        let to = unsafe { target.add(BYTES * seq as usize) };
+        // SAFETY: both are long enough, and the target is read after the streams are done.
+        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, BYTES, stream.cu_stream()) };
+        cu::check("cuMemcpyDtoHAsync", copied.result())
+    };
+    if overlap {
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for seq in 0..BATCHES {
+                    fill(&mut slots, seq)?;
+                }
+                slots.finish();
+                Ok::<(), Error>(())
+            });
+            (0..BATCHES).try_for_each(read)
+        })?;
+        assert!(batches.recv()?.is_none());
+    } else {
+        for seq in 0..BATCHES {
+            fill(&mut slots, seq)?;
+            read(seq)?;
+        }
+    }
+    for stream in &streams {
+        stream.synchronize().unwrap();
+    }
+    sim.host_read(&raw const seen.bytes()[..]);
+    Ok(seen.bytes().to_vec())
+}
+
+/// An edge that is missing until this is dropped.
+struct Without;
+
+impl Without {
+    fn edge(edge: Option<Edge>) -> Self {
+        Edge::take_away(edge);
+        Self
+    }
+}
+
+impl Drop for Without {
+    fn drop(&mut self) {
+        Edge::take_away(None);
+    }
+}
+
+/// Runs one seed without this edge; what the checker found, and whether the data were right.
+fn run(seed: u64, without: Option<Edge>, tracking: bool) -> (Vec<String>, bool) {
+    let sim = Sim::start(Options { delay_us: 20, ..Options::seeded(seed) });
+    let ctx = context(0).unwrap();
+    if !tracking {
+        // SAFETY: nothing in this test relies on it.
+        unsafe { ctx.disable_event_tracking() };
+    }
+    let _back = Without::edge(without);
+    let depths = [(2, 2), (1, 1), (3, 2), (2, 3), (2, 1), (1, 2)];
+    // The usual depths where an edge is missing; with one slot of a kind other waits stand in for some edges.
+    let depths = if without.is_some() { depths[0] } else { depths[(seed % 6) as usize] };
+    let overlap = without.is_some() || seed % 4 != 3;
+    let seen = train(&sim, &ctx, seed, depths, overlap).unwrap();
+    let equal = seen.iter().copied().eq((0..BATCHES).flat_map(|seq| pattern(seed, seq)));
+    (sim.violations(), equal)
+}
+
+#[test]
+fn no_access_is_unordered_for_any_seed_with_tracking_on_and_off() {
+    for seed in 0..SEEDS {
+        let (found, equal) = run(seed, None, seed % 2 == 0);
+        assert!(found.is_empty(), "seed {seed}: {found:#?}");
+        assert!(equal, "seed {seed}: other data arrived");
+    }
+}
+
+#[test]
+fn a_missing_edge_is_found_for_every_seed() {
+    for edge in [Edge::RefillAfterCopy, Edge::UseAfterCopy, Edge::CopyAfterUse] {
+        let mut wrong = 0;
+        for seed in 0..SEEDS_WITHOUT {
+            let (found, equal) = run(seed, Some(edge), seed % 2 == 0);
+            // A real driver has no checker.
+            if !twinbuf_cuda_sim::Control::get().is_real() {
+                assert!(!found.is_empty(), "without {edge:?}, seed {seed}: nothing found");
+            }
+            wrong += u64::from(!equal);
+        }
+        println!("without {edge:?}: found {SEEDS_WITHOUT} of {SEEDS_WITHOUT}, other data in {wrong}");
+    }
+}

@@ -1,0 +1,494 @@
+//! What the two sides promise: order, metadata, the end, leases in any order on any stream, memory.
+#![cfg(target_os = "linux")]
+#![allow(clippy::cast_possible_truncation)] // of small counts
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use common::{copy_threads, start, within};
+use cudarc::driver::{CudaContext, CudaStream, sys};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, MAX_DEPTH, Uploader};
+use twinbuf_cuda_sim::{Options, Sim};
+
+const BYTES: usize = 1024;
+
+/// The batch as the device has it, read on `stream`.
+fn bytes<M>(batch: &Lease<'_, M>, stream: &Arc<CudaStream>) -> Vec<u8> {
+    let view = batch.on::<u8>(stream).unwrap();
+    let mut bytes = vec![0; view.len()];
+    if !bytes.is_empty() {
+        stream.memcpy_dtoh(&view, &mut bytes).unwrap();
+        stream.synchronize().unwrap();
+    }
+    bytes
+}
+
+fn commit(slots: &mut HostSlots<u64>, len: usize, value: u8) -> Result<(), Error> {
+    let mut slot = slots.acquire()?;
+    slot[..len].fill(value);
+    slot.commit(len, u64::from(value))
+}
+
+fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
+    Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
+}
+
+#[test]
+fn batches_arrive_in_order_with_what_was_committed_at_any_depth() {
+    within(120, || {
+        for (host_depth, device_depth) in (1..=MAX_DEPTH).flat_map(|h| (1..=MAX_DEPTH).map(move |d| (h, d))) {
+            for overlap in [true, false] {
+                let (_sim, ctx) = start(1, true);
+                let stream = ctx.new_stream().unwrap();
+                let build = Uploader::new(&ctx, BYTES).host_depth(host_depth).device_depth(device_depth);
+                let (mut slots, batches) = build.overlap(overlap).build().unwrap();
+                let lens = (0..20).map(|i| [BYTES, 0, 1, 100][i % 4]);
+                let check = |batches: &DeviceBatches<u64>, i: u64, len: usize| {
+                    let batch = batches.recv().unwrap().unwrap();
+                    assert_eq!((batch.seq(), *batch.meta(), batch.len()), (i, i + 1, len));
+                    assert_eq!(bytes(&batch, &stream), vec![i as u8 + 1; len]);
+                };
+                if overlap {
+                    let reading = lens.clone();
+                    let reader = thread::spawn(move || {
+                        for (i, len) in reading.enumerate() {
+                            commit(&mut slots, len, i as u8 + 1).unwrap();
+                        }
+                        slots.finish();
+                    });
+                    for (i, len) in lens.enumerate() {
+                        check(&batches, i as u64, len);
+                    }
+                    reader.join().unwrap();
+                } else {
+                    for (i, len) in lens.enumerate() {
+                        commit(&mut slots, len, i as u8 + 1).unwrap();
+                        check(&batches, i as u64, len);
+                    }
+                    slots.finish();
+                }
+                assert!(batches.recv().unwrap().is_none());
+                assert!(batches.recv().unwrap().is_none(), "the end stays the end");
+            }
+        }
+    });
+}
+
+#[test]
+fn by_hand_the_next_copy_is_started_while_the_last_batch_is_in_use() {
+    let (_sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, batches) = uploader(&ctx, false);
+    assert_eq!(batches.recv().unwrap_err(), Error::Empty);
+    commit(&mut slots, BYTES, 1).unwrap();
+    for value in 2..50 {
+        let batch = batches.recv().unwrap().unwrap();
+        commit(&mut slots, BYTES, value).unwrap(); // the other device slot
+        assert_eq!(slots.acquire().unwrap_err(), Error::AllHeld { device_depth: 2 });
+        assert_eq!(bytes(&batch, &stream)[0], value - 1);
+    }
+}
+
+#[test]
+fn one_lease_on_several_streams_and_again_on_the_same() {
+    let (sim, ctx) = start(1, false);
+    let streams: Vec<_> = (0..5).map(|_| ctx.new_stream().unwrap()).collect();
+    let (mut slots, batches) = uploader(&ctx, false);
+    let mut copies = Vec::new();
+    for value in 1..20 {
+        commit(&mut slots, BYTES, value).unwrap();
+        let batch = batches.recv().unwrap().unwrap();
+        let waits = sim.calls_of("cuStreamWaitEvent");
+        for stream in streams.iter().chain(&streams) {
+            assert_eq!(batch.on::<u32>(stream).unwrap().len(), BYTES / 4);
+        }
+        if !sim.is_real() {
+            assert_eq!(sim.calls_of("cuStreamWaitEvent") - waits, streams.len() as u64, "once a stream");
+        }
+        // Enqueued on all of them, waited for by nobody: the slot's next copy has to wait for each.
+        for stream in &streams {
+            let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
+            stream.memcpy_dtod(&batch.on::<u8>(stream).unwrap(), &mut copy).unwrap();
+            copies.push((value, copy));
+        }
+    }
+    for (value, copy) in &copies {
+        assert_eq!(copy.stream().clone_dtoh(copy).unwrap(), [*value; BYTES]);
+    }
+}
+
+#[test]
+fn leases_are_dropped_in_any_order_on_any_thread() {
+    within(60, || {
+        let (_sim, ctx) = start(1, true);
+        let stream = ctx.new_stream().unwrap();
+        let (mut slots, batches) =
+            Uploader::new(&ctx, BYTES).host_depth(3).device_depth(3).build::<u64>().unwrap();
+        let reader = thread::spawn(move || {
+            for value in 1..=60 {
+                commit(&mut slots, BYTES, value).unwrap();
+            }
+            slots.finish();
+        });
+        for round in 0..20 {
+            let mut leases: Vec<_> = (0..3).map(|_| batches.recv().unwrap().unwrap()).collect();
+            assert_eq!(batches.recv().unwrap_err(), Error::AllHeld { device_depth: 3 });
+            leases.rotate_left(round % 3);
+            if round % 2 == 0 {
+                leases.reverse();
+            }
+            for lease in leases {
+                assert_eq!(u64::from(bytes(&lease, &stream)[9]), *lease.meta());
+                thread::scope(|scope| drop(scope.spawn(move || drop(lease))));
+            }
+        }
+        reader.join().unwrap();
+        assert!(batches.recv().unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
+    within(60, || {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, false);
+            let before = sim.live().leaked();
+            let stream = ctx.new_stream().unwrap();
+            let (mut slots, batches) = uploader(&ctx, overlap);
+            commit(&mut slots, BYTES, 1).unwrap();
+            let leaked = batches.recv().unwrap().unwrap();
+            let other = ctx.new_stream().unwrap();
+            // SAFETY: the stream outlives everything here.
+            let address = unsafe { leaked.on_raw(other.cu_stream()) }.unwrap();
+            let mut copy = other.alloc_zeros::<u8>(BYTES).unwrap();
+            // Not waited for: giving the slot back has to.
+            other.memcpy_dtod(&leaked.on::<u8>(&other).unwrap(), &mut copy).unwrap();
+            std::mem::forget(leaked);
+            commit(&mut slots, BYTES, 2).unwrap();
+            let second = batches.recv().unwrap().unwrap();
+            assert_eq!(bytes(&second, &stream), [2; BYTES]);
+            drop(second);
+            // The leaked slot's turn: nothing more arrives, and it still holds what it held.
+            if overlap {
+                commit(&mut slots, BYTES, 3).unwrap();
+            } else {
+                assert_eq!(slots.acquire().unwrap_err(), Error::AllHeld { device_depth: 2 });
+            }
+            assert_eq!(batches.recv().unwrap_err(), Error::AllHeld { device_depth: 2 });
+            if let Some(held) = sim.peek(address, BYTES) {
+                assert_eq!(held, [1; BYTES]);
+            }
+            drop(batches);
+            if overlap {
+                // The copy thread waits for the leaked slot, and must not any more.
+                while commit(&mut slots, 1, 4).is_ok() {}
+            }
+            drop(slots);
+            assert_eq!(copy_threads(), 0);
+            assert_eq!(other.clone_dtoh(&copy).unwrap(), [1; BYTES]);
+            drop((copy, stream, other));
+            assert_eq!(sim.live().leaked(), before, "given back, for all that");
+        }
+    });
+}
+
+#[test]
+fn an_abandoned_reader_is_never_the_end_of_the_data() {
+    within(60, || {
+        for overlap in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            let (mut slots, batches) = uploader(&ctx, overlap);
+            commit(&mut slots, BYTES, 1).unwrap();
+            drop(slots.acquire().unwrap()); // not handed over
+            drop(slots);
+            assert_eq!(*batches.recv().unwrap().unwrap().meta(), 1);
+            assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
+            assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
+        }
+    });
+}
+
+#[test]
+fn a_reader_hears_that_nobody_receives_any_more() {
+    within(60, || {
+        for overlap in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            let (mut slots, batches) = uploader(&ctx, overlap);
+            drop(batches);
+            let error = loop {
+                if let Err(error) = commit(&mut slots, BYTES, 1) {
+                    break error;
+                }
+            };
+            assert_eq!(error, Error::Closed);
+            assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
+            drop(slots);
+            assert_eq!(copy_threads(), 0);
+        }
+    });
+}
+
+#[test]
+fn what_travels_with_a_batch_is_dropped_once_with_its_lease() {
+    within(60, || {
+        for overlap in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            let count = Arc::new(());
+            let (mut slots, batches) = Uploader::new(&ctx, 8).overlap(overlap).build::<Arc<()>>().unwrap();
+            slots.acquire().unwrap().commit(8, count.clone()).unwrap();
+            let mut lease = batches.recv().unwrap().unwrap();
+            assert_eq!(Arc::strong_count(&count), 2);
+            *lease.meta_mut() = Arc::new(()); // moved out
+            assert_eq!(Arc::strong_count(&count), 1);
+            *lease.meta_mut() = count.clone();
+            drop(lease);
+            assert_eq!(Arc::strong_count(&count), 1);
+            slots.acquire().unwrap().commit(0, count.clone()).unwrap(); // never received
+            drop((slots, batches));
+            assert_eq!(Arc::strong_count(&count), 1);
+        }
+    });
+}
+
+#[test]
+fn an_owned_copy_outlives_its_slot() {
+    let (_sim, ctx) = start(1, true);
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, batches) = uploader(&ctx, false);
+    let mut owned = Vec::new();
+    for value in 1..10 {
+        commit(&mut slots, BYTES, value).unwrap();
+        owned.push(batches.recv().unwrap().unwrap().into_owned::<u8>(&stream).unwrap());
+    }
+    for (copy, value) in owned.iter().zip(1..) {
+        assert_eq!(stream.clone_dtoh(copy).unwrap(), [value; BYTES]);
+    }
+    commit(&mut slots, 0, 1).unwrap();
+    let error = batches.recv().unwrap().unwrap().into_owned::<u8>(&stream).unwrap_err();
+    assert!(matches!(error, Error::Option { option: "self", .. }), "{error}");
+}
+
+#[test]
+fn arguments_that_cannot_work_are_refused_by_name() {
+    let (sim, ctx) = start(1, false);
+    let before = sim.live().leaked();
+    let option = |uploader: Uploader| match uploader.build::<()>() {
+        Err(Error::Option { option, wanted, found }) => format!("{option}: {wanted}, {found}"),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(option(Uploader::new(&ctx, 0)), "slot_bytes: at least 1 byte, 0");
+    assert_eq!(option(Uploader::new(&ctx, 1).host_depth(0)), "host_depth: 1 to 8 slots, 0");
+    assert_eq!(option(Uploader::new(&ctx, 1).device_depth(9)), "device_depth: 1 to 8 slots, 9");
+    let huge = Uploader::new(&ctx, usize::MAX / 4).build::<()>().unwrap_err();
+    assert!(matches!(huge, Error::Driver { call: "cuMemHostAlloc", .. }), "{huge}");
+    assert_eq!(sim.live().leaked(), before);
+
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, batches) = uploader(&ctx, false);
+    let error = slots.acquire().unwrap().commit(BYTES + 1, 1).unwrap_err();
+    assert_eq!(error.to_string(), "option `len`: wanted at most the slot's 1024 bytes, found 1025");
+    commit(&mut slots, 6, 1).unwrap();
+    let batch = batches.recv().unwrap().unwrap();
+    let error = batch.on::<f32>(&stream).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "option `T`: wanted a type that a batch of 6 bytes is a whole number of, found f32 of 4 bytes"
+    );
+    assert!(batch.on::<[f32; 0]>(&stream).is_err());
+    assert_eq!(batch.on::<u16>(&stream).unwrap().len(), 3);
+}
+
+#[test]
+fn the_per_thread_stream_needs_a_lease_that_stays() {
+    let (_sim, ctx) = start(1, false);
+    let stream = ctx.per_thread_stream();
+    let (mut slots, batches) = uploader(&ctx, false);
+    for value in 1..20 {
+        commit(&mut slots, BYTES, value).unwrap();
+        let batch = batches.recv().unwrap().unwrap();
+        assert_eq!(batch.on::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
+        // SAFETY: refused.
+        assert_eq!(unsafe { batch.on_raw(stream.cu_stream()) }, Err(Error::PerThreadStream));
+        let batch = batch.on_this_thread();
+        let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
+        stream.memcpy_dtod(&batch.on::<u8>(&stream).unwrap(), &mut copy).unwrap();
+        drop(batch);
+        assert_eq!(stream.clone_dtoh(&copy).unwrap(), [value; BYTES]);
+    }
+    commit(&mut slots, BYTES, 1).unwrap();
+    let batch = batches.recv().unwrap().unwrap();
+    assert_eq!(batch.into_owned::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
+    commit(&mut slots, BYTES, 1).unwrap();
+    let batch = batches.recv().unwrap().unwrap().on_this_thread();
+    assert_eq!(batch.into_owned::<u8>(&stream).unwrap().len(), BYTES);
+}
+
+#[test]
+fn a_raw_stream_is_ordered_as_well() {
+    let (_sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, batches) = uploader(&ctx, false);
+    for value in 1..20 {
+        commit(&mut slots, BYTES, value).unwrap();
+        let batch = batches.recv().unwrap().unwrap();
+        assert!(batch.copied_event().is_some_and(|event| !event.is_null()));
+        let mut copy = vec![0u8; BYTES];
+        // SAFETY: the stream outlives the lease, and this batch is read on it.
+        let address = unsafe { batch.on_raw(stream.cu_stream()) }.unwrap();
+        // SAFETY: both are that long, and the target is waited for below.
+        let read = unsafe {
+            sys::cuMemcpyDtoHAsync_v2(copy.as_mut_ptr().cast(), address, BYTES, stream.cu_stream())
+        };
+        read.result().unwrap();
+        drop(batch);
+        stream.synchronize().unwrap();
+        assert_eq!(copy, [value; BYTES]);
+    }
+}
+
+#[test]
+fn the_times_of_a_copy_come_from_its_events() {
+    within(60, || {
+        for overlap in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            let (log, begin) = (Arc::new(Mutex::new(Vec::new())), std::time::Instant::now());
+            let copied = log.clone();
+            let build = Uploader::new(&ctx, BYTES).overlap(overlap);
+            let (mut slots, batches) =
+                build.on_copied(move |copy| copied.lock().unwrap().push(copy)).build::<u64>().unwrap();
+            let stream = ctx.new_stream().unwrap();
+            let mut times = Vec::new();
+            for value in 1..=9 {
+                let len = if value == 4 { 0 } else { BYTES };
+                commit(&mut slots, len, value).unwrap();
+                let batch = batches.recv().unwrap().unwrap();
+                batch.on::<u8>(&stream).unwrap();
+                stream.synchronize().unwrap(); // so the copy is done
+                times.push((batch.seq(), batch.len(), batch.copied().unwrap()));
+            }
+            slots.finish();
+            while batches.recv().unwrap().is_some() {}
+            let logged = log.lock().unwrap();
+            let seqs: Vec<u64> = logged.iter().map(|copy| copy.seq).collect();
+            assert_eq!(seqs, [0, 1, 2, 4, 5, 6, 7, 8], "in order, and none for the empty one");
+            for copy in logged.iter() {
+                let (_, len, time) = times[copy.seq as usize];
+                assert_eq!((copy.bytes, Some(copy.time)), (len, time), "{}", copy.seq);
+                assert!(
+                    copy.time.start >= begin && copy.time.start + copy.time.took <= std::time::Instant::now()
+                );
+            }
+            assert_eq!(times[3], (3, 0, None));
+            assert!(logged.windows(2).all(|pair| pair[0].time.start <= pair[1].time.start));
+        }
+    });
+}
+
+#[test]
+fn receiving_without_waiting_and_by_a_task() {
+    within(60, || {
+        let (sim, ctx) = start(1, false);
+        let (mut slots, batches) = uploader(&ctx, true);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert_eq!(batches.try_recv().unwrap_err(), Error::Empty);
+        assert!(batches.poll_recv(&mut cx).is_pending());
+        commit(&mut slots, BYTES, 1).unwrap();
+        let first = batches.recv().unwrap().unwrap();
+        let time = first.wait_copied().unwrap().unwrap();
+        assert_eq!(first.copied().unwrap(), Some(time), "the copy is done");
+        commit(&mut slots, 0, 2).unwrap();
+        let second = loop {
+            match batches.poll_recv(&mut cx) {
+                Poll::Ready(second) => break second.unwrap().unwrap(),
+                Poll::Pending => thread::yield_now(),
+            }
+        };
+        assert_eq!(second.wait_copied().unwrap(), None, "nothing to copy");
+        assert_eq!(batches.try_recv().unwrap_err(), Error::AllHeld { device_depth: 2 });
+        drop((first, second));
+        slots.finish();
+        assert!(batches.recv().unwrap().is_none());
+        assert!(batches.try_recv().unwrap().is_none());
+        assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Ok(None))));
+
+        let (mut slots, batches) = uploader(&ctx, false);
+        assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Err(Error::Empty))));
+        let held = sim.hold(0); // the device stands still: the copy has been issued, and is not done
+        commit(&mut slots, BYTES, 3).unwrap();
+        let lease = batches.try_recv().unwrap().unwrap();
+        if !sim.is_real() {
+            assert_eq!(lease.copied().unwrap(), None);
+        }
+        drop(held);
+        assert!(lease.wait_copied().unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_panic_in_on_copied_ends_both_sides() {
+    within(60, || {
+        let (_sim, ctx) = start(1, false);
+        let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
+        let (mut slots, batches) = build.build::<u64>().unwrap();
+        let reader = thread::spawn(move || while commit(&mut slots, BYTES, 1).is_ok() {});
+        let error = loop {
+            if let Err(error) = batches.recv() {
+                break error;
+            }
+        };
+        assert_eq!(error, Error::Abandoned);
+        reader.join().unwrap();
+        drop(batches);
+        assert_eq!(copy_threads(), 0);
+    });
+}
+
+#[test]
+fn memory_is_what_was_asked_for_after_a_hundred_thousand_batches() {
+    const BATCHES: u64 = 100_000;
+    within(300, || {
+        let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
+        let ctx = twinbuf_cuda::context(0).unwrap();
+        // SAFETY: nothing here relies on it.
+        unsafe { ctx.disable_event_tracking() };
+        let stream = ctx.new_stream().unwrap();
+        let before = sim.live();
+        let (mut slots, batches) =
+            Uploader::new(&ctx, BYTES).host_depth(3).device_depth(2).build::<u64>().unwrap();
+        let built = sim.live();
+        if !sim.is_real() {
+            assert_eq!(built.host_bytes - before.host_bytes, 3 * BYTES as u64);
+            assert_eq!(built.device_bytes - before.device_bytes, 2 * BYTES as u64);
+        }
+        let reader = thread::spawn(move || {
+            for seq in 0..BATCHES {
+                slots.acquire().unwrap().commit(BYTES, seq).unwrap();
+            }
+            slots.finish();
+        });
+        let mut later = built;
+        for seq in 0..BATCHES {
+            let batch = batches.recv().unwrap().unwrap();
+            assert_eq!(*batch.meta(), seq);
+            if seq % 16 < 2 {
+                batch.on::<u8>(&stream).unwrap();
+            }
+            drop(batch);
+            match seq {
+                10 => later = sim.live(), // one `consumed` event a device slot has been made by now
+                99_900 => assert_eq!(sim.live(), later),
+                _ => {}
+            }
+        }
+        assert!(batches.recv().unwrap().is_none());
+        reader.join().unwrap();
+        let after = sim.live();
+        assert_eq!((after.peak_host_bytes, after.peak_device_bytes), (built.host_bytes, built.device_bytes));
+        drop(batches);
+        sim.drain();
+        assert_eq!(sim.live().leaked(), before.leaked());
+    });
+}

@@ -1,0 +1,48 @@
+//! What the tests share: a driver with a context, a watchdog, the count of copy threads.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use cudarc::driver::CudaContext;
+use twinbuf_cuda::context;
+use twinbuf_cuda_sim::{Options, Sim};
+
+/// A driver without delays, and its context, with cudarc's event tracking or without.
+#[allow(dead_code)]
+pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
+    let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::seeded(seed) });
+    let ctx = context(0).unwrap();
+    if !tracking {
+        // SAFETY: no test relies on it.
+        unsafe { ctx.disable_event_tracking() };
+    }
+    (sim, ctx)
+}
+
+/// Ends the process if `test` takes longer than this: a hang must fail, not hang.
+#[allow(dead_code)]
+pub(crate) fn within(seconds: u64, test: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if is_done.recv_timeout(Duration::from_secs(seconds)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("hung: not done after {seconds} s");
+            std::process::abort();
+        }
+    });
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
+    drop(done);
+    watchdog.join().unwrap();
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// How many copy threads this process has.
+#[allow(dead_code)]
+pub(crate) fn copy_threads() -> usize {
+    std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.trim_end() == "twinbuf-copy")
+        .count()
+}

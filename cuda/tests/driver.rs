@@ -1,0 +1,120 @@
+//! No driver, a stub, a driver without a device, a library that is no driver: four errors, in processes of their own,
+//! because a driver stays loaded.
+#![cfg(target_os = "linux")]
+
+use std::process::{Command, Output};
+
+use twinbuf_cuda::{Error, context};
+use twinbuf_cuda_sim::{DRIVER_VARIABLE, Installed, Options, Sim};
+
+const CASE: &str = "TWINBUF_TEST_CASE";
+
+/// The other process. A panic aborts it, as it would with `panic = "abort"`, also one that something catches.
+#[test]
+#[ignore = "started by the other tests"]
+fn child() {
+    let case = std::env::var(CASE).expect("started by the other tests");
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        hook(panic);
+        std::process::abort();
+    }));
+    let installed = match case.as_str() {
+        "stub" => Some(Installed::Stub),
+        "no device" => Some(Installed::NoDevice),
+        "a device" => Some(Installed::Device),
+        _ => None,
+    };
+    let _sim = installed.map(|installed| Sim::start(Options { installed, ..Options::default() }));
+    for _ in 0..2 {
+        match context(0) {
+            Ok(_) => println!("found a device"),
+            Err(error) => println!("{error:?}\n{error}"),
+        }
+    }
+    println!("and number 7: {:?}", context(7).err());
+}
+
+fn run(case: &str, set: impl FnOnce(&mut Command)) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "child", "--ignored", "--nocapture"]).env(CASE, case).env_remove(DRIVER_VARIABLE);
+    set(&mut child);
+    let Output { status, stdout, stderr } = child.output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{case}: {status}\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}
+
+/// Whether this machine has a driver of its own, which cannot be hidden from the children.
+fn has_driver() -> bool {
+    // SAFETY: the CUDA driver may be loaded at any time.
+    unsafe { libloading::Library::new("libcuda.so.1") }.is_ok()
+}
+
+#[test]
+fn a_device_is_found_and_a_number_beyond_is_an_error() {
+    let found = run("a device", |_| ());
+    assert_eq!(found.matches("found a device").count(), 2, "{found}");
+    assert!(
+        found.contains(r#"number 7: Some(Option { option: "ordinal", wanted: "0 to 0", found: "7" })"#),
+        "{found}"
+    );
+}
+
+#[test]
+fn no_driver_is_an_error_with_the_names_tried() {
+    if has_driver() {
+        println!("not tested: this machine has a driver");
+        return;
+    }
+    let found = run("no driver", |_| ());
+    assert!(found.contains("NoDriver"), "{found}");
+    assert!(found.contains("no CUDA driver found; tried libcuda.so ("), "{found}");
+    assert!(found.contains(", libcuda.so.1 ("), "{found}");
+}
+
+#[test]
+fn a_stub_is_an_error() {
+    let found = run("stub", |_| ());
+    assert_eq!(found.matches(r#"StubDriver { library: "libcuda.so" }"#).count(), 3, "{found}");
+    assert!(found.contains("found the toolkit's stub"), "{found}");
+}
+
+#[test]
+fn a_driver_without_a_device_is_an_error() {
+    let found = run("no device", |_| ());
+    assert_eq!(found.matches(r#"NoDevice { library: "libcuda.so" }"#).count(), 3, "{found}");
+    assert!(found.contains("found no device"), "{found}");
+}
+
+#[test]
+fn a_library_that_is_no_driver_is_an_error() {
+    let libraries =
+        ["/lib/x86_64-linux-gnu/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6", "/lib64/libm.so.6"];
+    let Some(library) = libraries.iter().find(|path| std::path::Path::new(path).exists()) else {
+        println!("not tested: no library at hand that could stand in for one");
+        return;
+    };
+    let folder = std::env::temp_dir().join(format!("twinbuf-no-driver-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let _ = std::os::unix::fs::symlink(library, folder.join("libcuda.so"));
+    let found = run("no driver at all", |child| {
+        child.env("LD_LIBRARY_PATH", &folder);
+    });
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(found.contains(r#"NotADriver { library: "libcuda.so", function: "cuInit" }"#), "{found}");
+}
+
+#[test]
+fn the_errors_read_as_sentences() {
+    let tried =
+        vec![("a.so".to_string(), "not there".to_string()), ("b.so".to_string(), "nor there".to_string())];
+    assert_eq!(
+        Error::NoDriver { tried }.to_string(),
+        "no CUDA driver found; tried a.so (not there), b.so (nor there): install the NVIDIA driver, or make it visible to \
+         this container"
+    );
+    let error =
+        Error::Driver { call: "cuMemHostAlloc", code: 2, name: "CUDA_ERROR_OUT_OF_MEMORY".to_string() };
+    assert_eq!(error.to_string(), "cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)");
+}

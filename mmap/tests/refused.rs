@@ -1,0 +1,269 @@
+//! Calls that a seccomp filter refuses, as those of containers do: what can be done without them is, and the rest
+//! is a typed error.
+//!
+//! Filters cannot be taken off and the crate remembers refusals, so each case is a process of its own.
+#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use libc::{EACCES, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_long};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+use twinbuf_mmap::{BatchPlan, Error, Evict, Hinted, Order, PIECE, Plan, ReadMode, Records};
+
+/// Set in the process of one case, to its number and the error.
+const CHILD: &str = "TWINBUF_REFUSED_CASE";
+
+/// Shuffled below, so that no two of a batch touch in most cases.
+const RECORDS: u64 = 8000;
+
+/// More than one call of the kernel takes.
+const BATCH: u64 = 1500;
+
+/// A file of [`RECORDS`] pages, each a record.
+struct Data {
+    folder: tempfile::TempDir,
+    page: usize,
+}
+
+impl Data {
+    fn new() -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        // SAFETY: takes no pointer.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
+        let data = Self { folder, page };
+        let mut bytes = vec![0; usize::try_from(RECORDS).unwrap() * page];
+        (0..RECORDS).zip(bytes.chunks_exact_mut(page)).for_each(|(record, out)| out.fill(byte(record)));
+        std::fs::write(data.path(), bytes).unwrap();
+        data
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.folder.path().join("data")
+    }
+
+    fn open(&self) -> Records {
+        Records::open([self.path()], self.page).unwrap()
+    }
+
+    /// Fails unless all bytes of a batch are read as they were written.
+    fn check(&self, records: &Records, batch: &BatchPlan) {
+        let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * self.page];
+        assert_eq!(records.read(batch, &mut out).unwrap(), out.len());
+        for (record, bytes) in batch.runs().flatten().zip(out.chunks_exact(self.page)) {
+            assert!(bytes == vec![byte(record); self.page], "record {record}");
+        }
+    }
+}
+
+/// What all bytes of a record are.
+fn byte(record: u64) -> u8 {
+    u8::try_from(record % 251).unwrap()
+}
+
+fn batch() -> BatchPlan {
+    let plan = Plan::builder(RECORDS).batch(BATCH).order(Order::Records).seed(3).build().unwrap();
+    plan.batch(0, 0).unwrap()
+}
+
+/// What is refused from now on to this thread and those that it starts.
+fn refuse(calls: &[c_long], errno: c_int) {
+    install(calls.iter().map(|&call| (call, Vec::new())).collect(), errno);
+}
+
+fn install(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: c_int) {
+    let action = SeccompAction::Errno(errno.try_into().unwrap());
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, arch).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}
+
+fn system(result: &Result<impl std::fmt::Debug, Error>, path: &Path, call: &str, errno: c_int) {
+    let Err(Error::System { path: found, call: failed, source }) = result else { panic!("{result:?}") };
+    assert_eq!((&**found, *failed, source.raw_os_error()), (path, call, Some(errno)));
+}
+
+/// `process_madvise` or what it needs is refused: each piece is one `madvise`, and no page is left out.
+fn hints_fall_back(call: c_long, errno: c_int) {
+    let data = Data::new();
+    let records = data.open();
+    records.evict().unwrap();
+    let gathered = records.will_need(&batch(), PIECE);
+    assert_eq!(gathered.failed, 0);
+    if gathered.calls > 1024 {
+        return println!("not checked: the kernel refuses already");
+    }
+    refuse(&[call], errno);
+    records.evict().unwrap();
+    let evicted = records.residency().unwrap();
+    let mut pieces = None;
+    // Twice: once it is refused, and then it is not tried.
+    for _ in 0..2 {
+        let Hinted { bytes, calls, failed, .. } = records.will_need(&batch(), PIECE);
+        assert_eq!((bytes, failed), (gathered.bytes, 0));
+        assert!(calls > 1024, "{calls}, {gathered:?}");
+        assert_eq!(*pieces.get_or_insert(calls), calls);
+    }
+    // File systems that live in memory keep their pages whatever they are told.
+    if evicted.resident == 0 {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while records.residency_of(&batch()).unwrap().resident < BATCH {
+            assert!(Instant::now() < deadline, "{:?}", records.residency_of(&batch()));
+            std::thread::yield_now();
+        }
+    }
+    data.check(&records, &batch());
+}
+
+/// No hint can be given at all: each piece is counted as failed, and the batch is read all the same.
+fn hints_fail(errno: c_int) {
+    let data = Data::new();
+    let records = data.open();
+    refuse(&[libc::SYS_process_madvise, libc::SYS_madvise], errno);
+    let hinted = records.will_need(&batch(), PIECE);
+    assert_eq!((hinted.bytes, hinted.failed), (0, hinted.calls));
+    assert!(hinted.calls > 1024, "{hinted:?}");
+    data.check(&records, &batch());
+    system(&records.evict_batch(&batch(), Evict::Unmap), &data.path(), "madvise", errno);
+    records.evict_batch(&batch(), Evict::Keep).unwrap();
+}
+
+fn mode_is_refused(errno: c_int) {
+    let data = Data::new();
+    refuse(&[libc::SYS_process_vm_readv], errno);
+    let records = data.open().with_read_mode(ReadMode::MapChecked);
+    system(&records, &data.path(), "process_vm_readv", errno);
+    data.check(&data.open(), &batch());
+}
+
+/// The mode was chosen when the kernel still allowed it: `pread` takes over, with all it can tell.
+fn reads_fall_back(errno: c_int) {
+    let data = Data::new();
+    let records = match data.open().with_read_mode(ReadMode::MapChecked) {
+        Err(Error::System { call: "process_vm_readv", source, .. }) => {
+            return eprintln!("not checked: process_vm_readv: {source}");
+        }
+        records => records.unwrap(),
+    };
+    data.check(&records, &batch());
+    refuse(&[libc::SYS_process_vm_readv], errno);
+    data.check(&records, &batch());
+    assert_eq!(records.read_mode(), ReadMode::MapChecked);
+    let missing = (RECORDS - 1) * data.page as u64;
+    File::options().write(true).open(data.path()).unwrap().set_len(missing).unwrap();
+    let last = Plan::builder(RECORDS).build().unwrap().batch(0, RECORDS - 1).unwrap();
+    let error = records.read(&last, &mut vec![0; data.page]).unwrap_err();
+    assert!(matches!(error, Error::Truncated { offset, .. } if offset == missing), "{error:?}");
+}
+
+fn residency_is_refused(errno: c_int) {
+    let data = Data::new();
+    let records = data.open();
+    refuse(&[libc::SYS_mincore], errno);
+    system(&records.residency(), &data.path(), "mincore", errno);
+    system(&records.residency_of(&batch()), &data.path(), "mincore", errno);
+    data.check(&records, &batch());
+}
+
+fn dropping_is_refused(errno: c_int) {
+    let data = Data::new();
+    let records = data.open();
+    refuse(&[libc::SYS_fadvise64], errno);
+    system(&records.evict(), &data.path(), "posix_fadvise", errno);
+    system(&records.evict_batch(&batch(), Evict::Drop), &data.path(), "posix_fadvise", errno);
+    records.evict_batch(&batch(), Evict::Unmap).unwrap();
+}
+
+/// What file systems without `fsync` say, which have nothing to write out: squashfs, erofs, iso9660.
+fn nothing_to_write_out(errno: c_int) {
+    let data = Data::new();
+    File::open(data.path()).unwrap().sync_all().unwrap();
+    let records = data.open();
+    data.check(&records, &batch());
+    refuse(&[libc::SYS_fsync], errno);
+    records.evict().unwrap();
+    let residency = records.residency().unwrap();
+    assert!(residency.resident == 0 || residency.resident == residency.pages, "{residency:?}");
+}
+
+fn writing_out_fails(errno: c_int) {
+    let data = Data::new();
+    let records = data.open();
+    refuse(&[libc::SYS_fsync], errno);
+    system(&records.evict(), &data.path(), "fsync", errno);
+}
+
+/// No file can be mapped: only what needs a mapping fails.
+fn mapping_is_refused(errno: c_int) {
+    let data = Data::new();
+    // Memory without a file, whose descriptor is -1, can still be had.
+    let a_file =
+        SeccompCondition::new(4, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, u32::MAX.into()).unwrap();
+    let rule = SeccompRule::new(vec![a_file]).unwrap();
+    install(BTreeMap::from([(libc::SYS_mmap, vec![rule])]), errno);
+    let records = data.open();
+    let hinted = records.will_need(&batch(), PIECE);
+    assert_eq!((hinted.calls, hinted.bytes, hinted.failed), (0, 0, 0));
+    data.check(&records, &batch());
+    records.evict().unwrap();
+    records.evict_batch(&batch(), Evict::Drop).unwrap();
+    records.fingerprint().unwrap();
+    let refused = |result: Result<(), Error>| {
+        let error = result.unwrap_err();
+        let Error::System { path, call: "mmap", source } = &error else { panic!("{error:?}") };
+        let kind = io::Error::from_raw_os_error(errno).kind();
+        assert_eq!((path, source.kind()), (&data.path(), kind), "{error}");
+    };
+    refused(records.residency().map(drop));
+    refused(records.view_sealed(0..1).map(drop));
+    for mode in [ReadMode::MapChecked, ReadMode::MapCopy] {
+        refused(data.open().with_read_mode(mode).map(drop));
+    }
+}
+
+/// What is refused, what to look at then, and the errors to do it with.
+type Case = (&'static str, fn(c_int), &'static [c_int]);
+
+const CASES: [Case; 10] = [
+    // EACCES is no error of a call that is never there, so it is tried again each time.
+    ("process_madvise", |errno| hints_fall_back(libc::SYS_process_madvise, errno), &[EPERM, ENOSYS, EACCES]),
+    ("pidfd_open", |errno| hints_fall_back(libc::SYS_pidfd_open, errno), &[EPERM, ENOSYS]),
+    ("madvise", hints_fail, &[EPERM, ENOSYS]),
+    ("process_vm_readv", mode_is_refused, &[EPERM, ENOSYS]),
+    ("process_vm_readv, later", reads_fall_back, &[EPERM, ENOSYS]),
+    ("mincore", residency_is_refused, &[EPERM, ENOSYS]),
+    ("posix_fadvise", dropping_is_refused, &[EPERM, ENOSYS]),
+    ("fsync", nothing_to_write_out, &[EINVAL, EROFS]),
+    ("fsync", writing_out_fails, &[EIO]),
+    ("mmap", mapping_is_refused, &[EACCES, ENOMEM]),
+];
+
+/// In the parent: starts itself once for each case. In the child: that case.
+#[test]
+fn refusals() {
+    if let Ok(case) = std::env::var(CHILD) {
+        let (case, errno) = case.split_once(' ').unwrap();
+        let (_, check, _) = CASES[case.parse::<usize>().unwrap()];
+        check(errno.parse().unwrap());
+        return println!("{CHILD} is done");
+    }
+    for (case, (call, _, errors)) in CASES.iter().enumerate() {
+        for errno in *errors {
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child.env(CHILD, format!("{case} {errno}")).args(["--exact", "refusals", "--nocapture"]);
+            let output = child.output().unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said);
+            let done = output.status.success() && said.contains(&format!("{CHILD} is done"));
+            assert!(done, "{call} refused with {}: {said}", io::Error::from_raw_os_error(*errno));
+            said.lines().filter(|line| line.starts_with("not checked")).for_each(|line| println!("{line}"));
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! Where the time of a step goes, phase by phase, as lines of a log and a table at the end.
+
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The first steps, all of which are logged.
+const FIRST: u64 = 10;
+
+/// How many steps back the medians reach: so that memory does not grow with the run.
+const RECENT: usize = 1024;
+
+/// Times the phases of each step: those of the loader (`load`, `h2d`), and the caller's own, under the names that it
+/// gives them (`forward`, `backward`, `optimizer`).
+///
+/// Logs the first 10 steps and every `K`-th, and sums up when it is displayed. Training and
+/// [`validation`](Breakdown::validation) are kept apart. Off, every call only looks whether it is on.
+///
+/// A clone is another handle of the same breakdown: one for the loader
+/// ([`LoaderBuilder::breakdown`](crate::LoaderBuilder::breakdown)), one for the loop. A loader whose breakdown is on
+/// does not overlap, and says so in the log: of two things done at once, neither could be timed for itself.
+///
+/// What runs on a device is timed only if the phase waits for it: synchronise at its end, or measure with the device's
+/// events and [`add`](Breakdown::add) the result.
+///
+/// # Examples
+///
+/// ```
+/// use twinbuf::Breakdown;
+///
+/// let breakdown = Breakdown::every(100).sink(|line| println!("{line}"));
+/// let mut weight = 1.0;
+/// for step in 0..250 {
+///     let loss = breakdown.phase("forward", || weight * f64::from(step));
+///     let gradient = breakdown.phase("backward", || loss * 1e-6);
+///     breakdown.phase("optimizer", || weight -= gradient);
+///     breakdown.end_step(); // `step 0: forward 0.001 backward 0.000 optimizer 0.000 other 0.001 total 0.002 ms`
+///
+///     if step == 200 {
+///         let _validation = breakdown.validation(20);
+///         for batch in 0..20 {
+///             breakdown.phase("forward", || weight * f64::from(batch));
+///             breakdown.end_step();
+///         }
+///     }
+/// }
+/// println!("{breakdown}");
+/// ```
+#[derive(Clone, Default)]
+pub struct Breakdown {
+    on: Option<Arc<Mutex<Inner>>>,
+}
+
+type Sink = Box<dyn FnMut(&str) + Send>;
+
+struct Inner {
+    /// 0: only the first steps are logged.
+    every: u64,
+    /// Taken out while it is called, so that a sink may use the breakdown itself.
+    sink: Option<Sink>,
+    training: Table,
+    validation: Table,
+    validating: Option<Validating>,
+}
+
+struct Validating {
+    /// The batches it is said to have.
+    batches: u64,
+    done: u64,
+    started: Instant,
+}
+
+/// The steps of training or of validation.
+#[derive(Default)]
+struct Table {
+    steps: u64,
+    /// In the order of their first use.
+    phases: Vec<Phase>,
+    /// When the step that is under way began: with its first phase.
+    begun: Option<Instant>,
+    /// What no phase accounts for.
+    other: Times,
+    total: Times,
+}
+
+struct Phase {
+    name: &'static str,
+    /// Of the step that is under way.
+    now: Option<Duration>,
+    times: Times,
+}
+
+/// The times of one phase.
+#[derive(Default)]
+struct Times {
+    count: u32,
+    sum: Duration,
+    /// The last [`RECENT`] ones, the oldest overwritten first.
+    recent: Vec<Duration>,
+}
+
+impl Breakdown {
+    /// One that does nothing.
+    #[must_use]
+    pub const fn off() -> Self {
+        Self { on: None }
+    }
+
+    /// One that logs the first 10 steps and every `steps`-th, counted from 0; only the first 10 if that is 0. The log
+    /// goes to the standard error, unless [`sink`](Breakdown::sink) says otherwise.
+    #[must_use]
+    pub fn every(steps: u64) -> Self {
+        let inner = Inner {
+            every: steps,
+            sink: Some(Box::new(|line| eprintln!("{line}"))),
+            training: Table::default(),
+            validation: Table::default(),
+            validating: None,
+        };
+        Self { on: Some(Arc::new(Mutex::new(inner))) }
+    }
+
+    /// Hands the lines of the log to `sink`, one a call and without their ends.
+    ///
+    /// What the sink itself logs while it is called is lost.
+    #[must_use]
+    pub fn sink(self, sink: impl FnMut(&str) + Send + 'static) -> Self {
+        if let Some(mut inner) = self.lock() {
+            inner.sink = Some(Box::new(sink));
+        }
+        self
+    }
+
+    /// Whether it is on.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.on.is_some()
+    }
+
+    /// Runs `work` and counts its time for the phase `name` of this step.
+    ///
+    /// A phase that runs several times in a step is added up. A phase within a phase counts for both.
+    ///
+    /// # Panics
+    ///
+    /// If `work` does; its time is then not counted.
+    #[inline]
+    pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
+        if self.on.is_none() {
+            return work();
+        }
+        let start = Instant::now();
+        let result = work();
+        self.count(name, start, start.elapsed());
+        result
+    }
+
+    /// Counts a time that was measured elsewhere and ended just now.
+    #[inline]
+    pub fn add(&self, name: &'static str, time: Duration) {
+        if self.is_on() {
+            let now = Instant::now();
+            self.count(name, now.checked_sub(time).unwrap_or(now), time);
+        }
+    }
+
+    fn count(&self, name: &'static str, start: Instant, time: Duration) {
+        let Some(mut inner) = self.lock() else { return };
+        let table = inner.table();
+        table.begun = Some(table.begun.map_or(start, |begun| begun.min(start)));
+        let phase = match table.phases.iter_mut().position(|phase| phase.name == name) {
+            Some(at) => &mut table.phases[at],
+            None => {
+                table.phases.push(Phase { name, now: None, times: Times::default() });
+                let Some(phase) = table.phases.last_mut() else { unreachable!("just pushed") };
+                phase
+            }
+        };
+        phase.now = Some(phase.now.unwrap_or_default() + time);
+    }
+
+    /// The end of a step, or of a batch of validation: it lasted from the start of its first phase until now. What
+    /// none of its phases accounts for is shown as `other`; what lies between two steps is in neither.
+    pub fn end_step(&self) {
+        let Some(mut inner) = self.lock() else { return };
+        let now = Instant::now();
+        let every = inner.every;
+        let line = match &mut inner.validating {
+            None => {
+                let step = inner.training.steps;
+                let logged = step < FIRST || step.checked_rem(every) == Some(0);
+                let mut line = logged.then(|| format!("step {step}:"));
+                inner.training.end_step(now, line.as_mut());
+                line
+            }
+            Some(validating) => {
+                validating.done += 1;
+                let Validating { batches, done, started } = *validating;
+                let logged = done.checked_rem(every) == Some(0);
+                let mut line = logged.then(|| {
+                    format!("validation {done}/{batches}, {:.3} s so far:", (now - started).as_secs_f64())
+                });
+                inner.validation.end_step(now, line.as_mut());
+                line
+            }
+        };
+        drop(inner);
+        if let Some(line) = line {
+            self.log(&line);
+        }
+    }
+
+    /// Until the result is dropped, phases and steps are those of a validation of `batches` batches.
+    ///
+    /// Its progress is logged at every `K`-th batch, and its time at the end. A validation in the middle of a step does
+    /// not count for that step; one within another is part of it.
+    #[must_use = "the validation ends when this is dropped"]
+    pub fn validation(&self, batches: u64) -> Validation<'_> {
+        let begun = self.lock().is_some_and(|mut inner| {
+            let first = inner.validating.is_none();
+            if first {
+                inner.validating = Some(Validating { batches, done: 0, started: Instant::now() });
+            }
+            first
+        });
+        Validation { breakdown: begun.then_some(self) }
+    }
+
+    fn end_validation(&self) {
+        let Some(mut inner) = self.lock() else { return };
+        let Some(Validating { done, started, .. }) = inner.validating.take() else { return };
+        let took = started.elapsed();
+        inner.validation.begun = None;
+        inner.training.begun = inner.training.begun.map(|begun| begun + took);
+        drop(inner);
+        self.log(&format!("validation: {done} batches in {:.3} s", took.as_secs_f64()));
+    }
+
+    /// Says that the loader does not overlap, because this is on.
+    pub(crate) fn overlap_is_off(&self) {
+        self.log("breakdown: overlap is off while this is on, so that every phase is timed for itself");
+    }
+
+    fn log(&self, line: &str) {
+        let Some(mut sink) = self.lock().and_then(|mut inner| inner.sink.take()) else { return };
+        sink(line);
+        if let Some(mut inner) = self.lock() {
+            inner.sink = Some(sink);
+        }
+    }
+
+    /// No foreign code runs while it is locked.
+    fn lock(&self) -> Option<MutexGuard<'_, Inner>> {
+        Some(self.on.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Inner {
+    fn table(&mut self) -> &mut Table {
+        if self.validating.is_some() { &mut self.validation } else { &mut self.training }
+    }
+}
+
+impl Table {
+    /// The step is over; writes its phases to `line`.
+    fn end_step(&mut self, now: Instant, mut line: Option<&mut String>) {
+        self.steps += 1;
+        let total = self.begun.take().map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun));
+        let mut known = Duration::ZERO;
+        for phase in &mut self.phases {
+            let Some(time) = phase.now.take() else { continue };
+            phase.times.add(time);
+            known += time;
+            write_ms(line.as_deref_mut(), phase.name, time);
+        }
+        let other = total.saturating_sub(known);
+        self.other.add(other);
+        self.total.add(total);
+        write_ms(line.as_deref_mut(), "other", other);
+        write_ms(line.as_deref_mut(), "total", total);
+        if let Some(line) = line {
+            line.push_str(" ms");
+        }
+    }
+}
+
+fn write_ms(line: Option<&mut String>, name: &str, time: Duration) {
+    if let Some(line) = line {
+        // Writing to a `String` does not fail.
+        let _ = write!(line, " {name} {:.3}", ms(time));
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+impl Times {
+    fn add(&mut self, time: Duration) {
+        if self.recent.len() < RECENT {
+            self.recent.push(time);
+        } else {
+            self.recent[self.count as usize % RECENT] = time;
+        }
+        self.count = self.count.wrapping_add(1);
+        self.sum += time;
+    }
+
+    fn median(&self) -> Duration {
+        let mut sorted = self.recent.clone();
+        sorted.sort_unstable();
+        match sorted.len() {
+            0 => Duration::ZERO,
+            n if n % 2 == 1 => sorted[n / 2],
+            n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2,
+        }
+    }
+}
+
+/// A table of training and one of validation, of those that had a step: of each phase the mean and the median (of its
+/// last 1024 times) over the steps that had it, and its share of all the steps' time.
+impl fmt::Display for Breakdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(inner) = self.lock() else { return f.write_str("breakdown: off") };
+        write!(f, "{}", Summary("training", "steps", &inner.training))?;
+        if inner.validation.steps > 0 {
+            write!(f, "\n{}", Summary("validation", "batches", &inner.validation))?;
+        }
+        Ok(())
+    }
+}
+
+struct Summary<'t>(&'static str, &'static str, &'t Table);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(what, of, table) = self;
+        let sum = table.total.sum;
+        write!(f, "{what}: {} {of}, {:.3} s", table.steps, sum.as_secs_f64())?;
+        write!(f, "\nphase               mean ms  median ms   share")?;
+        let phases = table.phases.iter().map(|phase| (phase.name, &phase.times));
+        for (name, times) in phases.chain([("other", &table.other), ("total", &table.total)]) {
+            let share = if sum.is_zero() { 0.0 } else { times.sum.as_secs_f64() / sum.as_secs_f64() };
+            let mean = if times.count == 0 { Duration::ZERO } else { times.sum / times.count };
+            write!(
+                f,
+                "\n{name:<16} {:>10.3} {:>10.3} {:>5.1} %",
+                ms(mean),
+                ms(times.median()),
+                share * 100.0
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A validation; see [`Breakdown::validation`]. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Validation<'b> {
+    breakdown: Option<&'b Breakdown>,
+}
+
+impl Drop for Validation<'_> {
+    fn drop(&mut self) {
+        if let Some(breakdown) = self.breakdown {
+            breakdown.end_validation();
+        }
+    }
+}
+
+impl fmt::Debug for Breakdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lock() {
+            None => f.write_str("Breakdown(off)"),
+            Some(inner) => f
+                .debug_struct("Breakdown")
+                .field("every", &inner.every)
+                .field("steps", &inner.training.steps)
+                .field("validation_batches", &inner.validation.steps)
+                .finish_non_exhaustive(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_of_the_last_times_only() {
+        let mut times = Times::default();
+        assert_eq!(times.median(), Duration::ZERO);
+        for (add, median) in [(30, 30), (10, 20), (20, 20), (40, 25)] {
+            times.add(Duration::from_nanos(add));
+            assert_eq!(times.median(), Duration::from_nanos(median));
+        }
+        for _ in 0..RECENT {
+            times.add(Duration::from_nanos(7));
+        }
+        assert_eq!(times.median(), Duration::from_nanos(7));
+        assert_eq!(times.recent.len(), RECENT);
+        assert_eq!(times.count as usize, RECENT + 4);
+        assert_eq!(times.sum, Duration::from_nanos(100 + 7 * RECENT as u64));
+    }
+
+    /// Times are given, so that the table can be compared.
+    #[test]
+    fn the_table() {
+        let breakdown = Breakdown::every(0).sink(|_| {});
+        {
+            let mut inner = breakdown.lock().unwrap();
+            let at = Instant::now();
+            for step in 1..=4 {
+                let ms = Duration::from_millis;
+                let table = &mut inner.training;
+                table.begun = Some(at);
+                if step == 1 {
+                    for name in ["load", "forward"] {
+                        table.phases.push(Phase { name, now: None, times: Times::default() });
+                    }
+                }
+                table.phases[0].now = Some(ms(step * 10));
+                if step % 2 == 0 {
+                    table.phases[1].now = Some(ms(50));
+                }
+                let mut line = String::new();
+                table.end_step(at + ms(100), Some(&mut line));
+                assert_eq!(
+                    line,
+                    [
+                        " load 10.000 other 90.000 total 100.000 ms",
+                        " load 20.000 forward 50.000 other 30.000 total 100.000 ms",
+                        " load 30.000 other 70.000 total 100.000 ms",
+                        " load 40.000 forward 50.000 other 10.000 total 100.000 ms",
+                    ][step as usize - 1]
+                );
+            }
+        }
+        assert_eq!(
+            breakdown.to_string(),
+            "\
+training: 4 steps, 0.400 s
+phase               mean ms  median ms   share
+load                 25.000     25.000  25.0 %
+forward              50.000     50.000  25.0 %
+other                50.000     50.000  50.0 %
+total               100.000    100.000 100.0 %"
+        );
+    }
+}

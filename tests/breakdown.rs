@@ -1,0 +1,271 @@
+//! The breakdown: which steps are logged and how, training and validation apart, and nothing at all when it is off.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{files, open, plan};
+use twinbuf::{Breakdown, Loader};
+
+/// A breakdown, and the lines of its log.
+fn logged(every: u64) -> (Breakdown, Arc<Mutex<Vec<String>>>) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let sink = lines.clone();
+    (Breakdown::every(every).sink(move |line| sink.lock().unwrap().push(line.to_string())), lines)
+}
+
+/// What a line starts with, and its phases with their milliseconds.
+fn parse(line: &str) -> (&str, Vec<(&str, f64)>) {
+    let (head, phases) = line.split_once(": ").unwrap_or_else(|| panic!("{line}"));
+    let phases = phases.strip_suffix(" ms").unwrap_or_else(|| panic!("{line}"));
+    let words: Vec<&str> = phases.split(' ').collect();
+    (head, words.chunks(2).map(|pair| (pair[0], pair[1].parse().unwrap())).collect())
+}
+
+fn names<'a>(phases: &[(&'a str, f64)]) -> Vec<&'a str> {
+    phases.iter().map(|(name, _)| *name).collect()
+}
+
+fn busy(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn the_first_ten_steps_and_every_kth_are_logged() {
+    for (every, expected) in [
+        (0, (0..10).collect::<Vec<u64>>()),
+        (1, (0..100).collect()),
+        (7, (0..10).chain((14..100).step_by(7)).collect()),
+        (30, (0..10).chain([30, 60, 90]).collect()),
+        (1000, (0..10).collect()),
+    ] {
+        let (breakdown, lines) = logged(every);
+        for _ in 0..100 {
+            breakdown.phase("forward", || ());
+            breakdown.end_step();
+        }
+        let lines = lines.lock().unwrap();
+        let steps: Vec<&str> = lines.iter().map(|line| parse(line).0).collect();
+        let expected: Vec<String> = expected.iter().map(|step| format!("step {step}")).collect();
+        assert_eq!(steps, expected, "every {every}");
+        assert!(breakdown.to_string().starts_with("training: 100 steps, "), "all of them are counted");
+    }
+}
+
+#[test]
+fn phases_stand_in_the_order_of_their_first_use_and_make_up_the_step() {
+    let (breakdown, lines) = logged(1);
+    for step in 0..6u64 {
+        breakdown.add("load", Duration::from_millis(20)); // of the past: the step began then
+        assert_eq!(breakdown.phase("forward", || step * 2), step * 2, "its result comes through");
+        if step == 2 {
+            breakdown.phase("late", || ());
+        }
+        if step % 2 == 1 {
+            breakdown.phase("optimizer", || busy(Duration::from_millis(1)));
+        }
+        // Again, in two parts, and in another order: added up, and in its old place.
+        breakdown.phase("forward", || busy(Duration::from_millis(1)));
+        breakdown.phase("forward", || busy(Duration::from_millis(1)));
+        breakdown.end_step();
+    }
+    let lines = lines.lock().unwrap();
+    for (step, line) in lines.iter().enumerate() {
+        let (head, phases) = parse(line);
+        assert_eq!(head, format!("step {step}"));
+        let expected: &[&str] = match step {
+            2 => &["load", "forward", "late", "other", "total"],
+            odd if odd % 2 == 1 => &["load", "forward", "optimizer", "other", "total"],
+            _ => &["load", "forward", "other", "total"],
+        };
+        assert_eq!(names(&phases), expected, "{line}");
+        let of = |name| phases.iter().find(|phase| phase.0 == name).unwrap().1;
+        assert!((of("load") - 20.0).abs() < 1e-9, "{line}");
+        assert!(of("forward") >= 2.0, "{line}");
+        let (last, parts) = phases.split_last().unwrap();
+        let sum: f64 = parts.iter().map(|(_, ms)| ms).sum();
+        assert!((sum - last.1).abs() < 0.001 * phases.len() as f64, "the parts make up the total: {line}");
+    }
+    let table = breakdown.to_string();
+    let rows: Vec<&str> = table.lines().skip(2).map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(rows, ["load", "forward", "optimizer", "late", "other", "total"], "{table}");
+}
+
+#[test]
+fn what_lies_between_two_steps_is_in_neither() {
+    let (breakdown, lines) = logged(1);
+    for _ in 0..3 {
+        busy(Duration::from_millis(2)); // a checkpoint, say
+        let began = Instant::now();
+        breakdown.phase("forward", || ());
+        breakdown.end_step();
+        let at_most = began.elapsed().as_secs_f64() * 1e3;
+        let lines = lines.lock().unwrap();
+        let total = parse(lines.last().unwrap()).1.last().unwrap().1;
+        assert!(total <= at_most + 0.001, "{total} ms of {at_most} ms");
+    }
+    breakdown.end_step();
+    assert_eq!(lines.lock().unwrap()[3], "step 3: other 0.000 total 0.000 ms", "a step without phases");
+}
+
+#[test]
+fn validation_is_kept_apart() {
+    let (breakdown, lines) = logged(4);
+    let step = |name| {
+        breakdown.phase(name, || ());
+        breakdown.end_step();
+    };
+    step("train forward");
+    {
+        let _validation = breakdown.validation(10);
+        for batch in 0..10 {
+            let _part_of_it = (batch == 5).then(|| breakdown.validation(99));
+            step("forward");
+        }
+    }
+    step("train forward");
+    {
+        let _left_early = breakdown.validation(10);
+        breakdown.phase("forward", || ()); // a batch that is not ended counts for nothing
+    }
+    {
+        let _again = breakdown.validation(4);
+        (0..4).for_each(|_| step("forward"));
+    }
+    let lines = lines.lock().unwrap();
+    let heads: Vec<String> = lines
+        .iter()
+        .map(|line| match line.split_once(" in ") {
+            Some((head, _)) => head.to_string(),
+            None => line.split([',', ':']).next().unwrap().to_string(),
+        })
+        .collect();
+    assert_eq!(
+        heads,
+        [
+            "step 0",
+            "validation 4/10",
+            "validation 8/10",
+            "validation: 10 batches",
+            "step 1",
+            "validation: 0 batches",
+            "validation 4/4",
+            "validation: 4 batches",
+        ]
+    );
+    let (progress, phases) = parse(&lines[1]);
+    assert!(progress.starts_with("validation 4/10, ") && progress.ends_with(" s so far"), "{progress}");
+    assert_eq!(names(&phases), ["forward", "other", "total"]);
+    let table = breakdown.to_string();
+    let (training, validation) = table.split_once("\nvalidation: 14 batches, ").expect(&table);
+    assert!(training.starts_with("training: 2 steps, ") && training.contains("\ntrain forward "), "{table}");
+    assert!(!training.contains("\nforward ") && validation.contains("\nforward "), "{table}");
+    assert!(!validation.contains("train forward"), "{table}");
+}
+
+#[test]
+fn a_validation_in_the_middle_of_a_step_is_not_of_the_step() {
+    let (breakdown, lines) = logged(0);
+    let began = Instant::now();
+    breakdown.phase("forward", || ());
+    let validated = {
+        let _validation = breakdown.validation(1);
+        let start = Instant::now();
+        busy(Duration::from_millis(5));
+        start.elapsed()
+    };
+    breakdown.end_step();
+    let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
+    let lines = lines.lock().unwrap();
+    let total = parse(&lines[1]).1.last().unwrap().1;
+    assert!(total <= at_most + 0.001, "{total} ms of {at_most} ms");
+}
+
+#[test]
+fn off_it_only_runs_the_work() {
+    for breakdown in [Breakdown::off(), Breakdown::default(), Breakdown::off().sink(|line| panic!("{line}"))]
+    {
+        assert!(!breakdown.is_on());
+        for step in 0..20 {
+            assert_eq!(breakdown.phase("forward", || step), step);
+            breakdown.add("load", Duration::from_secs(1));
+            breakdown.end_step();
+        }
+        drop(breakdown.validation(3));
+        assert_eq!(breakdown.to_string(), "breakdown: off");
+    }
+}
+
+#[test]
+fn a_phase_that_panics_is_not_counted() {
+    let (breakdown, lines) = logged(1);
+    let panicked =
+        catch_unwind(AssertUnwindSafe(|| breakdown.phase("forward", || panic!("the caller's own"))));
+    assert!(panicked.is_err());
+    breakdown.phase("backward", || ());
+    breakdown.end_step();
+    assert_eq!(names(&parse(&lines.lock().unwrap()[0]).1), ["backward", "other", "total"]);
+}
+
+#[test]
+fn a_sink_may_use_the_breakdown_itself() {
+    let own = Arc::new(Mutex::new(Breakdown::off()));
+    let (sees, lines) = (own.clone(), Arc::new(Mutex::new(0)));
+    let count = lines.clone();
+    let breakdown = Breakdown::every(1).sink(move |_| {
+        let own = sees.lock().unwrap().clone();
+        own.phase("logging", || own.to_string());
+        own.end_step(); // its line is lost
+        *count.lock().unwrap() += 1;
+    });
+    *own.lock().unwrap() = breakdown.clone();
+    for _ in 0..3 {
+        breakdown.end_step();
+    }
+    assert_eq!(*lines.lock().unwrap(), 3);
+    assert!(breakdown.to_string().starts_with("training: 6 steps, "));
+}
+
+#[test]
+fn a_loader_counts_its_load_and_does_not_overlap() {
+    const LOAD: [&str; 4] = ["load", "forward", "other", "total"];
+    for overlap in [false, true] {
+        let (_dir, paths) = files(&[40]);
+        let (breakdown, lines) = logged(1);
+        let builder = Loader::builder(open(&paths), plan(40, 8)).overlap(overlap);
+        let loader = builder.breakdown(breakdown).build().unwrap();
+        assert!(format!("{loader:?}").contains("overlap: false"), "{loader:?}");
+        for epoch in 0..2 {
+            for batch in loader.epoch(epoch) {
+                let batch = batch.unwrap();
+                loader
+                    .breakdown()
+                    .phase("forward", || batch.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+                loader.breakdown().end_step();
+            }
+        }
+        {
+            let _validation = loader.breakdown().validation(5);
+            for batch in loader.epoch(2) {
+                drop(batch.unwrap());
+                loader.breakdown().end_step();
+            }
+        }
+        let mut lines = lines.lock().unwrap().clone();
+        if overlap {
+            let says = "breakdown: overlap is off while this is on, so that every phase is timed for itself";
+            assert_eq!(lines.remove(0), says);
+        }
+        assert_eq!(lines.len(), 10 + 5 + 1);
+        for line in &lines[..10] {
+            assert_eq!(names(&parse(line).1), LOAD, "{line}");
+        }
+        assert_eq!(names(&parse(&lines[10]).1), ["load", "other", "total"], "{}", lines[10]);
+        assert_eq!(loader.report().batches, 15);
+    }
+}

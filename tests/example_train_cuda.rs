@@ -1,0 +1,60 @@
+//! The main job with the upload stage, as a user runs it: without a driver, and with one.
+
+#![cfg(target_os = "linux")]
+
+use std::process::{Command, Output};
+
+/// The example's binary, which `cargo test` builds beside this test's.
+fn train(arguments: &[&str], preload: Option<&str>) -> Output {
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    let mut command = Command::new(path.join("examples").join("train_cuda"));
+    if let Some(library) = preload {
+        command.env("LD_PRELOAD", library);
+    }
+    command.args(arguments).output().unwrap()
+}
+
+/// Where cargo puts the software driver: beside this test's binary.
+fn simulator() -> String {
+    let path = std::env::current_exe().unwrap().with_file_name("libtwinbuf_cuda_sim.so");
+    assert!(path.exists(), "{}", path.display());
+    path.into_os_string().into_string().unwrap()
+}
+
+#[test]
+fn without_a_driver_it_says_so_in_one_line() {
+    let output = train(&[], None);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    if output.status.success() {
+        return; // there is a device here
+    }
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), b"".as_slice()), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.starts_with("train_cuda: no CUDA driver found; tried libcuda.so ("), "{stderr}");
+}
+
+#[test]
+fn with_a_driver_every_run_reads_the_same_batches() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let data = folder.path().join("data.bin");
+    std::fs::write(
+        &data,
+        (0..300 << 10_u32).map(|i: u32| (i.wrapping_mul(i) >> 7).to_le_bytes()[0]).collect::<Vec<u8>>(),
+    )
+    .unwrap();
+    let data = data.to_str().unwrap();
+    let arguments = ["--data", data, "--batch", "32", "--rounds", "2", "--compute-ms", "0"];
+    let output = train(&arguments, Some(&simulator()));
+    let (stdout, stderr) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{stdout}{stderr}");
+    assert!(stdout.contains("10 batches of 32 KiB an epoch"), "{stdout}");
+    assert!(stdout.ends_with("same batches in every run\n"), "{stdout}");
+    assert_eq!(stdout.matches("order ").count(), 4, "{stdout}");
+
+    let output = train(&["--data", data, "--compute-ms=-1"], Some(&simulator()));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("train_cuda: --compute-ms: wanted 0"));
+}

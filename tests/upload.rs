@@ -1,0 +1,268 @@
+//! The upload stage on the software driver: the same batches as without a device, errors in order, nothing lost.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Fault, Faulty, RECORD, batches, files, open, plan};
+use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
+use twinbuf::{Cuda, DeviceBatch, Error, Loader, LoaderBuilder, MemoryBudget, Numbers, Plan, Profile, cuda};
+use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
+
+const LAUNCH_FAILED: u32 = 719;
+
+fn start(seed: u64) -> (Sim, Arc<CudaContext>) {
+    let sim = Sim::start(Options { delay_us: 5, ..Options::seeded(seed) });
+    let ctx = cuda::context(0).unwrap();
+    (sim, ctx)
+}
+
+/// The batch as the device has it.
+fn bytes(batch: &DeviceBatch<'_>, stream: &Arc<CudaStream>) -> Vec<u8> {
+    let view = batch.on::<u8>(stream).unwrap();
+    let mut bytes = vec![0; view.len()];
+    stream.memcpy_dtoh(&view, &mut bytes).unwrap();
+    stream.synchronize().unwrap();
+    bytes
+}
+
+#[test]
+fn the_same_batches_as_without_a_device() {
+    let (_dir, paths) = files(&[40, 21]);
+    let plan = plan(61, 7);
+    let host = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
+    let expected: Vec<Vec<u8>> = batches(&host, 3).into_iter().map(Result::unwrap).collect();
+    for overlap in [false, true] {
+        for (host_depth, device_depth) in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4)] {
+            let (sim, ctx) = start(host_depth as u64);
+            let stream = ctx.new_stream().unwrap();
+            let loader = Loader::builder(open(&paths), plan)
+                .host_depth(host_depth)
+                .overlap(overlap)
+                .cuda(ctx.clone())
+                .device_depth(device_depth)
+                .build()
+                .unwrap();
+            for _ in 0..2 {
+                for (step, batch) in loader.epoch(3).enumerate() {
+                    let batch = batch.unwrap();
+                    assert_eq!((batch.epoch(), batch.step()), (3, step as u64));
+                    assert_eq!(Some(*batch.plan()), plan.batch(3, step as u64));
+                    assert!(bytes(&batch, &stream) == expected[step], "step {step}, overlap {overlap}");
+                }
+            }
+            let report = loader.report();
+            assert_eq!((report.batches, report.reads), (18, 18));
+            assert_eq!(report.bytes, 2 * 61 * RECORD as u64);
+            // The last copy of an epoch is seen to be done when the next begins, or the loader ends.
+            assert!(
+                report.transfer_bytes >= report.bytes - 2 * 7 * RECORD as u64 && !report.transfer.is_zero()
+            );
+            loader.close().unwrap();
+            drop(stream);
+            assert_eq!(sim.violations(), [""; 0]);
+            drop(ctx);
+            sim.drain();
+            assert_eq!(sim.live().leaked(), Live::default());
+        }
+    }
+}
+
+#[test]
+fn a_transform_comes_before_and_a_resumption_as_always() {
+    let (_dir, paths) = files(&[32]);
+    let (_sim, ctx) = start(1);
+    let stream = ctx.new_stream().unwrap();
+    let build = || Loader::builder(open(&paths), plan(32, 4)).transform(Numbers::U16ToU32);
+    let host = build().build().unwrap();
+    let expected: Vec<Vec<u8>> = batches(&host, 0).into_iter().map(Result::unwrap).collect();
+    let first = build().cuda(ctx.clone()).build().unwrap();
+    for batch in first.epoch(0).take(3) {
+        batch.unwrap();
+    }
+    let second = build().cuda(ctx.clone()).build().unwrap();
+    second.restore(&first.state()).unwrap();
+    let rest: Vec<_> = second.epoch(0).map(|batch| bytes(&batch.unwrap(), &stream)).collect();
+    assert!(rest == expected[3..]);
+}
+
+#[test]
+fn every_fault_of_the_data_at_every_step_arrives_in_order_and_once() {
+    const STEPS: u64 = 6;
+    for fault in [Fault::Error, Fault::Panic, Fault::ShortRead] {
+        for at in 0..STEPS {
+            for overlap in [false, true] {
+                let (_sim, ctx) = start(at);
+                let stream = ctx.new_stream().unwrap();
+                let (data, dropped) = Faulty::new(STEPS * 4, fault, at * 4 + 1);
+                let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
+                let loader = Loader::builder(data, plan).overlap(overlap).cuda(ctx).build().unwrap();
+                for epoch in 0..2 {
+                    let mut found: Vec<_> = loader
+                        .epoch(epoch)
+                        .map(|batch| batch.map(|batch| (bytes(&batch, &stream).len(), batch.step())))
+                        .collect();
+                    let error = found.pop().unwrap().unwrap_err().to_string();
+                    assert!(error.starts_with(&format!("epoch {epoch}, step {at}: ")), "{error}");
+                    assert!(found.into_iter().map(Result::unwrap).eq((0..at).map(|step| (4 * RECORD, step))));
+                }
+                loader.close().unwrap();
+                assert!(
+                    dropped.load(std::sync::atomic::Ordering::Relaxed),
+                    "{fault:?} at {at}: the thread is joined"
+                );
+            }
+        }
+    }
+}
+
+/// A life of a loader, up to its first error. How many batches came before it.
+fn life(builder: LoaderBuilder<Cuda>, stream: &Arc<CudaStream>) -> (u64, Result<(), Error>) {
+    let mut received = 0;
+    let result = (|| {
+        let loader = builder.build()?;
+        for batch in loader.epoch(0) {
+            let batch = batch?;
+            assert_eq!(batch.step(), received, "in order");
+            received += 1;
+            // What fails here is the caller's own call, and no batch is lost by it.
+            let _ = batch.on::<u8>(stream);
+        }
+        loader.close()
+    })();
+    (received, result)
+}
+
+#[test]
+fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
+    const STEPS: u64 = 5;
+    let (_dir, paths) = files(&[STEPS * 4]);
+    for overlap in [false, true] {
+        let mut errors = 0;
+        for k in 1.. {
+            let (sim, ctx) = start(k);
+            let stream = ctx.new_stream().unwrap();
+            let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
+            let builder = Loader::builder(open(&paths), plan).overlap(overlap).cuda(ctx.clone());
+            sim.inject(Failure::call(k, LAUNCH_FAILED));
+            let (received, result) = life(builder, &stream);
+            match &result {
+                Ok(()) => assert_eq!(received, STEPS, "call {k}: a short epoch"),
+                Err(Error::Device(_)) => assert_eq!(received, 0, "call {k}"),
+                Err(Error::Upload { epoch: 0, step, source }) => {
+                    assert_eq!(*step, received, "call {k}");
+                    assert!(
+                        source.to_string().contains("719") || source.to_string().contains("LAUNCH"),
+                        "{source}"
+                    );
+                }
+                Err(error) => panic!("call {k}: {error}"),
+            }
+            errors += u64::from(result.is_err());
+            let reached = !sim.injected().is_empty();
+            let _ = sim.violations(); // of the streams whose call failed
+            drop((stream, ctx));
+            sim.drain();
+            if !reached {
+                assert!(k > 30 && errors > 20, "{errors} errors in {k} calls");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
+    let (_dir, paths) = files(&[64]);
+    let (sim, ctx) = start(1);
+    let slot = 8 * RECORD as u64;
+    let build = |limit: u64| {
+        let builder =
+            Loader::builder(open(&paths), plan(64, 8)).host_depth(2).memory_limit(MemoryBudget::new(limit));
+        builder.cuda(ctx.clone()).device_depth(3).build()
+    };
+    let error = build(5 * slot - 1).unwrap_err().to_string();
+    assert!(
+        error.contains("20480 bytes (2 host slots and 3 device slots of 8 records of 512 bytes)"),
+        "{error}"
+    );
+    let loader = build(5 * slot).unwrap();
+    for epoch in 0..50 {
+        assert_eq!(loader.epoch(epoch).map(Result::unwrap).count(), 8);
+        let live = sim.live();
+        assert_eq!((live.host_bytes, live.device_bytes), (2 * slot, 3 * slot));
+    }
+    assert!(matches!(
+        Loader::builder(open(&paths), plan(64, 8)).cuda(ctx.clone()).device_depth(0).build(),
+        Err(Error::Option { option: "device_depth", .. })
+    ));
+}
+
+#[test]
+fn a_batch_that_is_kept_takes_its_slot_and_no_more() {
+    let (_dir, paths) = files(&[64]);
+    let (_sim, ctx) = start(1);
+    for overlap in [false, true] {
+        let loader =
+            Loader::builder(open(&paths), plan(64, 8)).overlap(overlap).cuda(ctx.clone()).build().unwrap();
+        let mut epoch = loader.epoch(0);
+        let kept = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
+        let error = epoch.next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::AllHeld { epoch: 0, step: 2, .. }), "{error}");
+        drop((kept, epoch));
+        assert_eq!(loader.epoch(1).map(Result::unwrap).count(), 8, "and then goes on");
+    }
+}
+
+#[test]
+fn the_trace_has_the_copies_and_the_wait_for_them() {
+    let (dir, paths) = files(&[64]);
+    let (_sim, ctx) = start(1);
+    let path = dir.path().join("trace.json");
+    let stream = ctx.new_stream().unwrap();
+    let builder = Loader::builder(open(&paths), plan(64, 8)).profile(Profile::chrome(&path));
+    let loader = builder.cuda(ctx.clone()).build().unwrap();
+    for batch in loader.epoch(5) {
+        assert_eq!(bytes(&batch.unwrap(), &stream).len(), 8 * RECORD);
+    }
+    loader.close().unwrap();
+    let events: Vec<serde_json::Value> =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for name in ["disk_load", "gpu_transfer", "gpu_queue_wait", "train"] {
+        let mut steps: Vec<u64> = events
+            .iter()
+            .filter(|event| event["name"] == name && event["ph"] == "X")
+            .map(|event| {
+                assert_eq!(event["args"]["epoch"], 5);
+                event["args"]["step"].as_u64().unwrap()
+            })
+            .collect();
+        steps.sort_unstable();
+        assert_eq!(steps, [0, 1, 2, 3, 4, 5, 6, 7], "{name}");
+    }
+}
+
+#[test]
+fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
+    let (_dir, paths) = files(&[24]);
+    let (_sim, ctx) = start(1);
+    let lines = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let log = lines.clone();
+    let breakdown = twinbuf::Breakdown::every(0).sink(move |line| log.lock().unwrap().push(line.to_string()));
+    let builder = Loader::builder(open(&paths), plan(24, 8)).breakdown(breakdown.clone());
+    let loader = builder.cuda(ctx).build().unwrap();
+    for batch in loader.epoch(0) {
+        let _batch = batch.unwrap();
+        breakdown.phase("forward", || {});
+        breakdown.end_step();
+    }
+    let lines = lines.lock().unwrap();
+    let steps: Vec<&String> = lines.iter().filter(|line| line.starts_with("step ")).collect();
+    assert_eq!(steps.len(), 3, "{lines:?}");
+    for line in steps {
+        let at = |phase: &str| line.find(phase).unwrap_or_else(|| panic!("no {phase} in {line}"));
+        assert!(at(" load ") < at(" h2d ") && at(" h2d ") < at(" forward "), "{line}");
+    }
+}

@@ -1,0 +1,84 @@
+#!/bin/bash
+# Reads a sparse file far larger than the memory allowed for it, in every way, and prints time and memory.
+#
+#   tools/memory.sh [GIBIBYTES [MEBIBYTES]]      a file of 20 GiB in 256 MiB of memory, unless said otherwise
+#
+# The limit is a control group's, which counts the page cache too; that takes root, or systemd. Where there is
+# neither, it is `ulimit -d`, which counts this process's own memory alone. Swapping is off in either.
+# Holes need no disk: the times are those of the kernel and of the copies. `cpu` is that of all processors, and not
+# disturbed as much by other programs.
+#
+# VmHWM is the most that the process had mapped, pages of the file included. `group` is the most that the group
+# had at any time, page cache included: with Keep and Unmap that is the limit, because the cache takes what there
+# is. The run fails if one of them is killed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+gib=${1:-20} mib=${2:-256}
+target=${CARGO_TARGET_DIR:-$PWD/target}
+cargo build -q --release -p twinbuf-mmap --example read_all
+program=$target/release/examples/read_all
+data=$(mktemp -d -p "$target" memory.XXXXXX)
+group=
+cleanup() {
+  rm -rf "$data"
+  [[ -z $group ]] || rmdir "$group"
+}
+trap cleanup EXIT
+trap 'exit 1' INT TERM
+
+# Makes a group with the limit and sets `group`, `peak` (the file that tells the group's peak) and `how`.
+limit() {
+  local root=/sys/fs/cgroup name=twinbuf-memory.$$
+  if grep -qw memory $root/cgroup.controllers 2>/dev/null && mkdir $root/$name 2>/dev/null; then
+    group=$root/$name how="cgroup v2" peak=$group/memory.peak
+    # Usually the root hands the controller down already.
+    [[ -e $group/memory.max ]] || echo +memory >$root/cgroup.subtree_control
+    echo "${mib}M" >"$group/memory.max"
+    # Missing where the kernel cannot swap.
+    [[ ! -e $group/memory.swap.max ]] || echo 0 >"$group/memory.swap.max"
+  elif mkdir $root/memory/$name 2>/dev/null; then
+    group=$root/memory/$name how="cgroup v1" peak=$group/memory.max_usage_in_bytes
+    echo "${mib}M" >"$group/memory.limit_in_bytes"
+    echo 0 >"$group/memory.swappiness"
+  elif systemd-run -q --scope -p MemoryMax="${mib}M" -p MemorySwapMax=0 true 2>/dev/null; then
+    how="systemd-run"
+  else
+    how="ulimit -d, without the page cache"
+  fi
+}
+
+# Runs a command inside the limit.
+inside() {
+  case $how in
+    cgroup*) bash -c 'echo $$ >"$0/cgroup.procs"; exec "$@"' "$group" "$@" ;;
+    systemd-run) systemd-run -q --scope -p MemoryMax="${mib}M" -p MemorySwapMax=0 "$@" ;;
+    *) (ulimit -d $((mib << 10)); exec "$@") ;;
+  esac
+}
+
+TIMEFORMAT="cpu %U %S"
+echo "mode     evict  hints seconds      cpu      VmHWM      group  of $mib MiB, for $gib GiB"
+for mode in pread checked; do
+  for evict in keep unmap drop; do
+    for hints in "" --hints; do
+      # Another group and another file each time: cached pages stay with the group that read them first.
+      limit
+      truncate -s "${gib}G" "$data/sparse"
+      out=$({ time inside "$program" --mode $mode --evict $evict $hints "$data/sparse"; } 2>&1) || {
+        echo "$out" >&2
+        exit 1
+      }
+      grep -qx "bytes $((gib << 30))" <<<"$out"
+      seconds=$(awk '/^seconds/ { print $2 }' <<<"$out")
+      cpu=$(awk '/^cpu/ { printf "%.2f", $2 + $3 }' <<<"$out")
+      hwm=$(awk '/^VmHWM/ { printf "%.0f MiB", $2 / 1024 }' <<<"$out")
+      most=-
+      [[ -z $group ]] || most=$(awk '{ printf "%.0f MiB", $1 / 1048576 }' "$peak" 2>/dev/null || echo "-")
+      printf '%-8s %-6s %-5s %7s %8s %10s %10s  %s\n' \
+        $mode $evict "${hints:+yes}" "$seconds" "$cpu" "$hwm" "$most" "$how"
+      rm "$data/sparse"
+      [[ -z $group ]] || rmdir "$group"
+      group=
+    done
+  done
+done
