@@ -3,11 +3,15 @@
 //! * [`Records`]: fixed-size records in one or several files: raw, token files, `.npy`, `safetensors`. [`Plan`]:
 //!   which of them make which batch, as a pure function of seed, epoch, rank and step.
 //! * [`Loader`]: reads the batches, one ahead of the one in use, on a thread of its own, with the pages of the
-//!   one after asked for ahead. An epoch is an iterator.
+//!   one after asked for ahead. An epoch is an iterator; [`State`] goes on in the middle of one another day.
+//! * [`RecordTransform`]: what becomes of records on their way into the slot. `LoaderBuilder::cuda` (feature
+//!   `cuda`): from there to a device, on a stream of its own.
+//! * [`Loader::generate`]: the same overlap for data that is made by code. [`Breakdown`]: a step, phase by phase.
 //! * [`Report`]: where the time went, and how much overlap can still gain. Often that is nothing, because the
 //!   compute dominates: then it says so. [`Profile`]: the same as a picture, a trace for Perfetto.
 //! * Errors come in order, once, with path and offset; a truncated file is an error, never a signal.
-//! * It does **not** decode, shuffle in memory or make tensors: a batch is bytes, in a buffer that is reused.
+//! * It does **not** decode, shuffle in memory or make tensors: a batch is bytes, or the numbers that
+//!   they are, in a buffer that is reused.
 //!
 //! # Example
 //!
@@ -36,7 +40,16 @@
 //! # The crates
 //!
 //! [`core`] is the two-slot ring alone (`no_std`, no dependency), for authors of other loaders;
-//! [`mmap`] is files, plans and page hints; this crate puts them together.
+//! [`mmap`] is files, plans and page hints; `twinbuf-cuda` is page-locked and device slots and the stream between
+//! them; this crate puts them together.
+//!
+//! | feature | is |
+//! | --- | --- |
+//! | `cuda` | `LoaderBuilder::cuda`; needs no toolkit, and a driver only when it is used |
+//! | `safetensors` | `Records::open_safetensors` |
+//! | `serde` | [`State`] and [`Plan`] can be saved, [`Report`] written |
+//! | `stream` | an [`Epoch`] is a `futures_core::Stream` |
+//! | `tracing` | spans `epoch`, `load` and `wait` for the crate of that name |
 
 mod backend;
 mod breakdown;
@@ -79,3 +92,8 @@ pub use twinbuf_mmap::transform::Transform;
 pub use twinbuf_mmap::{BatchPlan, Cut, DType, Evict, Order, Plan, PlanError, ReadMode, Records, Tail};
 #[cfg(feature = "cuda")]
 pub use upload::{Cuda, DeviceBatch};
+
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

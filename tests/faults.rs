@@ -130,10 +130,10 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
 
 #[test]
 fn close_tells_the_error_that_was_met_ahead_of_a_caller_who_left() {
-    for depth in 2..=4_u64 {
+    for (slots, depth) in [(2, 2), (3, 3), (4, 4_u64)] {
         for at in 0..STEPS {
             let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::Error, at * BATCH);
-            let loader = Loader::builder(data, sequential()).host_depth(depth as usize).build().unwrap();
+            let loader = Loader::builder(data, sequential()).host_depth(slots).build().unwrap();
             let mut epoch = loader.epoch(0);
             let mut heard = false;
             for _ in 0..3 {

@@ -168,7 +168,7 @@ fn pages_that_cannot_be_given_up_are_counted_and_harm_no_batch() {
     for (evict, failed) in [(Evict::Keep, 0), (Evict::Unmap, 4), (Evict::Drop, 4)] {
         let plan = Plan::builder(8).batch(2).build().unwrap();
         let loader = Loader::builder(Stubborn, plan).evict(evict).build().unwrap();
-        assert_eq!(loader.epoch(0).filter(|batch| batch.is_ok()).count(), 4);
+        assert_eq!(loader.epoch(0).filter(Result::is_ok).count(), 4);
         assert_eq!(loader.report().evict_failed, failed);
         assert_eq!(loader.report().to_string().contains("could not be given up"), failed > 0);
     }

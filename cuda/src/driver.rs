@@ -1,5 +1,6 @@
 //! Finding the driver, before cudarc does: cudarc panics where there is none.
 
+use std::error::Error as _;
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, OnceLock};
 
@@ -81,7 +82,11 @@ impl Driver {
                     std::mem::forget(library);
                     return Ok(DRIVER.get_or_init(|| driver));
                 }
-                Err(error) => tried.push((name.to_string(), error.to_string())),
+                Err(error) => {
+                    // What the system said is the source of what libloading says.
+                    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                    tried.push((name.to_string(), reason));
+                }
             }
         }
         Err(Error::NoDriver { tried })

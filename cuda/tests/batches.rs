@@ -93,6 +93,24 @@ fn by_hand_the_next_copy_is_started_while_the_last_batch_is_in_use() {
 }
 
 #[test]
+fn the_next_copy_is_queued_while_one_runs() {
+    within(60, || {
+        let (sim, ctx) = start(1, false);
+        let stream = ctx.new_stream().unwrap();
+        let (mut slots, batches) = uploader(&ctx, true);
+        let held = sim.hold(0); // the device stands still: no copy gets done
+        commit(&mut slots, BYTES, 1).unwrap();
+        commit(&mut slots, BYTES, 2).unwrap();
+        let (first, second) = (batches.recv().unwrap().unwrap(), batches.recv().unwrap().unwrap());
+        if !sim.is_real() {
+            assert_eq!((first.copied().unwrap(), second.copied().unwrap()), (None, None));
+        }
+        drop(held);
+        assert_eq!((bytes(&first, &stream)[0], bytes(&second, &stream)[0]), (1, 2));
+    });
+}
+
+#[test]
 fn one_lease_on_several_streams_and_again_on_the_same() {
     let (sim, ctx) = start(1, false);
     let streams: Vec<_> = (0..5).map(|_| ctx.new_stream().unwrap()).collect();

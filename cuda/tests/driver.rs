@@ -71,6 +71,7 @@ fn no_driver_is_an_error_with_the_names_tried() {
     assert!(found.contains("NoDriver"), "{found}");
     assert!(found.contains("no CUDA driver found; tried libcuda.so ("), "{found}");
     assert!(found.contains(", libcuda.so.1 ("), "{found}");
+    assert!(found.contains("cannot open shared object file"), "what the system said: {found}");
 }
 
 #[test]

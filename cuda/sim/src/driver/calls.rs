@@ -448,18 +448,26 @@ calls! {
     };
 
     // Copies. Those without a stream use the legacy default stream.
-    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) Context |core| upload(core, to, from, bytes, 0, true);
+    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) Context |core| {
+        upload(core, to, from, bytes, 0, true)
+    };
     fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, handle: usize) Context |core| {
         upload(core, to, from, bytes, handle, false)
     };
-    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) Context |core| download(core, to, from, bytes, 0, true);
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) Context |core| {
+        download(core, to, from, bytes, 0, true)
+    };
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, handle: usize) Context |core| {
         download(core, to, from, bytes, handle, false)
     };
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) Context |core| copy(core, to, from, bytes, 0);
-    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: usize) Context |core| copy(core, to, from, bytes, handle);
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: usize) Context |core| {
+        copy(core, to, from, bytes, handle)
+    };
     fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) Context |core| set(core, to, value, bytes, 0);
-    fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: usize) Context |core| set(core, to, value, bytes, handle);
+    fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: usize) Context |core| {
+        set(core, to, value, bytes, handle)
+    };
 }
 
 /// `cuGetErrorName` and `cuGetErrorString` are not counted and never fail by injection: formatting an error calls

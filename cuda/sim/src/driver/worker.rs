@@ -121,10 +121,9 @@ impl Worker {
                 Source::Pinned { address, then } => {
                     let now = read_host(address + at, bytes);
                     if now != then[at..at + bytes] {
-                        let to = at + bytes;
-                        core.report(format!(
-                            "page-locked memory at {address:#x}: +{at:#x}..+{to:#x} was written while an h2d had still to read it"
-                        ));
+                        let range =
+                            format!("page-locked memory at {address:#x}, +{at:#x}..+{:#x},", at + bytes);
+                        core.report(format!("{range} was written while an h2d had still to read it"));
                     }
                     now
                 }
