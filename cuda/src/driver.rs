@@ -84,8 +84,9 @@ impl Driver {
                 }
                 Err(error) => {
                     // What the system said is the source of what libloading says.
-                    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                    tried.push((name.to_string(), reason));
+                    let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                    let reason = said.strip_prefix(&format!("{name}: ")).unwrap_or(&said);
+                    tried.push((name.to_string(), reason.to_string()));
                 }
             }
         }

@@ -81,3 +81,7 @@ pub use error::Error;
 pub use host::{HostSlot, HostSlots};
 pub use lease::{DeviceBatches, Element, Lease, LocalLease};
 pub use uploader::{MAX_DEPTH, Uploader};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -123,15 +123,17 @@ impl<M> DeviceBuf<M> {
         }
         let bound = cu::bind(self.bytes.context());
         for (used, consumed) in uses.streams.drain(..).zip(&uses.consumed) {
-            // SAFETY: `use_on`'s caller has said that the stream exists until now.
-            let recorded = bound.clone().and_then(|()| unsafe { cu::record(consumed.raw(), used.stream) });
-            if let Err(error) = recorded {
-                // Without the event only the stream's end says that the use is over. The next copy then waits for
-                // an older record of the event, which is complete.
-                // SAFETY: as above.
-                if unsafe { cu::synchronize(used.stream) }.is_err() {
-                    uses.lost = Some(error);
-                }
+            let ended = bound.clone().and_then(|()| {
+                // SAFETY: `use_on`'s caller has said that the stream exists until now.
+                unsafe { cu::record(consumed.raw(), used.stream) }.or_else(|error| {
+                    // Without the event only the stream's end says that the use is over. The next copy then waits
+                    // for an older record of the event, which is complete.
+                    // SAFETY: as above.
+                    unsafe { cu::synchronize(used.stream) }.map_err(|_| error)
+                })
+            });
+            if let Err(error) = ended {
+                uses.lost = Some(error);
             }
         }
     }
@@ -163,6 +165,11 @@ impl<M> Drop for DeviceBuf<M> {
             // A lease was leaked, or an error has come between. If this fails too, so does everything else in
             // this context, and nothing runs in it any more.
             let _ = cu::synchronize_context();
+        } else if !self.bytes.context().has_async_alloc() {
+            // Then the memory is freed by the host, and cudarc's own wait for that is left out if an earlier drop
+            // anywhere in the program has failed.
+            // SAFETY: the stream lives as long as the slice.
+            let _ = unsafe { cu::synchronize(self.copy_stream()) };
         }
     }
 }

@@ -191,3 +191,26 @@ fn every_call_may_fail_from_some_point_on() {
 fn any_one_operation_on_the_device_may_fail() {
     every(|nth| Failure::op("any", nth, LAUNCH_FAILED), Driver::IsLost);
 }
+
+#[test]
+fn a_use_that_was_neither_recorded_nor_waited_for_ends_the_uploader() {
+    let (sim, ctx) = start(1, false);
+    if sim.is_real() {
+        return;
+    }
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, batches) = Uploader::new(&ctx, BYTES).overlap(false).build::<u8>().unwrap();
+    let mut commit = |value| slots.acquire()?.commit(BYTES, value);
+    commit(1).unwrap();
+    let lease = batches.recv().unwrap().unwrap();
+    lease.on::<u8>(&stream).unwrap();
+    sim.inject(Failure::api("cuEventRecord", 1, LAUNCH_FAILED));
+    sim.inject(Failure::api("cuStreamSynchronize", 1, LAUNCH_FAILED));
+    drop(lease);
+    commit(2).unwrap(); // the other device slot
+    drop(batches.recv().unwrap().unwrap());
+    let error = commit(3).unwrap_err();
+    assert!(matches!(error, Error::Driver { call: "cuEventRecord", code: LAUNCH_FAILED, .. }), "{error:?}");
+    assert_eq!(commit(4).unwrap_err(), error);
+    assert_eq!(batches.recv().unwrap_err(), error);
+}
