@@ -230,7 +230,9 @@ impl Breakdown {
         let Some(mut inner) = self.lock() else { return };
         let Some(Validating { done, started, .. }) = inner.validating.take() else { return };
         let took = started.elapsed();
+        // A batch that was not ended is none.
         inner.validation.begun = None;
+        inner.validation.phases.iter_mut().for_each(|phase| phase.now = None);
         inner.training.begun = inner.training.begun.map(|begun| begun + took);
         drop(inner);
         self.log(&format!("validation: {done} batches in {:.3} s", took.as_secs_f64()));

@@ -70,27 +70,6 @@ impl<'l, B: Backend> Iterator for Epoch<'l, B> {
 
 impl<B: Backend> FusedIterator for Epoch<'_, B> {}
 
-impl<'l> Epoch<'l> {
-    /// The next batch if it has been loaded, [`Poll::Pending`] if not; what [`next`](Iterator::next) would give
-    /// otherwise. Without overlap it is loaded now.
-    ///
-    /// From the first time it is asked for, the caller counts as waiting for it in the [`Report`](crate::Report).
-    pub fn try_next(&mut self) -> Poll<Option<Result<Batch<'l>, Error>>> {
-        self.advance(Waiting::Try)
-    }
-
-    /// The next batch, or [`Poll::Pending`] if it has not been loaded; then the task of `cx` will be woken.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Batch<'l>, Error>>> {
-        self.advance(Waiting::Poll(cx))
-    }
-
-    /// Waits for the next batch as a task, without blocking the thread; without overlap it is loaded on it. A
-    /// future that is dropped has lost nothing.
-    pub async fn next_async(&mut self) -> Option<Result<Batch<'l>, Error>> {
-        poll_fn(|cx| self.poll_next(cx)).await
-    }
-}
-
 impl<'l, B: Backend> Epoch<'l, B> {
     pub(crate) fn new(loader: &'l Loader<B>, job: Job) -> Self {
         let (started, step) = (Instant::now(), job.start);
@@ -107,6 +86,25 @@ impl<'l, B: Backend> Epoch<'l, B> {
             span,
             wait: None,
         }
+    }
+
+    /// The next batch if it has been loaded, [`Poll::Pending`] if not; what [`next`](Iterator::next) would give
+    /// otherwise. Without overlap it is loaded now.
+    ///
+    /// From the first time it is asked for, the caller counts as waiting for it in the [`Report`](crate::Report).
+    pub fn try_next(&mut self) -> Poll<Option<Result<B::Batch<'l>, Error>>> {
+        self.advance(Waiting::Try)
+    }
+
+    /// The next batch, or [`Poll::Pending`] if it has not been loaded; then the task of `cx` will be woken.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<B::Batch<'l>, Error>>> {
+        self.advance(Waiting::Poll(cx))
+    }
+
+    /// Waits for the next batch as a task, without blocking the thread; without overlap it is loaded on it. A
+    /// future that is dropped has lost nothing.
+    pub async fn next_async(&mut self) -> Option<Result<B::Batch<'l>, Error>> {
+        poll_fn(|cx| self.poll_next(cx)).await
     }
 
     fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<B::Batch<'l>, Error>>> {
@@ -211,8 +209,8 @@ impl<'l, B: Backend> Epoch<'l, B> {
 }
 
 #[cfg(feature = "stream")]
-impl<'l> futures_core::Stream for Epoch<'l> {
-    type Item = Result<Batch<'l>, Error>;
+impl<'l, B: Backend> futures_core::Stream for Epoch<'l, B> {
+    type Item = Result<B::Batch<'l>, Error>;
 
     fn poll_next(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         Epoch::poll_next(self.get_mut(), cx)

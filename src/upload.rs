@@ -6,14 +6,15 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use twinbuf_cuda::cudarc::driver::{CudaContext, result};
+use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_cuda::{Copied, CopyTime, DeviceBatches, HostSlots, Lease, Uploader};
 use twinbuf_mmap::BatchPlan;
 
 use crate::backend::{Backend, Host, NoSlot, Received, Sides, Transfers};
-use crate::error::{BoxError, Error};
+use crate::error::Error;
 use crate::loader::LoaderBuilder;
 use crate::reader::Waiting;
 use crate::slot::Load;
@@ -175,12 +176,9 @@ const LAST: usize = 4 * twinbuf_cuda::MAX_DEPTH;
 
 impl Batches {
     /// Without overlap, waits on the host until the batch has been copied.
-    fn finish_inline(&self, lease: &Lease<'_, Load>) -> Result<(), BoxError> {
-        let (Some(account), Some(event)) = (&self.inline, lease.copied_event()) else { return Ok(()) };
-        self.device.context().bind_to_thread()?;
-        // SAFETY: the event lives as long as the lease, and is of the context that has just been bound.
-        unsafe { result::event::synchronize(event) }?;
-        if let Some(time) = lease.copied()? {
+    fn finish_inline(&self, lease: &Lease<'_, Load>) -> Result<(), twinbuf_cuda::Error> {
+        let Some(account) = &self.inline else { return Ok(()) };
+        if let Some(time) = lease.wait_copied()? {
             account.borrow_mut().copied(lease.seq(), lease.len(), time);
         }
         Ok(())
@@ -246,20 +244,31 @@ impl Backend for Cuda {
 
     fn receive<'l>(
         batches: &'l Batches,
-        _: &mut Waiting<'_, '_>,
+        waiting: &mut Waiting<'_, '_>,
         orphaned: &dyn Fn() -> bool,
     ) -> Received<DeviceBatch<'l>> {
+        use twinbuf_cuda::Error::{Abandoned, AllHeld, Empty};
         // CUDA does not follow a fork at all.
         if orphaned() {
             return Received::Orphaned;
         }
-        match batches.device.recv() {
-            Ok(Some(lease)) => match batches.finish_inline(&lease) {
-                Ok(()) => Received::Batch(DeviceBatch { lease }),
-                Err(error) => Received::Failed(error),
+        let received = match waiting {
+            Waiting::Block => batches.device.recv(),
+            Waiting::Try => batches.device.try_recv(),
+            Waiting::Poll(cx) => match batches.device.poll_recv(cx) {
+                Poll::Ready(received) => received,
+                Poll::Pending => return Received::NotYet,
             },
-            Err(twinbuf_cuda::Error::AllHeld { .. }) => Received::AllHeld,
-            Ok(None) | Err(twinbuf_cuda::Error::Abandoned | twinbuf_cuda::Error::Empty) => Received::Gone,
+        };
+        let received = received.and_then(|lease| {
+            lease.as_ref().map_or(Ok(()), |lease| batches.finish_inline(lease))?;
+            Ok(lease)
+        });
+        match received {
+            Ok(Some(lease)) => Received::Batch(DeviceBatch { lease }),
+            Err(Empty) if matches!(waiting, Waiting::Try) && batches.inline.is_none() => Received::NotYet,
+            Err(AllHeld { .. }) => Received::AllHeld,
+            Ok(None) | Err(Abandoned | Empty) => Received::Gone,
             Err(error) => Received::Failed(error.into()),
         }
     }

@@ -111,6 +111,10 @@ fn what_lies_between_two_steps_is_in_neither() {
     }
     breakdown.end_step();
     assert_eq!(lines.lock().unwrap()[3], "step 3: other 0.000 total 0.000 ms", "a step without phases");
+    breakdown.phase("forward", || ());
+    breakdown.add("h2d", Duration::from_millis(20)); // it began before
+    breakdown.end_step();
+    assert!(parse(&lines.lock().unwrap()[4]).1.last().unwrap().1 >= 20.0);
 }
 
 #[test]
@@ -131,7 +135,7 @@ fn validation_is_kept_apart() {
     step("train forward");
     {
         let _left_early = breakdown.validation(10);
-        breakdown.phase("forward", || ()); // a batch that is not ended counts for nothing
+        breakdown.add("forward", Duration::from_secs(60)); // a batch that is not ended counts for nothing
     }
     {
         let _again = breakdown.validation(4);
@@ -166,6 +170,10 @@ fn validation_is_kept_apart() {
     assert!(training.starts_with("training: 2 steps, ") && training.contains("\ntrain forward "), "{table}");
     assert!(!training.contains("\nforward ") && validation.contains("\nforward "), "{table}");
     assert!(!validation.contains("train forward"), "{table}");
+    let seconds: f64 = validation.split(' ').next().unwrap().parse().unwrap();
+    let forward = validation.lines().find(|line| line.starts_with("forward")).unwrap();
+    let mean: f64 = forward.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(seconds < 60.0 && mean < 1000.0, "{table}");
 }
 
 #[test]

@@ -84,6 +84,7 @@ fn every_other_value_is_an_error() {
 fn a_name_with_a_slip_is_an_error_that_says_what_was_meant() {
     for (name, meant) in [
         ("TWINBUF_OVERLP", "TWINBUF_OVERLAP"),
+        ("TWINBUF_OVRLP", "TWINBUF_OVERLAP"),
         ("TWINBUF_OVERLAPP", "TWINBUF_OVERLAP"),
         ("TWINBUF_OVRELAP", "TWINBUF_OVERLAP"),
         ("TWINBUF_DEPHT", "TWINBUF_DEPTH"),

@@ -5,6 +5,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use common::{Fault, Faulty, RECORD, batches, files, open, plan};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
@@ -264,5 +265,36 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
     for line in steps {
         let at = |phase: &str| line.find(phase).unwrap_or_else(|| panic!("no {phase} in {line}"));
         assert!(at(" load ") < at(" h2d ") && at(" h2d ") < at(" forward "), "{line}");
+    }
+}
+
+#[test]
+fn every_way_to_wait_delivers_the_same() {
+    let (_dir, paths) = files(&[41]);
+    let host = Loader::builder(open(&paths), plan(41, 6)).build().unwrap();
+    let expected: Vec<Vec<u8>> = batches(&host, 0).into_iter().map(Result::unwrap).collect();
+    for overlap in [false, true] {
+        let (_sim, ctx) = start(2);
+        let stream = ctx.new_stream().unwrap();
+        let loader = Loader::builder(open(&paths), plan(41, 6)).overlap(overlap).cuda(ctx).build().unwrap();
+        let mut epoch = loader.epoch(0);
+        let mut tried = Vec::new();
+        loop {
+            match epoch.try_next() {
+                Poll::Ready(Some(batch)) => tried.push(bytes(&batch.unwrap(), &stream)),
+                Poll::Ready(None) => break,
+                Poll::Pending => std::thread::yield_now(),
+            }
+        }
+        assert!(tried == expected);
+        let mut epoch = loader.epoch(0);
+        let awaited = pollster::block_on(async {
+            let mut found = Vec::new();
+            while let Some(batch) = epoch.next_async().await {
+                found.push(bytes(&batch.unwrap(), &stream));
+            }
+            found
+        });
+        assert!(awaited == expected);
     }
 }

@@ -278,6 +278,9 @@ fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value
     }))
 }
 
+/// The most that a copy takes in a three-stage run, in seconds: at 50 GB/s that is half a gigabyte a slot.
+const LONGEST_COPY: f64 = 0.01;
+
 /// Load (sleep), copy, train (device copies), in this proportion: one after the other, and overlapped.
 fn pipeline(
     ctx: &Arc<CudaContext>,
@@ -287,7 +290,8 @@ fn pipeline(
     parts: [f64; 3],
 ) -> Result<Value> {
     let longest = parts.iter().copied().fold(0.0, f64::max);
-    let [load, copy, train] = parts.map(|part| part / longest * extent.stage.as_secs_f64());
+    let scale = (extent.stage.as_secs_f64() / longest).min(LONGEST_COPY / parts[1]);
+    let [load, copy, train] = parts.map(|part| part * scale);
     // As many bytes as take that long at the rate of one large copy.
     let size = bytes_in(ctx, extent, copy)?;
     let copies = work.copies(train);

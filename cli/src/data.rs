@@ -1,0 +1,160 @@
+//! Files as records: the format is found by how a file begins.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use twinbuf::mmap::{Error, Ragged};
+use twinbuf::{BoxError, Cut, DType, Records};
+
+/// What a file begins with says what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Format {
+    Npy,
+    Safetensors,
+    /// Tokens after llm.c's header.
+    LlmC,
+    /// None of these: plain bytes.
+    Raw,
+}
+
+impl Format {
+    /// The format of a file.
+    pub(crate) fn of(path: &Path) -> Result<Self, BoxError> {
+        // Refuses what is no file, and what is empty, in its own words; a FIFO would keep `File::open` waiting.
+        Records::open([path], 1)?;
+        let failed = |error| format!("{}: {error}", path.display());
+        let mut start = Vec::new();
+        File::open(path).map_err(failed)?.take(9).read_to_end(&mut start).map_err(failed)?;
+        Ok(Self::of_start(&start))
+    }
+
+    /// By the first nine bytes of a file, or all of a shorter one.
+    fn of_start(start: &[u8]) -> Self {
+        // These are the magic numbers of `Records::open_llm_c`.
+        const LLM_C: [i32; 2] = [20_240_520, 20_240_801];
+        /// The longest header that the format allows.
+        const LONGEST: u64 = 100_000_000;
+        if start.starts_with(b"\x93NUMPY") {
+            return Self::Npy;
+        }
+        if let Some((magic, _)) = start.split_first_chunk() {
+            if LLM_C.contains(&i32::from_le_bytes(*magic)) {
+                return Self::LlmC;
+            }
+        }
+        match start.split_first_chunk() {
+            // The length of a header, and its opening brace.
+            Some((header, b"{")) if u64::from_le_bytes(*header) <= LONGEST => Self::Safetensors,
+            _ => Self::Raw,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Npy => "npy (an array by numpy)",
+            Self::Safetensors => "safetensors",
+            Self::LlmC => "tokens with llm.c's header",
+            Self::Raw => "raw",
+        }
+    }
+}
+
+/// How to take files that do not say themselves what their records are.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Shape {
+    /// Bytes of a record: takes the files as plain bytes, whatever they begin with
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "dtype")]
+    pub(crate) record_bytes: Option<u64>,
+    /// Type of the elements of files without a header, e.g. u16; a record is one element
+    #[arg(long, value_parser = dtype)]
+    pub(crate) dtype: Option<DType>,
+}
+
+impl Shape {
+    /// The format to take a file as.
+    pub(crate) fn format(&self, path: &Path) -> Result<Format, BoxError> {
+        if self.record_bytes.is_some() || self.dtype.is_some() { Ok(Format::Raw) } else { Format::of(path) }
+    }
+
+    /// Opens files of one format; of `safetensors` the tensor by that name.
+    pub(crate) fn open(&self, paths: &[PathBuf], format: Format, tensor: &str) -> Result<Records, BoxError> {
+        Ok(match (format, self.record_bytes, self.dtype) {
+            (Format::Npy, ..) => Records::open_npy(paths, Cut::Rows)?,
+            (Format::LlmC, ..) => Records::open_llm_c(paths, Cut::Rows)?,
+            (Format::Safetensors, ..) => Records::open_safetensors(paths, tensor, Cut::Rows)?,
+            (Format::Raw, _, Some(dtype)) => Records::open_headerless(paths, dtype, Cut::Rows)?,
+            (Format::Raw, bytes, None) => {
+                let bytes = bytes.unwrap_or(1);
+                let bytes =
+                    usize::try_from(bytes).map_err(|_| format!("--record-bytes: {bytes} are too many"))?;
+                Records::options(bytes).ragged(Ragged::Ignore).open(paths)?
+            }
+        })
+    }
+}
+
+/// The names of a file's tensors, sorted. The file's header is checked on the way.
+pub(crate) fn tensors(path: &Path) -> Result<Vec<String>, BoxError> {
+    // No writer makes up this name; and if one did, it would be the answer.
+    let nameless = "\0";
+    match Records::open_safetensors([path], nameless, Cut::Rows) {
+        Err(Error::NoTensor { found, .. }) => Ok(found),
+        Err(error) => Err(error.into()),
+        Ok(_) => Ok(vec![nameless.to_string()]),
+    }
+}
+
+/// Whether the kernel tells this process what is cached of a file (`can_do_mincore` in its `mm/mincore.c`): to
+/// others it says that everything is.
+#[cfg(unix)]
+pub(crate) fn tells(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let owner = |path: &Path| fs::metadata(path).ok().map(|found| found.uid());
+    // A process's own folder belongs to whom it acts as. Opening changes nothing in the file.
+    owner(path).is_some() && owner(path) == owner(Path::new("/proc/self"))
+        || fs::OpenOptions::new().append(true).open(path).is_ok()
+}
+
+#[cfg(not(unix))]
+pub(crate) fn tells(_: &Path) -> bool {
+    true
+}
+
+/// The type by the name that it prints.
+fn dtype(name: &str) -> Result<DType, String> {
+    use DType::{Bf16, Bool, C64, C128, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    let all = [Bool, U8, I8, U16, I16, F16, Bf16, U32, I32, F32, U64, I64, F64, C64, C128];
+    all.into_iter().find(|dtype| dtype.to_string() == name).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(ToString::to_string).collect();
+        format!("wanted one of {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_by_their_beginning() {
+        let header = |length: u64, next: &[u8]| [&length.to_le_bytes()[..], next].concat();
+        for (start, expected) in [
+            (b"\x93NUMPY\x01\x00\x76".to_vec(), Format::Npy),
+            (b"\x93NUMP".to_vec(), Format::Raw),
+            (20_240_520_i32.to_le_bytes().to_vec(), Format::LlmC),
+            ([&20_240_801_i32.to_le_bytes()[..], &[7, 0, 0, 0, 1]].concat(), Format::LlmC),
+            // llm.c's evaluation files have records of many lengths.
+            (20_240_522_i32.to_le_bytes().to_vec(), Format::Raw),
+            (header(2, b"{"), Format::Safetensors),
+            (header(100_000_001, b"{"), Format::Raw),
+            (header(u64::MAX, b"{"), Format::Raw),
+            (header(2, b"["), Format::Raw),
+            (header(2, b""), Format::Raw),
+            (vec![], Format::Raw),
+        ] {
+            assert_eq!(Format::of_start(&start), expected, "{start:?}");
+        }
+    }
+}

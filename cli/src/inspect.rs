@@ -1,0 +1,255 @@
+//! `twinbuf inspect`: what files hold, how much of them is in memory, how far the system reads ahead.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use twinbuf::mmap::{PIECE, Residency};
+use twinbuf::{BoxError, Records};
+
+use crate::data::{Format, Shape, tells, tensors};
+use crate::text;
+
+/// Says what files hold: format, records, and how much of them is in the page cache
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// The files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    shape: Shape,
+    /// Write JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Found {
+    path: PathBuf,
+    format: Format,
+    file_bytes: u64,
+    arrays: Vec<Array>,
+    page_cache: Cache,
+    device: Option<Device>,
+}
+
+/// Records of a file: all of it, or one of its tensors.
+#[derive(Serialize)]
+struct Array {
+    tensor: Option<String>,
+    #[serde(flatten)]
+    content: Content,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Content {
+    Records(Layout),
+    /// Why it cannot be taken as records.
+    None {
+        error: String,
+    },
+}
+
+#[derive(Serialize)]
+struct Layout {
+    records: u64,
+    record_bytes: u64,
+    dtype: String,
+    shape: Vec<usize>,
+    bytes: u64,
+    /// At the end of the file, too few for a record.
+    bytes_left: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Cache {
+    Counted {
+        pages: u64,
+        resident: u64,
+    },
+    /// Why it cannot be told.
+    Unknown {
+        unknown: String,
+    },
+}
+
+/// What the block device under a file says of itself, in KiB.
+#[derive(Serialize)]
+struct Device {
+    folder: PathBuf,
+    read_ahead_kib: u64,
+    largest_request_kib: Option<u64>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
+    let found = options.files.iter().map(|path| look(path, &options.shape)).collect::<Result<Vec<_>, _>>()?;
+    if options.json {
+        return Ok(serde_json::to_string_pretty(&found)? + "\n");
+    }
+    let mut out = String::new();
+    for file in &found {
+        file.print(&mut out)?;
+    }
+    if found.len() > 1 {
+        let bytes = found.iter().map(|file| file.file_bytes).sum();
+        writeln!(out, "{}, {}", text::count(found.len() as u64, "file"), text::bytes(bytes))?;
+    }
+    Ok(out)
+}
+
+fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
+    let file_bytes = Records::open([path], 1)?.bytes();
+    let format = shape.format(path)?;
+    let paths = [path.to_path_buf()];
+    let arrays = if format == Format::Safetensors {
+        tensors(path)?
+            .into_iter()
+            .map(|name| Array {
+                // One tensor that is a single number does not spoil the others.
+                content: match shape.open(&paths, format, &name) {
+                    Ok(records) => Content::Records(Layout::of(&records, 0)),
+                    Err(error) => Content::None { error: error.to_string() },
+                },
+                tensor: Some(name),
+            })
+            .collect()
+    } else {
+        let records = shape.open(&paths, format, "")?;
+        // Of plain bytes; the other formats are opened whole or not at all.
+        let left = if format == Format::Raw { file_bytes - records.bytes() } else { 0 };
+        vec![Array { tensor: None, content: Content::Records(Layout::of(&records, left)) }]
+    };
+    Ok(Found {
+        path: path.into(),
+        format,
+        file_bytes,
+        arrays,
+        page_cache: cache(path)?,
+        device: device(path),
+    })
+}
+
+impl Layout {
+    fn of(records: &Records, bytes_left: u64) -> Self {
+        Self {
+            records: records.len(),
+            record_bytes: records.record_bytes() as u64,
+            dtype: records.dtype().to_string(),
+            shape: records.shape().to_vec(),
+            bytes: records.bytes(),
+            bytes_left,
+        }
+    }
+
+    fn print(&self) -> String {
+        let Self { records, record_bytes, dtype, shape, bytes, bytes_left } = self;
+        let mut line = text::count(*records, "record");
+        let _ = match shape[..] {
+            // The bytes below say it all.
+            [_] if dtype == "u8" => write!(line, " of {record_bytes} B"),
+            [] => write!(line, " of one {dtype}, {record_bytes} B"),
+            _ => write!(line, " of {dtype} {shape:?}, {record_bytes} B"),
+        };
+        let _ = write!(line, ", together {}", text::bytes(*bytes));
+        if *bytes_left > 0 {
+            let _ = write!(line, "; {} are left over", text::count(*bytes_left, "byte"));
+        }
+        line
+    }
+}
+
+impl Found {
+    fn print(&self, out: &mut String) -> Result<(), std::fmt::Error> {
+        writeln!(out, "{}", self.path.display())?;
+        writeln!(out, "  format      {}, {}", self.format.name(), text::bytes(self.file_bytes))?;
+        for Array { tensor, content } in &self.arrays {
+            let line = match content {
+                Content::Records(layout) => layout.print(),
+                Content::None { error } => format!("no records: {error}"),
+            };
+            match tensor {
+                Some(name) => writeln!(out, "  tensor      {name}: {line}")?,
+                None => writeln!(out, "  records     {line}")?,
+            }
+        }
+        if self.arrays.is_empty() {
+            writeln!(out, "  tensor      none")?;
+        }
+        match &self.page_cache {
+            Cache::Counted { pages, resident } => {
+                let percent = text::percent(*resident as f64, *pages as f64);
+                writeln!(out, "  page cache  {resident} of {pages} pages ({percent:.1} %)")?;
+            }
+            Cache::Unknown { unknown } => writeln!(out, "  page cache  unknown: {unknown}")?,
+        }
+        match &self.device {
+            Some(Device { folder, read_ahead_kib, largest_request_kib }) => {
+                let largest =
+                    largest_request_kib.map_or(String::new(), |kib| format!(", largest request {kib} KiB"));
+                writeln!(
+                    out,
+                    "  device      read-ahead {read_ahead_kib} KiB{largest} ({})",
+                    folder.display()
+                )?;
+                // What one hint can start is the larger of the two; see `twinbuf::mmap::PIECE`.
+                let most = (*read_ahead_kib).max(largest_request_kib.unwrap_or(0));
+                let piece = PIECE.get() as u64 >> 10;
+                if most < piece {
+                    let advice = "make the limits larger";
+                    writeln!(
+                        out,
+                        "              WARNING: page hints of {piece} KiB are cut to {most} KiB: {advice}"
+                    )?;
+                }
+            }
+            None => writeln!(out, "  device      unknown: no block device of this file in /sys")?,
+        }
+        Ok(())
+    }
+}
+
+/// How much of a file is in the page cache, if that can be told.
+fn cache(path: &Path) -> Result<Cache, BoxError> {
+    let unknown = |why: &str| Ok(Cache::Unknown { unknown: why.to_string() });
+    if !tells(path) {
+        return unknown("the system tells it only to those who own the file or may write to it");
+    }
+    match Records::open([path], 1)?.residency() {
+        Ok(Residency { pages, resident }) => Ok(Cache::Counted { pages, resident }),
+        Err(error) => unknown(&error.to_string()),
+    }
+}
+
+/// The device by its number: `queue` has both limits, also for its partitions; `bdi` has one, for file systems
+/// over several devices too.
+#[cfg(target_os = "linux")]
+fn device(path: &Path) -> Option<Device> {
+    use std::os::linux::fs::MetadataExt;
+    let number = |file: PathBuf| fs::read_to_string(file).ok()?.trim().parse().ok();
+    let dev = fs::metadata(path).ok()?.st_dev();
+    // As glibc's `gnu_dev_major` and `gnu_dev_minor` take it apart.
+    let (major, minor) = (dev >> 8 & 0xfff | dev >> 32 & !0xfff, dev & 0xff | dev >> 12 & !0xff);
+    let block = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    [
+        block.join("queue"),
+        block.join("../queue"),
+        block.join("bdi"),
+        format!("/sys/class/bdi/{major}:{minor}").into(),
+    ]
+    .into_iter()
+    .find_map(|folder| {
+        let read_ahead_kib = number(folder.join("read_ahead_kb"))?;
+        let largest_request_kib = number(folder.join("max_sectors_kb"));
+        // As the system calls it, without links and steps back.
+        let folder = folder.canonicalize().unwrap_or(folder);
+        Some(Device { folder, read_ahead_kib, largest_request_kib })
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn device(_: &Path) -> Option<Device> {
+    None
+}

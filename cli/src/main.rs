@@ -1,0 +1,66 @@
+//! `twinbuf`: looks at files of records, measures what overlap would gain on them, reads traces back.
+
+mod data;
+mod html;
+mod inspect;
+mod probe;
+mod text;
+mod timeline;
+mod trace;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use twinbuf::BoxError;
+
+/// Files of records for training: what is in them, what overlap gains on them, where the time of a run went.
+#[derive(Parser)]
+#[command(name = "twinbuf", version, subcommand_required = true, arg_required_else_help = false)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Inspect(inspect::Options),
+    Probe(probe::Options),
+    Trace(trace::Options),
+}
+
+fn main() -> ExitCode {
+    let found = match Args::try_parse() {
+        Ok(Args { command: Command::Inspect(options) }) => inspect::run(&options),
+        Ok(Args { command: Command::Probe(options) }) => probe::run(&options),
+        Ok(Args { command: Command::Trace(options) }) => trace::run(&options),
+        Err(error) if error.use_stderr() => Err(one_line(&error.to_string()).into()),
+        Err(help) => Ok(help.to_string()),
+    };
+    match found.and_then(|text| say(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody may be listening: then the exit code has to do.
+            let _ = writeln!(io::stderr(), "twinbuf: {}", one_line(&error.to_string()));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Writes `text` out. Whoever has stopped reading has seen enough.
+fn say(text: &str) -> Result<(), BoxError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("standard output: {error}").into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The first paragraph: clap lists arguments on lines of their own, and adds its usage.
+fn one_line(message: &str) -> String {
+    let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let line = lines.collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").map(str::to_string).unwrap_or(line)
+}

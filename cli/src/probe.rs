@@ -1,0 +1,336 @@
+//! `twinbuf probe`: what overlap would gain on these files, on this disk, with steps of a given length.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use twinbuf::{BoxError, Loader, Order, Plan, Records, Report, Verdict};
+
+use crate::data::{Format, Shape, tells, tensors};
+use crate::text;
+
+/// Measures what overlapping the reading of these files with compute would gain
+///
+/// Reads a part of an epoch twice: batch by batch with the compute after each, then with the next batch read
+/// ahead. A busy loop stands in for the compute.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// The files, one data set
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Records in a batch
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+    /// Milliseconds that a training step computes
+    #[arg(long, value_name = "C", value_parser = milliseconds)]
+    compute_ms: Duration,
+    #[command(flatten)]
+    shape: Shape,
+    /// Which tensor of safetensors files
+    #[arg(long, value_name = "NAME")]
+    tensor: Option<String>,
+    /// In which order the records come: sequential, chunks:N (runs of N records, shuffled) or records (shuffled
+    /// one by one)
+    #[arg(long, default_value = "sequential", value_parser = Way::from_str)]
+    order: Way,
+    /// Batches to measure
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: u64,
+    /// How often; each round reads them both ways
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// Drop the files from the page cache first, so that the disk is measured
+    #[arg(long)]
+    cold: bool,
+    /// Write JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Way(Order);
+
+impl FromStr for Way {
+    type Err = String;
+
+    fn from_str(way: &str) -> Result<Self, String> {
+        let chunks = way.strip_prefix("chunks:").map(str::parse);
+        Ok(Self(match (way, chunks) {
+            ("sequential", _) => Order::Sequential,
+            ("records", _) => Order::Records,
+            (_, Some(Ok(records @ 1..))) => Order::Chunks { records },
+            _ => return Err("wanted sequential, chunks:N with N at least 1, or records".to_string()),
+        }))
+    }
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(ms) if (0.0..=60_000.0).contains(&ms) => Ok(Duration::from_secs_f64(ms / 1000.0)),
+        _ => Err("wanted 0 to 60000 milliseconds".to_string()),
+    }
+}
+
+/// What was measured; times in seconds, of several rounds their medians.
+#[derive(Serialize)]
+struct Figures {
+    records: u64,
+    record_bytes: u64,
+    batch: u64,
+    /// Batches measured, and those of a whole epoch.
+    steps: u64,
+    epoch_steps: u64,
+    rounds: u64,
+    /// Of the bytes to read, in the page cache before a run: the most; unknown if the system does not tell.
+    cached_percent: Option<f64>,
+    load_median_s: f64,
+    load_min_s: f64,
+    load_max_s: f64,
+    /// Bytes a second at the median.
+    load_rate: f64,
+    compute_s: f64,
+    serial_s: f64,
+    ideal_s: f64,
+    overlapped_s: f64,
+    gain_possible: f64,
+    gain_measured: f64,
+    /// The rounds' least and most.
+    gain_range: [f64; 2],
+    verdict: String,
+}
+
+/// More of the bytes in memory than this, in percent, and the disk was not what was measured.
+const COLD: f64 = 1.0;
+
+pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
+    let records = Arc::new(open(options)?);
+    let plan = Plan::builder(records.len()).batch(options.batch).order(options.order.0).build()?;
+    let steps = options.steps.min(plan.steps());
+    let told = options.files.iter().all(|path| tells(path));
+    // Files that are cold are made so again before each run, because the one before has filled the cache.
+    let evict = options.cold || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
+
+    let mut runs = Vec::new();
+    for _ in 0..options.rounds {
+        for overlap in [false, true] {
+            if evict {
+                records.evict()?;
+            }
+            let cached = cached(&records, &plan, steps, told);
+            runs.push(Run { cached, ..one_run(&records, plan, steps, overlap, options.compute_ms)? });
+        }
+    }
+    let (figures, verdict) = figures(&records, &plan, &runs);
+    Ok(if options.json {
+        serde_json::to_string_pretty(&figures)? + "\n"
+    } else {
+        sentences(options, &figures, verdict)?
+    })
+}
+
+fn open(options: &Options) -> Result<Records, BoxError> {
+    let Options { files, shape, .. } = options;
+    let format = shape.format(&files[0])?;
+    let tensor = match (format, &options.tensor) {
+        (_, Some(name)) => name.clone(),
+        (Format::Safetensors, None) => match &tensors(&files[0])?[..] {
+            [only] => only.clone(),
+            names => {
+                let (path, names) = (files[0].display(), names.join(", "));
+                return Err(format!("{path}: --tensor: wanted one of its tensors: {names}").into());
+            }
+        },
+        (Format::Raw, None) if shape.record_bytes.is_none() && shape.dtype.is_none() => {
+            let path = files[0].display();
+            return Err(
+                format!("{path}: has no header that says what its records are: give --record-bytes").into()
+            );
+        }
+        _ => String::new(),
+    };
+    let records = shape.open(files, format, &tensor)?;
+    if records.len() < options.batch {
+        let (wanted, found) = (options.batch, records.len());
+        return Err(
+            format!("--batch: wanted at most the {found} records that there are, found {wanted}").into()
+        );
+    }
+    Ok(records)
+}
+
+struct Run {
+    report: Report,
+    /// From asking for a batch to having it.
+    loads: Vec<Duration>,
+    /// In percent; `None` if the system does not tell.
+    cached: Option<f64>,
+}
+
+fn one_run(
+    records: &Arc<Records>,
+    plan: Plan,
+    steps: u64,
+    overlap: bool,
+    compute: Duration,
+) -> Result<Run, BoxError> {
+    let loader = Loader::builder(records.clone(), plan).overlap(overlap).build()?;
+    let mut loads = Vec::new();
+    let mut epoch = loader.epoch(0);
+    for _ in 0..steps {
+        let asked = Instant::now();
+        let Some(batch) = epoch.next() else { break };
+        let batch = batch?;
+        loads.push(asked.elapsed());
+        let end = Instant::now() + compute;
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
+        drop(batch);
+    }
+    drop(epoch);
+    let report = loader.report();
+    loader.close()?;
+    Ok(Run { report, loads, cached: None })
+}
+
+/// How much of the batches to read is in the page cache, in percent.
+fn cached(records: &Records, plan: &Plan, steps: u64, told: bool) -> Option<f64> {
+    let (mut pages, mut resident) = (0, 0);
+    for step in 0..steps {
+        let found = records.residency_of(&plan.batch(0, step)?).ok().filter(|_| told)?;
+        (pages, resident) = (pages + found.pages, resident + found.resident);
+    }
+    Some(text::percent(resident as f64, pages as f64))
+}
+
+fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
+    // Round by round, so that a machine that drifts moves both sides of a ratio.
+    let rounds: Vec<_> = runs.chunks_exact(2).map(|pair| (&pair[0], &pair[1])).collect();
+    let serial = |value: fn(&Report) -> f64| sorted(rounds.iter().map(|(run, _)| value(&run.report)));
+    let gain = sorted(rounds.iter().map(|(a, b)| seconds(a.report.wall) / seconds(b.report.wall)));
+    let loads = sorted(rounds.iter().flat_map(|(run, _)| &run.loads).copied().map(seconds));
+    let ends = |sorted: &[f64]| [sorted.first(), sorted.last()].map(|end| end.copied().unwrap_or_default());
+    let [load_min_s, load_max_s] = ends(&loads);
+    let batch_bytes = plan.batch_records() * records.record_bytes() as u64;
+    let figures = Figures {
+        records: records.len(),
+        record_bytes: records.record_bytes() as u64,
+        batch: plan.batch_records(),
+        steps: rounds[0].0.report.batches,
+        epoch_steps: plan.steps(),
+        rounds: rounds.len() as u64,
+        cached_percent: runs
+            .iter()
+            .map(|run| run.cached)
+            .try_fold(0.0, |most: f64, run| Some(most.max(run?))),
+        load_median_s: median(&loads),
+        load_min_s,
+        load_max_s,
+        load_rate: batch_bytes as f64 / median(&loads),
+        compute_s: median(&serial(|report| seconds(report.train.busy) / report.batches as f64)),
+        serial_s: median(&serial(|report| seconds(report.wall))),
+        ideal_s: median(&serial(|report| seconds(report.ideal))),
+        overlapped_s: median(&sorted(rounds.iter().map(|(_, run)| seconds(run.report.wall)))),
+        gain_possible: median(&serial(|report| seconds(report.wall) / seconds(report.ideal))),
+        gain_measured: median(&gain),
+        gain_range: ends(&gain),
+        verdict: String::new(),
+    };
+    // Of the round whose possible gain is the median one.
+    let nearest = rounds.iter().map(|(run, _)| &run.report).min_by(|a, b| {
+        let far =
+            |report: &Report| (seconds(report.wall) / seconds(report.ideal) - figures.gain_possible).abs();
+        far(a).total_cmp(&far(b))
+    });
+    let verdict = nearest.map_or(Verdict::Unmeasured, Report::verdict);
+    (Figures { verdict: verdict.to_string(), ..figures }, verdict)
+}
+
+/// At least a nanosecond: no run is faster, and so every ratio is a number.
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64().max(1e-9)
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// Of sorted values; the upper one of two in the middle.
+fn median(sorted: &[f64]) -> f64 {
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+fn sentences(options: &Options, found: &Figures, verdict: Verdict) -> Result<String, std::fmt::Error> {
+    let Figures { serial_s, ideal_s, overlapped_s, gain_possible, gain_measured, .. } = found;
+    let mut out = String::new();
+    writeln!(
+        out,
+        "{} of {} B; {} of {} records ({}) measured, of {} an epoch, in {}",
+        text::count(found.records, "record"),
+        found.record_bytes,
+        text::count(found.steps, "batch"),
+        found.batch,
+        text::bytes(found.batch * found.record_bytes),
+        found.epoch_steps,
+        text::count(found.rounds, "round"),
+    )?;
+    match found.cached_percent {
+        None => writeln!(
+            out,
+            "WARNING: the system does not tell whether the page cache holds the files: perhaps no disk was measured"
+        )?,
+        Some(cached) if cached <= COLD => writeln!(out, "from a cold page cache")?,
+        Some(cached) if options.cold => writeln!(
+            out,
+            "WARNING: {cached:.0} % could not be dropped from the page cache (only in memory, or mapped \
+             elsewhere): the disk was not measured"
+        )?,
+        Some(cached) => writeln!(
+            out,
+            "WARNING: {cached:.0} % was in the page cache: the disk was not measured; --cold drops it first"
+        )?,
+    }
+    let ms = |seconds: f64| seconds * 1000.0;
+    writeln!(
+        out,
+        "load       {:>10.2} ms a batch, the median (least {:.2}, most {:.2}); {}/s",
+        ms(found.load_median_s),
+        ms(found.load_min_s),
+        ms(found.load_max_s),
+        text::bytes(found.load_rate as u64),
+    )?;
+    writeln!(out, "compute    {:>10.2} ms a batch, by a busy loop", ms(found.compute_s))?;
+    writeln!(out, "in turn    {:>10.2} ms, measured", ms(*serial_s))?;
+    writeln!(out, "ideal      {:>10.2} ms, the longer of load and compute batch by batch", ms(*ideal_s))?;
+    writeln!(out, "overlapped {:>10.2} ms, measured", ms(*overlapped_s))?;
+    let why = match verdict {
+        Verdict::ComputeBound => "the compute decides, and a faster disk would change little",
+        Verdict::DiskBound => "the disk decides, and overlap can hide no more than the compute",
+        Verdict::Balanced => {
+            "load and compute take about as long as each other, where overlap gains the most"
+        }
+        _ => "nothing was measured",
+    };
+    writeln!(out, "{verdict}: {why}.")?;
+    let saved = |gain: &f64| (1.0 - 1.0 / gain) * 100.0;
+    writeln!(
+        out,
+        "Overlap can save {:.0} % of the time at most ({gain_possible:.2} x as fast).",
+        saved(gain_possible),
+    )?;
+    let [least, most] = found.gain_range;
+    let range = if found.rounds > 1 { format!("; {least:.2} to {most:.2}") } else { String::new() };
+    if *gain_measured > 1.0 {
+        write!(out, "It saved {:.0} % ({gain_measured:.2} x as fast{range})", saved(gain_measured))?;
+    } else {
+        write!(out, "It saved nothing here ({gain_measured:.2} x as fast{range})")?;
+    }
+    let more = ": more than that, because the page hints make the reading itself faster, or because the machine was \
+                not quiet";
+    writeln!(out, "{}.", if *gain_measured > 1.05 * gain_possible { more } else { "" }).map(|()| out)
+}

@@ -1,0 +1,50 @@
+//! Numbers as people read them.
+
+/// `1536` as `1.5 KiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, larger);
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+/// `part` of `whole`, in percent; 0 of nothing.
+pub(crate) fn percent(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole * 100.0 } else { 0.0 }
+}
+
+/// `1 file`, `2 files`.
+pub(crate) fn count(number: u64, what: &str) -> String {
+    // English: two batches, but two epochs.
+    let plural = if what.ends_with("tch") || what.ends_with('s') { "es" } else { "s" };
+    format!("{number} {what}{}", if number == 1 { "" } else { plural })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_numbers() {
+        for (found, expected) in [
+            (bytes(0), "0 B"),
+            (bytes(1023), "1023 B"),
+            (bytes(1536), "1.5 KiB"),
+            (bytes(u64::MAX), "16777216.0 TiB"),
+            (count(1, "batch"), "1 batch"),
+            (count(2, "batch"), "2 batches"),
+            (count(0, "file"), "0 files"),
+            (count(3, "epoch"), "3 epochs"),
+            (count(2, "process"), "2 processes"),
+        ] {
+            assert_eq!(found, expected);
+        }
+        assert_eq!(percent(1.0, 4.0), 25.0);
+        assert_eq!(percent(1.0, 0.0), 0.0);
+    }
+}

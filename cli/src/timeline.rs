@@ -1,0 +1,276 @@
+//! A trace read back: spans on tracks, and who waited for what.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use twinbuf::BoxError;
+
+/// Spans that the caller waits in. Those of the other sides are the gaps between their spans.
+const WAITS: [&str; 2] = ["queue_wait", "gpu_queue_wait"];
+/// Microseconds that no run lasts, about 30 years: sums of less are exact enough and far from infinite.
+const LONGEST: f64 = 1e15;
+/// Spans that are made up of others.
+const FRAMES: [&str; 2] = ["epoch", "chunk"];
+
+/// Something that went on, in microseconds since the earliest trace began.
+#[derive(Debug)]
+pub(crate) struct Span {
+    pub(crate) name: String,
+    pub(crate) start: f64,
+    pub(crate) long: f64,
+    pub(crate) epoch: Option<u64>,
+    pub(crate) step: Option<u64>,
+}
+
+impl Span {
+    pub(crate) fn end(&self) -> f64 {
+        self.start + self.long
+    }
+
+    pub(crate) fn is_wait(&self) -> bool {
+        WAITS.contains(&&*self.name)
+    }
+
+    pub(crate) fn is_frame(&self) -> bool {
+        FRAMES.contains(&&*self.name)
+    }
+
+    /// For how long both go on.
+    fn common(&self, other: &Self) -> f64 {
+        (self.end().min(other.end()) - self.start.max(other.start)).max(0.0)
+    }
+}
+
+/// One side of a loader.
+#[derive(Debug)]
+pub(crate) struct Track {
+    /// Which of the processes it belongs to.
+    pub(crate) process: usize,
+    pub(crate) name: String,
+    /// In the order of their starts, the longer first.
+    pub(crate) spans: Vec<Span>,
+}
+
+impl Track {
+    /// What it did itself, in order.
+    pub(crate) fn work(&self) -> impl Iterator<Item = &Span> {
+        self.spans.iter().filter(|span| !span.is_wait() && !span.is_frame())
+    }
+
+    pub(crate) fn waits(&self) -> impl Iterator<Item = &Span> {
+        self.spans.iter().filter(|span| span.is_wait())
+    }
+
+    /// Microseconds of work.
+    pub(crate) fn busy(&self) -> f64 {
+        self.work().map(|span| span.long).sum()
+    }
+
+    /// Microseconds of waiting: its own spans of that kind; on a track without them the gaps between one batch's
+    /// work and the next one's of the same epoch.
+    pub(crate) fn waiting(&self) -> f64 {
+        if self.waits().next().is_some() {
+            return self.waits().map(|span| span.long).sum();
+        }
+        let work: Vec<_> = self.work().collect();
+        let pairs = work.windows(2).filter(|pair| pair[0].epoch.is_some() && pair[0].epoch == pair[1].epoch);
+        pairs.map(|pair| (pair[1].start - pair[0].end()).max(0.0)).sum()
+    }
+}
+
+/// One or several traces on one clock.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    /// Their names.
+    pub(crate) processes: Vec<String>,
+    /// Process by process.
+    pub(crate) tracks: Vec<Track>,
+    /// Lines that are no event: the last one of a program that was killed, or what does not belong there.
+    pub(crate) unread: u64,
+    /// Files that have no end: their programs were killed, or still run.
+    pub(crate) open: Vec<PathBuf>,
+}
+
+/// A wait of the caller, and what went on meanwhile with the batch that it waited for.
+#[derive(Debug)]
+pub(crate) struct Stall<'t> {
+    pub(crate) process: usize,
+    pub(crate) span: &'t Span,
+    /// The work, and how many of the microseconds it took; the most first.
+    pub(crate) during: Vec<(&'t str, f64)>,
+}
+
+/// A line of the file. What is not asked for may be anything.
+#[derive(Deserialize)]
+struct Event {
+    #[serde(default)]
+    name: String,
+    ph: String,
+    #[serde(default)]
+    pid: u64,
+    #[serde(default)]
+    tid: u64,
+    #[serde(default)]
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+    #[serde(default)]
+    args: Args,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Args {
+    epoch: Option<u64>,
+    step: Option<u64>,
+    name: Option<String>,
+    unix_us: Option<u64>,
+}
+
+impl Timeline {
+    /// Reads traces, each of them an event a line as [`twinbuf::Profile`] writes it, and brings them onto one
+    /// clock. A file that was cut off is read as far as it goes.
+    pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, BoxError> {
+        let mut timeline = Self::default();
+        let mut parts = Vec::new();
+        for path in paths {
+            parts.push(timeline.read_one(path)?);
+        }
+        let first = parts.iter().filter_map(|part| part.origin).min().unwrap_or(0);
+        for part in parts {
+            // A trace that does not say when it began is taken to have begun with the first.
+            let shift = part.origin.map_or(0.0, |origin| (origin - first) as f64);
+            for (pid, process) in part.processes {
+                let number = timeline.processes.len();
+                timeline.processes.push(process.name.unwrap_or_else(|| format!("process {pid}")));
+                for (tid, (name, mut spans)) in process.tracks {
+                    if spans.is_empty() {
+                        continue;
+                    }
+                    for span in &mut spans {
+                        span.start += shift;
+                    }
+                    spans.sort_by(|a, b| a.start.total_cmp(&b.start).then(b.long.total_cmp(&a.long)));
+                    let name = name.unwrap_or_else(|| format!("thread {tid}"));
+                    timeline.tracks.push(Track { process: number, name, spans });
+                }
+            }
+        }
+        if timeline.tracks.is_empty() {
+            let path = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
+            return Err(format!("{path}: no spans: wanted a trace by twinbuf, one event a line").into());
+        }
+        Ok(timeline)
+    }
+
+    fn read_one(&mut self, path: &Path) -> Result<Part, BoxError> {
+        let failed = |error| format!("{}: {error}", path.display());
+        let mut file = BufReader::new(File::open(path).map_err(failed)?);
+        let mut part = Part::default();
+        let mut line = Vec::new();
+        let mut ended = false;
+        while file.read_until(b'\n', &mut line).map_err(failed)? > 0 {
+            let text = line.trim_ascii();
+            let text = text.strip_prefix(b",").unwrap_or(text);
+            let text = text.strip_suffix(b",").unwrap_or(text).trim_ascii();
+            match text {
+                b"" | b"[" => {}
+                b"]" => ended = true,
+                _ => match serde_json::from_slice::<Event>(text) {
+                    Ok(event) if event.ts.abs().max(event.dur) < LONGEST => part.add(event),
+                    _ => self.unread += 1,
+                },
+            }
+            line.clear();
+        }
+        if !ended {
+            self.open.push(path.to_path_buf());
+        }
+        Ok(part)
+    }
+
+    /// When the first span begins and the last one ends, in microseconds.
+    pub(crate) fn extent(&self) -> (f64, f64) {
+        let spans = || self.tracks.iter().flat_map(|track| &track.spans);
+        let start = spans().map(|span| span.start).fold(f64::INFINITY, f64::min);
+        let end = spans().map(Span::end).fold(f64::NEG_INFINITY, f64::max);
+        (start.min(end), end)
+    }
+
+    /// Every wait, the longest first.
+    pub(crate) fn stalls(&self) -> Vec<Stall<'_>> {
+        // The work on each batch, with the track that it stands on.
+        let mut work: HashMap<_, Vec<(usize, &Span)>> = HashMap::new();
+        for (i, track) in self.tracks.iter().enumerate() {
+            for span in track.work() {
+                work.entry((track.process, span.epoch, span.step)).or_default().push((i, span));
+            }
+        }
+        let mut stalls = Vec::new();
+        for (i, track) in self.tracks.iter().enumerate() {
+            for span in track.waits() {
+                let batch = work.get(&(track.process, span.epoch, span.step)).map_or(&[][..], Vec::as_slice);
+                let others = batch.iter().filter(|&&(track, _)| track != i);
+                let mut during: Vec<_> = others
+                    .map(|(_, other)| (&*other.name, span.common(other)))
+                    .filter(|found| found.1 > 0.0)
+                    .collect();
+                during.sort_by(|a, b| b.1.total_cmp(&a.1));
+                stalls.push(Stall { process: track.process, span, during });
+            }
+        }
+        stalls.sort_by(|a, b| b.span.long.total_cmp(&a.span.long));
+        stalls
+    }
+
+    /// Of each process the microseconds that its caller waited, by what went on with the batch meanwhile; `None`
+    /// where nothing did.
+    pub(crate) fn waited_for(&self) -> BTreeMap<(usize, Option<&str>), f64> {
+        let mut sums = BTreeMap::new();
+        for Stall { process, span, during } in self.stalls() {
+            let mut left = span.long;
+            for (name, common) in during {
+                *sums.entry((process, Some(name))).or_default() += common;
+                left -= common;
+            }
+            // Spans of two tracks may go on at the same time.
+            *sums.entry((process, None)).or_default() += left.max(0.0);
+        }
+        sums
+    }
+}
+
+/// What one file holds.
+#[derive(Default)]
+struct Part {
+    /// When its clock began, in microseconds since 1970.
+    origin: Option<u64>,
+    processes: BTreeMap<u64, Process>,
+}
+
+#[derive(Default)]
+struct Process {
+    name: Option<String>,
+    tracks: BTreeMap<u64, (Option<String>, Vec<Span>)>,
+}
+
+impl Part {
+    fn add(&mut self, event: Event) {
+        let Event { name, ph, pid, tid, ts, dur, args } = event;
+        let process = self.processes.entry(pid).or_default();
+        match (&*ph, &*name) {
+            ("M", "process_name") => process.name = args.name,
+            ("M", "thread_name") => process.tracks.entry(tid).or_default().0 = args.name,
+            ("M", "clock_origin") => self.origin = args.unix_us,
+            ("X", _) => {
+                let Args { epoch, step, .. } = args;
+                let span = Span { name, start: ts, long: dur.max(0.0), epoch, step };
+                process.tracks.entry(tid).or_default().1.push(span);
+            }
+            _ => {}
+        }
+    }
+}
