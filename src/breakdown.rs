@@ -434,7 +434,7 @@ mod tests {
                         " load 20.000 forward 50.000 other 30.000 total 100.000 ms",
                         " load 30.000 other 70.000 total 100.000 ms",
                         " load 40.000 forward 50.000 other 10.000 total 100.000 ms",
-                    ][step as usize - 1]
+                    ][usize::try_from(step).unwrap() - 1]
                 );
             }
         }

@@ -9,7 +9,8 @@
 #   openmpi    `mpirun`:         apt-get install openmpi-bin
 #   mpich      `mpiexec.hydra`:  apt-get install mpich
 #   torchrun   `torchrun`:       python3 -m venv target/torch && target/torch/bin/pip install torch     (5 GB)
-#   slurm      no launcher:      Slurm's two variables set by hand, because there is no cluster here
+#   slurm      `srun`:           apt-get install slurmd slurmctld slurm-client munge, and a cluster of one node
+#   by-hand    no launcher:      Slurm's two variables, set by this script
 #
 # TORCHRUN names another torchrun. It needs cargo and python3.
 set -euo pipefail
@@ -34,8 +35,9 @@ there() {
     openmpi) [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ;;
     mpich) type -P mpiexec.hydra >/dev/null ;;
     torchrun) torchrun >/dev/null ;;
-    slurm) ;;
-    *) echo "wanted openmpi, mpich, torchrun or slurm, found $1" >&2; exit 2 ;;
+    slurm) [[ -n $(timeout 10 sinfo --noheader 2>/dev/null) ]] ;;
+    by-hand) ;;
+    *) echo "wanted openmpi, mpich, torchrun, slurm or by-hand, found $1" >&2; exit 2 ;;
   esac
 }
 
@@ -48,7 +50,8 @@ launch() {
     torchrun)
       # It asks for threads to be limited if nobody has. Standalone: at a free port.
       OMP_NUM_THREADS=1 timeout 120 "$(torchrun)" --standalone --nproc-per-node $ranks --no-python "${command[@]}" ;;
-    slurm)
+    slurm) timeout 120 srun --overcommit -n $ranks "${command[@]}" ;;
+    by-hand)
       for rank in $(seq 0 $((ranks - 1))); do
         SLURM_PROCID=$rank SLURM_NTASKS=$ranks "${command[@]}"
       done ;;
@@ -86,7 +89,7 @@ PYTHON
 }
 
 wanted=("$@")
-[[ $# -gt 0 ]] || wanted=(openmpi mpich torchrun slurm)
+[[ $# -gt 0 ]] || wanted=(openmpi mpich torchrun slurm by-hand)
 for launcher in "${wanted[@]}"; do
   if ! there "$launcher" && [[ $# -gt 0 ]]; then
     echo "$launcher: not there; the head of $0 says where it can be had" >&2
@@ -117,8 +120,9 @@ for launcher in "${wanted[@]}"; do
   case $launcher in
     openmpi) echo "== openmpi: $(mpirun --version | head -1)" ;;
     mpich) echo "== mpich: $(mpiexec.hydra --version | awk '/Version:/ { print "HYDRA", $2 }')" ;;
-    torchrun) echo "== torchrun: $("$(dirname "$(torchrun)")/python" -c 'import importlib.metadata as m; print(m.version("torch"))')" ;;
-    slurm) echo "== slurm: its variables, set by hand" ;;
+    torchrun) echo "== torchrun: $(torchrun)" ;;
+    slurm) echo "== slurm: $(srun --version)" ;;
+    by-hand) echo "== by-hand: Slurm's variables, and no launcher" ;;
   esac
   mkdir "$folder/$launcher"
   launch "$launcher"

@@ -1,0 +1,63 @@
+//! Why an epoch could not begin or go on.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use twinbuf::{BoxError, PlanError};
+
+/// What the `DatasetError` of an item has as its `source`.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The loader's own: of an option, of a file (with path and offset), of a transform.
+    Loader(Arc<twinbuf::Error>),
+    /// The function that makes items of batches refused one.
+    Make {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// The step of the batch within the epoch.
+        step: u64,
+        /// What the function says.
+        source: Arc<BoxError>,
+    },
+    /// There is no such slice.
+    Slice {
+        /// The items that were asked for.
+        wanted: Range<usize>,
+        /// The items that there are.
+        items: usize,
+        /// The ranks of the plan, of which a plan with slices has one.
+        ranks: u64,
+    },
+    /// A slice has too few records for a batch.
+    Plan(PlanError),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loader(source) => source.fmt(f),
+            Self::Make { epoch, step, source } => write!(f, "epoch {epoch}, step {step}: {source}"),
+            Self::Slice { wanted, ranks, .. } if *ranks > 1 => write!(
+                f,
+                "slice {wanted:?}: wanted a plan of one rank, found {ranks} ranks, which split the records already"
+            ),
+            Self::Slice { wanted, items, .. } => {
+                write!(f, "slice {wanted:?}: wanted a range within the items, found {items} of them")
+            }
+            Self::Plan(source) => write!(f, "slice: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Loader(source) => Some(source),
+            Self::Make { source, .. } => Some(&***source),
+            Self::Plan(source) => Some(source),
+            Self::Slice { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,256 @@
+#![doc = include_str!("../README.md")]
+
+mod error;
+mod iter;
+mod slice;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn_core::data::dataloader::{DataLoader, DataLoaderIterator};
+use burn_core::tensor::Device;
+use twinbuf::{Batch, BoxError, Dataset, Loader, LoaderBuilder, Plan, Report};
+
+pub use error::Error;
+use slice::Sliced;
+
+/// Makes what the training wants of a batch: tensors on the device.
+type Make<O> = dyn Fn(&Batch<'_>, &Device) -> Result<O, BoxError> + Send + Sync;
+
+/// Sets what a [`LoaderBuilder`] has options for.
+type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
+
+/// A [`DataLoader`] whose batches are read ahead by a [`Loader`].
+///
+/// - **Each [`iter`](DataLoader::iter) is the next epoch** of the plan, from
+///   [`first_epoch`](BurnLoaderBuilder::first_epoch) on, also if the one before was not iterated to its end.
+/// - **An error is an item**, `Err`, in its place among the batches, and the last one. burn's training stops at
+///   it; a loop of one's own must look at it (`let batch = batch?`). No epoch is shorter than
+///   [`num_items`](DataLoader::num_items) without one. [`Error`] is the `source` of burn's `DatasetError`.
+/// - A [`Loader`] belongs to one thread and this does not: it keeps one between epochs, with its buffers and its
+///   thread, and builds another if it is iterated a second time meanwhile.
+/// - [`to_device`](DataLoader::to_device) counts epochs on its own, from where this one stands.
+/// - [`slice`](DataLoader::slice) is a fixed range of the *records*, planned as this is: with the same order, seed
+///   and batch. What the plan's `Tail::Drop` leaves over goes to the last slice. Only plans of one rank have
+///   slices: ranks split the records already. Otherwise, and for a range that is not there, the slice's only
+///   item is an error.
+pub struct BurnLoader<D, O> {
+    part: Arc<Part<D, O>>,
+    device: Device,
+    /// The epoch of the next iterator.
+    epoch: AtomicU64,
+}
+
+/// Makes a [`BurnLoader`]; see [`BurnLoader::builder`].
+#[must_use = "a builder does nothing until `build`"]
+pub struct BurnLoaderBuilder<D, O> {
+    data: D,
+    plan: Plan,
+    make: Box<Make<O>>,
+    options: Box<Options>,
+    first_epoch: u64,
+}
+
+/// What slices of a loader have in common.
+struct Common<D, O> {
+    data: D,
+    make: Box<Make<O>>,
+    options: Box<Options>,
+}
+
+/// Some of the records, and how they are visited.
+struct Part<D, O> {
+    common: Arc<Common<D, O>>,
+    records: Range<u64>,
+    /// `None` if there are no records.
+    plan: Result<Option<Plan>, Error>,
+    /// The loader that no iterator has at the moment.
+    idle: Mutex<Option<Loader>>,
+}
+
+impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoader<D, O> {
+    /// A loader of `plan`'s batches from `data` (for example an `Arc<Records>`), each turned into an `O` by `make`.
+    ///
+    /// `make` runs on the thread that iterates, while the next batch is read. When it returns, the batch's buffer
+    /// is reused: it copies what it keeps.
+    pub fn builder<F>(data: D, plan: Plan, make: F) -> BurnLoaderBuilder<D, O>
+    where
+        F: Fn(&Batch<'_>, &Device) -> Result<O, BoxError> + Send + Sync + 'static,
+    {
+        BurnLoaderBuilder {
+            data,
+            plan,
+            make: Box::new(make),
+            options: Box::new(|loader| loader),
+            first_epoch: 0,
+        }
+    }
+
+    /// Where the time went so far, in the epochs that are over. `None` while an iterator is alive, and after an
+    /// error, which ends the loader that counted.
+    pub fn report(&self) -> Option<Report> {
+        self.part.idle().as_ref().map(Loader::report)
+    }
+}
+
+impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoaderBuilder<D, O> {
+    /// Sets options of the [`LoaderBuilder`]: a transform, the depth, a memory limit.
+    ///
+    /// Called for each loader that is built: one for each slice, and one more for each iterator that is alive
+    /// besides another. A profile would be begun anew by each of them.
+    pub fn options(
+        mut self,
+        options: impl Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync + 'static,
+    ) -> Self {
+        self.options = Box::new(options);
+        self
+    }
+
+    /// The epoch of the first iterator, to go on with a training; 0 unless said otherwise.
+    pub fn first_epoch(mut self, epoch: u64) -> Self {
+        self.first_epoch = epoch;
+        self
+    }
+
+    /// Allocates the buffers and starts the reading thread.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LoaderBuilder::build`].
+    pub fn build(self, device: &Device) -> Result<BurnLoader<D, O>, Error> {
+        let Self { data, plan, make, options, first_epoch } = self;
+        let records = 0..plan.records();
+        let common = Arc::new(Common { data, make, options });
+        let part = Part { common, records, plan: Ok(Some(plan)), idle: Mutex::new(None) };
+        let loader = part.loader(plan)?;
+        part.keep(loader);
+        Ok(BurnLoader { part: Arc::new(part), device: device.clone(), epoch: AtomicU64::new(first_epoch) })
+    }
+}
+
+impl<D: Dataset + Clone + Sync + 'static, O: 'static> DataLoader<O> for BurnLoader<D, O> {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
+        // Relaxed: a count; nothing else is read because of it.
+        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed);
+        Box::new(iter::Iter::new(&self.part, &self.device, epoch))
+    }
+
+    /// Records of an epoch, as this rank sees them.
+    fn num_items(&self) -> usize {
+        self.part.items()
+    }
+
+    fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<O>> {
+        Arc::new(Self { part: self.part.clone(), device: device.clone(), epoch: self.next_epoch() })
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<O>> {
+        let part = Arc::new(self.part.slice(start, end));
+        Arc::new(Self { part, device: self.device.clone(), epoch: self.next_epoch() })
+    }
+}
+
+impl<D, O> BurnLoader<D, O> {
+    fn next_epoch(&self) -> AtomicU64 {
+        // Relaxed: a count.
+        AtomicU64::new(self.epoch.load(Ordering::Relaxed))
+    }
+}
+
+impl<D: Dataset + Clone + Sync + 'static, O> Part<D, O> {
+    /// A loader, and that no other iterator has it.
+    fn take(&self) -> Result<Option<Loader>, Error> {
+        let Some(plan) = self.plan.clone()? else { return Ok(None) };
+        let idle = self.idle().take();
+        idle.map_or_else(|| self.loader(plan), Ok).map(Some)
+    }
+
+    fn loader(&self, plan: Plan) -> Result<Loader, Error> {
+        let Common { data, options, .. } = &*self.common;
+        let builder = match Sliced::new(data, &self.records) {
+            Some(sliced) => Loader::builder(sliced, plan),
+            None => Loader::builder(data.clone(), plan),
+        };
+        options(builder).build().map_err(|source| Error::Loader(Arc::new(source)))
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Self {
+        let (records, plan) = match self.range(start, end) {
+            Ok(records) => (records.clone(), self.plan_of(&records)),
+            Err(error) => (0..0, Err(error)),
+        };
+        Self { common: self.common.clone(), records, plan, idle: Mutex::new(None) }
+    }
+
+    /// The records of a slice.
+    fn range(&self, start: usize, end: usize) -> Result<Range<u64>, Error> {
+        let items = self.items();
+        let ranks = self.plan.clone()?.map_or(1, |plan| plan.world());
+        if start > end || end > items || ranks > 1 {
+            return Err(Error::Slice { wanted: start..end, items, ranks });
+        }
+        let first = self.records.start;
+        Ok(match end {
+            _ if start == end => first..first,
+            // With what the plan drops.
+            end if end == items => first + start as u64..self.records.end,
+            end => first + start as u64..first + end as u64,
+        })
+    }
+
+    /// This plan, for other records.
+    fn plan_of(&self, records: &Range<u64>) -> Result<Option<Plan>, Error> {
+        let Some(plan) = self.plan.clone()?.filter(|_| !records.is_empty()) else { return Ok(None) };
+        Plan::builder(records.end - records.start)
+            .batch(plan.batch_records())
+            .seed(plan.seed())
+            .order(plan.order())
+            .tail(plan.tail())
+            .build()
+            .map(Some)
+            .map_err(Error::Plan)
+    }
+}
+
+impl<D, O> Part<D, O> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, Option<Loader>> {
+        // It is only ever taken or replaced whole.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a loader that is no longer iterated for the next iterator.
+    fn keep(&self, loader: Loader) {
+        *self.idle() = Some(loader);
+    }
+
+    /// Records of an epoch.
+    fn items(&self) -> usize {
+        let Ok(Some(plan)) = &self.plan else { return 0 };
+        let Some(last) = plan.steps().checked_sub(1) else { return 0 };
+        // All but the last batch are whole.
+        let last_len = plan.batch(0, last).map_or(0, |batch| batch.len());
+        usize::try_from(last * plan.batch_records() + last_len).unwrap_or(usize::MAX)
+    }
+}
+
+impl<D, O> fmt::Debug for BurnLoader<D, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BurnLoader")
+            .field("records", &self.part.records)
+            .field("plan", &self.part.plan)
+            .field("device", &self.device)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<D, O> fmt::Debug for BurnLoaderBuilder<D, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BurnLoaderBuilder")
+            .field("plan", &self.plan)
+            .field("first_epoch", &self.first_epoch)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,365 @@
+//! The loader as burn uses it: epochs, errors, devices, slices.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::data::dataloader::{DataLoader, Progress, split::split_dataloader};
+use burn::data::dataset::DatasetError;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use twinbuf::{Batch, BatchPlan, BoxError, Dataset, Loader, Numbers, Plan, PlanError, Records, Tail};
+use twinbuf_burn::{BurnLoader, Error};
+
+/// Record `i` is the number `i`; some cannot be read.
+#[derive(Clone)]
+struct Source {
+    records: u64,
+    bad: Option<u64>,
+}
+
+fn source(records: u64) -> Source {
+    Source { records, bad: None }
+}
+
+impl Dataset for Source {
+    fn records(&self) -> u64 {
+        self.records
+    }
+
+    fn record_bytes(&self) -> usize {
+        4
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(4)) {
+            if self.bad == Some(record) {
+                return Err(format!("record {record} is bad").into());
+            }
+            out.copy_from_slice(&u32::try_from(record)?.to_ne_bytes());
+        }
+        Ok(out.len())
+    }
+}
+
+fn numbers(batch: &Batch<'_>, _: &Device) -> Result<Vec<u32>, BoxError> {
+    Ok(batch.numbers::<u32>()?.to_vec())
+}
+
+fn shuffled(records: u64, batch: u64, tail: Tail) -> Plan {
+    let order = twinbuf::Order::Records;
+    Plan::builder(records).batch(batch).order(order).seed(7).tail(tail).build().unwrap()
+}
+
+fn loader(source: Source, plan: Plan) -> BurnLoader<Source, Vec<u32>> {
+    BurnLoader::builder(source, plan, numbers).build(&Device::flex()).unwrap()
+}
+
+fn epoch(loader: &dyn DataLoader<Vec<u32>>) -> Vec<Vec<u32>> {
+    loader.iter().map(Result::unwrap).collect()
+}
+
+/// The batches of an epoch as the plan has them.
+fn planned(plan: &Plan, epoch: u64) -> Vec<Vec<u32>> {
+    let batch =
+        |step| plan.batch(epoch, step).unwrap().runs().flatten().map(|record| record as u32).collect();
+    (0..plan.steps()).map(batch).collect()
+}
+
+/// The error that an item has for burn.
+fn inner(error: &DatasetError) -> &Error {
+    error.source().and_then(|source| source.downcast_ref()).expect("an error of this crate")
+}
+
+#[test]
+fn each_iterator_is_the_next_epoch() {
+    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+        let plan = shuffled(10, 4, tail);
+        let loader = loader(source(10), plan);
+        for number in 0..3 {
+            assert_eq!(epoch(&loader), planned(&plan, number), "{tail:?}");
+        }
+        assert_ne!(planned(&plan, 0), planned(&plan, 1));
+    }
+}
+
+#[test]
+fn an_epoch_left_early_counts() {
+    let plan = shuffled(40, 4, Tail::Drop);
+    let loader =
+        BurnLoader::builder(source(40), plan, numbers).first_epoch(5).build(&Device::flex()).unwrap();
+    assert_eq!(loader.iter().next().unwrap().unwrap(), planned(&plan, 5)[0]);
+    drop(loader.iter());
+    assert_eq!(epoch(&loader), planned(&plan, 7));
+}
+
+#[test]
+fn items_are_counted() {
+    for (tail, items) in [(Tail::Drop, 8), (Tail::Keep, 10), (Tail::Wrap, 12)] {
+        let loader = loader(source(10), shuffled(10, 4, tail));
+        assert_eq!(loader.num_items(), items, "{tail:?}");
+        let mut iterator = loader.iter();
+        let mut seen = 0;
+        let progress = |found: Progress| (found.items_processed, found.items_total, found.unit);
+        assert_eq!(progress(iterator.progress()), (0, items, Some("items".to_string())));
+        while let Some(batch) = iterator.next() {
+            seen += batch.unwrap().len();
+            assert_eq!(iterator.progress().items_processed, seen);
+        }
+        assert!(iterator.progress().is_completed(), "{tail:?}");
+        assert!(iterator.next().is_none());
+    }
+    // With more ranks than records, the last has none.
+    let plan = Plan::builder(2).shard(2, 3).tail(Tail::Keep).build().unwrap();
+    let loader = loader(source(2), plan);
+    assert_eq!((loader.num_items(), epoch(&loader).len()), (0, 0));
+}
+
+#[test]
+fn an_error_is_an_item_and_the_last() {
+    let plan = Plan::builder(12).batch(4).build().unwrap();
+    let loader = loader(Source { records: 12, bad: Some(9) }, plan);
+    for number in 0..2 {
+        let items: Vec<_> = loader.iter().collect();
+        assert_eq!(items.len(), 3, "two batches and the error");
+        assert_eq!(items[1].as_ref().unwrap(), &[4, 5, 6, 7]);
+        let error = items[2].as_ref().unwrap_err();
+        assert_eq!(error.to_string(), format!("epoch {number}, step 2: record 9 is bad"));
+        let Error::Loader(source) = inner(error) else { panic!("{error}") };
+        assert!(matches!(**source, twinbuf::Error::Read { step: 2, .. }));
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_is_named() -> Result<(), BoxError> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("records.bin");
+    std::fs::write(&path, [7; 64])?;
+    let data = Arc::new(Records::open([&path], 4)?);
+    let plan = Plan::builder(data.len()).batch(4).build()?;
+    let loader = BurnLoader::builder(data, plan, |batch, _| Ok(batch.len())).build(&Device::flex())?;
+    std::fs::OpenOptions::new().write(true).open(&path)?.set_len(20)?;
+    let items: Vec<_> = loader.iter().collect();
+    assert_eq!(items.len(), 2);
+    assert!(items[0].is_ok());
+    assert!(items[1].as_ref().unwrap_err().to_string().contains("records.bin"));
+    Ok(())
+}
+
+#[test]
+fn what_the_function_refuses_ends_the_epoch() {
+    let plan = Plan::builder(12).batch(4).build().unwrap();
+    let refuse = |batch: &Batch<'_>, _: &Device| match batch.step() {
+        1 => Err("too dark".into()),
+        step => Ok(step),
+    };
+    let loader = BurnLoader::builder(source(12), plan, refuse).build(&Device::flex()).unwrap();
+    let items: Vec<_> = loader.iter().collect();
+    assert_eq!(items.len(), 2);
+    let error = items[1].as_ref().unwrap_err();
+    assert_eq!(error.to_string(), "epoch 0, step 1: too dark");
+    assert!(matches!(inner(error), Error::Make { epoch: 0, step: 1, .. }));
+}
+
+#[test]
+fn bad_options_are_refused_when_it_is_built() {
+    let plan = Plan::builder(12).batch(4).build().unwrap();
+    let depth = BurnLoader::builder(source(12), plan, numbers).options(|loader| loader.host_depth(0));
+    assert!(depth.build(&Device::flex()).unwrap_err().to_string().contains("host_depth"));
+    let records = BurnLoader::builder(source(11), plan, numbers);
+    assert!(records.build(&Device::flex()).unwrap_err().to_string().contains("plan"));
+}
+
+/// How many loaders were built.
+fn counted(plan: Plan) -> (BurnLoader<Source, Vec<u32>>, Arc<AtomicUsize>) {
+    let built = Arc::new(AtomicUsize::new(0));
+    let count = built.clone();
+    let loader = BurnLoader::builder(source(plan.records()), plan, numbers)
+        .options(move |loader| {
+            count.fetch_add(1, Ordering::Relaxed);
+            loader.memory_limit(1 << 20)
+        })
+        .build(&Device::flex())
+        .unwrap();
+    (loader, built)
+}
+
+#[test]
+fn a_loader_is_kept_between_epochs() {
+    let plan = shuffled(10, 4, Tail::Keep);
+    let (loader, built) = counted(plan);
+    epoch(&loader);
+    drop(loader.iter().next());
+    epoch(&loader);
+    assert_eq!(built.load(Ordering::Relaxed), 1);
+    let report = loader.report().expect("no iterator is alive");
+    assert_eq!((report.epochs, report.batches), (3, 3 + 1 + 3));
+}
+
+#[test]
+fn two_iterators_at_once() {
+    let plan = shuffled(10, 4, Tail::Keep);
+    let (loader, built) = counted(plan);
+    let (mut first, mut second) = (loader.iter(), loader.iter());
+    assert!(loader.report().is_none());
+    for (first_wanted, second_wanted) in planned(&plan, 0).into_iter().zip(planned(&plan, 1)) {
+        assert_eq!(first.next().unwrap().unwrap(), first_wanted);
+        assert_eq!(second.next().unwrap().unwrap(), second_wanted);
+    }
+    drop((first, second));
+    assert_eq!(built.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn threads_share_it() {
+    let plan = shuffled(100, 4, Tail::Keep);
+    let loader: Arc<dyn DataLoader<Vec<u32>>> = Arc::new(loader(source(100), plan));
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let loader = loader.clone();
+            std::thread::spawn(move || epoch(&*loader))
+        })
+        .collect();
+    let mut found: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let mut wanted: Vec<_> = (0..4).map(|number| planned(&plan, number)).collect();
+    found.sort();
+    wanted.sort();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn another_device_goes_on_from_the_same_epoch() {
+    let plan = shuffled(10, 4, Tail::Keep);
+    // Devices with and without autodiff are equal.
+    let on = |batch: &Batch<'_>, device: &Device| Ok((numbers(batch, device)?, device.is_autodiff()));
+    let loader = BurnLoader::builder(source(10), plan, on).build(&Device::flex()).unwrap();
+    loader.iter().for_each(drop);
+    let moved = loader.to_device(&Device::flex().autodiff());
+    for (found, wanted) in moved.iter().map(Result::unwrap).zip(planned(&plan, 1)) {
+        assert_eq!(found, (wanted, true));
+    }
+    assert_eq!(loader.iter().next().unwrap().unwrap(), (planned(&plan, 1)[0].clone(), false));
+}
+
+#[test]
+fn slices_cover_the_records_and_do_not_meet() {
+    for (records, batch, devices) in [(103, 8, 4), (103, 8, 3), (5, 2, 2), (3, 2, 5)] {
+        let whole: Arc<dyn DataLoader<Vec<u32>>> =
+            Arc::new(loader(source(records), shuffled(records, batch, Tail::Keep)));
+        let slices = split_dataloader(whole, &vec![Device::flex(); devices]);
+        assert_eq!(slices.len(), devices);
+        for _ in 0..2 {
+            let mut all = Vec::new();
+            for slice in &slices {
+                let items = epoch(&**slice).concat();
+                assert_eq!(items.len(), slice.num_items());
+                all.extend(items);
+            }
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..u32::try_from(records).unwrap()));
+        }
+    }
+}
+
+#[test]
+fn a_slice_is_the_plan_over_its_records() {
+    let whole = loader(source(100), shuffled(100, 4, Tail::Keep));
+    let slice = whole.slice(10, 40);
+    let inner = slice.slice(5, 25);
+    for (slice, first, records) in [(slice, 10, 30), (inner, 15, 20)] {
+        for number in 0..2 {
+            let mut wanted = planned(&shuffled(records, 4, Tail::Keep), number);
+            wanted.iter_mut().flatten().for_each(|record| *record += first);
+            assert_eq!(epoch(&*slice), wanted);
+        }
+    }
+    // One that begins at the front needs no other data set.
+    assert_eq!(epoch(&*whole.slice(0, 30)), planned(&shuffled(30, 4, Tail::Keep), 0));
+}
+
+#[test]
+fn the_last_slice_has_what_the_plan_drops() {
+    let drop = |records| shuffled(records, 4, Tail::Drop);
+    let whole = loader(source(103), drop(103));
+    assert_eq!(whole.num_items(), 100);
+    for (end, records) in [(99, 49), (100, 53)] {
+        let mut wanted = planned(&drop(records), 0);
+        wanted.iter_mut().flatten().for_each(|record| *record += 50);
+        assert_eq!(epoch(&*whole.slice(50, end)), wanted);
+    }
+}
+
+#[test]
+fn slices_of_files() -> Result<(), BoxError> {
+    let folder = tempfile::tempdir()?;
+    let paths = [folder.path().join("0.bin"), folder.path().join("1.bin")];
+    for (path, numbers) in paths.iter().zip([0..10_u16, 10..30]) {
+        std::fs::write(path, numbers.flat_map(u16::to_le_bytes).collect::<Vec<u8>>())?;
+    }
+    let data = Arc::new(Records::open(&paths, 2)?);
+    let plan = shuffled(30, 4, Tail::Keep);
+    // With all that a loader can ask of a data set.
+    let loader = BurnLoader::builder(data, plan, numbers)
+        .options(|loader| {
+            loader.transform(Numbers::U16ToU32).residency(true).evict(twinbuf::Evict::Unmap).prefetch(1 << 20)
+        })
+        .build(&Device::flex())?;
+    let mut found = epoch(&*loader.slice(7, 25)).concat();
+    found.sort_unstable();
+    assert!(found.into_iter().eq(7..25));
+    Ok(())
+}
+
+#[test]
+fn slices_that_are_not_there() {
+    let refused = |loader: &dyn DataLoader<Vec<u32>>| {
+        assert_eq!(loader.num_items(), 0);
+        let items: Vec<_> = loader.iter().collect();
+        assert_eq!(items.len(), 1, "the error");
+        let error = items.into_iter().next().unwrap().unwrap_err();
+        (inner(&error).clone(), error.to_string())
+    };
+    let whole = loader(source(10), shuffled(10, 4, Tail::Drop));
+    for (start, end) in [(0, 9), (8, 9), (3, 2), (0, usize::MAX)] {
+        let (error, text) = refused(&*whole.slice(start, end));
+        assert!(matches!(error, Error::Slice { items: 8, ranks: 1, .. }), "{text}");
+        // A slice of it says the same.
+        assert_eq!(refused(&*whole.slice(start, end).slice(0, 0)).1, text);
+    }
+    // Fewer records than a batch, and the tail is dropped: not an empty epoch.
+    let (error, text) = refused(&*whole.slice(0, 3));
+    assert!(matches!(error, Error::Plan(PlanError::NoStep { records: 3, batch: 4, .. })), "{text}");
+    // No record at all was asked for.
+    assert_eq!(epoch(&*whole.slice(2, 2)).len(), 0);
+
+    let plan = Plan::builder(10).batch(2).shard(1, 2).build().unwrap();
+    let (error, text) = refused(&*loader(source(10), plan).slice(0, 2));
+    assert!(matches!(error, Error::Slice { ranks: 2, .. }));
+    assert!(text.contains("one rank"), "{text}");
+}
+
+#[test]
+fn tensors_on_the_device() -> Result<(), BoxError> {
+    let plan = Plan::builder(6).batch(3).build()?;
+    let tensors = |batch: &Batch<'_>, device: &Device| {
+        let numbers: Vec<i32> = batch.numbers::<i32>()?.to_vec();
+        let shape = [numbers.len(), 1];
+        Ok(Tensor::<2, Int>::from_data(TensorData::new(numbers, shape), device))
+    };
+    let loader = BurnLoader::builder(source(6), plan, tensors).build(&Device::flex())?;
+    let found: Vec<_> = loader.iter().map(Result::unwrap).collect();
+    // At the end: a tensor that still looked into a buffer of the loader would show a later batch.
+    for (tensor, wanted) in found.into_iter().zip([[0, 1, 2], [3, 4, 5]]) {
+        assert_eq!(tensor.dims(), [3, 1]);
+        assert_eq!(tensor.into_data().try_to_vec::<i32>()?, wanted);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_loader_may_be_sent() {
+    fn sent<T: Send>() {}
+    fn shared<T: Send + Sync>() {}
+    sent::<Loader>();
+    shared::<BurnLoader<Arc<Records>, Tensor<2>>>();
+    shared::<Error>();
+}
