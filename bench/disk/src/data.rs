@@ -1,0 +1,112 @@
+//! The files that are read: random bytes, made once, out of the page cache when it matters.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::{Advice, MmapMut};
+use twinbuf::mmap::Residency;
+use twinbuf::{BoxError, ReadMode, Records};
+
+use crate::sys;
+
+pub const MIB: u64 = 1 << 20;
+
+/// Bytes of a record.
+pub const RECORD: usize = 4096;
+
+/// Room that is left on the disk.
+const SPARE: u64 = 1 << 30;
+
+/// A file of `mib` MiB of random bytes in `folder`, which is kept for the next run.
+pub fn random(folder: &Path, mib: u64) -> Result<PathBuf, BoxError> {
+    let path = folder.join(format!("random-{mib}.bin"));
+    if fs::metadata(&path).is_ok_and(|found| found.len() == mib * MIB) {
+        return Ok(path);
+    }
+    let (room, wanted) = (sys::room(folder)?, mib * MIB + SPARE);
+    if room < wanted {
+        return Err(format!("{}: wanted room for {wanted} bytes, found {room}", folder.display()).into());
+    }
+    eprintln!("making {}", path.display());
+    // Written beside and renamed: a run that is killed leaves no file that looks whole.
+    let unfinished = path.with_extension("part");
+    let mut file = File::create(&unfinished)?;
+    let mut random = fastrand::Rng::with_seed(mib);
+    let mut block = vec![0; MIB as usize];
+    for _ in 0..mib {
+        random.fill(&mut block);
+        file.write_all(&block)?;
+    }
+    file.sync_all()?;
+    fs::rename(&unfinished, &path)?;
+    Ok(path)
+}
+
+/// A file of `mib` MiB that takes no room, gone when this is dropped.
+pub struct Sparse(pub PathBuf);
+
+impl Sparse {
+    pub fn make(folder: &Path, mib: u64) -> Result<Self, BoxError> {
+        let path = folder.join(format!("sparse-{}.bin", std::process::id()));
+        File::create(&path)?.set_len(mib * MIB)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Sparse {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// The file as records of [`RECORD`] bytes.
+pub fn open(path: &Path, mode: ReadMode) -> Result<Arc<Records>, BoxError> {
+    Ok(Arc::new(Records::open([path], RECORD)?.with_read_mode(mode)?))
+}
+
+/// Drops the file from the page cache, and fails if it does not go.
+pub fn make_cold(records: &Records) -> Result<(), BoxError> {
+    let mut found = Residency::default();
+    // A page that the kernel is just looking at stays: a few tries, and one page of ten thousand may stay.
+    for _ in 0..10 {
+        records.evict()?;
+        found = records.residency()?;
+        if found.resident * 10_000 <= found.pages {
+            return back(records.bytes());
+        }
+    }
+    let path = records.shards()[0].path().display();
+    Err(format!("{path}: wanted no page in the page cache, found {} of {}", found.resident, found.pages)
+        .into())
+}
+
+/// Takes so much memory, and gives it back at once, so that the pages that the file will come into are real.
+///
+/// A virtual machine may tell its host of free memory, two seconds after it became free (`mm/page_reporting.c` in
+/// the kernel's source), and the host takes it away: reading into such pages is several times slower, as if the
+/// disk were. Who reads past the page cache, into a buffer that he has, would not notice.
+fn back(bytes: u64) -> Result<(), BoxError> {
+    let mut memory = MmapMut::map_anon(usize::try_from(bytes)?)?;
+    // Only faster so.
+    let _ = memory.advise(Advice::HugePage);
+    memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    Ok(())
+}
+
+/// Brings the file into the page cache, and fails if it does not fit.
+pub fn make_warm(records: &Records) -> Result<(), BoxError> {
+    let path = records.shards()[0].path();
+    let mut block = vec![0; MIB as usize];
+    let mut file = File::open(path)?;
+    while file.read(&mut block)? > 0 {}
+    let found = records.residency()?;
+    if found.resident * 100 < found.pages * 99 {
+        let path = path.display();
+        return Err(
+            format!("{path}: wanted all {} pages in memory, found {}", found.pages, found.resident).into()
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! The loader against the disk: cold reads, waits, residency, ranks, memory. See the README of the folder above.
+
+mod child;
+mod data;
+mod load;
+mod measure;
+mod memory;
+mod ranks;
+mod report;
+mod resident;
+mod sequential;
+mod shuffled;
+mod sys;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use twinbuf::BoxError;
+
+use measure::Effort;
+use report::Report;
+
+const HELP: &str = "\
+Measures the loader on a disk and prints tables and goals; writes disk.csv and disk.svg.
+
+Usage: disk [options] all | SECTION...
+  sequential       cold sequential reads, beside dd and fio
+  shuffled         cold shuffled chunks, computing as long as loading: the share of waiting
+  resident         the share of a batch's pages that are in memory before it is read
+  ranks            64 processes beside one
+  memory           a data set larger than a cgroup's limit; many small batches
+
+  --size-mib N     the size of the file that is read (default 1024)
+  --rounds N       so many rounds, if there is time for them (default 5)
+  --dir DIR        where the files are made, on the disk that is measured (default: target/data)
+  --out DIR        where the figures go (default: bench/results)
+  --help           this text";
+
+/// The sections with the seconds that each may take, together less than 6 minutes.
+const SECTIONS: [(&str, u64); 5] =
+    [("sequential", 120), ("shuffled", 60), ("resident", 70), ("ranks", 40), ("memory", 50)];
+
+struct Options {
+    sections: Vec<&'static str>,
+    size_mib: u64,
+    rounds: usize,
+    dir: PathBuf,
+    out: PathBuf,
+}
+
+fn options() -> Result<Options, BoxError> {
+    use lexopt::Arg::{Long, Value};
+    use lexopt::ValueExt as _;
+
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut options = Options {
+        sections: Vec::new(),
+        size_mib: 1024,
+        rounds: 5,
+        dir: here.join("target/data"),
+        out: here.join("../results"),
+    };
+    let mut args = lexopt::Parser::from_env();
+    while let Some(arg) = args.next()? {
+        match arg {
+            Long("size-mib") => options.size_mib = args.value()?.parse()?,
+            Long("rounds") => options.rounds = args.value()?.parse::<usize>()?.max(1),
+            Long("dir") => options.dir = args.value()?.into(),
+            Long("out") => options.out = args.value()?.into(),
+            Long("help") => {
+                println!("{HELP}");
+                std::process::exit(0);
+            }
+            Value(name) if name == "all" => options.sections.extend(SECTIONS.map(|(name, _)| name)),
+            Value(name) => match SECTIONS.iter().find(|(known, _)| name == *known) {
+                Some((known, _)) => options.sections.push(known),
+                None => return Err(format!("no such section: {}", name.to_string_lossy()).into()),
+            },
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    if options.sections.is_empty() {
+        return Err("name a section, or all; see --help".into());
+    }
+    // A batch of 1 MiB for each of the ranks, and a multiple of all batches.
+    if options.size_mib < 64 || !options.size_mib.is_multiple_of(64) {
+        return Err(format!("--size-mib: wanted a multiple of 64, found {}", options.size_mib).into());
+    }
+    Ok(options)
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [child::CHILD, ref rest @ ..] => be_child(rest),
+        _ => options().and_then(|options| bench(&options)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("disk: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn be_child(args: &[&str]) -> Result<(), BoxError> {
+    match args {
+        ["rank", path, epochs] => ranks::rank(path.as_ref(), epochs.parse()?),
+        ["small", path] => memory::small(path.as_ref()),
+        ["limited", path, evict] => memory::under_limit(path.as_ref(), evict),
+        _ => Err(format!("a child that knows not what to do: {args:?}").into()),
+    }
+}
+
+fn bench(options: &Options) -> Result<(), BoxError> {
+    fs::create_dir_all(&options.dir)?;
+    fs::create_dir_all(&options.out)?;
+    let path = data::random(&options.dir, options.size_mib)?;
+    let head = format!("{}; {}; {} MiB", sys::machine(), sys::disk(&options.dir), options.size_mib);
+    println!("{head}");
+    let mut report = Report::default();
+    let begun = Instant::now();
+    for (section, seconds) in SECTIONS {
+        if !options.sections.contains(&section) {
+            continue;
+        }
+        let effort = Effort { rounds: options.rounds, time: Duration::from_secs(seconds) };
+        let tables = report.tables.len();
+        match section {
+            "sequential" => sequential::run(&mut report, &path, effort)?,
+            "shuffled" => shuffled::run(&mut report, &path, effort)?,
+            "resident" => resident::run(&mut report, &path, effort)?,
+            "ranks" => ranks::run(&mut report, &path, effort)?,
+            _ => memory::run(&mut report, &options.dir, &path, effort)?,
+        }
+        report.tables[tables..].iter().for_each(|table| print!("{}", table.text()));
+    }
+    print!("{}", report.goals_text());
+    println!("\nevery epoch took one read for each batch, or this program would have failed");
+    fs::write(options.out.join("disk.csv"), report.csv(&head))?;
+    fs::write(options.out.join("disk.svg"), report.svg(&head))?;
+    println!("took {:.0?}; written: disk.csv and disk.svg in {}", begun.elapsed(), options.out.display());
+    Ok(())
+}

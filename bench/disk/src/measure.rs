@@ -1,0 +1,64 @@
+//! Rounds: whatever disturbs the machine for a while disturbs all subjects alike.
+
+use std::time::{Duration, Instant};
+
+use twinbuf::BoxError;
+
+use crate::report::{Row, Table};
+
+/// Something that is measured: what a round needs, to one figure for each column of the table.
+pub struct Subject<'a> {
+    pub name: String,
+    run: Box<dyn Fn(Duration) -> Result<Vec<f64>, BoxError> + 'a>,
+}
+
+impl<'a> Subject<'a> {
+    pub fn new(name: impl Into<String>, run: impl Fn(Duration) -> Result<Vec<f64>, BoxError> + 'a) -> Self {
+        Self { name: name.into(), run: Box::new(run) }
+    }
+}
+
+/// How often and how long.
+#[derive(Clone, Copy)]
+pub struct Effort {
+    pub rounds: usize,
+    /// No round is begun that would probably end later than so long after the first.
+    pub time: Duration,
+}
+
+impl Effort {
+    /// A part of it, for one table of several.
+    pub fn part(self, parts: u32) -> Self {
+        Self { time: self.time / parts, ..self }
+    }
+}
+
+/// Runs all subjects round by round, each round in a new order, and adds the figures to `table`.
+///
+/// `calibrate` runs at the beginning of each round, and the subjects get what it finds: the time to compute.
+pub fn run(
+    table: &mut Table,
+    subjects: &[Subject<'_>],
+    effort: Effort,
+    calibrate: impl Fn() -> Result<Duration, BoxError>,
+) -> Result<(), BoxError> {
+    let begun = Instant::now();
+    let mut order: Vec<usize> = (0..subjects.len()).collect();
+    table.rows =
+        subjects.iter().map(|subject| Row { name: subject.name.clone(), samples: Vec::new() }).collect();
+    for round in 0..effort.rounds {
+        let done = u32::try_from(round)?;
+        if round > 0 && begun.elapsed() * (done + 1) / done > effort.time {
+            break;
+        }
+        let found = calibrate()?;
+        fastrand::shuffle(&mut order);
+        for &i in &order {
+            let sample = (subjects[i].run)(found)
+                .map_err(|error| format!("{}, {}: {error}", table.title, subjects[i].name))?;
+            assert_eq!(sample.len(), table.columns.len(), "{}", table.title);
+            table.rows[i].samples.push(sample);
+        }
+    }
+    Ok(())
+}

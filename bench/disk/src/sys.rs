@@ -1,0 +1,99 @@
+//! What is asked of the system: clocks, faults, memory, room, the machine's name.
+
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::time::Duration;
+
+use twinbuf::BoxError;
+
+/// The time since a fixed moment that is the same in all processes.
+pub fn monotonic() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is ours to write.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    assert_eq!(failed, 0, "clock_gettime: {}", io::Error::last_os_error());
+    Duration::new(now.tv_sec.cast_unsigned(), u32::try_from(now.tv_nsec).expect("below a thousand million"))
+}
+
+/// Page faults of this process so far that had to wait for the disk.
+pub fn major_faults() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the kernel writes one `rusage`, no more.
+    let failed = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
+    assert_eq!(failed, 0, "getrusage: {}", io::Error::last_os_error());
+    // SAFETY: the call succeeded, so the kernel has written all of it.
+    let usage = unsafe { usage.assume_init() };
+    usage.ru_majflt.cast_unsigned()
+}
+
+/// The bytes that may still be written to the file system of `folder`.
+pub fn room(folder: &Path) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let path = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
+    let mut stat = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the path ends with a 0; the kernel writes one `statvfs`, no more.
+    if unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so all of it has been written.
+    let stat = unsafe { stat.assume_init() };
+    Ok(stat.f_bavail * stat.f_frsize)
+}
+
+/// A field of `/proc/self/status` in KiB, such as `VmRSS`.
+pub fn status(field: &str) -> Result<u64, BoxError> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let number = line.and_then(|line| line.trim().split(' ').next()).unwrap_or_default();
+    number
+        .parse()
+        .map_err(|_| format!("/proc/self/status: wanted a number at {field}, found {number:?}").into())
+}
+
+/// The machine, the system and what it is busy with, for the head of a report.
+pub fn machine() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
+    let load = read("/proc/loadavg");
+    format!(
+        "{}, {} processors; {} {}; load {}",
+        model.and_then(|line| line.split_once(": ")).map_or("?", |(_, name)| name),
+        std::thread::available_parallelism().map_or(0, usize::from),
+        read("/proc/sys/kernel/ostype"),
+        read("/proc/sys/kernel/osrelease"),
+        load.split(' ').next().unwrap_or("?"),
+    )
+}
+
+/// A file of the disk on which `path` lies, under `/sys/dev/block`.
+fn of_disk(path: &Path, file: &str) -> Option<String> {
+    use std::os::unix::fs::MetadataExt as _;
+    let device = fs::metadata(path).ok()?.dev();
+    let device = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+    // A partition has no queue of its own.
+    let found =
+        ["", "../"].into_iter().find_map(|up| fs::read_to_string(format!("{device}/{up}{file}")).ok());
+    Some(found?.trim().to_owned())
+}
+
+/// Read requests that the disk of `path` has served, and their bytes: those of everybody. Fields 1 and 3 of
+/// `stat` (Documentation/block/stat.rst in the kernel's source).
+pub fn disk_reads(path: &Path) -> Option<(u64, u64)> {
+    let stat = of_disk(path, "stat")?;
+    let mut fields = stat.split_whitespace().map(str::parse::<u64>);
+    let requests = fields.next()?.ok()?;
+    Some((requests, 512 * fields.nth(1)?.ok()?))
+}
+
+/// What decides how large a request to the disk of `folder` can be, and how far the kernel reads ahead.
+pub fn disk(folder: &Path) -> String {
+    let files = ["scheduler", "max_sectors_kb", "max_segments", "read_ahead_kb"];
+    let said = files.map(|file| {
+        let value = of_disk(folder, &format!("queue/{file}"));
+        format!("{file} {}", value.as_deref().unwrap_or("?"))
+    });
+    format!("disk: {}", said.join(", "))
+}
