@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, Ring, TryAcquireError, TryRecvError};
@@ -46,13 +47,12 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     #[doc(hidden)]
     fn finish(slots: Self::Slots);
 
-    /// `orphaned` says whether nobody is there to wait for.
     #[doc(hidden)]
-    fn receive<'l>(
-        batches: &'l Self::Batches,
-        waiting: &mut Waiting<'_, '_>,
-        orphaned: &dyn Fn() -> bool,
-    ) -> Received<Self::Batch<'l>>;
+    fn receive<'l>(batches: &'l Self::Batches, waiting: &mut Waiting<'_, '_>) -> Received<Self::Batch<'l>>;
+
+    /// Which slots a batch holds: the option that says how many there are, and how many.
+    #[doc(hidden)]
+    fn held(batches: &Self::Batches, host_depth: usize) -> (&'static str, usize);
 
     #[doc(hidden)]
     fn load<'b>(batch: &'b mut Self::Batch<'_>) -> Option<&'b mut Load>;
@@ -97,7 +97,6 @@ pub enum NoSlot {
 pub enum Received<B> {
     Batch(B),
     NotYet,
-    Orphaned,
     AllHeld,
     Gone,
     /// The device's driver has failed.
@@ -155,24 +154,19 @@ impl Backend for Host {
         slots.finish();
     }
 
-    fn receive<'l>(
-        batches: &'l Self::Batches,
-        waiting: &mut Waiting<'_, '_>,
-        orphaned: &dyn Fn() -> bool,
-    ) -> Received<Batch<'l>> {
-        let received = match batches.try_recv() {
-            Ok(slot) => Ok(slot),
-            Err(TryRecvError::Finished) => Err(RecvError::Finished),
-            Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
-            Err(TryRecvError::AllHeld) => Err(RecvError::AllHeld),
-            Err(TryRecvError::Empty) if orphaned() => return Received::Orphaned,
-            Err(TryRecvError::Empty) => match waiting {
-                Waiting::Block => batches.recv(),
-                Waiting::Try => return Received::NotYet,
-                Waiting::Poll(cx) => match batches.poll_recv(cx) {
-                    std::task::Poll::Ready(received) => received,
-                    std::task::Poll::Pending => return Received::NotYet,
-                },
+    fn receive<'l>(batches: &'l Self::Batches, waiting: &mut Waiting<'_, '_>) -> Received<Batch<'l>> {
+        let received = match waiting {
+            Waiting::Block => batches.recv(),
+            Waiting::Try => match batches.try_recv() {
+                Ok(slot) => Ok(slot),
+                Err(TryRecvError::Empty) => return Received::NotYet,
+                Err(TryRecvError::Finished) => Err(RecvError::Finished),
+                Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
+                Err(TryRecvError::AllHeld) => Err(RecvError::AllHeld),
+            },
+            Waiting::Poll(cx) => match batches.poll_recv(cx) {
+                Poll::Ready(received) => received,
+                Poll::Pending => return Received::NotYet,
             },
         };
         match received {
@@ -180,6 +174,10 @@ impl Backend for Host {
             Err(RecvError::AllHeld) => Received::AllHeld,
             Err(RecvError::Finished | RecvError::Abandoned) => Received::Gone,
         }
+    }
+
+    fn held(_: &Self::Batches, host_depth: usize) -> (&'static str, usize) {
+        ("host_depth", host_depth)
     }
 
     fn load<'b>(batch: &'b mut Batch<'_>) -> Option<&'b mut Load> {

@@ -8,9 +8,10 @@ use crate::error::BoxError;
 
 /// A source of fixed-size records that a [`Loader`](crate::Loader) reads batches from.
 ///
-/// [`Records`] is one, alone or in an [`Arc`]; anything else that can fill a buffer can be one.
+/// [`Records`] in an [`Arc`] is one; anything else that can fill a buffer can be one.
 ///
-/// A method that panics ends the epoch with [`Error::Panicked`](crate::Error::Panicked).
+/// A method that panics ends the epoch with [`Error::Panicked`](crate::Error::Panicked); one that is called to build
+/// the loader (`records`, `record_bytes`, `fingerprint`) panics there.
 ///
 /// # Examples
 ///
@@ -59,7 +60,7 @@ pub trait Dataset: Send {
 
     /// Asks the system for the records of `batch`, which will be read soon. Must not wait for them.
     ///
-    /// Called for parts of batches too, each record of an epoch once. Does nothing unless implemented.
+    /// Called for parts of batches too, for each record of an epoch at most once. Does nothing unless implemented.
     fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
         let _ = batch;
         Hinted::default()

@@ -32,8 +32,8 @@ pub struct Epoch<'l, B: Backend = Host> {
     job: Job,
     step: u64,
     started: Instant,
-    /// Up to when the report has counted the wall-clock time.
-    counted: Instant,
+    /// Up to when the report has counted the wall-clock time: from the first time a batch was asked for.
+    counted: Option<Instant>,
     /// Since when the caller has been asking for the next batch.
     asked: Option<Instant>,
     /// The batch that the caller has.
@@ -79,7 +79,7 @@ impl<'l, B: Backend> Epoch<'l, B> {
             job,
             step,
             started,
-            counted: started,
+            counted: None,
             asked: None,
             in_use: None,
             ended: false,
@@ -111,20 +111,25 @@ impl<'l, B: Backend> Epoch<'l, B> {
         if self.ended {
             return Poll::Ready(None);
         }
+        if self.loader.is_orphaned() {
+            // Nobody would ever come, and what the report and the trace say is the other process's.
+            self.ended = true;
+            return Poll::Ready(Some(Err(Error::Forked { epoch: self.job.epoch, step: self.step })));
+        }
+        if self.is_superseded() {
+            (self.ended, self.in_use) = (true, None);
+            return Poll::Ready(Some(Err(Error::Superseded { epoch: self.job.epoch })));
+        }
         let asked = *self.asked.get_or_insert_with(Instant::now);
         self.end_of_use(asked);
         if self.step == self.loader.plan.steps() {
             self.end(asked);
             return Poll::Ready(None);
         }
-        let found = if self.loader.generation.get() == self.job.generation {
-            let wait = self.wait.get_or_insert_with(|| spans::wait(&self.span, self.job.epoch, self.step));
-            match wait.in_scope(|| self.loader.receive(self.job, self.step, waiting)) {
-                Poll::Ready(found) => found,
-                Poll::Pending => return Poll::Pending,
-            }
-        } else {
-            Err(Error::Superseded { epoch: self.job.epoch })
+        let wait = self.wait.get_or_insert_with(|| spans::wait(&self.span, self.job.epoch, self.step));
+        let found = match wait.in_scope(|| self.loader.receive(self.job, self.step, waiting)) {
+            Poll::Ready(found) => found,
+            Poll::Pending => return Poll::Pending,
         };
         (self.asked, self.wait) = (None, None);
         let received = Instant::now();
@@ -142,6 +147,11 @@ impl<'l, B: Backend> Epoch<'l, B> {
                 Err(error)
             }
         }))
+    }
+
+    /// Whether another epoch was started: since then the time is that one's.
+    fn is_superseded(&self) -> bool {
+        self.loader.generation.get() != self.job.generation
     }
 
     /// A batch was asked for and received.
@@ -166,8 +176,8 @@ impl<'l, B: Backend> Epoch<'l, B> {
     /// The caller is done with its batch: it asks for the next, or gives up.
     fn end_of_use(&mut self, now: Instant) {
         let mut report = self.loader.report.borrow_mut();
-        report.wall += now.saturating_duration_since(self.counted);
-        self.counted = now;
+        report.wall += now.saturating_duration_since(self.counted.unwrap_or(now));
+        self.counted = Some(now);
         if let Some(InUse { step, asked, received, load }) = self.in_use.take() {
             let (mut used, mut transfer) = (now - received, Duration::ZERO);
             let ordinal = self.job.place(None).ordinal;
@@ -192,14 +202,15 @@ impl<'l, B: Backend> Epoch<'l, B> {
             // The trace is the other process's.
             return;
         }
+        if self.is_superseded() {
+            return;
+        }
         self.end_of_use(now);
         self.span("epoch", None, self.started, now);
         self.loader.running.track.borrow_mut().flush();
         if let Feed::Ahead { wanted, .. } = &self.loader.running.feed {
-            if self.loader.generation.get() == self.job.generation {
-                // Nothing more is wanted, until the next epoch. Relaxed: see the load in `Reader::run`.
-                wanted.store(0, Ordering::Relaxed);
-            }
+            // Nothing more is wanted, until the next epoch. Relaxed: see the load in `Reader::run`.
+            wanted.store(0, Ordering::Relaxed);
         }
     }
 

@@ -41,7 +41,7 @@ pub enum Error {
         epoch: u64,
         /// The step of the batch within the epoch.
         step: u64,
-        /// The bytes of the batch.
+        /// The bytes of the batch, or with a transform of the part of it that was read.
         wanted: usize,
         /// The bytes that the data set said it read.
         found: usize,
@@ -64,7 +64,7 @@ pub enum Error {
         /// The transform's own error.
         source: BoxError,
     },
-    /// The device's slots could not be made.
+    /// The device's slots could not be made, or the device failed when nobody waited for a batch any more.
     Device(
         /// The error of the crate `twinbuf-cuda`.
         BoxError,
@@ -118,14 +118,16 @@ pub enum Error {
         /// The step of the batch within the epoch.
         step: u64,
     },
-    /// The host slot whose turn it is, is held by a batch that the caller still has: the next one can go nowhere.
+    /// The slot whose turn it is, is held by a batch that the caller still has: the next one can go nowhere.
     AllHeld {
         /// The epoch of the batch.
         epoch: u64,
         /// The step of the batch within the epoch.
         step: u64,
-        /// The number of host slots.
-        host_depth: usize,
+        /// The option that says how many slots there are: `host_depth`, or `device_depth`.
+        option: &'static str,
+        /// How many there are.
+        slots: usize,
     },
     /// Another epoch was started from the same loader while this one was still being iterated.
     Superseded {
@@ -136,7 +138,8 @@ pub enum Error {
     Round(RoundError),
     /// A variable of the environment; see [`LoaderBuilder::from_env`](crate::LoaderBuilder::from_env).
     Switch(SwitchError),
-    /// The reading thread is gone. It catches the panics of a data set, so this is a bug in this crate.
+    /// The reading thread is gone. It catches the panics of data sets and transforms, so this is a bug in this crate,
+    /// or a panic of a waker or of a subscriber of `tracing`.
     ReaderGone {
         /// The epoch of the batch.
         epoch: u64,
@@ -194,10 +197,10 @@ impl fmt::Display for Error {
                 "epoch {epoch}, step {step}: the loader's thread stayed in the process this one was forked from: \
                  build the loader after the fork"
             ),
-            Self::AllHeld { epoch, step, host_depth } => write!(
+            Self::AllHeld { epoch, step, option, slots } => write!(
                 f,
-                "epoch {epoch}, step {step}: wanted the next of {host_depth} host slots, found it held by a batch that \
-                 was received earlier: drop that, or raise `host_depth`"
+                "epoch {epoch}, step {step}: wanted the next of {slots} slots, found it held by a batch that was received \
+                 earlier: drop that, or raise `{option}`"
             ),
             Self::Superseded { epoch } => {
                 write!(f, "epoch {epoch}: another epoch was started from the same loader")
@@ -207,7 +210,7 @@ impl fmt::Display for Error {
             Self::ReaderGone { epoch, step } => {
                 write!(f, "epoch {epoch}, step {step}: the reading thread is gone")
             }
-            Self::Spawn(source) => write!(f, "the reading thread could not be started: {source}"),
+            Self::Spawn(source) => write!(f, "the loader's thread could not be started: {source}"),
             Self::Trace { path, source } => {
                 write!(f, "{}: the trace could not be written: {source}", path.display())
             }

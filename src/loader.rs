@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use twinbuf_mmap::{Evict, Plan};
+use twinbuf_mmap::{Evict, Plan, Tail};
 
 use crate::backend::{Backend, Host, NoSlot, Received, Sides, Transfers};
 use crate::breakdown::Breakdown;
@@ -138,8 +138,10 @@ impl<B: Backend> Loader<B> {
     /// One epoch at a time: starting one ends an earlier one that is still iterated, which then says so.
     ///
     /// The batches borrow the loader, not the epoch, so one may be kept beyond its epoch's end. But the slots
-    /// come round in turn: while a batch is kept, only `host_depth - 1` more can be loaded, those included that
-    /// were read ahead for an epoch that was left early. Then [`Error::AllHeld`] ends the epoch.
+    /// come round in turn: while a batch is kept, only `host_depth - 1` more can be loaded (`device_depth - 1` on a
+    /// device), those included that were read ahead for an epoch that was left early. Then [`Error::AllHeld`] ends
+    /// the epoch. It does so too if a batch that was sent to another thread is not dropped there in time: ask for
+    /// the next one after that.
     pub fn epoch(&self, epoch: u64) -> Epoch<'_, B> {
         let start = match self.restored.take() {
             Some((restored, step)) if restored == epoch => step,
@@ -164,13 +166,18 @@ impl<B: Backend> Loader<B> {
         // Relaxed: a count; the reads of the batches received were made visible by their hand-over.
         let reads = self.reads.load(Ordering::Relaxed);
         let Transfers { time, bytes, .. } = B::transfers(&self.running.batches, 0, 0);
-        Report { reads, transfer: time, transfer_bytes: bytes, ..self.report.borrow().clone() }
+        self.report.borrow().clone().with_transfers(reads, time, bytes)
     }
 
     /// The breakdown that it was built with: for the loop's own phases.
     #[must_use]
     pub fn breakdown(&self) -> &Breakdown {
         &self.breakdown
+    }
+
+    /// Whether batches come from a thread that stayed in the process this one was forked from.
+    pub(crate) fn is_orphaned(&self) -> bool {
+        matches!(self.running.feed, Feed::Ahead { .. }) && self.running.is_foreign()
     }
 
     /// The plan whose batches this loads.
@@ -191,8 +198,9 @@ impl<B: Backend> Loader<B> {
     /// Goes on where `state` was taken: the next [`epoch`](Self::epoch) begins at the state's step, if it is the
     /// state's epoch; another one begins at its first step.
     ///
-    /// The batches are those that the other loader would have gone on with, byte for byte. Depth, overlap, hints
-    /// and rank may be others; an epoch that is being iterated goes on as it is.
+    /// The batches are those that the other loader would have gone on with, byte for byte if their transform is the
+    /// same, which the state does not know. Depth, overlap, hints and rank may be others; an epoch that is being
+    /// iterated goes on as it is.
     ///
     /// # Errors
     ///
@@ -219,8 +227,9 @@ impl<B: Backend> Loader<B> {
             let found = say(state.record_bytes, state.fingerprint);
             return refuse("data set", say(record_bytes, fingerprint), found);
         }
-        // With `Tail::Keep` another rank may have one step more.
-        if state.step > self.plan.steps().saturating_add(1) {
+        // Another rank may have one step more.
+        let more = u64::from(self.plan.tail() == Tail::Keep && self.plan.world() > 1);
+        if state.step > self.plan.steps().saturating_add(more) {
             let wanted = format!("at most the {} steps of an epoch", self.plan.steps());
             return refuse("step", wanted, state.step.to_string());
         }
@@ -230,11 +239,13 @@ impl<B: Backend> Loader<B> {
         Ok(())
     }
 
-    /// Ends the reading thread, which dropping the loader does too, and tells what nobody has heard yet.
+    /// Ends the reading thread, which dropping the loader does too, and tells what nobody has heard yet. Both wait for
+    /// the batch that is being read.
     ///
     /// # Errors
     ///
-    /// The error that the reading met ahead of the caller, who left the epoch before it came to it; else
+    /// The error that the reading met ahead of the caller, who left the epoch before it came to it, or
+    /// [`Error::Device`] if the device failed; else
     /// [`Error::Trace`] if the trace could not be written; the training was not disturbed by it.
     pub fn close(self) -> Result<(), Error> {
         let Self { running, generation, .. } = self;
@@ -245,7 +256,15 @@ impl<B: Backend> Loader<B> {
             wanted.store(0, Ordering::Relaxed);
             drop(jobs);
             // Up to the end of the ring, or to a batch that the caller has leaked.
-            while let Received::Batch(mut batch) = B::receive(&batches, &mut Waiting::Block, &|| false) {
+            loop {
+                let mut batch = match B::receive(&batches, &mut Waiting::Block) {
+                    Received::Batch(batch) => batch,
+                    Received::Failed(source) => {
+                        unheard = Err(Error::Device(source));
+                        break;
+                    }
+                    _ => break,
+                };
                 let Some(load) = B::load(&mut batch) else { continue };
                 if load.generation == generation.get() && load.result.is_err() {
                     unheard = std::mem::replace(&mut load.result, Ok(0)).map(drop);
@@ -254,7 +273,10 @@ impl<B: Backend> Loader<B> {
             }
             drop(batches);
             drop(thread);
+        } else {
+            drop((batches, feed));
         }
+        // The last of the tracks: now everything is written, or was refused.
         drop(track);
         unheard.and(trace.map_or(Ok(()), |trace| trace.check()))
     }
@@ -267,8 +289,11 @@ impl<B: Backend> Loader<B> {
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<B::Batch<'_>, Error>> {
         let Job { epoch, .. } = job;
-        let all_held = || Poll::Ready(Err(Error::AllHeld { epoch, step, host_depth: self.host_depth }));
         let Running { batches, feed, track, .. } = &*self.running;
+        let all_held = || {
+            let (option, slots) = B::held(batches, self.host_depth);
+            Poll::Ready(Err(Error::AllHeld { epoch, step, option, slots }))
+        };
         if let Feed::Inline(inline) = feed {
             let (reader, slots) = &mut *inline.borrow_mut();
             let filled = B::fill(slots, false, &mut |out| {
@@ -281,12 +306,10 @@ impl<B: Backend> Loader<B> {
             }
         }
         loop {
-            let mut batch = match B::receive(batches, &mut waiting, &|| self.running.is_foreign()) {
+            let mut batch = match B::receive(batches, &mut waiting) {
                 Received::Batch(batch) => batch,
                 Received::NotYet => return Poll::Pending,
                 Received::AllHeld => return all_held(),
-                // Nobody would ever come.
-                Received::Orphaned => return Poll::Ready(Err(Error::Forked { epoch, step })),
                 Received::Gone => return Poll::Ready(Err(Error::ReaderGone { epoch, step })),
                 Received::Failed(source) => return Poll::Ready(Err(Error::Upload { epoch, step, source })),
             };
@@ -351,8 +374,8 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Whether the reading thread asks for pages before it reads them; `true` unless said otherwise. Never done
-    /// without overlap.
+    /// Whether the reading thread asks for pages before it reads them, where it jumps; `true` unless said otherwise.
+    /// Never done without overlap.
     pub fn hints(mut self, hints: bool) -> Self {
         self.hints = hints;
         self
@@ -360,7 +383,8 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// How far ahead the hints go: pages of so many bytes of records after the batch that is being read.
     ///
-    /// Unless said otherwise, one batch. They come into the system's page cache, on top of the loader's own
+    /// Unless said otherwise, one batch. Records that go on where the last ones ended are left out: the system reads
+    /// ahead of those by itself, and faster. The pages come into the system's page cache, on top of the loader's own
     /// slots: more than the memory has room for is read twice. Less than a batch asks for its beginning.
     pub fn prefetch(mut self, bytes: u64) -> Self {
         self.prefetch = Some(bytes);
@@ -395,8 +419,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// The memory that the slots may take: a number of bytes for this loader, or a [`MemoryBudget`] that it
     /// shares with others. No limit unless said otherwise.
     ///
-    /// What is counted is `host_depth` batches, and with a transform what is read at a time. Pages that the
-    /// system caches are not.
+    /// What is counted is `host_depth` batches, on a device `device_depth` more, and with a transform what is read at
+    /// a time. Pages that the system caches are not.
     pub fn memory_limit(mut self, limit: impl Into<MemoryBudget>) -> Self {
         self.memory = Some(limit.into());
         self
@@ -421,9 +445,9 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if the depth is out of range, the plan is for more records than the data set has or
+    /// [`Error::Option`] if a depth is out of range, the plan is for more records than the data set has or
     /// the slots do not fit the memory; [`Error::Memory`] if they do not fit the limit; [`Error::Transform`] if
-    /// the records cannot be transformed; [`Error::Fingerprint`] if the data set cannot tell its own;
+    /// the records cannot be transformed; [`Error::Device`] if the device has no such slots; [`Error::Fingerprint`] if the data set cannot tell its own;
     /// [`Error::Trace`] if the trace's file cannot be made; [`Error::Spawn`] if the system starts no thread.
     pub fn build(self) -> Result<Loader<B>, Error> {
         let Self { mut dataset, plan, host_depth, overlap, hints, evict, residency, .. } = self;

@@ -172,6 +172,8 @@ impl Reader {
             for step in job.start.. {
                 let Some(plan) = self.plan.batch(job.epoch, step) else { break };
                 let asked = Instant::now();
+                // The wait for a slot may be long.
+                self.track.write_if_due(asked);
                 let mut go_on = false;
                 let filled = B::fill(&mut slots, true, &mut |out| {
                     if !still_wanted() {
@@ -221,11 +223,13 @@ pub(crate) struct Ahead {
     generation: u64,
     /// Records of the epoch before this one have been asked for; each batch counts as a full one.
     through: u64,
+    /// The record after the last of those.
+    next: Option<u64>,
 }
 
 impl Ahead {
     pub(crate) fn new(budget: u64) -> Self {
-        Self { budget, generation: 0, through: 0 }
+        Self { budget, generation: 0, through: 0, next: None }
     }
 
     /// Asks for what has come within the budget now that `step` is read, so that the disk works on it while
@@ -234,7 +238,7 @@ impl Ahead {
         let batch = plan.batch_records();
         if self.generation != job.generation {
             // The first batch of an epoch has not been asked for either.
-            (self.generation, self.through) = (job.generation, step.saturating_mul(batch));
+            (self.generation, self.through, self.next) = (job.generation, step.saturating_mul(batch), None);
         }
         let until = step.saturating_add(1).saturating_mul(batch).saturating_add(self.budget);
         let mut hints = Hinted::default();
@@ -243,12 +247,22 @@ impl Ahead {
             let Some(records) = plan.batch(job.epoch, next) else { break };
             let end = records.len().min(until - next * batch);
             if let Some(part) = records.part(done..end) {
-                hints += dataset.will_need(&part);
+                hints += self.ask_for(dataset, &part);
             }
             self.through =
                 if end == records.len() { (next + 1).saturating_mul(batch) } else { next * batch + end };
         }
         hints
+    }
+
+    /// Records that go on where the last ones ended are left to the system, which reads ahead of a reader in order by
+    /// itself, and in larger requests: here at 1465 MiB/s instead of 616 (`bench/disk`, section `sequential`).
+    fn ask_for(&mut self, dataset: &mut dyn Dataset, records: &BatchPlan) -> Hinted {
+        let mut runs = records.runs();
+        let (first, last) = (runs.next(), runs.last());
+        let goes_on = last.is_none() && first.as_ref().map(|run| run.start) == self.next;
+        self.next = last.or(first).map(|run| run.end);
+        if goes_on { Hinted::default() } else { dataset.will_need(records) }
     }
 }
 

@@ -36,7 +36,7 @@ pub enum Verdict {
     TransferBound,
     /// Of a [`Generator`](crate::Generator): making the rounds is at least [`DOMINATES`] times the caller's own work.
     GenerationBound,
-    /// The two are of like size: here overlap gains the most, up to half of the time.
+    /// None of them is so much longer than the others: here overlap gains the most, up to half of the time.
     Balanced,
 }
 
@@ -78,7 +78,7 @@ pub struct Report {
     pub bytes: u64,
     /// Batch reads asked of the data set, for batches received or read ahead.
     pub reads: u64,
-    /// From the start of each epoch to its end, added up.
+    /// From the first time that a batch of each epoch was asked for to its end, added up; the batch in use not yet.
     pub wall: Duration,
     /// Reading: disk to host slot, with the hints; waiting for a free slot.
     pub read: Stage,
@@ -88,6 +88,9 @@ pub struct Report {
     pub transfer: Duration,
     /// The bytes of those copies.
     pub transfer_bytes: u64,
+    /// The time that both the reading thread waited for a slot and the caller for a batch, and no copy can account for:
+    /// what the device computed while nobody waited for it, at least. 0 without a device.
+    pub device: Duration,
     /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
     pub train: Stage,
     /// The longest of the reading thread's work, the copy to the device and the caller's work, step by step, added up:
@@ -103,6 +106,15 @@ pub struct Report {
 }
 
 impl Report {
+    /// What is counted elsewhere.
+    pub(crate) fn with_transfers(self, reads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
+        // A reader that waits is not what the caller waits for, so both wait for what stands behind the slots.
+        let both = self.read.waiting.min(self.train.waiting).saturating_sub(transfer);
+        let device = if transfer_bytes > 0 { both } else { Duration::ZERO };
+        let ideal = self.ideal.max(self.train.busy + device);
+        Self { reads, transfer, transfer_bytes, device, ideal, ..self }
+    }
+
     /// A batch was received.
     pub(crate) fn add(&mut self, cost: &Cost, bytes: usize, waited: Duration) {
         self.batches += 1;
@@ -120,7 +132,7 @@ impl Report {
     /// The time that reading, transforming, copying to the device and the caller's work take one after the other.
     #[must_use]
     pub fn serial(&self) -> Duration {
-        self.read.busy + self.transform + self.transfer + self.train.busy
+        self.read.busy + self.transform + self.transfer + self.device + self.train.busy
     }
 
     /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to the number
@@ -142,7 +154,7 @@ impl Report {
     pub fn verdict(&self) -> Verdict {
         let seconds = |time: Duration| time.as_secs_f64();
         let load = seconds(self.read.busy + self.transform);
-        let (transfer, train) = (seconds(self.transfer), seconds(self.train.busy));
+        let (transfer, train) = (seconds(self.transfer), seconds(self.train.busy + self.device));
         let dominates = |stage: f64, a: f64, b: f64| stage >= DOMINATES * a.max(b);
         if self.batches == 0 {
             Verdict::Unmeasured
@@ -201,6 +213,9 @@ impl fmt::Display for Report {
         if self.transfer_bytes > 0 {
             let each_second = mib(self.transfer_bytes) / seconds(self.transfer).max(1e-9);
             writeln!(f, "transfer  {:>8.3}    at {each_second:.0} MiB/s", seconds(self.transfer))?;
+        }
+        if !self.device.is_zero() {
+            writeln!(f, "device    {:>8.3}    at least, while nobody waited for it", seconds(self.device))?;
         }
         writeln!(f, "train     {:>8.3} {:>10.3}", seconds(self.train.busy), seconds(self.train.waiting))?;
         if self.hints.calls > 0 {

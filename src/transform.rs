@@ -129,7 +129,17 @@ where
     }
 
     fn apply(&mut self, records: &[u8], out: &mut [u8]) -> Result<(), BoxError> {
-        let count = out.len() / self.out_bytes;
+        let wanted = self.out_bytes;
+        let count = match out.len().checked_div(wanted) {
+            Some(count @ 1..) if out.len() % wanted == 0 && records.len() % count == 0 => count,
+            _ => {
+                let (found, records) = (out.len(), records.len());
+                return Err(format!(
+                    "wanted whole records of {wanted} bytes in place of {records} bytes, found room for {found} bytes"
+                )
+                .into());
+            }
+        };
         let record_bytes = records.len() / count;
         records
             .chunks_exact(record_bytes)

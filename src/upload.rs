@@ -34,6 +34,11 @@ impl LoaderBuilder<Host> {
     /// [`DeviceBatch`]es. Without overlap there is no thread at all: each batch is read, and copied, when it is asked
     /// for.
     ///
+    /// The [`Report`](crate::Report) knows what the caller waits for, not what the device does. A loop that only
+    /// enqueues its work is told how long both sides of the loader waited for the device
+    /// ([`Report::device`](crate::Report::device)); one that waits for its work at the end of each step, as by
+    /// reading the loss, has exact figures.
+    ///
     /// [`twinbuf::cuda::context`](crate::cuda::context) makes a context where there may be no driver.
     ///
     /// ```no_run
@@ -130,6 +135,8 @@ pub struct Slots {
 #[allow(missing_debug_implementations, reason = "nobody outside has one")]
 pub struct Batches {
     device: DeviceBatches<Load>,
+    /// Device slots.
+    depth: usize,
     done: Arc<Mutex<Done>>,
     /// Without overlap each copy is waited for before the caller has its batch, one stage after the other, and
     /// accounted for here.
@@ -216,7 +223,7 @@ impl Backend for Cuda {
             twinbuf_cuda::Error::Option { option, wanted, found } => Error::Option { option, wanted, found },
             error => Error::Device(error.into()),
         })?;
-        Ok((Slots { host, committed: 0, places }, Batches { device, done, inline }))
+        Ok((Slots { host, committed: 0, places }, Batches { device, depth: self.device_depth, done, inline }))
     }
 
     fn fill(
@@ -242,16 +249,8 @@ impl Backend for Cuda {
         slots.host.finish();
     }
 
-    fn receive<'l>(
-        batches: &'l Batches,
-        waiting: &mut Waiting<'_, '_>,
-        orphaned: &dyn Fn() -> bool,
-    ) -> Received<DeviceBatch<'l>> {
+    fn receive<'l>(batches: &'l Batches, waiting: &mut Waiting<'_, '_>) -> Received<DeviceBatch<'l>> {
         use twinbuf_cuda::Error::{Abandoned, AllHeld, Empty};
-        // CUDA does not follow a fork at all.
-        if orphaned() {
-            return Received::Orphaned;
-        }
         let received = match waiting {
             Waiting::Block => batches.device.recv(),
             Waiting::Try => batches.device.try_recv(),
@@ -271,6 +270,10 @@ impl Backend for Cuda {
             Ok(None) | Err(Abandoned | Empty) => Received::Gone,
             Err(error) => Received::Failed(error.into()),
         }
+    }
+
+    fn held(batches: &Batches, _: usize) -> (&'static str, usize) {
+        ("device_depth", batches.depth)
     }
 
     fn load<'b>(batch: &'b mut DeviceBatch<'_>) -> Option<&'b mut Load> {

@@ -103,7 +103,10 @@ fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
         let mut next = loader.epoch(1);
         assert_eq!(next.next().unwrap().unwrap().step(), 0);
         assert_eq!(next.next().unwrap().unwrap().step(), 1);
-        assert!(matches!(next.next(), Some(Err(Error::AllHeld { epoch: 1, step: 2, host_depth: 3 }))));
+        assert!(matches!(
+            next.next(),
+            Some(Err(Error::AllHeld { epoch: 1, step: 2, option: "host_depth", slots: 3 }))
+        ));
         drop(next);
         std::thread::scope(|s| {
             s.spawn(move || assert_eq!(*kept, copy)); // and dropped there
@@ -133,7 +136,10 @@ fn holding_every_slot_is_an_error_and_no_deadlock() {
         let mut epoch = loader.epoch(5);
         let (first, second) = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
         let error = epoch.next().unwrap().unwrap_err();
-        assert!(matches!(error, Error::AllHeld { epoch: 5, step: 2, host_depth: 2 }), "{error:?}");
+        assert!(
+            matches!(error, Error::AllHeld { epoch: 5, step: 2, option: "host_depth", slots: 2 }),
+            "{error:?}"
+        );
         assert!(epoch.next().is_none());
         drop((first, second));
         drop(epoch);

@@ -16,6 +16,11 @@ fn sequential() -> Plan {
     Plan::builder(STEPS * BATCH).batch(BATCH).build().unwrap()
 }
 
+/// One of two ranks: pages are asked for where batches jump.
+fn jumping() -> Plan {
+    Plan::builder(2 * STEPS * BATCH).batch(BATCH).shard(0, 2).build().unwrap()
+}
+
 #[test]
 fn every_fault_at_every_step_arrives_in_order_and_once() {
     for fault in [Fault::Error, Fault::Panic, Fault::PanicWhileHinting, Fault::ShortRead] {
@@ -31,8 +36,8 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
 
 fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
     let case = format!("{fault:?} at step {at_step}, overlap {overlap}, depth {depth}");
-    let (data, dropped) = Faulty::new(STEPS * BATCH, fault, at_step * BATCH);
-    let loader = Loader::builder(data, sequential()).overlap(overlap).host_depth(depth).build().unwrap();
+    let (data, dropped) = Faulty::new(2 * STEPS * BATCH, fault, 2 * at_step * BATCH);
+    let loader = Loader::builder(data, jumping()).overlap(overlap).host_depth(depth).build().unwrap();
     // A batch is asked for while the one before it is read; without overlap nothing is.
     let expected = match fault {
         Fault::PanicWhileHinting if !overlap => STEPS,
@@ -50,7 +55,7 @@ fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
         assert!(found.iter().all(Result::is_ok), "{case}");
         let place = match (fault, &error) {
             (Fault::Error, Error::Read { epoch, step, source }) => {
-                assert_eq!(source.to_string(), format!("no record {}", at_step * BATCH));
+                assert_eq!(source.to_string(), format!("no record {}", 2 * at_step * BATCH));
                 (*epoch, *step)
             }
             (Fault::Panic | Fault::PanicWhileHinting, Error::Panicked { epoch, step, who, message }) => {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use common::{RECORD, files, open, plan};
 use twinbuf::mmap::{Hinted, Residency};
-use twinbuf::{BatchPlan, BoxError, Dataset, Error, Evict, Loader, MemoryBudget, Numbers, Plan, Tail};
+use twinbuf::{BatchPlan, BoxError, Dataset, Error, Evict, Loader, MemoryBudget, Numbers, Order, Plan, Tail};
 
 #[test]
 fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
@@ -80,7 +80,7 @@ fn each_record_is_asked_for_once_and_as_far_ahead_as_the_budget() {
             (0, Some(u64::MAX), u64::MAX),
         ] {
             let case = format!("{tail:?}, budget {budget:?}, from step {start}");
-            let plan = Plan::builder(23).batch(5).order(twinbuf::Order::Records).tail(tail).build().unwrap();
+            let plan = Plan::builder(23).batch(5).order(Order::Records).tail(tail).build().unwrap();
             let (told, asked) = channel();
             let builder = Loader::builder(Asked(told), plan);
             let builder = if let Some(bytes) = budget { builder.prefetch(bytes) } else { builder };
@@ -172,4 +172,38 @@ fn pages_that_cannot_be_given_up_are_counted_and_harm_no_batch() {
         assert_eq!(loader.report().evict_failed, failed);
         assert_eq!(loader.report().to_string().contains("could not be given up"), failed > 0);
     }
+}
+
+#[test]
+fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
+    let asked = |order, shard: (u64, u64)| {
+        let plan = Plan::builder(23).batch(3).order(order).shard(shard.0, shard.1).build().unwrap();
+        let (told, asked) = channel();
+        let loader = Loader::builder(Asked(told), plan).build().unwrap();
+        let mut found = Vec::new();
+        for epoch in 0..2 {
+            assert_eq!(loader.epoch(epoch).count() as u64, plan.steps());
+        }
+        drop(loader);
+        found.extend(asked.iter().flatten().map(|records| (records[0], records.len())));
+        (plan, found)
+    };
+    // In order, only the first batch of each epoch is a jump; a rank of two jumps every time.
+    assert_eq!(asked(Order::Sequential, (0, 1)).1, [(0, 3), (0, 3)]);
+    assert_eq!(asked(Order::Sequential, (1, 2)).1, [(3, 3), (9, 3), (15, 3), (3, 3), (9, 3), (15, 3)]);
+    // In chunks of two batches, the first of each.
+    let (plan, found) = asked(Order::Chunks { records: 6 }, (0, 1));
+    let mut jumps = Vec::new();
+    for epoch in 0..2 {
+        let mut next = None;
+        for batch in (0..).map_while(|step| plan.batch(epoch, step)) {
+            let runs: Vec<_> = batch.runs().collect();
+            if runs.len() > 1 || Some(runs[0].start) != next {
+                jumps.push((runs[0].start, 3));
+            }
+            next = runs.last().map(|run| run.end);
+        }
+    }
+    assert!(jumps.len() < 14, "some go on");
+    assert_eq!(found, jumps);
 }

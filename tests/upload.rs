@@ -151,7 +151,8 @@ fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
             let (received, result) = life(builder, &stream);
             match &result {
                 Ok(()) => assert_eq!(received, STEPS, "call {k}: a short epoch"),
-                Err(Error::Device(_)) => assert_eq!(received, 0, "call {k}"),
+                // Before the first batch, or told by `close` after the last.
+                Err(Error::Device(_)) => assert!([0, STEPS].contains(&received), "call {k}: {received}"),
                 Err(Error::Upload { epoch: 0, step, source }) => {
                     assert_eq!(*step, received, "call {k}");
                     assert!(
@@ -211,7 +212,10 @@ fn a_batch_that_is_kept_takes_its_slot_and_no_more() {
         let mut epoch = loader.epoch(0);
         let kept = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
         let error = epoch.next().unwrap().unwrap_err();
-        assert!(matches!(error, Error::AllHeld { epoch: 0, step: 2, .. }), "{error}");
+        assert!(
+            matches!(error, Error::AllHeld { epoch: 0, step: 2, option: "device_depth", slots: 2 }),
+            "{error}"
+        );
         drop((kept, epoch));
         assert_eq!(loader.epoch(1).map(Result::unwrap).count(), 8, "and then goes on");
     }
