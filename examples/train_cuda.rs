@@ -136,11 +136,24 @@ impl Model {
     fn new(stream: &Arc<CudaStream>, bytes: usize, ms: f64) -> Result<Self, BoxError> {
         let source = stream.alloc_zeros::<u8>(bytes)?;
         let scratch = stream.alloc_zeros::<u8>(bytes)?;
-        let mut model = Self { stream: stream.clone(), scratch, copies: 16 };
-        model.train(&source.as_view())?;
-        let start = Instant::now();
-        model.train(&source.as_view())?;
-        let each = start.elapsed().as_secs_f64() * 1e3 / f64::from(model.copies);
+        let mut model = Self { stream: stream.clone(), scratch, copies: 1 };
+        let mut took = |copies: u32| -> Result<f64, BoxError> {
+            model.copies = copies;
+            model.train(&source.as_view())?; // not counted: first touches
+            let start = Instant::now();
+            model.train(&source.as_view())?;
+            Ok(start.elapsed().as_secs_f64() * 1e3)
+        };
+        // By the difference of two counts, so that the first launch and the reading back are not in it: of counts
+        // so high that it is most of what they take.
+        let mut count = 16;
+        let each = loop {
+            let (some, twice) = (took(count)?, took(2 * count)?);
+            if twice >= 1.5 * some || count >= 1 << 14 {
+                break (twice - some).max(twice / 10.0) / f64::from(count);
+            }
+            count *= 2;
+        };
         // Saturates, and is at least one: the bytes that are read back come from there.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let copies = (ms / each) as u32;

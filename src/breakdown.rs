@@ -1,6 +1,7 @@
 //! Where the time of a step goes, phase by phase, as lines of a log and a table at the end.
 
 use std::fmt::{self, Write as _};
+use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,18 +11,19 @@ const FIRST: u64 = 10;
 /// How many steps back the medians reach: so that memory does not grow with the run.
 const RECENT: usize = 1024;
 
-/// Times the phases of each step: those of the loader (`load`, `h2d`), and the caller's own, under the names that it
-/// gives them (`forward`, `backward`, `optimizer`).
+/// Times the phases of each step: those of the loader (`load`, `h2d`), and the caller's own, under the names
+/// that it gives them (`forward`, `backward`, `optimizer`).
 ///
 /// Logs the first 10 steps and every `K`-th, and sums up when it is displayed. Training and
 /// [`validation`](Breakdown::validation) are kept apart. Off, every call only looks whether it is on.
 ///
 /// A clone is another handle of the same breakdown: one for the loader
-/// ([`LoaderBuilder::breakdown`](crate::LoaderBuilder::breakdown)), one for the loop. A loader whose breakdown is on
-/// does not overlap, and says so in the log: of two things done at once, neither could be timed for itself.
+/// ([`LoaderBuilder::breakdown`](crate::LoaderBuilder::breakdown)), one for the loop. A loader whose
+/// breakdown is on does not overlap, and says so in the log: of two things done at once, neither could be
+/// timed for itself.
 ///
-/// What runs on a device is timed only if the phase waits for it: synchronise at its end, or measure with the device's
-/// events and [`add`](Breakdown::add) the result.
+/// What runs on a device is timed only if the phase waits for it: synchronise at its end, or measure with the
+/// device's events and [`add`](Breakdown::add) the result.
 ///
 /// # Examples
 ///
@@ -34,7 +36,8 @@ const RECENT: usize = 1024;
 ///     let loss = breakdown.phase("forward", || weight * f64::from(step));
 ///     let gradient = breakdown.phase("backward", || loss * 1e-6);
 ///     breakdown.phase("optimizer", || weight -= gradient);
-///     breakdown.end_step(); // `step 0: forward 0.001 backward 0.000 optimizer 0.000 other 0.001 total 0.002 ms`
+///     // `step 0: forward 0.001 backward 0.000 optimizer 0.000 other 0.001 total 0.002 ms`
+///     breakdown.end_step();
 ///
 ///     if step == 200 {
 ///         let _validation = breakdown.validation(20);
@@ -106,13 +109,14 @@ impl Breakdown {
         Self { on: None }
     }
 
-    /// One that logs the first 10 steps and every `steps`-th, counted from 0; only the first 10 if that is 0. The log
-    /// goes to the standard error, unless [`sink`](Breakdown::sink) says otherwise.
+    /// One that logs the first 10 steps and every `steps`-th, counted from 0; only the first 10 if that is 0.
+    /// The log goes to the standard error, unless [`sink`](Breakdown::sink) says otherwise.
     #[must_use]
     pub fn every(steps: u64) -> Self {
         let inner = Inner {
             every: steps,
-            sink: Some(Box::new(|line| eprintln!("{line}"))),
+            // Not `eprintln`: it panics where nobody listens any more, and the training would end with it.
+            sink: Some(Box::new(|line| drop(writeln!(std::io::stderr(), "{line}")))),
             training: Table::default(),
             validation: Table::default(),
             validating: None,
@@ -122,12 +126,15 @@ impl Breakdown {
 
     /// Hands the lines of the log to `sink`, one a call and without their ends.
     ///
-    /// What the sink itself logs while it is called is lost.
+    /// Lines that are due while the sink is being called are lost, be they the sink's own or another thread's.
+    ///
+    /// # Panics
+    ///
+    /// Not here, but if the sink panics, so does the call whose line it got; the next line is the sink's again.
     #[must_use]
     pub fn sink(self, sink: impl FnMut(&str) + Send + 'static) -> Self {
-        if let Some(mut inner) = self.lock() {
-            inner.sink = Some(Box::new(sink));
-        }
+        let before = self.lock().and_then(|mut inner| inner.sink.replace(Box::new(sink)));
+        drop(before);
         self
     }
 
@@ -179,8 +186,8 @@ impl Breakdown {
         phase.now = Some(phase.now.unwrap_or_default() + time);
     }
 
-    /// The end of a step, or of a batch of validation: it lasted from the start of its first phase until now. What
-    /// none of its phases accounts for is shown as `other`; what lies between two steps is in neither.
+    /// The end of a step, or of a batch of validation: it lasted from the start of its first phase until now.
+    /// What none of its phases accounts for is shown as `other`; what lies between two steps is in neither.
     pub fn end_step(&self) {
         let Some(mut inner) = self.lock() else { return };
         let now = Instant::now();
@@ -212,8 +219,8 @@ impl Breakdown {
 
     /// Until the result is dropped, phases and steps are those of a validation of `batches` batches.
     ///
-    /// Its progress is logged at every `K`-th batch, and its time at the end. A validation in the middle of a step does
-    /// not count for that step; one within another is part of it.
+    /// Its progress is logged at every `K`-th batch, and its time at the end. A validation in the middle of a
+    /// step does not count for that step; one within another is part of it.
     #[must_use = "the validation ends when this is dropped"]
     pub fn validation(&self, batches: u64) -> Validation<'_> {
         let begun = self.lock().is_some_and(|mut inner| {
@@ -235,7 +242,10 @@ impl Breakdown {
         inner.validation.phases.iter_mut().for_each(|phase| phase.now = None);
         inner.training.begun = inner.training.begun.map(|begun| begun + took);
         drop(inner);
-        self.log(&format!("validation: {done} batches in {:.3} s", took.as_secs_f64()));
+        // A sink that panicked while the caller's own panic ends the validation would abort the process.
+        if !std::thread::panicking() {
+            self.log(&format!("validation: {done} batches in {:.3} s", took.as_secs_f64()));
+        }
     }
 
     /// Says that the loader does not overlap, because this is on.
@@ -244,16 +254,33 @@ impl Breakdown {
     }
 
     fn log(&self, line: &str) {
-        let Some(mut sink) = self.lock().and_then(|mut inner| inner.sink.take()) else { return };
-        sink(line);
-        if let Some(mut inner) = self.lock() {
-            inner.sink = Some(sink);
+        let sink = self.lock().and_then(|mut inner| inner.sink.take());
+        let mut taken = Taken { breakdown: self, sink };
+        if let Some(sink) = &mut taken.sink {
+            sink(line);
         }
     }
 
-    /// No foreign code runs while it is locked.
+    /// No foreign code runs while it is locked, or it might want the lock too.
     fn lock(&self) -> Option<MutexGuard<'_, Inner>> {
         Some(self.on.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The sink while it is called, put back also if it panics.
+struct Taken<'b> {
+    breakdown: &'b Breakdown,
+    sink: Option<Sink>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let (Some(sink), Some(mut inner)) = (self.sink.take(), self.breakdown.lock()) {
+            // Meanwhile it may have been given another.
+            let old = if inner.sink.is_none() { inner.sink.replace(sink) } else { Some(sink) };
+            drop(inner);
+            drop(old);
+        }
     }
 }
 
@@ -319,16 +346,18 @@ impl Times {
     }
 }
 
-/// A table of training and one of validation, of those that had a step: of each phase the mean and the median (of its
-/// last 1024 times) over the steps that had it, and its share of all the steps' time.
+/// A table of training and one of validation, of those that had a step: of each phase the mean and the median
+/// (of its last 1024 times) over the steps that had it, and its share of all the steps' time.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(inner) = self.lock() else { return f.write_str("breakdown: off") };
-        write!(f, "{}", Summary("training", "steps", &inner.training))?;
+        let mut text = Summary("training", "steps", &inner.training).to_string();
         if inner.validation.steps > 0 {
-            write!(f, "\n{}", Summary("validation", "batches", &inner.validation))?;
+            // Writing to a `String` does not fail.
+            let _ = write!(text, "\n{}", Summary("validation", "batches", &inner.validation));
         }
-        Ok(())
+        drop(inner);
+        f.write_str(&text)
     }
 }
 
@@ -372,15 +401,14 @@ impl Drop for Validation<'_> {
 
 impl fmt::Debug for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.lock() {
-            None => f.write_str("Breakdown(off)"),
-            Some(inner) => f
-                .debug_struct("Breakdown")
-                .field("every", &inner.every)
-                .field("steps", &inner.training.steps)
-                .field("validation_batches", &inner.validation.steps)
-                .finish_non_exhaustive(),
-        }
+        let Some(inner) = self.lock() else { return f.write_str("Breakdown(off)") };
+        let (every, steps, batches) = (inner.every, inner.training.steps, inner.validation.steps);
+        drop(inner);
+        f.debug_struct("Breakdown")
+            .field("every", &every)
+            .field("steps", &steps)
+            .field("validation_batches", &batches)
+            .finish_non_exhaustive()
     }
 }
 

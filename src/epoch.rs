@@ -27,6 +27,7 @@ use crate::spans::{self, Span};
 /// [`next_async`](Self::next_async) waits as a task; the three may be mixed. With the feature `stream` it is a
 /// `futures_core::Stream` too. It stays on the thread of its loader: a task that has it is not `Send` (tokio:
 /// `block_on` or a `LocalSet`).
+#[must_use = "an epoch reads nothing until it is iterated"]
 pub struct Epoch<'l, B: Backend = Host> {
     loader: &'l Loader<B>,
     job: Job,

@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 /// A value that is forgotten, not dropped, in a process that was forked from the one it was made in.
 ///
 /// There the threads that it waits for are not, and a lock that one of them held at the fork is never released.
+#[derive(Debug)]
 pub(crate) struct OfProcess<T> {
     value: Option<T>,
     process: u32,

@@ -17,17 +17,21 @@ use crate::reader::message;
 use crate::report::{DOMINATES, Stage, Verdict, ratio};
 use crate::trace::{Place, Profile, Trace, Track};
 
-/// Rounds of data that a closure makes: round `N + 1` on a thread of its own while the caller trains on round `N`.
+/// Rounds of data that a closure makes: round `N + 1` on a thread of its own while the caller trains on round
+/// `N`.
 ///
-/// The first round is made while the caller waits for it: there is nothing yet to train on meanwhile. From then
-/// on one round is made ahead. The two slots are made once and recycled: nothing is allocated, copied or dropped
-/// per round.
+/// The first round is made while the caller waits for it: there is nothing yet to train on meanwhile. From
+/// then on one round is made ahead. The two slots are made once and recycled: nothing is allocated, copied or
+/// dropped per round.
 ///
-/// Without [`lockstep`](GeneratorBuilder::lockstep) the closure may start a round as soon as a slot is free. With
-/// it, round `N + 1` starts when round `N` has been taken and the hook has run on the caller's thread: data made
-/// from the model's current weights needs that order.
+/// Without [`lockstep`](GeneratorBuilder::lockstep) the closure may start a round as soon as a slot is free.
+/// With it, round `N + 1` starts when round `N` has been taken and the hook has run on the caller's thread:
+/// data made from the model's current weights needs that order.
 ///
 /// Dropping the generator, in whatever state, waits for the round that is being made and joins the thread.
+///
+/// It stays on the thread that built it, as the hook does, which may borrow the model there: it is not `Send`. Its
+/// [`Round`]s may go to others.
 ///
 /// # Examples
 ///
@@ -82,6 +86,7 @@ pub struct Generator<'h, T: 'static> {
 }
 
 /// Makes a [`Generator`]; see [`Loader::generate`].
+#[must_use = "a builder does nothing until `build`"]
 pub struct GeneratorBuilder<'h, T> {
     slots: [T; 2],
     make: Make<T>,
@@ -96,9 +101,9 @@ type Hook<'h> = Box<dyn FnMut(u64) + 'h>;
 impl Loader {
     /// A generator of rounds that `make` makes in `slots`, with overlap, not in lockstep, no trace.
     ///
-    /// `make` gets the number of the round, from 0, and a slot, with what the round before the last left in it.
-    /// It is called once for every round, in order; after an error or a panic once more for the same round, if the
-    /// caller goes on.
+    /// `make` gets the number of the round, from 0, and a slot, with what the round before the last left in
+    /// it. It is called once for every round, in order; after an error or a panic once more for the same
+    /// round, if the caller goes on.
     pub fn generate<'h, T, E, F>(slots: [T; 2], mut make: F) -> GeneratorBuilder<'h, T>
     where
         F: FnMut(u64, &mut T) -> Result<(), E> + Send + 'static,
@@ -110,9 +115,8 @@ impl Loader {
 }
 
 impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
-    /// Whether a thread makes the rounds ahead; `true` unless said otherwise. If not, each is made on the caller's
-    /// thread when it is asked for: the same rounds, and in lockstep the hook at the same points.
-    #[must_use]
+    /// Whether a thread makes the rounds ahead; `true` unless said otherwise. If not, each is made on the
+    /// caller's thread when it is asked for: the same rounds, and in lockstep the hook at the same points.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
@@ -121,9 +125,9 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// Starts no round before the one before it has been taken and `hook` has run with the number of the new
     /// round, on the caller's thread, within the call that takes the round before it.
     ///
-    /// The place to copy the model's current weights into what the closure reads. It runs before the first round
-    /// too, and again before a round that failed and is tried once more. Its time counts as the caller's.
-    #[must_use]
+    /// The place to copy the model's current weights into what the closure reads. It runs before the first
+    /// round too, and again before a round that failed and is tried once more. Its time counts as the
+    /// caller's.
     pub fn lockstep(mut self, hook: impl FnMut(u64) + 'h) -> Self {
         self.hook = Some(Box::new(hook));
         self
@@ -131,9 +135,8 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
 
     /// Records what happens in a file; nothing unless said otherwise.
     ///
-    /// Each round counts as an epoch of the [`Profile`]. Events of the caller's track: `queue_wait`, `train`; of the
-    /// thread's: `generate`.
-    #[must_use]
+    /// Each round counts as an epoch of the [`Profile`]. Events of the caller's track: `queue_wait`, `train`;
+    /// of the thread's: `generate`.
     pub fn profile(mut self, profile: Profile) -> Self {
         self.profile = Some(profile);
         self
@@ -172,12 +175,12 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
 impl<'h, T: 'static> Generator<'h, T> {
     /// The next `n` rounds, in order.
     ///
-    /// The numbers go on from call to call; a round that was made ahead for a call that was left early comes first
-    /// in the next one. Left early, no round is started but the one that is being made, or, in lockstep, the one
-    /// for which the hook has run.
+    /// The numbers go on from call to call; a round that was made ahead for a call that was left early comes
+    /// first in the next one. Left early, no round is started but the one that is being made, or, in
+    /// lockstep, the one for which the hook has run.
     ///
-    /// The two slots come round in turn: while a round is kept, only one more can be made. Asking for another then
-    /// is [`RoundError::AllHeld`].
+    /// The two slots come round in turn: while a round is kept, only one more can be made. Asking for another
+    /// then is [`RoundError::AllHeld`].
     ///
     /// One call at a time, which the compiler sees to:
     ///
@@ -190,8 +193,8 @@ impl<'h, T: 'static> Generator<'h, T> {
     ///
     /// # Panics
     ///
-    /// The iterator's `next`, if the hook does. The round that it ran before has then not been started; the one
-    /// that was being taken is lost.
+    /// The iterator's `next`, if the hook does. The round that it ran before has then not been started; the
+    /// one that was being taken is lost.
     pub fn rounds(&mut self, n: u64) -> Rounds<'_, 'h, T> {
         let now = Instant::now();
         let end = self.caller.next.saturating_add(n);
@@ -222,8 +225,9 @@ impl<'h, T: 'static> Generator<'h, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Round`] with the failure of the round that was made ahead for a caller who left before it came to it;
-    /// else [`Error::Trace`] if the trace could not be written; the training was not disturbed by it.
+    /// [`Error::Round`] with the failure of the round that was made ahead for a caller who left before it
+    /// came to it; else [`Error::Trace`] if the trace could not be written; the training was not disturbed by
+    /// it.
     pub fn close(self) -> Result<(), Error> {
         let Some(Running { slots, feed, track, trace }) = self.running.into_inner() else { return Ok(()) };
         let mut unheard = Ok(());
@@ -246,8 +250,8 @@ impl<'h, T: 'static> Generator<'h, T> {
 
 /// What goes on while a generator lives.
 struct Running<T: 'static> {
-    // Dropped in this order: the consumer's end makes the thread return from its wait for a slot, the feed's end
-    // from its wait for leave to start, and joins it.
+    // Dropped in this order: the consumer's end makes the thread return from its wait for a slot, the feed's
+    // end from its wait for leave to start, and joins it.
     slots: Consumer<'static, Slot<T>, Park>,
     feed: Feed<T>,
     track: Track,
@@ -285,9 +289,8 @@ struct Maker<T> {
 impl<T> Maker<T> {
     fn fill(&mut self, round: u64, slot: &mut Slot<T>, waited: Duration) {
         let start = Instant::now();
-        self.track.write_if_due(start);
-        // A closure that panicked is called again only if the caller goes on: what it then does is its own affair,
-        // and memory-safe.
+        // A closure that panicked is called again only if the caller goes on: what it then does is its own
+        // affair, and memory-safe.
         let result = match catch_unwind(AssertUnwindSafe(|| (self.make)(round, &mut slot.value))) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(source)) => Err(RoundError::Failed { round, source }),
@@ -295,6 +298,7 @@ impl<T> Maker<T> {
         };
         let end = Instant::now();
         self.track.span("generate", place(round), start, end);
+        self.track.write_if_due(end);
         slot.made = Some(Made { round, result, took: end - start, waited });
     }
 
@@ -450,6 +454,7 @@ struct Caller<'h> {
 /// Some rounds of a [`Generator`]; see [`Generator::rounds`].
 ///
 /// After an error it ends; the next call of [`rounds`](Generator::rounds) tries that round again.
+#[must_use = "no round is made until it is asked for"]
 pub struct Rounds<'g, 'h, T: 'static> {
     slots: &'g Consumer<'static, Slot<T>, Park>,
     feed: &'g mut Feed<T>,
@@ -476,15 +481,15 @@ impl<'g, T: 'static> Iterator for Rounds<'g, '_, T> {
             return None;
         }
         let called = Instant::now();
-        self.end_of_use(called);
         if self.caller.next == self.end {
             self.end(called);
             return None;
         }
         if self.thread_is_elsewhere() {
-            self.ended = true;
+            self.end(called);
             return Some(Err(RoundError::Forked { round: self.caller.next }));
         }
+        self.end_of_use(called);
         self.ask();
         let asked = Instant::now();
         let found = self.receive();
@@ -518,7 +523,8 @@ impl<'g, T: 'static> Iterator for Rounds<'g, '_, T> {
 impl<T: 'static> FusedIterator for Rounds<'_, '_, T> {}
 
 impl<'g, T: 'static> Rounds<'g, '_, T> {
-    /// In a process that was forked: nobody would make a round, and a lock that the thread held is never released.
+    /// In a process that was forked: nobody would make a round, and a lock that the thread held is never
+    /// released.
     fn thread_is_elsewhere(&self) -> bool {
         matches!(self.feed, Feed::Ahead(_)) && self.process != std::process::id()
     }
@@ -591,12 +597,12 @@ impl<'g, T: 'static> Rounds<'g, '_, T> {
 
     fn end(&mut self, now: Instant) {
         self.ended = true;
-        self.end_of_use(now);
-        // Nothing is left to hide the last round's use behind.
-        self.caller.report.ideal += std::mem::take(&mut self.before);
         if self.thread_is_elsewhere() {
             return;
         }
+        self.end_of_use(now);
+        // Nothing is left to hide the last round's use behind.
+        self.caller.report.ideal += std::mem::take(&mut self.before);
         self.track.flush();
         match &mut *self.feed {
             Feed::Inline(maker, _) => maker.track.flush(),
@@ -647,7 +653,8 @@ impl<T> DerefMut for Round<'_, T> {
 
 /// Why a round could not be had.
 ///
-/// [`Generator::rounds`] yields at most one error a call, after every round that was made before it, and then ends.
+/// [`Generator::rounds`] yields at most one error a call, after every round that was made before it, and then
+/// ends.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RoundError {
@@ -670,7 +677,8 @@ pub enum RoundError {
         /// The round.
         round: u64,
     },
-    /// The generator is used in a process that was forked from the one it was built in, where its thread is not.
+    /// The generator is used in a process that was forked from the one it was built in, where its thread is
+    /// not.
     Forked {
         /// The round.
         round: u64,
@@ -728,8 +736,9 @@ pub struct GenerateReport {
     pub generate: Stage,
     /// The caller, its hook included: from receiving a round to asking for the next; waiting for a round.
     pub train: Stage,
-    /// What perfect overlap would take: the first round's generation, then round by round the longer of its use and
-    /// the generation of the next, then the last round's use. The first and the last have nothing to hide behind.
+    /// What perfect overlap would take: the first round's generation, then round by round the longer of its
+    /// use and the generation of the next, then the last round's use. The first and the last have nothing to
+    /// hide behind.
     pub ideal: Duration,
 }
 
@@ -740,20 +749,22 @@ impl GenerateReport {
         self.generate.busy + self.train.busy
     }
 
-    /// How many times faster than one after the other perfect overlap of these rounds is: `serial / ideal`, below 2.
+    /// How many times faster than one after the other perfect overlap of these rounds is: `serial / ideal`,
+    /// below 2.
     #[must_use]
     pub fn gain_possible(&self) -> f64 {
         ratio(self.serial(), self.ideal)
     }
 
-    /// How many times faster it would be over very many such rounds: `serial` to the longer of the two stages.
+    /// How many times faster it would be over very many such rounds: `serial` to the longer of the two
+    /// stages.
     #[must_use]
     pub fn gain_in_the_long_run(&self) -> f64 {
         ratio(self.serial(), self.generate.busy.max(self.train.busy))
     }
 
-    /// How many times faster than it was perfect overlap would be: `wall / ideal`. This much overlap can still gain
-    /// at most.
+    /// How many times faster than it was perfect overlap would be: `wall / ideal`. This much overlap can
+    /// still gain at most.
     #[must_use]
     pub fn gain_left(&self) -> f64 {
         ratio(self.wall, self.ideal).max(1.0)

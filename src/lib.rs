@@ -80,6 +80,8 @@ pub use error::{BoxError, Error};
 pub use generate::{GenerateReport, Generator, GeneratorBuilder, Round, RoundError, Rounds};
 pub use loader::{Loader, LoaderBuilder, MAX_HOST_DEPTH};
 pub use report::{DOMINATES, Report, Stage, Verdict};
+#[cfg(feature = "cuda")]
+pub use slot::Load;
 pub use state::State;
 pub use switches::{SwitchError, Switches};
 pub use trace::Profile;
@@ -89,7 +91,9 @@ pub use twinbuf_core as core;
 pub use twinbuf_cuda as cuda;
 pub use twinbuf_mmap as mmap;
 pub use twinbuf_mmap::transform::Transform;
-pub use twinbuf_mmap::{BatchPlan, Cut, DType, Evict, Order, Plan, PlanError, ReadMode, Records, Tail};
+pub use twinbuf_mmap::{
+    BatchPlan, Cut, DType, Evict, Hinted, Order, Plan, PlanError, ReadMode, Records, Residency, Tail,
+};
 #[cfg(feature = "cuda")]
 pub use upload::{Cuda, DeviceBatch};
 

@@ -10,6 +10,7 @@ use crate::slot::Cost;
 /// What one stage did with its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Stage {
     /// Time spent on its own work.
     pub busy: Duration,
@@ -88,8 +89,8 @@ pub struct Report {
     pub transfer: Duration,
     /// The bytes of those copies.
     pub transfer_bytes: u64,
-    /// The time that both the reading thread waited for a slot and the caller for a batch, and no copy can account for:
-    /// what the device computed while nobody waited for it, at least. 0 without a device.
+    /// The time that the caller waited for the device and not for a batch, where that can be told: its work was only
+    /// enqueued, the reading thread waited for slots too, and no copy accounts for it. 0 without a device.
     pub device: Duration,
     /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
     pub train: Stage,
@@ -108,9 +109,12 @@ pub struct Report {
 impl Report {
     /// What is counted elsewhere.
     pub(crate) fn with_transfers(self, reads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
-        // A reader that waits is not what the caller waits for, so both wait for what stands behind the slots.
-        let both = self.read.waiting.min(self.train.waiting).saturating_sub(transfer);
-        let device = if transfer_bytes > 0 { both } else { Duration::ZERO };
+        // Where the caller waits longer than for any stage before the slots, while the reader waits for slots too,
+        // both wait for what stands behind them.
+        let before = (self.read.busy + self.transform).max(transfer);
+        let unexplained = self.train.waiting.saturating_sub(before);
+        let behind = self.read.waiting >= unexplained / 2 && self.train.waiting > before.mul_f64(DOMINATES);
+        let device = if transfer_bytes > 0 && behind { self.train.waiting } else { Duration::ZERO };
         let ideal = self.ideal.max(self.train.busy + device);
         Self { reads, transfer, transfer_bytes, device, ideal, ..self }
     }
@@ -215,7 +219,7 @@ impl fmt::Display for Report {
             writeln!(f, "transfer  {:>8.3}    at {each_second:.0} MiB/s", seconds(self.transfer))?;
         }
         if !self.device.is_zero() {
-            writeln!(f, "device    {:>8.3}    at least, while nobody waited for it", seconds(self.device))?;
+            writeln!(f, "device    {:>8.3}    of the caller's waiting", seconds(self.device))?;
         }
         writeln!(f, "train     {:>8.3} {:>10.3}", seconds(self.train.busy), seconds(self.train.waiting))?;
         if self.hints.calls > 0 {
@@ -275,6 +279,32 @@ mod tests {
             (10_000, 100, Verdict::DiskBound),
         ] {
             assert_eq!(report(read, train, 0, 0).verdict(), verdict, "read {read}, train {train}");
+        }
+    }
+
+    #[test]
+    fn time_that_both_sides_wait_is_the_devices() {
+        let ms = Duration::from_millis;
+        let stage = |busy, waiting| Stage { busy: ms(busy), waiting: ms(waiting) };
+        let of = |read: Stage, train: Stage, transfer| {
+            let ideal = read.busy.max(train.busy);
+            let report = Report { batches: 1, wall: ms(4000), read, train, ideal, ..Report::default() };
+            report.with_transfers(1, ms(transfer), u64::from(transfer > 0))
+        };
+        // Only enqueued: the caller waits for the device, and so does the reader.
+        let enqueued = of(stage(1000, 3000), stage(10, 3990), 500);
+        assert_eq!((enqueued.device, enqueued.verdict()), (ms(3990), Verdict::ComputeBound));
+        assert!((enqueued.gain_left() - 1.0).abs() < 1e-9, "better overlap gains nothing: {enqueued}");
+        // Waits that have another cause.
+        for (read, train, transfer, verdict) in [
+            (stage(3900, 100), stage(10, 3990), 500, Verdict::DiskBound),
+            (stage(1000, 3000), stage(10, 3990), 3900, Verdict::TransferBound),
+            (stage(1000, 3000), stage(3900, 100), 500, Verdict::ComputeBound),
+            (stage(2000, 0), stage(10, 3990), 1990, Verdict::Balanced), // without overlap
+            (stage(1000, 3000), stage(10, 3990), 0, Verdict::DiskBound), // without a device
+        ] {
+            let report = of(read, train, transfer);
+            assert_eq!((report.device, report.verdict()), (ms(0), verdict), "{report}");
         }
     }
 

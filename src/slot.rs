@@ -79,7 +79,7 @@ impl Slot {
     }
 }
 
-/// What a slot was filled with.
+/// What a slot was filled with: the loader's own note that travels with a batch. Its content is not public.
 #[derive(Debug)]
 pub struct Load {
     /// The job it belongs to: a slot filled for an epoch that was given up is skipped.

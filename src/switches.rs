@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::backend::Backend;
 use crate::breakdown::Breakdown;
@@ -30,16 +30,27 @@ const ON_OR_OFF: &str = "1, on or true, or 0, off or false";
 /// | variable | values | in place of |
 /// | --- | --- | --- |
 /// | `TWINBUF_OVERLAP` | `1`, `on`, `true`; `0`, `off`, `false` | [`overlap`](LoaderBuilder::overlap) |
-/// | `TWINBUF_DEPTH` | 1 to 8 | [`host_depth`](LoaderBuilder::host_depth) |
+/// | `TWINBUF_DEPTH` | 1 to [`MAX_HOST_DEPTH`] | [`host_depth`](LoaderBuilder::host_depth) |
 /// | `TWINBUF_HINTS` | as `TWINBUF_OVERLAP` | [`hints`](LoaderBuilder::hints) |
 /// | `TWINBUF_TRACE` | a path; empty: no trace | [`profile`](LoaderBuilder::profile) |
-/// | `TWINBUF_BREAKDOWN` | as `TWINBUF_OVERLAP`; from 2: every so many steps | [`breakdown`](LoaderBuilder::breakdown) |
+/// | `TWINBUF_BREAKDOWN` | as `TWINBUF_OVERLAP`; from 2: every how many steps | [`breakdown`] |
+///
+/// [`breakdown`]: LoaderBuilder::breakdown
+///
+/// `TWINBUF_TRACE` is one path for every loader that asks the environment. Where the plan has several ranks,
+/// the rank goes into the file's name: `trace.json` becomes `trace.rank3.json`. Two loaders of the same rank,
+/// for training and for validation, would write one file: let only one of them ask.
+///
+/// `TWINBUF_BREAKDOWN` switches the overlap off, and logs nothing by itself unless the program ends its
+/// steps: with `loader.breakdown().end_step()`, see [`Loader::breakdown`](crate::Loader::breakdown). A step
+/// then has the loader's own phases, `load` and, to a device, `h2d`, and all the rest as `other`; the program
+/// may time more.
 ///
 /// Words may be in capitals, and spaces around a value do no harm, except in a path.
 ///
-/// A variable that is set to anything else is an error: a switch that is ignored is worse than one that is missing.
-/// So is a variable whose name differs from one of these by a slip or two (`TWINBUF_OVERLP`). Others that begin
-/// with `TWINBUF_` are somebody else's, and ignored.
+/// A variable that is set to anything else is an error: a switch that is ignored is worse than one that is
+/// missing. So is a variable whose name differs from one of these by a slip or two (`TWINBUF_OVERLP`). Others
+/// that begin with `TWINBUF_` are somebody else's, and ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Switches {
@@ -91,7 +102,10 @@ impl Switches {
             match &*name {
                 OVERLAP => switches.overlap = Some(parse(OVERLAP, value, ON_OR_OFF, switch)?),
                 HINTS => switches.hints = Some(parse(HINTS, value, ON_OR_OFF, switch)?),
-                DEPTH => switches.depth = Some(parse(DEPTH, value, "a whole number from 1 to 8", depth)?),
+                DEPTH => {
+                    let wanted = format!("a whole number from 1 to {MAX_HOST_DEPTH}");
+                    switches.depth = Some(parse(DEPTH, value, wanted, depth)?);
+                }
                 TRACE => switches.trace = Some(value.into()),
                 BREAKDOWN => {
                     let wanted = "1, on or true, or 0, off or false, or every how many steps";
@@ -111,13 +125,13 @@ impl Switches {
 fn parse<T>(
     name: &'static str,
     value: &OsStr,
-    wanted: &'static str,
+    wanted: impl Into<String>,
     parse: impl FnOnce(&str) -> Option<T>,
 ) -> Result<T, SwitchError> {
     value
         .to_str()
         .and_then(|value| parse(&value.trim().to_ascii_lowercase()))
-        .ok_or_else(|| SwitchError::Value { name, wanted, found: value.to_os_string() })
+        .ok_or_else(|| SwitchError::Value { name, wanted: wanted.into(), found: value.to_os_string() })
 }
 
 fn switch(value: &str) -> Option<bool> {
@@ -150,9 +164,10 @@ fn meant(name: &str) -> Option<&'static str> {
 }
 
 impl<B: Backend> LoaderBuilder<B> {
-    /// Puts what the environment says ([`Switches`]) in place of what was said here so far: to be called last.
+    /// Puts what the environment says ([`Switches`]) in place of what was said so far: to be called last.
     ///
-    /// A trace is of the first 5 epochs.
+    /// A trace is of as many epochs as that of [`profile`](LoaderBuilder::profile), or of the first 5 if
+    /// there was none.
     ///
     /// # Errors
     ///
@@ -164,7 +179,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # use std::sync::Arc;
     /// # use twinbuf::{BoxError, Loader, Plan, Records};
     /// # fn f(data: Arc<Records>, plan: Plan) -> Result<(), BoxError> {
-    /// let loader = Loader::builder(data, plan).host_depth(3).from_env()?.build()?; // TWINBUF_DEPTH=4 ./train
+    /// // TWINBUF_DEPTH=4 ./train
+    /// let loader = Loader::builder(data, plan).host_depth(3).from_env()?.build()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -178,7 +194,12 @@ impl<B: Backend> LoaderBuilder<B> {
         self.host_depth = depth.unwrap_or(self.host_depth);
         self.hints = hints.unwrap_or(self.hints);
         if let Some(path) = trace {
-            self.profile = (!path.as_os_str().is_empty()).then(|| Profile::chrome(path));
+            let path = if self.plan.world() > 1 { of_rank(&path, self.plan.rank()) } else { path };
+            self.profile = match self.profile {
+                _ if path.as_os_str().is_empty() => None,
+                Some(profile) => Some(profile.at(path)),
+                None => Some(Profile::chrome(path)),
+            };
         }
         match breakdown {
             None => self,
@@ -186,6 +207,16 @@ impl<B: Backend> LoaderBuilder<B> {
             Some(every) => self.breakdown(Breakdown::every(every)),
         }
     }
+}
+
+/// `path` with the rank in the file's name, before what comes after its last dot.
+fn of_rank(path: &Path, rank: u64) -> PathBuf {
+    let mut end = OsString::from(format!("rank{rank}"));
+    if let Some(extension) = path.extension() {
+        end.push(".");
+        end.push(extension);
+    }
+    path.with_extension(end)
 }
 
 /// Why a variable of the environment is no use.
@@ -197,7 +228,7 @@ pub enum SwitchError {
         /// The variable.
         name: &'static str,
         /// What values it takes.
-        wanted: &'static str,
+        wanted: String,
         /// Its value, which may be no UTF-8.
         found: OsString,
     },
@@ -272,7 +303,33 @@ mod tests {
         let trace = Some(Profile::chrome("environment.json"));
         assert_eq!(said(&builder), (true, 5, true, trace, true));
         assert_eq!(with(&[(TRACE, "")]).profile, None);
+        let more = code().profile(Profile::chrome("code.json").epochs(9));
+        let more = more.apply(Switches { trace: Some("environment.json".into()), ..Switches::default() });
+        assert_eq!(more.profile, Some(Profile::chrome("environment.json").epochs(9)), "the code's epochs");
         let on = code().breakdown(Breakdown::every(7));
         assert!(!on.apply(Switches { breakdown: Some(0), ..Switches::default() }).breakdown.is_on());
+    }
+    #[test]
+    fn each_rank_has_a_trace_of_its_own() {
+        let traced = |rank, world, path: &str| {
+            let plan = Plan::builder(8).batch(1).shard(rank, world).build().unwrap();
+            let switches = Switches { trace: Some(path.into()), ..Switches::default() };
+            Loader::builder(Zeros, plan).apply(switches).profile
+        };
+        for (rank, world, path, expected) in [
+            (0, 1, "trace.json", "trace.json"),
+            (0, 2, "trace.json", "trace.rank0.json"),
+            (3, 4, "a.folder/run.2/trace.json", "a.folder/run.2/trace.rank3.json"),
+            (3, 4, "../trace", "../trace.rank3"),
+            (3, 4, ".trace", ".trace.rank3"),
+            (3, 4, "trace.7.json", "trace.7.rank3.json"),
+        ] {
+            assert_eq!(
+                traced(rank, world, path),
+                Some(Profile::chrome(expected)),
+                "{path}, {rank} of {world}"
+            );
+        }
+        assert_eq!(traced(3, 4, ""), None, "still no trace");
     }
 }

@@ -1,8 +1,8 @@
 //! The Chrome trace: what each side did when, as a file for <https://ui.perfetto.dev> or `chrome://tracing`.
 //!
 //! The format is the JSON array of the Trace Event Format, whose closing bracket is optional: what has been
-//! written is always a list of whole events, so the file can be opened while the program runs and after a kill.
-//! The bracket comes when the loader is dropped, and makes it plain JSON. One event stands on a line.
+//! written is always a list of whole events, so the file can be opened while the program runs and after a
+//! kill. The bracket comes when the loader is dropped, and makes it plain JSON. One event stands on a line.
 //!
 //! A rank is a process of the trace, so that the files of several ranks can be put together: numbers of
 //! processes and ids of arrows differ between ranks. Times count from each loader's own start, because
@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::error::Error;
+use crate::fork::OfProcess;
 
 /// What to record of a run; see [`LoaderBuilder::profile`](crate::LoaderBuilder::profile).
 ///
@@ -34,15 +35,21 @@ impl Profile {
     ///
     /// Spans of the caller's track: `epoch`; in it one `chunk` a step, made up of `queue_wait` (the caller
     /// waits for the batch) and `train` (the caller has it). Of the reader's track: `disk_load` (one batch
-    /// from the disk into its slot) and, where there is one, `transform`. Each has the epoch and the step in its
-    /// `args`. An arrow leads from a batch's `disk_load` to its `train`. The counter `full host slots` says how
-    /// many batches are ready for the caller: at 0 it waits, or would if it asked now.
+    /// from the disk into its slot) and, where there is one, `transform`. Each has the epoch and the step in
+    /// its `args`. An arrow leads from a batch's `disk_load` to its `train`. The counter `full host slots`
+    /// says how many batches are ready for the caller: at 0 it waits, or would if it asked now.
     ///
     /// The rank is the trace's process, named `twinbuf rank R of W`. When the clock started is in the event
     /// `clock_origin`, in microseconds since 1970 (`unix_us`), beside the system's number of the process.
     ///
-    /// Recording takes some 0.1 us an event, and a write every 16 KiB. A killed program loses the events of its
-    /// last 250 ms at most; those of a step that takes longer are in the file before it begins.
+    /// Recording takes some 0.1 us an event, and a write every 16 KiB. A killed program loses the spans that had
+    /// not ended, and of each side what it recorded since it last wrote. A side writes with its first batch, and
+    /// with a batch if the write before is 250 ms old: so that is what ended in 250 ms, at most. The caller and
+    /// the reader also write after an epoch.
+    ///
+    /// Each loader, of this process and of every other, needs a path of its own: two that write the same file
+    /// leave none that can be read. A process forked from the loader's records nothing.
+    #[must_use]
     pub fn chrome(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), epochs: 5 }
     }
@@ -51,6 +58,12 @@ impl Profile {
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.epochs = epochs;
+        self
+    }
+
+    /// The same, in another file.
+    pub(crate) fn at(mut self, path: PathBuf) -> Self {
+        self.path = path;
         self
     }
 
@@ -68,7 +81,7 @@ impl Profile {
             rank,
             start,
             full: Mutex::new(0),
-            sink: Mutex::new(Sink { file, error: None }),
+            sink: OfProcess::new(Mutex::new(Sink { file, error: None })),
         };
         // A thread is named in each, because Perfetto makes one of the process's number where none is.
         let first = format!(
@@ -91,10 +104,11 @@ pub(crate) struct Trace {
     epochs: u64,
     rank: u64,
     start: Instant,
-    /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no atomic, so that the count's changes and
-    /// their times are in the same order: a viewer shows the latest.
+    /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no
+    /// atomic, so that the count's changes and their times are in the same order: a viewer shows the latest.
     full: Mutex<i64>,
-    sink: Mutex<Sink>,
+    /// A forked process shares the file's position, and has a copy of what the tracks gathered: it writes nothing.
+    sink: OfProcess<Mutex<Sink>>,
 }
 
 #[derive(Debug)]
@@ -106,6 +120,9 @@ struct Sink {
 
 impl Trace {
     fn write(&self, lines: &str) {
+        if self.sink.is_foreign() {
+            return;
+        }
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         if sink.error.is_none() {
             // One call with whole lines, so that a kill leaves no half of one.
@@ -148,7 +165,8 @@ pub(crate) struct Track {
     /// What every event of the track has between its phase and its time.
     common: String,
     buffer: String,
-    written: Instant,
+    /// When events were last written; `None` before the first time.
+    written: Option<Instant>,
 }
 
 /// Which batch an event is about.
@@ -163,7 +181,8 @@ pub(crate) struct Place {
 impl Track {
     pub(crate) fn new(trace: Option<Arc<Trace>>, id: u32, name: &str) -> Self {
         let (mut common, mut buffer) = (String::new(), String::new());
-        if let Some(Trace { rank, .. }) = trace.as_deref() {
+        if let Some(trace) = trace.as_deref() {
+            let rank = trace.rank;
             common = format!(r#"","pid":{rank},"tid":{id},"ts":"#);
             buffer.reserve(BUFFER + 1024);
             for (event, arg) in [
@@ -176,8 +195,10 @@ impl Track {
                     ",\n{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{rank},\"tid\":{id},\"args\":{{{arg}}}}}"
                 );
             }
+            trace.write(&buffer);
+            buffer.clear();
         }
-        Self { trace, common, buffer, written: Instant::now() }
+        Self { trace, common, buffer, written: None }
     }
 
     /// Something that went on from `start` to `end`.
@@ -195,8 +216,8 @@ impl Track {
         self.end("}");
     }
 
-    /// The batch of `place` was put into a host slot by the span from `start` to `end`: an arrow begins in it,
-    /// and one slot more is full.
+    /// The batch of `place` was put into a host slot by the span from `start` to `end`: an arrow begins in
+    /// it, and one slot more is full.
     pub(crate) fn filled(&mut self, place: Place, start: Instant, end: Instant) {
         let Some(origin) = self.recorded(place) else { return };
         // Just inside the span, where no other begins, so that it is this one that the arrow is bound to.
@@ -205,8 +226,8 @@ impl Track {
         self.full(origin, 1);
     }
 
-    /// The caller takes the batch of `place` over, or is done with one that it does not want: one slot fewer is
-    /// full. To be called before the slot can be filled again.
+    /// The caller takes the batch of `place` over, or is done with one that it does not want: one slot fewer
+    /// is full. To be called before the slot can be filled again.
     pub(crate) fn taken(&mut self, place: Place) {
         if let Some(origin) = self.recorded(place) {
             self.full(origin, -1);
@@ -220,22 +241,20 @@ impl Track {
         }
     }
 
-    /// Writes what has been gathered if that has been kept long enough. To be called before the track's side
-    /// turns to something that may take long.
+    /// Writes what has been gathered if that has been kept long enough, the first time at once: the step after it
+    /// may be long. To be called before the track's side turns to something that may take long.
     pub(crate) fn write_if_due(&mut self, now: Instant) {
-        if self.trace.is_some() && now.saturating_duration_since(self.written) >= KEEP {
+        if self.written.is_none_or(|written| now.saturating_duration_since(written) >= KEEP) {
             self.flush();
         }
     }
 
     /// Writes what has been gathered.
     pub(crate) fn flush(&mut self) {
-        if let Some(trace) = &self.trace {
-            if !self.buffer.is_empty() {
-                trace.write(&self.buffer);
-                self.buffer.clear();
-            }
-            self.written = Instant::now();
+        if let (Some(trace), false) = (&self.trace, self.buffer.is_empty()) {
+            trace.write(&self.buffer);
+            self.buffer.clear();
+            self.written = Some(Instant::now());
         }
     }
 
@@ -248,7 +267,8 @@ impl Track {
     /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
     fn arrow(&mut self, end: &str, place: Place, at: Duration) {
         let rank = self.trace.as_deref().map_or(0, |trace| trace.rank);
-        // Unique as far as the viewers' 64 bits go: two traces with more would share an arrow, no more than that.
+        // Unique as far as the viewers' 64 bits go: two traces with more would share an arrow, no more than
+        // that.
         let id = rank << 48 | (place.ordinal & 0xffff) << 32 | (place.step.unwrap_or(0) & 0xffff_ffff);
         self.begin("batch", end, at);
         self.buffer.push_str(r#","cat":"batch","bp":"e","id":"0x"#);
@@ -260,6 +280,10 @@ impl Track {
     /// Counts the full slots, `change` more.
     fn full(&mut self, origin: Instant, change: i64) {
         let Some(trace) = &self.trace else { return };
+        if trace.sink.is_foreign() {
+            // Whoever held the lock at the fork never releases it here.
+            return;
+        }
         let (now, full) = {
             let mut full = trace.full.lock().unwrap_or_else(PoisonError::into_inner);
             *full += change;
@@ -272,7 +296,8 @@ impl Track {
         self.end("}");
     }
 
-    // An event is put together from pieces: `core::fmt` took some 500 ns for what takes 120 so (`benches/trace.rs`).
+    // An event is put together from pieces: `core::fmt` took some 500 ns for what takes 120 so
+    // (`benches/trace.rs`).
 
     fn begin(&mut self, name: &str, phase: &str, at: Duration) {
         // The comma goes before: the file never ends with one.

@@ -115,6 +115,7 @@ where
 }
 
 /// Made by [`per_record`].
+#[must_use = "a transform does nothing until a loader has it"]
 pub struct PerRecord<F> {
     out_bytes: usize,
     apply: F,

@@ -3,7 +3,7 @@
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use common::{files, open, plan};
@@ -237,6 +237,85 @@ fn a_sink_may_use_the_breakdown_itself() {
     }
     assert_eq!(*lines.lock().unwrap(), 3);
     assert!(breakdown.to_string().starts_with("training: 6 steps, "));
+}
+
+#[test]
+fn a_sink_that_panics_gets_the_next_line_all_the_same() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let sees = lines.clone();
+    let breakdown = Breakdown::every(1).sink(move |line| {
+        let step = line.split(':').next().unwrap().to_string();
+        sees.lock().unwrap().push(step.clone());
+        assert_ne!(step, "step 1", "the sink's own");
+    });
+    for step in 0..4 {
+        let panicked = catch_unwind(AssertUnwindSafe(|| breakdown.end_step())).is_err();
+        assert_eq!(panicked, step == 1);
+    }
+    assert_eq!(*lines.lock().unwrap(), ["step 0", "step 1", "step 2", "step 3"]);
+}
+
+#[test]
+fn a_sink_given_while_another_is_called_is_the_one_that_stays() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let own = Arc::new(Mutex::new(Breakdown::off()));
+    let (sees, old, new) = (own.clone(), lines.clone(), lines.clone());
+    let breakdown = Breakdown::every(1).sink(move |_| {
+        old.lock().unwrap().push("old");
+        let new = new.clone();
+        let _ = sees.lock().unwrap().clone().sink(move |_| new.lock().unwrap().push("new"));
+    });
+    *own.lock().unwrap() = breakdown.clone();
+    for _ in 0..3 {
+        breakdown.end_step();
+    }
+    assert_eq!(*lines.lock().unwrap(), ["old", "new", "new"]);
+}
+
+/// Without that, a sink that panics would be a second panic at once, which ends the process.
+#[test]
+fn a_validation_that_a_panic_ends_calls_no_sink() {
+    let calls = Arc::new(Mutex::new(0));
+    let sees = calls.clone();
+    let breakdown = Breakdown::every(0).sink(move |_| {
+        *sees.lock().unwrap() += 1;
+        panic!("the sink's own");
+    });
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _validation = breakdown.validation(2);
+        breakdown.end_step(); // not logged
+        panic!("the caller's own");
+    }));
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"the caller's own"));
+    assert_eq!(*calls.lock().unwrap(), 0);
+    assert!(breakdown.to_string().contains("\nvalidation: 1 batches, "), "{breakdown}");
+    assert!(catch_unwind(AssertUnwindSafe(|| breakdown.end_step())).is_err(), "training again, and logged");
+    assert_eq!(*calls.lock().unwrap(), 1);
+}
+
+/// Writes nowhere, and uses the breakdown meanwhile.
+struct Writer(Breakdown);
+
+impl std::fmt::Write for Writer {
+    fn write_str(&mut self, _: &str) -> std::fmt::Result {
+        self.0.phase("printing", || ());
+        Ok(())
+    }
+}
+
+#[test]
+fn what_it_is_displayed_to_may_use_the_breakdown_itself() {
+    use std::fmt::Write as _;
+
+    let (breakdown, _) = logged(0);
+    let (done, ends) = mpsc::channel();
+    // Elsewhere, so that a lock that is held twice is seen as a failure.
+    std::thread::spawn(move || {
+        write!(Writer(breakdown.clone()), "{breakdown} {breakdown:?}").unwrap();
+        done.send(breakdown.to_string()).unwrap();
+    });
+    let table = ends.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(table.contains("\nprinting "), "{table}");
 }
 
 #[test]

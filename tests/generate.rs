@@ -616,6 +616,43 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_forked_process_leaves_the_trace_alone() {
+    // A side writes about every 60 rounds: in some of the forked processes a write would fall due at once.
+    const ROUNDS: u64 = 150;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("trace.json");
+    for overlap in [false, true] {
+        let mut generator = Loader::generate([0; 2], |round, slot: &mut u64| {
+            *slot = round;
+            Ok::<(), BoxError>(())
+        })
+        .overlap(overlap)
+        .profile(Profile::chrome(&path).epochs(u64::MAX))
+        .build()
+        .unwrap();
+        let mut rounds = generator.rounds(ROUNDS);
+        for number in 0..ROUNDS {
+            assert_eq!(*rounds.next().unwrap().unwrap(), number);
+            assert!(forked(|| {
+                // What is left: made there without overlap, and else not to be had, unless nothing is left.
+                let received = rounds.by_ref().take_while(Result::is_ok).count() as u64;
+                received == if overlap { 0 } else { ROUNDS - number - 1 }
+            }));
+        }
+        assert!(rounds.next().is_none());
+        drop(rounds);
+        generator.close().unwrap();
+        let events: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        for name in ["generate", "queue_wait", "train"] {
+            let spans = events.iter().filter(|event| event["name"] == name && event["ph"] == "X");
+            let rounds: Vec<u64> = spans.map(|event| event["args"]["epoch"].as_u64().unwrap()).collect();
+            assert_eq!(rounds, (0..ROUNDS).collect::<Vec<_>>(), "{name}, overlap {overlap}");
+        }
+    }
+}
+
+#[test]
 fn a_round_may_be_released_from_another_thread() {
     for mode in MODES {
         let mut generator = build(mode, |_| {}, simulator());

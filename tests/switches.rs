@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use twinbuf::{Error, SwitchError, Switches};
+use twinbuf::{Error, MAX_HOST_DEPTH, SwitchError, Switches};
 
 fn of(vars: &[(&str, &str)]) -> Result<Switches, SwitchError> {
     Switches::from_vars(vars.iter().copied())
@@ -45,7 +45,7 @@ fn every_value_that_is_taken() {
         let every = if expected { 100 } else { 0 };
         assert_eq!(of(&[("TWINBUF_BREAKDOWN", value)]).unwrap().breakdown, Some(every), "{value:?}");
     }
-    for depth in 1..=8 {
+    for depth in 1..=MAX_HOST_DEPTH {
         assert_eq!(of(&[("TWINBUF_DEPTH", &depth.to_string())]).unwrap().depth, Some(depth));
     }
     for (value, every) in [("2", 2), (" 50 ", 50), ("18446744073709551615", u64::MAX)] {
@@ -64,7 +64,7 @@ fn every_value_that_is_taken() {
 #[test]
 fn every_other_value_is_an_error() {
     let switch = "1, on or true, or 0, off or false";
-    let depth = "a whole number from 1 to 8";
+    let depth = &*format!("a whole number from 1 to {MAX_HOST_DEPTH}");
     let every = "1, on or true, or 0, off or false, or every how many steps";
     for (name, wanted, bad) in [
         ("TWINBUF_OVERLAP", switch, &["", " ", "2", "yes", "no", "-1", "on off", "1.0", "١"][..]),
@@ -74,7 +74,7 @@ fn every_other_value_is_an_error() {
     ] {
         for value in bad {
             let error = of(&[("TWINBUF_TRACE", "t"), (name, value)]).unwrap_err();
-            assert_eq!(error, SwitchError::Value { name, wanted, found: value.into() });
+            assert_eq!(error, SwitchError::Value { name, wanted: wanted.into(), found: value.into() });
             assert_eq!(error.to_string(), format!("environment: {name}: wanted {wanted}, found {value:?}"));
         }
     }

@@ -252,6 +252,27 @@ fn the_file_can_be_read_while_the_program_runs() {
     assert!(!events(&path).is_empty(), "and in the middle of one");
 }
 
+#[test]
+fn the_first_batch_is_in_the_file_while_it_is_used() {
+    let (dir, paths) = files(&[40]);
+    let path = dir.path().join("trace.json");
+    for overlap in [false, true] {
+        let loader = Loader::builder(open(&paths), plan(40, 8))
+            .overlap(overlap)
+            .profile(Profile::chrome(&path))
+            .build()
+            .unwrap();
+        let mut epoch = loader.epoch(0);
+        let _batch = epoch.next().unwrap().unwrap();
+        // Each side has written before it handed the batch over.
+        let events = events(&path);
+        for name in ["disk_load", "queue_wait"] {
+            let found = named(&events, name);
+            assert!(found.iter().any(|event| event["args"]["step"] == 0), "{name}, overlap {overlap}");
+        }
+    }
+}
+
 /// Set for the process that is to be killed: where it writes its trace.
 const VICTIM: &str = "TWINBUF_TEST_TRACE_OF_VICTIM";
 
@@ -322,25 +343,30 @@ fn a_full_disk_stops_the_trace_and_not_the_training() {
 #[cfg(unix)]
 fn a_write_that_fails_later_is_told_by_close() {
     let (dir, paths) = files(&[4000]);
-    let fifo = dir.path().join("trace.fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    // Reads the first line and is gone: every write after it fails with EPIPE.
-    let reader = std::thread::spawn({
-        let fifo = fifo.clone();
-        move || BufReader::new(std::fs::File::open(fifo).unwrap()).read_line(&mut String::new()).unwrap()
-    });
-    let loader =
-        Loader::builder(open(&paths), plan(4000, 8)).profile(Profile::chrome(&fifo)).build().unwrap();
-    assert_eq!(reader.join().unwrap(), 2);
-    for epoch in 0..2 {
-        assert!(loader.epoch(epoch).all(|batch| batch.is_ok()), "the training goes on");
-    }
-    assert_eq!(loader.report().batches, 1000);
-    match loader.close() {
-        Err(Error::Trace { path, source }) => {
-            assert_eq!(path, fifo);
-            assert_eq!(source.kind(), std::io::ErrorKind::BrokenPipe);
+    for overlap in [false, true] {
+        let fifo = dir.path().join(format!("{overlap}.fifo"));
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        // Reads the first line and is gone: every write after it fails with EPIPE.
+        let reader = std::thread::spawn({
+            let fifo = fifo.clone();
+            move || BufReader::new(std::fs::File::open(fifo).unwrap()).read_line(&mut String::new()).unwrap()
+        });
+        let loader = Loader::builder(open(&paths), plan(4000, 8))
+            .overlap(overlap)
+            .profile(Profile::chrome(&fifo))
+            .build()
+            .unwrap();
+        assert_eq!(reader.join().unwrap(), 2);
+        for epoch in 0..2 {
+            assert!(loader.epoch(epoch).all(|batch| batch.is_ok()), "the training goes on");
         }
-        other => panic!("{other:?}"),
+        assert_eq!(loader.report().batches, 1000);
+        match loader.close() {
+            Err(Error::Trace { path, source }) => {
+                assert_eq!(path, fifo);
+                assert_eq!(source.kind(), std::io::ErrorKind::BrokenPipe);
+            }
+            other => panic!("overlap {overlap}: {other:?}"),
+        }
     }
 }

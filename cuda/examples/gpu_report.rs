@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p twinbuf-cuda --example gpu_report > gpu.json`; `-- --quick` for a short one. It needs an
 //! NVIDIA driver and nothing else: no toolkit, no compiler for the device. What stands for training is work that the
-//! driver can do by itself, copies within device memory; what stands for loading is sleep. Without a driver it prints
-//! one line and exits with 2.
+//! driver can do by itself, copies within device memory; what stands for loading is sleep. What cannot be measured
+//! has an `error` in the place of its figures. Without a driver it prints one line and exits with 2.
 #![allow(clippy::cast_possible_truncation)] // of figures: sizes and counts that were made from times
 
 use std::error::Error;
@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use twinbuf_cuda::cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, result, sys,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, DevicePtr, DevicePtrMut, result, sys,
 };
-use twinbuf_cuda::{Copied, Uploader, context};
+use twinbuf_cuda::{Copied, DeviceBatches, Uploader, context};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// How much to measure.
+#[derive(Clone)]
 pub(crate) struct Extent {
     /// Sizes of copies, in bytes.
     sizes: Vec<usize>,
@@ -65,23 +66,53 @@ pub(crate) fn run(extent: &Extent) -> Result<Value> {
     let mut version = 0;
     // SAFETY: the pointer is valid for the call.
     unsafe { sys::cuDriverGetVersion(&raw mut version) }.result()?;
-    let stream = ctx.new_stream()?;
-    let copies = extent.sizes.iter().map(|&size| copies(&ctx, extent, size)).collect::<Result<Vec<_>>>()?;
-    let work = Work::new(&stream)?;
+    let (free, _) = ctx.mem_get_info()?;
+    let (sizes, too_large): (Vec<_>, Vec<_>) = extent.sizes.iter().partition(|&&size| size <= free / 4);
+    let extent = &Extent { sizes, ..extent.clone() };
+    let mut by_size: Vec<Value> =
+        extent.sizes.iter().map(|&size| entry("bytes", size, copies(&ctx, version, extent, size))).collect();
+    by_size.extend(too_large.into_iter().map(|size| {
+        entry(
+            "bytes",
+            size,
+            Err(format!("wanted at most a quarter of the {free} bytes of free device memory").into()),
+        )
+    }));
+    let work = Work::new(&ctx)?;
+    let shapes =
+        [("load 1.5 : copy 0.2 : train 7", [1.5, 0.2, 7.0]), ("load 1 : copy 1 : train 1", [1.0, 1.0, 1.0])];
+    let pipelines = shapes.map(|(shape, parts)| entry("shape", shape, pipeline(&ctx, extent, &work, parts)));
+    let engines = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT;
     Ok(json!({
         "device": ctx.name()?,
         "compute_capability": ctx.compute_capability()?,
+        "copy_engines": ctx.attribute(engines)?,
         "device_bytes": ctx.total_mem()?,
         "driver_version": version,
         "host": cpu(),
-        "units": "GB/s are 10^9 bytes a second, medians; times in seconds",
-        "copies": copies,
-        "overlap": overlap(&ctx, extent, &work)?,
-        "pipelines": [
-            pipeline(&ctx, extent, &work, "load 1.5 : copy 0.2 : train 7", [1.5, 0.2, 7.0])?,
-            pipeline(&ctx, extent, &work, "load 1 : copy 1 : train 1", [1.0, 1.0, 1.0])?,
-        ],
+        "units": {
+            "rates": "GB/s are 10^9 bytes a second, medians; host memory is written once, before all copies from it",
+            "times": "seconds; gaps are from the end of a copy to the start of the next, by events around each",
+            "hidden": "1: the shorter of copy and work costs nothing beside the longer; 0: one after the other",
+            "ideal": "the longest stage for every batch, and the others once",
+        },
+        "work_bytes": work.bytes,
+        "copies": by_size,
+        "overlap": or_error(overlap(&ctx, extent, &work)),
+        "pipelines": pipelines,
     }))
+}
+
+/// Figures, or why there are none.
+fn or_error(figures: Result<Value>) -> Value {
+    figures.unwrap_or_else(|error| json!({ "error": error.to_string() }))
+}
+
+/// The same, and what they are of.
+fn entry(key: &str, value: impl Into<Value>, figures: Result<Value>) -> Value {
+    let mut entry = or_error(figures);
+    entry[key] = value.into();
+    entry
 }
 
 fn cpu() -> Option<String> {
@@ -117,14 +148,16 @@ impl Source {
 impl Drop for Source {
     fn drop(&mut self) {
         if let Self::Pinned(start, _) = self {
-            // SAFETY: allocated by `pinned`; every copy from it was waited for.
+            // After an error there may be copies from it that nobody has waited for.
+            let _ = result::ctx::synchronize();
+            // SAFETY: allocated by `pinned`, and used by nothing any more.
             let _ = unsafe { result::free_host(start.cast()) };
         }
     }
 }
 
 /// One size: plain copies from three kinds of memory, and the same bytes through an uploader.
-fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
+fn copies(ctx: &Arc<CudaContext>, version: i32, extent: &Extent, size: usize) -> Result<Value> {
     let stream = ctx.new_stream()?;
     let mut target = stream.alloc_zeros::<u8>(size)?;
     let count = (extent.round_bytes / size).max(1);
@@ -139,10 +172,10 @@ fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value>
         })
     };
     Ok(json!({
-        "bytes": size,
         "plain_pinned": plain(Source::pinned(size, 0)?)?,
         "plain_write_combined": plain(Source::pinned(size, sys::CU_MEMHOSTALLOC_WRITECOMBINED)?)?,
         "plain_pageable": plain(Source::Pageable(vec![1; size]))?,
+        "plain_gaps": or_error(plain_gaps(&stream, version, &mut target, size, count)),
         "uploader_pinned": uploads(ctx, extent, size, count, false)?,
         "uploader_write_combined": uploads(ctx, extent, size, count, true)?,
     }))
@@ -161,6 +194,49 @@ fn rates(extent: &Extent, bytes: usize, mut round: impl FnMut() -> Result<()>) -
     Ok(json!({ "median": rates[rates.len() / 2], "min": rates[0], "max": rates[rates.len() - 1] }))
 }
 
+/// The gaps between copies that are enqueued at once, with the events that an uploader records around each: what is
+/// left of the uploader's own gaps is its share.
+fn plain_gaps(
+    stream: &Arc<CudaStream>,
+    version: i32,
+    target: &mut CudaSlice<u8>,
+    size: usize,
+    count: usize,
+) -> Result<Value> {
+    if version < 12_080 {
+        return Err("wanted a driver of CUDA 12.8: cudarc asks older ones for a time they cannot tell".into());
+    }
+    let source = Source::pinned(size, 0)?;
+    let (address, _record) = target.device_ptr_mut(stream);
+    let event = |flags| Ok::<_, Box<dyn Error>>(stream.context().new_event(Some(flags))?);
+    let mut events = Vec::new();
+    for _ in 0..count.clamp(2, 512) {
+        let start = event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        events.push((start, event(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC)?));
+    }
+    for (start, copied) in &events {
+        start.record(stream)?;
+        // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
+        unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
+        copied.record(stream)?;
+    }
+    stream.synchronize()?;
+    let gap = |pair: &[(CudaEvent, CudaEvent)]| Ok(f64::from(pair[0].1.elapsed_ms(&pair[1].0)?) / 1e3);
+    Ok(quantiles(events.windows(2).map(gap).collect::<Result<_>>()?))
+}
+
+/// Of the gaps between copies, at least one.
+fn quantiles(mut gaps: Vec<f64>) -> Value {
+    gaps.sort_by(f64::total_cmp);
+    let gap = |part: f64| gaps.get(((gaps.len() as f64 * part) as usize).min(gaps.len().saturating_sub(1)));
+    json!({ "gap_median": gap(0.5), "gap_p99": gap(0.99) })
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
 /// The same through the ring: host slots committed as they are, leases dropped at once. With the gaps between copies.
 fn uploads(
     ctx: &Arc<CudaContext>,
@@ -176,6 +252,8 @@ fn uploads(
     let (mut slots, batches) = build.build::<()>()?;
     let batches_in_all = count * (extent.rounds + 1);
     let rate = std::thread::scope(|scope| {
+        // Dropped in here, before the scope waits: without it the reader ends, whatever fails.
+        let batches = batches;
         scope.spawn(move || {
             for _ in 0..batches_in_all {
                 slots.acquire()?.commit(size, ())?;
@@ -196,48 +274,61 @@ fn uploads(
         })
     })?;
     let log = log.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut gaps: Vec<f64> = log
+    let gaps = log
         .windows(2)
         .map(|pair| pair[1].time.start.saturating_duration_since(pair[0].time.start + pair[0].time.took))
         .map(|gap| gap.as_secs_f64())
         .collect();
-    gaps.sort_by(f64::total_cmp);
-    let gap = |part: f64| gaps.get(((gaps.len() as f64 * part) as usize).min(gaps.len().saturating_sub(1)));
-    Ok(json!({ "gb_s": rate, "gap_median": gap(0.5), "gap_p99": gap(0.99) }))
+    let mut figures = quantiles(gaps);
+    figures["gb_s"] = rate;
+    Ok(figures)
 }
 
 /// What stands for training: a device-to-device copy, repeated.
-struct Work {
+pub(crate) struct Work {
+    /// One for all of it, so that what an error has left there runs before what comes next.
+    stream: Arc<CudaStream>,
+    /// Both halves of each copy.
     from: CudaSlice<u8>,
+    bytes: usize,
     seconds: f64,
 }
 
 impl Work {
-    const BYTES: usize = 16 << 20;
+    /// Shorter copies would measure the launches, run within the cache, and overflow the launch queue.
+    const LEAST: f64 = 0.5e-3;
 
-    /// How long one such copy takes.
-    fn new(stream: &Arc<CudaStream>) -> Result<Self> {
-        let mut work = Self { from: stream.alloc_zeros::<u8>(2 * Self::BYTES)?, seconds: 0.0 };
-        const COPIES: u32 = 50;
-        work.enqueue(stream, COPIES)?;
-        stream.synchronize()?;
-        let start = Instant::now();
-        work.enqueue(stream, COPIES)?;
-        stream.synchronize()?;
-        work.seconds = start.elapsed().as_secs_f64() / f64::from(COPIES);
-        Ok(work)
+    /// Copies that take that long each, or that take an eighth of the free memory.
+    pub(crate) fn new(ctx: &Arc<CudaContext>) -> Result<Self> {
+        const COPIES: u32 = 8;
+        let (stream, (free, _)) = (ctx.new_stream()?, ctx.mem_get_info()?);
+        let mut bytes = 1 << 20;
+        loop {
+            let from = stream.alloc_zeros::<u8>(2 * bytes)?;
+            let mut work = Self { stream: stream.clone(), from, bytes, seconds: 0.0 };
+            work.enqueue(COPIES)?;
+            stream.synchronize()?;
+            let start = Instant::now();
+            work.enqueue(COPIES)?;
+            stream.synchronize()?;
+            work.seconds = start.elapsed().as_secs_f64() / f64::from(COPIES);
+            if work.seconds >= Self::LEAST || 2 * 2 * bytes > free / 8 {
+                return Ok(work);
+            }
+            bytes *= 2;
+        }
     }
 
     fn copies(&self, seconds: f64) -> u32 {
         (seconds / self.seconds).round().clamp(1.0, 1e6) as u32
     }
 
-    fn enqueue(&self, stream: &Arc<CudaStream>, copies: u32) -> Result<()> {
-        let (from, _record) = self.from.device_ptr(stream);
+    fn enqueue(&self, copies: u32) -> Result<()> {
+        let (from, _record) = self.from.device_ptr(&self.stream);
         for _ in 0..copies {
-            let to = from + Self::BYTES as u64;
+            let to = from + self.bytes as u64;
             // SAFETY: both halves are that long, and are there until the stream has been waited for.
-            unsafe { result::memcpy_dtod_async(to, from, Self::BYTES, stream.cu_stream()) }?;
+            unsafe { result::memcpy_dtod_async(to, from, self.bytes, self.stream.cu_stream()) }?;
         }
         Ok(())
     }
@@ -245,8 +336,8 @@ impl Work {
 
 /// Copies and work at the same time, on two streams, against each alone.
 fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value> {
-    let (copying, working) = (ctx.new_stream()?, ctx.new_stream()?);
-    let size = *extent.sizes.last().ok_or("no sizes")?;
+    let copying = ctx.new_stream()?;
+    let size = extent.sizes.iter().copied().max().ok_or("no sizes")?;
     let source = Source::pinned(size, 0)?;
     let mut target = copying.alloc_zeros::<u8>(size)?;
     let (address, _record) = target.device_ptr_mut(&copying);
@@ -258,13 +349,12 @@ fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value
                 // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
                 unsafe { result::memcpy_htod_async(address, source.bytes(), copying.cu_stream()) }?;
             }
-            work.enqueue(&working, copies)?;
+            work.enqueue(copies)?;
             copying.synchronize()?;
-            working.synchronize()?;
+            work.stream.synchronize()?;
             times.push(start.elapsed().as_secs_f64());
         }
-        times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
+        Ok(median(times))
     };
     let copy = seconds(true, 0)?;
     let copies = work.copies(copy);
@@ -281,12 +371,14 @@ fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value
 /// The most that a copy takes in a three-stage run, in seconds: at 50 GB/s that is half a gigabyte a slot.
 const LONGEST_COPY: f64 = 0.01;
 
+/// Each pipeline runs this often, both ways in turn.
+const EPOCHS: usize = 3;
+
 /// Load (sleep), copy, train (device copies), in this proportion: one after the other, and overlapped.
-fn pipeline(
+pub(crate) fn pipeline(
     ctx: &Arc<CudaContext>,
     extent: &Extent,
     work: &Work,
-    name: &str,
     parts: [f64; 3],
 ) -> Result<Value> {
     let longest = parts.iter().copied().fold(0.0, f64::max);
@@ -295,18 +387,30 @@ fn pipeline(
     // As many bytes as take that long at the rate of one large copy.
     let size = bytes_in(ctx, extent, copy)?;
     let copies = work.copies(train);
-    let epoch = |overlap: bool| -> Result<f64> {
-        let stream = ctx.new_stream()?;
-        let mut weights = stream.alloc_zeros::<u8>(size)?;
+    let stream = &work.stream;
+    let mut weights = stream.alloc_zeros::<u8>(size)?;
+    let mut train = |batch: &CudaView<'_, u8>| -> Result<()> {
+        stream.memcpy_dtod(batch, &mut weights)?;
+        work.enqueue(copies)
+    };
+    // Alone, for `ideal`: what was asked for is only about that.
+    let batch = stream.alloc_zeros::<u8>(size)?;
+    let mut alone = Vec::new();
+    for _ in 0..EPOCHS {
+        let start = Instant::now();
+        train(&batch.as_view())?;
+        stream.synchronize()?;
+        alone.push(start.elapsed().as_secs_f64());
+    }
+    drop(batch);
+    let mut epoch = |overlap: bool| -> Result<f64> {
         let (mut slots, batches) = Uploader::new(ctx, size).overlap(overlap).build::<()>()?;
         let start = Instant::now();
-        let mut train = || -> Result<bool> {
-            let Some(batch) = batches.recv()? else { return Ok(false) };
-            stream.memcpy_dtod(&batch.on::<u8>(&stream)?, &mut weights)?;
-            work.enqueue(&stream, copies)?;
+        let mut step = |batches: &DeviceBatches<()>| -> Result<()> {
+            let batch = batches.recv()?.ok_or("a short epoch")?;
+            train(&batch.on::<u8>(stream)?)?;
             drop(batch);
-            stream.synchronize()?; // a training loop reads its loss back
-            Ok(true)
+            Ok(stream.synchronize()?) // a training loop reads its loss back
         };
         let mut read = move || {
             let slot = slots.acquire()?;
@@ -315,31 +419,36 @@ fn pipeline(
         };
         if overlap {
             std::thread::scope(|scope| -> Result<()> {
+                // Dropped in here, before the scope waits: without it the reader ends, whatever fails.
+                let batches = batches;
                 let reader = scope.spawn(move || (0..extent.batches).try_for_each(|_| read()));
                 for _ in 0..extent.batches {
-                    train()?;
+                    step(&batches)?;
                 }
                 Ok(reader.join().map_err(|_| "the reader panicked")??)
             })?;
         } else {
             for _ in 0..extent.batches {
                 read()?;
-                train()?;
+                step(&batches)?;
             }
         }
         Ok(start.elapsed().as_secs_f64())
     };
-    let (serial, overlapped) = (epoch(false)?, epoch(true)?);
-    let batches = f64::from(extent.batches);
+    let (mut serial, mut overlapped) = (Vec::new(), Vec::new());
+    for _ in 0..EPOCHS {
+        serial.push(epoch(false)?);
+        overlapped.push(epoch(true)?);
+    }
+    let train = median(alone);
+    let longest = load.max(copy).max(train);
     Ok(json!({
-        "shape": name,
         "batches": extent.batches,
         "batch_bytes": size,
         "stage_seconds": { "load": load, "copy": copy, "train": train },
-        "serial": serial,
-        "overlapped": overlapped,
-        // The longest stage for every batch, and the others once.
-        "ideal": batches * load.max(copy).max(train) + load + copy + train - load.max(copy).max(train),
+        "serial": median(serial),
+        "overlapped": median(overlapped),
+        "ideal": f64::from(extent.batches - 1) * longest + load + copy + train,
     }))
 }
 

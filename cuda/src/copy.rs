@@ -15,13 +15,14 @@ use crate::edge;
 use crate::error::Error;
 use crate::slot::{DeviceBuf, HostBuf};
 
-/// When a copy ran, by the device's clock.
+/// When a copy ran, by the device's clock, as far as the host's can say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyTime {
-    /// When it began. CUDA counts it in a 32-bit float of milliseconds since the uploader was made, so its
-    /// resolution falls: 0.06 ms after ten minutes, 0.25 ms after an hour. It may be said too early by the time
-    /// that one event took from the host to the device, never too late.
+    /// When it began: never before it was issued, nor so late that it would end after this was asked for. Between
+    /// the two it is as good as the device's clock, which was set beside the host's once, when the uploader was
+    /// made: the two drift apart, and CUDA counts in a 32-bit float of milliseconds, so in steps of 0.06 ms after
+    /// ten minutes and 0.25 ms after an hour.
     pub start: Instant,
     /// How long it took, from the two events around it: to about half a microsecond.
     pub took: Duration,
@@ -65,12 +66,17 @@ impl Clock {
         Ok(Self { driver, base, at })
     }
 
-    /// When the copy between these events ran; `None` while it does.
+    /// When the copy between these events ran; `None` while it does. It was issued at `issued`.
     ///
     /// # Safety
     ///
     /// Both exist, are for timing, and were recorded.
-    pub(crate) unsafe fn time(&self, start: CUevent, copied: CUevent) -> Result<Option<CopyTime>, Error> {
+    pub(crate) unsafe fn time(
+        &self,
+        start: CUevent,
+        copied: CUevent,
+        issued: Instant,
+    ) -> Result<Option<CopyTime>, Error> {
         // SAFETY: they exist, says the caller.
         let Some(took) = (unsafe { self.driver.milliseconds(start, copied) })? else { return Ok(None) };
         // SAFETY: as above, and `base` is ours.
@@ -78,7 +84,10 @@ impl Clock {
             return Ok(None);
         };
         let duration = |ms: f32| Duration::try_from_secs_f64(f64::from(ms) / 1e3).unwrap_or_default();
-        Ok(Some(CopyTime { start: self.at + duration(since), took: duration(took) }))
+        let took = duration(took);
+        // It is over by now. `issued` comes last: it holds even if the device counts `took` too long.
+        let latest = Instant::now().checked_sub(took).unwrap_or(issued);
+        Ok(Some(CopyTime { start: (self.at + duration(since)).min(latest).max(issued), took }))
     }
 }
 
@@ -100,6 +109,7 @@ struct Running<H> {
     bytes: usize,
     start: CUevent,
     copied: CUevent,
+    issued: Instant,
     _held: H,
 }
 
@@ -137,9 +147,10 @@ impl<H> Copies<H> {
     ) -> Result<(), Error> {
         slot.copy_after_uses()?;
         slot.len = len;
+        slot.issued = Instant::now();
         let (stream, start, copied) = (self.stream.cu_stream(), slot.start.raw(), slot.copied.raw());
         // First held, then issued: whatever fails from here on, `settle` waits before it lets go.
-        self.running.push_back(Running { seq, bytes: len, start, copied, _held: held });
+        self.running.push_back(Running { seq, bytes: len, start, copied, issued: slot.issued, _held: held });
         if len == 0 {
             return Ok(()); // CUDA takes no empty copies
         }
@@ -154,13 +165,15 @@ impl<H> Copies<H> {
 
     /// Waits for the oldest copy, and lets go of its host slot.
     fn retire(&mut self) -> Result<(), Error> {
-        let Some(&Running { seq, bytes, start, copied, .. }) = self.running.front() else { return Ok(()) };
+        let Some(&Running { seq, bytes, start, copied, issued, .. }) = self.running.front() else {
+            return Ok(());
+        };
         if bytes > 0 {
             // SAFETY: the event lives in a device slot, which lives as long as the ring.
             unsafe { edge::refill_after_copy(copied) }?;
             if let Some(on_copied) = &mut self.on_copied {
                 // SAFETY: as above, and both were recorded by `issue`.
-                if let Some(time) = unsafe { self.clock.time(start, copied) }? {
+                if let Some(time) = unsafe { self.clock.time(start, copied, issued) }? {
                     on_copied(Copied { seq, bytes, time });
                 }
             }
@@ -320,9 +333,12 @@ impl<M: 'static> ByHand<M> {
         };
         slot.meta = Some(meta);
         let from = self.slots[self.turn].bytes.as_ptr();
-        // SAFETY: the slots come round in turn, and `acquire` has waited until fewer copies run than there are
-        // slots on either side: neither this host slot's last copy nor this device slot's is among them.
-        let issued = unsafe { self.copies.issue(self.committed, from, len, &mut slot, ()) };
+        // The thread may be another than `acquire`'s, or have another context by now.
+        let issued = self.copies.bind().and_then(|()| {
+            // SAFETY: the slots come round in turn, and `acquire` has waited until fewer copies run than there are
+            // slots on either side: neither this host slot's last copy nor this device slot's is among them.
+            unsafe { self.copies.issue(self.committed, from, len, &mut slot, ()) }
+        });
         match issued {
             Ok(()) => {
                 self.committed += 1;
@@ -347,5 +363,44 @@ impl<M: 'static> ByHand<M> {
         let _ = self.fate.set(error.clone());
         self.device = None;
         error
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use twinbuf_cuda_sim::{Options, Sim};
+
+    use super::*;
+    use crate::cu::Pinned;
+
+    /// As after a long run, when the two clocks have drifted apart.
+    #[test]
+    fn a_copy_is_never_said_to_begin_before_it_was_issued_or_to_end_later_than_now() {
+        let _sim = Sim::start(Options::default());
+        let ctx = crate::context(0).unwrap();
+        let stream = ctx.new_stream().unwrap();
+        let mut clock = Clock::new(Driver::load().unwrap(), &stream).unwrap();
+        let right = clock.at;
+        let second = Duration::from_secs(1);
+        let source = Pinned::new(&ctx, 4096, 0).unwrap();
+        let mut slot = DeviceBuf::<()>::new(&stream, 4096).unwrap();
+        for (name, at) in [("behind", right - second), ("right", right), ("ahead", right + second)] {
+            clock.at = at;
+            let issued = Instant::now();
+            let (start, copied, raw) = (slot.start.raw(), slot.copied.raw(), stream.cu_stream());
+            slot.len = 4096;
+            // SAFETY: everything is there until the stream has been waited for.
+            let time = unsafe {
+                cu::record(start, raw).unwrap();
+                cu::copy_to_device(slot.address, source.as_ptr(), slot.len, raw).unwrap();
+                cu::record(copied, raw).unwrap();
+                cu::synchronize(raw).unwrap();
+                clock.time(start, copied, issued).unwrap().unwrap()
+            };
+            assert!(time.took > Duration::ZERO, "{name}");
+            assert!(issued <= time.start, "{name}: {:?} too early", issued - time.start);
+            let end = time.start + time.took;
+            assert!(end <= Instant::now(), "{name}: {:?} too late", end.elapsed());
+        }
     }
 }

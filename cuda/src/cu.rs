@@ -119,7 +119,7 @@ impl Drop for Event {
     }
 }
 
-/// Page-locked host memory of its own, page-aligned.
+/// Page-locked host memory of its own.
 pub(crate) struct Pinned {
     start: NonNull<u8>,
     len: usize,

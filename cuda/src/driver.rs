@@ -1,7 +1,8 @@
 //! Finding the driver, before cudarc does: cudarc panics where there is none.
 
 use std::error::Error as _;
-use std::ffi::{c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::CudaContext;
@@ -32,6 +33,7 @@ pub(crate) struct Driver {
     // The first version of this function, which every driver has: cudarc, built for CUDA 13, calls the second and
     // panics with drivers before 12.8, which lack it.
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> u32,
+    error_name: unsafe extern "C" fn(u32, *mut *const c_char) -> u32,
 }
 
 /// The context of device number `ordinal`, from 0: its primary context, which frameworks share.
@@ -106,6 +108,7 @@ impl Driver {
             init: function!("cuInit"),
             device_count: function!("cuDeviceGetCount"),
             event_elapsed_time: function!("cuEventElapsedTime"),
+            error_name: function!("cuGetErrorName"),
         })
     }
 
@@ -142,7 +145,18 @@ impl Driver {
             SUCCESS => Ok(()),
             STUB_LIBRARY => Err(Error::StubDriver { library: self.library.to_string() }),
             NO_DEVICE => Err(Error::NoDevice { library: self.library.to_string() }),
-            code => Err(Error::Driver { call, code, name: "CUresult".to_string() }),
+            code => Err(Error::Driver { call, code, name: self.name(code) }),
+        }
+    }
+
+    /// What the driver calls this `CUresult`, which may be newer than every enumeration here.
+    pub(crate) fn name(&self, code: u32) -> String {
+        let mut name = ptr::null();
+        // SAFETY: the pointer is valid for the call.
+        match unsafe { (self.error_name)(code, &raw mut name) } {
+            // SAFETY: the driver has set it to a C string of its own, which stays.
+            SUCCESS if !name.is_null() => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
+            _ => "a CUresult that the driver does not know".to_string(),
         }
     }
 }

@@ -5,6 +5,8 @@ use std::io;
 
 use cudarc::driver::DriverError;
 
+use crate::driver::Driver;
+
 /// Why there is no driver, no uploader, no slot or no batch.
 ///
 /// An error of the driver ends an uploader: after every batch that was copied before, both sides get that same
@@ -40,7 +42,7 @@ pub enum Error {
         call: &'static str,
         /// What it returned, a `CUresult`.
         code: u32,
-        /// The name of that.
+        /// The driver's name for that.
         name: String,
     },
     /// An argument or option has a value that cannot work.
@@ -78,7 +80,10 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn driver(call: &'static str, error: DriverError) -> Self {
-        Self::Driver { call, code: error.0 as u32, name: format!("{:?}", error.0) }
+        let code = error.0 as u32;
+        // It returned an error, so it is loaded. Not the enumeration's own name: a newer driver's code may be none.
+        let name = Driver::load().map_or_else(|_| format!("{:?}", error.0), |driver| driver.name(code));
+        Self::Driver { call, code, name }
     }
 }
 

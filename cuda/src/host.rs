@@ -85,7 +85,8 @@ impl<M: 'static> HostSlots<M> {
     }
 }
 
-/// A free host slot, to be filled in place: page-locked memory, page-aligned, as long as the uploader's slots.
+/// A free host slot, to be filled in place: page-locked memory, as long as the uploader's slots. CUDA promises no
+/// alignment of it.
 ///
 /// **Dropping it does not hand it over**, as in [`twinbuf_core::WriteSlot`]: call [`commit`](HostSlot::commit).
 /// What is in it is what was there before, from 0 on.
@@ -119,6 +120,9 @@ impl<M: 'static> HostSlot<'_, M> {
             Slot::Ahead(mut slot) => {
                 slot.len = len;
                 slot.meta = Some(meta);
+                // Write-combined memory needs no fence of its own: the ring hands over by a compare-and-exchange,
+                // which on x86 is a locked instruction and so drains the write-combining buffers (Intel SDM,
+                // volume 3, "Memory Types"); elsewhere it is memory as any other.
                 slot.commit().map_err(|_| self.fate.get().cloned().unwrap_or(Error::Closed))
             }
             Slot::ByHand(by_hand) => by_hand.commit(len, meta),

@@ -116,8 +116,11 @@ impl<M: 'static> DeviceBatches<M> {
 /// One batch in device memory, in its slot.
 ///
 /// When it is dropped, an event is recorded on every stream it was used on, and the next copy into the slot waits
-/// for those: drop it as soon as the work is *enqueued*. Dropping waits for nothing. Leases may be dropped in any
-/// order, on any thread. One that is leaked (`mem::forget`) costs its slot; the slot is never filled again.
+/// for those: drop it as soon as the work is *enqueued*. Dropping waits for nothing, unless an event cannot be
+/// recorded: then for that stream. Leases may be dropped in any order, on any thread. One that is leaked
+/// (`mem::forget`) costs its slot; the slot is never filled again.
+///
+/// What calls the driver, dropping too, leaves the uploader's context as the calling thread's current one.
 ///
 /// `M` is what the reading side committed with the batch; it is dropped with the lease.
 pub struct Lease<'c, M> {
@@ -132,6 +135,11 @@ impl<'c, M> Lease<'c, M> {
     ///
     /// Call it for each stream; a second time for one costs nothing. **The view is for this stream**: on another,
     /// nothing orders its use.
+    ///
+    /// **Not while the stream is being captured** into a graph, nor may the lease be dropped then: a captured stream
+    /// cannot wait for a copy outside of its graph, and no copy for an event that the graph records. Call this for
+    /// the stream that launches the graph. The copy thread waits for events meanwhile, which a capture in `GLOBAL`
+    /// mode forbids to every thread: capture in `THREAD_LOCAL` or `RELAXED` mode.
     ///
     /// # Errors
     ///
@@ -157,7 +165,7 @@ impl<'c, M> Lease<'c, M> {
     }
 
     /// The batch's device address, for use on `stream` by code that does not know cudarc; the rest as
-    /// [`on`](Lease::on).
+    /// [`on`](Lease::on). A null `stream` is the *legacy* default stream, whatever the other code was compiled for.
     ///
     /// # Safety
     ///
@@ -252,7 +260,7 @@ impl<'c, M> Lease<'c, M> {
         }
         cu::bind(self.ctx)?;
         // SAFETY: the slot's events, which were recorded before the batch was handed over.
-        unsafe { self.clock.time(self.slot.start.raw(), self.slot.copied.raw()) }
+        unsafe { self.clock.time(self.slot.start.raw(), self.slot.copied.raw(), self.slot.issued) }
     }
 
     /// Blocks until the batch has been copied, and says when that was; `None` if it is empty. Streams need no such
@@ -343,6 +351,10 @@ impl<M> LocalLease<'_, M> {
     }
 
     /// As [`Lease::into_owned`], on any stream.
+    ///
+    /// The slice can be sent to another thread; this lease could not. On the per-thread default stream that is no
+    /// use: cudarc frees the slice in the stream that the handle means on the thread that drops it, and nothing
+    /// orders that behind this thread's work. Drop it here, or wait for this thread's stream first.
     ///
     /// # Errors
     ///

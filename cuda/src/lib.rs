@@ -6,7 +6,10 @@
 //!   [`CudaView`](cudarc::driver::CudaView); dropping the lease makes the next copy into that memory wait for
 //!   that stream. Raw pointers and streams for other frameworks; [`into_owned`](Lease::into_owned) for those
 //!   that want a [`CudaSlice`](cudarc::driver::CudaSlice).
-//! * Nothing waits on the host but the copy thread, which sleeps; no synchronization of the whole device.
+//! * Between the first batch and the last nothing waits on the host but the copy thread, which sleeps; no
+//!   synchronization of the whole device. The exceptions: `build` waits for the context if cudarc makes its first
+//!   stream there; dropping the last side joins the copy thread; giving back the slot of a leaked lease waits for
+//!   the context; dropping a lease waits for a stream on which no event can be recorded.
 //! * No driver, a stub in its place, no device: three different errors of [`context`], never a panic.
 //! * It does **not** read files, convert numbers or make tensors: a batch is bytes, with a value of yours beside
 //!   it.

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUstream};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
@@ -27,7 +28,9 @@ pub(crate) struct DeviceBuf<M> {
     /// How much of them the batch takes.
     pub(crate) len: usize,
     pub(crate) meta: Option<M>,
-    /// Recorded on the copy stream before the copy into this slot.
+    /// Just before the copy into this slot was issued.
+    pub(crate) issued: Instant,
+    /// Recorded on the copy stream before that copy.
     pub(crate) start: Event,
     /// Recorded behind it. Blocks: the copy thread waits for it.
     pub(crate) copied: Event,
@@ -76,7 +79,8 @@ impl<M> DeviceBuf<M> {
         // Would record a read that does not take place.
         std::mem::forget(record);
         check("cuStreamWaitEvent", ctx.check_err())?;
-        Ok(Self { bytes, address, len: 0, meta: None, start, copied, uses: RefCell::default() })
+        let issued = Instant::now();
+        Ok(Self { bytes, address, len: 0, meta: None, issued, start, copied, uses: RefCell::default() })
     }
 
     pub(crate) fn bytes(&self) -> &CudaSlice<u8> {

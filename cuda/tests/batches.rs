@@ -93,6 +93,21 @@ fn by_hand_the_next_copy_is_started_while_the_last_batch_is_in_use() {
 }
 
 #[test]
+fn by_hand_a_slot_is_committed_on_a_thread_without_a_context() {
+    let (_sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, batches) = uploader(&ctx, false);
+    for value in 1..10 {
+        let mut slot = slots.acquire().unwrap();
+        slot.fill(value);
+        thread::scope(|scope| scope.spawn(move || slot.commit(BYTES, u64::from(value))).join())
+            .unwrap()
+            .unwrap();
+        assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [value; BYTES]);
+    }
+}
+
+#[test]
 fn the_next_copy_is_queued_while_one_runs() {
     within(60, || {
         let (sim, ctx) = start(1, false);

@@ -192,6 +192,21 @@ fn any_one_operation_on_the_device_may_fail() {
     every(|nth| Failure::op("any", nth, LAUNCH_FAILED), Driver::IsLost);
 }
 
+/// Also where cudarc has no part in the call.
+#[test]
+fn an_error_has_the_name_that_the_driver_gives_it() {
+    let (sim, ctx) = start(1, false);
+    if sim.is_real() {
+        return;
+    }
+    sim.inject(Failure::api("cuInit", 1, 46));
+    let error = twinbuf_cuda::context(0).unwrap_err();
+    assert_eq!(error.to_string(), "cuInit: CUDA_ERROR_DEVICE_UNAVAILABLE (46)");
+    sim.inject(Failure::api("cuMemHostAlloc", 1, LAUNCH_FAILED));
+    let error = Uploader::new(&ctx, BYTES).build::<()>().unwrap_err();
+    assert_eq!(error.to_string(), "cuMemHostAlloc: CUDA_ERROR_LAUNCH_FAILED (719)");
+}
+
 #[test]
 fn a_use_that_was_neither_recorded_nor_waited_for_ends_the_uploader() {
     let (sim, ctx) = start(1, false);

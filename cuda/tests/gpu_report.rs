@@ -5,7 +5,10 @@
 #[path = "../examples/gpu_report.rs"]
 mod gpu_report;
 
-use twinbuf_cuda_sim::{Installed, Options, Sim};
+mod common;
+
+use common::{copy_threads, within};
+use twinbuf_cuda_sim::{Failure, Installed, Options, Sim};
 
 #[test]
 fn the_report_has_every_figure() {
@@ -24,10 +27,55 @@ fn the_report_has_every_figure() {
         }
         assert!(copies["uploader_pinned"]["gb_s"]["median"].is_f64(), "{copies}");
     }
+    for copies in report["copies"].as_array().unwrap() {
+        assert!(copies["plain_gaps"]["gap_median"].is_f64(), "{copies}");
+    }
     assert!(report["overlap"]["hidden"].is_f64(), "{report}");
+    assert!(!report.to_string().contains("\"error\""), "{report}");
     for pipeline in report["pipelines"].as_array().unwrap() {
         assert!(pipeline["serial"].is_f64() && pipeline["overlapped"].is_f64(), "{pipeline}");
     }
+}
+
+#[test]
+fn what_does_not_fit_or_fails_is_an_entry_and_the_rest_is_measured() {
+    let device_bytes = 3 << 20; // less than four times the larger size, 1 MiB
+    let sim = Sim::start(Options { delay_us: 0, pieces: 1, device_bytes, ..Options::default() });
+    if sim.is_real() {
+        return;
+    }
+    sim.inject(Failure::api("cuMemcpyHtoDAsync_v2", 1, 999));
+    let report = gpu_report::run(&gpu_report::Extent::quick()).unwrap();
+    let copies = report["copies"].as_array().unwrap();
+    assert!(copies[0]["error"].as_str().unwrap().contains("CUDA_ERROR_UNKNOWN"), "{report}");
+    assert_eq!(copies[0]["bytes"], 64 << 10);
+    assert!(copies[1]["error"].as_str().unwrap().starts_with("wanted at most a quarter"), "{report}");
+    assert_eq!(copies[1]["bytes"], 1 << 20);
+    assert!(report["overlap"]["hidden"].is_f64(), "{report}");
+}
+
+#[test]
+fn a_pipeline_that_fails_says_so_and_leaves_no_thread() {
+    within(120, || {
+        let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
+        if sim.is_real() {
+            return;
+        }
+        let ctx = twinbuf_cuda::context(0).unwrap();
+        let work = gpu_report::Work::new(&ctx).unwrap();
+        for nth in (0..).map(|power| 1 << power) {
+            let before = sim.injected().len();
+            sim.inject(Failure::api("cuMemcpyDtoDAsync_v2", nth, 719));
+            let found = gpu_report::pipeline(&ctx, &gpu_report::Extent::quick(), &work, [1.0, 0.1, 1.0]);
+            if sim.injected().len() == before {
+                found.unwrap();
+                break;
+            }
+            let error = found.unwrap_err().to_string();
+            assert!(error.contains("LAUNCH_FAILED"), "{error}");
+            assert_eq!(copy_threads(), 0);
+        }
+    });
 }
 
 #[test]

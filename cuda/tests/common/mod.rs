@@ -1,6 +1,6 @@
 //! What the tests share: a driver with a context, a watchdog, the count of copy threads.
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
@@ -11,6 +11,11 @@ use twinbuf_cuda_sim::{Options, Sim};
 #[allow(dead_code)]
 pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
     let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::seeded(seed) });
+    static HELD: Once = Once::new();
+    if sim.is_real() {
+        // Keeps the primary context, which takes long to make and to destroy, for as long as the process runs.
+        HELD.call_once(|| std::mem::forget(context(0).unwrap()));
+    }
     let ctx = context(0).unwrap();
     if !tracking {
         // SAFETY: no test relies on it.
