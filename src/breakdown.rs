@@ -126,11 +126,13 @@ impl Breakdown {
 
     /// Hands the lines of the log to `sink`, one a call and without their ends.
     ///
-    /// Lines that are due while the sink is being called are lost, be they the sink's own or another thread's.
+    /// Lines that are due while the sink is being called are lost, be they the sink's own or another
+    /// thread's.
     ///
     /// # Panics
     ///
-    /// Not here, but if the sink panics, so does the call whose line it got; the next line is the sink's again.
+    /// Not here, but if the sink panics, so does the call whose line it got; the next line is the sink's
+    /// again.
     #[must_use]
     pub fn sink(self, sink: impl FnMut(&str) + Send + 'static) -> Self {
         let before = self.lock().and_then(|mut inner| inner.sink.replace(Box::new(sink)));

@@ -17,8 +17,7 @@ use crate::reader::message;
 use crate::report::{DOMINATES, Stage, Verdict, ratio};
 use crate::trace::{Place, Profile, Trace, Track};
 
-/// Rounds of data that a closure makes: round `N + 1` on a thread of its own while the caller trains on round
-/// `N`.
+/// Rounds of data that a closure makes: round `N + 1` on a thread of its own while the caller trains on `N`.
 ///
 /// The first round is made while the caller waits for it: there is nothing yet to train on meanwhile. From
 /// then on one round is made ahead. The two slots are made once and recycled: nothing is allocated, copied or
@@ -30,8 +29,8 @@ use crate::trace::{Place, Profile, Trace, Track};
 ///
 /// Dropping the generator, in whatever state, waits for the round that is being made and joins the thread.
 ///
-/// It stays on the thread that built it, as the hook does, which may borrow the model there: it is not `Send`. Its
-/// [`Round`]s may go to others.
+/// It stays on the thread that built it, as the hook does, which may borrow the model there: it is not
+/// `Send`. Its [`Round`]s may go to others.
 ///
 /// # Examples
 ///
@@ -126,8 +125,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// round, on the caller's thread, within the call that takes the round before it.
     ///
     /// The place to copy the model's current weights into what the closure reads. It runs before the first
-    /// round too, and again before a round that failed and is tried once more. Its time counts as the
-    /// caller's.
+    /// round too, and again before a round that failed and is tried again. Its time counts as the caller's.
     pub fn lockstep(mut self, hook: impl FnMut(u64) + 'h) -> Self {
         self.hook = Some(Box::new(hook));
         self
@@ -226,8 +224,7 @@ impl<'h, T: 'static> Generator<'h, T> {
     /// # Errors
     ///
     /// [`Error::Round`] with the failure of the round that was made ahead for a caller who left before it
-    /// came to it; else [`Error::Trace`] if the trace could not be written; the training was not disturbed by
-    /// it.
+    /// came to it; else [`Error::Trace`] if the trace could not be written, which did not disturb it.
     pub fn close(self) -> Result<(), Error> {
         let Some(Running { slots, feed, track, trace }) = self.running.into_inner() else { return Ok(()) };
         let mut unheard = Ok(());
@@ -523,8 +520,7 @@ impl<'g, T: 'static> Iterator for Rounds<'g, '_, T> {
 impl<T: 'static> FusedIterator for Rounds<'_, '_, T> {}
 
 impl<'g, T: 'static> Rounds<'g, '_, T> {
-    /// In a process that was forked: nobody would make a round, and a lock that the thread held is never
-    /// released.
+    /// In a process that was forked: nobody would make a round, and a lock that the thread held stays held.
     fn thread_is_elsewhere(&self) -> bool {
         matches!(self.feed, Feed::Ahead(_)) && self.process != std::process::id()
     }
@@ -653,8 +649,7 @@ impl<T> DerefMut for Round<'_, T> {
 
 /// Why a round could not be had.
 ///
-/// [`Generator::rounds`] yields at most one error a call, after every round that was made before it, and then
-/// ends.
+/// [`Generator::rounds`] yields at most one error a call, after every round made before it, and then ends.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RoundError {
@@ -677,8 +672,7 @@ pub enum RoundError {
         /// The round.
         round: u64,
     },
-    /// The generator is used in a process that was forked from the one it was built in, where its thread is
-    /// not.
+    /// The generator is used in a process forked from the one it was built in, where its thread is not.
     Forked {
         /// The round.
         round: u64,
@@ -699,13 +693,13 @@ impl fmt::Display for RoundError {
             }
             Self::AllHeld { round } => write!(
                 f,
-                "round {round}: wanted the next of 2 slots, found it held by a round that was received earlier: drop \
-                 that"
+                "round {round}: wanted the next of 2 slots, found it held by a round that was received \
+                 earlier: drop that"
             ),
             Self::Forked { round } => write!(
                 f,
-                "round {round}: the generator's thread stayed in the process this one was forked from: build the \
-                 generator after the fork"
+                "round {round}: the generator's thread stayed in the process this one was forked from: build \
+                 the generator after the fork"
             ),
             Self::WorkerGone { round } => write!(f, "round {round}: the generating thread is gone"),
         }
@@ -756,8 +750,7 @@ impl GenerateReport {
         ratio(self.serial(), self.ideal)
     }
 
-    /// How many times faster it would be over very many such rounds: `serial` to the longer of the two
-    /// stages.
+    /// How many times faster it would be over very many such rounds: `serial` to the longer stage.
     #[must_use]
     pub fn gain_in_the_long_run(&self) -> f64 {
         ratio(self.serial(), self.generate.busy.max(self.train.busy))
@@ -796,8 +789,8 @@ impl fmt::Display for GenerateReport {
         }
         write!(
             f,
-            "{}: one after the other {:.3} s, at best {:.3} s ({:.2} x; in the long run {:.2} x). Better overlap can \
-             still gain {:.1} %.",
+            "{}: one after the other {:.3} s, at best {:.3} s ({:.2} x; in the long run {:.2} x). Better \
+             overlap can still gain {:.1} %.",
             self.verdict(),
             self.serial().as_secs_f64(),
             self.ideal.as_secs_f64(),

@@ -237,8 +237,11 @@ impl Ahead {
     fn ask(&mut self, dataset: &mut dyn Dataset, plan: &Plan, job: Job, step: u64) -> Hinted {
         let batch = plan.batch_records();
         if self.generation != job.generation {
-            // The first batch of an epoch has not been asked for either.
+            // The first batch of an epoch has not been asked for either. It is read at once, so that only a scattered
+            // one gains by it.
             (self.generation, self.through, self.next) = (job.generation, step.saturating_mul(batch), None);
+            self.next =
+                plan.batch(job.epoch, step).and_then(|first| first.runs().next()).map(|run| run.start);
         }
         let until = step.saturating_add(1).saturating_mul(batch).saturating_add(self.budget);
         let mut hints = Hinted::default();

@@ -41,7 +41,7 @@ const ON_OR_OFF: &str = "1, on or true, or 0, off or false";
 /// the rank goes into the file's name: `trace.json` becomes `trace.rank3.json`. Two loaders of the same rank,
 /// for training and for validation, would write one file: let only one of them ask.
 ///
-/// `TWINBUF_BREAKDOWN` switches the overlap off, and logs nothing by itself unless the program ends its
+/// `TWINBUF_BREAKDOWN` switches the overlap off, and logs no step unless the program ends its
 /// steps: with `loader.breakdown().end_step()`, see [`Loader::breakdown`](crate::Loader::breakdown). A step
 /// then has the loader's own phases, `load` and, to a device, `h2d`, and all the rest as `other`; the program
 /// may time more.

@@ -42,10 +42,10 @@ impl Profile {
     /// The rank is the trace's process, named `twinbuf rank R of W`. When the clock started is in the event
     /// `clock_origin`, in microseconds since 1970 (`unix_us`), beside the system's number of the process.
     ///
-    /// Recording takes some 0.1 us an event, and a write every 16 KiB. A killed program loses the spans that had
-    /// not ended, and of each side what it recorded since it last wrote. A side writes with its first batch, and
-    /// with a batch if the write before is 250 ms old: so that is what ended in 250 ms, at most. The caller and
-    /// the reader also write after an epoch.
+    /// Recording takes some 0.1 us an event, and a write every 16 KiB. A killed program loses the spans that
+    /// had not ended, and of each side what it recorded since it last wrote. A side writes with its first
+    /// batch, and with a batch if the write before is 250 ms old: so that is what ended in 250 ms, at most.
+    /// The caller and the reader also write after an epoch.
     ///
     /// Each loader, of this process and of every other, needs a path of its own: two that write the same file
     /// leave none that can be read. A process forked from the loader's records nothing.
@@ -107,7 +107,8 @@ pub(crate) struct Trace {
     /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no
     /// atomic, so that the count's changes and their times are in the same order: a viewer shows the latest.
     full: Mutex<i64>,
-    /// A forked process shares the file's position, and has a copy of what the tracks gathered: it writes nothing.
+    /// A forked process shares the file's position, and has a copy of what the tracks gathered: it writes
+    /// nothing.
     sink: OfProcess<Mutex<Sink>>,
 }
 
@@ -241,8 +242,8 @@ impl Track {
         }
     }
 
-    /// Writes what has been gathered if that has been kept long enough, the first time at once: the step after it
-    /// may be long. To be called before the track's side turns to something that may take long.
+    /// Writes what has been gathered if that has been kept long enough, the first time at once: the step
+    /// after it may be long. To be called before the track's side turns to something that may take long.
     pub(crate) fn write_if_due(&mut self, now: Instant) {
         if self.written.is_none_or(|written| now.saturating_duration_since(written) >= KEEP) {
             self.flush();
@@ -267,8 +268,7 @@ impl Track {
     /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
     fn arrow(&mut self, end: &str, place: Place, at: Duration) {
         let rank = self.trace.as_deref().map_or(0, |trace| trace.rank);
-        // Unique as far as the viewers' 64 bits go: two traces with more would share an arrow, no more than
-        // that.
+        // Unique as far as the viewers' 64 bits go: two traces with more would share an arrow, no more.
         let id = rank << 48 | (place.ordinal & 0xffff) << 32 | (place.step.unwrap_or(0) & 0xffff_ffff);
         self.begin("batch", end, at);
         self.buffer.push_str(r#","cat":"batch","bp":"e","id":"0x"#);
@@ -280,10 +280,6 @@ impl Track {
     /// Counts the full slots, `change` more.
     fn full(&mut self, origin: Instant, change: i64) {
         let Some(trace) = &self.trace else { return };
-        if trace.sink.is_foreign() {
-            // Whoever held the lock at the fork never releases it here.
-            return;
-        }
         let (now, full) = {
             let mut full = trace.full.lock().unwrap_or_else(PoisonError::into_inner);
             *full += change;

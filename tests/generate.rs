@@ -647,7 +647,8 @@ fn a_forked_process_leaves_the_trace_alone() {
         for name in ["generate", "queue_wait", "train"] {
             let spans = events.iter().filter(|event| event["name"] == name && event["ph"] == "X");
             let rounds: Vec<u64> = spans.map(|event| event["args"]["epoch"].as_u64().unwrap()).collect();
-            assert_eq!(rounds, (0..ROUNDS).collect::<Vec<_>>(), "{name}, overlap {overlap}");
+            let once = rounds.iter().copied().eq(0..ROUNDS);
+            assert!(once, "{name}, overlap {overlap}: {} spans of {ROUNDS} rounds", rounds.len());
         }
     }
 }

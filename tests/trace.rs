@@ -370,3 +370,31 @@ fn a_write_that_fails_later_is_told_by_close() {
         }
     }
 }
+
+#[test]
+#[cfg(unix)]
+fn a_write_that_only_close_does_is_told_too() {
+    let (dir, paths) = files(&[160]);
+    let fifo = dir.path().join("trace.fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let fifo = fifo.clone();
+        move || std::fs::File::open(fifo).unwrap()
+    });
+    // Without overlap the reading's events wait for a reason to be written, which here is the end.
+    let loader = Loader::builder(open(&paths), plan(160, 8))
+        .overlap(false)
+        .profile(Profile::chrome(&fifo))
+        .build()
+        .unwrap();
+    let reader = reader.join().unwrap();
+    assert!(loader.epoch(0).all(|batch| batch.is_ok()));
+    drop(reader);
+    match loader.close() {
+        Err(Error::Trace { path, source }) => {
+            assert_eq!(path, fifo);
+            assert_eq!(source.kind(), std::io::ErrorKind::BrokenPipe);
+        }
+        other => panic!("{other:?}"),
+    }
+}
