@@ -152,6 +152,9 @@ impl Reader {
                 len
             }
         };
+        if let (Some(ahead), true) = (&mut self.ahead, step == job.start) {
+            cost.hints += ahead.after_first(&mut *self.dataset, &self.plan, job);
+        }
         if self.evict != Evict::Keep && self.dataset.evict(plan, self.evict).is_err() {
             cost.evict_failed = 1;
         }
@@ -232,18 +235,42 @@ impl Ahead {
         Self { budget, generation: 0, through: 0, next: None }
     }
 
-    /// Asks for what has come within the budget now that `step` is read, so that the disk works on it while
-    /// that one is copied and while the caller is busy.
+    /// Before `step` is read, asks for what has come within the budget, so that the disk works on it while that one is
+    /// copied and while the caller is busy.
+    ///
+    /// The first batch of an epoch has been asked for by nobody. It is asked for alone, so that it does not have to wait
+    /// for those after it; and not even that if it is one run, because it is read at once. For the others there is
+    /// [`after_first`](Self::after_first).
     fn ask(&mut self, dataset: &mut dyn Dataset, plan: &Plan, job: Job, step: u64) -> Hinted {
         let batch = plan.batch_records();
-        if self.generation != job.generation {
-            // The first batch of an epoch has not been asked for either. It is read at once, so that only a scattered
-            // one gains by it.
-            (self.generation, self.through, self.next) = (job.generation, step.saturating_mul(batch), None);
-            self.next =
-                plan.batch(job.epoch, step).and_then(|first| first.runs().next()).map(|run| run.start);
+        if self.generation == job.generation {
+            return self.ask_until(
+                dataset,
+                plan,
+                job,
+                step.saturating_add(1).saturating_mul(batch).saturating_add(self.budget),
+            );
         }
-        let until = step.saturating_add(1).saturating_mul(batch).saturating_add(self.budget);
+        (self.generation, self.through) = (job.generation, step.saturating_mul(batch));
+        self.next = plan.batch(job.epoch, step).and_then(|first| first.runs().next()).map(|run| run.start);
+        self.ask_until(dataset, plan, job, step.saturating_add(1).saturating_mul(batch))
+    }
+
+    /// After the first batch of an epoch has been read.
+    fn after_first(&mut self, dataset: &mut dyn Dataset, plan: &Plan, job: Job) -> Hinted {
+        self.ask_until(
+            dataset,
+            plan,
+            job,
+            job.start.saturating_add(1).saturating_mul(plan.batch_records()).saturating_add(self.budget),
+        )
+    }
+
+    /// Asks for what lies before the position `until`, but for no more than two batches at once: what is needed first
+    /// is to come first.
+    fn ask_until(&mut self, dataset: &mut dyn Dataset, plan: &Plan, job: Job, until: u64) -> Hinted {
+        let batch = plan.batch_records();
+        let until = until.min(self.through.saturating_add(batch.saturating_mul(2)));
         let mut hints = Hinted::default();
         while self.through < until {
             let (next, done) = (self.through / batch, self.through % batch);

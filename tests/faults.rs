@@ -37,7 +37,8 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
 fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
     let case = format!("{fault:?} at step {at_step}, overlap {overlap}, depth {depth}");
     let (data, dropped) = Faulty::new(2 * STEPS * BATCH, fault, 2 * at_step * BATCH);
-    let loader = Loader::builder(data, jumping()).overlap(overlap).host_depth(depth).build().unwrap();
+    let builder = Loader::builder(data, jumping()).overlap(overlap).host_depth(depth);
+    let loader = builder.prefetch(BATCH_BYTES as u64).build().unwrap();
     // A batch is asked for while the one before it is read; without overlap nothing is.
     let expected = match fault {
         // Nor is the first batch, which is read at once.
