@@ -179,3 +179,28 @@ fn close_waits_for_the_batch_that_is_being_read_and_tells_its_error() {
     drop(epoch);
     assert_eq!(loader.close().unwrap_err().to_string(), "epoch 0, step 2: no record 8");
 }
+
+#[test]
+fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
+    for depth in 1..=3 {
+        for keep in [false, true] {
+            let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::None, 0);
+            let loader = Loader::builder(data, sequential()).host_depth(depth).build().unwrap();
+            let mut epoch = loader.epoch(0);
+            let first = epoch.next().unwrap().unwrap();
+            let kept = keep.then_some(first);
+            // As many as there are slots, and one more if the caller's is free again.
+            let most = depth as u64 + u64::from(!keep);
+            while loader.report().reads < most {
+                std::thread::yield_now();
+            }
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+            assert_eq!(loader.report().reads, most, "no further than the slots, depth {depth}, kept {keep}");
+            drop((kept, epoch));
+            drop(loader);
+            assert!(dropped.load(Ordering::Relaxed), "the thread is joined, depth {depth}, kept {keep}");
+        }
+    }
+}
