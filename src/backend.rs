@@ -75,11 +75,10 @@ pub struct Sides<'a> {
     pub(crate) sum: &'a dyn fmt::Display,
 }
 
-impl Sides<'_> {
-    pub(crate) fn too_large(&self) -> Error {
-        let wanted = "slots that fit the memory".to_string();
-        Error::Option { option: "host_depth", wanted, found: self.sum.to_string() }
-    }
+/// There is no memory for this sum of slots.
+pub(crate) fn too_large(sum: &dyn fmt::Display) -> Error {
+    let wanted = "slots that fit the memory".to_string();
+    Error::Option { option: "host_depth", wanted, found: sum.to_string() }
 }
 
 /// Why there is no slot to fill.
@@ -129,7 +128,7 @@ impl Backend for Host {
 
     fn make(self, sides: Sides<'_>) -> Result<(Self::Slots, Self::Batches), Error> {
         let slots = (0..sides.host_depth).map(|_| Slot::new(sides.slot)).collect::<Option<Vec<_>>>();
-        Ok(handles(slots.ok_or_else(|| sides.too_large())?))
+        Ok(handles(slots.ok_or_else(|| too_large(sides.sum))?))
     }
 
     fn fill(

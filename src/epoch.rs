@@ -199,11 +199,8 @@ impl<'l, B: Backend> Epoch<'l, B> {
 
     fn end(&mut self, now: Instant) {
         self.ended = true;
-        if self.loader.running.is_foreign() {
-            // The trace is the other process's.
-            return;
-        }
-        if self.is_superseded() {
+        // The trace is the other process's, or the time the newer epoch's.
+        if self.loader.running.is_foreign() || self.is_superseded() {
             return;
         }
         self.end_of_use(now);

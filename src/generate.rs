@@ -5,14 +5,13 @@ use std::iter::FusedIterator;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, Ring, TryAcquireError};
 
 use crate::error::{BoxError, Error};
 use crate::fork::OfProcess;
-use crate::loader::Loader;
+use crate::loader::{Joined, Loader};
 use crate::reader::message;
 use crate::report::{DOMINATES, Stage, Verdict, ratio};
 use crate::trace::{Place, Profile, Trace, Track};
@@ -158,7 +157,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
                 .name("twinbuf-generate".to_string())
                 .spawn(move || maker.run(&seen, producer))
                 .map_err(Error::Spawn)?;
-            Feed::Ahead(Worker { gate, thread: Some(thread) })
+            Feed::Ahead(Worker { gate, _thread: Joined(Some(thread)) })
         } else {
             Feed::Inline(maker, producer)
         };
@@ -414,19 +413,15 @@ impl Leave {
     }
 }
 
-/// The thread, joined when this is dropped.
+/// The thread, which is told to end and joined when this is dropped.
 struct Worker {
     gate: Arc<Gate>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Joined,
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
         self.gate.close();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been reported by its hook, and to the caller as `WorkerGone`.
-            let _ = thread.join();
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use twinbuf_mmap::{Evict, Plan, Tail};
 
-use crate::backend::{Backend, Host, NoSlot, Received, Sides, Transfers};
+use crate::backend::{Backend, Host, NoSlot, Received, Sides, Transfers, too_large};
 use crate::breakdown::Breakdown;
 use crate::budget::{MemoryBudget, Taken};
 use crate::dataset::Dataset;
@@ -438,7 +438,7 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// Times the phases of each step; off unless said otherwise.
     ///
-    /// The loader counts its own phase, `load`. While the breakdown is on the loader does not overlap, whatever
+    /// The loader counts its own phases, `load` and, on a device, `h2d`. While the breakdown is on the loader does not overlap, whatever
     /// [`overlap`](Self::overlap) says.
     pub fn breakdown(mut self, breakdown: Breakdown) -> Self {
         self.breakdown = breakdown;
@@ -451,8 +451,9 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// [`Error::Option`] if a depth is out of range, the plan is for more records than the data set has or
     /// the slots do not fit the memory; [`Error::Memory`] if they do not fit the limit; [`Error::Transform`] if
-    /// the records cannot be transformed; [`Error::Device`] if the device has no such slots; [`Error::Fingerprint`] if the data set cannot tell its own;
-    /// [`Error::Trace`] if the trace's file cannot be made; [`Error::Spawn`] if the system starts no thread.
+    /// the records cannot be transformed; [`Error::Device`] if the device has no such slots;
+    /// [`Error::Fingerprint`] if the data set cannot tell its own; [`Error::Trace`] if the trace's file cannot be
+    /// made; [`Error::Spawn`] if the system starts no thread.
     pub fn build(self) -> Result<Loader<B>, Error> {
         let Self { mut dataset, plan, host_depth, overlap, hints, evict, residency, .. } = self;
         if overlap && self.breakdown.is_on() {
@@ -476,7 +477,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let memory = self.memory.map(|budget| sizes.take_from(&budget)).transpose()?;
         let scratch = match sizes.part {
             0 => None,
-            _ => Some(Buffer::new(sizes.scratch).ok_or_else(|| sizes.too_large())?),
+            _ => Some(Buffer::new(sizes.scratch).ok_or_else(|| too_large(&sizes))?),
         };
         let transform = self.transform.zip(scratch).map(|(transform, scratch)| Transforming {
             transform,
@@ -487,15 +488,12 @@ impl<B: Backend> LoaderBuilder<B> {
         let fingerprint = dataset.fingerprint().map_err(Error::Fingerprint)?;
         let trace =
             self.profile.map(|profile| profile.create(plan.rank(), plan.world())).transpose()?.map(Arc::new);
-        let slot = sizes.slot.ok_or_else(|| sizes.too_large())?;
-        let sides = Sides { slot, host_depth, overlap, trace: trace.clone(), sum: &sizes };
+        let sides = Sides { slot: sizes.slot, host_depth, overlap, trace: trace.clone(), sum: &sizes };
         let (slots, batches) = self.backend.make(sides)?;
         let reads = Arc::new(AtomicU64::new(0));
         let track = RefCell::new(Track::new(trace.clone(), 1, "train"));
-        let budget = match self.prefetch {
-            Some(bytes) => bytes.div_ceil((record_bytes as u64).max(1)),
-            None => plan.batch_records().max(PREFETCH.div_ceil((record_bytes as u64).max(1))),
-        };
+        let records_in = |bytes: u64| bytes.div_ceil((record_bytes as u64).max(1));
+        let budget = self.prefetch.map_or_else(|| plan.batch_records().max(records_in(PREFETCH)), records_in);
         let reader = Reader {
             dataset,
             plan,
@@ -542,8 +540,8 @@ struct Sizes {
     records: u64,
     /// Of a record in a slot.
     out_bytes: usize,
-    /// Bytes of a slot, if that is a number.
-    slot: Option<usize>,
+    /// Bytes of a slot.
+    slot: usize,
     /// Records that are transformed at a time, and bytes of so many in the file: 0 without a transform.
     part: u64,
     scratch: usize,
@@ -573,26 +571,24 @@ impl Sizes {
         let slot = usize::try_from(records).ok().and_then(|records| records.checked_mul(out_bytes));
         // No more than a batch in the file, or one record.
         let scratch = usize::try_from(part).unwrap_or(usize::MAX).saturating_mul(record_bytes);
-        Ok(Self { host_depth, device_depth, records, out_bytes, slot, part, scratch })
+        let sizes = Self { host_depth, device_depth, records, out_bytes, slot: 0, part, scratch };
+        match slot {
+            Some(slot) => Ok(Self { slot, ..sizes }),
+            None => Err(too_large(&sizes)),
+        }
     }
 
     fn take_from(&self, budget: &MemoryBudget) -> Result<Taken, Error> {
-        let slot = self.slot.ok_or_else(|| self.too_large())? as u64;
-        let wanted = slot
+        let wanted = (self.slot as u64)
             .checked_mul((self.host_depth + self.device_depth) as u64)
             .and_then(|slots| slots.checked_add(self.scratch as u64))
-            .ok_or_else(|| self.too_large())?;
+            .ok_or_else(|| too_large(self))?;
         budget.take(wanted).map_err(|used| Error::Memory {
             sum: self.to_string(),
             wanted,
             limit: budget.limit(),
             used,
         })
-    }
-
-    fn too_large(&self) -> Error {
-        let wanted = "slots that fit the memory".to_string();
-        Error::Option { option: "host_depth", wanted, found: self.to_string() }
     }
 }
 
@@ -613,12 +609,13 @@ impl fmt::Display for Sizes {
 }
 
 /// A thread that is joined when this is dropped.
-pub(crate) struct Joined(Option<JoinHandle<()>>);
+pub(crate) struct Joined(pub(crate) Option<JoinHandle<()>>);
 
 impl Drop for Joined {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
-            // A panic of the thread has been reported by its hook, and to the caller as `ReaderGone`.
+            // A panic of the thread has been reported by its hook, and to the caller as `ReaderGone` or
+            // `WorkerGone`.
             let _ = thread.join();
         }
     }

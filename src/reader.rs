@@ -153,7 +153,7 @@ impl Reader {
             }
         };
         if let (Some(ahead), true) = (&mut self.ahead, step == job.start) {
-            cost.hints += ahead.after_first(&mut *self.dataset, &self.plan, job);
+            cost.hints += ahead.ask(&mut *self.dataset, &self.plan, job, step);
         }
         if self.evict != Evict::Keep && self.dataset.evict(plan, self.evict).is_err() {
             cost.evict_failed = 1;
@@ -236,40 +236,21 @@ impl Ahead {
     }
 
     /// Before `step` is read, asks for what has come within the budget, so that the disk works on it while that one is
-    /// copied and while the caller is busy.
+    /// copied and while the caller is busy; but for no more than two batches at once: what is needed first is to come
+    /// first.
     ///
     /// The first batch of an epoch has been asked for by nobody. It is asked for alone, so that it does not have to wait
-    /// for those after it; and not even that if it is one run, because it is read at once. For the others there is
-    /// [`after_first`](Self::after_first).
+    /// for those after it; and not even that if it is one run, because it is read at once. Called again after it has
+    /// been read, this goes on to the others.
     fn ask(&mut self, dataset: &mut dyn Dataset, plan: &Plan, job: Job, step: u64) -> Hinted {
         let batch = plan.batch_records();
-        if self.generation == job.generation {
-            return self.ask_until(
-                dataset,
-                plan,
-                job,
-                step.saturating_add(1).saturating_mul(batch).saturating_add(self.budget),
-            );
+        let mut budget = self.budget;
+        if self.generation != job.generation {
+            (self.generation, self.through, budget) = (job.generation, step.saturating_mul(batch), 0);
+            self.next =
+                plan.batch(job.epoch, step).and_then(|first| first.runs().next()).map(|run| run.start);
         }
-        (self.generation, self.through) = (job.generation, step.saturating_mul(batch));
-        self.next = plan.batch(job.epoch, step).and_then(|first| first.runs().next()).map(|run| run.start);
-        self.ask_until(dataset, plan, job, step.saturating_add(1).saturating_mul(batch))
-    }
-
-    /// After the first batch of an epoch has been read.
-    fn after_first(&mut self, dataset: &mut dyn Dataset, plan: &Plan, job: Job) -> Hinted {
-        self.ask_until(
-            dataset,
-            plan,
-            job,
-            job.start.saturating_add(1).saturating_mul(plan.batch_records()).saturating_add(self.budget),
-        )
-    }
-
-    /// Asks for what lies before the position `until`, but for no more than two batches at once: what is needed first
-    /// is to come first.
-    fn ask_until(&mut self, dataset: &mut dyn Dataset, plan: &Plan, job: Job, until: u64) -> Hinted {
-        let batch = plan.batch_records();
+        let until = step.saturating_add(1).saturating_mul(batch).saturating_add(budget);
         let until = until.min(self.through.saturating_add(batch.saturating_mul(2)));
         let mut hints = Hinted::default();
         while self.through < until {

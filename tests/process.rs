@@ -2,26 +2,13 @@
 
 #![cfg(unix)]
 
+mod common;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 
-use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan};
-
-/// Reads a batch when it is told to; the first says that it has begun.
-struct Gated(Receiver<()>);
-
-impl Dataset for Gated {
-    fn records(&self) -> u64 {
-        4
-    }
-    fn record_bytes(&self) -> usize {
-        1
-    }
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.0.recv()?;
-        Ok(out.len())
-    }
-}
+use common::Gated;
+use twinbuf::{Error, Loader, Plan};
 
 /// Runs `child` in a forked process and says whether it returned true. It must not allocate what another thread
 /// may hold the lock of, which glibc's malloc sees to.

@@ -5,28 +5,12 @@ mod common;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll, Wake, Waker};
 
-use common::{batches, files, open, plan};
+use common::{Gated, batches, files, open, plan};
 use futures_core::Stream;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
-
-/// Reads a batch when it is told to.
-struct Gated(Receiver<()>);
-
-impl Dataset for Gated {
-    fn records(&self) -> u64 {
-        8
-    }
-    fn record_bytes(&self) -> usize {
-        4
-    }
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.0.recv()?;
-        Ok(out.len())
-    }
-}
+use twinbuf::{Loader, Plan};
 
 fn gated() -> (Sender<()>, Loader) {
     let (open, gate) = channel();

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 
 use tempfile::TempDir;
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Order, Plan, Records, Tail};
@@ -119,5 +120,23 @@ impl Drop for Faulty {
     fn drop(&mut self) {
         // Relaxed: the tests join the thread before they look.
         self.dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Eight records without a file, of which a batch is read when the other end of the channel says so.
+pub struct Gated(pub Receiver<()>);
+
+impl Dataset for Gated {
+    fn records(&self) -> u64 {
+        8
+    }
+
+    fn record_bytes(&self) -> usize {
+        4
+    }
+
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.0.recv()?;
+        Ok(out.len())
     }
 }
