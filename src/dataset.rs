@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchPlan, Evict, Hinted, PIECE, Records, Residency};
+use twinbuf_mmap::{BatchPlan, Evict, Hinted, PIECE, ReadMode, Records, Residency};
 
 use crate::error::BoxError;
 
@@ -11,7 +11,7 @@ use crate::error::BoxError;
 /// [`Records`] in an [`Arc`] is one; anything else that can fill a buffer can be one.
 ///
 /// A method that panics ends the epoch with [`Error::Panicked`](crate::Error::Panicked); one that is called to build
-/// the loader (`records`, `record_bytes`, `fingerprint`) panics there.
+/// the loader (`records`, `record_bytes`, `part_bytes`, `fingerprint`) panics there.
 ///
 /// # Examples
 ///
@@ -47,6 +47,15 @@ pub trait Dataset: Send {
 
     /// The size of a record in bytes.
     fn record_bytes(&self) -> usize;
+
+    /// How many bytes it is asked for at a time where a [`transform`](crate::LoaderBuilder::transform) follows,
+    /// as far as records are that small. Asked once, when the loader is built.
+    ///
+    /// Unless implemented it is 256 KiB: few enough to be still in the CPU's second-level cache when they are
+    /// transformed.
+    fn part_bytes(&self) -> usize {
+        256 << 10
+    }
 
     /// Reads the records of `batch`, in its order, into `out`, which is exactly as long as they are together.
     /// Says how many bytes it read.
@@ -105,6 +114,14 @@ impl Dataset for Arc<Records> {
 
     fn record_bytes(&self) -> usize {
         Records::record_bytes(self)
+    }
+
+    fn part_bytes(&self) -> usize {
+        match self.read_mode() {
+            // Each part is a request of its own, which the disk finishes before it gets the next.
+            ReadMode::Direct => 4 << 20,
+            _ => 256 << 10,
+        }
     }
 
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {

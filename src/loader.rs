@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use twinbuf_mmap::{Evict, Plan, Tail};
+use twinbuf_mmap::{Buffer, Evict, Plan, Tail};
 
 use crate::backend::{Backend, Host, NoSlot, Received, Sides, Transfers, too_large};
 use crate::breakdown::Breakdown;
@@ -18,9 +18,8 @@ use crate::dataset::Dataset;
 use crate::epoch::Epoch;
 use crate::error::Error;
 use crate::fork::OfProcess;
-use crate::reader::{Ahead, Job, PART, Reader, Transforming, Waiting};
+use crate::reader::{Ahead, Job, Reader, Transforming, Waiting};
 use crate::report::Report;
-use crate::slot::Buffer;
 use crate::state::State;
 use crate::trace::{Profile, Trace, Track};
 use crate::transform::RecordTransform;
@@ -473,7 +472,8 @@ impl<B: Backend> LoaderBuilder<B> {
         }
         let record_bytes = dataset.record_bytes();
         let depths = (host_depth, self.backend.device_depth());
-        let sizes = Sizes::new(&plan, depths, record_bytes, self.transform.as_deref())?;
+        let bytes = (record_bytes, dataset.part_bytes());
+        let sizes = Sizes::new(&plan, depths, bytes, self.transform.as_deref())?;
         let memory = self.memory.map(|budget| sizes.take_from(&budget)).transpose()?;
         let scratch = match sizes.part {
             0 => None,
@@ -551,7 +551,7 @@ impl Sizes {
     fn new(
         plan: &Plan,
         (host_depth, device_depth): (usize, usize),
-        record_bytes: usize,
+        (record_bytes, part_bytes): (usize, usize),
         transform: Option<&dyn RecordTransform>,
     ) -> Result<Self, Error> {
         let records = plan.batch_records();
@@ -565,7 +565,7 @@ impl Sizes {
                         "wanted records of at least 1 byte, found 0 after the transform".into(),
                     ));
                 }
-                (out_bytes, ((PART / record_bytes.max(1)).max(1) as u64).min(records))
+                (out_bytes, ((part_bytes / record_bytes.max(1)).max(1) as u64).min(records))
             }
         };
         let slot = usize::try_from(records).ok().and_then(|records| records.checked_mul(out_bytes));

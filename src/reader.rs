@@ -7,12 +7,12 @@ use std::sync::mpsc;
 use std::task::Context;
 use std::time::{Duration, Instant};
 
-use twinbuf_mmap::{BatchPlan, Evict, Hinted, Plan};
+use twinbuf_mmap::{BatchPlan, Buffer, Evict, Hinted, Plan};
 
 use crate::backend::Backend;
 use crate::dataset::Dataset;
 use crate::error::Error;
-use crate::slot::{Buffer, Cost, Load};
+use crate::slot::{Cost, Load};
 use crate::spans;
 use crate::trace::{Place, Track};
 use crate::transform::RecordTransform;
@@ -214,9 +214,6 @@ pub(crate) struct Transforming {
     /// Room for so many, as they are in the file.
     pub(crate) scratch: Buffer,
 }
-
-/// Bytes that are read and then transformed: small enough to be still in the CPU's second-level cache.
-pub(crate) const PART: usize = 256 << 10;
 
 /// Asks for pages of records that will be read, up to so many ahead.
 pub(crate) struct Ahead {

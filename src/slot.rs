@@ -1,56 +1,11 @@
 //! A host slot: the memory of one batch, and what is in it.
 
-use std::fmt;
-use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use twinbuf_mmap::{BatchPlan, Hinted, Residency};
+use twinbuf_mmap::{BatchPlan, Buffer, Hinted, Residency};
 
 use crate::error::Error;
 use crate::trace::Place;
-
-/// A cache line, and enough for the widest vectors: where numbers of any type may begin.
-const ALIGN: usize = 64;
-
-/// Memory of a fixed size that begins at a multiple of 64 bytes, and never moves.
-pub(crate) struct Buffer {
-    bytes: Box<[u8]>,
-    start: usize,
-    len: usize,
-}
-
-impl Buffer {
-    /// `len` bytes, all of them touched, so that no epoch pays for it. `None` if there is no memory.
-    pub(crate) fn new(len: usize) -> Option<Self> {
-        let whole = len.checked_add(ALIGN - 1)?;
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(whole).ok()?;
-        bytes.resize(whole, 0);
-        let bytes = bytes.into_boxed_slice();
-        let start = bytes.as_ptr().align_offset(ALIGN);
-        (start < ALIGN).then_some(Self { bytes, start, len })
-    }
-}
-
-impl fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
-impl Deref for Buffer {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[self.start..][..self.len]
-    }
-}
-
-impl DerefMut for Buffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..][..self.len]
-    }
-}
 
 /// The memory of one batch, and what is in it.
 #[derive(Debug)]

@@ -2,13 +2,12 @@
 
 mod common;
 
-use common::{RECORD, batches, files, open, plan, record};
-use twinbuf::{Error, Loader, MAX_HOST_DEPTH, Plan, Records};
+use common::{RECORD, batches, files, open, open_direct, plan, record};
+use twinbuf::{Error, Loader, MAX_HOST_DEPTH, Plan, ReadMode, Records};
 
 #[test]
 fn the_same_bytes_in_every_configuration() {
     let (_dir, paths) = files(&[40, 1, 62]);
-    let data = open(&paths);
     let plan = plan(103, 10);
     for epoch in [0, 1, 7] {
         let expected: Vec<Vec<u8>> = (0..plan.steps())
@@ -16,30 +15,36 @@ fn the_same_bytes_in_every_configuration() {
             .collect();
         assert_eq!(expected.len(), 11);
         assert_eq!(expected[10].len(), 3 * RECORD, "the partial batch is kept");
-        for overlap in [false, true] {
-            for hints in [false, true] {
-                for depth in 1..=MAX_HOST_DEPTH {
-                    let loader = Loader::builder(data.clone(), plan)
-                        .overlap(overlap)
-                        .hints(hints)
-                        .host_depth(depth)
-                        .build()
-                        .unwrap();
-                    let found: Vec<Vec<u8>> =
-                        batches(&loader, epoch).into_iter().map(Result::unwrap).collect();
-                    assert!(
-                        found == expected,
-                        "epoch {epoch}, overlap {overlap}, hints {hints}, depth {depth}"
-                    );
-                    let report = loader.report();
-                    assert_eq!((report.batches, report.reads), (11, 11), "one read a batch");
-                    assert_eq!(report.bytes, 103 * RECORD as u64);
-                    assert_eq!(report.hints.calls > 0, overlap && hints && cfg!(unix));
-                    assert_eq!(report.hints.failed, 0);
-                }
+        for data in [Some(open(&paths)), open_direct(&paths, RECORD)].into_iter().flatten() {
+            let mode = data.read_mode();
+            for (overlap, hints, depth) in configurations() {
+                let loader = Loader::builder(data.clone(), plan)
+                    .overlap(overlap)
+                    .hints(hints)
+                    .host_depth(depth)
+                    .build()
+                    .unwrap();
+                let found: Vec<Vec<u8>> = batches(&loader, epoch).into_iter().map(Result::unwrap).collect();
+                assert!(
+                    found == expected,
+                    "{mode:?}, epoch {epoch}, overlap {overlap}, hints {hints}, depth {depth}"
+                );
+                let report = loader.report();
+                assert_eq!((report.batches, report.reads), (11, 11), "one read a batch");
+                assert_eq!(report.bytes, 103 * RECORD as u64);
+                let asks = overlap && hints && cfg!(unix) && mode != ReadMode::Direct;
+                assert_eq!(report.hints.calls > 0, asks);
+                assert_eq!(report.hints.failed, 0);
             }
         }
     }
+}
+
+/// Overlap, hints, depth.
+fn configurations() -> impl Iterator<Item = (bool, bool, usize)> {
+    [(false, false), (false, true), (true, false), (true, true)]
+        .into_iter()
+        .flat_map(|(overlap, hints)| (1..=MAX_HOST_DEPTH).map(move |depth| (overlap, hints, depth)))
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Fault, Faulty, RECORD, files, open, plan, record};
+use common::{Fault, Faulty, RECORD, files, open, open_direct, plan, record};
 use twinbuf::{
     BoxError, DType, Error, Loader, Numbers, Plan, RecordTransform, Records, Transform, per_record,
 };
@@ -55,9 +55,10 @@ fn the_same_numbers_in_every_configuration() {
 
 #[test]
 fn parts_meet_wherever_the_records_end() {
-    // A part is 256 KiB: records of more than that, of just that, and of sizes that do not divide it.
+    // A part is 256 KiB, or 4 MiB past the page cache: records of more than that, of just that, and of sizes that
+    // do not divide it.
     for (record_bytes, records, batch) in
-        [(300 << 10, 5, 2), (256 << 10, 5, 5), (100_002, 13, 7), (6, 200_000, 99_999)]
+        [(300 << 10, 5, 2), (256 << 10, 5, 5), (100_002, 97, 90), (6, 200_000, 99_999)]
     {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = dir.path().join("tokens.bin");
@@ -65,17 +66,20 @@ fn parts_meet_wherever_the_records_end() {
             (0..record_bytes * records / 2).map(|i| ((i * 7 + i / 65_536) % 65_536) as u16).collect();
         std::fs::write(&path, tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>())
             .unwrap();
-        let data = Arc::new(Records::open([&path], record_bytes).unwrap());
-        let plan = Plan::builder(data.len()).batch(batch).tail(twinbuf::Tail::Keep).build().unwrap();
-        let loader = Loader::builder(data, plan).transform(Numbers::U16ToU32).build().unwrap();
-        let mut found = Vec::new();
-        for batch in loader.epoch(0) {
-            found.extend_from_slice(batch.unwrap().numbers::<u32>().unwrap());
+        let plan = Plan::builder(records as u64).batch(batch).tail(twinbuf::Tail::Keep).build().unwrap();
+        let data = Some(Arc::new(Records::open([&path], record_bytes).unwrap()));
+        for data in [data, open_direct(&[path], record_bytes)].into_iter().flatten() {
+            let mode = data.read_mode();
+            let loader = Loader::builder(data, plan).transform(Numbers::U16ToU32).build().unwrap();
+            let mut found = Vec::new();
+            for batch in loader.epoch(0) {
+                found.extend_from_slice(batch.unwrap().numbers::<u32>().unwrap());
+            }
+            assert!(
+                found.iter().copied().eq(tokens.iter().map(|&token| u32::from(token))),
+                "{mode:?}, {record_bytes} bytes"
+            );
         }
-        assert!(
-            found.iter().copied().eq(tokens.iter().map(|&token| u32::from(token))),
-            "{record_bytes} bytes"
-        );
     }
 }
 

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use twinbuf_mmap::{Evict, Hinted, Order, PIECE, Plan, Ragged, ReadMode, Records, Tail};
+use twinbuf_mmap::{Buffer, Evict, Hinted, Order, PIECE, Plan, Ragged, ReadMode, Records, Tail};
 
 /// Reads all records of some files once, and says how long it took and how much memory.
 #[derive(Parser)]
@@ -46,6 +46,7 @@ struct Args {
 enum Mode {
     Pread,
     Checked,
+    Direct,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -69,6 +70,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let mode = match args.mode {
         Mode::Pread => ReadMode::Pread,
         Mode::Checked => ReadMode::MapChecked,
+        Mode::Direct => ReadMode::Direct,
     };
     let evict = match args.evict {
         After::Keep => Evict::Keep,
@@ -81,7 +83,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let order = args.shuffle.map_or(Order::Sequential, |chunk| Order::Chunks { records: chunk.get() });
     let plan = Plan::builder(records.len()).batch(batch).order(order).tail(Tail::Keep).build()?;
 
-    let mut slot = vec![0; usize::try_from(batch)?.checked_mul(record).ok_or("a batch is too large")?];
+    let slot = usize::try_from(batch)?.checked_mul(record).ok_or("a batch is too large")?;
+    let mut slot = Buffer::new(slot).ok_or("no memory for a batch")?;
     let mut bytes = 0;
     let mut hinted = Hinted::default();
     let begun = Instant::now();

@@ -239,8 +239,8 @@ pub enum Error {
     System {
         /// The file.
         path: PathBuf,
-        /// The name of the call: `mmap`, `mincore`, `fsync`, `fstat`, `madvise`, `posix_fadvise` or
-        /// `process_vm_readv`.
+        /// The name of the call: `mmap`, `mincore`, `fsync`, `fstat`, `madvise`, `posix_fadvise`,
+        /// `process_vm_readv`, `open(O_DIRECT)` or `preadv(O_DIRECT)`.
         call: &'static str,
         /// What the system said.
         source: io::Error,

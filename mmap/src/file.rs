@@ -39,10 +39,20 @@ impl DataFile {
 
     /// Fills `out` with the bytes from `start` on.
     pub(crate) fn read_exact(&self, out: &mut [u8], start: u64) -> Result<(), Error> {
+        self.read_exact_by(out, start, |out, offset| read_at(&self.file, out, offset))
+    }
+
+    /// The same, one read after the other by `read_at`.
+    pub(crate) fn read_exact_by(
+        &self,
+        out: &mut [u8],
+        start: u64,
+        mut read_at: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+    ) -> Result<(), Error> {
         let mut found = 0;
         while found < out.len() {
             let offset = start + found as u64;
-            match read_at(&self.file, &mut out[found..], offset) {
+            match read_at(&mut out[found..], offset) {
                 Ok(0) => {
                     let (wanted, found) = (out.len() as u64, found as u64);
                     return Err(Error::Truncated { path: self.path.clone(), offset, wanted, found });

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use crate::{BatchPlan, Records};
+use crate::{BatchPlan, ReadMode, Records};
 
 /// The piece in which [`Records::will_need`] asks, unless there is reason for another: 1 MiB.
 ///
@@ -65,11 +65,16 @@ impl Records {
     /// | 100 000 of 256 bytes | not in the cache | 841 ms | 365 ms |
     /// | | in the cache | 72 ms | 20 ms |
     ///
+    /// In [`ReadMode::Direct`](crate::ReadMode::Direct) nothing is read from the cache, and this does nothing.
+    ///
     /// A hint is only a hint. If it fails, the records are read all the same, later and slower; so a failure
     /// is counted in [`Hinted`] and is no error. Truncated files do no harm here: no byte of the mapping is
     /// touched. Where there is no `madvise` (Windows) this does nothing.
     #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
     pub fn will_need(&self, batch: &BatchPlan, piece: NonZeroUsize) -> Hinted {
+        if self.mode == ReadMode::Direct {
+            return Hinted::default();
+        }
         #[cfg(unix)]
         {
             let begun = std::time::Instant::now();

@@ -13,7 +13,9 @@
 //!   memory does not push out everything else: [`Records::evict_batch`].
 //! - What the page cache holds can be counted and dropped, to measure cold reads: [`Records::residency`],
 //!   [`Records::evict`].
-//! - It starts no thread and keeps no buffer: that is the loader's part (`twinbuf`).
+//! - For data larger than memory there are reads past the page cache ([`ReadMode::Direct`]), into memory made for
+//!   them ([`Buffer`]).
+//! - It starts no thread: that is the loader's part (`twinbuf`).
 //! - Records stay bytes, in the type and byte order ([`DType`], little-endian) that the file has. It does not
 //!   know lengths inside records, decompress, or write.
 //! - Slices of a mapping are `unsafe` ([`Records::view`]) unless the file is sealed
@@ -59,6 +61,8 @@
 //! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Records::will_need`] for
 //! hints; [`transform`] for f32 in place of bytes; [`Error`] for everything that can be wrong with a file.
 
+mod buffer;
+mod direct;
 mod dtype;
 mod error;
 mod file;
@@ -77,6 +81,7 @@ mod residency;
 mod saved;
 pub mod transform;
 
+pub use buffer::Buffer;
 pub use dtype::DType;
 pub use error::Error;
 pub use format::Cut;

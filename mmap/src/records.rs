@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use crate::direct::{Beside, Direct};
 use crate::file::DataFile;
 use crate::mapped::{self, ReadMode};
 use crate::plan::Runs;
@@ -90,6 +91,8 @@ pub struct Shard {
     /// mode that says so, and views, touch bytes of it. An error where the system refused it.
     #[cfg(unix)]
     pub(crate) map: std::io::Result<memmap2::MmapRaw>,
+    /// For reads past the page cache: there in [`ReadMode::Direct`] alone.
+    pub(crate) direct: Option<Direct>,
     /// From the first byte of the first record to the last byte of the last.
     pub(crate) bytes: Range<u64>,
     first: u64,
@@ -192,6 +195,10 @@ impl Records {
         Options { record_bytes, ragged: Ragged::Refuse }
     }
 
+    pub(crate) fn shards_mut(&mut self) -> &mut [Shard] {
+        &mut self.shards
+    }
+
     /// Opens `paths` with the layout that `layout` finds in each, which must be of one kind.
     pub(crate) fn assemble<P: AsRef<Path>>(
         paths: impl IntoIterator<Item = P>,
@@ -223,6 +230,7 @@ impl Records {
             shards.push(Shard {
                 #[cfg(unix)]
                 map: map(&file.file, end),
+                direct: None,
                 file,
                 bytes: offset..end,
                 first: records,
@@ -318,11 +326,18 @@ impl Records {
         };
         let (read, record) = (out.len(), self.kind.bytes);
         let mut parts = self.parts(batch, out);
+        let mut beside = Beside::new();
         match self.mode {
-            ReadMode::Pread => parts.try_for_each(|part| {
+            ReadMode::Pread | ReadMode::Direct => parts.try_for_each(|part| {
                 let (span, out) = part?;
                 let shared = span.shared(out.len());
-                span.shard.file.read_exact(&mut out[shared..], span.bytes.start)?;
+                let (file, start) = (&span.shard.file, span.bytes.start);
+                match &span.shard.direct {
+                    Some(direct) => file.read_exact_by(&mut out[shared..], start, |out, offset| {
+                        direct.read_at(out, offset, &mut beside)
+                    }),
+                    None => file.read_exact(&mut out[shared..], start),
+                }?;
                 expand(out, record, shared);
                 Ok(())
             }),

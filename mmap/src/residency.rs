@@ -1,6 +1,6 @@
 //! Which pages are in the kernel's page cache, and how to drop them.
 
-use crate::{BatchPlan, Error, Records};
+use crate::{BatchPlan, Error, ReadMode, Records};
 
 /// What becomes of a batch's pages after use; see [`Records::evict_batch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -94,9 +94,10 @@ impl Records {
     ///
     /// [`Error::NoSuchRecord`]; [`Error::System`] if the kernel refuses, as it does for pages locked by
     /// `mlockall(2)`; [`Error::Unsupported`] for what this operating system lacks. A failure leaves pages in
-    /// memory and does no other harm. [`Evict::Keep`] does nothing and cannot fail.
+    /// memory and does no other harm. [`Evict::Keep`] does nothing and cannot fail, nor does anything in
+    /// [`ReadMode::Direct`], which leaves no pages behind: what is in the cache is others'.
     pub fn evict_batch(&self, batch: &BatchPlan, evict: Evict) -> Result<(), Error> {
-        if evict == Evict::Keep {
+        if evict == Evict::Keep || self.mode == ReadMode::Direct {
             return Ok(());
         }
         for span in self.spans(batch) {

@@ -6,7 +6,9 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::PathBuf;
 
-use twinbuf_mmap::{Cut, DType, Error, Order, Plan, ReadMode, Records, Tail};
+use twinbuf_mmap::{
+    Buffer, Cut, DType, Error, Evict, Hinted, Order, PIECE, Plan, ReadMode, Records, Residency, Tail,
+};
 
 /// Numbers in each of the two files.
 const NUMBERS: [usize; 2] = [5000, 3000];
@@ -44,6 +46,17 @@ fn checked(records: Records) -> Option<Records> {
     match records.with_read_mode(ReadMode::MapChecked) {
         Err(Error::System { call: "process_vm_readv", source, .. }) => {
             eprintln!("not checked: process_vm_readv: {source}");
+            None
+        }
+        records => Some(records.unwrap()),
+    }
+}
+
+/// `None`, said aloud, where the file system has no such reads.
+fn direct(records: Records) -> Option<Records> {
+    match records.with_read_mode(ReadMode::Direct) {
+        Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {
+            eprintln!("not checked: open(O_DIRECT): {source}");
             None
         }
         records => Some(records.unwrap()),
@@ -100,7 +113,97 @@ fn every_mode_delivers_the_same_bytes() {
     }
 }
 
-/// Inside a page, at a page, and to nothing: `pread` and the mapping say the same, and neither raises a signal.
+/// Headers and records of sizes that fit no block, one block and many; buffers at every kind of address; files
+/// that end within a block; rows, windows that overlap and windows with gaps.
+#[test]
+fn direct_reads_deliver_the_same_bytes() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let paths = [folder.path().join("0.npy"), folder.path().join("1.npy")];
+    for (row, rows) in
+        [(1_usize, [9000, 5]), (3, [5000, 1]), (512, [40, 9]), (4096, [7, 3]), (100_001, [5, 2])]
+    {
+        for (path, rows) in paths.iter().zip(rows) {
+            // A header of 128 bytes (numpy/lib/format.py).
+            let mut header =
+                format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, {row}), }}");
+            header = format!("{header:<117}\n");
+            let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+            file.extend(header.as_bytes());
+            file.extend(&bytes((row * rows).div_ceil(4), 5)[..row * rows]);
+            std::fs::write(path, file).unwrap();
+        }
+        let cuts = [Cut::Rows, Cut::Windows { rows: 5, stride: 2 }, Cut::Windows { rows: 2, stride: 3 }];
+        for cut in if rows[1] < 5 { &cuts[..1] } else { &cuts[..] } {
+            let pread = Records::open_npy(&paths, *cut).unwrap();
+            let Some(direct) = direct(Records::open_npy(&paths, *cut).unwrap()) else { return };
+            assert_eq!(direct.read_mode(), ReadMode::Direct);
+            for order in [Order::Sequential, Order::Chunks { records: 7 }] {
+                for batch in [1, 64] {
+                    let expected = epoch(&pread, order, batch);
+                    assert!(epoch(&direct, order, batch) == expected, "{row} {cut:?} {order:?} {batch}");
+                }
+            }
+            let plan = Plan::builder(pread.len()).batch(pread.len().min(300)).build().unwrap();
+            let batch = plan.batch(0, 0).unwrap();
+            let len = usize::try_from(batch.len()).unwrap() * pread.record_bytes();
+            let mut expected = vec![0; len];
+            pread.read(&batch, &mut expected).unwrap();
+            let mut buffer = Buffer::new(len + 4096).unwrap();
+            for shift in [0, 1, 126, 128, 384, 511, 512, 513, 4095] {
+                let out = &mut buffer[shift..][..len];
+                out.fill(0xEE);
+                direct.read(&batch, out).unwrap();
+                assert!(*out == expected, "{row} {cut:?}, {shift} bytes behind a page");
+            }
+        }
+    }
+}
+
+/// What was written a moment ago and is not on the disk yet, and what takes the name of a file that is open.
+#[test]
+fn direct_reads_see_the_file_that_was_opened_as_it_is() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("data");
+    std::fs::write(&path, vec![1; 10_000]).unwrap();
+    let opened = Records::open([&path], 10_000).unwrap();
+    std::fs::rename(&path, folder.path().join("old")).unwrap();
+    std::fs::write(&path, vec![2; 10_000]).unwrap();
+    let Some(records) = direct(opened) else { return };
+    let mut out = vec![0; 10_000];
+    let batch = Plan::builder(1).build().unwrap().batch(0, 0).unwrap();
+    records.read(&batch, &mut out).unwrap();
+    assert!(out.iter().all(|&byte| byte == 1));
+    // Nothing comes into the page cache, so there is nothing to ask for and nothing to give up.
+    assert_eq!(records.will_need(&batch, PIECE), Hinted::default());
+    records.evict().unwrap();
+    assert_eq!(records.residency().unwrap(), Residency { pages: 3, resident: 0 });
+    records.read(&batch, &mut out).unwrap();
+    assert_eq!(records.residency().unwrap().resident, 0);
+    // And back to the page cache, which then is others' and stays.
+    let records = records.with_read_mode(ReadMode::Pread).unwrap();
+    records.read(&batch, &mut out).unwrap();
+    assert_eq!(records.residency().unwrap().resident, 3);
+    assert_eq!(records.will_need(&batch, PIECE).calls, 1);
+    let records = records.with_read_mode(ReadMode::Direct).unwrap();
+    records.evict_batch(&batch, Evict::Drop).unwrap();
+    assert_eq!(records.residency().unwrap().resident, 3);
+}
+
+/// File systems without a disk refuse, or read all the same.
+#[test]
+fn direct_reads_of_what_is_not_on_a_disk_are_refused_by_name() {
+    let (_file, path) = memfd(&bytes(100, 0));
+    match Records::open([&path], 400).unwrap().with_read_mode(ReadMode::Direct) {
+        Ok(records) => assert_eq!(epoch(&records, Order::Sequential, 1), bytes(100, 0)),
+        Err(Error::System { path: found, call, source }) => {
+            assert_eq!((found, call), (path, "open(O_DIRECT)"));
+            assert_eq!(source.raw_os_error(), Some(libc::EINVAL));
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Inside a page, at a page, and to nothing: all say the same, and none raises a signal.
 #[test]
 fn a_truncated_file_is_the_same_error_in_every_mode() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -110,10 +213,14 @@ fn a_truncated_file_is_the_same_error_in_every_mode() {
         for touched in [false, true] {
             for batch in [1, 10, 50] {
                 let mut errors = Vec::new();
-                for mode in [ReadMode::Pread, ReadMode::MapChecked] {
+                for mode in [ReadMode::Pread, ReadMode::MapChecked, ReadMode::Direct] {
                     std::fs::write(&path, vec![7; 50 * record]).unwrap();
                     let records = Records::open([&path], record).unwrap();
-                    let records = if mode == ReadMode::Pread { Some(records) } else { checked(records) };
+                    let records = match mode {
+                        ReadMode::MapChecked => checked(records),
+                        ReadMode::Direct => direct(records),
+                        _ => Some(records),
+                    };
                     let Some(records) = records else { continue };
                     let plan = Plan::builder(50).batch(batch).build().unwrap();
                     let mut out = vec![0; 50 * record];

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
 use tempfile::TempDir;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Order, Plan, Records, Tail};
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Order, Plan, ReadMode, Records, Tail, mmap};
 
 /// Bytes of a record in these tests.
 pub const RECORD: usize = 512;
@@ -45,6 +45,19 @@ pub fn plan(records: u64, batch: u64) -> Plan {
 
 pub fn open(paths: &[PathBuf]) -> Arc<Records> {
     Arc::new(Records::open(paths, RECORD).unwrap())
+}
+
+/// The same past the page cache; `None`, said aloud, where that cannot be.
+pub fn open_direct(paths: &[PathBuf], record_bytes: usize) -> Option<Arc<Records>> {
+    match Records::open(paths, record_bytes).unwrap().with_read_mode(ReadMode::Direct) {
+        Err(
+            error @ (mmap::Error::System { call: "open(O_DIRECT)", .. } | mmap::Error::Unsupported { .. }),
+        ) => {
+            eprintln!("not checked: {error}");
+            None
+        }
+        records => Some(Arc::new(records.unwrap())),
+    }
 }
 
 /// The batches of an epoch, copied, up to and with its error.

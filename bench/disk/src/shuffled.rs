@@ -21,12 +21,11 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     let chunk = CHUNK * MIB / RECORD as u64;
     let order = Order::Chunks { records: chunk };
     let plan = Plan::builder(of).batch(chunk).order(order).seed(1).build()?;
-    let serial = Way { overlap: false, ..Way::default() };
     // The time to compute on a batch is what it takes to load one without overlap: at the beginning of each
     // round, because disks drift.
-    let calibrate = || {
-        let ran = cold_epoch(path, plan, serial, Duration::ZERO)?;
-        Ok(ran.report.read.busy / u32::try_from(ran.report.batches)?)
+    let calibrate = |mode| {
+        let ran = cold_epoch(path, plan, Way { overlap: false, mode, ..Way::default() }, Duration::ZERO)?;
+        Ok::<_, BoxError>(ran.report.read.busy / u32::try_from(ran.report.batches)?)
     };
     let columns = ["waiting %", "without first", "epoch ms", "load ms a batch", "of it hints", "compute"];
     let mut table =
@@ -34,21 +33,30 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     let subject = |name: String, way: Way| {
         Subject::new(name, move |compute| Ok(figures(&cold_epoch(path, plan, way, compute)?)))
     };
+    // With what reading so takes.
+    let direct = |host_depth| {
+        let way = Way { mode: ReadMode::Direct, host_depth, ..Way::default() };
+        let name = if host_depth == 2 { "loader, Direct" } else { "loader, Direct, host_depth 4" };
+        Subject::new(name, move |_| Ok(figures(&cold_epoch(path, plan, way, calibrate(ReadMode::Direct)?)?)))
+    };
     let default = Way::default();
     let mut subjects = vec![
-        subject("serial".into(), serial),
+        subject("serial".into(), Way { overlap: false, ..default }),
         subject("double buffer, no hints".into(), Way { hints: false, ..default }),
         subject("loader".into(), default),
         subject("loader, host_depth 4".into(), Way { host_depth: 4, ..default }),
+        direct(2),
+        direct(4),
     ];
     for budget in BUDGETS {
         subjects.push(subject(format!("loader, prefetch {budget} MiB"), default.prefetch(budget)));
     }
-    measure::run(&mut table, &subjects, effort, calibrate)?;
-    if let Some(row) = table.row("loader") {
-        for (column, what) in [(0, "all of the epoch"), (1, "without the first batch")] {
+    measure::run(&mut table, &subjects, effort, || calibrate(ReadMode::Pread))?;
+    for name in ["loader", "loader, Direct", "loader, Direct, host_depth 4"] {
+        let Some(row) = table.row(name) else { continue };
+        for (column, of) in [(0, "all of the epoch"), (1, "without the first batch")] {
             let found = row.median(column);
-            let what = format!("shuffled chunks, compute = load: waiting, {what}");
+            let what = format!("shuffled chunks, compute = load: {name}: waiting, {of}");
             report.goal(what, format!("<= {WANTED} %"), format!("{found:.1} %"), found <= WANTED);
         }
     }

@@ -1,0 +1,268 @@
+//! Reads past the page cache (`O_DIRECT`): the disk writes into the caller's buffer, and no CPU copies.
+//!
+//! The kernel takes such a read only if its place in the file, its length and its place in memory are multiples
+//! of the disk's block. What does not fit is read into blocks beside the buffer: the piece of a block before the
+//! first whole one and that after the last. All of it is one call, `preadv(2)`. If the whole blocks come to lie
+//! up to a block too far back in the buffer, they are moved to their place afterwards.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+use crate::{Error, Shard};
+
+/// A file opened for such reads.
+#[derive(Debug)]
+pub(crate) struct Direct {
+    file: File,
+    /// What places and lengths have to be multiples of; a power of two.
+    block: usize,
+}
+
+/// Room for the blocks beside the buffer: one before, and at most two after (see [`Cut::new`]).
+#[derive(Debug)]
+pub(crate) struct Beside {
+    bytes: Vec<u8>,
+}
+
+impl Beside {
+    const BLOCKS: usize = 3;
+
+    pub(crate) const fn new() -> Self {
+        Self { bytes: Vec::new() }
+    }
+
+    /// So many blocks, at a multiple of their size.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nothing is read so"))]
+    fn blocks(&mut self, block: usize) -> &mut [u8] {
+        let wanted = Self::BLOCKS * block;
+        // One more, for the way to the first multiple.
+        self.bytes.resize(wanted + block, 0);
+        let start = self.bytes.as_ptr().align_offset(block);
+        &mut self.bytes[start..start + wanted]
+    }
+}
+
+/// Opens all files for such reads.
+pub(crate) fn open(shards: &mut [Shard]) -> Result<(), Error> {
+    // The block is the same for all files of a file system.
+    let mut known = Vec::new();
+    for shard in shards {
+        shard.direct = Some(system::open(&shard.file, &mut known)?);
+    }
+    Ok(())
+}
+
+/// Undoes it.
+pub(crate) fn close(shards: &mut [Shard]) {
+    for shard in shards {
+        shard.direct = None;
+    }
+}
+
+impl Direct {
+    /// One read, as `pread` would do it: says how many bytes came, 0 only at the end of the file.
+    pub(crate) fn read_at(&self, out: &mut [u8], start: u64, beside: &mut Beside) -> io::Result<usize> {
+        /// Below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).
+        const MOST: usize = 1 << 30;
+        let len = out.len().min(MOST);
+        let out = &mut out[..len];
+        let cut = Cut::new(out.as_ptr().addr(), len, start, self.block);
+        let (before, after) = beside.blocks(self.block).split_at_mut(cut.before);
+        let after = &mut after[..cut.after];
+        let read =
+            system::read(&self.file, cut.file, [&mut *before, &mut out[cut.whole.clone()], &mut *after])?;
+        cut.settle(out, before, after);
+        Ok(read.saturating_sub(cut.skip).min(len))
+    }
+}
+
+/// How a read is cut at the blocks of the disk.
+#[derive(Debug, PartialEq, Eq)]
+struct Cut {
+    /// Where in the file it begins, a multiple of the block.
+    file: u64,
+    /// Bytes there that nobody asked for.
+    skip: usize,
+    /// Bytes that are read in front of `whole`: a block or none.
+    before: usize,
+    /// The part of the buffer that is read into directly: whole blocks at a multiple of the block.
+    whole: Range<usize>,
+    /// Where its bytes belong: there, or less than a block further to the front.
+    place: usize,
+    /// Bytes that are read behind `whole`: up to two blocks.
+    after: usize,
+}
+
+impl Cut {
+    /// For the bytes of a file from `start` on, to `len` bytes of memory, at least one, at `address`.
+    fn new(address: usize, len: usize, start: u64, block: usize) -> Self {
+        // Blocks are powers of two, so the low bits of the place tell, whatever the width of a usize.
+        #[expect(clippy::cast_possible_truncation, reason = "only the low bits count")]
+        let skip = start as usize % block;
+        let before = if skip == 0 { 0 } else { block };
+        let place = before - skip;
+        let first = place + (address + place).wrapping_neg() % block;
+        // Of the bytes that belong behind `place`, the way to `first` costs less than a block and the division
+        // less than another; the last block, which is read whole, adds less than a third. So `after` is less
+        // than three blocks, and a multiple of them.
+        let whole = len.saturating_sub(first) / block * block;
+        let first = first.min(len);
+        let read = (skip + len).next_multiple_of(block);
+        let after = read - before - whole;
+        Self { file: start - skip as u64, skip, before, whole: first..first + whole, place, after }
+    }
+
+    /// Brings everything to its place in `out`.
+    fn settle(&self, out: &mut [u8], before: &[u8], after: &[u8]) {
+        out.copy_within(self.whole.clone(), self.place.min(self.whole.start));
+        let (front, rest) = out.split_at_mut(self.place.min(out.len()));
+        if let Some(before) = before.get(self.skip..) {
+            front.copy_from_slice(&before[..front.len()]);
+        }
+        let rest = &mut rest[self.whole.len()..];
+        rest.copy_from_slice(&after[..rest.len()]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    //! Linux's calls.
+
+    use std::fs::{File, OpenOptions};
+    use std::io;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+
+    use super::{Beside, Direct};
+    use crate::Error;
+    use crate::file::DataFile;
+
+    /// Blocks that disks have, the smallest first: `queue/logical_block_size`.
+    const BLOCKS: [usize; 2] = [512, 4096];
+
+    /// Opens the same file once more, and finds out its block if its file system is not among the `known`.
+    pub(super) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Direct, Error> {
+        let failed = |call, source| Error::System { path: data.path.clone(), call, source };
+        // By the descriptor, not by the path, which may name another file by now. The mode of this access
+        // belongs to the opening, so the descriptor itself cannot be changed without the other reads.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK)
+            .open(format!("/proc/self/fd/{}", data.file.as_raw_fd()))
+            .map_err(|source| failed("open(O_DIRECT)", source))?;
+        let system = file.metadata().map_err(|source| failed("fstat", source))?.dev();
+        if let Some(&(_, block)) = known.iter().find(|(known, _)| *known == system) {
+            return Ok(Direct { file, block });
+        }
+        let block = probe(&file).map_err(|source| failed("preadv(O_DIRECT)", source))?;
+        known.push((system, block));
+        Ok(Direct { file, block })
+    }
+
+    /// The smallest block in which the file can be read.
+    fn probe(file: &File) -> io::Result<usize> {
+        let mut refused = None;
+        for block in BLOCKS {
+            // At an odd multiple, so that larger ones do not pass for it.
+            let mut beside = Beside::new();
+            let blocks = beside.blocks(2 * block);
+            match read(file, 0, [&mut blocks[block..2 * block], &mut [], &mut []]) {
+                Ok(_) => return Ok(block),
+                // Not a multiple of the block: open(2).
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused.expect("there is at least one size"))
+    }
+
+    /// Reads from `start` on into three pieces of memory, one after the other.
+    pub(super) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
+        let start = libc::off_t::try_from(start).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        let pieces =
+            pieces.map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() });
+        // SAFETY: the descriptor is open as long as `file` lives. The kernel reads three entries and writes only
+        // to what they name, which are parts of three exclusive borrows; it has finished when the call returns.
+        let read = unsafe { libc::preadv(file.as_raw_fd(), pieces.as_ptr(), 3, start) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    //! No such reads.
+
+    use std::fs::File;
+    use std::io;
+
+    use super::Direct;
+    use crate::Error;
+    use crate::file::DataFile;
+
+    pub(super) fn open(_: &DataFile, _: &mut Vec<(u64, usize)>) -> Result<Direct, Error> {
+        Err(Error::Unsupported { call: "open(O_DIRECT)" })
+    }
+
+    /// Never called: nothing is opened.
+    pub(super) fn read(_: &File, _: u64, _: [&mut [u8]; 3]) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a disk would do that has blocks of 8 bytes: `file` from the place on, whole blocks to whole blocks.
+    fn read(file: &[u8], cut: &Cut, out: &mut [u8], address: usize) -> usize {
+        assert_eq!(cut.file % 8, 0);
+        assert!(cut.before % 8 == 0 && cut.after % 8 == 0 && cut.whole.len() % 8 == 0, "{cut:?}");
+        assert!(cut.before + cut.after <= Beside::BLOCKS * 8, "{cut:?}");
+        assert!(cut.whole.is_empty() || (address + cut.whole.start) % 8 == 0, "{cut:?}");
+        let mut before = vec![0xEE; cut.before];
+        let mut after = vec![0xEE; cut.after];
+        let mut rest = &file[usize::try_from(cut.file).unwrap()..];
+        let mut read = 0;
+        for piece in [&mut before[..], &mut out[cut.whole.clone()], &mut after[..]] {
+            let len = piece.len().min(rest.len());
+            piece[..len].copy_from_slice(&rest[..len]);
+            rest = &rest[len..];
+            read += len;
+        }
+        cut.settle(out, &before, &after);
+        read.saturating_sub(cut.skip).min(out.len())
+    }
+
+    /// Every place in the file, length and place in memory, before and across the end of the file.
+    #[test]
+    fn every_byte_comes_to_its_place() {
+        let file: Vec<u8> = (1..=61).collect();
+        for address in 64..72 {
+            for start in 0..file.len() {
+                for len in 1..=70 - start {
+                    let cut = Cut::new(address, len, start as u64, 8);
+                    let mut out = vec![0xEE; len];
+                    let read = read(&file, &cut, &mut out, address);
+                    let expected = &file[start..file.len().min(start + len)];
+                    assert_eq!(out[..read], *expected, "{address} {start} {len}: {cut:?}");
+                    // Nearly all of it comes directly.
+                    assert!(cut.whole.len() + 3 * 8 > len, "{cut:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_aligned_is_read_in_place() {
+        let expected = Cut { file: 512, skip: 0, before: 0, whole: 0..4096, place: 0, after: 0 };
+        assert_eq!(Cut::new(8192, 4096, 512, 512), expected);
+    }
+
+    /// A header of 128 bytes in front of the records, and a buffer at a page.
+    #[test]
+    fn what_is_not_is_moved_by_less_than_a_block() {
+        let expected = Cut { file: 0, skip: 128, before: 512, whole: 512..4096, place: 384, after: 512 };
+        assert_eq!(Cut::new(8192, 4096, 128, 512), expected);
+    }
+}
