@@ -58,9 +58,11 @@ inside() {
 
 TIMEFORMAT="cpu %U %S"
 echo "mode     evict  hints seconds      cpu      VmHWM      group  of $mib MiB, for $gib GiB"
-for mode in pread checked; do
+for mode in pread checked direct; do
   for evict in keep unmap drop; do
     for hints in "" --hints; do
+      # There is nothing to give up or to ask for.
+      [[ $mode != direct || $evict$hints == keep ]] || continue
       # Another group and another file each time: cached pages stay with the group that read them first.
       limit
       truncate -s "${gib}G" "$data/sparse"

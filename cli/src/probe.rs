@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use twinbuf::{BoxError, Loader, Order, Plan, Records, Report, Verdict};
+use twinbuf::{BoxError, Loader, Order, Plan, ReadMode, Records, Report, Verdict};
 
 use crate::data::{Format, Shape, tells, tensors};
 use crate::text;
@@ -45,6 +45,9 @@ pub(crate) struct Options {
     /// Drop the files from the page cache first, so that the disk is measured
     #[arg(long)]
     cold: bool,
+    /// Read past the page cache, in the loader's `ReadMode::Direct`
+    #[arg(long, conflicts_with = "cold")]
+    direct: bool,
     /// Write JSON
     #[arg(long)]
     json: bool,
@@ -84,7 +87,8 @@ struct Figures {
     steps: u64,
     epoch_steps: u64,
     rounds: u64,
-    /// Of the bytes to read, in the page cache before a run: the most; unknown if the system does not tell.
+    /// Of the bytes to read, in the page cache before a run: the most; unknown if the system does not tell, or
+    /// if they are read past it.
     cached_percent: Option<f64>,
     load_median_s: f64,
     load_min_s: f64,
@@ -109,7 +113,8 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let records = Arc::new(open(options)?);
     let plan = Plan::builder(records.len()).batch(options.batch).order(options.order.0).build()?;
     let steps = options.steps.min(plan.steps());
-    let told = options.files.iter().all(|path| tells(path));
+    // What is in the cache does not count for reads past it.
+    let told = !options.direct && options.files.iter().all(|path| tells(path));
     // Files that are cold are made so again before each run, because the one before has filled the cache.
     let evict = options.cold || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
 
@@ -151,7 +156,8 @@ fn open(options: &Options) -> Result<Records, BoxError> {
         }
         _ => String::new(),
     };
-    let records = shape.open(files, format, &tensor)?;
+    let mode = if options.direct { ReadMode::Direct } else { ReadMode::Pread };
+    let records = shape.open(files, format, &tensor)?.with_read_mode(mode)?;
     if records.len() < options.batch {
         let (wanted, found) = (options.batch, records.len());
         return Err(
@@ -280,6 +286,7 @@ fn sentences(options: &Options, found: &Figures, verdict: Verdict) -> Result<Str
         text::count(found.rounds, "round"),
     )?;
     match found.cached_percent {
+        _ if options.direct => writeln!(out, "past the page cache")?,
         None => writeln!(
             out,
             "WARNING: the system does not tell whether the page cache holds the files: perhaps no disk was measured"

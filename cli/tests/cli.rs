@@ -234,6 +234,21 @@ fn probe_evicts_if_it_is_told_to() {
     has(&text(folder.path(), &arguments), &[expected]);
 }
 
+#[test]
+#[cfg(target_os = "linux")]
+fn probe_reads_past_the_page_cache_if_it_is_told_to() {
+    let folder = samples();
+    let arguments =
+        ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "0", "--direct"];
+    // Not every file system can; then it says so.
+    let Output { status, stdout, stderr } = twinbuf(folder.path(), &arguments);
+    if status.success() {
+        has(&String::from_utf8(stdout).unwrap(), &["past the page cache\n", "Overlap can save "]);
+    } else {
+        has(&String::from_utf8(stderr).unwrap(), &["data.bin", "open(O_DIRECT)"]);
+    }
+}
+
 /// A trace whose times are known: two ranks, the second of which began 1 ms later.
 fn known(folder: &Path) -> [PathBuf; 2] {
     [0_u64, 1].map(|rank| {
