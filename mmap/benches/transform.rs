@@ -45,9 +45,12 @@ fn main() {
         to_f32("u8 planar normalise, 1 ch", size, DType::U8, byte, 1, Kind::Planar);
         to_f32("u8 planar normalise, 3 ch", size, DType::U8, byte, 3, Kind::Planar);
         to_f32("u8 planar normalise, 4 ch", size, DType::U8, byte, 4, Kind::Planar);
+        to_f32("u8 planar normalise, 5 ch", size, DType::U8, byte, 5, Kind::Planar);
         to_f32("u8 planar normalise, 13 ch", size, DType::U8, byte, 13, Kind::Planar);
+        to_f32("u8 planar normalise, 32 ch", size, DType::U8, byte, 32, Kind::Planar);
         to_f32("u16 -> f32 normalise, 1 ch", size, DType::U16, wide, 1, Kind::Normalise);
         to_f32("u16 planar normalise, 3 ch", size, DType::U16, wide, 3, Kind::Planar);
+        to_f32("u16 planar normalise, 13 ch", size, DType::U16, wide, 13, Kind::Planar);
         to_f32("f16 -> f32", size, DType::F16, |src| half(two(src)), 1, Kind::Widen);
         to_f32("f16 planar normalise, 3 ch", size, DType::F16, |src| half(two(src)), 3, Kind::Planar);
         let brain = |src: &[u8]| f32::from_bits(u32::from(two(src)) << 16);

@@ -2,7 +2,8 @@
 
 use std::marker::PhantomData;
 
-use super::store::{BLOCK, Plain, Store};
+use super::store::{BLOCK, LINE, Plain, Store};
+use super::turn::{ROW, turn};
 
 /// A source number as it stands in the bytes.
 pub(super) trait Raw: Copy + Default {
@@ -185,11 +186,11 @@ impl<C: Convert, F: Fn(C::Out) -> C::Out> Job for Each<'_, C, F> {
         let Self { src, dst, finish, past_caches } = self;
         let mut store = Store::new(past_caches);
         for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK * C::Raw::BYTES)) {
-            store.put(dst, |out| {
-                for (out, raw) in out.iter_mut().zip(src.chunks_exact(C::Raw::BYTES)) {
-                    *out = finish(C::convert(C::Raw::read(raw)));
-                }
-            });
+            let out = store.block(dst);
+            for (out, raw) in out.iter_mut().zip(src.chunks_exact(C::Raw::BYTES)) {
+                *out = finish(C::convert(C::Raw::read(raw)));
+            }
+            store.flush(dst);
         }
     }
 }
@@ -214,21 +215,18 @@ impl<C: Convert<Out = f32>> Job for SideBySide<'_, C> {
             // More than one round only if the channels alone are more than a block.
             let sides = dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK * C::Raw::BYTES));
             for ((dst, src), (scale, shift)) in sides.zip(scale.chunks(BLOCK).zip(shift.chunks(BLOCK))) {
-                store.put(dst, |out| {
-                    let numbers = out.iter_mut().zip(src.chunks_exact(C::Raw::BYTES));
-                    for ((out, raw), (scale, shift)) in numbers.zip(scale.iter().zip(shift)) {
-                        *out = C::convert(C::Raw::read(raw)) * scale + shift;
-                    }
-                });
+                let out = store.block(dst);
+                let numbers = out.iter_mut().zip(src.chunks_exact(C::Raw::BYTES));
+                for ((out, raw), (scale, shift)) in numbers.zip(scale.iter().zip(shift)) {
+                    *out = C::convert(C::Raw::read(raw)) * scale + shift;
+                }
+                store.flush(dst);
             }
         }
     }
 }
 
 /// Takes the channels of whole pictures apart, and converts them.
-///
-/// Planes are never written past the caches: steps end within the lines of several planes, and such parts of lines
-/// cost more than is gained.
 pub(super) struct Planes<'a, C> {
     pub(super) src: &'a [u8],
     /// As many numbers as `src` has.
@@ -238,101 +236,119 @@ pub(super) struct Planes<'a, C> {
     /// Pixels of a picture, at least 1.
     pub(super) pixels: usize,
     pub(super) affine: Option<&'a Affine>,
+    /// Whether `dst` is to be written past the caches, if it has more than [`FEW`] channels.
+    pub(super) past_caches: bool,
     pub(super) convert: PhantomData<C>,
 }
+
+/// With so many channels or fewer, compilers take them apart well, and planes are not written past the caches: few
+/// streams of ordinary stores are as fast, and go on in the background while the next numbers are taken apart.
+const FEW: usize = 4;
+
+/// Pixels that are taken apart before they are written: long stretches in every plane, from a first-level cache.
+const WINDOW: usize = 512;
 
 impl<C: Convert<Out = f32>> Job for Planes<'_, C> {
     #[inline(always)]
     fn run(self) {
+        match (self.channels, C::Raw::BYTES) {
+            (..=FEW, _) => self.by_channels::<FEW>(),
+            (_, 1) => self.by_channels::<ROW>(),
+            (_, 2) => self.by_channels::<{ ROW / 2 }>(),
+            (_, other) => unreachable!("no planes are made of numbers of {other} bytes"),
+        }
+    }
+}
+
+impl<C: Convert<Out = f32>> Planes<'_, C> {
+    /// Goes through each picture window by window, and through each window `N` channels at a time.
+    #[inline(always)]
+    fn by_channels<const N: usize>(self) {
         let Self { src, dst, channels, pixels, affine, .. } = self;
-        let mut apart = [[C::Raw::default(); PIXELS]; 4];
-        let pictures = src.chunks_exact(channels * pixels * C::Raw::BYTES);
-        for (src, dst) in pictures.zip(dst.chunks_exact_mut(channels * pixels)) {
-            let mut picture = Picture { dst, pixels, affine, apart: &mut apart };
-            match channels {
-                2 => picture.planes::<C, 2>(src),
-                3 => picture.planes::<C, 3>(src),
-                4 => picture.planes::<C, 4>(src),
-                _ => picture.many_planes::<C>(src, channels),
+        let past_caches = self.past_caches && N > FEW;
+        // Only whole lines go past the caches, and each plane has them at other pixels: it is written from its first
+        // line that begins in a window to its first in the next. Windows overlap by a line, and begin a multiple of
+        // lines apart.
+        let line = if past_caches { LINE / size_of::<f32>() } else { 1 };
+        let step = if past_caches { WINDOW - line } else { WINDOW };
+        let mut store = Store::new(past_caches);
+        let mut apart = [[C::Raw::default(); WINDOW]; N];
+        let pixel = channels * C::Raw::BYTES;
+        for (src, dst) in src.chunks_exact(pixels * pixel).zip(dst.chunks_exact_mut(pixels * channels)) {
+            for start in (0..pixels).step_by(step) {
+                for first in (0..channels).step_by(N) {
+                    let src = &src[start * pixel + first * C::Raw::BYTES..];
+                    match channels {
+                        2 => few::<_, 2>(src, &mut apart[..2]),
+                        3 => few::<_, 3>(src, &mut apart[..3]),
+                        4 => few::<_, 4>(src, &mut apart[..4]),
+                        _ => many(src, pixel, &mut apart),
+                    }
+                    for (channel, numbers) in (first..channels).zip(&apart) {
+                        let plane = &mut dst[channel * pixels..][..pixels];
+                        let ahead = plane.as_ptr().addr().wrapping_neg() / size_of::<f32>() % line;
+                        let from = if start == 0 { 0 } else { pixels.min(start + ahead) };
+                        let dst = &mut plane[from..pixels.min(start + step + ahead)];
+                        debug_assert!(
+                            start == 0
+                                || dst.as_ptr().addr() / size_of::<f32>() % line == 0
+                                || dst.is_empty()
+                        );
+                        let numbers = &numbers[from - start..];
+                        let out = store.block(dst);
+                        match affine {
+                            None => {
+                                for (out, raw) in out.iter_mut().zip(numbers) {
+                                    *out = C::convert(*raw);
+                                }
+                            }
+                            Some(affine) => {
+                                let (scale, shift) = affine.of(channel);
+                                for (out, raw) in out.iter_mut().zip(numbers) {
+                                    *out = C::convert(*raw) * scale + shift;
+                                }
+                            }
+                        }
+                        store.flush(dst);
+                    }
+                }
             }
         }
     }
 }
 
-/// Pixels that are taken apart at a time.
-const PIXELS: usize = 512;
-
-/// Source bytes that are gone through for four planes before the next four, where there are more than four: enough
-/// for long stretches in every plane, and few enough to stay in the second-level cache until the last.
-const STRETCH_BYTES: usize = 64 << 10;
-
-/// The planes of one picture.
-struct Picture<'a, R> {
-    dst: &'a mut [f32],
-    pixels: usize,
-    affine: Option<&'a Affine>,
-    /// Room for up to four channels.
-    apart: &'a mut [[R; PIXELS]; 4],
+/// Takes a window apart, or what there is of it; `src` has pixels of `N` channels.
+#[inline(always)]
+fn few<R: Raw, const N: usize>(src: &[u8], apart: &mut [[R; WINDOW]]) {
+    for (i, pixel) in src.chunks_exact(N * R::BYTES).enumerate().take(WINDOW) {
+        for (n, raw) in pixel.chunks_exact(R::BYTES).enumerate() {
+            apart[n][i] = R::read(raw);
+        }
+    }
 }
 
-impl<R: Raw> Picture<'_, R> {
-    /// From the whole picture with `N` channels.
-    #[inline(always)]
-    fn planes<C: Convert<Raw = R, Out = f32>, const N: usize>(&mut self, src: &[u8]) {
-        for (at, src) in (0..self.pixels).step_by(PIXELS).zip(src.chunks(PIXELS * N * R::BYTES)) {
-            self.step::<C, N>(src, 0, at);
-        }
-    }
-
-    /// From the whole picture with 4 channels or more: four at a time are brought together, and then taken apart.
-    #[inline(always)]
-    fn many_planes<C: Convert<Raw = R, Out = f32>>(&mut self, src: &[u8], channels: usize) {
-        const { assert!(R::BYTES <= 2, "`four` has room for numbers of 2 bytes") };
-        let mut four = [0; PIXELS * 4 * 2];
-        let (pixel, part) = (channels * R::BYTES, 4 * R::BYTES);
-        let step = PIXELS.saturating_mul(pixel);
-        let steps = (STRETCH_BYTES / step).max(1);
-        let stretches = src.chunks(step.saturating_mul(steps));
-        for (start, src) in (0..self.pixels).step_by(PIXELS * steps).zip(stretches) {
-            for first in (0..channels).step_by(4) {
-                // The last four may be some of those before too: they get the same values again.
-                let first = first.min(channels - 4);
-                for (at, src) in (start..).step_by(PIXELS).zip(src.chunks(step)) {
-                    let pixels = src.chunks_exact(pixel);
-                    let len = pixels.len() * part;
-                    for (four, pixel) in four.chunks_exact_mut(part).zip(pixels) {
-                        four.copy_from_slice(&pixel[first * R::BYTES..][..part]);
-                    }
-                    self.step::<C, 4>(&four[..len], first, at);
+/// The same for pixels of `pixel` bytes, whose first `N` channels are wanted. Where they have less, what stands in
+/// `apart` for the others has no meaning.
+#[inline(always)]
+fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDOW]; N]) {
+    let mut rows = [[0; ROW]; N];
+    for at in (0..WINDOW).step_by(N) {
+        let Some(src) = src.get(at * pixel..) else { return };
+        if src.len() < (N - 1) * pixel + ROW {
+            // The last pixels of the picture, without a whole row for each.
+            for (i, pixel) in src.chunks(pixel).enumerate().take(N) {
+                for (plane, raw) in apart.iter_mut().zip(pixel.chunks_exact(R::BYTES)) {
+                    plane[at + i] = R::read(raw);
                 }
             }
+            return;
         }
-    }
-
-    /// From at most [`PIXELS`] pixels of `N` channels to the places from `at` on in the planes from `first` on.
-    #[inline(always)]
-    fn step<C: Convert<Raw = R, Out = f32>, const N: usize>(&mut self, src: &[u8], first: usize, at: usize) {
-        let pixels = src.chunks_exact(N * R::BYTES);
-        let len = pixels.len();
-        for (i, pixel) in pixels.enumerate().take(PIXELS) {
-            for (n, raw) in pixel.chunks_exact(R::BYTES).enumerate() {
-                self.apart[n][i] = R::read(raw);
-            }
+        for (i, row) in rows.iter_mut().enumerate() {
+            row.copy_from_slice(&src[i * pixel..][..ROW]);
         }
-        for (channel, plane) in (first..).zip(&self.apart[..N]) {
-            let dst = &mut self.dst[channel * self.pixels + at..][..len];
-            match self.affine {
-                None => {
-                    for (out, raw) in dst.iter_mut().zip(plane) {
-                        *out = C::convert(*raw);
-                    }
-                }
-                Some(affine) => {
-                    let (scale, shift) = affine.of(channel);
-                    for (out, raw) in dst.iter_mut().zip(plane) {
-                        *out = C::convert(*raw) * scale + shift;
-                    }
-                }
+        for (plane, row) in apart.iter_mut().zip(turn::<R, N>(rows)) {
+            for (number, raw) in plane[at..][..N].iter_mut().zip(row.chunks_exact(R::BYTES)) {
+                *number = R::read(raw);
             }
         }
     }

@@ -16,7 +16,8 @@
 //! On x86-64 the loops exist twice, for SSE2 and for AVX2, and the feature `simd` (on by default) chooses when
 //! the program runs; without it SSE2 is used unless the build says otherwise (`-C target-cpu`). Elsewhere they
 //! are compiled once, for what the target promises (`AArch64`: NEON). A destination of 8 MiB or more is written
-//! past the caches on x86-64, if it is not planar: it would push everything else out of them and not fit.
+//! past the caches on x86-64, unless it is planar with 2 to 4 channels: it would push everything else out of them
+//! and not fit.
 //!
 //! ```
 //! use twinbuf_mmap::{DType, transform::Transform};
@@ -43,6 +44,7 @@ mod kernel;
 mod store;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 pub use error::TransformError;
 
@@ -206,7 +208,7 @@ impl Transform {
         match (self.pixels, affine) {
             // With one channel the order of planes is that of the source.
             (Some(pixels), _) if channels > 1 => {
-                run(Planes { src, dst, channels, pixels, affine, convert });
+                run(Planes { src, dst, channels, pixels, affine, past_caches, convert });
             }
             (_, None) => run(Each::<C, _> { src, dst, finish: |number| number, past_caches }),
             (_, Some(affine)) if channels == 1 => {

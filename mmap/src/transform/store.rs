@@ -36,6 +36,9 @@ unsafe impl Plain for i64 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
 
+/// Bytes of a cache line. A part of one would be slow to write past the caches.
+pub(super) const LINE: usize = 64;
+
 /// A block, on cache lines of its own.
 #[repr(align(64))]
 struct Scratch<T>([T; BLOCK]);
@@ -51,16 +54,22 @@ impl<T: Plain> Store<T> {
         Self { scratch: past_caches.then(|| Scratch([T::default(); BLOCK])) }
     }
 
-    /// Lets `fill` write the whole of `out`, at most [`BLOCK`] numbers.
+    /// Where to write all of `out`, at most [`BLOCK`] numbers; [`flush`](Self::flush) then brings them there.
+    ///
+    /// Two calls, and not one with a closure, which may be compiled by itself and then is for the least processor.
     #[inline(always)]
-    pub(super) fn put(&mut self, out: &mut [T], fill: impl FnOnce(&mut [T])) {
+    pub(super) fn block<'a>(&'a mut self, out: &'a mut [T]) -> &'a mut [T] {
         match &mut self.scratch {
-            None => fill(out),
-            Some(scratch) => {
-                let block = &mut scratch.0[..out.len()];
-                fill(block);
-                copy(block, out);
-            }
+            None => out,
+            Some(scratch) => &mut scratch.0[..out.len()],
+        }
+    }
+
+    /// Finishes what was written to the block for `out`.
+    #[inline(always)]
+    pub(super) fn flush(&self, out: &mut [T]) {
+        if let Some(scratch) = &self.scratch {
+            copy(&scratch.0[..out.len()], out);
         }
     }
 }
@@ -82,15 +91,16 @@ impl<T> Drop for Store<T> {
 fn copy<T: Plain>(src: &[T], dst: &mut [T]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
 
-    /// A cache line. A part of one would be slow to write past the caches.
     #[repr(align(64))]
     struct Line([__m128i; 4]);
+
+    const { assert!(size_of::<Line>() == LINE) };
 
     // SAFETY: both types are plain numbers without padding, so any bytes of one are valid as the other.
     let (head, lines, tail) = unsafe { dst.align_to_mut::<Line>() };
     let (before, rest) = src.split_at(head.len());
     head.copy_from_slice(before);
-    let per_line = size_of::<Line>() / size_of::<T>();
+    let per_line = LINE / size_of::<T>();
     let (middle, after) = rest.split_at(lines.len() * per_line);
     for (line, numbers) in lines.iter_mut().zip(middle.chunks_exact(per_line)) {
         for (place, part) in line.0.iter_mut().zip(numbers.chunks_exact(per_line / 4)) {

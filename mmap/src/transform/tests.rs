@@ -126,6 +126,7 @@ fn every_number_of_two_bytes_is_normalised_and_taken_apart() {
         check_transform(dtype, &every_u16(), 4, Some((&scale, &shift)), None, 0);
         check_transform(dtype, &every_u16(), 4, Some((&scale, &shift)), Some(1 << 13), 0);
         check_transform(dtype, &every_u16(), 2, None, Some(1 << 15), 0);
+        check_transform(dtype, &every_u16(), 16, None, Some(1 << 12), 0);
     }
 }
 
@@ -202,7 +203,7 @@ fn dtype() -> impl Strategy<Value = DType> {
 }
 
 fn channels() -> impl Strategy<Value = usize> {
-    prop_oneof![1..=9_usize, Just(13), Just(33), 1000..1100_usize]
+    prop_oneof![1..=9_usize, 13..=18_usize, Just(33), 1000..1100_usize]
 }
 
 /// Lengths around the sizes of blocks and vectors.
