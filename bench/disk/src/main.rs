@@ -1,13 +1,15 @@
-//! The loader against the disk: cold reads, waits, residency, ranks, memory. See the README of the folder above.
+//! The loader against the disk: cold reads, waits, residency, ranks, memory, scaling. See the README one folder up.
 
 mod child;
 mod data;
+mod heat;
 mod load;
 mod measure;
 mod memory;
 mod ranks;
 mod report;
 mod resident;
+mod scaling;
 mod sequential;
 mod shuffled;
 mod sys;
@@ -23,7 +25,8 @@ use measure::Effort;
 use report::Report;
 
 const HELP: &str = "\
-Measures the loader on a disk and prints tables and goals; writes disk.csv and disk.svg.
+Measures the loader on a disk and prints tables and goals; writes disk.csv and disk.svg,
+or scaling.csv and scaling.svg.
 
 Usage: disk [options] all | SECTION...
   sequential       cold sequential reads, beside dd and fio
@@ -31,6 +34,8 @@ Usage: disk [options] all | SECTION...
   resident         the share of a batch's pages that are in memory before it is read
   ranks            64 processes beside one
   memory           a data set larger than a cgroup's limit; many small batches
+  scaling          wall time against the longer of load and compute, by batch size, depth, ratio and cache;
+                   not one of all: it takes up to 15 minutes, and files of its own sizes
 
   --size-mib N     the size of the file that is read (default 1024)
   --rounds N       so many rounds, if there is time for them (default 5)
@@ -41,6 +46,8 @@ Usage: disk [options] all | SECTION...
 /// The sections with the seconds that each may take, together less than 6 minutes.
 const SECTIONS: [(&str, u64); 5] =
     [("sequential", 120), ("shuffled", 60), ("resident", 70), ("ranks", 40), ("memory", 50)];
+/// A section by itself.
+const SCALING: (&str, u64) = ("scaling", 900);
 
 struct Options {
     sections: Vec<&'static str>,
@@ -74,7 +81,7 @@ fn options() -> Result<Options, BoxError> {
                 std::process::exit(0);
             }
             Value(name) if name == "all" => options.sections.extend(SECTIONS.map(|(name, _)| name)),
-            Value(name) => match SECTIONS.iter().find(|(known, _)| name == *known) {
+            Value(name) => match SECTIONS.iter().chain([&SCALING]).find(|(known, _)| name == *known) {
                 Some((known, _)) => options.sections.push(known),
                 None => return Err(format!("no such section: {}", name.to_string_lossy()).into()),
             },
@@ -108,7 +115,7 @@ fn main() -> ExitCode {
 
 fn be_child(args: &[&str]) -> Result<(), BoxError> {
     match args {
-        ["rank", path, epochs] => ranks::rank(path.as_ref(), epochs.parse()?),
+        ["rank", path, mode, epochs] => ranks::rank(path.as_ref(), mode, epochs.parse()?),
         ["small", path] => memory::small(path.as_ref()),
         ["limited", path, evict] => memory::under_limit(path.as_ref(), evict),
         _ => Err(format!("a child that knows not what to do: {args:?}").into()),
@@ -118,11 +125,30 @@ fn be_child(args: &[&str]) -> Result<(), BoxError> {
 fn bench(options: &Options) -> Result<(), BoxError> {
     fs::create_dir_all(&options.dir)?;
     fs::create_dir_all(&options.out)?;
-    let path = data::random(&options.dir, options.size_mib)?;
-    let head = format!("{}; {}; {} MiB", sys::machine(), sys::disk(&options.dir), options.size_mib);
-    println!("{head}");
+    let head = format!("{}; {}", sys::machine(), sys::disk(&options.dir));
     let mut report = Report::default();
     let begun = Instant::now();
+    let mut written = Vec::new();
+    if options.sections.iter().any(|&section| section != SCALING.0) {
+        sections(options, &format!("{head}; {} MiB", options.size_mib), &mut report)?;
+        written.extend(["disk.csv", "disk.svg"]);
+    }
+    if options.sections.contains(&SCALING.0) {
+        println!("{head}");
+        let effort = Effort { rounds: options.rounds, time: Duration::from_secs(SCALING.1) };
+        scaling::run(&mut report, &options.dir, &options.out, &head, effort)?;
+        written.extend(["scaling.csv", "scaling.svg"]);
+    }
+    print!("{}", report.goals_text());
+    println!("\nevery epoch took one read for each batch, or this program would have failed");
+    println!("took {:.0?}; written: {} in {}", begun.elapsed(), written.join(", "), options.out.display());
+    Ok(())
+}
+
+/// All but `scaling`.
+fn sections(options: &Options, head: &str, report: &mut Report) -> Result<(), BoxError> {
+    let path = data::random(&options.dir, options.size_mib)?;
+    println!("{head}");
     for (section, seconds) in SECTIONS {
         if !options.sections.contains(&section) {
             continue;
@@ -130,18 +156,15 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         let effort = Effort { rounds: options.rounds, time: Duration::from_secs(seconds) };
         let tables = report.tables.len();
         match section {
-            "sequential" => sequential::run(&mut report, &path, effort)?,
-            "shuffled" => shuffled::run(&mut report, &path, effort)?,
-            "resident" => resident::run(&mut report, &path, effort)?,
-            "ranks" => ranks::run(&mut report, &path, effort)?,
-            _ => memory::run(&mut report, &options.dir, &path, effort)?,
+            "sequential" => sequential::run(report, &path, effort)?,
+            "shuffled" => shuffled::run(report, &path, effort)?,
+            "resident" => resident::run(report, &path, effort)?,
+            "ranks" => ranks::run(report, &path, effort)?,
+            _ => memory::run(report, &options.dir, &path, effort)?,
         }
         report.tables[tables..].iter().for_each(|table| print!("{}", table.text()));
     }
-    print!("{}", report.goals_text());
-    println!("\nevery epoch took one read for each batch, or this program would have failed");
-    fs::write(options.out.join("disk.csv"), report.csv(&head))?;
-    fs::write(options.out.join("disk.svg"), report.svg(&head))?;
-    println!("took {:.0?}; written: disk.csv and disk.svg in {}", begun.elapsed(), options.out.display());
+    fs::write(options.out.join("disk.csv"), report.csv(head))?;
+    fs::write(options.out.join("disk.svg"), report.svg(head))?;
     Ok(())
 }

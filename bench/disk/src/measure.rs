@@ -31,6 +31,12 @@ impl Effort {
     pub fn part(self, parts: u32) -> Self {
         Self { time: self.time / parts, ..self }
     }
+
+    /// Whether there is time for one more round after `done`, the first of which began at `begun`.
+    pub fn allows(self, done: usize, begun: Instant) -> bool {
+        let rounds = u32::try_from(done).unwrap_or(u32::MAX);
+        done < self.rounds && (done == 0 || begun.elapsed() / rounds * rounds.saturating_add(1) <= self.time)
+    }
 }
 
 /// Runs all subjects round by round, each round in a new order, and adds the figures to `table`.
@@ -46,11 +52,9 @@ pub fn run(
     let mut order: Vec<usize> = (0..subjects.len()).collect();
     table.rows =
         subjects.iter().map(|subject| Row { name: subject.name.clone(), samples: Vec::new() }).collect();
-    for round in 0..effort.rounds {
-        let done = u32::try_from(round)?;
-        if round > 0 && begun.elapsed() * (done + 1) / done > effort.time {
-            break;
-        }
+    let mut rounds = 0;
+    while effort.allows(rounds, begun) {
+        rounds += 1;
         let found = calibrate()?;
         fastrand::shuffle(&mut order);
         for &i in &order {

@@ -19,13 +19,30 @@ pub fn monotonic() -> Duration {
 
 /// Page faults of this process so far that had to wait for the disk.
 pub fn major_faults() -> u64 {
+    usage().ru_majflt.cast_unsigned()
+}
+
+/// Seconds of processor time so far that were not this process's: those of other processes, of the kernel for itself,
+/// and of the host's other guests (`steal`). Counted in hundredths of a second.
+pub fn others() -> f64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let first = stat.lines().next().unwrap_or_default();
+    // user nice system idle iowait irq softirq steal: proc_stat(5).
+    let ticks: Vec<f64> = first.split_whitespace().skip(1).flat_map(str::parse).collect();
+    let busy: f64 = ticks.iter().take(8).sum::<f64>() - ticks.iter().skip(3).take(2).sum::<f64>();
+    let usage = usage();
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + 1e-6 * time.tv_usec as f64;
+    busy / 100.0 - seconds(usage.ru_utime) - seconds(usage.ru_stime)
+}
+
+/// What this process has used so far.
+fn usage() -> libc::rusage {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the kernel writes one `rusage`, no more.
     let failed = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
     assert_eq!(failed, 0, "getrusage: {}", io::Error::last_os_error());
     // SAFETY: the call succeeded, so the kernel has written all of it.
-    let usage = unsafe { usage.assume_init() };
-    usage.ru_majflt.cast_unsigned()
+    unsafe { usage.assume_init() }
 }
 
 /// The bytes that may still be written to the file system of `folder`.

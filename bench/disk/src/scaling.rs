@@ -1,0 +1,394 @@
+//! How near an epoch comes to the longer of its load and its compute, over batch size, depth, ratio and cache.
+
+use std::fmt::Write as _;
+use std::hint::spin_loop;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use twinbuf::{BoxError, Plan, ReadMode, Records};
+
+use crate::data::{self, MIB, RECORD};
+use crate::heat;
+use crate::load::{self, Way};
+use crate::measure::Effort;
+use crate::report::{Report, median, number};
+use crate::sys;
+
+/// A batch's bytes, the fewest batches of an epoch, and the MiB of the file that it is read from. 16 batches, but of
+/// the largest only so many that an epoch takes seconds and not minutes.
+const BATCHES: [(u64, u64, u64); 7] = [
+    (4 << 10, 16, 128),
+    (32 << 10, 16, 128),
+    (256 << 10, 16, 128),
+    (2 << 20, 16, 128),
+    (16 << 20, 16, 256),
+    (64 << 20, 8, 512),
+    (256 << 20, 4, 1024),
+];
+pub const DEPTHS: [usize; 4] = [1, 2, 3, 4];
+/// Compute / load.
+pub const RATIOS: [f64; 5] = [0.1, 0.3, 1.0, 3.0, 10.0];
+pub const CACHES: [&str; 2] = ["warm", "cold"];
+
+/// Seconds that the longer of load and compute is to take in an epoch, if the file has so many batches.
+const EPOCH: f64 = 0.2;
+/// The most seconds of it: rather than take longer, an epoch has fewer than the fewest batches, but two.
+const LONGEST: f64 = 4.0;
+/// Load and compute that are to be overlapped without loss take at least so long a batch.
+const COUNTS: Duration = Duration::from_millis(1);
+/// What the wall time may be of the ideal: the median and the worst of all cells that count.
+const WANTED: (f64, f64) = (1.03, 1.10);
+
+/// A place in the grid.
+pub struct Cell {
+    pub cache: &'static str,
+    pub batch: u64,
+    pub depth: usize,
+    pub ratio: f64,
+    /// One a round.
+    samples: Vec<Sample>,
+}
+
+/// One epoch, and what those beside it say that it could have taken. All in seconds.
+struct Sample {
+    batches: u64,
+    /// Of all batches, by a loader that does not overlap, for a caller that does not compute.
+    load: f64,
+    /// On one batch.
+    compute: f64,
+    /// Load and compute in turn, by the same loader.
+    serial: f64,
+    wall: f64,
+    /// The longer of all the load and all the compute; at depth 1 both.
+    longer: f64,
+    /// That, and what nothing can overlap with: the first load or the last compute.
+    ideal: f64,
+    /// What the steps of the serial loader would take through so many slots, if nothing else took time.
+    schedule: f64,
+    /// The ideal by the load that the loader itself measured in this very epoch.
+    own: f64,
+}
+
+impl Cell {
+    fn median(&self, of: impl Fn(&Sample) -> f64) -> f64 {
+        median(self.samples.iter().map(of))
+    }
+
+    /// The median over the rounds of what the wall time is of the ideal of the same round.
+    pub fn over_ideal(&self) -> f64 {
+        self.median(|s| s.wall / s.ideal)
+    }
+
+    fn load(&self) -> f64 {
+        self.median(|s| s.load / s.batches as f64)
+    }
+
+    /// Whether neither load nor compute is too short to be overlapped without loss.
+    pub fn counts(&self) -> bool {
+        self.load().min(self.median(|s| s.compute)) >= COUNTS.as_secs_f64()
+    }
+
+    fn name(&self) -> String {
+        format!("{}, {}, depth {}, ratio {}", self.cache, size(self.batch), self.depth, self.ratio)
+    }
+}
+
+pub fn size(bytes: u64) -> String {
+    if bytes < MIB { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}
+
+/// What the rows of the grid have in common.
+struct Group {
+    cache: &'static str,
+    batch: u64,
+    records: Arc<Records>,
+    /// Fewest and most in an epoch.
+    batches: (u64, u64),
+    /// The batches of an epoch of each ratio, found in the first round.
+    chosen: [Option<u64>; RATIOS.len()],
+}
+
+pub fn run(
+    report: &mut Report,
+    folder: &Path,
+    out: &Path,
+    head: &str,
+    effort: Effort,
+) -> Result<(), BoxError> {
+    let mut groups = Vec::new();
+    for (batch, least, mib) in BATCHES {
+        let path = data::random(folder, mib)?;
+        for cache in CACHES {
+            let records = data::open(&path, ReadMode::Pread)?;
+            let batches = (least, mib * MIB / batch);
+            groups.push(Group { cache, batch, records, batches, chosen: [None; RATIOS.len()] });
+        }
+    }
+    let mut cells = Vec::new();
+    for &Group { cache, batch, .. } in &groups {
+        for ratio in RATIOS {
+            cells.extend(DEPTHS.map(|depth| Cell { cache, batch, depth, ratio, samples: Vec::new() }));
+        }
+    }
+    let (begun, others, mut rounds) = (Instant::now(), sys::others(), 0);
+    while effort.allows(rounds, begun) {
+        let mut order: Vec<usize> = (0..groups.len()).collect();
+        fastrand::shuffle(&mut order);
+        for g in order {
+            let cells = &mut cells[g * RATIOS.len() * DEPTHS.len()..][..RATIOS.len() * DEPTHS.len()];
+            round(&mut groups[g], cells)?;
+        }
+        rounds += 1;
+    }
+    let others = (sys::others() - others) / begun.elapsed().as_secs_f64();
+    let head = format!("{head}; {rounds} rounds; others took {others:.2} processors meanwhile");
+    println!(
+        "\n{rounds} rounds; others, the kernel's own threads among them, took {others:.2} processors meanwhile"
+    );
+    print!("{}", summary(&cells));
+    goals(report, &cells);
+    std::fs::write(out.join("scaling.csv"), csv(&cells, &head))?;
+    std::fs::write(out.join("scaling.svg"), heat::svg(&cells, &head))?;
+    Ok(())
+}
+
+/// All ratios and depths of one batch size, once.
+fn round(group: &mut Group, cells: &mut [Cell]) -> Result<(), BoxError> {
+    if group.cache == "warm" {
+        data::make_warm(&group.records)?;
+    }
+    // How long a batch takes to load in this round, by an epoch of a quarter of the file.
+    let probe = epoch(group, group.batches.0.max(group.batches.1 / 4), Serial, Duration::ZERO)?;
+    let load = probe.loads.iter().sum::<f64>() / probe.loads.len() as f64;
+    let mut order: Vec<usize> = (0..RATIOS.len()).collect();
+    fastrand::shuffle(&mut order);
+    for r in order {
+        let compute = RATIOS[r] * load;
+        let (least, most) = group.batches;
+        let so_many = |seconds: f64| (seconds / load.max(compute)) as u64;
+        let least = least.min(so_many(LONGEST)).max(2);
+        let batches = *group.chosen[r].get_or_insert(so_many(EPOCH).clamp(least, most));
+        let of_depth = &mut cells[r * DEPTHS.len()..][..DEPTHS.len()];
+        neighbours(group, batches, Duration::from_secs_f64(compute), of_depth)?;
+    }
+    Ok(())
+}
+
+/// How the loader is set up; the rest is as it is by default.
+#[derive(Clone, Copy)]
+enum Feeding {
+    Serial,
+    /// With so many slots.
+    Overlapped(usize),
+}
+use Feeding::{Overlapped, Serial};
+
+/// One epoch at each depth, in a new order, among them one in turn; before and after them, the load alone.
+fn neighbours(group: &Group, batches: u64, compute: Duration, cells: &mut [Cell]) -> Result<(), BoxError> {
+    let mut feedings: Vec<Feeding> = DEPTHS.map(Overlapped).into_iter().chain([Serial]).collect();
+    fastrand::shuffle(&mut feedings);
+    let before = epoch(group, batches, Serial, Duration::ZERO)?;
+    let (mut ran, mut serial) = (Vec::new(), f64::NAN);
+    for feeding in feedings {
+        let found = epoch(group, batches, feeding, compute)?;
+        match feeding {
+            Serial => serial = found.wall,
+            Overlapped(depth) => ran.push((depth, found)),
+        }
+    }
+    let after = epoch(group, batches, Serial, Duration::ZERO)?;
+    let compute = compute.as_secs_f64();
+    let mean = |of: &dyn Fn(&[f64]) -> f64| f64::midpoint(of(&before.loads), of(&after.loads));
+    let load = mean(&|loads| loads.iter().sum());
+    let first = mean(&|loads| loads[0]);
+    for (depth, Ran { wall, loads, read }) in ran {
+        let schedule = mean(&|loads| schedule(loads, compute, depth));
+        let steps = batches as f64;
+        let Some(cell) = cells.iter_mut().find(|cell| cell.depth == depth) else {
+            unreachable!("all depths")
+        };
+        cell.samples.push(Sample {
+            batches,
+            load,
+            compute,
+            serial,
+            wall,
+            longer: if depth == 1 { load + steps * compute } else { load.max(steps * compute) },
+            ideal: ideal(load, first, compute, steps, depth),
+            schedule,
+            own: ideal(read, loads[0], compute, steps, depth),
+        });
+    }
+    Ok(())
+}
+
+/// The least that an epoch can take: the last compute comes after all loads, and all compute after the first load.
+/// With one slot nothing overlaps: the next load needs the slot that the caller has.
+fn ideal(load: f64, first: f64, compute: f64, steps: f64, depth: usize) -> f64 {
+    match depth {
+        1 => load + steps * compute,
+        _ => (load + compute).max(first + steps * compute),
+    }
+}
+
+/// When the last compute would end: a load waits for the one before and for its slot, a compute for its load and for
+/// the one before.
+fn schedule(loads: &[f64], compute: f64, depth: usize) -> f64 {
+    let (mut loaded, mut computed) = (0.0_f64, Vec::with_capacity(loads.len()));
+    for (i, load) in loads.iter().enumerate() {
+        let slot = i.checked_sub(depth).map_or(0.0, |before| computed[before]);
+        loaded = loaded.max(slot) + load;
+        computed.push(computed.last().map_or(loaded, |&last| loaded.max(last)) + compute);
+    }
+    computed.last().copied().unwrap_or(0.0)
+}
+
+/// What an epoch took, in seconds.
+struct Ran {
+    wall: f64,
+    /// What the caller waited for each batch; without overlap that is its load.
+    loads: Vec<f64>,
+    /// The load of all batches, by the loader's own clock.
+    read: f64,
+}
+
+/// So many batches from the beginning of the file, with a loader of their own; the clock begins after it was built.
+fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Result<Ran, BoxError> {
+    let each = group.batch / RECORD as u64;
+    let plan = Plan::builder(batches * each).batch(each).build()?;
+    let way = match feeding {
+        Serial => Way { overlap: false, ..Way::default() },
+        Overlapped(host_depth) => Way { host_depth, ..Way::default() },
+    };
+    let loader = way.build(group.records.clone(), plan)?;
+    if group.cache == "cold" {
+        data::make_cold(&group.records)?;
+    }
+    let mut loads = Vec::with_capacity(usize::try_from(batches)?);
+    let begun = Instant::now();
+    let mut asked = begun;
+    for batch in loader.epoch(0) {
+        let batch = batch?;
+        let received = Instant::now();
+        loads.push((received - asked).as_secs_f64());
+        let end = received + compute;
+        while Instant::now() < end {
+            spin_loop();
+        }
+        drop(batch);
+        asked = Instant::now();
+    }
+    let wall = begun.elapsed().as_secs_f64();
+    let report = loader.report();
+    loader.close()?;
+    load::check(&report, &plan)?;
+    Ok(Ran { wall, loads, read: report.read.busy.as_secs_f64() })
+}
+
+fn goals(report: &mut Report, cells: &[Cell]) {
+    let found = || cells.iter().filter(|cell| cell.counts()).map(Cell::over_ideal);
+    let (middle, worst) = (median(found()), found().fold(f64::NAN, f64::max));
+    for (what, wanted, found) in [("median", WANTED.0, middle), ("worst", WANTED.1, worst)] {
+        let what = format!("scaling, load and compute >= 1 ms: wall / ideal, {what} of the cells");
+        report.goal(what, format!("<= {wanted:.2}"), format!("{found:.3}"), found <= wanted);
+    }
+}
+
+/// For people: where the cells that count stand, by cache and depth, then depth 2 by batch size and ratio.
+fn summary(cells: &[Cell]) -> String {
+    let mut out = "\n**wall / ideal, cells with load and compute >= 1 ms**\n\n".to_owned();
+    out +=
+        "| cache, depth | cells | median | worst | without fill | / schedule | / own load | worst cell |\n";
+    out +=
+        "| ------------ | ----: | -----: | ----: | -----------: | ---------: | ---------: | ---------- |\n";
+    for cache in CACHES {
+        for depth in DEPTHS {
+            let chosen =
+                || cells.iter().filter(|cell| (cell.cache, cell.depth) == (cache, depth) && cell.counts());
+            let middle = |of: &dyn Fn(&Cell) -> f64| median(chosen().map(of));
+            let Some(worst) = chosen().max_by(|a, b| a.over_ideal().total_cmp(&b.over_ideal())) else {
+                continue;
+            };
+            let _ = writeln!(
+                out,
+                "| {cache}, {depth:<6} | {:>5} | {:>6.3} | {:>5.3} | {:>12.3} | {:>10.3} | {:>10.3} | {} |",
+                chosen().count(),
+                middle(&Cell::over_ideal),
+                worst.over_ideal(),
+                middle(&|cell| cell.median(|s| s.wall / s.longer)),
+                middle(&|cell| cell.median(|s| s.wall / s.schedule)),
+                middle(&|cell| cell.median(|s| s.wall / s.own)),
+                worst.name(),
+            );
+        }
+    }
+    out += "\n**wall / ideal at depth 2, by compute / load** (* counts for the goal)\n\n";
+    out +=
+        "| cache, batch | load ms | least to most | 0.1 | 0.3 | 1 | 3 | 10 | us a batch over the ideal |\n";
+    out +=
+        "| ------------ | ------: | ------------: | --: | --: | -: | -: | -: | ------------------------: |\n";
+    for cache in CACHES {
+        for (batch, ..) in BATCHES {
+            let row =
+                || cells.iter().filter(|cell| (cell.cache, cell.batch, cell.depth) == (cache, batch, 2));
+            let loads = || row().flat_map(|cell| &cell.samples).map(|s| 1e3 * s.load / s.batches as f64);
+            let (least, most) = loads().fold((f64::INFINITY, 0.0_f64), |(a, b), x| (a.min(x), b.max(x)));
+            let _ = write!(
+                out,
+                "| {cache}, {:<7} | {:.4} | {least:.4} to {most:.4} |",
+                size(batch),
+                median(loads())
+            );
+            for cell in row() {
+                let _ = write!(out, " {:.2}{} |", cell.over_ideal(), if cell.counts() { "*" } else { "" });
+            }
+            let over = median(row().map(|cell| cell.median(|s| 1e6 * (s.wall - s.ideal) / s.batches as f64)));
+            let _ = writeln!(out, " {} |", number(over));
+        }
+    }
+    out
+}
+
+/// For programs: a line a cell, medians of the rounds.
+fn csv(cells: &[Cell], head: &str) -> String {
+    let mut out = format!(
+        "# {head}\n\
+         # load_ms and compute_ms are of a batch, the other times of an epoch; counts: both are at least 1 ms\n\
+         cache,batch_bytes,depth,ratio,batches,rounds,load_ms,load_min_ms,load_max_ms,compute_ms,serial_ms,wall_ms,\
+         longer_ms,ideal_ms,schedule_ms,wall_over_ideal,wall_over_ideal_min,wall_over_ideal_max,wall_over_longer,\
+         wall_over_schedule,wall_over_own,speedup,speedup_ideal,counts\n"
+    );
+    for cell in cells {
+        let Cell { cache, batch, depth, ratio, samples } = cell;
+        let of = |of: fn(&Sample) -> f64| samples.iter().map(of);
+        let least = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(f64::INFINITY, f64::min);
+        let most = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
+        let load: fn(&Sample) -> f64 = |s| 1e3 * s.load / s.batches as f64;
+        let over: fn(&Sample) -> f64 = |s| s.wall / s.ideal;
+        let _ = write!(out, "{cache},{batch},{depth},{ratio},{},{}", samples[0].batches, samples.len());
+        for figure in [
+            median(of(load)),
+            least(load),
+            most(load),
+            median(of(|s| 1e3 * s.compute)),
+            median(of(|s| 1e3 * s.serial)),
+            median(of(|s| 1e3 * s.wall)),
+            median(of(|s| 1e3 * s.longer)),
+            median(of(|s| 1e3 * s.ideal)),
+            median(of(|s| 1e3 * s.schedule)),
+            median(of(over)),
+            least(over),
+            most(over),
+            median(of(|s| s.wall / s.longer)),
+            median(of(|s| s.wall / s.schedule)),
+            median(of(|s| s.wall / s.own)),
+            median(of(|s| s.serial / s.wall)),
+            median(of(|s| (s.load + s.batches as f64 * s.compute) / s.ideal)),
+        ] {
+            let _ = write!(out, ",{figure:.6}");
+        }
+        let _ = writeln!(out, ",{}", cell.counts());
+    }
+    out
+}
