@@ -1,0 +1,141 @@
+//! The files: made once, brought into the page cache or out of it, and what is in them.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use twinbuf::{BoxError, Records, Tail};
+
+use crate::ours;
+use crate::work::{Kind, Work};
+
+const MIB: u64 = 1 << 20;
+
+/// The files of one kind.
+pub struct Files {
+    pub kind: Kind,
+    pub data: PathBuf,
+    pub order: PathBuf,
+}
+
+impl Files {
+    /// Makes them in `folder`, of about `mib` MiB, unless they are there.
+    pub fn make(folder: &Path, kind: Kind, mib: u64) -> Result<Self, BoxError> {
+        let data = folder.join(format!("{}-{mib}.bin", kind.name()));
+        let order = data.with_extension("order");
+        let records = (mib * MIB - kind.header() - kind.record_bytes() as u64) / kind.stride() + 1;
+        let len = kind.header() + (records - 1) * kind.stride() + kind.record_bytes() as u64;
+        if fs::metadata(&data).ok().map(|found| found.len()) != Some(len) {
+            eprintln!("making {}", data.display());
+            whole(&data, |file| fill(file, kind, records))?;
+        }
+        let files = Self { kind, data, order };
+        let work = files.work(true);
+        let plan = ours::plan(&work, records).tail(Tail::Keep).build()?;
+        whole(&files.order, |file| {
+            for batch in (0..plan.steps()).filter_map(|step| plan.batch(0, step)) {
+                batch.runs().flatten().try_for_each(|record| file.write_all(&record.to_le_bytes()))?;
+            }
+            Ok(())
+        })?;
+        Ok(files)
+    }
+
+    /// One epoch of them.
+    pub fn work(&self, shuffled: bool) -> Work {
+        Work {
+            kind: self.kind,
+            data: self.data.clone(),
+            order: shuffled.then(|| self.order.clone()),
+            batch: self.kind.batch(),
+            epochs: 1,
+            compute: std::time::Duration::ZERO,
+            verify: false,
+            fail: None,
+        }
+    }
+}
+
+/// Writes a file beside and renames it: a run that is killed leaves none that looks whole.
+fn whole(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
+) -> Result<(), BoxError> {
+    let unfinished = path.with_extension("part");
+    let mut file = BufWriter::with_capacity(MIB as usize, File::create(&unfinished)?);
+    fill(&mut file)?;
+    file.into_inner()?.sync_all()?;
+    Ok(fs::rename(&unfinished, path)?)
+}
+
+fn fill(file: &mut BufWriter<File>, kind: Kind, records: u64) -> std::io::Result<()> {
+    let mut random = fastrand::Rng::with_seed(7);
+    // What one record does not share with the next.
+    let mut own = vec![0; kind.stride() as usize];
+    if kind == Kind::Tokens {
+        let tokens = u32::try_from(records * (kind.stride() / 2) + 1).map_err(std::io::Error::other)?;
+        // By `HEADERS_INFO` in llm.c's `dev/data/data_common.py`; the rest is not used.
+        let mut header = vec![0; kind.header() as usize];
+        for (field, value) in header.chunks_exact_mut(4).zip([20_240_520, 1, tokens]) {
+            field.copy_from_slice(&value.to_le_bytes());
+        }
+        file.write_all(&header)?;
+    }
+    for record in 0..records {
+        random.fill(&mut own);
+        own[..8].copy_from_slice(&record.to_le_bytes());
+        file.write_all(&own)?;
+    }
+    // The last window's last token.
+    file.write_all(&own[..kind.record_bytes() - own.len()])
+}
+
+/// Digest and sum that an epoch of `work` has after each of its batches: see [`Outcome`](crate::work::Outcome).
+pub fn expected(work: &Work) -> Result<Vec<(u64, u64)>, BoxError> {
+    let bytes = fs::read(&work.data)?;
+    let kind = work.kind;
+    let (mut digest, mut sum) = (0_u64, 0_u64);
+    let mut after = Vec::new();
+    for batch in work.order()?.chunks(work.batch) {
+        for &record in batch {
+            digest = digest.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(record).wrapping_add(1);
+            let start = usize::try_from(kind.header() + record * kind.stride())?;
+            let bytes = &bytes[start..][..kind.record_bytes()];
+            sum += match kind {
+                Kind::Images => bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>(),
+                Kind::Tokens => {
+                    bytes.as_chunks().0.iter().map(|&token| u64::from(u16::from_le_bytes(token))).sum()
+                }
+            };
+        }
+        after.push((digest, sum));
+    }
+    Ok(after)
+}
+
+/// Drops the file from the page cache, and fails if it does not go.
+pub fn make_cold(records: &Records) -> Result<(), BoxError> {
+    // A page that the kernel is just looking at stays: a few tries, and one in a hundred may stay.
+    for _ in 0..10 {
+        records.evict()?;
+        let found = records.residency()?;
+        if found.resident * 100 < found.pages {
+            // The pages that the file will come into are to be real: a virtual machine may have told its host that
+            // they are free, and then reading into them is several times slower (see the README, Cold).
+            drop(std::hint::black_box(vec![1_u8; usize::try_from(records.bytes())?]));
+            return Ok(());
+        }
+    }
+    Err(format!("{}: it stays in the page cache", records.shards()[0].path().display()).into())
+}
+
+/// Brings the file into the page cache, and fails if it does not fit.
+pub fn make_warm(records: &Records) -> Result<(), BoxError> {
+    let path = records.shards()[0].path();
+    std::io::copy(&mut File::open(path)?, &mut std::io::sink())?;
+    let found = records.residency()?;
+    match found.resident * 100 >= found.pages * 99 {
+        true => Ok(()),
+        false => Err(format!("{}: it does not stay in the page cache", path.display()).into()),
+    }
+}

@@ -1,0 +1,23 @@
+//! Read, then compute, in turn on one thread, with one buffer: what the training loop of llm.c does.
+
+use twinbuf::BoxError;
+
+use crate::source::{Buffer, Source};
+use crate::work::{Meter, Work};
+
+pub fn run(work: &Work, meter: &mut Meter<'_>) -> Result<(), BoxError> {
+    let order = work.order()?;
+    let mut source = Source::open(work)?;
+    meter.ready()?;
+    let mut buffer = Buffer::new(work);
+    for _ in 0..work.epochs {
+        for (step, records) in (0..).zip(order.chunks(work.batch)) {
+            meter.wait(|| {
+                work.fault(step);
+                source.read(records, &mut buffer)
+            })?;
+            meter.take(buffer.batch())?;
+        }
+    }
+    Ok(())
+}

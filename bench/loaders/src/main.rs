@@ -1,0 +1,275 @@
+//! The loader beside other loaders: the same batches, the same compute, the same faults. See the README of the folder
+//! above.
+
+mod burn;
+mod data;
+mod dataloader_rs;
+mod failures;
+mod lent;
+mod llm_c;
+mod measure;
+mod ours;
+mod peers;
+mod report;
+mod source;
+mod sys;
+mod thread;
+mod work;
+
+use std::env;
+use std::fs;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use twinbuf::{BoxError, ReadMode};
+
+use data::Files;
+use peers::{Effort, Subject};
+use work::{Kind, Meter, Work};
+
+const HELP: &str = "\
+Runs the loader and other loaders on the same batches. Writes loaders.csv, loaders.svg, loaders-same.csv and
+failures.csv.
+
+Usage: loaders [options] all | same | peers | failures
+  same             order and content of what each delivers, twice; memory
+  peers            samples a second, waits, CPU time; cold and warm, in order and shuffled
+  failures         what the caller sees when a worker panics, is killed, or the file is cut off
+  all              the three
+
+  --quick          small files, one round: does it work?
+  --size-mib N     the size of each file (default 256)
+  --rounds N       so many rounds, if there is time for them (default 5)
+  --minutes N      no round is begun that would end later (default 20)
+  --only NAME      only this subject, and the serial loop; may be given again
+  --python PATH    an interpreter that has what requirements.txt names (default: one in target/venv, made if missing)
+  --dir DIR        where the files are made, on the disk that is measured (default: target/data)
+  --out DIR        where the figures go (default: bench/results)
+  --help           this text";
+
+/// The first argument of a child.
+const CHILD: &str = "child";
+
+/// What a child does that is Rust. `Err` is what the caller saw in place of a batch.
+type Run = fn(&Work, &mut Meter<'_>) -> Result<(), BoxError>;
+
+enum Way {
+    Rust(Run),
+    /// The `DataLoader` of PyTorch with so many workers.
+    Torch(u32),
+}
+
+const SUBJECTS: [(&str, Way); 11] = [
+    ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Pread))),
+    ("twinbuf direct", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Direct))),
+    ("thread", Way::Rust(thread::run)),
+    (peers::SERIAL, Way::Rust(llm_c::run)),
+    ("burn 1", Way::Rust(|work, meter| burn::run(work, meter, 1))),
+    ("burn 2", Way::Rust(|work, meter| burn::run(work, meter, 2))),
+    ("dataloader-rs 1", Way::Rust(|work, meter| dataloader_rs::run(work, meter, 1))),
+    ("dataloader-rs 2", Way::Rust(|work, meter| dataloader_rs::run(work, meter, 2))),
+    ("torch 0", Way::Torch(0)),
+    ("torch 1", Way::Torch(1)),
+    ("torch 2", Way::Torch(2)),
+];
+
+struct Options {
+    sections: Vec<String>,
+    size_mib: u64,
+    effort: Effort,
+    only: Vec<String>,
+    python: Option<PathBuf>,
+    dir: PathBuf,
+    out: PathBuf,
+}
+
+const SECTIONS: [&str; 3] = ["same", "peers", "failures"];
+
+fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
+    use lexopt::Arg::{Long, Value};
+    use lexopt::ValueExt as _;
+
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut options = Options {
+        sections: Vec::new(),
+        size_mib: 256,
+        effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60), warm_epochs: 8 },
+        only: Vec::new(),
+        python: None,
+        dir: here.join("target/data"),
+        out: here.join("../results"),
+    };
+    while let Some(arg) = args.next()? {
+        match arg {
+            Long("quick") => {
+                options.size_mib = 64;
+                options.effort = Effort { rounds: 1, warm_epochs: 2, ..options.effort };
+            }
+            Long("size-mib") => options.size_mib = args.value()?.parse()?,
+            Long("rounds") => options.effort.rounds = args.value()?.parse::<usize>()?.max(1),
+            Long("minutes") => options.effort.time = Duration::from_secs(60 * args.value()?.parse::<u64>()?),
+            Long("only") => options.only.push(args.value()?.string()?),
+            Long("python") => options.python = Some(args.value()?.into()),
+            Long("dir") => options.dir = args.value()?.into(),
+            Long("out") => options.out = args.value()?.into(),
+            Long("help") => {
+                println!("{HELP}");
+                std::process::exit(0);
+            }
+            Value(name) if name == "all" => options.sections.extend(SECTIONS.map(str::to_owned)),
+            Value(name) if SECTIONS.iter().any(|section| name == *section) => {
+                options.sections.push(name.string()?);
+            }
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    if options.sections.is_empty() {
+        return Err("name a section, or all; see --help".into());
+    }
+    // Enough for a fault after some batches of images, and the reader not yet at the end.
+    if options.size_mib < 64 {
+        return Err(format!("--size-mib: wanted at least 64, found {}", options.size_mib).into());
+    }
+    if let Some(name) = options.only.iter().find(|only| SUBJECTS.iter().all(|(name, _)| only != name)) {
+        return Err(format!("--only: no such subject: {name}").into());
+    }
+    Ok(options)
+}
+
+fn main() -> ExitCode {
+    let args: Vec<_> = env::args_os().skip(1).collect();
+    let done = match &args[..] {
+        [first, rest @ ..] if first == CHILD => be_child(lexopt::Parser::from_args(rest)),
+        all => options(lexopt::Parser::from_args(all)).and_then(|options| bench(&options)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("loaders: {}", chain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(options: &Options) -> Result<(), BoxError> {
+    let Options { size_mib, effort, dir, out, .. } = options;
+    fs::create_dir_all(dir)?;
+    fs::create_dir_all(out)?;
+    let subjects = subjects(options)?;
+    let kinds = Kind::ALL.map(|kind| Files::make(dir, kind, *size_mib));
+    let kinds = kinds.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let head = format!("{}; files of {size_mib} MiB", sys::machine());
+    println!("{head}");
+    let begun = Instant::now();
+    let wanted = |section: &str| options.sections.iter().any(|wanted| wanted == section);
+    let write = |file: &str, text: String| fs::write(out.join(file), text);
+    if wanted("same") {
+        write("loaders-same.csv", report::same(&peers::same(&subjects, &kinds)?, &head))?;
+    }
+    if wanted("peers") {
+        peers::speed(&subjects, &kinds, effort, |cells| {
+            write("loaders.csv", report::speed(cells, &head))?;
+            Ok(write("loaders.svg", report::svg(cells, &head))?)
+        })?;
+    }
+    if wanted("failures") {
+        let images = kinds.iter().find(|files| files.kind == Kind::Images).ok_or("no images")?;
+        write("failures.csv", report::failures(&failures::run(&subjects, images)?, &head))?;
+    }
+    println!("took {:.0?}; written to {}", begun.elapsed(), out.display());
+    Ok(())
+}
+
+/// The subjects that are wanted, with their command lines.
+fn subjects(options: &Options) -> Result<Vec<Subject>, BoxError> {
+    let program = env::current_exe()?.display().to_string();
+    let mut found = Vec::new();
+    for (name, way) in SUBJECTS {
+        if !options.only.is_empty() && name != peers::SERIAL && options.only.iter().all(|only| only != name) {
+            continue;
+        }
+        found.push(match way {
+            Way::Rust(_) => {
+                let program = vec![program.clone(), CHILD.to_owned(), name.to_owned()];
+                Subject { name, program, processes: false }
+            }
+            Way::Torch(workers) => {
+                let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("torch_loader.py");
+                let program = [python(options)?, script].map(|path| path.display().to_string());
+                let program = program.into_iter().chain([workers.to_string()]).collect();
+                Subject { name, program, processes: workers > 0 }
+            }
+        });
+    }
+    Ok(found)
+}
+
+/// The interpreter that has PyTorch.
+fn python(options: &Options) -> Result<PathBuf, BoxError> {
+    if let Some(python) = &options.python {
+        return Ok(python.clone());
+    }
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let venv = here.join("target/venv");
+    let python = venv.join("bin/python");
+    if !venv.join("whole").exists() {
+        eprintln!("making {}", venv.display());
+        let run = |program: &Path, args: &[&Path]| match Command::new(program).args(args).status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("{} {args:?}: {status}", program.display())),
+            Err(error) => Err(format!("{}: {error}", program.display())),
+        };
+        run("python3".as_ref(), &["-m".as_ref(), "venv".as_ref(), &venv])?;
+        let requirements = here.join("requirements.txt");
+        run(
+            &python,
+            &["-m", "pip", "install", "-q", "-r"]
+                .map(Path::new)
+                .into_iter()
+                .chain([&*requirements])
+                .collect::<Vec<_>>(),
+        )?;
+        fs::write(venv.join("whole"), "")?;
+    }
+    Ok(python)
+}
+
+/// Is the subject that the arguments name, and says what it found.
+fn be_child(mut args: lexopt::Parser) -> Result<(), BoxError> {
+    use lexopt::ValueExt as _;
+
+    let name = args.value()?.string()?;
+    let run = SUBJECTS.into_iter().find_map(|(known, way)| match way {
+        Way::Rust(run) if name == known => Some(run),
+        _ => None,
+    });
+    let run = run.ok_or_else(|| format!("no such subject: {name}"))?;
+    let work = Work::parse(args)?;
+    let mut meter = Meter::new(&work);
+    // A library may hand its worker's panic on to the caller.
+    let error = match panic::catch_unwind(AssertUnwindSafe(|| run(&work, &mut meter))) {
+        Ok(done) => done.err().map(|error| chain(&*error)),
+        Err(payload) => {
+            let words = payload.downcast_ref::<String>().map_or("?", String::as_str);
+            Some(format!("a panic of the caller: {words}"))
+        }
+    };
+    println!("{}", serde_json::to_string(&meter.outcome(error))?);
+    Ok(())
+}
+
+/// An error with its causes.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

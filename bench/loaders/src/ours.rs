@@ -1,0 +1,77 @@
+//! twinbuf's loader with its defaults, as its README recommends it.
+
+use std::sync::Arc;
+
+use twinbuf::mmap::PlanBuilder;
+use twinbuf::{BatchPlan, BoxError, Cut, Dataset, Hinted, Loader, Numbers, Order, Plan, ReadMode, Records};
+
+use crate::work::{Batch, Kind, Meter, WINDOW, Work};
+
+pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode) -> Result<(), BoxError> {
+    let records = open(work)?.with_read_mode(mode)?;
+    let plan = plan(work, records.len()).build()?;
+    meter.ready()?;
+    let records = Arc::new(records);
+    let mut builder = match work.fail {
+        Some(_) => Loader::builder(Faulty { records, work: work.clone(), read: 0 }, plan),
+        None => Loader::builder(records, plan),
+    };
+    if work.kind == Kind::Tokens {
+        builder = builder.transform(Numbers::U16ToU32);
+    }
+    let loader = builder.build()?;
+    for _ in 0..work.epochs {
+        // That of the others is the same in every epoch.
+        let mut epoch = loader.epoch(0);
+        while let Some(batch) = meter.wait(|| epoch.next()) {
+            let batch = batch?;
+            meter.take(match work.kind {
+                Kind::Tokens => Batch::Tokens(batch.numbers()?),
+                Kind::Images => Batch::Images(&batch),
+            })?;
+        }
+    }
+    Ok(loader.close()?)
+}
+
+/// The file as records.
+pub fn open(work: &Work) -> Result<Records, BoxError> {
+    Ok(match work.kind {
+        Kind::Tokens => Records::open_llm_c([&work.data], Cut::sequence(WINDOW - 1))?,
+        Kind::Images => Records::open([&work.data], work.kind.record_bytes())?,
+    })
+}
+
+/// The order that all subjects are given, which in an order file is that of this plan's epoch 0.
+pub fn plan(work: &Work, records: u64) -> PlanBuilder {
+    let order = if work.order.is_some() { Order::Records } else { Order::Sequential };
+    Plan::builder(records).batch(work.batch as u64).order(order).seed(42)
+}
+
+/// The records, and a fault.
+struct Faulty {
+    records: Arc<Records>,
+    work: Work,
+    /// Records so far.
+    read: u64,
+}
+
+impl Dataset for Faulty {
+    fn records(&self) -> u64 {
+        self.records.records()
+    }
+
+    fn record_bytes(&self) -> usize {
+        Dataset::record_bytes(&self.records)
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.work.fault(self.read / self.work.batch as u64);
+        self.read += batch.len();
+        Dataset::read(&mut self.records, batch, out)
+    }
+
+    fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
+        Dataset::will_need(&mut self.records, batch)
+    }
+}
