@@ -129,6 +129,10 @@ impl Dataset for Arc<Records> {
     }
 
     fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
+        // Asking for pages that are there costs as much as reading small records out of them.
+        if self.seems_cached(batch) {
+            return Hinted::default();
+        }
         Records::will_need(self, batch, PIECE)
     }
 

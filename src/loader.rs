@@ -378,7 +378,8 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 
     /// Whether the reading thread asks for pages before it reads them, where it jumps; `true` unless said otherwise.
-    /// Never done without overlap.
+    /// Never done without overlap, nor for records that seem to be in the page cache already
+    /// ([`Records::seems_cached`](twinbuf_mmap::Records::seems_cached)).
     pub fn hints(mut self, hints: bool) -> Self {
         self.hints = hints;
         self

@@ -18,6 +18,8 @@ fn the_same_bytes_in_every_configuration() {
         for data in [Some(open(&paths)), open_direct(&paths, RECORD)].into_iter().flatten() {
             let mode = data.read_mode();
             for (overlap, hints, depth) in configurations() {
+                // What is in the page cache is not asked for; not every file system lets go of it.
+                let cold = data.evict().is_ok() && data.residency().is_ok_and(|found| found.resident == 0);
                 let loader = Loader::builder(data.clone(), plan)
                     .overlap(overlap)
                     .hints(hints)
@@ -32,8 +34,8 @@ fn the_same_bytes_in_every_configuration() {
                 let report = loader.report();
                 assert_eq!((report.batches, report.reads), (11, 11), "one read a batch");
                 assert_eq!(report.bytes, 103 * RECORD as u64);
-                let asks = overlap && hints && cfg!(unix) && mode != ReadMode::Direct;
-                assert_eq!(report.hints.calls > 0, asks);
+                let asks = overlap && hints && mode != ReadMode::Direct;
+                assert!((report.hints.calls > 0) == asks || !cold);
                 assert_eq!(report.hints.failed, 0);
             }
         }

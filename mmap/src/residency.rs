@@ -61,6 +61,27 @@ impl Records {
         Ok(residency)
     }
 
+    /// Whether a batch is probably in the page cache: the first bytes of up to 4 of its records, spread over it, all
+    /// are. `false` if that cannot be told.
+    ///
+    /// Unlike [`residency_of`](Self::residency_of) it takes a few microseconds, whatever the batch, and tells the
+    /// truth also of files that belong to others: it reads a byte of each, if that needs no disk (`preadv2(2)` with
+    /// `RWF_NOWAIT`, Linux 4.14). Of a batch of which half the pages are in the cache it says so in one case of 16, of
+    /// nine in ten in two cases of three. What is not there the kernel may begin to read.
+    #[must_use]
+    pub fn seems_cached(&self, batch: &BatchPlan) -> bool {
+        const LOOKS: u64 = 4;
+        let looks = batch.len().min(LOOKS);
+        (0..looks).all(|i| {
+            // In the middle of each part, not at its edge, where a neighbour may have been read.
+            let part = batch.len() / looks;
+            let place = part * i + part / 2;
+            let record = batch.part(place..place + 1).and_then(|one| one.runs().next());
+            let found = record.and_then(|run| self.locate(run.start));
+            found.is_some_and(|at| look::cached(&self.shards()[at.shard].file.file, at.offset))
+        })
+    }
+
     /// Asks the kernel to drop the files of all shards, headers and all, from its cache, so that the next read
     /// is a cold one. Linux only.
     ///
@@ -108,6 +129,52 @@ impl Records {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod look {
+    //! A byte, if it is in memory.
+
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    pub(super) fn cached(file: &File, offset: u64) -> bool {
+        let mut byte = 0_u8;
+        let piece = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        // The halves of the offset, of which a kernel of 64 bits takes the first as a whole and leaves the second.
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_possible_wrap,
+            reason = "halves, where they are"
+        )]
+        let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
+        // By number: C libraries before 2018 have no such function.
+        // SAFETY: the descriptor is open as long as `file` lives; the kernel reads one entry and writes at most the
+        // byte that it names.
+        let read = unsafe {
+            libc::syscall(
+                libc::SYS_preadv2,
+                file.as_raw_fd(),
+                &raw const piece,
+                1_usize,
+                low,
+                high,
+                libc::RWF_NOWAIT,
+            )
+        };
+        read == 1
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod look {
+    //! Nothing tells.
+
+    use std::fs::File;
+
+    pub(super) fn cached(_: &File, _: u64) -> bool {
+        false
     }
 }
 

@@ -169,6 +169,35 @@ fn used_batches_are_dropped_and_no_others() {
 }
 
 #[test]
+fn a_batch_seems_cached_if_its_records_are() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if in_memory(folder.path()) {
+        eprintln!("not checked: {:?} lives in memory", folder.path());
+        return;
+    }
+    // As in the test above.
+    let path = folder.path().join("look");
+    let file = std::fs::File::create(&path).unwrap();
+    std::fs::write(&path, vec![1; 3 * 1024 * RECORD]).unwrap();
+    file.sync_all().unwrap();
+    let records = Records::open([&path], RECORD).unwrap();
+    let plan = Plan::builder(records.len()).batch(1024).build().unwrap();
+    let seems = || [0, 1, 2].map(|step| records.seems_cached(&plan.batch(0, step).unwrap()));
+    assert_eq!(seems(), [true; 3]);
+    let shuffled = Plan::builder(records.len()).batch(1500).order(Order::Records).build().unwrap();
+    assert!(records.seems_cached(&shuffled.batch(0, 0).unwrap()));
+    records.evict_batch(&plan.batch(0, 1).unwrap(), Evict::Drop).unwrap();
+    assert_eq!(seems(), [true, false, true]);
+    records.evict().unwrap();
+    assert_eq!(seems(), [false; 3]);
+    // One record, and one that is not there.
+    let one = Plan::builder(records.len() + 1).build().unwrap();
+    records.read(&one.batch(0, 7).unwrap(), &mut [0; RECORD]).unwrap();
+    assert!(records.seems_cached(&one.batch(0, 7).unwrap()));
+    assert!(!records.seems_cached(&one.batch(0, records.len()).unwrap()));
+}
+
+#[test]
 fn evicting_a_batch_of_another_data_set() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path());
