@@ -144,6 +144,7 @@ def loaders_short():
         for kind in KINDS:
             fast = find.get((subject, kind, "shuffled", "cold", "none"))
             busy = find.get((subject, kind, "shuffled", "cold", "balanced"))
+            line.append(number(float(fast["first_ms"])) if fast else "")
             line.append(thousands(float(fast["samples_per_s"])) if fast else "")
             line.append(percent(float(busy["wait_share"])) if busy else "")
             line.append(number(float(busy["cpu_us_per_sample"])) if busy else "")
@@ -155,7 +156,7 @@ def loaders_short():
         body.append([*line, number(max(added)) if added else ""])
     columns = [""]
     for kind in KINDS:
-        columns += [f"{kind}/s", "waiting", "CPU us each"]
+        columns += [f"{kind}: first, ms", "then a second", "waiting", "CPU us each"]
     return table([*columns, "MiB, images"], body)
 
 
@@ -181,10 +182,14 @@ def scaling():
             cells.append(f"**{found}**" if row and row["counts"] == "true" else found)
         body.append([f"{cache}, {size(batch)}", load, *cells])
     text = table(["depth 2", "load, ms", *(f"compute = {ratio} load" for ratio in ratios)], body)
-    counts = [float(row["wall_over_ideal"]) for row in two if row["counts"] == "true"]
+    counts = [row for row in rows if row["counts"] == "true"]
     if counts:
-        text += "\n\n**Bold**: load and compute take 1 ms or more. "
-        text += f"Of those {len(counts)}: median {median(counts):.3f}, worst {max(counts):.3f}."
+        ideal, own = ([float(row[column]) for row in counts] for column in ("wall_over_ideal", "wall_over_own"))
+        text += (
+            f"\n\n**Bold**: load and compute take 1 ms or more. Of the {len(counts)} such cells, at all depths: median"
+            f" {median(ideal):.3f}, worst {max(ideal):.3f}; by the load that the loader itself measured in the same epoch"
+            f" (`wall_over_own`), median {median(own):.3f}, worst {max(own):.3f}."
+        )
     return f"{head}.\n\n{text}"
 
 

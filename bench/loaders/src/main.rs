@@ -40,7 +40,7 @@ Usage: loaders [options] all | same | peers | failures
   all              the three
 
   --quick          small files, one round: does it work?
-  --size-mib N     the size of each file (default 256)
+  --size-mib N     the size of each file (default 128)
   --rounds N       so many rounds, if there is time for them (default 5)
   --minutes N      no round is begun that would end later (default 20)
   --only NAME      only this subject, and the serial loop; may be given again
@@ -63,7 +63,7 @@ enum Way {
 
 const SUBJECTS: [(&str, Way); 11] = [
     ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Pread))),
-    ("twinbuf direct", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Direct))),
+    (peers::DIRECT, Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Direct))),
     ("thread", Way::Rust(thread::run)),
     (peers::SERIAL, Way::Rust(llm_c::run)),
     ("burn 1", Way::Rust(|work, meter| burn::run(work, meter, 1))),
@@ -94,8 +94,8 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut options = Options {
         sections: Vec::new(),
-        size_mib: 256,
-        effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60), warm_epochs: 8 },
+        size_mib: 128,
+        effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60), warm_epochs: 4 },
         only: Vec::new(),
         python: None,
         dir: here.join("target/data"),
