@@ -12,6 +12,7 @@ use std::ops::Range;
 use crate::{Error, Shard};
 
 /// A file opened for such reads.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "none is opened"))]
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: File,
@@ -33,7 +34,6 @@ impl Beside {
     }
 
     /// So many blocks, at a multiple of their size.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nothing is read so"))]
     fn blocks(&mut self, block: usize) -> &mut [u8] {
         let wanted = Self::BLOCKS * block;
         // One more, for the way to the first multiple.

@@ -62,7 +62,7 @@ impl Records {
     }
 
     /// Whether a batch is probably in the page cache: the first bytes of up to 4 of its records, spread over it, all
-    /// are. `false` if that cannot be told.
+    /// are. `false` if that cannot be told, and in [`ReadMode::Direct`], for which it does not matter.
     ///
     /// Unlike [`residency_of`](Self::residency_of) it takes a few microseconds, whatever the batch, and tells the
     /// truth also of files that belong to others: it reads a byte of each, if that needs no disk (`preadv2(2)` with
@@ -72,14 +72,17 @@ impl Records {
     pub fn seems_cached(&self, batch: &BatchPlan) -> bool {
         const LOOKS: u64 = 4;
         let looks = batch.len().min(LOOKS);
-        (0..looks).all(|i| {
-            // In the middle of each part, not at its edge, where a neighbour may have been read.
-            let part = batch.len() / looks;
-            let place = part * i + part / 2;
-            let record = batch.part(place..place + 1).and_then(|one| one.runs().next());
-            let found = record.and_then(|run| self.locate(run.start));
-            found.is_some_and(|at| look::cached(&self.shards()[at.shard].file.file, at.offset))
-        })
+        // To look at what is not there would bring it.
+        let matters = self.mode != ReadMode::Direct;
+        matters
+            && (0..looks).all(|i| {
+                // In the middle of each part, not at its edge, where a neighbour may have been read.
+                let part = batch.len() / looks;
+                let place = part * i + part / 2;
+                let record = batch.part(place..place + 1).and_then(|one| one.runs().next());
+                let found = record.and_then(|run| self.locate(run.start));
+                found.is_some_and(|at| look::cached(&self.shards()[at.shard].file.file, at.offset))
+            })
     }
 
     /// Asks the kernel to drop the files of all shards, headers and all, from its cache, so that the next read

@@ -178,6 +178,7 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
     records.evict().unwrap();
     assert_eq!(records.residency().unwrap(), Residency { pages: 3, resident: 0 });
     records.read(&batch, &mut out).unwrap();
+    assert!(!records.seems_cached(&batch));
     assert_eq!(records.residency().unwrap().resident, 0);
     // And back to the page cache, which then is others' and stays.
     let records = records.with_read_mode(ReadMode::Pread).unwrap();
