@@ -18,14 +18,14 @@ fn the_same_bytes_in_every_configuration() {
         for data in [Some(open(&paths)), open_direct(&paths, RECORD)].into_iter().flatten() {
             let mode = data.read_mode();
             for (overlap, hints, depth) in configurations() {
-                // What is in the page cache is not asked for; not every file system lets go of it.
-                let cold = data.evict().is_ok() && data.residency().is_ok_and(|found| found.resident == 0);
                 let loader = Loader::builder(data.clone(), plan)
                     .overlap(overlap)
                     .hints(hints)
                     .host_depth(depth)
                     .build()
                     .unwrap();
+                // What is in the page cache is not asked for; not every file system lets go of it.
+                let cold = data.evict().is_ok() && data.residency().is_ok_and(|found| found.resident == 0);
                 let found: Vec<Vec<u8>> = batches(&loader, epoch).into_iter().map(Result::unwrap).collect();
                 assert!(
                     found == expected,
