@@ -25,6 +25,13 @@ pub(crate) fn bind(ctx: &CudaContext) -> Result<(), Error> {
     Ok(())
 }
 
+/// The same before something is given back: a second time if the first fails, because it may have returned an error
+/// of earlier work, and a thread without a context gives nothing back.
+pub(crate) fn bind_to_free(ctx: &CudaContext) {
+    // If that fails too, so does what comes next, and the memory stays until the context ends.
+    let _ = bind(ctx).or_else(|_| bind(ctx));
+}
+
 /// Waits until everything in the context is done.
 pub(crate) fn synchronize_context() -> Result<(), Error> {
     check("cuCtxSynchronize", result::ctx::synchronize())
@@ -113,7 +120,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _ = bind(&self.ctx);
+        bind_to_free(&self.ctx);
         // SAFETY: created by us, and destroyed once. Streams that wait for it keep what they need of it.
         let _ = unsafe { result::event::destroy(self.raw) };
     }
@@ -165,7 +172,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let _ = bind(&self.ctx);
+        bind_to_free(&self.ctx);
         // SAFETY: allocated by us, and freed once; the copies from it are done (`Copies::settle`).
         let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
     }

@@ -162,7 +162,7 @@ impl<M> Drop for DeviceBuf<M> {
     /// The memory is given back in the copy stream (by `CudaSlice`), so behind the copies; here it is put behind
     /// the uses too.
     fn drop(&mut self) {
-        let _ = cu::bind(self.bytes.context());
+        cu::bind_to_free(self.bytes.context());
         let uses = self.uses.get_mut();
         let leaked = !uses.streams.is_empty();
         if leaked || uses.lost.is_some() || self.copy_after_uses().is_err() {

@@ -192,6 +192,30 @@ fn any_one_operation_on_the_device_may_fail() {
     every(|nth| Failure::op("any", nth, LAUNCH_FAILED), Driver::IsLost);
 }
 
+/// The call that makes the context a thread's own may report an error of earlier work: host slots are freed all the
+/// same by a thread of the caller's that never had a context.
+#[test]
+fn a_thread_without_a_context_frees_though_its_first_call_fails() {
+    within(60, || {
+        let (sim, ctx) = start(1, false);
+        if sim.is_real() {
+            return;
+        }
+        let before = sim.live().leaked();
+        let (mut slots, batches) = Uploader::new(&ctx, BYTES).build::<u64>().unwrap();
+        drop(batches);
+        // Now nobody receives, which the uploader's thread finds out with a batch; the host slots outlive it.
+        slots.acquire().unwrap().commit(BYTES, 0).unwrap();
+        while copy_threads() > 0 {
+            std::thread::yield_now();
+        }
+        sim.inject(Failure::api("cuCtxSetCurrent", 1, LAUNCH_FAILED));
+        std::thread::spawn(move || drop(slots)).join().unwrap();
+        assert_eq!(sim.injected(), ["cuCtxSetCurrent"]);
+        assert_eq!(left(&sim, before), Live::default());
+    });
+}
+
 /// Also where cudarc has no part in the call.
 #[test]
 fn an_error_has_the_name_that_the_driver_gives_it() {
