@@ -2,10 +2,13 @@
 #![cfg(target_os = "linux")]
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
 use twinbuf_mmap::{Error, Evict, Order, Plan, ReadMode, Records, Residency};
 
 const RECORD: usize = 4096;
@@ -23,10 +26,25 @@ fn data_set(folder: &Path) -> Records {
     Records::open(&paths, RECORD).unwrap()
 }
 
-/// File systems that live in memory keep their pages whatever they are told.
-fn in_memory(folder: &Path) -> bool {
-    let output = std::process::Command::new("stat").args(["-f", "-c", "%T"]).arg(folder).output().unwrap();
-    matches!(String::from_utf8_lossy(&output.stdout).trim(), "tmpfs" | "ramfs")
+/// `None`, said aloud, if the file system lives in memory: such keep their pages whatever they are told.
+fn folder_on_disk() -> Option<TempDir> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let output = Command::new("stat").args(["-f", "-c", "%T"]).arg(folder.path()).output().unwrap();
+    if matches!(String::from_utf8_lossy(&output.stdout).trim(), "tmpfs" | "ramfs") {
+        eprintln!("not checked: {:?} lives in memory", folder.path());
+        return None;
+    }
+    Some(folder)
+}
+
+/// Three batches of 1024 records, 4 MiB, in one file: no folio of the cache, 2 MiB at most, belongs to two of them.
+fn three_batches(folder: &Path) -> PathBuf {
+    let path = folder.join("three");
+    let file = File::create(&path).unwrap();
+    std::fs::write(&path, vec![1; 3 * 1024 * RECORD]).unwrap();
+    // Dirty pages are not dropped.
+    file.sync_all().unwrap();
+    path
 }
 
 /// Asks until `full`, or fails after a time in which any disk reads eight megabytes.
@@ -44,11 +62,7 @@ fn until_full(mut ask: impl FnMut() -> Residency) -> Residency {
 
 #[test]
 fn evicted_pages_are_gone_and_hinted_pages_come() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    if in_memory(folder.path()) {
-        eprintln!("not checked: {:?} lives in memory", folder.path());
-        return;
-    }
+    let Some(folder) = folder_on_disk() else { return };
     let records = data_set(folder.path());
     let plan = Plan::builder(records.len()).batch(512).build().unwrap();
     let batch = |step| plan.batch(0, step).unwrap();
@@ -104,11 +118,7 @@ fn all_pieces_of_touching_pages_are_asked_for() {
 /// 1500 records of 8000, in more stretches than one call of the kernel takes, and every page comes.
 #[test]
 fn a_gather_is_asked_for_to_the_last_page() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    if in_memory(folder.path()) {
-        eprintln!("not checked: {:?} lives in memory", folder.path());
-        return;
-    }
+    let Some(folder) = folder_on_disk() else { return };
     let path = folder.path().join("gather");
     std::fs::write(&path, vec![3; 8000 * RECORD]).unwrap();
     let records = Records::open([&path], RECORD).unwrap();
@@ -125,17 +135,8 @@ fn a_gather_is_asked_for_to_the_last_page() {
 
 #[test]
 fn used_batches_are_dropped_and_no_others() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    if in_memory(folder.path()) {
-        eprintln!("not checked: {:?} lives in memory", folder.path());
-        return;
-    }
-    // Batches of 4 MiB from one file: no folio of the cache, 2 MiB at most, belongs to two of them.
-    let path = folder.path().join("drop");
-    let file = std::fs::File::create(&path).unwrap();
-    std::fs::write(&path, vec![1; 3 * 1024 * RECORD]).unwrap();
-    // Dirty pages are not dropped.
-    file.sync_all().unwrap();
+    let Some(folder) = folder_on_disk() else { return };
+    let path = three_batches(folder.path());
     for mode in [ReadMode::Pread, ReadMode::MapChecked] {
         let records = match Records::open([&path], RECORD).unwrap().with_read_mode(mode) {
             Err(Error::System { call: "process_vm_readv", source, .. }) => {
@@ -170,17 +171,8 @@ fn used_batches_are_dropped_and_no_others() {
 
 #[test]
 fn a_batch_seems_cached_if_its_records_are() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    if in_memory(folder.path()) {
-        eprintln!("not checked: {:?} lives in memory", folder.path());
-        return;
-    }
-    // As in the test above.
-    let path = folder.path().join("look");
-    let file = std::fs::File::create(&path).unwrap();
-    std::fs::write(&path, vec![1; 3 * 1024 * RECORD]).unwrap();
-    file.sync_all().unwrap();
-    let records = Records::open([&path], RECORD).unwrap();
+    let Some(folder) = folder_on_disk() else { return };
+    let records = Records::open([three_batches(folder.path())], RECORD).unwrap();
     let plan = Plan::builder(records.len()).batch(1024).build().unwrap();
     let seems = || [0, 1, 2].map(|step| records.seems_cached(&plan.batch(0, step).unwrap()));
     assert_eq!(seems(), [true; 3]);

@@ -41,25 +41,15 @@ fn sealed(bytes: &[u8]) -> (File, PathBuf) {
     (file, path)
 }
 
-/// `None`, said aloud, where the kernel forbids the call to this process.
-fn checked(records: Records) -> Option<Records> {
-    match records.with_read_mode(ReadMode::MapChecked) {
-        Err(Error::System { call: "process_vm_readv", source, .. }) => {
-            eprintln!("not checked: process_vm_readv: {source}");
+/// `None`, said aloud, where the kernel forbids the mode's call to this process, or the file system has no such reads.
+fn in_mode(records: Records, mode: ReadMode) -> Option<Records> {
+    match (mode, records.with_read_mode(mode)) {
+        (ReadMode::MapChecked, Err(Error::System { call: call @ "process_vm_readv", source, .. }))
+        | (ReadMode::Direct, Err(Error::System { call: call @ "open(O_DIRECT)", source, .. })) => {
+            eprintln!("not checked: {call}: {source}");
             None
         }
-        records => Some(records.unwrap()),
-    }
-}
-
-/// `None`, said aloud, where the file system has no such reads.
-fn direct(records: Records) -> Option<Records> {
-    match records.with_read_mode(ReadMode::Direct) {
-        Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {
-            eprintln!("not checked: open(O_DIRECT): {source}");
-            None
-        }
-        records => Some(records.unwrap()),
+        (_, records) => Some(records.unwrap()),
     }
 }
 
@@ -99,7 +89,7 @@ fn every_mode_delivers_the_same_bytes() {
         assert_eq!(pread.read_mode(), ReadMode::Pread);
         let copy = open().with_read_mode(ReadMode::MapCopy).unwrap();
         assert_eq!(copy.read_mode(), ReadMode::MapCopy);
-        let checked = checked(open());
+        let checked = in_mode(open(), ReadMode::MapChecked);
         for order in [Order::Sequential, Order::Chunks { records: 7 }, Order::Records] {
             for batch in [1, 64, 3000] {
                 let expected = epoch(&pread, order, batch);
@@ -135,7 +125,8 @@ fn direct_reads_deliver_the_same_bytes() {
         let cuts = [Cut::Rows, Cut::Windows { rows: 5, stride: 2 }, Cut::Windows { rows: 2, stride: 3 }];
         for cut in if rows[1] < 5 { &cuts[..1] } else { &cuts[..] } {
             let pread = Records::open_npy(&paths, *cut).unwrap();
-            let Some(direct) = direct(Records::open_npy(&paths, *cut).unwrap()) else { return };
+            let direct = in_mode(Records::open_npy(&paths, *cut).unwrap(), ReadMode::Direct);
+            let Some(direct) = direct else { return };
             assert_eq!(direct.read_mode(), ReadMode::Direct);
             for order in [Order::Sequential, Order::Chunks { records: 7 }] {
                 for batch in [1, 64] {
@@ -168,7 +159,7 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
     let opened = Records::open([&path], 10_000).unwrap();
     std::fs::rename(&path, folder.path().join("old")).unwrap();
     std::fs::write(&path, vec![2; 10_000]).unwrap();
-    let Some(records) = direct(opened) else { return };
+    let Some(records) = in_mode(opened, ReadMode::Direct) else { return };
     let mut out = vec![0; 10_000];
     let batch = Plan::builder(1).build().unwrap().batch(0, 0).unwrap();
     records.read(&batch, &mut out).unwrap();
@@ -217,12 +208,7 @@ fn a_truncated_file_is_the_same_error_in_every_mode() {
                 for mode in [ReadMode::Pread, ReadMode::MapChecked, ReadMode::Direct] {
                     std::fs::write(&path, vec![7; 50 * record]).unwrap();
                     let records = Records::open([&path], record).unwrap();
-                    let records = match mode {
-                        ReadMode::MapChecked => checked(records),
-                        ReadMode::Direct => direct(records),
-                        _ => Some(records),
-                    };
-                    let Some(records) = records else { continue };
+                    let Some(records) = in_mode(records, mode) else { continue };
                     let plan = Plan::builder(50).batch(batch).build().unwrap();
                     let mut out = vec![0; 50 * record];
                     if touched {

@@ -1,7 +1,7 @@
 //! The files that are read: random bytes, made once, out of the page cache when it matters.
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{self, BufWriter, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,18 +30,24 @@ pub fn random(folder: &Path, mib: u64) -> Result<PathBuf, BoxError> {
         return Err(format!("{}: wanted room for {wanted} bytes, found {room}", folder.display()).into());
     }
     eprintln!("making {}", path.display());
-    // Written beside and renamed: a run that is killed leaves no file that looks whole.
-    let unfinished = path.with_extension("part");
-    let mut file = File::create(&unfinished)?;
-    let mut random = fastrand::Rng::with_seed(mib);
-    let mut block = vec![0; MIB as usize];
-    for _ in 0..mib {
-        random.fill(&mut block);
-        file.write_all(&block)?;
-    }
-    file.sync_all()?;
-    fs::rename(&unfinished, &path)?;
+    whole(&path, |file| {
+        let mut random = fastrand::Rng::with_seed(mib);
+        let mut block = vec![0; MIB as usize];
+        (0..mib).try_for_each(|_| {
+            random.fill(&mut block);
+            file.write_all(&block)
+        })
+    })?;
     Ok(path)
+}
+
+/// Writes a file beside and renames it: a run that is killed leaves none that looks whole.
+pub fn whole(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let unfinished = path.with_extension("part");
+    let mut file = BufWriter::with_capacity(MIB as usize, File::create(&unfinished)?);
+    fill(&mut file)?;
+    file.into_inner()?.sync_all()?;
+    fs::rename(&unfinished, path)
 }
 
 /// A file of `mib` MiB that takes no room, gone when this is dropped.

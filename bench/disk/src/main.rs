@@ -1,18 +1,14 @@
 //! The loader against the disk: cold reads, waits, residency, ranks, memory, scaling. See the README one folder up.
 
 mod child;
-mod data;
 mod heat;
 mod load;
-mod measure;
 mod memory;
 mod ranks;
-mod report;
 mod resident;
 mod scaling;
 mod sequential;
 mod shuffled;
-mod sys;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +16,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
+use twinbuf_bench_disk::{data, measure, report, sys};
 
 use measure::Effort;
 use report::Report;

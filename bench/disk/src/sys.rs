@@ -36,7 +36,7 @@ pub fn others() -> f64 {
 }
 
 /// What this process has used so far.
-fn usage() -> libc::rusage {
+pub fn usage() -> libc::rusage {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the kernel writes one `rusage`, no more.
     let failed = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };

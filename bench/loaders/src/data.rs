@@ -1,15 +1,14 @@
-//! The files: made once, brought into the page cache or out of it, and what is in them.
+//! The files: made once, and what is in them.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use twinbuf::{BoxError, Records, Tail};
+use twinbuf::{BoxError, Tail};
+use twinbuf_bench_disk::data::{MIB, whole};
 
 use crate::ours;
 use crate::work::{Kind, Work};
-
-const MIB: u64 = 1 << 20;
 
 /// The files of one kind.
 pub struct Files {
@@ -56,18 +55,6 @@ impl Files {
     }
 }
 
-/// Writes a file beside and renames it: a run that is killed leaves none that looks whole.
-fn whole(
-    path: &Path,
-    fill: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
-) -> Result<(), BoxError> {
-    let unfinished = path.with_extension("part");
-    let mut file = BufWriter::with_capacity(MIB as usize, File::create(&unfinished)?);
-    fill(&mut file)?;
-    file.into_inner()?.sync_all()?;
-    Ok(fs::rename(&unfinished, path)?)
-}
-
 fn fill(file: &mut BufWriter<File>, kind: Kind, records: u64) -> std::io::Result<()> {
     let mut random = fastrand::Rng::with_seed(7);
     // What one record does not share with the next.
@@ -111,31 +98,4 @@ pub fn expected(work: &Work) -> Result<Vec<(u64, u64)>, BoxError> {
         after.push((digest, sum));
     }
     Ok(after)
-}
-
-/// Drops the file from the page cache, and fails if it does not go.
-pub fn make_cold(records: &Records) -> Result<(), BoxError> {
-    // A page that the kernel is just looking at stays: a few tries, and one in a hundred may stay.
-    for _ in 0..10 {
-        records.evict()?;
-        let found = records.residency()?;
-        if found.resident * 100 < found.pages {
-            // The pages that the file will come into are to be real: a virtual machine may have told its host that
-            // they are free, and then reading into them is several times slower (see the README, Cold).
-            drop(std::hint::black_box(vec![1_u8; usize::try_from(records.bytes())?]));
-            return Ok(());
-        }
-    }
-    Err(format!("{}: it stays in the page cache", records.shards()[0].path().display()).into())
-}
-
-/// Brings the file into the page cache, and fails if it does not fit.
-pub fn make_warm(records: &Records) -> Result<(), BoxError> {
-    let path = records.shards()[0].path();
-    std::io::copy(&mut File::open(path)?, &mut std::io::sink())?;
-    let found = records.residency()?;
-    match found.resident * 100 >= found.pages * 99 {
-        true => Ok(()),
-        false => Err(format!("{}: it does not stay in the page cache", path.display()).into()),
-    }
 }

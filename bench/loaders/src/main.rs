@@ -24,9 +24,11 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use twinbuf::{BoxError, ReadMode};
+use twinbuf_bench_disk::measure::Effort;
+use twinbuf_bench_disk::sys::machine;
 
 use data::Files;
-use peers::{Effort, Subject};
+use peers::Subject;
 use work::{Kind, Meter, Work};
 
 const HELP: &str = "\
@@ -79,6 +81,7 @@ struct Options {
     sections: Vec<String>,
     size_mib: u64,
     effort: Effort,
+    warm_epochs: u64,
     only: Vec<String>,
     python: Option<PathBuf>,
     dir: PathBuf,
@@ -95,7 +98,8 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
     let mut options = Options {
         sections: Vec::new(),
         size_mib: 128,
-        effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60), warm_epochs: 4 },
+        effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60) },
+        warm_epochs: 4,
         only: Vec::new(),
         python: None,
         dir: here.join("target/data"),
@@ -105,7 +109,7 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
         match arg {
             Long("quick") => {
                 options.size_mib = 64;
-                options.effort = Effort { rounds: 1, warm_epochs: 2, ..options.effort };
+                (options.effort.rounds, options.warm_epochs) = (1, 2);
             }
             Long("size-mib") => options.size_mib = args.value()?.parse()?,
             Long("rounds") => options.effort.rounds = args.value()?.parse::<usize>()?.max(1),
@@ -154,13 +158,13 @@ fn main() -> ExitCode {
 }
 
 fn bench(options: &Options) -> Result<(), BoxError> {
-    let Options { size_mib, effort, dir, out, .. } = options;
+    let Options { size_mib, effort, warm_epochs, dir, out, .. } = options;
     fs::create_dir_all(dir)?;
     fs::create_dir_all(out)?;
     let subjects = subjects(options)?;
     let kinds = Kind::ALL.map(|kind| Files::make(dir, kind, *size_mib));
     let kinds = kinds.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let head = format!("{}; files of {size_mib} MiB", sys::machine());
+    let head = format!("{}; files of {size_mib} MiB", machine());
     println!("{head}");
     let begun = Instant::now();
     let wanted = |section: &str| options.sections.iter().any(|wanted| wanted == section);
@@ -169,7 +173,7 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         write("loaders-same.csv", report::same(&peers::same(&subjects, &kinds)?, &head))?;
     }
     if wanted("peers") {
-        peers::speed(&subjects, &kinds, effort, |cells| {
+        peers::speed(&subjects, &kinds, *effort, *warm_epochs, |cells| {
             write("loaders.csv", report::speed(cells, &head))?;
             Ok(write("loaders.svg", report::svg(cells, &head))?)
         })?;

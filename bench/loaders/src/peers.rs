@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
+use twinbuf_bench_disk::data::{make_cold, make_warm};
+use twinbuf_bench_disk::measure::Effort;
 
 use crate::data::{self, Files};
 use crate::measure::{self, End, Ran};
@@ -87,7 +89,7 @@ pub const fn order_name(shuffled: bool) -> &'static str {
 pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError> {
     let mut found = Vec::new();
     for files in kinds {
-        data::make_warm(&ours::open(&files.work(false))?)?;
+        make_warm(&ours::open(&files.work(false))?)?;
         for shuffled in [false, true] {
             // Long enough to be looked at.
             let work = Work { compute: Duration::from_millis(1), ..files.work(shuffled) };
@@ -133,29 +135,21 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
     Ok(found)
 }
 
-/// How often, how long, and how many epochs a warm run has (a cold one has one).
-pub struct Effort {
-    pub rounds: usize,
-    /// No round is begun that would probably end later than so long after the first.
-    pub time: Duration,
-    pub warm_epochs: u64,
-}
-
 /// Runs all subjects, round by round, each time in a new order, and gives what there is to `write` after each round.
+///
+/// A warm run has `warm_epochs` epochs, a cold one has one.
 pub fn speed(
     subjects: &[Subject],
     kinds: &[Files],
-    effort: &Effort,
+    effort: Effort,
+    warm_epochs: u64,
     mut write: impl FnMut(&[Cell]) -> Result<(), BoxError>,
 ) -> Result<(), BoxError> {
     let serial = subjects.iter().find(|subject| subject.name == SERIAL).ok_or("the serial one")?;
     let begun = Instant::now();
-    let mut cells = cells(subjects, kinds, effort);
-    for round in 0..effort.rounds {
-        let done = u32::try_from(round)?;
-        if round > 0 && begun.elapsed() / done * (done + 1) > effort.time {
-            break;
-        }
+    let mut cells = cells(subjects, kinds, warm_epochs);
+    let mut round = 0;
+    while effort.allows(round, begun) {
         for files in kinds {
             for (shuffled, cache) in PLACES {
                 let here = (files.kind.name(), order_name(shuffled), cache);
@@ -186,12 +180,13 @@ pub fn speed(
             }
         }
         write(&cells)?;
+        round += 1;
     }
     Ok(())
 }
 
 /// All places, empty, in the order in which they are reported.
-fn cells(subjects: &[Subject], kinds: &[Files], effort: &Effort) -> Vec<Cell> {
+fn cells(subjects: &[Subject], kinds: &[Files], warm_epochs: u64) -> Vec<Cell> {
     let mut cells = Vec::new();
     for files in kinds {
         for compute in COMPUTES {
@@ -206,7 +201,7 @@ fn cells(subjects: &[Subject], kinds: &[Files], effort: &Effort) -> Vec<Cell> {
                     compute,
                     subject: subject.name,
                     subject_index,
-                    epochs: if cache == "warm" { effort.warm_epochs } else { 1 },
+                    epochs: if cache == "warm" { warm_epochs } else { 1 },
                     samples: Vec::new(),
                 }));
             }
@@ -219,8 +214,8 @@ fn cells(subjects: &[Subject], kinds: &[Files], effort: &Effort) -> Vec<Cell> {
 fn one(subject: &Subject, work: &Work, cache: &str) -> Result<(Outcome, Duration), BoxError> {
     let records = ours::open(work)?;
     let prepare = || match cache {
-        "warm" => data::make_warm(&records),
-        _ => data::make_cold(&records),
+        "warm" => make_warm(&records),
+        _ => make_cold(&records),
     };
     let ran = measure::run(&subject.program, work, false, LIMIT, prepare)?;
     let (found, cpu) = outcome(subject, ran)?;

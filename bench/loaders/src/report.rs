@@ -2,19 +2,10 @@
 
 use std::fmt::Write as _;
 
+use twinbuf_bench_disk::report::median;
+
 use crate::failures::Found;
 use crate::peers::{Cell, Same, Sample};
-
-fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => values[middle],
-        _ => f64::midpoint(values[middle - 1], values[middle]),
-    }
-}
 
 impl Cell {
     fn median(&self, of: fn(&Sample) -> f64) -> f64 {

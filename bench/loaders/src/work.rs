@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use twinbuf::BoxError;
+use twinbuf_bench_disk::sys::monotonic;
 
 use crate::sys;
 
@@ -295,7 +296,7 @@ impl<'w> Meter<'w> {
     pub fn ready(&mut self) -> io::Result<()> {
         println!("ready");
         io::stdout().flush()?;
-        self.cpu_before = sys::cpu()?;
+        self.cpu_before = sys::cpu();
         io::stdin().lock().read_line(&mut String::new())?;
         self.started = Instant::now();
         Ok(())
@@ -314,7 +315,7 @@ impl<'w> Meter<'w> {
         self.wait_received = self.wait;
         if self.batches == 0 {
             (self.first, self.first_wait) = (self.started.elapsed(), self.wait);
-            self.cpu_first = sys::cpu()?;
+            self.cpu_first = sys::cpu();
         }
         let Self { work, .. } = *self;
         let (records, size) = (work.batch, work.kind.record_bytes());
@@ -325,7 +326,7 @@ impl<'w> Meter<'w> {
         if wanted != found {
             return Err(format!("a batch: wanted {wanted} numbers, found {found}").into());
         }
-        let until = sys::monotonic() + work.compute;
+        let until = monotonic() + work.compute;
         match batch {
             Batch::Tokens(tokens) => {
                 tokens.chunks_exact(WINDOW).for_each(|record| _ = black_box(record[WINDOW / 2]));
@@ -346,7 +347,7 @@ impl<'w> Meter<'w> {
             sys::sleep_until(until);
         }
         self.last = self.started.elapsed();
-        self.cpu_last = sys::cpu()?;
+        self.cpu_last = sys::cpu();
         Ok(())
     }
 
