@@ -144,6 +144,9 @@ fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
         let mut errors = 0;
         for k in 1.. {
             let (sim, ctx) = start(k);
+            if sim.is_real() {
+                return;
+            }
             let stream = ctx.new_stream().unwrap();
             let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
             let builder = Loader::builder(open(&paths), plan).overlap(overlap).cuda(ctx.clone());
@@ -193,8 +196,10 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
     let loader = build(5 * slot).unwrap();
     for epoch in 0..50 {
         assert_eq!(loader.epoch(epoch).map(Result::unwrap).count(), 8);
-        let live = sim.live();
-        assert_eq!((live.host_bytes, live.device_bytes), (2 * slot, 3 * slot));
+        if !sim.is_real() {
+            let live = sim.live();
+            assert_eq!((live.host_bytes, live.device_bytes), (2 * slot, 3 * slot));
+        }
     }
     assert!(matches!(
         Loader::builder(open(&paths), plan(64, 8)).cuda(ctx.clone()).device_depth(0).build(),

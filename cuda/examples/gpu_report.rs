@@ -8,7 +8,7 @@
 
 use std::error::Error;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -28,21 +28,23 @@ pub(crate) struct Extent {
     rounds: usize,
     /// Bytes a round copies, at least one copy.
     round_bytes: usize,
-    /// Batches of a three-stage run.
-    batches: u32,
     /// The three-stage runs' longest stage.
     stage: Duration,
+    /// How long that stage is to take for all batches: long beside the other two for one batch.
+    epoch: Duration,
 }
 
 impl Extent {
     fn full() -> Self {
         let sizes = (16..=30).step_by(2).map(|power| 1 << power).collect(); // 64 KiB to 1 GiB
-        Self { sizes, rounds: 7, round_bytes: 1 << 30, batches: 30, stage: Duration::from_millis(350) }
+        let (stage, epoch) = (Duration::from_millis(350), Duration::from_secs(10));
+        Self { sizes, rounds: 7, round_bytes: 1 << 30, stage, epoch }
     }
 
     pub(crate) fn quick() -> Self {
         let sizes = vec![64 << 10, 1 << 20];
-        Self { sizes, rounds: 3, round_bytes: 4 << 20, batches: 6, stage: Duration::from_millis(7) }
+        let (stage, epoch) = (Duration::from_millis(7), Duration::from_millis(42));
+        Self { sizes, rounds: 3, round_bytes: 4 << 20, stage, epoch }
     }
 }
 
@@ -91,10 +93,12 @@ pub(crate) fn run(extent: &Extent) -> Result<Value> {
         "driver_version": version,
         "host": cpu(),
         "units": {
-            "rates": "GB/s are 10^9 bytes a second, medians; host memory is written once, before all copies from it",
+            "gb_s": "10^9 bytes a second, medians of rounds; host memory is written once, before all copies from it",
+            "uploader_over_plain": "the median of the rounds' ratios; plain and uploader take turns",
             "times": "seconds; gaps are from the end of a copy to the start of the next, by events around each",
             "hidden": "1: the shorter of copy and work costs nothing beside the longer; 0: one after the other",
-            "ideal": "the longest stage for every batch, and the others once",
+            "stage_seconds": "what a stage takes by itself",
+            "longest": "the longest stage for every batch: no wall is shorter",
         },
         "work_bytes": work.bytes,
         "copies": by_size,
@@ -161,37 +165,43 @@ fn copies(ctx: &Arc<CudaContext>, version: i32, extent: &Extent, size: usize) ->
     let stream = ctx.new_stream()?;
     let mut target = stream.alloc_zeros::<u8>(size)?;
     let count = (extent.round_bytes / size).max(1);
-    let mut plain = |source: Source| -> Result<Value> {
+    let mut plain = |source: &Source| -> Result<()> {
         let (address, _record) = target.device_ptr_mut(&stream);
-        rates(extent, size * count, || {
-            for _ in 0..count {
-                // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
-                unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
-            }
-            Ok(stream.synchronize()?)
-        })
+        for _ in 0..count {
+            // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
+            unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
+        }
+        Ok(stream.synchronize()?)
     };
+    let mut beside = |write_combined: bool| -> Result<Value> {
+        let flags = if write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
+        let source = Source::pinned(size, flags)?;
+        let uploader = Uploader::new(ctx, size).write_combined(write_combined);
+        uploads(uploader, extent, size, count, || plain(&source))
+    };
+    let (pinned, write_combined) = (beside(false)?, beside(true)?);
+    let source = Source::Pageable(vec![1; size]);
+    plain(&source)?; // not counted: first touches
+    let pageable = (0..extent.rounds).map(|_| seconds(|| plain(&source))).collect::<Result<_>>()?;
     Ok(json!({
-        "plain_pinned": plain(Source::pinned(size, 0)?)?,
-        "plain_write_combined": plain(Source::pinned(size, sys::CU_MEMHOSTALLOC_WRITECOMBINED)?)?,
-        "plain_pageable": plain(Source::Pageable(vec![1; size]))?,
+        "pinned": pinned,
+        "write_combined": write_combined,
+        "pageable": { "plain": rates(size * count, pageable) },
         "plain_gaps": or_error(plain_gaps(&stream, version, &mut target, size, count)),
-        "uploader_pinned": uploads(ctx, extent, size, count, false)?,
-        "uploader_write_combined": uploads(ctx, extent, size, count, true)?,
     }))
 }
 
-/// GB/s of `round`, which moves `bytes`: median, least, most.
-fn rates(extent: &Extent, bytes: usize, mut round: impl FnMut() -> Result<()>) -> Result<Value> {
-    round()?; // not counted: first touches
-    let mut rates = Vec::new();
-    for _ in 0..extent.rounds {
-        let start = Instant::now();
-        round()?;
-        rates.push(bytes as f64 / 1e9 / start.elapsed().as_secs_f64());
-    }
+fn seconds(round: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    round()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Rounds of `bytes` in so many seconds each, as GB/s: median, least, most.
+fn rates(bytes: usize, seconds: Vec<f64>) -> Value {
+    let mut rates: Vec<f64> = seconds.into_iter().map(|seconds| bytes as f64 / 1e9 / seconds).collect();
     rates.sort_by(f64::total_cmp);
-    Ok(json!({ "median": rates[rates.len() / 2], "min": rates[0], "max": rates[rates.len() - 1] }))
+    json!({ "gb_s": rates[rates.len() / 2], "min": rates[0], "max": rates[rates.len() - 1] })
 }
 
 /// The gaps between copies that are enqueued at once, with the events that an uploader records around each: what is
@@ -237,50 +247,60 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// The same through the ring: host slots committed as they are, leases dropped at once. With the gaps between copies.
+/// Rounds of `plain` and of the same bytes through the ring, in turn: host slots committed as they are, leases
+/// dropped at once. With the gaps between the ring's copies.
 fn uploads(
-    ctx: &Arc<CudaContext>,
+    uploader: Uploader,
     extent: &Extent,
     size: usize,
     count: usize,
-    combined: bool,
+    mut plain: impl FnMut() -> Result<()>,
 ) -> Result<Value> {
     let log = Arc::new(Mutex::new(Vec::<Copied>::new()));
     let copied = log.clone();
-    let build = Uploader::new(ctx, size).write_combined(combined);
-    let build = build.on_copied(move |copy| copied.lock().unwrap_or_else(PoisonError::into_inner).push(copy));
-    let (mut slots, batches) = build.build::<()>()?;
-    let batches_in_all = count * (extent.rounds + 1);
-    let rate = std::thread::scope(|scope| {
-        // Dropped in here, before the scope waits: without it the reader ends, whatever fails.
+    let log_copy = move |copy| copied.lock().unwrap_or_else(PoisonError::into_inner).push(copy);
+    let (mut slots, batches) = uploader.on_copied(log_copy).build::<()>()?;
+    let (mut plains, mut rings) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| -> Result<()> {
+        // Both dropped in here, before the scope waits: without them the reader ends, whatever fails.
         let batches = batches;
+        let (go, rounds) = mpsc::channel::<()>();
         scope.spawn(move || {
-            for _ in 0..batches_in_all {
-                slots.acquire()?.commit(size, ())?;
+            // A round at a time, so that none of its copies runs beside the plain ones.
+            for () in rounds {
+                (0..count).try_for_each(|_| slots.acquire()?.commit(size, ()))?;
             }
             slots.finish();
             Ok::<(), twinbuf_cuda::Error>(())
         });
-        rates(extent, size * count, || {
+        let ring = || {
+            go.send(()).map_err(|_| "the reader has ended")?;
             let mut last = None;
             for _ in 0..count {
                 last = batches.recv()?;
             }
             // The round is over when its last copy is.
-            while last.as_ref().is_some_and(|last| matches!(last.copied(), Ok(None))) {
-                std::thread::yield_now();
-            }
-            Ok(())
-        })
+            Ok(last.map(|last| last.wait_copied()).transpose().map(drop)?)
+        };
+        plain()?; // not counted: first touches
+        seconds(ring)?;
+        for _ in 0..extent.rounds {
+            plains.push(seconds(&mut plain)?);
+            rings.push(seconds(ring)?);
+        }
+        Ok(())
     })?;
     let log = log.lock().unwrap_or_else(PoisonError::into_inner);
-    let gaps = log
-        .windows(2)
+    let within_a_round = log.windows(2).filter(|pair| pair[1].seq % count as u64 != 0);
+    let gaps = within_a_round
         .map(|pair| pair[1].time.start.saturating_duration_since(pair[0].time.start + pair[0].time.took))
         .map(|gap| gap.as_secs_f64())
         .collect();
     let mut figures = quantiles(gaps);
-    figures["gb_s"] = rate;
+    figures["uploader_over_plain"] =
+        median(plains.iter().zip(&rings).map(|(plain, ring)| plain / ring).collect()).into();
+    figures["plain"] = rates(size * count, plains);
+    figures["uploader"] = rates(size * count, rings);
     Ok(figures)
 }
 
@@ -384,25 +404,19 @@ pub(crate) fn pipeline(
     let longest = parts.iter().copied().fold(0.0, f64::max);
     let scale = (extent.stage.as_secs_f64() / longest).min(LONGEST_COPY / parts[1]);
     let [load, copy, train] = parts.map(|part| part * scale);
+    let count = (extent.epoch.as_secs_f64() / (longest * scale)).ceil() as usize;
     // As many bytes as take that long at the rate of one large copy.
     let size = bytes_in(ctx, extent, copy)?;
-    let copies = work.copies(train);
-    let stream = &work.stream;
+    let (load, copies, stream) = (Duration::from_secs_f64(load), work.copies(train), &work.stream);
     let mut weights = stream.alloc_zeros::<u8>(size)?;
     let mut train = |batch: &CudaView<'_, u8>| -> Result<()> {
         stream.memcpy_dtod(batch, &mut weights)?;
         work.enqueue(copies)
     };
-    // Alone, for `ideal`: what was asked for is only about that.
-    let batch = stream.alloc_zeros::<u8>(size)?;
-    let mut alone = Vec::new();
-    for _ in 0..EPOCHS {
-        let start = Instant::now();
-        train(&batch.as_view())?;
-        stream.synchronize()?;
-        alone.push(start.elapsed().as_secs_f64());
-    }
-    drop(batch);
+    let alone = alone(ctx, size, load, |batch| {
+        train(batch)?;
+        Ok(stream.synchronize()?)
+    })?;
     let mut epoch = |overlap: bool| -> Result<f64> {
         let (mut slots, batches) = Uploader::new(ctx, size).overlap(overlap).build::<()>()?;
         let start = Instant::now();
@@ -414,21 +428,21 @@ pub(crate) fn pipeline(
         };
         let mut read = move || {
             let slot = slots.acquire()?;
-            std::thread::sleep(Duration::from_secs_f64(load));
+            std::thread::sleep(load);
             slot.commit(size, ())
         };
         if overlap {
             std::thread::scope(|scope| -> Result<()> {
                 // Dropped in here, before the scope waits: without it the reader ends, whatever fails.
                 let batches = batches;
-                let reader = scope.spawn(move || (0..extent.batches).try_for_each(|_| read()));
-                for _ in 0..extent.batches {
+                let reader = scope.spawn(move || (0..count).try_for_each(|_| read()));
+                for _ in 0..count {
                     step(&batches)?;
                 }
                 Ok(reader.join().map_err(|_| "the reader panicked")??)
             })?;
         } else {
-            for _ in 0..extent.batches {
+            for _ in 0..count {
                 read()?;
                 step(&batches)?;
             }
@@ -440,16 +454,44 @@ pub(crate) fn pipeline(
         serial.push(epoch(false)?);
         overlapped.push(epoch(true)?);
     }
-    let train = median(alone);
-    let longest = load.max(copy).max(train);
+    let longest = count as f64 * alone.iter().copied().fold(0.0, f64::max);
+    let (serial, overlapped) = (median(serial), median(overlapped));
     Ok(json!({
-        "batches": extent.batches,
+        "batches": count,
         "batch_bytes": size,
-        "stage_seconds": { "load": load, "copy": copy, "train": train },
-        "serial": median(serial),
-        "overlapped": median(overlapped),
-        "ideal": f64::from(extent.batches - 1) * longest + load + copy + train,
+        "stage_seconds": { "load": alone[0], "copy": alone[1], "train": alone[2] },
+        "serial": serial,
+        "overlapped": overlapped,
+        "longest": longest,
+        "overlapped_over_longest": overlapped / longest,
     }))
+}
+
+/// Load, copy and train, each by itself: what was asked for is only about that.
+fn alone(
+    ctx: &Arc<CudaContext>,
+    size: usize,
+    load: Duration,
+    mut train: impl FnMut(&CudaView<'_, u8>) -> Result<()>,
+) -> Result<[f64; 3]> {
+    let stream = ctx.new_stream()?;
+    let source = Source::pinned(size, 0)?;
+    let mut batch = stream.alloc_zeros::<u8>(size)?;
+    let mut times = [const { Vec::new() }; 3];
+    for _ in 0..EPOCHS {
+        times[0].push(seconds(|| {
+            std::thread::sleep(load);
+            Ok(())
+        })?);
+        times[1].push(seconds(|| {
+            let (address, _record) = batch.device_ptr_mut(&stream);
+            // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
+            unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
+            Ok(stream.synchronize()?)
+        })?);
+        times[2].push(seconds(|| train(&batch.as_view()))?);
+    }
+    Ok(times.map(median))
 }
 
 /// How many bytes a copy of `seconds` moves.

@@ -48,7 +48,7 @@ fn run(case: &str, set: impl FnOnce(&mut Command)) -> String {
 /// Whether this machine has a driver of its own, which cannot be hidden from the children.
 fn has_driver() -> bool {
     // SAFETY: the CUDA driver may be loaded at any time.
-    unsafe { libloading::Library::new("libcuda.so.1") }.is_ok()
+    ["libcuda.so", "libcuda.so.1"].iter().any(|name| unsafe { libloading::Library::new(*name) }.is_ok())
 }
 
 #[test]

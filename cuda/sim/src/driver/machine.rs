@@ -122,7 +122,7 @@ pub(super) struct Actor {
 
 pub(super) struct State {
     pub(super) options: RawOptions,
-    /// Runs begun; threads and contexts of earlier ones recognize themselves by it.
+    /// The number of this run, from 1; threads and contexts of earlier ones recognize themselves by it.
     pub(super) run: u64,
     pub(super) initialized: bool,
     pub(super) retains: u64,
@@ -162,7 +162,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
             kind: 0,
             host_threads_apart: 0,
         },
-        run: 0,
+        run: 1, // also without a `Sim`: 0 is what threads begin with
         initialized: false,
         retains: 0,
         lost: SUCCESS,
