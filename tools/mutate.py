@@ -66,8 +66,8 @@ LOGIC = [
     (STATE, "RX_GONE does not win over FULL", "if self.0 & Self::RX_GONE != 0 {", "if self.0 & Self::RX_GONE != 0 && self.0 & Self::FULL == 0 {"),
     (STATE, "announce does nothing", "State(self.0 | Self::WAITER)", "State(self.0)"),
     (STATE, "nobody ever waits", "self.0 & Self::WAITER != 0", "false && self.0 != 0"),
-    (RING, "the end is told on the first slot only", "for word in self.words {", "for word in &self.words[..1] {"),
-    (RING, "the end is not told on the first slot", "for word in self.words {", "for word in &self.words[self.words.len().min(2) - 1..] {"),
+    (RING, "the end is told on the first slot only", "for word in self.words() {", "for word in &self.words()[..1] {"),
+    (RING, "the end is not told on the first slot", "for word in self.words() {", "for word in &self.words()[self.len().min(2) - 1..] {"),
     (RING, "no look after registering", "let mut seen = self.state();\n        loop {", "let mut seen = before;\n        loop {"),
     (RING, "registered only when announced", "Ok(()) => return None,", "Ok(()) => { self.waiting.cell(side).register(waker); return None }"),
     (RING, "a wake before the handle moves on", "before_wake();\n        let old = State::from_bits(seen);\n        if old.has_waiter() {", "let old = State::from_bits(seen);\n        if old.has_waiter() {"),
@@ -75,8 +75,8 @@ LOGIC = [
     (WAKER, "the other task's waker is forgotten", "old.filter(|old| !same_task(old, waker))", "old.filter(|_| false)"),
     (WAKER, "a task wakes itself when it registers again", "old.filter(|old| !same_task(old, waker))", "old"),
     (WAKER, "the waker is cloned with the cell taken", "let new = waker.clone();\n", "let new = ();\n"),
-    (PRODUCER, "the waker is left behind", "self.ring.forget_waker(Side::Producer);", ""),
-    (CONSUMER, "the waker is left behind", "self.ring.forget_waker(Side::Consumer);", ""),
+    (PRODUCER, "the waker is left behind", "self.ring.take_waker(Side::Producer);", "();"),
+    (CONSUMER, "the waker is left behind", "self.ring.take_waker(Side::Consumer);", "();"),
     (PRODUCER, "dropped without finish, it is finished", "end: State::ABANDON,", "end: State::FINISH,"),
 ]
 # Where one replacement is not enough: (file, what) -> further replacements in the same mutant.

@@ -48,7 +48,7 @@ pub struct ConsumerStats {
     /// Calls that found the next slot still empty and had to wait for it (`try_recv` never does).
     pub waits: u64,
     /// Wake-ups, within those waits, after which the slot was still empty. A poll that finds the same slot still
-    /// empty as the one before counts as one.
+    /// empty as the one before counts as one, and so does a sleep that its deadline ended.
     pub spurious_wakes: u64,
 }
 
@@ -318,7 +318,7 @@ impl<T, W: Wait> Consumer<'_, T, W> {
         self.at.get().lap
     }
 
-    /// The guard of the next slot, which the caller found filled in state `seen`.
+    /// The guard of the next slot, which the caller found filled in state `seen`, with no foreign code run since.
     fn read_slot(&self, seen: State) -> ReadSlot<'_, T, W> {
         let at = self.at.get();
         self.at.set(at.next(self.ring.len()));
@@ -327,25 +327,42 @@ impl<T, W: Wait> Consumer<'_, T, W> {
 
     #[inline]
     fn wait<P: Patience<W>>(&self, patience: &P) -> Result<Result<State, RecvError>, P::Over> {
-        let lap = self.lap();
-        let seen = self.slot().state();
-        if let Some(found) = filled(seen, lap) {
+        let mut at = self.at.get();
+        let mut seen = self.slot().state();
+        if let Some(found) = filled(seen, at.lap) {
             return Ok(found);
         }
-        let (found, spurious) = self.slot().wait(seen, |seen| filled(seen, lap), patience);
-        self.count(1, spurious);
-        found
+        self.count(1, 0);
+        loop {
+            let (found, spurious) = self.ring.slot(at).wait(seen, |seen| self.look(at, seen), patience);
+            self.count(0, spurious);
+            if let Some(found) = found.transpose() {
+                return found;
+            }
+            at = self.at.get();
+            seen = self.slot().state();
+        }
     }
 
     fn poll_filled(&self, cx: &mut Context<'_>) -> Poll<Result<State, RecvError>> {
-        let lap = self.lap();
-        if let Some(found) = self.slot().poll(Side::Consumer, cx.waker(), |seen| filled(seen, lap)) {
-            return Poll::Ready(found);
+        loop {
+            let at = self.at.get();
+            match self.ring.slot(at).poll(Side::Consumer, cx.waker(), |seen| self.look(at, seen)) {
+                Some(Some(found)) => return Poll::Ready(found),
+                Some(None) => {}
+                None => break,
+            }
         }
         let seq = self.at.get().seq;
         let again = self.pending.replace(Some(seq)) == Some(seq);
         self.count(u64::from(!again), u64::from(again));
         Poll::Pending
+    }
+
+    /// What a consumer that began to wait at `at` makes of that slot's word; `Some(None)`: nothing, since it stands
+    /// elsewhere by now. (The strategy and the wakers are foreign code, which may come back here and receive.)
+    fn look(&self, at: Cursor, seen: State) -> Option<Option<Result<State, RecvError>>> {
+        if self.at.get().seq == at.seq { filled(seen, at.lap).map(Some) } else { Some(None) }
     }
 
     fn count(&self, waits: u64, spurious: u64) {
@@ -369,7 +386,8 @@ fn filled(seen: State, lap: Lap) -> Option<Result<State, RecvError>> {
 
 impl<T, W: Wait> Drop for Consumer<'_, T, W> {
     fn drop(&mut self) {
-        self.ring.forget_waker(Side::Consumer);
+        // Held until the producer is told: what drops a waker is foreign code, which may panic.
+        let _waker = self.ring.take_waker(Side::Consumer);
         self.ring.end(State::CLOSE, Side::Producer);
     }
 }

@@ -41,7 +41,7 @@ pub struct ProducerStats {
     /// Calls that found the next slot still full and had to wait for it (`try_acquire` never does).
     pub waits: u64,
     /// Wake-ups, within those waits, after which the slot was still full. A poll that finds the same slot still
-    /// full as the one before counts as one.
+    /// full as the one before counts as one, and so does a sleep that its deadline ended.
     pub spurious_wakes: u64,
 }
 
@@ -348,7 +348,8 @@ fn free(seen: State) -> Option<Result<State, Closed>> {
 
 impl<T, W: Wait> Drop for Producer<'_, T, W> {
     fn drop(&mut self) {
-        self.ring.forget_waker(Side::Producer);
+        // Held until the consumer is told: what drops a waker is foreign code, which may panic.
+        let _waker = self.ring.take_waker(Side::Producer);
         self.ring.end(self.end, Side::Consumer);
     }
 }

@@ -23,6 +23,9 @@
 //! word that it would read next, and there `FULL` wins: all that was committed before is delivered first.
 
 use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+use core::task::Waker;
 
 use crate::consumer::Consumer;
 use crate::producer::Producer;
@@ -246,7 +249,12 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
     }
 
     fn by_ref(&self) -> RingRef<'_, T, W> {
-        RingRef { words: &self.words, slots: &self.slots, waiting: &self.waiting }
+        RingRef {
+            words: NonNull::from(&self.words),
+            slots: NonNull::from(&self.slots),
+            waiting: NonNull::from(&self.waiting),
+            ring: PhantomData,
+        }
     }
 }
 
@@ -280,12 +288,16 @@ pub(crate) trait Owner {}
 #[cfg(feature = "alloc")]
 impl<T, const N: usize, W> Owner for Ring<T, N, W> {}
 
-/// A reference to a ring without its depth in the type.
+/// A reference to a ring without its depth in the type. Whoever has one borrows the ring or keeps it alive.
+///
+/// Made of pointers: a function that is passed a reference, be it in a struct, may rely on it up to its end, and
+/// the last of the handles that own a ring frees it within the call that it was passed to.
 pub(crate) struct RingRef<'a, T, W> {
     /// As many as there are slots, and at least one.
-    words: &'a [AtomicU32],
-    slots: &'a [UnsafeCell<T>],
-    waiting: &'a Waiting<W>,
+    words: NonNull<[AtomicU32]>,
+    slots: NonNull<[UnsafeCell<T>]>,
+    waiting: NonNull<Waiting<W>>,
+    ring: PhantomData<(&'a [UnsafeCell<T>], &'a Waiting<W>)>,
 }
 
 impl<T, W> Clone for RingRef<'_, T, W> {
@@ -302,16 +314,28 @@ unsafe impl<T: Send, W: Sync> Send for RingRef<'_, T, W> {}
 impl<'a, T, W: Wait> RingRef<'a, T, W> {
     /// The slot at which a handle stands.
     pub(crate) fn slot(self, at: Cursor) -> SlotRef<'a, T, W> {
-        debug_assert!(at.index < self.words.len());
+        debug_assert!(at.index < self.len());
         // SAFETY: a cursor starts at 0 and is advanced with this ring's length, so that its index stays below.
-        let word = unsafe { self.words.get_unchecked(at.index) };
-        // SAFETY: as above: there are as many slots as words.
-        let value = unsafe { self.slots.get_unchecked(at.index) };
-        SlotRef { word, value, waiting: self.waiting }
+        let word = unsafe { self.words().get_unchecked(at.index) };
+        // SAFETY: the ring is alive: see the type.
+        let slots = unsafe { self.slots.as_ref() };
+        // SAFETY: as for the word: there are as many slots as words.
+        let value = unsafe { slots.get_unchecked(at.index) };
+        SlotRef { word, value, waiting: self.waiting() }
+    }
+
+    fn words(self) -> &'a [AtomicU32] {
+        // SAFETY: the ring is alive: see the type.
+        unsafe { self.words.as_ref() }
+    }
+
+    fn waiting(self) -> &'a Waiting<W> {
+        // SAFETY: the ring is alive: see the type.
+        unsafe { self.waiting.as_ref() }
     }
 
     pub(crate) fn strategy(self) -> &'a W {
-        &self.waiting.strategy
+        &self.waiting().strategy
     }
 
     pub(crate) fn len(self) -> usize {
@@ -320,25 +344,26 @@ impl<'a, T, W: Wait> RingRef<'a, T, W> {
 
     /// One side is gone: `bits` on every word, then a wake for whoever sleeps on one of them.
     pub(crate) fn end(self, bits: State, side: Side) {
+        let waiting = self.waiting();
         let mut somebody_waits = false;
-        for word in self.words {
+        for word in self.words() {
             // A read-modify-write on every word, whatever it holds: a waiter that was not there yet will find
             // the bits when it announces itself. Relaxed: nothing is published with them. What was committed
             // or released before is on words of its own, or earlier in this one's order.
             let old = State::from_bits(word.fetch_or(bits.bits(), Ordering::Relaxed));
             if old.has_waiter() {
                 somebody_waits = true;
-                self.waiting.strategy.wake(word);
+                waiting.strategy.wake(word);
             }
         }
         if somebody_waits {
-            self.waiting.cell(side).wake();
+            waiting.cell(side).wake();
         }
     }
 
-    /// Forgets the task that `side` has registered: its handle is gone.
-    pub(crate) fn forget_waker(self, side: Side) {
-        drop(self.waiting.cell(side).take());
+    /// Takes out the task that `side` has registered: its handle is gone.
+    pub(crate) fn take_waker(self, side: Side) -> Option<Waker> {
+        self.waiting().cell(side).take()
     }
 }
 
@@ -504,12 +529,7 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
     }
 
     /// What `ready` makes of the word's state; if nothing, leaves `waker` to be woken when the word changes.
-    pub(crate) fn poll<R>(
-        self,
-        side: Side,
-        waker: &core::task::Waker,
-        ready: impl Fn(State) -> Option<R>,
-    ) -> Option<R> {
+    pub(crate) fn poll<R>(self, side: Side, waker: &Waker, ready: impl Fn(State) -> Option<R>) -> Option<R> {
         if let Some(found) = ready(self.state()) {
             return Some(found);
         }

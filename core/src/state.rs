@@ -215,7 +215,7 @@ impl State {
     }
 }
 
-/// The names of the set bits, as in `FULL|LAP|WAITER`; `free` where none is set.
+/// The names of the set bits, as in `FULL|LAP|WAITER`, with `free` in the place of a `FULL` that is not set.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMES: [(u32, &str); 6] = [

@@ -60,7 +60,7 @@ use crate::sync::{self, AtomicU32};
 /// # rx.recv().unwrap();
 /// ```
 pub trait Wait {
-    /// Called when the word was found unchanged for the `round`th time in this wait (from 0).
+    /// Called when the word was found unchanged; `round` says how often this wait was told `true` before.
     ///
     /// `true`: look again at once (after whatever pause was made in here). `false`: announce and wait.
     fn relax(&self, round: u32) -> bool;
