@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::{Error, Shard};
 
@@ -16,8 +17,9 @@ use crate::{Error, Shard};
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: File,
-    /// What places and lengths have to be multiples of; a power of two.
-    block: usize,
+    /// What places and lengths have to be multiples of; a power of two. It may turn out to be larger: holes, which
+    /// need no disk, are read in blocks of any size. It guards no other data; an old one costs a call.
+    block: AtomicUsize,
 }
 
 /// Room for the blocks beside the buffer: one before, and at most two after (see [`Cut::new`]).
@@ -67,13 +69,23 @@ impl Direct {
         const MOST: usize = 1 << 30;
         let len = out.len().min(MOST);
         let out = &mut out[..len];
-        let cut = Cut::new(out.as_ptr().addr(), len, start, self.block);
-        let (before, after) = beside.blocks(self.block).split_at_mut(cut.before);
-        let after = &mut after[..cut.after];
-        let read =
-            system::read(&self.file, cut.file, [&mut *before, &mut out[cut.whole.clone()], &mut *after])?;
-        cut.settle(out, before, after);
-        Ok(read.saturating_sub(cut.skip).min(len))
+        loop {
+            let block = self.block.load(Relaxed);
+            let cut = Cut::new(out.as_ptr().addr(), len, start, block);
+            let (before, after) = beside.blocks(block).split_at_mut(cut.before);
+            let after = &mut after[..cut.after];
+            match system::read(&self.file, cut.file, [&mut *before, &mut out[cut.whole.clone()], &mut *after])
+            {
+                Ok(read) => {
+                    cut.settle(out, before, after);
+                    return Ok(read.saturating_sub(cut.skip).min(len));
+                }
+                Err(error) => {
+                    let larger = system::larger(block, &error).ok_or(error)?;
+                    self.block.fetch_max(larger, Relaxed);
+                }
+            }
+        }
     }
 }
 
@@ -153,28 +165,32 @@ mod system {
             .map_err(|source| failed("open(O_DIRECT)", source))?;
         let system = file.metadata().map_err(|source| failed("fstat", source))?.dev();
         if let Some(&(_, block)) = known.iter().find(|(known, _)| *known == system) {
-            return Ok(Direct { file, block });
+            return Ok(Direct { file, block: block.into() });
         }
         let block = probe(&file).map_err(|source| failed("preadv(O_DIRECT)", source))?;
         known.push((system, block));
-        Ok(Direct { file, block })
+        Ok(Direct { file, block: block.into() })
+    }
+
+    /// The next larger block, if `error` says that `block` is too small.
+    pub(super) fn larger(block: usize, error: &io::Error) -> Option<usize> {
+        // Not a multiple of the block: open(2).
+        let too_small = error.raw_os_error() == Some(libc::EINVAL);
+        BLOCKS.into_iter().find(|&larger| too_small && larger > block)
     }
 
     /// The smallest block in which the file can be read.
     fn probe(file: &File) -> io::Result<usize> {
-        let mut refused = None;
-        for block in BLOCKS {
+        let [mut block, ..] = BLOCKS;
+        loop {
             // At an odd multiple, so that larger ones do not pass for it.
             let mut beside = Beside::new();
             let blocks = beside.blocks(2 * block);
             match read(file, 0, [&mut blocks[block..2 * block], &mut [], &mut []]) {
                 Ok(_) => return Ok(block),
-                // Not a multiple of the block: open(2).
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = Some(error),
-                Err(error) => return Err(error),
+                Err(error) => block = larger(block, &error).ok_or(error)?,
             }
         }
-        Err(refused.expect("there is at least one size"))
     }
 
     /// Reads from `start` on into three pieces of memory, one after the other.
@@ -202,6 +218,10 @@ mod system {
 
     pub(super) fn open(_: &DataFile, _: &mut Vec<(u64, usize)>) -> Result<Direct, Error> {
         Err(Error::Unsupported { call: "open(O_DIRECT)" })
+    }
+
+    pub(super) fn larger(_: usize, _: &io::Error) -> Option<usize> {
+        None
     }
 
     /// Never called: nothing is opened.
@@ -250,6 +270,30 @@ mod tests {
                     assert!(cut.whole.len() + 3 * 8 > len, "{cut:?}");
                 }
             }
+        }
+    }
+
+    /// Found in a hole, a block can be too small for the data. 128 bytes are, on every disk.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_block_that_is_too_small_grows() {
+        use std::os::unix::fs::OpenOptionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        let bytes: Vec<u8> = (0..=250).cycle().take(10_000).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        // On the disk, so that no file system answers from memory.
+        File::open(&path).unwrap().sync_all().unwrap();
+        let file = match File::options().read(true).custom_flags(libc::O_DIRECT).open(&path) {
+            Err(error) => return eprintln!("not checked: open(O_DIRECT): {error}"),
+            file => file.unwrap(),
+        };
+        let direct = Direct { file, block: AtomicUsize::new(128) };
+        for _ in 0..2 {
+            let mut out = vec![0xEE; 9000];
+            assert_eq!(direct.read_at(&mut out, 130, &mut Beside::new()).unwrap(), 9000);
+            assert!(out == bytes[130..9130]);
         }
     }
 

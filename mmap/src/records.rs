@@ -40,7 +40,8 @@ impl Options {
     /// One descriptor a file stays open, and on Unix one read-only mapping, which takes address space but no
     /// memory until pages are read through it, unless the process locks all that it maps
     /// (`mlockall(MCL_FUTURE)`). If the system refuses the mapping, hints do nothing and reads in the default
-    /// mode work.
+    /// mode work. If it has no room for one (`RLIMIT_AS`, `vm.max_map_count`), those made before are given back,
+    /// so that they do not take what the program needs.
     ///
     /// # Errors
     ///
@@ -88,7 +89,8 @@ pub(crate) struct Layout {
 pub struct Shard {
     pub(crate) file: DataFile,
     /// From the start of the file to the end of its records. Hints need its address alone; only reads in a
-    /// mode that says so, and views, touch bytes of it. An error where the system refused it.
+    /// mode that says so, and views, touch bytes of it. An error where the system refused it, or one of the others for
+    /// lack of room.
     #[cfg(unix)]
     pub(crate) map: std::io::Result<memmap2::MmapRaw>,
     /// For reads past the page cache: there in [`ReadMode::Direct`] alone.
@@ -207,6 +209,8 @@ impl Records {
         let mut shards: Vec<Shard> = Vec::new();
         let mut common: Option<Kind> = None;
         let (mut records, mut bytes) = (0, 0_u64);
+        #[cfg(unix)]
+        let mut room = true;
         for path in paths {
             let file = DataFile::open(path.as_ref())?;
             let Layout { kind, offset, records: count } = layout(&file)?;
@@ -227,9 +231,17 @@ impl Records {
                 .and_then(|more| bytes.checked_add(more))
                 .ok_or_else(|| Error::TooLarge { path: file.path.clone() })?;
             let end = offset + covered(count, common);
+            #[cfg(unix)]
+            let map = if room { map(&file.file, end) } else { Err(std::io::ErrorKind::OutOfMemory.into()) };
+            // What there is less of than the files need, the program needs too: it could not even allocate.
+            #[cfg(unix)]
+            if room && map.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::OutOfMemory) {
+                room = false;
+                shards.iter_mut().for_each(|shard| shard.map = Err(std::io::ErrorKind::OutOfMemory.into()));
+            }
             shards.push(Shard {
                 #[cfg(unix)]
-                map: map(&file.file, end),
+                map,
                 direct: None,
                 file,
                 bytes: offset..end,

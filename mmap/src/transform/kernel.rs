@@ -335,8 +335,9 @@ fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDO
     for at in (0..WINDOW).step_by(N) {
         let Some(src) = src.get(at * pixel..) else { return };
         if src.len() < (N - 1) * pixel + ROW {
-            // The last pixels of the picture, without a whole row for each.
-            for (i, pixel) in src.chunks(pixel).enumerate().take(N) {
+            // The last pixels of the picture, without a whole row for each. With pixels shorter than a row they
+            // may be more than `N`.
+            for (i, pixel) in src.chunks(pixel).enumerate().take(WINDOW - at) {
                 for (plane, raw) in apart.iter_mut().zip(pixel.chunks_exact(R::BYTES)) {
                     plane[at + i] = R::read(raw);
                 }

@@ -130,6 +130,21 @@ fn every_number_of_two_bytes_is_normalised_and_taken_apart() {
     }
 }
 
+/// Pictures that end anywhere in a square of pixels, and rows of pixels shorter and longer than a register.
+#[test]
+fn every_number_of_channels_and_of_last_pixels_is_taken_apart() {
+    let src: Vec<u8> =
+        (0..2 * 2 * 35 * 50_u32).map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+    for dtype in [DType::U8, DType::U16] {
+        for channels in 2..=35 {
+            for pixels in 1..=50 {
+                let two_pictures = 2 * channels * pixels * dtype.size();
+                check_transform(dtype, &src[..two_pictures], channels, None, Some(pixels), 0);
+            }
+        }
+    }
+}
+
 #[test]
 fn every_byte_is_normalised_as_two_roundings() {
     let src: Vec<u8> = (0..=u8::MAX).collect();

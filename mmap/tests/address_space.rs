@@ -1,0 +1,46 @@
+//! Files larger than the room for mappings leave that room to the program. Alone here: the limit is the process's.
+#![cfg(target_os = "linux")]
+
+use std::fs::File;
+
+use twinbuf_mmap::{PIECE, Plan, Records};
+
+/// Allows this process `more` bytes of addresses than it has now.
+fn limit(more: u64) {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    // SAFETY: reads a constant of the system; it takes no pointer.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
+    let most = pages * page + more;
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the kernel reads one `rlimit`.
+    let status = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
+    assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_data_set_without_room_for_all_its_mappings_takes_none() {
+    const RECORD: usize = 1 << 20;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let paths: Vec<_> = (0..40).map(|index| folder.path().join(index.to_string())).collect();
+    for path in &paths {
+        File::create(path).unwrap().set_len(64 << 20).unwrap();
+    }
+    limit(1 << 30);
+    let records = Records::open(&paths, RECORD).unwrap();
+    let mut out = Vec::new();
+    out.try_reserve_exact(512 << 20).unwrap();
+    out.resize(RECORD, 0xEE);
+    let plan = Plan::builder(records.len()).build().unwrap();
+    for step in [0, 39 * 64] {
+        let batch = plan.batch(0, step).unwrap();
+        out.fill(0xEE);
+        assert_eq!(records.read(&batch, &mut out).unwrap(), RECORD);
+        assert!(out.iter().all(|&byte| byte == 0));
+        let hinted = records.will_need(&batch, PIECE);
+        assert_eq!((hinted.calls, hinted.failed), (0, 0), "{hinted:?}");
+    }
+    // What has room is mapped.
+    let records = Records::open(&paths[..4], RECORD).unwrap();
+    assert_eq!(records.will_need(&plan.batch(0, 0).unwrap(), PIECE).calls, 1);
+}
