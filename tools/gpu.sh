@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs what a machine with a GPU is to run into one folder, built here: the GPU report, the main job with the upload
 # stage, and the tests that use a driver. That machine needs an NVIDIA driver, 64-bit x86 Linux and a C library as new
-# as the one here says it is (printed); no Rust, no toolkit.
+# as the one here says it is (printed); no Rust, no toolkit. The report's three-stage runs alone take three minutes.
 #
 #   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT]` runs it all
 #   tools/gpu.sh rehearse    packs, and runs it here with the software driver in the place of the machine's own: it
@@ -53,19 +53,30 @@ if [ "\${1-}" = --quick ]; then
   shift
 fi
 out=\${1:-\$here}
-mkdir -p "\$out" '$temporary'
-export TWINBUF_CUDA_DRIVER=real
+mkdir -p "\$out" || exit 2
 failed=0
+
+# fails STATUS: of what has just run; the rest runs nevertheless.
+fails() {
+  failed=1
+  if [ "\$1" = 124 ]; then echo "took too long, stopped"; else echo "exit status \$1"; fi
+}
+
+# What the figures depend on and the report cannot ask for.
+nvidia-smi -q >"\$out/nvidia-smi.txt" 2>&1 || true
+mkdir -p '$temporary' || echo "the tests named upload need that folder"
+export TWINBUF_CUDA_DRIVER=real
 for test in "\$here"/tests/*; do
   case \$test in *.so) continue ;; esac
   echo "== \${test##*/}"
-  timeout 300 "\$test" --nocapture >"\$out/\${test##*/}.log" 2>&1 || failed=1
+  timeout 300 "\$test" --nocapture >"\$out/\${test##*/}.log" 2>&1 || fails \$?
   grep -E '^test (result|.* FAILED)' "\$out/\${test##*/}.log"
 done
 echo "== gpu_report"
-"\$here/gpu_report" \${quick:+--quick} >"\$out/gpu.json" || failed=1
+timeout 1200 "\$here/gpu_report" \${quick:+--quick} >"\$out/gpu.json" || fails \$?
+grep '"error"' "\$out/gpu.json" && echo "not measured"
 echo "== train_cuda"
-(cd "\$here" && ./train_cuda \${quick:+--data gpu_report --batch 64 --rounds 1 --compute-ms 1}) | tee "\$out/train_cuda.txt" || failed=1
+(cd "\$here" && timeout 600 ./train_cuda \${quick:+--data gpu_report --batch 64 --rounds 1 --compute-ms 1}) | tee "\$out/train_cuda.txt" || fails \$?
 exit \$failed
 RUN
 chmod +x "$pack/run"

@@ -56,7 +56,7 @@ says "$real" "the CUDA driver found no device"
 [ "${1-}" != stub ] || says "$stub" "found the toolkit's stub"
 
 # The software driver has every function that the tests and programs call. NVIDIA's library, here that of CUDA 12.2,
-# has them too, but for one that the report asks no driver before CUDA 12.8 for.
+# has them too, but for one that cudarc's `elapsed_ms` calls: only the software driver's own tests use that.
 cargo build --quiet --package twinbuf-cuda-sim
 functions() { nm -D --defined-only "$1" | awk '$3 ~ /^cu[A-Z]/ { print $3 }' | sort; }
 missing=$(comm -23 <(functions "$target/debug/libtwinbuf_cuda_sim.so") <(functions "$real/libcuda.so.1"))

@@ -72,7 +72,7 @@ pub(crate) fn run(extent: &Extent) -> Result<Value> {
     let (sizes, too_large): (Vec<_>, Vec<_>) = extent.sizes.iter().partition(|&&size| size <= free / 4);
     let extent = &Extent { sizes, ..extent.clone() };
     let mut by_size: Vec<Value> =
-        extent.sizes.iter().map(|&size| entry("bytes", size, copies(&ctx, version, extent, size))).collect();
+        extent.sizes.iter().map(|&size| entry("bytes", size, copies(&ctx, extent, size))).collect();
     by_size.extend(too_large.into_iter().map(|size| {
         entry(
             "bytes",
@@ -161,7 +161,7 @@ impl Drop for Source {
 }
 
 /// One size: plain copies from three kinds of memory, and the same bytes through an uploader.
-fn copies(ctx: &Arc<CudaContext>, version: i32, extent: &Extent, size: usize) -> Result<Value> {
+fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
     let stream = ctx.new_stream()?;
     let mut target = stream.alloc_zeros::<u8>(size)?;
     let count = (extent.round_bytes / size).max(1);
@@ -187,7 +187,7 @@ fn copies(ctx: &Arc<CudaContext>, version: i32, extent: &Extent, size: usize) ->
         "pinned": pinned,
         "write_combined": write_combined,
         "pageable": { "plain": rates(size * count, pageable) },
-        "plain_gaps": or_error(plain_gaps(&stream, version, &mut target, size, count)),
+        "plain_gaps": or_error(plain_gaps(&stream, &mut target, size, count)),
     }))
 }
 
@@ -208,14 +208,17 @@ fn rates(bytes: usize, seconds: Vec<f64>) -> Value {
 /// left of the uploader's own gaps is its share.
 fn plain_gaps(
     stream: &Arc<CudaStream>,
-    version: i32,
     target: &mut CudaSlice<u8>,
     size: usize,
     count: usize,
 ) -> Result<Value> {
-    if version < 12_080 {
-        return Err("wanted a driver of CUDA 12.8: cudarc asks older ones for a time they cannot tell".into());
-    }
+    type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+    // The first version of this function, which every driver has: `CudaEvent::elapsed_ms`, built for CUDA 13, calls
+    // the second and panics with drivers before 12.8.
+    // SAFETY: the driver has been loaded.
+    let driver = unsafe { sys::culib() };
+    // SAFETY: the type is that of the function of this name in cuda.h.
+    let elapsed = unsafe { driver.get::<ElapsedTime>("cuEventElapsedTime") }?;
     let source = Source::pinned(size, 0)?;
     let (address, _record) = target.device_ptr_mut(stream);
     let event = |flags| Ok::<_, Box<dyn Error>>(stream.context().new_event(Some(flags))?);
@@ -231,7 +234,12 @@ fn plain_gaps(
         copied.record(stream)?;
     }
     stream.synchronize()?;
-    let gap = |pair: &[(CudaEvent, CudaEvent)]| Ok(f64::from(pair[0].1.elapsed_ms(&pair[1].0)?) / 1e3);
+    let gap = |pair: &[(CudaEvent, CudaEvent)]| {
+        let mut milliseconds = 0.0;
+        // SAFETY: the pointer is valid for the call; both events exist, are for timing, and were recorded.
+        unsafe { elapsed(&raw mut milliseconds, pair[0].1.cu_event(), pair[1].0.cu_event()) }.result()?;
+        Ok(f64::from(milliseconds) / 1e3)
+    };
     Ok(quantiles(events.windows(2).map(gap).collect::<Result<_>>()?))
 }
 
@@ -249,7 +257,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
 
 /// Rounds of `plain` and of the same bytes through the ring, in turn: host slots committed as they are, leases
 /// dropped at once. With the gaps between the ring's copies.
-fn uploads(
+pub(crate) fn uploads(
     uploader: Uploader,
     extent: &Extent,
     size: usize,
@@ -275,12 +283,13 @@ fn uploads(
         });
         let ring = || {
             go.send(()).map_err(|_| "the reader has ended")?;
-            let mut last = None;
-            for _ in 0..count {
-                last = batches.recv()?;
+            for left in (0..count).rev() {
+                let batch = batches.recv()?.ok_or("a short round")?;
+                if left == 0 {
+                    batch.wait_copied()?; // the round is over when its last copy is
+                }
             }
-            // The round is over when its last copy is.
-            Ok(last.map(|last| last.wait_copied()).transpose().map(drop)?)
+            Ok(())
         };
         plain()?; // not counted: first touches
         seconds(ring)?;
@@ -431,23 +440,27 @@ pub(crate) fn pipeline(
             std::thread::sleep(load);
             slot.commit(size, ())
         };
-        if overlap {
-            std::thread::scope(|scope| -> Result<()> {
+        // Each wall ends before any slot is given back, which takes long for page-locked memory.
+        let wall = if overlap {
+            std::thread::scope(|scope| -> Result<Duration> {
                 // Dropped in here, before the scope waits: without it the reader ends, whatever fails.
                 let batches = batches;
-                let reader = scope.spawn(move || (0..count).try_for_each(|_| read()));
+                let reader = scope.spawn(move || (0..count).try_for_each(|_| read()).map(|()| read));
                 for _ in 0..count {
                     step(&batches)?;
                 }
-                Ok(reader.join().map_err(|_| "the reader panicked")??)
-            })?;
+                let wall = start.elapsed();
+                drop(reader.join().map_err(|_| "the reader panicked")??);
+                Ok(wall)
+            })?
         } else {
             for _ in 0..count {
                 read()?;
                 step(&batches)?;
             }
-        }
-        Ok(start.elapsed().as_secs_f64())
+            start.elapsed()
+        };
+        Ok(wall.as_secs_f64())
     };
     let (mut serial, mut overlapped) = (Vec::new(), Vec::new());
     for _ in 0..EPOCHS {

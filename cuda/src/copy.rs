@@ -24,7 +24,8 @@ pub struct CopyTime {
     /// made: the two drift apart, and CUDA counts in a 32-bit float of milliseconds, so in steps of 0.06 ms after
     /// ten minutes and 0.25 ms after an hour.
     pub start: Instant,
-    /// How long it took, from the two events around it: to about half a microsecond.
+    /// How long it took, from the two events around it: to about half a microsecond. On an idle stream the first
+    /// event does not wait for the copy to be enqueued: then what the host takes for that, some microseconds, is in it.
     pub took: Duration,
 }
 
@@ -126,7 +127,8 @@ impl<H> Copies<H> {
         Self { stream, clock, on_copied, running: VecDeque::with_capacity(limit), limit }
     }
 
-    /// Makes the uploader's context the calling thread's.
+    /// Makes the uploader's context the calling thread's: before each copy and each wait, because `on_copied` and
+    /// wakers are the caller's code, and may make another one current.
     fn bind(&self) -> Result<(), Error> {
         cu::bind(self.stream.context())
     }
@@ -169,6 +171,7 @@ impl<H> Copies<H> {
             return Ok(());
         };
         if bytes > 0 {
+            self.bind()?;
             // SAFETY: the event lives in a device slot, which lives as long as the ring.
             unsafe { edge::refill_after_copy(copied) }?;
             if let Some(on_copied) = &mut self.on_copied {
@@ -247,7 +250,6 @@ fn copy_all<'h, M>(
     device: &mut Producer<'_, DeviceBuf<M>, Park>,
     mut copies: Copies<ReadSlot<'h, HostBuf<M>, Park>>,
 ) -> Result<End, Error> {
-    copies.bind()?;
     loop {
         // The guard of a copy that still runs is kept while this waits: if the batch comes before the copy's end,
         // it is queued behind it without a gap, and if not, the reader is busy with it and needs no other slot.
@@ -268,6 +270,7 @@ fn copy_all<'h, M>(
             }
             Err(TryAcquireError::Closed) => return Ok(End::Abandoned),
         };
+        copies.bind()?;
         slot.meta = batch.meta.take();
         let (seq, from, len) = (batch.seq(), batch.bytes.as_ptr(), batch.len);
         // SAFETY: the read guard keeps the producer away from the host slot; both are slots of this uploader, and
@@ -313,8 +316,7 @@ impl<M: 'static> ByHand<M> {
             Some(Err(TryAcquireError::Closed)) => return Err(Error::Closed),
             None => return Err(self.fate.get().cloned().unwrap_or(Error::Closed)),
         }
-        let ready = self.copies.bind().and_then(|()| self.copies.make_room());
-        ready.map_err(|error| self.fail(error))
+        self.copies.make_room().map_err(|error| self.fail(error))
     }
 
     /// The host slot that the next `commit` copies; free after `acquire`.
@@ -351,7 +353,7 @@ impl<M: 'static> ByHand<M> {
 
     /// The end of the data, or of the uploader if a copy failed.
     pub(crate) fn finish(mut self) {
-        match self.copies.bind().and_then(|()| self.copies.retire_all()) {
+        match self.copies.retire_all() {
             Ok(()) => drop(self.device.take().map(Producer::finish)),
             Err(error) => drop(self.fail(error)),
         }

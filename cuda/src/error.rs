@@ -72,7 +72,8 @@ pub enum Error {
     /// The next batch is not there yet. With `overlap(false)`, where only the caller commits, `recv` says so too:
     /// waiting would never end.
     Empty,
-    /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`: what was received may not be all.
+    /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`, or
+    /// [`on_copied`](crate::Uploader::on_copied) panicked: what was received may not be all.
     Abandoned,
     /// The [`DeviceBatches`](crate::DeviceBatches) are gone: nobody will receive what is filled now.
     Closed,
@@ -131,7 +132,7 @@ impl fmt::Display for Error {
                 "the next batch is not there: nothing was committed, or its copy was not issued yet",
             ),
             Self::Abandoned => {
-                f.write_str("the host slots were dropped without `finish`: the data may be incomplete")
+                f.write_str("the host slots were dropped without `finish`, or `on_copied` panicked: the data may be incomplete")
             }
             Self::Closed => {
                 f.write_str("the device batches are gone: nobody will receive what is filled now")

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use common::{copy_threads, start, within};
-use cudarc::driver::{CudaContext, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, MAX_DEPTH, Uploader};
 use twinbuf_cuda_sim::{Options, Sim};
 
@@ -504,6 +504,26 @@ fn a_panic_in_on_copied_ends_both_sides() {
         reader.join().unwrap();
         drop(batches);
         assert_eq!(copy_threads(), 0);
+    });
+}
+
+#[test]
+fn on_copied_may_make_another_context_current() {
+    within(60, || {
+        for overlap in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            // SAFETY: no context is one too.
+            let copied = |_| unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
+            let (mut slots, batches) =
+                Uploader::new(&ctx, BYTES).overlap(overlap).on_copied(copied).build::<u64>().unwrap();
+            let stream = ctx.new_stream().unwrap();
+            for value in 1..10 {
+                commit(&mut slots, BYTES, value).unwrap();
+                assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [value; BYTES]);
+            }
+            slots.finish();
+            assert!(batches.recv().unwrap().is_none());
+        }
     });
 }
 

@@ -12,8 +12,9 @@ use twinbuf_cuda_sim::{Failure, Installed, Options, Sim};
 
 #[test]
 fn the_report_has_every_figure() {
-    let _sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
+    let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
     let report = gpu_report::run(&gpu_report::Extent::quick()).unwrap();
+    assert_eq!(sim.calls_of("cuEventElapsedTime_v2"), 0, "drivers before CUDA 12.8 lack it");
     assert_eq!(report["copies"].as_array().unwrap().len(), 2);
     for copies in report["copies"].as_array().unwrap() {
         for kind in ["pinned", "write_combined"] {
@@ -32,6 +33,16 @@ fn the_report_has_every_figure() {
     for pipeline in report["pipelines"].as_array().unwrap() {
         assert!(pipeline["serial"].is_f64() && pipeline["overlapped_over_longest"].is_f64(), "{pipeline}");
     }
+}
+
+#[test]
+fn leases_are_dropped_at_once_so_that_one_device_slot_is_enough() {
+    within(60, || {
+        let _sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
+        let ctx = twinbuf_cuda::context(0).unwrap();
+        let uploader = twinbuf_cuda::Uploader::new(&ctx, 4096).device_depth(1);
+        gpu_report::uploads(uploader, &gpu_report::Extent::quick(), 4096, 8, || Ok(())).unwrap();
+    });
 }
 
 #[test]
