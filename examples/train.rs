@@ -157,7 +157,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
         return Err(format!(
             "{}: wanted at least {} bytes (one batch of {} records), found {}",
             paths[0].display(),
-            args.batch * RECORD as u64,
+            args.batch.saturating_mul(RECORD as u64),
             args.batch,
             records.bytes(),
         )
@@ -193,7 +193,8 @@ fn run(args: &Args) -> Result<(), BoxError> {
             Choice::DoubleWillneed => *mode == Mode::DoubleWillneed,
         })
         .collect();
-    let bar = ProgressBar::new(args.rounds * modes.len() as u64 * args.epochs * plan.steps());
+    let batches = [args.rounds, modes.len() as u64, args.epochs, plan.steps()];
+    let bar = ProgressBar::new(batches.into_iter().fold(1, u64::saturating_mul));
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} {eta}")?);
     let mut runs = Vec::new();
     for round in 0..args.rounds {

@@ -96,10 +96,12 @@ struct Phase {
 /// The times of one phase.
 #[derive(Default)]
 struct Times {
-    count: u32,
+    count: u64,
     sum: Duration,
     /// The last [`RECENT`] ones, the oldest overwritten first.
     recent: Vec<Duration>,
+    /// Where the oldest of them is, once there are so many.
+    oldest: usize,
 }
 
 impl Breakdown {
@@ -173,6 +175,13 @@ impl Breakdown {
         }
     }
 
+    /// Counts a time of the step that began at `start`.
+    pub(crate) fn add_from(&self, name: &'static str, start: Instant, time: Duration) {
+        if self.is_on() {
+            self.count(name, start, time);
+        }
+    }
+
     fn count(&self, name: &'static str, start: Instant, time: Duration) {
         let Some(mut inner) = self.lock() else { return };
         let table = inner.table();
@@ -185,7 +194,7 @@ impl Breakdown {
                 phase
             }
         };
-        phase.now = Some(phase.now.unwrap_or_default() + time);
+        phase.now = Some(phase.now.unwrap_or_default().saturating_add(time));
     }
 
     /// The end of a step, or of a batch of validation: it lasted from the start of its first phase until now.
@@ -301,7 +310,7 @@ impl Table {
         for phase in &mut self.phases {
             let Some(time) = phase.now.take() else { continue };
             phase.times.add(time);
-            known += time;
+            known = known.saturating_add(time);
             write_ms(line.as_deref_mut(), phase.name, time);
         }
         let other = total.saturating_sub(known);
@@ -331,10 +340,15 @@ impl Times {
         if self.recent.len() < RECENT {
             self.recent.push(time);
         } else {
-            self.recent[self.count as usize % RECENT] = time;
+            self.recent[self.oldest] = time;
+            self.oldest = (self.oldest + 1) % RECENT;
         }
-        self.count = self.count.wrapping_add(1);
-        self.sum += time;
+        self.count += 1;
+        self.sum = self.sum.saturating_add(time);
+    }
+
+    fn mean_ms(&self) -> f64 {
+        ms(self.sum) / self.count.max(1) as f64
     }
 
     fn median(&self) -> Duration {
@@ -343,7 +357,7 @@ impl Times {
         match sorted.len() {
             0 => Duration::ZERO,
             n if n % 2 == 1 => sorted[n / 2],
-            n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2,
+            n => sorted[n / 2 - 1].saturating_add(sorted[n / 2]) / 2,
         }
     }
 }
@@ -374,11 +388,10 @@ impl fmt::Display for Summary<'_> {
         let phases = table.phases.iter().map(|phase| (phase.name, &phase.times));
         for (name, times) in phases.chain([("other", &table.other), ("total", &table.total)]) {
             let share = if sum.is_zero() { 0.0 } else { times.sum.as_secs_f64() / sum.as_secs_f64() };
-            let mean = if times.count == 0 { Duration::ZERO } else { times.sum / times.count };
             write!(
                 f,
                 "\n{name:<16} {:>10.3} {:>10.3} {:>5.1} %",
-                ms(mean),
+                times.mean_ms(),
                 ms(times.median()),
                 share * 100.0
             )?;
@@ -431,8 +444,18 @@ mod tests {
         }
         assert_eq!(times.median(), Duration::from_nanos(7));
         assert_eq!(times.recent.len(), RECENT);
-        assert_eq!(times.count as usize, RECENT + 4);
+        assert_eq!(times.count, RECENT as u64 + 4);
         assert_eq!(times.sum, Duration::from_nanos(100 + 7 * RECENT as u64));
+    }
+
+    #[test]
+    fn a_mean_of_more_times_than_32_bits_count() {
+        let before = u64::from(u32::MAX);
+        let mut times = Times { count: before, sum: Duration::from_secs(before), ..Times::default() };
+        for _ in 0..3 {
+            times.add(Duration::from_secs(1));
+            assert!((times.mean_ms() - 1000.0).abs() < 1e-6, "{}", times.mean_ms());
+        }
     }
 
     /// Times are given, so that the table can be compared.

@@ -27,7 +27,7 @@ use crate::spans::{self, Span};
 /// [`next_async`](Self::next_async) waits as a task; the three may be mixed. With the feature `stream` it is a
 /// `futures_core::Stream` too. It stays on the thread of its loader: a task that has it is not `Send` (tokio:
 /// `block_on` or a `LocalSet`).
-#[must_use = "an epoch reads nothing until it is iterated"]
+#[must_use = "an epoch gives its batches only to who iterates it"]
 pub struct Epoch<'l, B: Backend = Host> {
     loader: &'l Loader<B>,
     job: Job,
@@ -159,14 +159,19 @@ impl<'l, B: Backend> Epoch<'l, B> {
     fn count(&mut self, asked: Instant, received: Instant, load: &Load) {
         let bytes = load.result.as_ref().map_or(0, |&bytes| bytes);
         let (breakdown, batches) = (&self.loader.breakdown, &self.loader.running.batches);
-        breakdown.add("load", load.cost.load());
+        // The step begins when it is asked for, not when the last of the loader's phases does.
+        breakdown.add_from("load", asked, load.cost.load());
         if breakdown.is_on() {
             // Without overlap the copy is done by now.
             if let Some((_, took)) = B::transfers(batches, self.job.place(None).ordinal, self.step).this {
                 breakdown.add("h2d", took);
             }
         }
-        self.loader.report.borrow_mut().add(&load.cost, bytes, received - asked);
+        let mut report = self.loader.report.borrow_mut();
+        report.add(&load.cost, bytes, received - asked);
+        // At least this; what its use takes beyond it is known later.
+        report.ideal += load.cost.load();
+        drop(report);
         self.in_use = Some(InUse { step: self.step, asked, received, load: load.cost.load() });
         self.span(B::WAIT, Some(self.step), asked, received);
         let mut track = self.loader.running.track.borrow_mut();
@@ -190,7 +195,7 @@ impl<'l, B: Backend> Epoch<'l, B> {
                 transfer = took;
             }
             report.train.busy += used;
-            report.ideal += load.max(used).max(transfer);
+            report.ideal += used.max(transfer).saturating_sub(load);
             self.span("train", Some(step), received, now);
             self.span("chunk", Some(step), asked, now);
             self.loader.running.track.borrow_mut().used(self.job.place(Some(step)), received);

@@ -762,7 +762,7 @@ impl GenerateReport {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let (generate, train) = (self.generate.busy.as_secs_f64(), self.train.busy.as_secs_f64());
-        if self.rounds == 0 {
+        if self.rounds == 0 || self.serial().is_zero() {
             Verdict::Unmeasured
         } else if train >= DOMINATES * generate {
             Verdict::ComputeBound
@@ -852,6 +852,7 @@ mod tests {
     fn the_verdict_names_the_stage_that_decides() {
         assert_eq!(GenerateReport::default().verdict(), Verdict::Unmeasured);
         for (generate, train, verdict) in [
+            (0, 0, Verdict::Unmeasured), // by a clock too coarse for it
             (100, 125, Verdict::ComputeBound),
             (100, 124, Verdict::Balanced),
             (124, 100, Verdict::Balanced),

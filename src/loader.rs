@@ -581,7 +581,7 @@ impl Sizes {
 
     fn take_from(&self, budget: &MemoryBudget) -> Result<Taken, Error> {
         let wanted = (self.slot as u64)
-            .checked_mul((self.host_depth + self.device_depth) as u64)
+            .checked_mul((self.host_depth as u64).saturating_add(self.device_depth as u64))
             .and_then(|slots| slots.checked_add(self.scratch as u64))
             .ok_or_else(|| too_large(self))?;
         budget.take(wanted).map_err(|used| Error::Memory {

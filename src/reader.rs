@@ -172,7 +172,7 @@ impl Reader {
             // Relaxed: the caller no longer wants this epoch. Seen late, it costs a batch read in vain, which
             // the caller skips.
             let still_wanted = || wanted.load(Ordering::Relaxed) == job.generation;
-            for step in job.start.. {
+            for step in job.start..self.plan.steps() {
                 let Some(plan) = self.plan.batch(job.epoch, step) else { break };
                 let asked = Instant::now();
                 // The wait for a slot may be long.

@@ -95,7 +95,10 @@ pub struct Report {
     /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
     pub train: Stage,
     /// The longest of the reading thread's work, the copy to the device and the caller's work, step by step, added up:
-    /// what perfect overlap would take.
+    /// what perfect overlap would take. Of the batch in use the reading thread's work alone.
+    ///
+    /// As if an epoch's first batch were loaded beside the use of the last one before it, which this loader does not
+    /// do: where epochs have very few batches, that much is out of reach.
     pub ideal: Duration,
     /// The page hints made.
     pub hints: Hinted,
@@ -160,7 +163,7 @@ impl Report {
         let load = seconds(self.read.busy + self.transform);
         let (transfer, train) = (seconds(self.transfer), seconds(self.train.busy + self.device));
         let dominates = |stage: f64, a: f64, b: f64| stage >= DOMINATES * a.max(b);
-        if self.batches == 0 {
+        if self.batches == 0 || self.serial().is_zero() {
             Verdict::Unmeasured
         } else if dominates(train, load, transfer) {
             Verdict::ComputeBound
@@ -270,6 +273,7 @@ mod tests {
     fn the_verdict_names_the_stage_that_decides() {
         assert_eq!(Report::default().verdict(), Verdict::Unmeasured);
         for (read, train, verdict) in [
+            (0, 0, Verdict::Unmeasured), // by a clock too coarse for it
             (100, 10_000, Verdict::ComputeBound),
             (100, 125, Verdict::ComputeBound),
             (100, 124, Verdict::Balanced),

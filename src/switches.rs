@@ -10,9 +10,6 @@ use crate::error::Error;
 use crate::loader::{LoaderBuilder, MAX_HOST_DEPTH};
 use crate::trace::Profile;
 
-/// What all the switches' names begin with.
-const PREFIX: &str = "TWINBUF_";
-
 const OVERLAP: &str = "TWINBUF_OVERLAP";
 const DEPTH: &str = "TWINBUF_DEPTH";
 const HINTS: &str = "TWINBUF_HINTS";
@@ -156,11 +153,9 @@ fn every(value: &str) -> Option<u64> {
 
 /// The switch that `name` was probably meant to be.
 fn meant(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_uppercase();
     // Two slips: a letter left out, put in or mistaken, or two that changed places.
-    let near = |known: &&str| strsim::osa_distance(known, &name.to_ascii_uppercase()) <= 2;
-    name.get(..PREFIX.len())
-        .filter(|prefix| prefix.eq_ignore_ascii_case(PREFIX))
-        .and_then(|_| NAMES.into_iter().find(near))
+    NAMES.into_iter().find(|known| strsim::osa_distance(known, &name) <= 2)
 }
 
 impl<B: Backend> LoaderBuilder<B> {

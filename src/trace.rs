@@ -81,7 +81,7 @@ impl Profile {
             rank,
             start,
             full: Mutex::new(0),
-            sink: OfProcess::new(Mutex::new(Sink { file, error: None })),
+            sink: OfProcess::new(Mutex::new(Sink { file, whole: 0, error: None })),
         };
         // A thread is named in each, because Perfetto makes one of the process's number where none is.
         let first = format!(
@@ -115,6 +115,8 @@ pub(crate) struct Trace {
 #[derive(Debug)]
 struct Sink {
     file: File,
+    /// Bytes of whole lines in it.
+    whole: u64,
     /// The first failure: nothing is written after it.
     error: Option<io::Error>,
 }
@@ -127,7 +129,14 @@ impl Trace {
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         if sink.error.is_none() {
             // One call with whole lines, so that a kill leaves no half of one.
-            sink.error = sink.file.write_all(lines.as_bytes()).err();
+            match sink.file.write_all(lines.as_bytes()) {
+                Ok(()) => sink.whole += lines.len() as u64,
+                Err(error) => {
+                    // A disk that fills up takes a part of them. What is no file cannot give it back.
+                    let _ = sink.file.set_len(sink.whole);
+                    sink.error = Some(error);
+                }
+            }
         }
     }
 

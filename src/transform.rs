@@ -31,7 +31,8 @@ pub trait RecordTransform: Send {
 
 impl RecordTransform for Transform {
     fn out_bytes(&self, record_bytes: usize) -> Result<usize, BoxError> {
-        Ok(self.out_len(record_bytes)? * size_of::<f32>())
+        let bytes = self.out_len(record_bytes)?.checked_mul(size_of::<f32>());
+        bytes.ok_or_else(|| "the record would not fit the memory".into())
     }
 
     fn apply(&mut self, records: &[u8], out: &mut [u8]) -> Result<(), BoxError> {
@@ -131,8 +132,9 @@ where
 
     fn apply(&mut self, records: &[u8], out: &mut [u8]) -> Result<(), BoxError> {
         let wanted = self.out_bytes;
+        let whole = |count| !records.is_empty() && records.len() % count == 0;
         let count = match out.len().checked_div(wanted) {
-            Some(count @ 1..) if out.len() % wanted == 0 && records.len() % count == 0 => count,
+            Some(count @ 1..) if out.len() % wanted == 0 && whole(count) => count,
             _ => {
                 let (found, records) = (out.len(), records.len());
                 return Err(format!(

@@ -221,6 +221,19 @@ fn a_phase_that_panics_is_not_counted() {
 }
 
 #[test]
+fn times_without_end_are_counted_as_far_as_a_duration_goes() {
+    let (breakdown, lines) = logged(1);
+    for _ in 0..2 {
+        breakdown.add("forward", Duration::MAX);
+        breakdown.add("forward", Duration::MAX);
+        breakdown.add("backward", Duration::MAX);
+        breakdown.end_step();
+    }
+    assert_eq!(lines.lock().unwrap().len(), 2);
+    assert!(breakdown.to_string().starts_with("training: 2 steps, "), "{breakdown}");
+}
+
+#[test]
 fn a_sink_may_use_the_breakdown_itself() {
     let own = Arc::new(Mutex::new(Breakdown::off()));
     let (sees, lines) = (own.clone(), Arc::new(Mutex::new(0)));

@@ -145,4 +145,12 @@ fn bad_input_is_one_clear_line_and_exit_code_2() {
     }
     let output = train(&["--compute-ms", "-1"]);
     assert_eq!(output.status.code(), Some(2));
+    let most = u64::MAX.to_string();
+    let (short, trace) = (path("short"), path("trace.json"));
+    for arguments in [["--batch", &most, "--rounds", "1"], ["--batch", "1", "--host-depth", "9"]] {
+        let numbers = ["--epochs", &most, "--trace", text(&trace)];
+        let output = train(&[&["--data", text(&short)][..], &arguments, &numbers].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
+    }
 }

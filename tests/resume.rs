@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{RECORD, batches, files, open};
+use common::{Fault, Faulty, RECORD, batches, files, open};
 use twinbuf::{Error, Loader, Order, Plan, Records, State, Tail};
 
 const RECORDS: u64 = 53;
@@ -163,4 +163,24 @@ fn a_state_is_saved_under_stable_names_and_nothing_else_is_read() {
     assert!(
         serde_json::from_value::<State>(state).unwrap_err().to_string().contains("unknown field `depth`")
     );
+}
+
+#[test]
+fn the_last_steps_of_the_longest_plan() {
+    for (overlap, depth) in [(false, 1), (true, 1), (true, 2)] {
+        let (dataset, _) = Faulty::new(u64::MAX, Fault::None, 0);
+        let plan = Plan::builder(u64::MAX).order(Order::Records).build().unwrap();
+        let builder = Loader::builder(dataset, plan).overlap(overlap).host_depth(depth);
+        let loader = builder.prefetch(u64::MAX).build().unwrap();
+        let mut state = serde_json::to_value(loader.state()).unwrap();
+        state["step"] = (u64::MAX - 2).into();
+        // The second time shows that the first one's end was one.
+        for epoch in [u64::MAX - 1, u64::MAX] {
+            state["epoch"] = epoch.into();
+            loader.restore(&serde_json::from_value(state.clone()).unwrap()).unwrap();
+            let steps: Vec<u64> = loader.epoch(epoch).map(|batch| batch.unwrap().step()).collect();
+            assert_eq!(steps, [u64::MAX - 2, u64::MAX - 1], "overlap {overlap}, depth {depth}");
+            assert!(loader.epoch(7).next().unwrap().is_ok(), "overlap {overlap}, depth {depth}");
+        }
+    }
 }

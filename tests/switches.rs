@@ -94,6 +94,10 @@ fn a_name_with_a_slip_is_an_error_that_says_what_was_meant() {
         ("TWINBUF_BRAEKDOWN", "TWINBUF_BREAKDOWN"),
         ("TWINBUF_BREAK_DOWN", "TWINBUF_BREAKDOWN"),
         ("twinbuf_overlap", "TWINBUF_OVERLAP"),
+        ("TWINBUFF_DEPTH", "TWINBUF_DEPTH"),
+        ("TWIBUF_TRACE", "TWINBUF_TRACE"),
+        ("TWINBUFOVERLAP", "TWINBUF_OVERLAP"),
+        ("TWINBUF-HINTS", "TWINBUF_HINTS"),
     ] {
         let error = of(&[(name, "1")]).unwrap_err();
         assert_eq!(error, SwitchError::Unknown { name: name.into(), meant });

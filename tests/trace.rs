@@ -398,3 +398,34 @@ fn a_write_that_only_close_does_is_told_too() {
         other => panic!("{other:?}"),
     }
 }
+
+/// Set for the process that may write files of so many bytes only: where it writes its trace.
+const LIMITED: &str = "TWINBUF_TEST_TRACE_OF_LIMITED";
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_write_that_stops_in_the_middle_leaves_whole_events() {
+    if let Some(path) = std::env::var_os(LIMITED) {
+        let limit = libc::rlimit { rlim_cur: 40_001, rlim_max: 40_001 };
+        // SAFETY: takes no pointer; the limit is then an error of the write and no signal.
+        assert_ne!(unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) }, libc::SIG_ERR);
+        // SAFETY: the kernel reads `limit`, which lives.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        let (dataset, _) = Faulty::new(4000, Fault::None, 0);
+        let loader = Loader::builder(dataset, plan(4000, 8)).profile(Profile::chrome(path)).build().unwrap();
+        assert_eq!(loader.epoch(0).count(), 500);
+        assert!(matches!(loader.close(), Err(Error::Trace { .. })));
+        return;
+    }
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("trace.json");
+    let limited = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_write_that_stops_in_the_middle_leaves_whole_events", "--nocapture"])
+        .env(LIMITED, &path)
+        .output()
+        .unwrap();
+    assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stderr));
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(!text.trim_end().ends_with(']'), "ended before it could close the list");
+    assert!(named(&events(&path), "disk_load").len() > 1, "what was written before is there");
+}

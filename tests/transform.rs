@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use common::{Fault, Faulty, RECORD, files, open, open_direct, plan, record};
 use twinbuf::{
-    BoxError, DType, Error, Loader, Numbers, Plan, RecordTransform, Records, Transform, per_record,
+    BatchPlan, BoxError, DType, Dataset, Error, Loader, Numbers, Plan, RecordTransform, Records, Transform,
+    per_record,
 };
 
 #[test]
@@ -173,4 +174,35 @@ fn a_batch_that_is_no_whole_number_of_numbers_says_so() {
     assert_eq!(first(12), Ok(3));
     let error = "epoch 0, step 0: wanted the batch as whole numbers of type f32, found 10 bytes";
     assert_eq!(first(10).unwrap_err(), error);
+}
+
+/// Records of a size that no memory has, or of none.
+struct Sized(usize);
+
+impl Dataset for Sized {
+    fn records(&self) -> u64 {
+        1
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.0
+    }
+
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+}
+
+#[test]
+fn records_of_any_size_are_transformed_or_refused() {
+    let one = Plan::builder(1).build().unwrap();
+    for size in [usize::MAX, usize::MAX / 2, usize::MAX / 4 + 1] {
+        let floats = Transform::new(DType::U8, 1).unwrap();
+        let error = Loader::builder(Sized(size), one).transform(floats).build().unwrap_err();
+        assert!(matches!(error, Error::Transform { place: None, .. }), "{size}: {error}");
+    }
+    let nothing = per_record(4, |_, _| Ok(()));
+    let loader = Loader::builder(Sized(0), one).transform(nothing).build().unwrap();
+    let error = loader.epoch(0).next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Transform { place: Some((0, 0)), .. }), "{error}");
 }

@@ -201,10 +201,16 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
             assert_eq!((live.host_bytes, live.device_bytes), (2 * slot, 3 * slot));
         }
     }
-    assert!(matches!(
-        Loader::builder(open(&paths), plan(64, 8)).cuda(ctx.clone()).device_depth(0).build(),
-        Err(Error::Option { option: "device_depth", .. })
-    ));
+    for depth in [0, 9, usize::MAX] {
+        let builder = || Loader::builder(open(&paths), plan(64, 8)).cuda(ctx.clone()).device_depth(depth);
+        for builder in [builder(), builder().memory_limit(u64::MAX)] {
+            let error = builder.build().unwrap_err();
+            assert!(
+                matches!(error, Error::Option { option: "device_depth" | "host_depth", .. }),
+                "{depth}: {error}"
+            );
+        }
+    }
 }
 
 #[test]
@@ -274,6 +280,12 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
     for line in steps {
         let at = |phase: &str| line.find(phase).unwrap_or_else(|| panic!("no {phase} in {line}"));
         assert!(at(" load ") < at(" h2d ") && at(" h2d ") < at(" forward "), "{line}");
+        // The loader's phases come one after the other, and the step has room for both.
+        let ms = |phase: &str| -> f64 {
+            line[at(phase) + phase.len()..].split(' ').next().and_then(|ms| ms.parse().ok()).unwrap()
+        };
+        let rounding = 0.002;
+        assert!(ms(" load ") + ms(" h2d ") + ms(" other ") <= ms(" total ") + rounding, "{line}");
     }
 }
 

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use common::{Gated, batches, files, open, plan};
 use futures_core::Stream;
-use twinbuf::{Loader, Plan};
+use twinbuf::{Error, Loader, Plan};
 
 fn gated() -> (Sender<()>, Loader) {
     let (open, gate) = channel();
@@ -110,4 +110,38 @@ fn every_way_delivers_the_same() {
         });
         assert!(streamed == expected);
     }
+}
+
+#[test]
+fn an_epoch_that_another_one_ends_is_woken_to_say_so() {
+    let (open, loader) = gated();
+    let (told, wakes) = channel();
+    let wakers = [(); 2].map(|()| Arc::new(Woken(AtomicUsize::new(0), told.clone())));
+    let [first, second] = wakers.clone().map(Waker::from);
+    let mut earlier = loader.epoch(0);
+    assert!(earlier.poll_next(&mut Context::from_waker(&first)).is_pending());
+    let mut later = loader.epoch(1);
+    assert!(later.poll_next(&mut Context::from_waker(&second)).is_pending());
+    let woken = |i: usize| wakers[i].0.load(Ordering::Relaxed);
+    assert_eq!((woken(0), woken(1)), (1, 0), "nobody else would");
+    wakes.recv().unwrap();
+    let said = earlier.poll_next(&mut Context::from_waker(&first));
+    assert!(matches!(said, Poll::Ready(Some(Err(Error::Superseded { epoch: 0 })))), "{said:?}");
+    // The batch that was read for it, and then the one that is wanted.
+    open.send(()).unwrap();
+    open.send(()).unwrap();
+    let batch = loop {
+        match later.poll_next(&mut Context::from_waker(&second)) {
+            Poll::Ready(batch) => break batch.unwrap().unwrap(),
+            Poll::Pending => wakes.recv().unwrap(),
+        }
+    };
+    assert_eq!((batch.epoch(), batch.step()), (1, 0));
+    drop(batch);
+    // Whom nobody waits for is not woken.
+    drop(later);
+    drop(loader.epoch(2));
+    assert_eq!(woken(0), 1);
+    // The reader may wait at the gate, and the loader's end for the reader.
+    drop(open);
 }

@@ -10,6 +10,8 @@ use crate::text;
 use crate::timeline::{Span, Timeline, Track};
 use crate::trace::{Cause, Row, Summary, Wait};
 
+/// How a page begins.
+pub(crate) const START: &str = "<!DOCTYPE html>";
 /// Steps in a line of the timeline, where the lines suffice.
 const STEPS: usize = 16;
 /// The most lines: of a longer run each holds more steps.
@@ -53,7 +55,7 @@ fn write_page(out: &mut String, timeline: &Timeline, summary: &Summary) -> fmt::
     let Summary { wall_s, epochs, steps, .. } = summary;
     writeln!(
         out,
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>twinbuf timeline</title>\n\
+        "{START}\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>twinbuf timeline</title>\n\
          <style>{STYLE}</style></head><body>\n<h1>{}, {} in {wall_s:.3} s</h1>",
         text::count(*epochs, "whole epoch"),
         text::count(*steps, "step"),

@@ -26,6 +26,7 @@ pub(crate) struct Options {
 
 #[derive(Serialize)]
 struct Found {
+    #[serde(serialize_with = "text::path")]
     path: PathBuf,
     format: Format,
     file_bytes: u64,
@@ -79,6 +80,7 @@ enum Cache {
 /// What the block device under a file says of itself, in KiB.
 #[derive(Serialize)]
 struct Device {
+    #[serde(serialize_with = "text::path")]
     folder: PathBuf,
     read_ahead_kib: u64,
     largest_request_kib: Option<u64>,

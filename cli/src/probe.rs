@@ -140,7 +140,11 @@ fn open(options: &Options) -> Result<Records, BoxError> {
     let Options { files, shape, .. } = options;
     let format = shape.format(&files[0])?;
     let tensor = match (format, &options.tensor) {
-        (_, Some(name)) => name.clone(),
+        (Format::Safetensors, Some(name)) => name.clone(),
+        (_, Some(_)) => {
+            let (path, format) = (files[0].display(), format.name());
+            return Err(format!("{path}: --tensor: wanted safetensors: {format} has no tensors").into());
+        }
         (Format::Safetensors, None) => match &tensors(&files[0])?[..] {
             [only] => only.clone(),
             names => {
@@ -240,15 +244,15 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
         serial_s: median(&serial(|report| seconds(report.wall))),
         ideal_s: median(&serial(|report| seconds(report.ideal))),
         overlapped_s: median(&sorted(rounds.iter().map(|(_, run)| seconds(run.report.wall)))),
-        gain_possible: median(&serial(|report| seconds(report.wall) / seconds(report.ideal))),
+        // Of the stages alone: what passes between them no overlap hides.
+        gain_possible: median(&serial(Report::gain_possible)),
         gain_measured: median(&gain),
         gain_range: ends(&gain),
         verdict: String::new(),
     };
     // Of the round whose possible gain is the median one.
     let nearest = rounds.iter().map(|(run, _)| &run.report).min_by(|a, b| {
-        let far =
-            |report: &Report| (seconds(report.wall) / seconds(report.ideal) - figures.gain_possible).abs();
+        let far = |report: &Report| (report.gain_possible() - figures.gain_possible).abs();
         far(a).total_cmp(&far(b))
     });
     let verdict = nearest.map_or(Verdict::Unmeasured, Report::verdict);

@@ -1,4 +1,8 @@
-//! Numbers as people read them.
+//! Numbers and paths as people read them.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serializer;
 
 /// `1536` as `1.5 KiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -11,6 +15,16 @@ pub(crate) fn bytes(bytes: u64) -> String {
         (value, unit) = (value / 1024.0, larger);
     }
     if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+/// A path as JSON can have it: what is no UTF-8 in it is replaced.
+pub(crate) fn path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
+}
+
+/// Several of them.
+pub(crate) fn paths<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }
 
 /// `part` of `whole`, in percent; 0 of nothing.

@@ -66,19 +66,24 @@ impl Track {
 
     /// Microseconds of work.
     pub(crate) fn busy(&self) -> f64 {
-        self.work().map(|span| span.long).sum()
+        sum(self.work().map(|span| span.long))
     }
 
     /// Microseconds of waiting: its own spans of that kind; on a track without them the gaps between one batch's
     /// work and the next one's of the same epoch.
     pub(crate) fn waiting(&self) -> f64 {
         if self.waits().next().is_some() {
-            return self.waits().map(|span| span.long).sum();
+            return sum(self.waits().map(|span| span.long));
         }
         let work: Vec<_> = self.work().collect();
         let pairs = work.windows(2).filter(|pair| pair[0].epoch.is_some() && pair[0].epoch == pair[1].epoch);
-        pairs.map(|pair| (pair[1].start - pair[0].end()).max(0.0)).sum()
+        sum(pairs.map(|pair| (pair[1].start - pair[0].end()).max(0.0)))
     }
+}
+
+/// Of no times 0, where `Iterator::sum` has -0, which is printed so.
+fn sum(times: impl Iterator<Item = f64>) -> f64 {
+    times.fold(0.0, |sum, time| sum + time)
 }
 
 /// One or several traces on one clock.

@@ -1,7 +1,9 @@
 //! `twinbuf trace`: where the time of a traced run went, as text, JSON or a page to look at.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use twinbuf::BoxError;
@@ -18,14 +20,21 @@ pub(crate) struct Options {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Waits as long as this are stalls
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = milliseconds)]
     stall_ms: f64,
-    /// Write a page with the timeline here, for any browser
+    /// Write a page with the timeline here, for any browser; replaces no file but an older page
     #[arg(long, value_name = "OUT")]
     html: Option<PathBuf>,
     /// Write JSON
     #[arg(long)]
     json: bool,
+}
+
+fn milliseconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(ms) if (0.0..f64::INFINITY).contains(&ms) => Ok(ms),
+        _ => Err("wanted milliseconds, 0 or more".to_string()),
+    }
 }
 
 /// Stalls that are told one by one.
@@ -43,6 +52,7 @@ pub(crate) struct Summary {
     pub(crate) stalls: u64,
     pub(crate) longest: Vec<Wait>,
     pub(crate) unread_lines: u64,
+    #[serde(serialize_with = "text::paths")]
     pub(crate) open_files: Vec<PathBuf>,
 }
 
@@ -83,9 +93,21 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let summary = Summary::of(&timeline, options.stall_ms);
     if let Some(path) = &options.html {
         let page = html::page(&timeline, &summary);
-        std::fs::write(path, page).map_err(|error| format!("{}: {error}", path.display()))?;
+        put(path, &page).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(if options.json { serde_json::to_string_pretty(&summary)? + "\n" } else { summary.print()? })
+}
+
+/// Writes the page, but over no other file than a page: with `--html *.json` the shell names a trace here.
+fn put(path: &Path, page: &str) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|found| found.is_file()) {
+        let mut start = Vec::new();
+        fs::File::open(path)?.take(html::START.len() as u64).read_to_end(&mut start)?;
+        if !start.is_empty() && start != html::START.as_bytes() {
+            return Err(io::Error::other("wanted a page to write over, or no file, found something else"));
+        }
+    }
+    fs::write(path, page)
 }
 
 const SECOND: f64 = 1e6;
