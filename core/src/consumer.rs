@@ -327,20 +327,27 @@ impl<T, W: Wait> Consumer<'_, T, W> {
 
     #[inline]
     fn wait<P: Patience<W>>(&self, patience: &P) -> Result<Result<State, RecvError>, P::Over> {
-        let mut at = self.at.get();
-        let mut seen = self.slot().state();
+        let at = self.at.get();
+        let seen = self.slot().state();
         if let Some(found) = filled(seen, at.lap) {
             return Ok(found);
         }
-        self.count(1, 0);
+        let (found, spurious) = self.ring.slot(at).wait(seen, |seen| self.look(at, seen), patience);
+        self.count(1, spurious);
+        found.transpose().unwrap_or_else(|| self.wait_elsewhere(patience))
+    }
+
+    /// The rest of a wait during which the consumer has moved on.
+    #[cold]
+    fn wait_elsewhere<P: Patience<W>>(&self, patience: &P) -> Result<Result<State, RecvError>, P::Over> {
         loop {
-            let (found, spurious) = self.ring.slot(at).wait(seen, |seen| self.look(at, seen), patience);
+            let at = self.at.get();
+            let slot = self.ring.slot(at);
+            let (found, spurious) = slot.wait(slot.state(), |seen| self.look(at, seen), patience);
             self.count(0, spurious);
             if let Some(found) = found.transpose() {
                 return found;
             }
-            at = self.at.get();
-            seen = self.slot().state();
         }
     }
 
