@@ -10,7 +10,7 @@ use core::time::Duration;
 use crate::error::{RecvError, RecvTimeoutError, TryRecvError};
 use crate::ring::{Cursor, Forever, Patience, RingRef, Side, SlotRef, TimedOut, Until};
 use crate::state::{ConsumerView, Lap, State};
-use crate::wait::{Spin, Wait, WaitUntil};
+use crate::wait::{Ours, Spin, Wait, WaitUntil};
 
 /// The side of a ring that reads slots.
 ///
@@ -327,27 +327,34 @@ impl<T, W: Wait> Consumer<'_, T, W> {
 
     #[inline]
     fn wait<P: Patience<W>>(&self, patience: &P) -> Result<Result<State, RecvError>, P::Over> {
-        let at = self.at.get();
+        let lap = self.lap();
         let seen = self.slot().state();
-        if let Some(found) = filled(seen, at.lap) {
+        if let Some(found) = filled(seen, lap) {
             return Ok(found);
         }
-        let (found, spurious) = self.ring.slot(at).wait(seen, |seen| self.look(at, seen), patience);
+        if self.ring.strategy().may_call_back(Ours) {
+            return self.wait_among_calls(seen, patience);
+        }
+        let (found, spurious) = self.slot().wait(seen, |seen| filled(seen, lap), patience);
         self.count(1, spurious);
-        found.transpose().unwrap_or_else(|| self.wait_elsewhere(patience))
+        found
     }
 
-    /// The rest of a wait during which the consumer has moved on.
-    #[cold]
-    fn wait_elsewhere<P: Patience<W>>(&self, patience: &P) -> Result<Result<State, RecvError>, P::Over> {
+    /// The rest of a wait whose strategy may come back to this consumer.
+    fn wait_among_calls<P: Patience<W>>(
+        &self,
+        mut seen: State,
+        patience: &P,
+    ) -> Result<Result<State, RecvError>, P::Over> {
+        self.count(1, 0);
         loop {
             let at = self.at.get();
-            let slot = self.ring.slot(at);
-            let (found, spurious) = slot.wait(slot.state(), |seen| self.look(at, seen), patience);
+            let (found, spurious) = self.slot().wait(seen, |seen| self.look(at, seen), patience);
             self.count(0, spurious);
             if let Some(found) = found.transpose() {
                 return found;
             }
+            seen = self.slot().state();
         }
     }
 

@@ -71,6 +71,20 @@ pub trait Wait {
 
     /// Wakes every thread that waits on `word`. Must not panic: it runs where handles are dropped.
     fn wake(&self, word: &AtomicU32);
+
+    /// Whether a call of this strategy may come back to the handle that waits. Only this crate can say no.
+    #[doc(hidden)]
+    fn may_call_back(&self, _: Ours) -> bool {
+        true
+    }
+}
+
+pub(crate) use ours::Ours;
+
+mod ours {
+    /// Has no name outside of this crate, and neither have methods that take it.
+    #[derive(Debug)]
+    pub struct Ours;
 }
 
 /// A strategy that can also stop waiting at a given time.
@@ -152,6 +166,11 @@ impl Wait for Spin {
 
     #[inline]
     fn wake(&self, _word: &AtomicU32) {}
+
+    #[inline]
+    fn may_call_back(&self, _: Ours) -> bool {
+        false
+    }
 }
 
 #[cfg(feature = "std")]
@@ -163,7 +182,7 @@ mod with_std {
 
     use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN, park, unpark_all};
 
-    use super::{Spin, Wait, WaitUntil};
+    use super::{Ours, Spin, Wait, WaitUntil};
     use crate::sync::{self, AtomicU32, Ordering};
 
     /// Spins a little, then gives the rest of its time slice away each round; never sleeps.
@@ -225,6 +244,11 @@ mod with_std {
 
         #[inline]
         fn wake(&self, _word: &AtomicU32) {}
+
+        #[inline]
+        fn may_call_back(&self, _: Ours) -> bool {
+            false
+        }
     }
 
     impl Wait for Park {
@@ -244,6 +268,11 @@ mod with_std {
             // SAFETY: the key is the address of a borrowed word, as in `sleep`.
             unsafe { unpark_all(key, DEFAULT_UNPARK_TOKEN) };
         }
+
+        #[inline]
+        fn may_call_back(&self, _: Ours) -> bool {
+            false
+        }
     }
 
     impl Wait for Backoff {
@@ -261,6 +290,11 @@ mod with_std {
         #[inline]
         fn wake(&self, word: &AtomicU32) {
             Park.wake(word);
+        }
+
+        #[inline]
+        fn may_call_back(&self, _: Ours) -> bool {
+            false
         }
     }
 
