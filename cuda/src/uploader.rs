@@ -25,6 +25,9 @@ const AHEAD: usize = 2;
 /// It takes `host_depth × slot_bytes` of page-locked host memory and `device_depth × slot_bytes` of device memory,
 /// all of it when it is built; nothing is allocated per batch.
 ///
+/// A process forked from this one has neither CUDA nor the copy thread: forget both sides there (`mem::forget`), since
+/// dropping them waits for that thread. (`twinbuf`'s loader does so by itself.)
+///
 /// # Examples
 ///
 /// ```no_run
