@@ -1,5 +1,6 @@
 //! Where the time of a step goes, phase by phase, as lines of a log and a table at the end.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -98,10 +99,8 @@ struct Phase {
 struct Times {
     count: u64,
     sum: Duration,
-    /// The last [`RECENT`] ones, the oldest overwritten first.
-    recent: Vec<Duration>,
-    /// Where the oldest of them is, once there are so many.
-    oldest: usize,
+    /// The last [`RECENT`] ones, the oldest first.
+    recent: VecDeque<Duration>,
 }
 
 impl Breakdown {
@@ -337,12 +336,10 @@ fn ms(time: Duration) -> f64 {
 
 impl Times {
     fn add(&mut self, time: Duration) {
-        if self.recent.len() < RECENT {
-            self.recent.push(time);
-        } else {
-            self.recent[self.oldest] = time;
-            self.oldest = (self.oldest + 1) % RECENT;
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
         }
+        self.recent.push_back(time);
         self.count += 1;
         self.sum = self.sum.saturating_add(time);
     }
@@ -352,7 +349,7 @@ impl Times {
     }
 
     fn median(&self) -> Duration {
-        let mut sorted = self.recent.clone();
+        let mut sorted = Vec::from(self.recent.clone());
         sorted.sort_unstable();
         match sorted.len() {
             0 => Duration::ZERO,

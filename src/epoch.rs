@@ -167,11 +167,7 @@ impl<'l, B: Backend> Epoch<'l, B> {
                 breakdown.add("h2d", took);
             }
         }
-        let mut report = self.loader.report.borrow_mut();
-        report.add(&load.cost, bytes, received - asked);
-        // At least this; what its use takes beyond it is known later.
-        report.ideal += load.cost.load();
-        drop(report);
+        self.loader.report.borrow_mut().add(&load.cost, bytes, received - asked);
         self.in_use = Some(InUse { step: self.step, asked, received, load: load.cost.load() });
         self.span(B::WAIT, Some(self.step), asked, received);
         let mut track = self.loader.running.track.borrow_mut();

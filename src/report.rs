@@ -130,6 +130,8 @@ impl Report {
         self.read.waiting += cost.waited;
         self.transform += cost.transform;
         self.train.waiting += waited;
+        // At least this; what its use takes beyond it is known later.
+        self.ideal += cost.load();
         self.hints += cost.hints;
         self.evict_failed += cost.evict_failed;
         self.residency.pages += cost.residency.pages;

@@ -53,7 +53,7 @@ impl Wait for Steps {
         step();
     }
 
-    fn wake(&self, _word: &std::sync::atomic::AtomicU32) {}
+    fn wake(&self, _word: &AtomicU32) {}
 }
 
 impl WaitUntil for Steps {

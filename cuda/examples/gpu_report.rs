@@ -165,14 +165,7 @@ fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value>
     let stream = ctx.new_stream()?;
     let mut target = stream.alloc_zeros::<u8>(size)?;
     let count = (extent.round_bytes / size).max(1);
-    let mut plain = |source: &Source| -> Result<()> {
-        let (address, _record) = target.device_ptr_mut(&stream);
-        for _ in 0..count {
-            // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
-            unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
-        }
-        Ok(stream.synchronize()?)
-    };
+    let mut plain = |source: &Source| fill(&mut target, source, &stream, count);
     let mut beside = |write_combined: bool| -> Result<Value> {
         let flags = if write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
         let source = Source::pinned(size, flags)?;
@@ -189,6 +182,17 @@ fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value>
         "pageable": { "plain": rates(size * count, pageable) },
         "plain_gaps": or_error(plain_gaps(&stream, &mut target, size, count)),
     }))
+}
+
+/// Copies to the target so many times, enqueued at once, and waits for that.
+fn fill(target: &mut CudaSlice<u8>, source: &Source, stream: &Arc<CudaStream>, times: usize) -> Result<()> {
+    let bytes = &source.bytes()[..target.len()];
+    let (address, _record) = target.device_ptr_mut(stream);
+    for _ in 0..times {
+        // SAFETY: both are as long, and are there until the stream has been waited for.
+        unsafe { result::memcpy_htod_async(address, bytes, stream.cu_stream()) }?;
+    }
+    Ok(stream.synchronize()?)
 }
 
 fn seconds(round: impl FnOnce() -> Result<()>) -> Result<f64> {
@@ -283,12 +287,11 @@ pub(crate) fn uploads(
         });
         let ring = || {
             go.send(()).map_err(|_| "the reader has ended")?;
-            for left in (0..count).rev() {
-                let batch = batches.recv()?.ok_or("a short round")?;
-                if left == 0 {
-                    batch.wait_copied()?; // the round is over when its last copy is
-                }
+            for _ in 1..count {
+                batches.recv()?.ok_or("a short round")?;
             }
+            // The round is over when its last copy is.
+            batches.recv()?.ok_or("a short round")?.wait_copied()?;
             Ok(())
         };
         plain()?; // not counted: first touches
@@ -370,24 +373,21 @@ fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value
     let source = Source::pinned(size, 0)?;
     let mut target = copying.alloc_zeros::<u8>(size)?;
     let (address, _record) = target.device_ptr_mut(&copying);
-    let seconds = |copy: bool, copies: u32| -> Result<f64> {
-        let mut times = Vec::new();
-        for _ in 0..extent.rounds {
-            let start = Instant::now();
+    let taken = |copy: bool, copies: u32| -> Result<f64> {
+        let round = || {
             if copy {
                 // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
                 unsafe { result::memcpy_htod_async(address, source.bytes(), copying.cu_stream()) }?;
             }
             work.enqueue(copies)?;
             copying.synchronize()?;
-            work.stream.synchronize()?;
-            times.push(start.elapsed().as_secs_f64());
-        }
-        Ok(median(times))
+            Ok(work.stream.synchronize()?)
+        };
+        Ok(median((0..extent.rounds).map(|_| seconds(round)).collect::<Result<_>>()?))
     };
-    let copy = seconds(true, 0)?;
+    let copy = taken(true, 0)?;
     let copies = work.copies(copy);
-    let (work, both) = (seconds(false, copies)?, seconds(true, copies)?);
+    let (work, both) = (taken(false, copies)?, taken(true, copies)?);
     Ok(json!({
         "bytes": size,
         "copy_alone": copy,
@@ -496,31 +496,21 @@ fn alone(
             std::thread::sleep(load);
             Ok(())
         })?);
-        times[1].push(seconds(|| {
-            let (address, _record) = batch.device_ptr_mut(&stream);
-            // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
-            unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
-            Ok(stream.synchronize()?)
-        })?);
+        times[1].push(seconds(|| fill(&mut batch, &source, &stream, 1))?);
         times[2].push(seconds(|| train(&batch.as_view()))?);
     }
     Ok(times.map(median))
 }
 
-/// How many bytes a copy of `seconds` moves.
-fn bytes_in(ctx: &Arc<CudaContext>, extent: &Extent, seconds: f64) -> Result<usize> {
+/// How many bytes a copy moves that takes `long` seconds.
+fn bytes_in(ctx: &Arc<CudaContext>, extent: &Extent, long: f64) -> Result<usize> {
     let stream = ctx.new_stream()?;
     let size = extent.sizes.iter().copied().filter(|&size| size <= 64 << 20).max().ok_or("no sizes")?;
     let source = Source::pinned(size, 0)?;
     let mut target = stream.alloc_zeros::<u8>(size)?;
-    let (address, _record) = target.device_ptr_mut(&stream);
     let mut best = f64::INFINITY;
     for _ in 0..extent.rounds {
-        let start = Instant::now();
-        // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
-        unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
-        stream.synchronize()?;
-        best = best.min(start.elapsed().as_secs_f64());
+        best = best.min(seconds(|| fill(&mut target, &source, &stream, 1))?);
     }
-    Ok((size as f64 * seconds / best).max(1.0) as usize)
+    Ok((size as f64 * long / best).max(1.0) as usize)
 }

@@ -71,18 +71,19 @@ impl Records {
     #[must_use]
     pub fn seems_cached(&self, batch: &BatchPlan) -> bool {
         const LOOKS: u64 = 4;
-        let looks = batch.len().min(LOOKS);
         // To look at what is not there would bring it.
-        let matters = self.mode != ReadMode::Direct;
-        matters
-            && (0..looks).all(|i| {
-                // In the middle of each part, not at its edge, where a neighbour may have been read.
-                let part = batch.len() / looks;
-                let place = part * i + part / 2;
-                let record = batch.part(place..place + 1).and_then(|one| one.runs().next());
-                let found = record.and_then(|run| self.locate(run.start));
-                found.is_some_and(|at| look::cached(&self.shards()[at.shard].file.file, at.offset))
-            })
+        if self.mode == ReadMode::Direct {
+            return false;
+        }
+        let looks = batch.len().min(LOOKS);
+        (0..looks).all(|i| {
+            // In the middle of each part, not at its edge, where a neighbour may have been read.
+            let part = batch.len() / looks;
+            let place = part * i + part / 2;
+            let record = batch.part(place..place + 1).and_then(|one| one.runs().next());
+            let found = record.and_then(|run| self.locate(run.start));
+            found.is_some_and(|at| look::cached(&self.shards()[at.shard].file.file, at.offset))
+        })
     }
 
     /// Asks the kernel to drop the files of all shards, headers and all, from its cache, so that the next read
