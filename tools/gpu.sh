@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Packs what a machine with a GPU is to run into one folder, built here: the GPU report, the main job with the upload
 # stage, and the tests that use a driver. That machine needs an NVIDIA driver, 64-bit x86 Linux and a C library as new
-# as the one here says it is (printed); no Rust, no toolkit. The report's three-stage runs alone take three minutes.
+# as the one here says it is (printed); no Rust, no toolkit. The report takes some minutes.
 #
-#   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT]` runs it all
+#   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT [PART...]]` runs it all, or
+#                            the parts named of: tests, report, train
 #   tools/gpu.sh rehearse    packs, and runs it here with the software driver in the place of the machine's own: it
 #                            shows that the pack runs, and no figure of it means anything
 set -euo pipefail
@@ -44,7 +45,8 @@ strip --strip-unneeded -o "$pack/tests/libtwinbuf_cuda_sim.so" "$target/debug/de
 temporary=$(realpath -m "$target/tmp")
 cat >"$pack/run" <<RUN
 #!/usr/bin/env bash
-# Tests on this machine's driver, then the report and the main job. Figures go to OUT (default: here).
+# Tests on this machine's driver, then the report and the main job, or the parts that are named. Figures go to OUT
+# (default: here).
 set -uo pipefail
 here=\$(cd "\$(dirname "\$0")" && pwd)
 quick=
@@ -53,8 +55,17 @@ if [ "\${1-}" = --quick ]; then
   shift
 fi
 out=\${1:-\$here}
+parts=\${*:2}
+for part in \${parts:=tests report train}; do
+  case \$part in tests | report | train) ;; *) echo "no such part: \$part" >&2 && exit 2 ;; esac
+done
 mkdir -p "\$out" || exit 2
 failed=0
+
+# wanted PART: whether it is to run.
+wanted() {
+  [[ " \$parts " == *" \$1 "* ]]
+}
 
 # fails STATUS: of what has just run; the rest runs nevertheless.
 fails() {
@@ -64,19 +75,27 @@ fails() {
 
 # What the figures depend on and the report cannot ask for.
 nvidia-smi -q >"\$out/nvidia-smi.txt" 2>&1 || true
-mkdir -p '$temporary' || echo "the tests named upload need that folder"
-export TWINBUF_CUDA_DRIVER=real
-for test in "\$here"/tests/*; do
-  case \$test in *.so) continue ;; esac
-  echo "== \${test##*/}"
-  timeout 300 "\$test" --nocapture >"\$out/\${test##*/}.log" 2>&1 || fails \$?
-  grep -E '^test (result|.* FAILED)' "\$out/\${test##*/}.log"
-done
-echo "== gpu_report"
-timeout 1200 "\$here/gpu_report" \${quick:+--quick} >"\$out/gpu.json" || fails \$?
-grep '"error"' "\$out/gpu.json" && echo "not measured"
-echo "== train_cuda"
-(cd "\$here" && timeout 600 ./train_cuda \${quick:+--data gpu_report --batch 64 --rounds 1 --compute-ms 1}) | tee "\$out/train_cuda.txt" || fails \$?
+if wanted tests; then
+  mkdir -p '$temporary' || echo "the tests named upload need that folder"
+  : >"\$out/tests.log"
+  export TWINBUF_CUDA_DRIVER=real
+  for test in "\$here"/tests/*; do
+    case \$test in *.so) continue ;; esac
+    echo "== \${test##*/}" | tee -a "\$out/tests.log"
+    timeout 300 "\$test" --nocapture 2>&1 | tee -a "\$out/tests.log" | grep -E '^test (result|.* FAILED)'
+    status=\${PIPESTATUS[0]}
+    [ "\$status" = 0 ] || fails "\$status"
+  done
+fi
+if wanted report; then
+  echo "== gpu_report"
+  timeout 1200 "\$here/gpu_report" \${quick:+--quick} >"\$out/gpu.json" || fails \$?
+  grep '"error"' "\$out/gpu.json" && echo "not measured"
+fi
+if wanted train; then
+  echo "== train_cuda"
+  (cd "\$here" && timeout 600 ./train_cuda \${quick:+--data gpu_report --batch 64 --rounds 1 --compute-ms 1}) | tee "\$out/train_cuda.txt" || fails \$?
+fi
 exit \$failed
 RUN
 chmod +x "$pack/run"

@@ -23,10 +23,11 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 #[derive(Clone)]
 pub(crate) struct Extent {
     /// Sizes of copies, in bytes.
-    sizes: Vec<usize>,
+    pub(crate) sizes: Vec<usize>,
     /// Each figure is the median of this many.
     rounds: usize,
-    /// Bytes a round copies, at least one copy.
+    /// Bytes a round copies, if that takes no more than [`Self::MOST`] copies: so much that its time is long beside
+    /// what threads take to wake up at its ends, which an uploader does and a plain copy does not.
     round_bytes: usize,
     /// The three-stage runs' longest stage.
     stage: Duration,
@@ -35,16 +36,23 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    fn full() -> Self {
+    const MOST: usize = 1 << 14;
+
+    pub(crate) fn full() -> Self {
         let sizes = (16..=30).step_by(2).map(|power| 1 << power).collect(); // 64 KiB to 1 GiB
         let (stage, epoch) = (Duration::from_millis(350), Duration::from_secs(10));
-        Self { sizes, rounds: 7, round_bytes: 1 << 30, stage, epoch }
+        Self { sizes, rounds: 7, round_bytes: 4 << 30, stage, epoch }
     }
 
     pub(crate) fn quick() -> Self {
         let sizes = vec![64 << 10, 1 << 20];
         let (stage, epoch) = (Duration::from_millis(7), Duration::from_millis(42));
         Self { sizes, rounds: 3, round_bytes: 4 << 20, stage, epoch }
+    }
+
+    /// How many copies of this size a round has.
+    pub(crate) fn count(&self, size: usize) -> usize {
+        (self.round_bytes / size).clamp(2, Self::MOST)
     }
 }
 
@@ -164,7 +172,7 @@ impl Drop for Source {
 fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
     let stream = ctx.new_stream()?;
     let mut target = stream.alloc_zeros::<u8>(size)?;
-    let count = (extent.round_bytes / size).max(1);
+    let count = extent.count(size);
     let mut plain = |source: &Source| fill(&mut target, source, &stream, count);
     let mut beside = |write_combined: bool| -> Result<Value> {
         let flags = if write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };

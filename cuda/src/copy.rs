@@ -250,6 +250,8 @@ fn copy_all<'h, M>(
     device: &mut Producer<'_, DeviceBuf<M>, Park>,
     mut copies: Copies<ReadSlot<'h, HostBuf<M>, Park>>,
 ) -> Result<End, Error> {
+    copies.bind()?;
+    cu::ignore_captures_elsewhere();
     loop {
         // The guard of a copy that still runs is kept while this waits: if the batch comes before the copy's end,
         // it is queued behind it without a gap, and if not, the reader is busy with it and needs no other slot.

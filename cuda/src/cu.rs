@@ -32,6 +32,16 @@ pub(crate) fn bind_to_free(ctx: &CudaContext) {
     let _ = bind(ctx).or_else(|_| bind(ctx));
 }
 
+/// Lets the calling thread wait whatever other threads capture into graphs, and lets them. Without it a capture in
+/// `GLOBAL` mode forbids "potentially unsafe" calls to every thread, waiting for an event among them, and one such call
+/// breaks the capture (CUDA driver API, `cuThreadExchangeStreamCaptureMode`). The context is the calling thread's.
+pub(crate) fn ignore_captures_elsewhere() {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // Copies need it only while somebody captures; if they cannot do without, their calls will say so.
+    // SAFETY: the pointer is valid for the call, which leaves the mode before there.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+}
+
 /// Waits until everything in the context is done.
 pub(crate) fn synchronize_context() -> Result<(), Error> {
     check("cuCtxSynchronize", result::ctx::synchronize())

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 
 use twinbuf_core::{Park, Producer, WriteSlot};
 
@@ -30,12 +30,15 @@ enum Side<M: 'static> {
     ByHand(Box<ByHand<M>>),
 }
 
-/// The copy thread, joined when both sides of the uploader have been dropped.
+/// The copy thread, joined when both sides of the uploader have been dropped, unless that happens on it.
 pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
+        // Code of the caller's that runs on the copy thread, as a waker, may be the last that has a side: then this is
+        // that thread, which cannot wait for its own end, and comes to it by itself.
+        let other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
+        if let Some(thread) = self.0.take().filter(other) {
             // A panic (in `on_copied`) has been reported by its hook, and to both sides as the end.
             let _ = thread.join();
         }

@@ -138,8 +138,8 @@ impl<'c, M> Lease<'c, M> {
     ///
     /// **Not while the stream is being captured** into a graph, nor may the lease be dropped then: a captured stream
     /// cannot wait for a copy outside of its graph, and no copy for an event that the graph records. Call this for
-    /// the stream that launches the graph. The copy thread waits for events meanwhile, which a capture in `GLOBAL`
-    /// mode forbids to every thread: capture in `THREAD_LOCAL` or `RELAXED` mode.
+    /// the stream that launches the graph. The copy thread and a capture on another thread, in any mode, leave each
+    /// other alone.
     ///
     /// # Errors
     ///

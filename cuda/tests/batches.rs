@@ -4,11 +4,11 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use common::{copy_threads, start, within};
+use common::{copy_threads, must_end, start};
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, MAX_DEPTH, Uploader};
 use twinbuf_cuda_sim::{Options, Sim};
@@ -38,7 +38,7 @@ fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBat
 
 #[test]
 fn batches_arrive_in_order_with_what_was_committed_at_any_depth() {
-    within(120, || {
+    must_end(|| {
         for (host_depth, device_depth) in (1..=MAX_DEPTH).flat_map(|h| (1..=MAX_DEPTH).map(move |d| (h, d))) {
             for overlap in [true, false] {
                 let (_sim, ctx) = start(1, true);
@@ -109,7 +109,7 @@ fn by_hand_a_slot_is_committed_on_a_thread_without_a_context() {
 
 #[test]
 fn the_next_copy_is_queued_while_one_runs() {
-    within(60, || {
+    must_end(|| {
         let (sim, ctx) = start(1, false);
         let stream = ctx.new_stream().unwrap();
         let (mut slots, batches) = uploader(&ctx, true);
@@ -155,7 +155,7 @@ fn one_lease_on_several_streams_and_again_on_the_same() {
 
 #[test]
 fn leases_are_dropped_in_any_order_on_any_thread() {
-    within(60, || {
+    must_end(|| {
         let (_sim, ctx) = start(1, true);
         let stream = ctx.new_stream().unwrap();
         let (mut slots, batches) =
@@ -185,7 +185,7 @@ fn leases_are_dropped_in_any_order_on_any_thread() {
 
 #[test]
 fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
-    within(60, || {
+    must_end(|| {
         for overlap in [true, false] {
             let (sim, ctx) = start(1, false);
             let before = sim.live().leaked();
@@ -257,7 +257,7 @@ fn an_error_that_was_left_behind_is_told_as_such() {
 
 #[test]
 fn an_abandoned_reader_is_never_the_end_of_the_data() {
-    within(60, || {
+    must_end(|| {
         for overlap in [true, false] {
             let (_sim, ctx) = start(1, false);
             let (mut slots, batches) = uploader(&ctx, overlap);
@@ -273,7 +273,7 @@ fn an_abandoned_reader_is_never_the_end_of_the_data() {
 
 #[test]
 fn a_reader_hears_that_nobody_receives_any_more() {
-    within(60, || {
+    must_end(|| {
         for overlap in [true, false] {
             let (_sim, ctx) = start(1, false);
             let (mut slots, batches) = uploader(&ctx, overlap);
@@ -293,7 +293,7 @@ fn a_reader_hears_that_nobody_receives_any_more() {
 
 #[test]
 fn what_travels_with_a_batch_is_dropped_once_with_its_lease() {
-    within(60, || {
+    must_end(|| {
         for overlap in [true, false] {
             let (_sim, ctx) = start(1, false);
             let count = Arc::new(());
@@ -411,7 +411,7 @@ fn a_raw_stream_is_ordered_as_well() {
 
 #[test]
 fn the_times_of_a_copy_come_from_its_events() {
-    within(60, || {
+    must_end(|| {
         for overlap in [true, false] {
             let (_sim, ctx) = start(1, false);
             let (log, begin) = (Arc::new(Mutex::new(Vec::new())), std::time::Instant::now());
@@ -450,7 +450,7 @@ fn the_times_of_a_copy_come_from_its_events() {
 
 #[test]
 fn receiving_without_waiting_and_by_a_task() {
-    within(60, || {
+    must_end(|| {
         let (sim, ctx) = start(1, false);
         let (mut slots, batches) = uploader(&ctx, true);
         let mut cx = Context::from_waker(Waker::noop());
@@ -488,9 +488,55 @@ fn receiving_without_waiting_and_by_a_task() {
     });
 }
 
+/// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns the
+/// batches.
+struct Task {
+    batches: Mutex<Option<DeviceBatches<u64>>>,
+    _end: TaskEnd,
+}
+
+/// Dropped behind the batches: whether that panicked.
+struct TaskEnd(mpsc::Sender<bool>);
+
+impl Drop for TaskEnd {
+    fn drop(&mut self) {
+        let _ = self.0.send(thread::panicking());
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
+    must_end(|| {
+        let (sim, ctx) = start(1, false);
+        let before = sim.live().leaked();
+        let (mut slots, batches) = uploader(&ctx, true);
+        let held = sim.hold(0); // so that the copy thread waits for the copy, and not yet for nobody
+        commit(&mut slots, BYTES, 1).unwrap();
+        drop(batches.recv().unwrap().unwrap());
+        slots.finish();
+        let (end, panicked) = mpsc::channel();
+        let task = Arc::new(Task { batches: Mutex::new(None), _end: TaskEnd(end) });
+        let waker = Waker::from(task.clone());
+        let polled = batches.poll_recv(&mut Context::from_waker(&waker)).is_pending();
+        assert!(polled || sim.is_real());
+        *task.batches.lock().unwrap() = Some(batches);
+        drop((waker, task));
+        drop(held); // the end is told to the waker, which is the last one that has the task
+        if polled {
+            assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
+        }
+        assert_eq!(copy_threads(), 0);
+        assert_eq!(sim.live().leaked(), before);
+    });
+}
+
 #[test]
 fn a_panic_in_on_copied_ends_both_sides() {
-    within(60, || {
+    must_end(|| {
         let (_sim, ctx) = start(1, false);
         let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
         let (mut slots, batches) = build.build::<u64>().unwrap();
@@ -509,7 +555,7 @@ fn a_panic_in_on_copied_ends_both_sides() {
 
 #[test]
 fn on_copied_may_make_another_context_current() {
-    within(60, || {
+    must_end(|| {
         for overlap in [true, false] {
             let (_sim, ctx) = start(1, false);
             // SAFETY: no context is one too.
@@ -528,9 +574,32 @@ fn on_copied_may_make_another_context_current() {
 }
 
 #[test]
+fn the_copy_thread_and_a_capture_on_another_thread_let_each_other_be() {
+    must_end(|| {
+        let (_sim, ctx) = start(1, false);
+        let (captured, stream) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+        let (mut slots, batches) = uploader(&ctx, true);
+        // The strictest mode, and what frameworks capture in unless told otherwise.
+        captured.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+        for value in 1..=8 {
+            commit(&mut slots, BYTES, value).unwrap(); // only after the copy thread has waited for earlier copies
+            assert_eq!(batches.recv().unwrap().unwrap().seq(), u64::from(value) - 1);
+        }
+        // SAFETY: the stream exists, and is being captured.
+        let graph = unsafe { result::stream::end_capture(captured.cu_stream()) }.unwrap();
+        if !graph.is_null() {
+            // SAFETY: it exists, and this is its end.
+            unsafe { result::graph::destroy(graph) }.unwrap();
+        }
+        commit(&mut slots, BYTES, 9).unwrap();
+        assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [9; BYTES]);
+    });
+}
+
+#[test]
 fn memory_is_what_was_asked_for_after_a_hundred_thousand_batches() {
     const BATCHES: u64 = 100_000;
-    within(300, || {
+    must_end(|| {
         let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
         let ctx = twinbuf_cuda::context(0).unwrap();
         // SAFETY: nothing here relies on it.

@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{copy_threads, start, within};
+use common::{copy_threads, must_end, start};
 use cudarc::driver::{CudaContext, CudaStream};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader};
 use twinbuf_cuda_sim::{Failure, Live, Sim};
@@ -147,7 +147,7 @@ fn left(sim: &Sim, before: Live) -> Live {
 }
 
 fn every(failure: impl Fn(u64) -> Failure + Send + 'static, driver: Driver) {
-    within(300, move || {
+    must_end(move || {
         for (overlap, tracking) in [(true, false), (true, true), (false, false), (false, true)] {
             let (mut nth, mut surfaced) = (1, 0);
             while survives(failure(nth), driver, overlap, tracking, &mut surfaced) {
@@ -196,7 +196,7 @@ fn any_one_operation_on_the_device_may_fail() {
 /// same by a thread of the caller's that never had a context.
 #[test]
 fn a_thread_without_a_context_frees_though_its_first_call_fails() {
-    within(60, || {
+    must_end(|| {
         let (sim, ctx) = start(1, false);
         if sim.is_real() {
             return;

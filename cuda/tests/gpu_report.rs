@@ -7,7 +7,7 @@ mod gpu_report;
 
 mod common;
 
-use common::{copy_threads, within};
+use common::{copy_threads, must_end};
 use twinbuf_cuda_sim::{Failure, Installed, Options, Sim};
 
 #[test]
@@ -36,8 +36,22 @@ fn the_report_has_every_figure() {
 }
 
 #[test]
+fn a_round_has_copies_with_gaps_between_and_is_long_beside_the_waking_of_threads_at_its_ends() {
+    for extent in [gpu_report::Extent::quick(), gpu_report::Extent::full()] {
+        for &size in &extent.sizes {
+            assert!(extent.count(size) >= 2, "{size}: {}", extent.count(size));
+        }
+    }
+    // At the 55 GB/s of PCIe 5 a round of the larger ones is to take 50 ms: threads are woken in tenths of one.
+    let full = gpu_report::Extent::full();
+    for &size in full.sizes.iter().filter(|&&size| size >= 1 << 20) {
+        assert!(full.count(size) * size >= 55 * 50_000_000, "{size}: {}", full.count(size));
+    }
+}
+
+#[test]
 fn leases_are_dropped_at_once_so_that_one_device_slot_is_enough() {
-    within(60, || {
+    must_end(|| {
         let _sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
         let ctx = twinbuf_cuda::context(0).unwrap();
         let uploader = twinbuf_cuda::Uploader::new(&ctx, 4096).device_depth(1);
@@ -64,7 +78,7 @@ fn what_does_not_fit_or_fails_is_an_entry_and_the_rest_is_measured() {
 
 #[test]
 fn a_pipeline_that_fails_says_so_and_leaves_no_thread() {
-    within(120, || {
+    must_end(|| {
         let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
         if sim.is_real() {
             return;

@@ -10,6 +10,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use super::capture::exchange;
 use super::codes::{
     CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED,
     NOT_PERMITTED, NOT_READY, NOT_SUPPORTED, STUB_LIBRARY, SUCCESS, describe,
@@ -82,7 +83,9 @@ fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Result<(),
         return sticky;
     }
     let ready = if needs == Needs::Context { current(&core) } else { Ok(()) };
-    let result = ready.and_then(|()| body(core)).map_or_else(|code| code, |()| SUCCESS);
+    let run = core.run;
+    let permitted = ready.and_then(|()| core.captures.call(run, name));
+    let result = permitted.and_then(|()| body(core)).map_or_else(|code| code, |()| SUCCESS);
     match injected {
         Some(injected) => injected.code,
         None if sticky != SUCCESS => sticky,
@@ -103,7 +106,8 @@ fn stream(core: &mut Core, handle: usize) -> Result<u64, Code> {
     if handle <= 2 {
         current(core)?;
     }
-    core.stream(handle)
+    let stream = core.stream(handle)?;
+    if core.captures.holds(stream) { Err(NOT_SUPPORTED) } else { Ok(stream) }
 }
 
 /// Enqueues work that was checked, and waits for it if `wait`.
@@ -356,6 +360,25 @@ calls! {
         let stream = stream(&mut core, handle)?;
         core.push_function(stream, function, argument as usize);
         Ok(())
+    };
+
+    // Captures.
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<c_uint>) Driver |core| {
+        if mode.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller has set it.
+        let wanted = unsafe { mode.0.read() };
+        mode.set(exchange(core.run, wanted)?)
+    };
+    fn cuStreamBeginCapture_v2(handle: usize, mode: c_uint) Context |mut core| {
+        let stream = stream(&mut core, handle)?;
+        core.captures.begin(stream, mode)
+    };
+    fn cuStreamEndCapture(handle: usize, graph: Out<usize>) Context |mut core| {
+        let stream = core.stream(handle)?;
+        graph.set(0)?;
+        core.captures.end(stream)
     };
 
     // Events.

@@ -20,6 +20,8 @@ pub(super) const ILLEGAL_ADDRESS: Code = 700;
 pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
 pub(super) const NOT_PERMITTED: Code = 800;
 pub(super) const NOT_SUPPORTED: Code = 801;
+pub(super) const CAPTURE_UNSUPPORTED: Code = 900;
+pub(super) const CAPTURE_INVALIDATED: Code = 901;
 
 /// The code's name and a sentence; `None` for a code that is not listed here.
 pub(super) fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
@@ -42,6 +44,12 @@ pub(super) fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
         719 => (c"CUDA_ERROR_LAUNCH_FAILED", c"kernel failed"),
         NOT_PERMITTED => (c"CUDA_ERROR_NOT_PERMITTED", c"not permitted in a host function"),
         NOT_SUPPORTED => (c"CUDA_ERROR_NOT_SUPPORTED", c"not supported"),
+        CAPTURE_UNSUPPORTED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"not permitted while a stream is captured")
+        }
+        CAPTURE_INVALIDATED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"a call that is not permitted broke the capture")
+        }
         999 => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
         _ => return None,
     })

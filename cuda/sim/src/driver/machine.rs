@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use super::capture::Captures;
 use super::clock::{Access, Agent, Clock, History};
 use super::codes::{Code, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use super::failures::Failures;
@@ -136,6 +137,7 @@ pub(super) struct State {
     tokens: BTreeMap<u64, Clock>,
     /// What kernels read or wrote; `None` inside: still to come.
     pub(super) kernels: BTreeMap<u64, Option<Result<u64, Code>>>,
+    pub(super) captures: Captures,
     pub(super) failures: Failures,
     pub(super) calls: BTreeMap<&'static str, u64>,
     pub(super) violations: Vec<String>,
@@ -173,6 +175,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         hosts: BTreeMap::new(),
         tokens: BTreeMap::new(),
         kernels: BTreeMap::new(),
+        captures: Captures::default(),
         failures: Failures::default(),
         calls: BTreeMap::new(),
         violations: Vec::new(),
@@ -257,6 +260,7 @@ pub(super) fn start(options: RawOptions) {
     core.hosts.clear();
     core.tokens.clear();
     core.kernels.clear();
+    core.captures = Captures::default();
     core.failures = Failures::default();
     core.calls.clear();
     core.violations.clear();
