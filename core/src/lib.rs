@@ -22,7 +22,7 @@
 //! let mut ring = DoubleBuffer::new([vec![0u8; 1 << 16], vec![0u8; 1 << 16]]);
 //! let (mut tx, rx) = ring.split();
 //!
-//! std::thread::scope(|s| {
+//! std::thread::scope(move |s| { // `move`: an early end drops `rx` too, and the waiting producer is told
 //!     s.spawn(move || -> Result<(), twinbuf_core::Closed> {
 //!         for i in 0..10 {
 //!             let mut slot = tx.acquire()?; // waits until the consumer has released it

@@ -3,7 +3,8 @@
 //! # The orderings
 //!
 //! A hand-off publishes with a Release read-modify-write of the slot's word and is taken with an Acquire load
-//! of the same word. That is all: there is no fence and nothing is `SeqCst`.
+//! of the same word. So is the end of a handle: what was done before it is visible to the side that is told of it.
+//! That is all: there is no fence and nothing is `SeqCst`.
 //!
 //! # Why no wakeup is lost
 //!
@@ -52,7 +53,7 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 ///
 /// let mut ring = DoubleBuffer::new([[0u8; 4096], [0u8; 4096]]);
 /// let (mut tx, rx) = ring.split();
-/// std::thread::scope(|s| {
+/// std::thread::scope(move |s| {
 ///     s.spawn(move || {
 ///         for i in 0..3 {
 ///             let mut slot = tx.acquire()?;
@@ -348,9 +349,9 @@ impl<'a, T, W: Wait> RingRef<'a, T, W> {
         let mut somebody_waits = false;
         for word in self.words() {
             // A read-modify-write on every word, whatever it holds: a waiter that was not there yet will find
-            // the bits when it announces itself. Relaxed: nothing is published with them. What was committed
-            // or released before is on words of its own, or earlier in this one's order.
-            let old = State::from_bits(word.fetch_or(bits.bits(), Ordering::Relaxed));
+            // the bits when it announces itself. Release: whatever this side did before it went, such as
+            // leaving an error where the other one looks for it, is visible to who reads the bits.
+            let old = State::from_bits(word.fetch_or(bits.bits(), Ordering::Release));
             if old.has_waiter() {
                 somebody_waits = true;
                 waiting.strategy.wake(word);
@@ -474,13 +475,13 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         let mut seen = seen.bits();
         // A loop, since the other side may add its sticky bits or `WAITER` at any time; nothing else in the
         // word can change while the slot is ours, so it goes round at most three times.
-        // Release: what we did to the value comes before the other side's next access. Relaxed on failure: the
-        // value is ours already, only the bits to keep are learned.
+        // Release: what we did to the value comes before the other side's next access. Acquire on failure: what
+        // is found instead may be the other side's end, and what it did before that is to be visible.
         while let Err(now) = self.word.compare_exchange(
             seen,
             step(State::from_bits(seen)).bits(),
             Ordering::Release,
-            Ordering::Relaxed,
+            Ordering::Acquire,
         ) {
             seen = now;
         }
@@ -516,6 +517,11 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
                 round = round.saturating_add(1);
                 seen = self.state();
                 continue;
+            }
+            // Once more, though the state is the same: the strategy may have come back to the handle, which then
+            // waits for another slot.
+            if let Some(found) = ready(seen) {
+                return (Ok(found), spurious);
             }
             if let Err(now) = self.announce(seen) {
                 seen = now;

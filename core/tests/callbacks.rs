@@ -34,7 +34,11 @@ fn steps(steps: Vec<Step>) {
 /// The place in a wait at which a step is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
+    /// A look at the clock; only in a wait with a deadline.
+    Clock,
     Relax,
+    /// As `Relax`, which then says that the wait is to begin.
+    LastRelax,
     Wait,
 }
 
@@ -43,7 +47,7 @@ struct Steps(Place);
 
 impl Wait for Steps {
     fn relax(&self, _round: u32) -> bool {
-        if self.0 == Place::Relax {
+        if matches!(self.0, Place::Relax | Place::LastRelax) {
             step();
         }
         self.0 == Place::Relax
@@ -64,6 +68,10 @@ impl WaitUntil for Steps {
     }
 
     fn expired(&self, (): ()) -> bool {
+        if self.0 == Place::Clock {
+            step();
+            return false;
+        }
         STEPS.with_borrow(Vec::is_empty)
     }
 
@@ -161,6 +169,18 @@ fn a_strategy_receives_while_the_consumer_waits() {
             assert_eq!((slot.seq(), *slot), (1, 11), "{place:?}, {keep}, {timed}");
             assert_eq!(rx.stats().handoffs, 2);
         }
+    }
+}
+
+/// The word is what it was, so that the announcement succeeds, and yet it is no longer the one to wait for.
+#[test]
+fn a_strategy_receives_and_releases_just_before_the_announcement() {
+    for (place, timed) in [(Place::LastRelax, false), (Place::LastRelax, true), (Place::Clock, true)] {
+        let (tx, rx) = handles::<2, _>(Steps(place));
+        steps(vec![both(both(fill(&tx, 10), receive(&rx, 10, false)), fill(&tx, 11))]);
+        let slot = if timed { rx.recv_timeout(Duration::MAX).unwrap() } else { rx.recv().unwrap() };
+        assert_eq!((slot.seq(), *slot), (1, 11), "{place:?}, {timed}");
+        assert_eq!(rx.stats().handoffs, 2);
     }
 }
 

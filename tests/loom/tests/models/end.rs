@@ -1,5 +1,7 @@
 //! The end of a handle: it arrives, it arrives in order, and nobody sleeps through it.
 
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use twinbuf_core::{Closed, RecvError};
 
 use crate::common::*;
@@ -153,5 +155,41 @@ fn end_while_held<P: Parker>(mode: Mode) {
     assert_eq!(rx.recv().unwrap_err(), RecvError::AllHeld, "the end is beyond the slot that is still held");
     drop(held);
     assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Abandoned);
+    producer.join().unwrap();
+}
+
+check! {
+    /// What the producer did before it went is not visible to the consumer that is told.
+    producer_end_publishes over [Try, Block, Timed, Async], 2, deep 3
+}
+fn producer_end_publishes<P: Parker>(mode: Mode) {
+    let (park, tx, rx) = ring::<2, P>();
+    let why = Arc::new(AtomicBool::new(false));
+    let says_why = why.clone();
+    clock(&park, mode);
+    let producer = spawn(move || {
+        says_why.store(true, Relaxed);
+        drop(tx);
+    });
+    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Abandoned);
+    assert!(why.load(Relaxed), "told of the end, and not of what came before");
+    producer.join().unwrap();
+}
+
+check! {
+    /// What the consumer did before it went is not visible to the producer that is told, by an acquire or a commit.
+    consumer_end_publishes over [Try, Block, Timed, Async], 2, deep 3
+}
+fn consumer_end_publishes<P: Parker>(mode: Mode) {
+    let (park, mut tx, rx) = ring::<1, P>();
+    let why = Arc::new(AtomicBool::new(false));
+    let says_why = why.clone();
+    clock(&park, mode);
+    let producer = spawn(move || {
+        while send(&mut tx, mode, 1).is_ok() {} // once at most
+        assert!(why.load(Relaxed), "told of the end, and not of what came before");
+    });
+    says_why.store(true, Relaxed);
+    drop(rx);
     producer.join().unwrap();
 }
