@@ -167,7 +167,8 @@ mod system {
         if let Some(&(_, block)) = known.iter().find(|(known, _)| *known == system) {
             return Ok(Direct { file, block: block.into() });
         }
-        let block = probe(&file).map_err(|source| failed("preadv(O_DIRECT)", source))?;
+        let block = probe(|block| read(&file, 0, [block, &mut [], &mut []]))
+            .map_err(|source| failed("preadv(O_DIRECT)", source))?;
         known.push((system, block));
         Ok(Direct { file, block: block.into() })
     }
@@ -179,15 +180,16 @@ mod system {
         BLOCKS.into_iter().find(|&larger| too_small && larger > block)
     }
 
-    /// The smallest block in which the file can be read.
-    fn probe(file: &File) -> io::Result<usize> {
+    /// The smallest block in which `read` reads.
+    pub(super) fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
         let [mut block, ..] = BLOCKS;
         loop {
             // At an odd multiple, so that larger ones do not pass for it.
             let mut beside = Beside::new();
             let blocks = beside.blocks(2 * block);
-            match read(file, 0, [&mut blocks[block..2 * block], &mut [], &mut []]) {
+            match read(&mut blocks[block..2 * block]) {
                 Ok(_) => return Ok(block),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => block = larger(block, &error).ok_or(error)?,
             }
         }
@@ -295,6 +297,24 @@ mod tests {
             assert_eq!(direct.read_at(&mut out, 130, &mut Beside::new()).unwrap(), 9000);
             assert!(out == bytes[130..9130]);
         }
+    }
+
+    /// Some file systems (FUSE) let a signal interrupt a read.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_probe_that_is_interrupted_goes_on() {
+        let mut asked = Vec::new();
+        let block = system::probe(|block| {
+            asked.push(block.len());
+            match asked.len() {
+                1 | 3 => Err(io::Error::from_raw_os_error(libc::EINTR)),
+                2 => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+                _ => Ok(0),
+            }
+        });
+        assert_eq!((block.unwrap(), asked), (4096, vec![512, 512, 4096, 4096]));
+        let failed = system::probe(|_| Err(io::Error::from_raw_os_error(libc::EIO)));
+        assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::EIO));
     }
 
     #[test]

@@ -28,11 +28,20 @@ impl DataFile {
         regular(&std::fs::metadata(path).map_err(failed)?)?;
         let mut options = OpenOptions::new();
         options.read(true);
-        // Should a FIFO have taken the file's place since, opening does not wait for its writer. It has no
-        // effect on regular files: open(2).
+        // Should a FIFO have taken the file's place since, opening does not wait for its writer. On regular files
+        // it has no effect, unless a file server holds a lease: then opening fails at once instead of waiting
+        // until the lease is given up (open(2), fcntl(2)). No FIFO fails so, and what is leased is waited for.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-        let file = options.open(path).map_err(failed)?;
+        let file = match options.open(path) {
+            #[cfg(unix)]
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, 0);
+                options.open(path)
+            }
+            file => file,
+        };
+        let file = file.map_err(failed)?;
         let len = regular(&file.metadata().map_err(failed)?)?;
         Ok(Self { path: path.to_owned(), file, len })
     }

@@ -227,6 +227,40 @@ fn npy_in_other_words() {
     }
 }
 
+/// Julia and MATLAB call every array one of Fortran order. With one long axis its bytes are the same in both orders.
+#[test]
+fn npy_in_fortran_order_with_one_long_axis() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.npy");
+    let open = |shape: &str, data| {
+        let header = format!("{{'descr': '<i2', 'fortran_order': True, 'shape': {shape}, }}");
+        let mut file = b"\x93NUMPY\x01\x00".to_vec();
+        file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+        file.extend(header.bytes());
+        file.resize(file.len() + data, 1);
+        std::fs::write(&path, &file).unwrap();
+        Records::open_npy([&path], Cut::Rows).map(|records| (records.len(), records.shape().to_vec()))
+    };
+    for (shape, data, rows, row) in [
+        ("(3,)", 6, 3, &[][..]),
+        ("(1,)", 2, 1, &[]),
+        ("(3, 1)", 6, 3, &[1]),
+        ("(1, 3)", 6, 1, &[3]),
+        ("(1, 1, 4, 1)", 8, 1, &[1, 4, 1]),
+    ] {
+        assert_eq!(open(shape, data).unwrap(), (rows, row.to_vec()), "{shape}");
+    }
+    for (shape, data) in [("(3, 2)", 12), ("(1, 2, 2)", 8), ("(2, 1, 2)", 8)] {
+        let error = open(shape, data).unwrap_err();
+        assert!(matches!(error, Error::FortranOrder { offset: 44, .. }), "{shape}: {error}");
+    }
+    // What is wrong with these is not the order.
+    let error = open("()", 2).unwrap_err();
+    assert!(matches!(error, Error::BadShape { .. }), "{error}");
+    let error = open("(0,)", 0).unwrap_err();
+    assert!(matches!(error, Error::TooShort { .. }), "{error}");
+}
+
 #[cfg(feature = "safetensors")]
 #[test]
 fn safetensors() {

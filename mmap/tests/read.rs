@@ -151,3 +151,40 @@ fn threads_read_at_once() {
         }
     });
 }
+
+/// A file server (Samba's kernel oplocks) holds a lease while a client writes; `open` waits until it is given up.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_leased_file_is_opened_when_it_is_given_up() {
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    let (_folder, paths, bytes) = data_set(&[100]);
+    let server = File::options().read(true).write(true).open(&paths[0]).unwrap();
+    let control = |command, value: libc::c_int| {
+        // SAFETY: the descriptor is open as long as `server` lives; these commands take numbers.
+        unsafe { libc::fcntl(server.as_raw_fd(), command, value) }
+    };
+    // It says that somebody waits, and would end the process.
+    // SAFETY: nothing is called when the signal comes.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    if control(libc::F_SETLEASE, libc::F_WRLCK) != 0 {
+        return eprintln!("not checked: F_SETLEASE: {}", std::io::Error::last_os_error());
+    }
+    let opened = AtomicBool::new(false);
+    let records = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !opened.load(Relaxed) && control(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+                std::thread::yield_now();
+            }
+            control(libc::F_SETLEASE, libc::F_UNLCK);
+        });
+        let records = Records::open(&paths, RECORD);
+        opened.store(true, Relaxed);
+        records
+    });
+    let records = records.unwrap();
+    let plan = Plan::builder(records.len()).batch(100).build().unwrap();
+    let (read, expected) = epoch(&records, plan, 0, &bytes);
+    assert_eq!(read, expected);
+}

@@ -15,8 +15,8 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const LONGEST: u64 = 10_000;
 
 impl Records {
-    /// Opens arrays that numpy saved (`numpy.save`): `.npy` of version 1.0, 2.0 or 3.0, in C order. A row is
-    /// one entry of the first axis.
+    /// Opens arrays that numpy saved (`numpy.save`): `.npy` of version 1.0, 2.0 or 3.0, in C order, or with
+    /// one axis longer than 1 at most, which is in both orders. A row is one entry of the first axis.
     ///
     /// Types: all numeric ones of fixed size, that is `bool`, `int8` to `int64`, `uint8` to `uint64`,
     /// `float16` to `float64`, `complex64`, `complex128`. Several files may differ in the length of the first
@@ -143,8 +143,9 @@ impl<'a> Parser<'a> {
             return Err(self.bad("'descr', 'fortran_order' and 'shape', each once"));
         };
         let dtype = self.little_endian(dtype)?;
-        // An array of one axis or none is the same in both orders; numpy writes `False` for it.
-        if fortran {
+        // With one axis longer than 1, or none, the bytes are the same in both orders. numpy writes `False` for
+        // them; what writes `True` for all arrays (NPZ.jl, npy-matlab) does so for them too.
+        if fortran && shape.iter().filter(|&&axis| axis != 1).count() > 1 {
             let offset = self.offset(fortran_at);
             return Err(Error::FortranOrder { path: self.file.path.clone(), offset });
         }
