@@ -68,7 +68,7 @@ pub(crate) struct Shape {
     /// Bytes of a record: takes the files as plain bytes, whatever they begin with
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "dtype")]
     pub(crate) record_bytes: Option<u64>,
-    /// Type of the elements of files without a header, e.g. u16; a record is one element
+    /// Type of the elements, e.g. u16, one of which is a record: takes the files as plain bytes too
     #[arg(long, value_parser = dtype)]
     pub(crate) dtype: Option<DType>,
 }

@@ -165,15 +165,15 @@ impl Layout {
 
 impl Found {
     fn print(&self, out: &mut String) -> Result<(), std::fmt::Error> {
-        writeln!(out, "{}", self.path.display())?;
+        writeln!(out, "{}", text::printable(&self.path.to_string_lossy()))?;
         writeln!(out, "  format      {}, {}", self.format.name(), text::bytes(self.file_bytes))?;
         for Array { tensor, content } in &self.arrays {
             let line = match content {
                 Content::Records(layout) => layout.print(),
-                Content::None { error } => format!("no records: {error}"),
+                Content::None { error } => format!("no records: {}", text::printable(error)),
             };
             match tensor {
-                Some(name) => writeln!(out, "  tensor      {name}: {line}")?,
+                Some(name) => writeln!(out, "  tensor      {}: {line}", text::printable(name))?,
                 None => writeln!(out, "  records     {line}")?,
             }
         }

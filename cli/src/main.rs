@@ -34,14 +34,14 @@ fn main() -> ExitCode {
         Ok(Args { command: Command::Inspect(options) }) => inspect::run(&options),
         Ok(Args { command: Command::Probe(options) }) => probe::run(&options),
         Ok(Args { command: Command::Trace(options) }) => trace::run(&options),
-        Err(error) if error.use_stderr() => Err(one_line(&error.to_string()).into()),
+        Err(error) if error.use_stderr() => Err(first_paragraph(&error.to_string()).into()),
         Err(help) => Ok(help.to_string()),
     };
     match found.and_then(|text| say(&text)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Nobody may be listening: then the exit code has to do.
-            let _ = writeln!(io::stderr(), "twinbuf: {}", one_line(&error.to_string()));
+            let _ = writeln!(io::stderr(), "twinbuf: {}", text::printable(&error.to_string()));
             ExitCode::from(2)
         }
     }
@@ -58,8 +58,8 @@ fn say(text: &str) -> Result<(), BoxError> {
     }
 }
 
-/// The first paragraph: clap lists arguments on lines of their own, and adds its usage.
-fn one_line(message: &str) -> String {
+/// As one line: clap lists arguments on lines of their own, and adds its usage.
+fn first_paragraph(message: &str) -> String {
     let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
     let line = lines.collect::<Vec<_>>().join(" ");
     line.strip_prefix("error: ").map(str::to_string).unwrap_or(line)

@@ -90,10 +90,13 @@ struct Figures {
     /// Of the bytes to read, in the page cache before a run: the most; unknown if the system does not tell, or
     /// if they are read past it.
     cached_percent: Option<f64>,
+    /// A batch on average, as `compute_s`: of a file that is read on the system reads ahead, and then most batches are
+    /// loaded at once and some take all the time.
+    load_s: f64,
     load_median_s: f64,
     load_min_s: f64,
     load_max_s: f64,
-    /// Bytes a second at the median.
+    /// Bytes a second at `load_s`.
     load_rate: f64,
     compute_s: f64,
     serial_s: f64,
@@ -132,7 +135,8 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     Ok(if options.json {
         serde_json::to_string_pretty(&figures)? + "\n"
     } else {
-        sentences(options, &figures, verdict)?
+        let hinted = runs.iter().any(|run| run.report.hints.calls > 0);
+        sentences(options, &figures, verdict, hinted)?
     })
 }
 
@@ -147,6 +151,7 @@ fn open(options: &Options) -> Result<Records, BoxError> {
         }
         (Format::Safetensors, None) => match &tensors(&files[0])?[..] {
             [only] => only.clone(),
+            [] => return Err(format!("{}: no tensors: wanted at least one", files[0].display()).into()),
             names => {
                 let (path, names) = (files[0].display(), names.join(", "));
                 return Err(format!("{path}: --tensor: wanted one of its tensors: {names}").into());
@@ -154,9 +159,10 @@ fn open(options: &Options) -> Result<Records, BoxError> {
         },
         (Format::Raw, None) if shape.record_bytes.is_none() && shape.dtype.is_none() => {
             let path = files[0].display();
-            return Err(
-                format!("{path}: has no header that says what its records are: give --record-bytes").into()
-            );
+            return Err(format!(
+                "{path}: has no header that says what its records are: give --record-bytes or --dtype"
+            )
+            .into());
         }
         _ => String::new(),
     };
@@ -224,6 +230,10 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
     let loads = sorted(rounds.iter().flat_map(|(run, _)| &run.loads).copied().map(seconds));
     let ends = |sorted: &[f64]| [sorted.first(), sorted.last()].map(|end| end.copied().unwrap_or_default());
     let [load_min_s, load_max_s] = ends(&loads);
+    let load_s = median(&sorted(rounds.iter().map(|(run, _)| {
+        let all: Duration = run.loads.iter().sum();
+        seconds(all) / run.loads.len().max(1) as f64
+    })));
     let batch_bytes = plan.batch_records() * records.record_bytes() as u64;
     let figures = Figures {
         records: records.len(),
@@ -236,10 +246,11 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
             .iter()
             .map(|run| run.cached)
             .try_fold(0.0, |most: f64, run| Some(most.max(run?))),
+        load_s,
         load_median_s: median(&loads),
         load_min_s,
         load_max_s,
-        load_rate: batch_bytes as f64 / median(&loads),
+        load_rate: batch_bytes as f64 / load_s,
         compute_s: median(&serial(|report| seconds(report.train.busy) / report.batches as f64)),
         serial_s: median(&serial(|report| seconds(report.wall))),
         ideal_s: median(&serial(|report| seconds(report.ideal))),
@@ -275,16 +286,21 @@ fn median(sorted: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
-fn sentences(options: &Options, found: &Figures, verdict: Verdict) -> Result<String, std::fmt::Error> {
+fn sentences(
+    options: &Options,
+    found: &Figures,
+    verdict: Verdict,
+    hinted: bool,
+) -> Result<String, std::fmt::Error> {
     let Figures { serial_s, ideal_s, overlapped_s, gain_possible, gain_measured, .. } = found;
     let mut out = String::new();
     writeln!(
         out,
-        "{} of {} B; {} of {} records ({}) measured, of {} an epoch, in {}",
+        "{} of {} B; {} of {} ({}) measured, of {} an epoch, in {}",
         text::count(found.records, "record"),
         found.record_bytes,
         text::count(found.steps, "batch"),
-        found.batch,
+        text::count(found.batch, "record"),
         text::bytes(found.batch * found.record_bytes),
         found.epoch_steps,
         text::count(found.rounds, "round"),
@@ -309,7 +325,8 @@ fn sentences(options: &Options, found: &Figures, verdict: Verdict) -> Result<Str
     let ms = |seconds: f64| seconds * 1000.0;
     writeln!(
         out,
-        "load       {:>10.2} ms a batch, the median (least {:.2}, most {:.2}); {}/s",
+        "load       {:>10.2} ms a batch (median {:.2}, least {:.2}, most {:.2}); {}/s",
+        ms(found.load_s),
         ms(found.load_median_s),
         ms(found.load_min_s),
         ms(found.load_max_s),
@@ -341,7 +358,46 @@ fn sentences(options: &Options, found: &Figures, verdict: Verdict) -> Result<Str
     } else {
         write!(out, "It saved nothing here ({gain_measured:.2} x as fast{range})")?;
     }
-    let more = ": more than that, because the page hints make the reading itself faster, or because the machine was \
-                not quiet";
-    writeln!(out, "{}.", if *gain_measured > 1.05 * gain_possible { more } else { "" }).map(|()| out)
+    let more = if *gain_measured > 1.05 * gain_possible { more(hinted) } else { "" };
+    writeln!(out, "{more}.").map(|()| out)
+}
+
+/// Why more was gained than overlap can.
+fn more(hinted: bool) -> &'static str {
+    if hinted {
+        ": more than that, because the page hints make the reading itself faster, or because the machine was not \
+         quiet"
+    } else {
+        // In order, past the page cache and out of it the loader asks for no pages.
+        ": more than that, because the machine was not quiet"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three batches that the system had read ahead and one that it had not.
+    #[test]
+    fn the_rate_is_that_of_all_batches() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data.bin");
+        std::fs::write(&path, [0; 4000]).unwrap();
+        let records = Records::open([path], 100).unwrap();
+        let plan = Plan::builder(records.len()).batch(10).build().unwrap();
+        let run = || {
+            let mut report = Report::default();
+            report.batches = 4;
+            Run { report, loads: [0, 0, 40, 0].map(Duration::from_millis).to_vec(), cached: None }
+        };
+        let (found, _) = figures(&records, &plan, &[run(), run()]);
+        assert_eq!((found.load_s, found.load_rate), (0.01, 100_000.0), "1000 bytes in 10 ms");
+        assert_eq!((found.load_min_s, found.load_max_s), (1e-9, 0.04));
+    }
+
+    #[test]
+    fn page_hints_are_named_only_where_there_were_some() {
+        assert!(more(true).contains("page hints"));
+        assert!(!more(false).contains("page hints"));
+    }
 }

@@ -4,6 +4,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Serializer;
 
+/// What a file or a path says, on one line and without orders to the terminal: control characters are escaped.
+pub(crate) fn printable(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escaped).collect()
+}
+
 /// `1536` as `1.5 KiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
@@ -58,6 +64,7 @@ mod tests {
         ] {
             assert_eq!(found, expected);
         }
+        assert_eq!(printable("a\u{1b}[31m\n\n\u{e4} \"\u{9b}"), "a\\u{1b}[31m\\n\\n\u{e4} \"\\u{9b}");
         assert_eq!(percent(1.0, 4.0), 25.0);
         assert_eq!(percent(1.0, 0.0), 0.0);
     }

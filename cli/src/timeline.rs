@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -12,6 +12,9 @@ use twinbuf::BoxError;
 const WAITS: [&str; 2] = ["queue_wait", "gpu_queue_wait"];
 /// Microseconds that no run lasts, about 30 years: sums of less are exact enough and far from infinite.
 const LONGEST: f64 = 1e15;
+/// Bytes of a line at most. An event has some hundred; without an end to its lines a file of data would have to
+/// fit the memory.
+const LINE: u64 = 1 << 20;
 /// Spans that are made up of others.
 const FRAMES: [&str; 2] = ["epoch", "chunk"];
 
@@ -165,8 +168,7 @@ impl Timeline {
             }
         }
         if timeline.tracks.is_empty() {
-            let path = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
-            return Err(format!("{path}: no spans: wanted a trace by twinbuf, one event a line").into());
+            return Err(no_spans(paths.first().map_or(Path::new(""), PathBuf::as_path)).into());
         }
         Ok(timeline)
     }
@@ -177,7 +179,10 @@ impl Timeline {
         let mut part = Part::default();
         let mut line = Vec::new();
         let mut ended = false;
-        while file.read_until(b'\n', &mut line).map_err(failed)? > 0 {
+        while file.by_ref().take(LINE).read_until(b'\n', &mut line).map_err(failed)? > 0 {
+            if line.len() as u64 == LINE && !line.ends_with(b"\n") && part.processes.is_empty() {
+                return Err(no_spans(path).into());
+            }
             let text = line.trim_ascii();
             let text = text.strip_prefix(b",").unwrap_or(text);
             let text = text.strip_suffix(b",").unwrap_or(text).trim_ascii();
@@ -246,6 +251,10 @@ impl Timeline {
         }
         sums
     }
+}
+
+fn no_spans(path: &Path) -> String {
+    format!("{}: no spans: wanted a trace by twinbuf, one event a line", path.display())
 }
 
 /// What one file holds.

@@ -195,11 +195,12 @@ impl Summary {
             self.wall_s
         )?;
         for note in self.notes() {
-            writeln!(out, "{note}")?;
+            writeln!(out, "{}", text::printable(&note))?;
         }
         let many = self.tracks.iter().any(|row| row.process != self.tracks[0].process);
-        let named =
-            |process: &str, what: &str| if many { format!("{process}, {what}") } else { what.to_string() };
+        let named = |process: &str, what: &str| {
+            text::printable(&if many { format!("{process}, {what}") } else { what.to_string() })
+        };
         let width =
             self.tracks.iter().map(|row| named(&row.process, &row.track).len()).max().unwrap_or(0).max(5);
         writeln!(out, "\n{:width$}     busy s      %  waiting s      %   spans", "track")?;

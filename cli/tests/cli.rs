@@ -44,6 +44,7 @@ fn samples() -> TempDir {
     let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 68]].concat();
     put("cut.safetensors", tensors[..100].to_vec());
     put("two.safetensors", tensors);
+    put("none.safetensors", [&2_u64.to_le_bytes()[..], b"{}"].concat());
     let mut header = [0_i32; 256];
     header[..3].copy_from_slice(&[20_240_520, 1, 100]);
     let header: Vec<u8> = header.into_iter().flat_map(i32::to_le_bytes).collect();
@@ -123,7 +124,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
         (&["inspect", "data.bin", "--record-bytes", "0"], "0 is not in"),
         (&["inspect", "data.bin", "--record-bytes", "10001"], "wanted at least 10001 bytes"),
         (&["probe", "data.bin"], "--batch <B>"),
-        (&["probe", "data.bin", "--batch", "4", "--compute-ms", "0"], "give --record-bytes"),
+        (&["probe", "data.bin", "--batch", "4", "--compute-ms", "0"], "give --record-bytes or --dtype"),
         (&["probe", "images.npy", "--batch", "7", "--compute-ms", "0"], "at most the 6 records"),
         (&["probe", "images.npy", "--batch", "0", "--compute-ms", "0"], "0 is not in"),
         (&["probe", "images.npy", "--batch", "1", "--compute-ms", "NaN"], "0 to 60000 milliseconds"),
@@ -155,6 +156,8 @@ fn bad_input_is_one_line_and_exit_code_2() {
             "has no tensors",
         ),
         (&["trace", "missing.json"], "missing.json"),
+        (&["trace", "two\n\nlines\u{1b}"], "two\\n\\nlines\\u{1b}: No such file"),
+        (&["probe", "none.safetensors", probe[0], probe[1], probe[2], probe[3]], "no tensors"),
         (&["trace", "."], "."),
         (&["trace", "empty.bin"], "no spans"),
         (&["trace", "noise.json"], "no spans"),
@@ -167,6 +170,64 @@ fn bad_input_is_one_line_and_exit_code_2() {
         assert!(stderr.starts_with("twinbuf: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
         assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
         assert!(!stderr.contains("Usage"), "no more than what is wrong: {stderr}");
+    }
+}
+
+/// Names in files are what others wrote.
+#[test]
+fn names_in_files_break_no_line() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let header = r#"{"a\n\u001b[31m":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b\n\n":{"dtype":"U8","shape":[],"data_offsets":[3,4]}}"#;
+    let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
+    fs::write(folder.join("names.safetensors"), tensors).unwrap();
+    let found = text(folder, &["inspect", "names.safetensors"]);
+    has(
+        &found,
+        &["  tensor      a\\n\\u{1b}[31m: 3 records of one u8", "  tensor      b\\n\\n: no records: "],
+    );
+    let Output { status, stderr, .. } =
+        twinbuf(folder, &["probe", "names.safetensors", "--batch", "1", "--compute-ms", "0"]);
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!((status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
+    has(&stderr, &["wanted one of its tensors: a\\n\\u{1b}[31m, b\\n\\n"]);
+
+    let lines = [
+        r#"{"name":"process_name","ph":"M","pid":0,"tid":1,"args":{"name":"p\n\u001b"}}"#,
+        r#"{"name":"thread_name","ph":"M","pid":0,"tid":2,"args":{"name":"read\n\u001b"}}"#,
+        r#"{"name":"load\n\u001b","ph":"X","pid":0,"tid":2,"ts":0,"dur":9000,"args":{"epoch":0,"step":0}}"#,
+        r#"{"name":"queue_wait","ph":"X","pid":0,"tid":1,"ts":0,"dur":9000,"args":{"epoch":0,"step":0}}"#,
+    ];
+    fs::write(folder.join("names\n.json"), lines.join(",\n")).unwrap();
+    let found = text(folder, &["trace", "names\n.json"]);
+    has(&found, &["names\\n.json: has no end", "\nread\\n\\u{1b} ", "for `load\\n\\u{1b}` of"]);
+    assert!(!found.contains('\u{1b}'), "{found}");
+}
+
+/// A file of data given for a trace may have no end of a line at all, and be larger than the memory.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_trace_need_not_fit_the_memory_line_by_line() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let span = r#"{"name":"train","ph":"X","pid":0,"tid":1,"ts":0,"dur":9,"args":{"epoch":0,"step":0}}"#;
+    for (start, expected) in [("", Err("holes: no spans")), (span, Ok("4 lines could not be read"))] {
+        let path = folder.join("holes");
+        fs::write(&path, format!("{start}\n")).unwrap();
+        // The last of a file may be holes where the system has crashed.
+        let long = if start.is_empty() { 1 << 32 } else { 4 << 20 };
+        fs::OpenOptions::new().append(true).open(&path).unwrap().set_len(long).unwrap();
+        let Output { status, stdout, stderr } = Command::new("sh")
+            .args(["-c", "ulimit -v 1000000 && exec \"$0\" trace holes", env!("CARGO_BIN_EXE_twinbuf")])
+            .current_dir(folder)
+            .output()
+            .unwrap();
+        let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+        match expected {
+            Ok(line) => has(&stdout, &[line]),
+            Err(line) => has(&stderr, &[line]),
+        }
+        assert_eq!(status.code(), Some(if expected.is_ok() { 0 } else { 2 }), "{stderr}");
     }
 }
 
