@@ -75,7 +75,9 @@ fn run(args: &Args) -> Result<(), BoxError> {
         .tail(Tail::Keep)
         .build()?;
     let stream = ctx.new_stream()?;
-    let mut model = Model::new(&stream, usize::try_from(args.batch)? * RECORD, args.compute_ms)?;
+    // No batch has more records than there are.
+    let most = usize::try_from(args.batch.min(records.len()))?;
+    let mut model = Model::new(&stream, most * RECORD, args.compute_ms)?;
     println!(
         "{}: {} batches of {} KiB an epoch, {} copies from device to device a step",
         ctx.name()?,

@@ -128,10 +128,10 @@ impl<'l, B: Backend> Epoch<'l, B> {
             return Poll::Ready(None);
         }
         let wait = self.wait.get_or_insert_with(|| spans::wait(&self.span, self.job.epoch, self.step));
-        let found = match wait.in_scope(|| self.loader.receive(self.job, self.step, waiting)) {
-            Poll::Ready(found) => found,
-            Poll::Pending => return Poll::Pending,
-        };
+        let task = matches!(waiting, Waiting::Poll(_));
+        let found = wait.in_scope(|| self.loader.receive(self.job, self.step, waiting));
+        self.loader.asleep.set(found.is_pending() && (task || self.loader.asleep.get()));
+        let Poll::Ready(found) = found else { return Poll::Pending };
         (self.asked, self.wait) = (None, None);
         let received = Instant::now();
         Poll::Ready(Some(match found {

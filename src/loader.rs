@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -74,6 +74,8 @@ pub struct Loader<B: Backend = Host> {
     pub(crate) place: Cell<(u64, u64)>,
     /// Where the next epoch is to begin, if it is this one.
     restored: Cell<Option<(u64, u64)>>,
+    /// Whether a task waits for the next batch.
+    pub(crate) asleep: Cell<bool>,
     _memory: Option<Taken>,
 }
 
@@ -146,6 +148,7 @@ impl<B: Backend> Loader<B> {
     /// the epoch. It does so too if a batch that was sent to another thread is not dropped there in time: ask for
     /// the next one after that.
     pub fn epoch(&self, epoch: u64) -> Epoch<'_, B> {
+        self.wake_earlier();
         let start = match self.restored.take() {
             Some((restored, step)) if restored == epoch => step,
             _ => 0,
@@ -161,6 +164,18 @@ impl<B: Backend> Loader<B> {
             let _ = jobs.send(job);
         }
         Epoch::new(self, job)
+    }
+
+    /// Wakes the task that waits for a batch of an earlier epoch, so that it hears of its end: of that epoch none may
+    /// come any more. A wait by another task wakes it.
+    fn wake_earlier(&self) {
+        if self.asleep.take() && !self.is_orphaned() {
+            // No job has this number: what has been read is given up.
+            let none = Job { generation: 0, epoch: 0, start: 0 };
+            let mut nobody = Context::from_waker(Waker::noop());
+            // What went wrong is told once more, to the next who asks.
+            let _ = self.receive(none, 0, Waiting::Poll(&mut nobody));
+        }
     }
 
     /// Where the time went so far.
@@ -528,6 +543,7 @@ impl<B: Backend> LoaderBuilder<B> {
             identity: (record_bytes as u64, fingerprint),
             place: Cell::new((0, 0)),
             restored: Cell::new(None),
+            asleep: Cell::new(false),
             breakdown: self.breakdown,
             _memory: memory,
         })

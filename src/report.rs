@@ -95,10 +95,13 @@ pub struct Report {
     /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
     pub train: Stage,
     /// The longest of the reading thread's work, the copy to the device and the caller's work, step by step, added up:
-    /// what perfect overlap would take. Of the batch in use the reading thread's work alone.
+    /// what perfect overlap would take, and never less than all copies. Of the batch in use the reading thread's work
+    /// alone.
     ///
     /// As if an epoch's first batch were loaded beside the use of the last one before it, which this loader does not
-    /// do: where epochs have very few batches, that much is out of reach.
+    /// do: where epochs have very few batches, that much is out of reach. And as if no step could make up for
+    /// another: where they are of very different lengths, more than two host slots can do with less, down to the
+    /// longest of the three stages, each added up by itself.
     pub ideal: Duration,
     /// The page hints made.
     pub hints: Hinted,
@@ -118,7 +121,8 @@ impl Report {
         let unexplained = self.train.waiting.saturating_sub(before);
         let behind = self.read.waiting >= unexplained / 2 && self.train.waiting > before.mul_f64(DOMINATES);
         let device = if transfer_bytes > 0 && behind { self.train.waiting } else { Duration::ZERO };
-        let ideal = self.ideal.max(self.train.busy + device);
+        // Copies come one after the other, those too that were still on their way when the caller was done with them.
+        let ideal = self.ideal.max(self.train.busy + device).max(transfer);
         Self { reads, transfer, transfer_bytes, device, ideal, ..self }
     }
 
@@ -152,7 +156,7 @@ impl Report {
     }
 
     /// How many times faster than it was perfect overlap would be: `wall / ideal`. This much overlap can still
-    /// gain at most.
+    /// gain at most, step by step: see [`ideal`](Self::ideal).
     #[must_use]
     pub fn gain_left(&self) -> f64 {
         ratio(self.wall, self.ideal).max(1.0)
@@ -312,6 +316,25 @@ mod tests {
             let report = of(read, train, transfer);
             assert_eq!((report.device, report.verdict()), (ms(0), verdict), "{report}");
         }
+    }
+
+    #[test]
+    fn no_overlap_makes_the_copies_shorter() {
+        let ms = Duration::from_millis;
+        let stage = |busy, waiting| Stage { busy: ms(busy), waiting: ms(waiting) };
+        // Only enqueued: when the caller is done with a batch its copy is still on its way, and in no step's ideal.
+        let enqueued = Report {
+            batches: 10,
+            wall: ms(4000),
+            read: stage(200, 3800),
+            train: stage(10, 3990),
+            ideal: ms(200),
+            ..Report::default()
+        };
+        let report = enqueued.with_transfers(10, ms(3900), 1);
+        assert_eq!((report.verdict(), report.ideal), (Verdict::TransferBound, ms(3900)), "{report}");
+        assert!(report.gain_possible() <= 3.0, "three stages: {report}");
+        assert!(report.to_string().ends_with("Better overlap can still gain 2.5 %."), "{report}");
     }
 
     #[test]

@@ -54,6 +54,13 @@ fn with_a_driver_every_run_reads_the_same_batches() {
     assert!(stdout.ends_with("same batches in every run\n"), "{stdout}");
     assert_eq!(stdout.matches("order ").count(), 4, "{stdout}");
 
+    // A batch that no memory holds is an error, not a panic.
+    let batch = (1u64 << 54).to_string();
+    let output = train(&["--data", data, "--batch", &batch, "--compute-ms", "0"], Some(&simulator()));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.starts_with("train_cuda: option `host_depth`: wanted slots that fit"), "{stderr}");
+
     let output = train(&["--data", data, "--compute-ms=-1"], Some(&simulator()));
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().starts_with("train_cuda: --compute-ms: wanted 0"));

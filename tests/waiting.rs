@@ -145,3 +145,28 @@ fn an_epoch_that_another_one_ends_is_woken_to_say_so() {
     // The reader may wait at the gate, and the loader's end for the reader.
     drop(open);
 }
+
+#[test]
+fn an_epoch_that_another_one_ends_is_woken_though_no_batch_ever_comes() {
+    // The reader waits at the gate, in vain; the later epoch is given up at once, or nobody asks for its batches.
+    for give_up in [false, true] {
+        let (open, loader) = gated();
+        // Dropped before the loader, whose end waits for the reader.
+        let _open = open;
+        let (told, _wakes) = channel();
+        let woken = Arc::new(Woken(AtomicUsize::new(0), told));
+        let waker = Waker::from(woken.clone());
+        let mut cx = Context::from_waker(&waker);
+        let mut earlier = loader.epoch(0);
+        assert!(earlier.poll_next(&mut cx).is_pending());
+        let later = loader.epoch(1);
+        if give_up {
+            drop(later);
+        }
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "nobody else would");
+        let said = earlier.poll_next(&mut cx);
+        assert!(matches!(said, Poll::Ready(Some(Err(Error::Superseded { epoch: 0 })))), "{said:?}");
+        drop((earlier, loader.epoch(2)));
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "whom nobody waits for is not");
+    }
+}
