@@ -6,7 +6,7 @@ use std::iter::FusedIterator;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::{Park, ReadSlot};
@@ -49,7 +49,6 @@ struct InUse {
     step: u64,
     asked: Instant,
     received: Instant,
-    load: Duration,
 }
 
 impl<'l, B: Backend> Iterator for Epoch<'l, B> {
@@ -168,7 +167,7 @@ impl<'l, B: Backend> Epoch<'l, B> {
             }
         }
         self.loader.report.borrow_mut().add(&load.cost, bytes, received - asked);
-        self.in_use = Some(InUse { step: self.step, asked, received, load: load.cost.load() });
+        self.in_use = Some(InUse { step: self.step, asked, received });
         self.span(B::WAIT, Some(self.step), asked, received);
         let mut track = self.loader.running.track.borrow_mut();
         track.taken(load.place());
@@ -180,18 +179,16 @@ impl<'l, B: Backend> Epoch<'l, B> {
         let mut report = self.loader.report.borrow_mut();
         report.wall += now.saturating_duration_since(self.counted.unwrap_or(now));
         self.counted = Some(now);
-        if let Some(InUse { step, asked, received, load }) = self.in_use.take() {
-            let (mut used, mut transfer) = (now - received, Duration::ZERO);
+        if let Some(InUse { step, asked, received }) = self.in_use.take() {
+            let mut used = now - received;
             let ordinal = self.job.place(None).ordinal;
-            if let Some((copied, took)) = B::transfers(&self.loader.running.batches, ordinal, step).this {
+            if let Some((copied, _)) = B::transfers(&self.loader.running.batches, ordinal, step).this {
                 // The caller has its batch before the copy is done: its own work began only then.
                 let waited = copied.saturating_duration_since(received).min(used);
                 used -= waited;
                 report.train.waiting += waited;
-                transfer = took;
             }
             report.train.busy += used;
-            report.ideal += used.max(transfer).saturating_sub(load);
             self.span("train", Some(step), received, now);
             self.span("chunk", Some(step), asked, now);
             self.loader.running.track.borrow_mut().used(self.job.place(Some(step)), received);

@@ -13,7 +13,7 @@ use crate::error::{BoxError, Error};
 use crate::fork::OfProcess;
 use crate::loader::{Joined, Loader};
 use crate::reader::message;
-use crate::report::{DOMINATES, Stage, Verdict, ratio};
+use crate::report::{DOMINATES, Stage, Verdict, left, ratio};
 use crate::trace::{Place, Profile, Trace, Track};
 
 /// Rounds of data that a closure makes: round `N + 1` on a thread of its own while the caller trains on `N`.
@@ -784,14 +784,13 @@ impl fmt::Display for GenerateReport {
         }
         write!(
             f,
-            "{}: one after the other {:.3} s, at best {:.3} s ({:.2} x; in the long run {:.2} x). Better \
-             overlap can still gain {:.1} %.",
+            "{}: one after the other {:.3} s, at best {:.3} s ({:.2} x; in the long run {:.2} x). {}",
             self.verdict(),
             self.serial().as_secs_f64(),
             self.ideal.as_secs_f64(),
             self.gain_possible(),
             self.gain_in_the_long_run(),
-            (1.0 - 1.0 / self.gain_left()) * 100.0
+            left(self.wall, self.serial(), self.gain_left())
         )
     }
 }

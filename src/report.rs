@@ -94,15 +94,6 @@ pub struct Report {
     pub device: Duration,
     /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
     pub train: Stage,
-    /// The longest of the reading thread's work, the copy to the device and the caller's work, step by step, added up:
-    /// what perfect overlap would take, and never less than all copies. Of the batch in use the reading thread's work
-    /// alone.
-    ///
-    /// As if an epoch's first batch were loaded beside the use of the last one before it, which this loader does not
-    /// do: where epochs have very few batches, that much is out of reach. And as if no step could make up for
-    /// another: where they are of very different lengths, more than two host slots can do with less, down to the
-    /// longest of the three stages, each added up by itself.
-    pub ideal: Duration,
     /// The page hints made.
     pub hints: Hinted,
     /// Batches whose pages could not be given up as [`evict`](crate::LoaderBuilder::evict) says.
@@ -121,9 +112,7 @@ impl Report {
         let unexplained = self.train.waiting.saturating_sub(before);
         let behind = self.read.waiting >= unexplained / 2 && self.train.waiting > before.mul_f64(DOMINATES);
         let device = if transfer_bytes > 0 && behind { self.train.waiting } else { Duration::ZERO };
-        // Copies come one after the other, those too that were still on their way when the caller was done with them.
-        let ideal = self.ideal.max(self.train.busy + device).max(transfer);
-        Self { reads, transfer, transfer_bytes, device, ideal, ..self }
+        Self { reads, transfer, transfer_bytes, device, ..self }
     }
 
     /// A batch was received.
@@ -134,8 +123,6 @@ impl Report {
         self.read.waiting += cost.waited;
         self.transform += cost.transform;
         self.train.waiting += waited;
-        // At least this; what its use takes beyond it is known later.
-        self.ideal += cost.load();
         self.hints += cost.hints;
         self.evict_failed += cost.evict_failed;
         self.residency.pages += cost.residency.pages;
@@ -148,18 +135,29 @@ impl Report {
         self.read.busy + self.transform + self.transfer + self.device + self.train.busy
     }
 
+    /// What perfect overlap would take: the longest of the reading thread's work, the copies to the device and the
+    /// caller's work, each added up. No overlap takes less, with however many slots.
+    ///
+    /// Two slots come near it where the batches are alike. Where now the one and now the other takes longer, more of
+    /// them are needed. And the first load of an epoch and its last use have nothing beside them: where epochs have
+    /// very few batches, that much is out of reach.
+    #[must_use]
+    pub fn ideal(&self) -> Duration {
+        (self.read.busy + self.transform).max(self.transfer).max(self.train.busy + self.device)
+    }
+
     /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to the number
     /// of stages.
     #[must_use]
     pub fn gain_possible(&self) -> f64 {
-        ratio(self.serial(), self.ideal)
+        ratio(self.serial(), self.ideal())
     }
 
     /// How many times faster than it was perfect overlap would be: `wall / ideal`. This much overlap can still
-    /// gain at most, step by step: see [`ideal`](Self::ideal).
+    /// gain at most.
     #[must_use]
     pub fn gain_left(&self) -> f64 {
-        ratio(self.wall, self.ideal).max(1.0)
+        ratio(self.wall, self.ideal()).max(1.0)
     }
 
     /// Which stage decides.
@@ -181,6 +179,21 @@ impl Report {
             Verdict::Balanced
         }
     }
+}
+
+/// What overlap can still gain, as a sentence.
+pub(crate) fn left(wall: Duration, serial: Duration, gain_left: f64) -> String {
+    if wall > serial.mul_f64(DOMINATES) {
+        "It took longer than one after the other: with little work at a time the waking of threads takes the most, or \
+         other programs have the processors. No overlap may be faster."
+            .to_string()
+    } else {
+        format!("Better overlap can still gain {:.1} %.", (1.0 - 1.0 / gain_left) * 100.0)
+    }
+}
+
+fn count(many: u64, one: &str, more: &str) -> String {
+    format!("{many} {}", if many == 1 { one } else { more })
 }
 
 pub(crate) fn ratio(a: Duration, b: Duration) -> f64 {
@@ -212,9 +225,9 @@ impl fmt::Display for Report {
         };
         writeln!(
             f,
-            "{} epochs, {} batches, {:.1} MiB in {:.3} s",
-            self.epochs,
-            self.batches,
+            "{}, {}, {:.1} MiB in {:.3} s",
+            count(self.epochs, "epoch", "epochs"),
+            count(self.batches, "batch", "batches"),
             mib(self.bytes),
             seconds(self.wall)
         )?;
@@ -249,13 +262,13 @@ impl fmt::Display for Report {
         }
         write!(
             f,
-            "{}: one after the other {:.3} s, at best {:.3} s ({:.2} x). Better overlap can still gain {:.1} %.",
+            "{}: one after the other {:.3} s, at best {:.3} s ({:.2} x). ",
             self.verdict(),
             seconds(self.serial()),
-            seconds(self.ideal),
+            seconds(self.ideal()),
             self.gain_possible(),
-            (1.0 - 1.0 / self.gain_left()) * 100.0
-        )
+        )?;
+        f.write_str(&left(self.wall, self.serial(), self.gain_left()))
     }
 }
 
@@ -263,14 +276,13 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
 
-    fn report(read_ms: u64, train_ms: u64, ideal_ms: u64, wall_ms: u64) -> Report {
+    fn report(read_ms: u64, train_ms: u64, wall_ms: u64) -> Report {
         let ms = Duration::from_millis;
         Report {
             batches: 1,
             wall: ms(wall_ms),
             read: Stage { busy: ms(read_ms), waiting: ms(0) },
             train: Stage { busy: ms(train_ms), waiting: ms(0) },
-            ideal: ms(ideal_ms),
             ..Report::default()
         }
     }
@@ -288,7 +300,7 @@ mod tests {
             (125, 100, Verdict::DiskBound),
             (10_000, 100, Verdict::DiskBound),
         ] {
-            assert_eq!(report(read, train, 0, 0).verdict(), verdict, "read {read}, train {train}");
+            assert_eq!(report(read, train, 0).verdict(), verdict, "read {read}, train {train}");
         }
     }
 
@@ -297,8 +309,7 @@ mod tests {
         let ms = Duration::from_millis;
         let stage = |busy, waiting| Stage { busy: ms(busy), waiting: ms(waiting) };
         let of = |read: Stage, train: Stage, transfer| {
-            let ideal = read.busy.max(train.busy);
-            let report = Report { batches: 1, wall: ms(4000), read, train, ideal, ..Report::default() };
+            let report = Report { batches: 1, wall: ms(4000), read, train, ..Report::default() };
             report.with_transfers(1, ms(transfer), u64::from(transfer > 0))
         };
         // Only enqueued: the caller waits for the device, and so does the reader.
@@ -319,39 +330,40 @@ mod tests {
     }
 
     #[test]
-    fn no_overlap_makes_the_copies_shorter() {
+    fn nothing_takes_less_than_its_longest_stage() {
         let ms = Duration::from_millis;
         let stage = |busy, waiting| Stage { busy: ms(busy), waiting: ms(waiting) };
-        // Only enqueued: when the caller is done with a batch its copy is still on its way, and in no step's ideal.
-        let enqueued = Report {
-            batches: 10,
-            wall: ms(4000),
-            read: stage(200, 3800),
-            train: stage(10, 3990),
-            ideal: ms(200),
-            ..Report::default()
-        };
+        // Only enqueued: when the caller is done with a batch its copy is still on its way.
+        let (read, train) = (stage(200, 3800), stage(10, 3990));
+        let enqueued = Report { batches: 10, wall: ms(4000), read, train, ..Report::default() };
         let report = enqueued.with_transfers(10, ms(3900), 1);
-        assert_eq!((report.verdict(), report.ideal), (Verdict::TransferBound, ms(3900)), "{report}");
-        assert!(report.gain_possible() <= 3.0, "three stages: {report}");
+        assert_eq!((report.verdict(), report.ideal()), (Verdict::TransferBound, ms(3900)), "{report}");
         assert!(report.to_string().ends_with("Better overlap can still gain 2.5 %."), "{report}");
+        // A transform is the reading thread's work.
+        let transformed = Report { transform: ms(900), ..self::report(200, 1000, 2000) };
+        assert_eq!(transformed.ideal(), ms(1100), "{transformed}");
     }
 
     #[test]
     fn the_gains_are_ratios_to_perfect_overlap() {
-        let balanced = report(1000, 1000, 1000, 2000);
+        let balanced = report(1000, 1000, 2000);
         assert!((balanced.gain_possible() - 2.0).abs() < 1e-9);
         assert!((balanced.gain_left() - 2.0).abs() < 1e-9);
         assert!(balanced.to_string().ends_with("Better overlap can still gain 50.0 %."), "{balanced}");
 
         // Compute 99 to 1: overlapped or not, there is nothing to gain, and it says so.
-        let dominated = report(10, 990, 990, 991);
+        let dominated = report(10, 990, 991);
         assert!((dominated.gain_possible() - 1000.0 / 990.0).abs() < 1e-9);
         assert!(dominated.to_string().contains("ComputeBound"), "{dominated}");
         assert!(dominated.to_string().ends_with("Better overlap can still gain 0.1 %."), "{dominated}");
 
+        // Slower than without: no overlap is to be made better then.
+        let small = report(3, 2, 22);
+        assert!(small.to_string().starts_with("0 epochs, 1 batch, "), "{small}");
+        assert!(small.to_string().ends_with("No overlap may be faster."), "{small}");
+
         // Hints make a read look shorter than the disk was busy: never a gain below nothing.
-        assert!((report(500, 1000, 1000, 900).gain_left() - 1.0).abs() < 1e-9);
+        assert!((report(500, 1000, 900).gain_left() - 1.0).abs() < 1e-9);
         assert!((Report::default().gain_possible() - 1.0).abs() < 1e-9);
     }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fault, Faulty, RECORD, batches, files, open, open_direct, plan, record};
+use common::{RECORD, batches, files, open, open_direct, plan, record};
 use twinbuf::mmap::Hinted;
 use twinbuf::{Error, Loader, MAX_HOST_DEPTH, Plan, ReadMode, Records};
 
@@ -219,18 +219,4 @@ fn options_that_cannot_work_are_refused() {
     let (option, _, found) = refused(Loader::builder(data, plan).host_depth(8));
     assert_eq!(option, "host_depth");
     assert_eq!(found, "8 host slots of 8388608 records of 1048576 bytes");
-}
-
-#[test]
-fn a_report_in_mid_epoch_promises_no_more_than_one_of_the_end() {
-    for overlap in [false, true] {
-        let (dataset, _) = Faulty::new(64, Fault::None, 0);
-        let loader = Loader::builder(dataset, plan(64, 8)).overlap(overlap).build().unwrap();
-        for batch in loader.epoch(0) {
-            let _in_use = batch.unwrap();
-            let report = loader.report();
-            assert!(report.ideal >= report.read.busy + report.transform, "{report}");
-            assert!((1.0..=2.0).contains(&report.gain_possible()), "two stages: {report}");
-        }
-    }
 }

@@ -290,29 +290,6 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
 }
 
 #[test]
-fn copies_that_nobody_waits_for_are_in_what_overlap_could_reach() {
-    let (_dir, paths) = files(&[64]);
-    // Copies take long; the caller drops each batch at once, while its copy is still on its way.
-    let _sim = Sim::start(Options { delay_us: 200, pieces: 20, ..Options::seeded(3) });
-    let ctx = cuda::context(0).unwrap();
-    for overlap in [false, true] {
-        let builder = Loader::builder(open(&paths), plan(64, 4)).overlap(overlap);
-        let loader = builder.cuda(ctx.clone()).build().unwrap();
-        for batch in loader.epoch(0) {
-            batch.unwrap();
-            let report = loader.report();
-            assert!(report.ideal >= report.transfer, "overlap {overlap}: {report}");
-            assert!(
-                (1.0..=3.0).contains(&report.gain_possible()),
-                "three stages, overlap {overlap}: {report}"
-            );
-        }
-        let report = loader.report();
-        assert!(report.ideal >= report.transfer && !report.transfer.is_zero(), "overlap {overlap}: {report}");
-    }
-}
-
-#[test]
 fn every_way_to_wait_delivers_the_same() {
     let (_dir, paths) = files(&[41]);
     let host = Loader::builder(open(&paths), plan(41, 6)).build().unwrap();

@@ -253,7 +253,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
         load_rate: batch_bytes as f64 / load_s,
         compute_s: median(&serial(|report| seconds(report.train.busy) / report.batches as f64)),
         serial_s: median(&serial(|report| seconds(report.wall))),
-        ideal_s: median(&serial(|report| seconds(report.ideal))),
+        ideal_s: median(&serial(|report| seconds(report.ideal()))),
         overlapped_s: median(&sorted(rounds.iter().map(|(_, run)| seconds(run.report.wall)))),
         // Of the stages alone: what passes between them no overlap hides.
         gain_possible: median(&serial(Report::gain_possible)),
@@ -334,7 +334,7 @@ fn sentences(
     )?;
     writeln!(out, "compute    {:>10.2} ms a batch, by a busy loop", ms(found.compute_s))?;
     writeln!(out, "in turn    {:>10.2} ms, measured", ms(*serial_s))?;
-    writeln!(out, "ideal      {:>10.2} ms, the longer of load and compute batch by batch", ms(*ideal_s))?;
+    writeln!(out, "ideal      {:>10.2} ms, the longer of all load and all compute", ms(*ideal_s))?;
     writeln!(out, "overlapped {:>10.2} ms, measured", ms(*overlapped_s))?;
     let why = match verdict {
         Verdict::ComputeBound => "the compute decides, and a faster disk would change little",
