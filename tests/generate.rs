@@ -14,7 +14,7 @@ use twinbuf::{BoxError, Error, Generator, Loader, Profile, RoundError, Verdict};
 const MODES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
 /// Longer than anything takes here; only a failing test waits for it.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
 
 /// Lets the other threads run, so that one that does not wait when it should is seen.
 fn yield_often() {

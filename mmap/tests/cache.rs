@@ -50,9 +50,9 @@ fn three_batches(folder: &Path) -> PathBuf {
 /// Asks until it holds, or fails after a time in which any disk reads eight megabytes.
 #[track_caller]
 fn until(mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(300);
     while !holds() {
-        assert!(Instant::now() < deadline, "not within a minute");
+        assert!(Instant::now() < deadline, "not within five minutes");
         std::thread::yield_now();
     }
 }

@@ -113,7 +113,7 @@ fn hints_fall_back(call: c_long, errno: c_int) {
     }
     // File systems that live in memory keep their pages whatever they are told.
     if evicted.resident == 0 {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(300);
         while records.residency_of(&batch()).unwrap().resident < BATCH {
             assert!(Instant::now() < deadline, "{:?}", records.residency_of(&batch()));
             std::thread::yield_now();
