@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
 use cudarc::driver::{CudaStream, sys};
-use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, TryAcquireError};
+use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, RecvTimeoutError, TryAcquireError};
 
 use crate::cu::{self, Event};
 use crate::driver::Driver;
@@ -193,6 +193,18 @@ impl<H> Copies<H> {
         Ok(())
     }
 
+    /// Lets go of all host slots, if no copy is running any more.
+    fn retire_if_done(&mut self) -> Result<(), Error> {
+        if let Some(newest) = self.running.iter().rev().find(|copy| copy.bytes > 0) {
+            self.bind()?;
+            // SAFETY: the event lives in a device slot, which lives as long as the ring.
+            if !unsafe { cu::is_complete(newest.copied) }? {
+                return Ok(());
+            }
+        }
+        self.retire_all()
+    }
+
     pub(crate) fn retire_all(&mut self) -> Result<(), Error> {
         while !self.running.is_empty() {
             self.retire()?;
@@ -253,9 +265,7 @@ fn copy_all<'h, M>(
     copies.bind()?;
     cu::ignore_captures_elsewhere();
     loop {
-        // The guard of a copy that still runs is kept while this waits: if the batch comes before the copy's end,
-        // it is queued behind it without a gap, and if not, the reader is busy with it and needs no other slot.
-        let mut batch = match host.recv() {
+        let mut batch = match next(host, &mut copies)? {
             Ok(batch) => batch,
             Err(end) => {
                 copies.retire_all()?;
@@ -284,6 +294,26 @@ fn copy_all<'h, M>(
         }
         copies.make_room()?;
     }
+}
+
+/// Waits for the next batch, and beside it for the end of the copies that run.
+///
+/// A batch that comes before their end is queued behind them without a gap. If it does not come, the reader is to have
+/// their slots before it has filled the one that it is at. No call waits for both: so the copies are looked at now and
+/// then, the more seldom the longer they take.
+fn next<'h, M>(
+    host: &'h Consumer<'_, HostBuf<M>, Park>,
+    copies: &mut Copies<ReadSlot<'h, HostBuf<M>, Park>>,
+) -> Result<Result<ReadSlot<'h, HostBuf<M>, Park>, RecvError>, Error> {
+    while let Some(newest) = copies.running.back() {
+        let pause = (newest.issued.elapsed() / 8).clamp(Duration::from_micros(50), Duration::from_millis(5));
+        match host.recv_timeout(pause) {
+            Ok(batch) => return Ok(Ok(batch)),
+            Err(RecvTimeoutError::Timeout) => copies.retire_if_done()?,
+            Err(_) => break, // the end, which the call below tells again
+        }
+    }
+    Ok(host.recv())
 }
 
 /// Everything that one thread needs to copy by hand, when it commits: the same slots and edges, no thread.

@@ -78,6 +78,19 @@ pub(crate) unsafe fn wait_on_host(event: CUevent) -> Result<(), Error> {
     check("cuEventSynchronize", unsafe { result::event::synchronize(event) })
 }
 
+/// Whether `event`, as last recorded, is complete.
+///
+/// # Safety
+///
+/// It exists.
+pub(crate) unsafe fn is_complete(event: CUevent) -> Result<bool, Error> {
+    // SAFETY: it exists, says the caller.
+    match unsafe { result::event::query(event) } {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+        result => check("cuEventQuery", result).map(|()| true),
+    }
+}
+
 /// Records `event` behind what is in `stream`.
 ///
 /// # Safety

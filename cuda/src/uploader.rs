@@ -106,8 +106,8 @@ impl Uploader {
     /// Calls `on_copied` after each copy, in order: on the copy thread, or in `acquire` with `overlap(false)`.
     /// Empty batches are not copied. If it panics, the uploader ends.
     ///
-    /// It comes when the copies are next looked at, not when one ends: on the copy thread up to one batch late, with
-    /// `overlap(false)` up to as many as there are slots. It never comes for copies that still run when the
+    /// It comes when the copies are next looked at, not when one ends: on the copy thread soon after, with
+    /// `overlap(false)` up to as many batches late as there are slots. It never comes for copies that still run when the
     /// [`DeviceBatches`] are dropped, or, with `overlap(false)`, the [`HostSlots`] without
     /// [`finish`](HostSlots::finish). [`Lease::copied`](crate::Lease::copied) tells one batch's time at once.
     pub fn on_copied(mut self, on_copied: impl FnMut(Copied) + Send + 'static) -> Self {
