@@ -65,6 +65,8 @@ struct Inner {
     training: Table,
     validation: Table,
     validating: Option<Validating>,
+    /// How long the validations that are over took together.
+    validated: Duration,
 }
 
 struct Validating {
@@ -72,6 +74,14 @@ struct Validating {
     batches: u64,
     done: u64,
     started: Instant,
+}
+
+/// The start of a phase.
+struct Start {
+    at: Instant,
+    /// When the validation began that it is of, if it is of one.
+    validation: Option<Instant>,
+    validated: Duration,
 }
 
 /// The steps of training or of validation.
@@ -121,6 +131,7 @@ impl Breakdown {
             training: Table::default(),
             validation: Table::default(),
             validating: None,
+            validated: Duration::ZERO,
         };
         Self { on: Some(Arc::new(Mutex::new(inner))) }
     }
@@ -151,6 +162,10 @@ impl Breakdown {
     ///
     /// A phase that runs several times in a step is added up. A phase within a phase counts for both.
     ///
+    /// It is of what it began in, training or a [`validation`](Breakdown::validation), and counts no time of the
+    /// other: a phase around a validation counts what lies before and after it, and one that goes on beyond the end
+    /// of its validation counts for nothing.
+    ///
     /// # Panics
     ///
     /// If `work` does; its time is then not counted.
@@ -159,13 +174,32 @@ impl Breakdown {
         if self.on.is_none() {
             return work();
         }
-        let start = Instant::now();
+        let start = self.start();
         let result = work();
-        self.count(name, start, start.elapsed());
+        self.end_phase(name, start);
         result
     }
 
-    /// Counts a time that was measured elsewhere and ended just now.
+    fn start(&self) -> Option<Start> {
+        let inner = self.lock()?;
+        let validation = inner.validating.as_ref().map(|validating| validating.started);
+        Some(Start { at: Instant::now(), validation, validated: inner.validated })
+    }
+
+    fn end_phase(&self, name: &'static str, start: Option<Start>) {
+        let (Some(mut inner), Some(start)) = (self.lock(), start) else { return };
+        let validation = inner.validating.as_ref().map(|validating| validating.started);
+        // As a step's start, it moves by the validations since.
+        let at = start.at + (inner.validated - start.validated);
+        let (table, end) = match start.validation {
+            None => (&mut inner.training, validation.unwrap_or_else(Instant::now)),
+            same if same == validation => (&mut inner.validation, Instant::now()),
+            Some(_) => return,
+        };
+        table.count(name, at, end.saturating_duration_since(at));
+    }
+
+    /// Counts a time that was measured elsewhere and ended just now: all of it, so measure it without a validation's.
     #[inline]
     pub fn add(&self, name: &'static str, time: Duration) {
         if self.is_on() {
@@ -182,22 +216,16 @@ impl Breakdown {
     }
 
     fn count(&self, name: &'static str, start: Instant, time: Duration) {
-        let Some(mut inner) = self.lock() else { return };
-        let table = inner.table();
-        table.begun = Some(table.begun.map_or(start, |begun| begun.min(start)));
-        let phase = match table.phases.iter_mut().position(|phase| phase.name == name) {
-            Some(at) => &mut table.phases[at],
-            None => {
-                table.phases.push(Phase { name, now: None, times: Times::default() });
-                let Some(phase) = table.phases.last_mut() else { unreachable!("just pushed") };
-                phase
-            }
-        };
-        phase.now = Some(phase.now.unwrap_or_default().saturating_add(time));
+        if let Some(mut inner) = self.lock() {
+            inner.table().count(name, start, time);
+        }
     }
 
     /// The end of a step, or of a batch of validation: it lasted from the start of its first phase until now.
     /// What none of its phases accounts for is shown as `other`; what lies between two steps is in neither.
+    ///
+    /// A validation in between is left out, and phases that are not within one another never add up to more than
+    /// the step.
     pub fn end_step(&self) {
         let Some(mut inner) = self.lock() else { return };
         let now = Instant::now();
@@ -230,7 +258,7 @@ impl Breakdown {
     /// Until the result is dropped, phases and steps are those of a validation of `batches` batches.
     ///
     /// Its progress is logged at every `K`-th batch, and its time at the end. A validation in the middle of a
-    /// step does not count for that step; one within another is part of it.
+    /// step, or of a phase, does not count for it; one within another validation is part of that.
     #[must_use = "the validation ends when this is dropped"]
     pub fn validation(&self, batches: u64) -> Validation<'_> {
         let begun = self.lock().is_some_and(|mut inner| {
@@ -251,6 +279,7 @@ impl Breakdown {
         inner.validation.begun = None;
         inner.validation.phases.iter_mut().for_each(|phase| phase.now = None);
         inner.training.begun = inner.training.begun.map(|begun| begun + took);
+        inner.validated += took;
         drop(inner);
         // A sink that panicked while the caller's own panic ends the validation would abort the process.
         if !std::thread::panicking() {
@@ -301,6 +330,20 @@ impl Inner {
 }
 
 impl Table {
+    /// Counts a time of the step that is under way, or that began at `start`.
+    fn count(&mut self, name: &'static str, start: Instant, time: Duration) {
+        self.begun = Some(self.begun.map_or(start, |begun| begun.min(start)));
+        let phase = match self.phases.iter_mut().position(|phase| phase.name == name) {
+            Some(at) => &mut self.phases[at],
+            None => {
+                self.phases.push(Phase { name, now: None, times: Times::default() });
+                let Some(phase) = self.phases.last_mut() else { unreachable!("just pushed") };
+                phase
+            }
+        };
+        phase.now = Some(phase.now.unwrap_or_default().saturating_add(time));
+    }
+
     /// The step is over; writes its phases to `line`.
     fn end_step(&mut self, now: Instant, mut line: Option<&mut String>) {
         self.steps += 1;

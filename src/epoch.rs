@@ -14,7 +14,7 @@ use twinbuf_mmap::BatchPlan;
 
 use crate::backend::{Backend, Host};
 use crate::error::Error;
-use crate::loader::{Feed, Loader};
+use crate::loader::{Feed, Loader, longest};
 use crate::reader::{Job, Waiting};
 use crate::slot::{Load, Slot};
 use crate::spans::{self, Span};
@@ -124,6 +124,11 @@ impl<'l, B: Backend> Epoch<'l, B> {
         self.end_of_use(asked);
         if self.step == self.loader.plan.steps() {
             self.end(asked);
+            // A rank that has no part in the last step has done it by asking.
+            let (place, epoch) = (&self.loader.place, self.job.epoch);
+            if place.get() == (epoch, self.step) {
+                place.set((epoch, longest(&self.loader.plan).steps()));
+            }
             return Poll::Ready(None);
         }
         let wait = self.wait.get_or_insert_with(|| spans::wait(&self.span, self.job.epoch, self.step));

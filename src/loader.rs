@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use twinbuf_mmap::{Buffer, Evict, Plan, Tail};
+use twinbuf_mmap::{Buffer, Evict, Plan};
 
 use crate::backend::{Backend, Host, NoSlot, Received, Sides, Transfers, too_large};
 use crate::breakdown::Breakdown;
@@ -149,13 +149,14 @@ impl<B: Backend> Loader<B> {
     /// the next one after that.
     pub fn epoch(&self, epoch: u64) -> Epoch<'_, B> {
         self.wake_earlier();
-        let start = match self.restored.take() {
+        let step = match self.restored.take() {
             Some((restored, step)) if restored == epoch => step,
             _ => 0,
         };
+        let start = step.min(self.plan.steps());
         let job = Job { generation: self.generation.get() + 1, epoch, start };
         self.generation.set(job.generation);
-        self.place.set((epoch, start));
+        self.place.set((epoch, step));
         self.report.borrow_mut().epochs += 1;
         if let (Feed::Ahead { jobs, wanted, .. }, false) = (&self.running.feed, self.running.is_foreign()) {
             // Relaxed: see the load in `Reader::run`.
@@ -205,7 +206,8 @@ impl<B: Backend> Loader<B> {
     }
 
     /// The place after the last batch that the caller received: those that were only read ahead do not count,
-    /// the one in use does.
+    /// the one in use does. After an epoch that was iterated to its end, the end of all ranks' epoch, also where
+    /// this one has a step fewer ([`Tail::Keep`](crate::Tail::Keep)).
     #[must_use]
     pub fn state(&self) -> State {
         let (record_bytes, fingerprint) = self.identity;
@@ -227,16 +229,7 @@ impl<B: Backend> Loader<B> {
     pub fn restore(&self, state: &State) -> Result<(), Error> {
         let refuse = |what, wanted: String, found: String| Err(Error::Restore { what, wanted, found });
         // The rank alone may be another: a step is a step of all ranks.
-        let whole = |plan: &Plan| {
-            let plan = Plan::builder(plan.records())
-                .batch(plan.batch_records())
-                .seed(plan.seed())
-                .order(plan.order())
-                .tail(plan.tail())
-                .shard(0, plan.world());
-            plan.build()
-        };
-        if whole(&state.plan) != whole(&self.plan) {
+        if longest(&state.plan) != longest(&self.plan) {
             return refuse("plan", format!("{:?}", self.plan), format!("{:?}", state.plan));
         }
         let (record_bytes, fingerprint) = self.identity;
@@ -245,13 +238,12 @@ impl<B: Backend> Loader<B> {
             let found = say(state.record_bytes, state.fingerprint);
             return refuse("data set", say(record_bytes, fingerprint), found);
         }
-        // Another rank may have one step more.
-        let more = u64::from(self.plan.tail() == Tail::Keep && self.plan.world() > 1);
-        if state.step > self.plan.steps().saturating_add(more) {
-            let wanted = format!("at most the {} steps of an epoch", self.plan.steps());
+        let steps = longest(&self.plan).steps();
+        if state.step > steps {
+            let wanted = format!("at most the {steps} steps of an epoch");
             return refuse("step", wanted, state.step.to_string());
         }
-        let place = (state.epoch, state.step.min(self.plan.steps()));
+        let place = (state.epoch, state.step);
         self.restored.set(Some(place));
         self.place.set(place);
         Ok(())
@@ -623,6 +615,18 @@ impl fmt::Display for Sizes {
         }
         Ok(())
     }
+}
+
+/// The plan of rank 0, which has as many steps as any rank.
+pub(crate) fn longest(plan: &Plan) -> Plan {
+    let first = Plan::builder(plan.records())
+        .batch(plan.batch_records())
+        .seed(plan.seed())
+        .order(plan.order())
+        .tail(plan.tail())
+        .shard(0, plan.world());
+    let Ok(first) = first.build() else { unreachable!("there is a plan of another rank") };
+    first
 }
 
 /// A thread that is joined when this is dropped.

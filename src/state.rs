@@ -8,6 +8,9 @@ use twinbuf_mmap::Plan;
 /// Save it with the model. The feature `serde` makes it `Serialize` and `Deserialize`; the names of its fields
 /// are a stable format. It is the same for all ranks of a step: any rank's state restores any other's.
 ///
+/// With [`Tail::Keep`](crate::Tail::Keep) a rank may have no batch in the last step. It has done that step when its
+/// epoch has given `None`; until then its state is that after the step before. Rank 0 has a batch in every step.
+///
 /// ```
 /// # use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
 /// # struct Zeros;
@@ -48,7 +51,8 @@ impl State {
         self.epoch
     }
 
-    /// The batches of that epoch that the caller has received: the step of the next one.
+    /// The batches of that epoch that the caller has received: the step of the next one. After its end, the steps
+    /// of the rank that has the most.
     #[must_use]
     pub const fn step(&self) -> u64 {
         self.step

@@ -194,6 +194,94 @@ fn a_validation_in_the_middle_of_a_step_is_not_of_the_step() {
     assert!(total <= at_most + 0.001, "{total} ms of {at_most} ms");
 }
 
+/// The milliseconds of each phase of a logged step, which add up to its total.
+fn whole(line: &str) -> Vec<(&str, f64)> {
+    let (_, phases) = parse(line);
+    let (total, parts) = phases.split_last().unwrap();
+    let sum: f64 = parts.iter().map(|(_, ms)| ms).sum();
+    assert!((sum - total.1).abs() < 0.001 * phases.len() as f64, "the parts make up the total: {line}");
+    phases
+}
+
+#[test]
+fn a_validation_in_the_middle_of_a_phase_is_not_of_the_phase() {
+    let (breakdown, lines) = logged(0);
+    let began = Instant::now();
+    breakdown.phase("load", || busy(Duration::from_millis(5)));
+    let mut validated = Duration::ZERO;
+    for _ in 0..2 {
+        breakdown.phase("validate", || {
+            busy(Duration::from_millis(1));
+            let _validation = breakdown.validation(1);
+            let start = Instant::now();
+            breakdown.phase("forward", || busy(Duration::from_millis(5)));
+            {
+                let _part_of_it = breakdown.validation(1);
+                breakdown.phase("forward", || busy(Duration::from_millis(5)));
+            }
+            breakdown.end_step();
+            validated += start.elapsed();
+        });
+    }
+    breakdown.end_step();
+    let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
+    let lines = lines.lock().unwrap();
+    let phases = whole(&lines[2]);
+    assert_eq!(names(&phases), ["load", "validate", "other", "total"]);
+    assert!(phases[1].1 >= 2.0, "before the validations it counts: {phases:?}");
+    assert!(phases[3].1 <= at_most + 0.001, "{phases:?}, of {at_most} ms");
+    assert!(breakdown.to_string().contains("\nvalidation: 2 batches, "), "{breakdown}");
+}
+
+#[test]
+fn a_phase_within_a_phase_around_a_validation_counts_for_both_without_it() {
+    let (breakdown, lines) = logged(0);
+    let began = Instant::now();
+    let validated = breakdown.phase("outer", || {
+        breakdown.phase("inner", || {
+            let _validation = breakdown.validation(1);
+            let start = Instant::now();
+            busy(Duration::from_millis(5));
+            start.elapsed()
+        })
+    });
+    breakdown.end_step();
+    let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
+    let lines = lines.lock().unwrap();
+    let (_, phases) = parse(&lines[1]);
+    assert_eq!(names(&phases), ["inner", "outer", "other", "total"]);
+    assert!(phases.iter().all(|(_, ms)| *ms <= at_most + 0.001), "{phases:?}, of {at_most} ms");
+}
+
+#[test]
+fn a_phase_is_of_what_it_began_in_and_ends_with_it() {
+    let (breakdown, lines) = logged(0);
+    let began = Instant::now();
+    breakdown.phase("load", || busy(Duration::from_millis(5)));
+    let (start, validation) = breakdown.phase("before", || {
+        let validation = breakdown.validation(1);
+        (Instant::now(), validation)
+    });
+    breakdown.phase("within", || busy(Duration::from_millis(5)));
+    breakdown.end_step();
+    let validated = breakdown.phase("beyond", || {
+        let validated = start.elapsed();
+        drop(validation);
+        validated
+    });
+    breakdown.phase("after", || ());
+    breakdown.end_step();
+    let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
+    let lines = lines.lock().unwrap();
+    let phases = whole(&lines[1]);
+    assert_eq!(names(&phases), ["load", "before", "after", "other", "total"]);
+    assert!(phases[4].1 <= at_most + 0.001, "{phases:?}, of {at_most} ms");
+    let table = breakdown.to_string();
+    let validation = table.split_once("\nvalidation: 1 batches, ").expect(&table).1;
+    let rows: Vec<&str> = validation.lines().skip(2).map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(rows, ["within", "other", "total"], "{table}");
+}
+
 #[test]
 fn off_it_only_runs_the_work() {
     for breakdown in [Breakdown::off(), Breakdown::default(), Breakdown::off().sink(|line| panic!("{line}"))]

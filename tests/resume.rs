@@ -90,29 +90,67 @@ fn only_the_epoch_of_the_state_begins_at_its_step() {
     loader.restore(&state).unwrap();
     assert_eq!(first_step(3), 4);
     assert_eq!(first_step(3), 0, "once");
+    let mut last = loader.epoch(5);
+    assert_eq!(last.by_ref().take(10).count(), 10);
+    loader.restore(&state).unwrap();
+    assert!(last.next().is_none());
+    assert_eq!(loader.state(), state, "the end of an epoch that went on meanwhile is no step of it");
+}
+
+/// Every rank steps as often as the longest one, and asks in vain where it has no batch. Its state after any step
+/// is that of the others, and lets all of them together go on with every record that is left, each once.
+#[test]
+fn any_ranks_state_after_a_step_restores_any_other_rank() {
+    let (_dir, paths) = files(&[RECORDS]);
+    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+        // Of the last step's 3 records two ranks have none; of a world of 60 ranks, 7 have none at all.
+        for (batch, world) in [(5, 5), (1, 60)] {
+            if tail == Tail::Drop && batch * world > RECORDS {
+                continue;
+            }
+            let load = |rank| {
+                let plan = Plan::builder(RECORDS).batch(batch).tail(tail).shard(rank, world).build().unwrap();
+                Loader::builder(open(&paths), plan).overlap(false).build().unwrap()
+            };
+            let longest = load(0).plan().steps();
+            for from in [0, 2, 3, world - 1] {
+                let first = load(from);
+                let mut epoch = first.epoch(0);
+                for taken in 0..=longest {
+                    let state = saved(&first.state());
+                    let case = format!("{tail:?}, {world} ranks, rank {from} after {taken}");
+                    assert_eq!((state.epoch(), state.step()), (0, taken), "{case}");
+                    for to in [0, 2, 3, world - 1] {
+                        let second = load(to);
+                        second.restore(&state).unwrap();
+                        assert_eq!(second.state().step(), taken, "{case}, restored by rank {to}");
+                        let mut rest = second.epoch(0);
+                        assert_eq!(second.state().step(), taken, "{case}, begun by rank {to}");
+                        let left = rest.by_ref().map(Result::unwrap).count() as u64;
+                        assert_eq!(left, second.plan().steps().saturating_sub(taken), "{case} to {to}");
+                        assert_eq!(second.state().step(), longest, "{case}, ended by rank {to}");
+                    }
+                    assert_eq!(epoch.next().is_some(), taken < first.plan().steps(), "{case}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
-fn any_ranks_state_restores_any_other_rank() {
+fn no_rank_goes_on_past_the_longest_ones_last_step() {
     let (_dir, paths) = files(&[RECORDS]);
-    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
-        let load = |rank| {
-            let plan = Plan::builder(RECORDS).batch(5).tail(tail).shard(rank, 5).build().unwrap();
-            Loader::builder(open(&paths), plan).build().unwrap()
-        };
-        for from in 0..5 {
-            for to in 0..5 {
-                let (first, second) = (load(from), load(to));
-                let taken = first.epoch(0).map(Result::unwrap).count() as u64;
-                second.restore(&first.state()).unwrap();
-                let steps = second.plan().steps();
-                assert_eq!(
-                    second.epoch(0).count() as u64,
-                    steps.saturating_sub(taken),
-                    "{tail:?}, {from} to {to}"
-                );
-            }
-        }
+    for rank in 0..5 {
+        let plan = Plan::builder(RECORDS).batch(5).tail(Tail::Keep).shard(rank, 5).build().unwrap();
+        let loader = Loader::builder(open(&paths), plan).build().unwrap();
+        let mut state = serde_json::to_value(loader.state()).unwrap();
+        state["step"] = 4.into();
+        let error = loader.restore(&serde_json::from_value(state).unwrap()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the state is of another step: wanted at most the 3 steps of an epoch, found 4",
+            "rank {rank}"
+        );
     }
 }
 

@@ -53,7 +53,7 @@ launch() {
     slurm) timeout 120 srun --overcommit -n $ranks "${command[@]}" ;;
     by-hand)
       for rank in $(seq 0 $((ranks - 1))); do
-        SLURM_PROCID=$rank SLURM_NTASKS=$ranks "${command[@]}"
+        SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=$ranks "${command[@]}"
       done ;;
     nobody) "${command[@]}" ;;
   esac
@@ -104,7 +104,7 @@ python3 -c "import struct, sys; sys.stdout.buffer.write(struct.pack('<${records}
 
 # The check itself can fail: one process alone, which no launcher told that it is one of four.
 unset RANK WORLD_SIZE TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE
-unset SLURM_PROCID SLURM_NTASKS
+unset SLURM_PROCID SLURM_STEP_NUM_TASKS
 mkdir "$folder/nobody"
 launch nobody >/dev/null
 if check nobody >/dev/null 2>&1; then

@@ -20,7 +20,11 @@ const LAUNCHERS: [Launcher; 3] = [
 ];
 
 /// Slurm starts processes itself (`srun`), or the launchers above, once a node: then its own numbers are theirs.
-const SLURM: Launcher = Launcher { name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS" };
+///
+/// Only the processes of a step have its number of tasks: it stands in the manual of `srun` ("Output environment
+/// variables") and not in that of `sbatch`, and Slurm's `src/common/env.c` sets it in `env_array_for_step`, not in
+/// `env_array_for_batch_job`. A batch script has a `SLURM_PROCID` too, 0, and `SLURM_NTASKS` if its job was given any.
+const SLURM: Launcher = Launcher { name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_STEP_NUM_TASKS" };
 
 /// Set by torchrun for its workers: it is then the launcher closest to the process, whoever started it.
 const TORCHRUN: &str = "TORCHELASTIC_RUN_ID";
@@ -34,11 +38,15 @@ impl Plan {
     /// | torchrun | `RANK` | `WORLD_SIZE` |
     /// | Open MPI | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_SIZE` |
     /// | PMI (Hydra: MPICH, Intel MPI) | `PMI_RANK` | `PMI_SIZE` |
-    /// | Slurm (`srun`) | `SLURM_PROCID` | `SLURM_NTASKS` |
+    /// | Slurm (`srun`) | `SLURM_PROCID` | `SLURM_STEP_NUM_TASKS` |
     ///
     /// Slurm's are read only if there are no others, because under it the other launchers are started once a
     /// node. torchrun's go before all others when it says that it is there (`TORCHELASTIC_RUN_ID`), because it
     /// too is often started by another launcher.
+    ///
+    /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, however many tasks the job has:
+    /// there, only `srun` sets the world size. But `sbatch` passes Slurm's variables on, even with `--export=NONE`: where
+    /// it is called by a process of another step, unset `SLURM_STEP_NUM_TASKS` for it.
     ///
     /// # Errors
     ///
@@ -80,6 +88,7 @@ fn shard(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<(u64, u64)>, La
     }
     match found {
         Some((_, shard)) => Ok(Some(shard)),
+        None if read(SLURM.world).is_none() => Ok(None),
         None => pair(&SLURM, read),
     }
 }
@@ -167,12 +176,32 @@ mod tests {
         assert_eq!(of(&[("RANK", "3"), ("WORLD_SIZE", "8")]), Ok(Some((3, 8))));
         assert_eq!(of(&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")]), Ok(Some((1, 2))));
         assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "4")]), Ok(Some((0, 4))));
-        assert_eq!(of(&[("SLURM_PROCID", "5"), ("SLURM_NTASKS", "6")]), Ok(Some((5, 6))));
+        assert_eq!(of(&[("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6")]), Ok(Some((5, 6))));
+    }
+
+    /// The variables are those that a process had that Slurm 22.05 started in each of these ways.
+    #[test]
+    fn slurms_numbers_are_those_of_srun() {
+        const NAMES: [&str; 4] = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"];
+        for (how, values, wanted) in [
+            ("srun -n 4", ["3", "4", "0", "4"], Some((3, 4))),
+            ("sbatch -n 4", ["0", "4", "", ""], None),
+            ("sbatch", ["0", "", "", ""], None),
+            ("salloc -n 2", ["", "2", "", ""], None),
+            ("salloc -n 2, its interactive step", ["0", "2", "4294967290", "1"], Some((0, 1))),
+            ("sbatch -n 4, within it srun -n 2", ["1", "2", "0", "2"], Some((1, 2))),
+            ("sbatch -n 4, within it srun -n 2 --preserve-env", ["1", "4", "0", "2"], Some((1, 2))),
+        ] {
+            let variables = NAMES.into_iter().zip(values).filter(|(_, value)| !value.is_empty());
+            assert_eq!(of(&variables.collect::<Vec<_>>()), Ok(wanted), "{how}");
+        }
+        let error = of(&[("SLURM_STEP_NUM_TASKS", "4")]).unwrap_err();
+        assert_eq!(error, LaunchError::Missing { wanted: "SLURM_PROCID", found: "SLURM_STEP_NUM_TASKS" });
     }
 
     #[test]
     fn the_launcher_closest_to_the_process_counts() {
-        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")];
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
         let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
         let torchrun = [("RANK", "9"), ("WORLD_SIZE", "16"), ("TORCHELASTIC_RUN_ID", "none")];
         assert_eq!(of(&[&slurm[..], &[("RANK", "9"), ("WORLD_SIZE", "16")]].concat()), Ok(Some((9, 16))));
