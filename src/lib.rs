@@ -46,7 +46,7 @@
 //! | feature | is |
 //! | --- | --- |
 //! | `cuda` | `LoaderBuilder::cuda`; needs no toolkit, and a driver only when it is used |
-//! | `safetensors` | `Records::open_safetensors` |
+//! | `safetensors` | `Records::open_safetensors`, `open_safetensors_each` |
 //! | `serde` | [`State`] and [`Plan`] can be saved, [`Report`] written |
 //! | `stream` | an [`Epoch`] is a `futures_core::Stream` |
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate of that name |

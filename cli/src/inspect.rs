@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use twinbuf::mmap::{PIECE, Residency};
-use twinbuf::{BoxError, Records};
+use twinbuf::{BoxError, Cut, Records};
 
-use crate::data::{Format, Shape, tells, tensors};
+use crate::data::{Format, Shape, tells};
 use crate::text;
 
 /// Says what files hold: format, records, and how much of them is in the page cache
@@ -105,13 +105,11 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
 fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
     let file_bytes = Records::open([path], 1)?.bytes();
     let format = shape.format(path)?;
-    let paths = [path.to_path_buf()];
     let arrays = if format == Format::Safetensors {
-        tensors(path)?
-            .into_iter()
-            .map(|name| Array {
+        Records::open_safetensors_each(path, Cut::Rows)?
+            .map(|(name, records)| Array {
                 // One tensor that is a single number does not spoil the others.
-                content: match shape.open(&paths, format, &name) {
+                content: match records {
                     Ok(records) => Content::Records(Layout::of(&records, 0)),
                     Err(error) => Content::None { error: error.to_string() },
                 },
@@ -119,7 +117,7 @@ fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
             })
             .collect()
     } else {
-        let records = shape.open(&paths, format, "")?;
+        let records = shape.open(&[path.to_path_buf()], format, "")?;
         // Of plain bytes; the other formats are opened whole or not at all.
         let left = if format == Format::Raw { file_bytes - records.bytes() } else { 0 };
         vec![Array { tensor: None, content: Content::Records(Layout::of(&records, left)) }]

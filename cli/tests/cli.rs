@@ -101,6 +101,32 @@ fn inspect_tells_each_format() {
     assert_eq!(found[1]["arrays"][1]["records"], 5);
 }
 
+/// So many that a look at the header for each of them would take minutes.
+#[test]
+fn inspect_tells_all_tensors_of_a_model() {
+    const TENSORS: usize = 5000;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let (mut entries, mut lines, mut end) = (Vec::new(), Vec::new(), 0);
+    for i in 0..TENSORS {
+        let (rows, start) = (2 + i % 7, end);
+        end += rows * 12;
+        entries.push(format!(
+            r#""t{i:04}":{{"dtype":"F32","shape":[{rows},3],"data_offsets":[{start},{end}]}}"#
+        ));
+        lines.push(format!(
+            "  tensor      t{i:04}: {rows} records of f32 [3], 12 B, together {} B",
+            rows * 12
+        ));
+    }
+    let header = format!("{{{}}}", entries.join(","));
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; end]].concat();
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+    let found = text(folder, &["inspect", "model.safetensors"]);
+    let tensors: Vec<&str> = found.lines().filter(|line| line.starts_with("  tensor")).collect();
+    assert_eq!(tensors, lines);
+}
+
 #[test]
 fn bad_input_is_one_line_and_exit_code_2() {
     let folder = samples();

@@ -1,4 +1,5 @@
-//! Read modes against each other, cold and warm, and hints for a whole batch against one call for each run.
+//! Read modes against each other, cold and warm; hints for a whole batch against one call for each run; what one call
+//! brings.
 //!
 //! `cargo bench -p twinbuf-mmap --bench read`. Linux, and a target folder on a disk. The modes take turns,
 //! so that a disturbance hits all of them; the least of the rounds says more than the median on a machine
@@ -18,10 +19,12 @@ mod linux {
     use std::error::Error;
     use std::fs::File;
     use std::io::Write;
+    use std::num::NonZeroUsize;
+    use std::path::Path;
     use std::time::{Duration, Instant};
 
     use memmap2::{Advice, MmapOptions};
-    use twinbuf_mmap::{BatchPlan, Evict, Order, PIECE, Plan, ReadMode, Records};
+    use twinbuf_mmap::{BatchPlan, Evict, Order, PIECE, Plan, ReadMode, Records, Residency};
 
     const BYTES: usize = 256 << 20;
     const ROUNDS: u64 = 11;
@@ -80,7 +83,8 @@ mod linux {
                 }
             }
         }
-        hints(&path)
+        hints(&path)?;
+        limits(&path)
     }
 
     /// Eight batches, others in each round.
@@ -98,7 +102,7 @@ mod linux {
     }
 
     /// `will_need` against a loop of `madvise` in batch order, which gets its ranges for nothing.
-    fn hints(path: &std::path::Path) -> Result<(), Box<dyn Error>> {
+    fn hints(path: &Path) -> Result<(), Box<dyn Error>> {
         let map = MmapOptions::new().map_raw_read_only(&File::open(path)?)?;
         for (record, batch) in [(4096, 1000), (4096, 10_000), (256, 1000), (256, 10_000), (256, 100_000)] {
             let records = Records::open([path], record)?;
@@ -136,6 +140,31 @@ mod linux {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// How much of 64 MiB one call brings, and calls in pieces; and the time to ask for the whole file.
+    fn limits(path: &Path) -> Result<(), Box<dyn Error>> {
+        /// Any disk has read by then what it was asked for.
+        const READ: Duration = Duration::from_secs(2);
+        let records = Records::open([path], 1 << 20)?;
+        let ask = |mib, piece| -> Result<_, Box<dyn Error>> {
+            let batch = Plan::builder(records.len()).batch(mib).build()?.batch(0, 0).expect("one batch");
+            records.evict()?;
+            let time = records.will_need(&batch, piece).time;
+            std::thread::sleep(READ);
+            Ok((time, records.residency_of(&batch)?))
+        };
+        for (how, piece) in [("one call", NonZeroUsize::MAX), ("in pieces", PIECE)] {
+            let (_, Residency { pages, resident }) = ask(64, piece)?;
+            let mib = format!("{:.1} MiB", 64.0 * resident as f64 / pages as f64);
+            println!("{:<36} {how:<11} {mib:>12}", "resident of a hint for 64 MiB");
+        }
+        let mut times = Vec::new();
+        for _ in 0..ROUNDS {
+            times.push(ask(records.len(), PIECE)?.0);
+        }
+        print("hint for 256 MiB in order, Cold", "will_need", &mut times);
         Ok(())
     }
 

@@ -287,3 +287,64 @@ fn tokens_past_four_gib() {
         assert_eq!(found, &last[from..from + 64], "window {index}");
     }
 }
+
+/// Whatever tensors there are, and with no other look at the header, which is overwritten meanwhile.
+#[cfg(feature = "safetensors")]
+#[test]
+fn every_tensor_is_opened_as_by_its_name() {
+    let folder = folder();
+    let path = folder.path().join("model.safetensors");
+    let dtypes = [("U8", 1), ("I16", 2), ("F8_E4M3", 1), ("F64", 8)];
+    let shapes = [("[2,3]", 6), ("[5]", 5), ("[]", 1), ("[0,3]", 0), ("[3,0]", 0)];
+    let (mut entries, mut end) = (Vec::new(), 0);
+    for i in 0..200 {
+        let ((dtype, size), (shape, elements)) = (dtypes[i % 4], shapes[i % 5]);
+        let start = end;
+        end += size * elements;
+        // Not in the order of their names.
+        let name = i * 77 % 200;
+        entries.push(format!(
+            r#""t{name:03}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#
+        ));
+    }
+    let header = format!("{{{}}}", entries.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    file.extend(data(end, 0));
+    std::fs::write(&path, &file).unwrap();
+
+    let told = |records: Result<Records, Error>| match records {
+        Ok(records) => format!(
+            "{} of {} {:?} from {:?}",
+            records.len(),
+            records.dtype(),
+            records.shape(),
+            records.locate(0)
+        ),
+        Err(error) => error.to_string(),
+    };
+    for cut in [Cut::Rows, Cut::Windows { rows: 2, stride: 1 }] {
+        std::fs::write(&path, &file).unwrap();
+        let expected: Vec<(String, String)> = (0..200)
+            .map(|i| format!("t{i:03}"))
+            .map(|name| (name.clone(), told(Records::open_safetensors([&path], &name, cut))))
+            .collect();
+        assert!(expected.iter().any(|(_, told)| told.contains(" of f64 [")), "{expected:?}");
+        let each = Records::open_safetensors_each(&path, cut).unwrap();
+        file[8..8 + header.len()].fill(b'x');
+        std::fs::write(&path, &file).unwrap();
+        let found: Vec<_> = each.map(|(name, records)| (name, told(records))).collect();
+        assert_eq!(found, expected);
+        file[8..8 + header.len()].copy_from_slice(header.as_bytes());
+    }
+
+    // A file that is no longer as long is not the one of that header.
+    std::fs::write(&path, &file).unwrap();
+    let each = Records::open_safetensors_each(&path, Cut::Rows).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(file.len() as u64 - 1).unwrap();
+    for (name, records) in each {
+        assert!(matches!(records, Err(Error::DataLength { .. })), "{name}: {records:?}");
+    }
+    let error = Records::open_safetensors_each(&path, Cut::Rows).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::DataLength { .. }), "{error:?}");
+}

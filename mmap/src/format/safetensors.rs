@@ -1,4 +1,4 @@
-//! One tensor of a `safetensors` file: the crate of that name reads the header, and no more is read.
+//! The tensors of `safetensors` files: the crate of that name reads the header, and no more is read.
 
 use std::path::Path;
 
@@ -53,55 +53,123 @@ impl Records {
         tensor: &str,
         cut: Cut,
     ) -> Result<Self, Error> {
-        open(paths, cut, |file| parse(file, tensor))
+        open(paths, cut, |file| Header::read(file)?.array(file, tensor))
+    }
+
+    /// Opens every tensor of one file, in the order of their names, each when it is asked for. The header is read
+    /// once: opened one by one, the tensors of a model would take a time that grows with the square of their
+    /// number.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open_safetensors`](Self::open_safetensors): of the file at once, of a tensor in its place.
+    ///
+    /// ```
+    /// use twinbuf_mmap::{Cut, Records};
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("model.safetensors");
+    /// let header = r#"{"w":{"dtype":"U8","shape":[5,3],"data_offsets":[0,15]},
+    ///                  "scale":{"dtype":"U8","shape":[],"data_offsets":[15,16]}}"#;
+    /// let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    /// file.extend(header.bytes());
+    /// file.extend([0; 16]);
+    /// std::fs::write(&path, &file)?;
+    ///
+    /// let found: Vec<_> = Records::open_safetensors_each(&path, Cut::Rows)?
+    ///     .map(|(name, records)| (name, records.ok().map(|records| records.len())))
+    ///     .collect();
+    /// // A number alone has no rows.
+    /// assert_eq!(found, [("scale".to_owned(), None), ("w".to_owned(), Some(5))]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_safetensors_each<P: AsRef<Path>>(
+        path: P,
+        cut: Cut,
+    ) -> Result<impl Iterator<Item = (String, Result<Self, Error>)>, Error> {
+        let file = DataFile::open(path.as_ref())?;
+        let header = Header::read(&file)?;
+        Ok(header.names().into_iter().map(move |tensor| {
+            let records = open([&file.path], cut, |file| header.array(file, &tensor));
+            (tensor, records)
+        }))
     }
 }
 
-fn parse(file: &DataFile, tensor: &str) -> Result<Array, Error> {
-    let path = || file.path.clone();
-    let prefix = file.header(0, PREFIX)?;
-    let found = prefix.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
-    // LONGEST fits the 32 bits that a usize has at least.
-    let length = match usize::try_from(found) {
-        Ok(length) if found <= LONGEST => length,
-        _ => return Err(Error::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found }),
-    };
-    let header = file.header(PREFIX, length)?;
-    let offset = PREFIX as u64;
-    // It checks also that the tensors follow each other, and that each is as long as its shape says.
-    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| Error::BadHeader {
-        path: path(),
-        offset,
-        wanted: "the description of tensors that follow each other",
-        found: excerpt(error.to_string().as_bytes()),
-    })?;
-    let data = offset + found;
-    let (wanted, found) = (metadata.data_len() as u64, file.len - data);
-    if wanted != found {
-        return Err(Error::DataLength { path: path(), offset: data, wanted, found });
+/// What stands before the tensors.
+struct Header {
+    /// The first byte after it.
+    end: u64,
+    tensors: Metadata,
+}
+
+impl Header {
+    fn read(file: &DataFile) -> Result<Self, Error> {
+        let path = || file.path.clone();
+        let prefix = file.header(0, PREFIX)?;
+        let found = prefix.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
+        // LONGEST fits the 32 bits that a usize has at least.
+        let length = match usize::try_from(found) {
+            Ok(length) if found <= LONGEST => length,
+            _ => return Err(Error::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found }),
+        };
+        let header = file.header(PREFIX, length)?;
+        // It checks also that the tensors follow each other, and that each is as long as its shape says.
+        let tensors = serde_json::from_slice(&header).map_err(|error| Error::BadHeader {
+            path: path(),
+            offset: PREFIX as u64,
+            wanted: "the description of tensors that follow each other",
+            found: excerpt(error.to_string().as_bytes()),
+        })?;
+        let header = Self { end: PREFIX as u64 + found, tensors };
+        header.check_length(file)?;
+        Ok(header)
     }
-    let Some(info) = metadata.info(tensor) else {
-        let mut found: Vec<String> = metadata.tensors().into_keys().collect();
-        found.sort_unstable();
-        return Err(Error::NoTensor { path: path(), wanted: tensor.to_owned(), found });
-    };
-    let dtype = match info.dtype {
-        Dtype::BOOL => DType::Bool,
-        Dtype::U8 => DType::U8,
-        Dtype::I8 => DType::I8,
-        Dtype::U16 => DType::U16,
-        Dtype::I16 => DType::I16,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::Bf16,
-        Dtype::U32 => DType::U32,
-        Dtype::I32 => DType::I32,
-        Dtype::F32 => DType::F32,
-        Dtype::U64 => DType::U64,
-        Dtype::I64 => DType::I64,
-        Dtype::F64 => DType::F64,
-        Dtype::C64 => DType::C64,
-        other => return Err(Error::UnsupportedType { path: path(), offset, found: other.to_string() }),
-    };
-    let shape = info.shape.iter().map(|&axis| axis as u64).collect();
-    Ok(Array { offset: data + info.data_offsets.0 as u64, dtype, shape })
+
+    /// Checks that the tensors end where the file does.
+    fn check_length(&self, file: &DataFile) -> Result<(), Error> {
+        let (wanted, found) = (self.tensors.data_len() as u64, file.len.saturating_sub(self.end));
+        if wanted == found {
+            return Ok(());
+        }
+        Err(Error::DataLength { path: file.path.clone(), offset: self.end, wanted, found })
+    }
+
+    /// The names of the tensors, sorted.
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.tensors.tensors().into_keys().collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Where a tensor lies in `file`, which may have been opened after the header was read.
+    fn array(&self, file: &DataFile, tensor: &str) -> Result<Array, Error> {
+        let path = || file.path.clone();
+        self.check_length(file)?;
+        let Some(info) = self.tensors.info(tensor) else {
+            return Err(Error::NoTensor { path: path(), wanted: tensor.to_owned(), found: self.names() });
+        };
+        let dtype = match info.dtype {
+            Dtype::BOOL => DType::Bool,
+            Dtype::U8 => DType::U8,
+            Dtype::I8 => DType::I8,
+            Dtype::U16 => DType::U16,
+            Dtype::I16 => DType::I16,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::Bf16,
+            Dtype::U32 => DType::U32,
+            Dtype::I32 => DType::I32,
+            Dtype::F32 => DType::F32,
+            Dtype::U64 => DType::U64,
+            Dtype::I64 => DType::I64,
+            Dtype::F64 => DType::F64,
+            Dtype::C64 => DType::C64,
+            other => {
+                let offset = PREFIX as u64;
+                return Err(Error::UnsupportedType { path: path(), offset, found: other.to_string() });
+            }
+        };
+        let shape = info.shape.iter().map(|&axis| axis as u64).collect();
+        Ok(Array { offset: self.end + info.data_offsets.0 as u64, dtype, shape })
+    }
 }
