@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::task::Poll;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{Consumer, Park, Producer, ReadSlot, RecvError, Ring, TryAcquireError, TryRecvError};
@@ -60,6 +61,10 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     /// How long the device copies have taken so far, and their bytes; and that of the batch of this place.
     #[doc(hidden)]
     fn transfers(batches: &Self::Batches, ordinal: u64, step: u64) -> Transfers;
+
+    /// The thread between the slots and the batches, if there is one.
+    #[doc(hidden)]
+    fn copy_thread(batches: &Self::Batches) -> Option<ThreadId>;
 }
 
 /// What a backend needs to know to make its sides.
@@ -186,6 +191,10 @@ impl Backend for Host {
 
     fn transfers(_: &Self::Batches, _: u64, _: u64) -> Transfers {
         Transfers::default()
+    }
+
+    fn copy_thread(_: &Self::Batches) -> Option<ThreadId> {
+        None
     }
 }
 

@@ -157,7 +157,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
                 .name("twinbuf-generate".to_string())
                 .spawn(move || maker.run(&seen, producer))
                 .map_err(Error::Spawn)?;
-            Feed::Ahead(Worker { gate, _thread: Joined(Some(thread)) })
+            Feed::Ahead(Worker { gate, _thread: Joined::new(thread, None) })
         } else {
             Feed::Inline(maker, producer)
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use twinbuf_mmap::{Buffer, Evict, Plan};
@@ -148,7 +148,6 @@ impl<B: Backend> Loader<B> {
     /// the epoch. It does so too if a batch that was sent to another thread is not dropped there in time: ask for
     /// the next one after that.
     pub fn epoch(&self, epoch: u64) -> Epoch<'_, B> {
-        self.wake_earlier();
         let step = match self.restored.take() {
             Some((restored, step)) if restored == epoch => step,
             _ => 0,
@@ -161,16 +160,21 @@ impl<B: Backend> Loader<B> {
         if let (Feed::Ahead { jobs, wanted, .. }, false) = (&self.running.feed, self.running.is_foreign()) {
             // Relaxed: see the load in `Reader::run`.
             wanted.store(job.generation, Ordering::Relaxed);
-            // Fails if the thread is gone; then so is its side of the ring, which the first batch will tell.
-            let _ = jobs.send(job);
+            self.wake_earlier();
+            // If the task was run where it was woken, it may have begun an epoch, which then has ended this one.
+            if self.generation.get() == job.generation {
+                // Fails if the thread is gone; then so is its side of the ring, which the first batch will tell.
+                let _ = jobs.send(job);
+            }
         }
         Epoch::new(self, job)
     }
 
     /// Wakes the task that waits for a batch of an earlier epoch, so that it hears of its end: of that epoch none may
-    /// come any more. A wait by another task wakes it.
+    /// come any more. A wait by another task wakes it. The new epoch is the loader's by now, and none of its batches
+    /// is on its way.
     fn wake_earlier(&self) {
-        if self.asleep.take() && !self.is_orphaned() {
+        if self.asleep.take() {
             // No job has this number: what has been read is given up.
             let none = Job { generation: 0, epoch: 0, start: 0 };
             let mut nobody = Context::from_waker(Waker::noop());
@@ -517,11 +521,11 @@ impl<B: Backend> LoaderBuilder<B> {
             let (jobs, inbox) = mpsc::channel();
             let wanted = Arc::new(AtomicU64::new(0));
             let seen = wanted.clone();
-            let thread = std::thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name("twinbuf-read".to_string())
                 .spawn(move || reader.run::<B>(&inbox, &seen, slots))
                 .map_err(Error::Spawn)?;
-            Feed::Ahead { jobs, wanted, thread: Joined(Some(thread)) }
+            Feed::Ahead { jobs, wanted, thread: Joined::new(thread, B::copy_thread(&batches)) }
         } else {
             Feed::Inline(Box::new(RefCell::new((reader, slots))))
         };
@@ -629,12 +633,25 @@ pub(crate) fn longest(plan: &Plan) -> Plan {
     first
 }
 
-/// A thread that is joined when this is dropped.
-pub(crate) struct Joined(pub(crate) Option<JoinHandle<()>>);
+/// A thread that is joined when this is dropped, unless that happens on it, or on one that it may wait for.
+pub(crate) struct Joined {
+    thread: Option<JoinHandle<()>>,
+    waits_for: Option<ThreadId>,
+}
+
+impl Joined {
+    pub(crate) fn new(thread: JoinHandle<()>, waits_for: Option<ThreadId>) -> Self {
+        Self { thread: Some(thread), waits_for }
+    }
+}
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
+        // A waker, which runs on the reading or the copying thread, may be the last that has the loader: then this is
+        // that thread. No thread can wait for its own end, nor the two for each other's; they come to it by themselves.
+        let here = thread::current().id();
+        let other = |thread: &JoinHandle<()>| thread.thread().id() != here && self.waits_for != Some(here);
+        if let Some(thread) = self.thread.take().filter(other) {
             // A panic of the thread has been reported by its hook, and to the caller as `ReaderGone` or
             // `WorkerGone`.
             let _ = thread.join();

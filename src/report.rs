@@ -183,7 +183,7 @@ impl Report {
 
 /// What overlap can still gain, as a sentence.
 pub(crate) fn left(wall: Duration, serial: Duration, gain_left: f64) -> String {
-    if wall > serial.mul_f64(DOMINATES) {
+    if !serial.is_zero() && wall > serial.mul_f64(DOMINATES) {
         "It took longer than one after the other: with little work at a time the waking of threads takes the most, or \
          other programs have the processors. No overlap may be faster."
             .to_string()
@@ -361,6 +361,10 @@ mod tests {
         let small = report(3, 2, 22);
         assert!(small.to_string().starts_with("0 epochs, 1 batch, "), "{small}");
         assert!(small.to_string().ends_with("No overlap may be faster."), "{small}");
+
+        // The first read took its time and failed.
+        let nothing = Report { epochs: 1, wall: Duration::from_millis(22), ..Report::default() };
+        assert!(nothing.to_string().ends_with("Better overlap can still gain 0.0 %."), "{nothing}");
 
         // Hints make a read look shorter than the disk was busy: never a gain below nothing.
         assert!((report(500, 1000, 900).gain_left() - 1.0).abs() < 1e-9);

@@ -7,6 +7,7 @@ use std::ops::Deref;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use twinbuf_cuda::cudarc::driver::CudaContext;
@@ -284,5 +285,9 @@ impl Backend for Cuda {
         let done = batches.done.lock().unwrap_or_else(PoisonError::into_inner);
         let this = done.last.iter().find(|(place, ..)| place.ordinal == ordinal && place.step == Some(step));
         Transfers { time: done.time, bytes: done.bytes, this: this.map(|(_, end, took)| (*end, *took)) }
+    }
+
+    fn copy_thread(batches: &Batches) -> Option<ThreadId> {
+        batches.device.copy_thread()
     }
 }

@@ -4,10 +4,11 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::task::Poll;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 
-use common::{Fault, Faulty, RECORD, batches, files, open, plan};
+use common::{Fault, Faulty, Gated, RECORD, batches, files, open, plan};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::{Cuda, DeviceBatch, Error, Loader, LoaderBuilder, MemoryBudget, Numbers, Plan, Profile, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
@@ -57,7 +58,7 @@ fn the_same_batches_as_without_a_device() {
             let report = loader.report();
             assert_eq!((report.batches, report.reads), (18, 18));
             assert_eq!(report.bytes, 2 * 61 * RECORD as u64);
-            // The last copy of an epoch is seen to be done when the next begins, or the loader ends.
+            // The last copy may be seen to be done only after this.
             assert!(
                 report.transfer_bytes >= report.bytes - 2 * 7 * RECORD as u64 && !report.transfer.is_zero()
             );
@@ -318,4 +319,50 @@ fn every_way_to_wait_delivers_the_same() {
         });
         assert!(awaited == expected);
     }
+}
+
+/// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns the
+/// loader.
+struct Task {
+    loader: Mutex<Option<Loader<Cuda>>>,
+    _end: TaskEnd,
+}
+
+/// Dropped behind the loader: whether that panicked.
+struct TaskEnd(mpsc::Sender<bool>);
+
+impl Drop for TaskEnd {
+    fn drop(&mut self) {
+        let _ = self.0.send(thread::panicking());
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_waker_may_drop_the_loader_on_the_copy_thread() {
+    let (sim, ctx) = start(1);
+    let (open, gate) = mpsc::channel();
+    let plan = Plan::builder(8).batch(2).build().unwrap();
+    let loader = Loader::builder(Gated(gate), plan).cuda(ctx).build().unwrap();
+    let (end, panicked) = mpsc::channel();
+    let task = Arc::new(Task { loader: Mutex::new(None), _end: TaskEnd(end) });
+    let waker = Waker::from(task.clone());
+    let mut epoch = loader.epoch(0);
+    assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    while loader.report().reads == 0 {
+        thread::yield_now(); // of an epoch that is dropped earlier nothing is read
+    }
+    drop(epoch);
+    *task.loader.lock().unwrap() = Some(loader);
+    drop((waker, task));
+    open.send(()).unwrap(); // the batch is told to the waker, which is the last one that has the task
+    assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
+    while open.send(()).is_ok() {
+        thread::yield_now(); // the reading thread has the gate up to its end, and waits for the copying thread's before
+    }
+    assert_eq!(sim.violations(), [""; 0]);
+    assert_eq!(sim.live().leaked(), Live::default());
 }

@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 
 use common::{Gated, batches, files, open, plan};
 use futures_core::Stream;
@@ -168,5 +170,87 @@ fn an_epoch_that_another_one_ends_is_woken_though_no_batch_ever_comes() {
         assert!(matches!(said, Poll::Ready(Some(Err(Error::Superseded { epoch: 0 })))), "{said:?}");
         drop((earlier, loader.epoch(2)));
         assert_eq!(woken.0.load(Ordering::Relaxed), 1, "whom nobody waits for is not");
+    }
+}
+
+/// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns the
+/// loader.
+struct Task {
+    loader: Mutex<Option<Loader>>,
+    _end: TaskEnd,
+}
+
+/// Dropped behind the loader: whether that panicked.
+struct TaskEnd(Sender<bool>);
+
+impl Drop for TaskEnd {
+    fn drop(&mut self) {
+        let _ = self.0.send(thread::panicking());
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_waker_may_drop_the_loader_on_the_reading_thread() {
+    let (open, loader) = gated();
+    let (end, panicked) = channel();
+    let task = Arc::new(Task { loader: Mutex::new(None), _end: TaskEnd(end) });
+    let waker = Waker::from(task.clone());
+    let mut epoch = loader.epoch(0);
+    assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    while loader.report().reads == 0 {
+        thread::yield_now(); // of an epoch that is dropped earlier nothing is read
+    }
+    drop(epoch);
+    *task.loader.lock().unwrap() = Some(loader);
+    drop((waker, task));
+    open.send(()).unwrap(); // the batch is told to the waker, which is the last one that has the task
+    assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
+}
+
+type Run = Box<dyn FnOnce(Waker)>;
+
+thread_local! {
+    static RUN: RefCell<Option<Run>> = const { RefCell::new(None) };
+}
+
+/// Runs its task at once, where it is woken for the first time.
+struct AtOnce;
+
+impl Wake for AtOnce {
+    fn wake(self: Arc<Self>) {
+        if let Some(run) = RUN.take() {
+            run(Waker::from(self));
+        }
+    }
+}
+
+#[test]
+fn a_task_may_run_where_another_epoch_ends_its_own() {
+    for begins_one in [false, true] {
+        let (open, loader) = gated();
+        let loader: &'static Loader = Box::leak(Box::new(loader));
+        let mut earlier = loader.epoch(0);
+        let waker = Waker::from(Arc::new(AtOnce));
+        assert!(earlier.poll_next(&mut Context::from_waker(&waker)).is_pending());
+        let (tell, told) = channel();
+        RUN.set(Some(Box::new(move |waker| {
+            let said = earlier.poll_next(&mut Context::from_waker(&waker));
+            assert!(matches!(said, Poll::Ready(Some(Err(Error::Superseded { epoch: 0 })))), "{said:?}");
+            tell.send(begins_one.then(|| loader.epoch(2))).unwrap();
+        })));
+        let mut second = loader.epoch(1);
+        let third = told.try_recv().unwrap();
+        if third.is_some() {
+            assert!(matches!(second.next(), Some(Err(Error::Superseded { epoch: 1 }))));
+        }
+        // The batch that is read in vain, and the one that is wanted.
+        open.send(()).unwrap();
+        open.send(()).unwrap();
+        let batch = third.unwrap_or(second).next().unwrap().unwrap();
+        assert_eq!((batch.epoch(), batch.step()), (if begins_one { 2 } else { 1 }, 0));
     }
 }

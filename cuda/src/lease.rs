@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::thread::ThreadId;
 
 use bytemuck::AnyBitPattern;
 use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
@@ -34,7 +35,7 @@ pub struct DeviceBatches<M: 'static> {
     clock: Arc<Clock>,
     ctx: Arc<CudaContext>,
     fate: Arc<Fate>,
-    _thread: Option<Arc<Thread>>,
+    thread: Option<Arc<Thread>>,
 }
 
 impl<M: 'static> DeviceBatches<M> {
@@ -46,7 +47,7 @@ impl<M: 'static> DeviceBatches<M> {
         fate: Arc<Fate>,
         thread: Option<Arc<Thread>>,
     ) -> Self {
-        Self { ring, depth, overlap: thread.is_some(), clock, ctx, fate, _thread: thread }
+        Self { ring, depth, overlap: thread.is_some(), clock, ctx, fate, thread }
     }
 
     /// The next batch, waiting until its copy has been issued; `None` after
@@ -104,6 +105,14 @@ impl<M: 'static> DeviceBatches<M> {
             Err(RecvError::Abandoned) => Err(self.fate.get().cloned().unwrap_or(Error::Abandoned)),
             Err(RecvError::AllHeld) => Err(Error::AllHeld { device_depth: self.depth }),
         }
+    }
+
+    /// The thread that issues the copies, and wakes tasks. For a thread that fills the slots: whoever runs on this one
+    /// cannot wait for that one's end.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn copy_thread(&self) -> Option<ThreadId> {
+        self.thread.as_ref()?.0.as_ref().map(|thread| thread.thread().id())
     }
 
     /// The context that the batches are in.
