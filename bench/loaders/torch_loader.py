@@ -89,7 +89,9 @@ class Meter:
 
     def __init__(self, args):
         self.args = args
-        self.wait_s, self.first_wait_s, self.first_s, self.last = 0.0, 0.0, 0.0, 0.0
+        # For all that was asked for, and for the batches received.
+        self.waited_s, self.wait_s = 0.0, 0.0
+        self.first_wait_s, self.first_s, self.last = 0.0, 0.0, 0.0
         self.first_cpu_s, self.last_cpu_s = 0.0, 0.0
         self.batches, self.digest, self.sum = 0, 0, 0
 
@@ -107,11 +109,12 @@ class Meter:
         try:
             return call(*args)
         finally:
-            self.wait_s += time.monotonic() - asked
+            self.waited_s += time.monotonic() - asked
 
     def take(self, batch):
         """Uses a batch: reads one number of every record, and is busy for the time to compute."""
         got = time.monotonic()
+        self.wait_s = self.waited_s
         if self.batches == 0:
             self.first_s, self.first_wait_s = got - self.started, self.wait_s
             self.first_cpu_s = self.cpu()

@@ -90,6 +90,10 @@ fn bench(options: &Options) -> io::Result<()> {
     }
     if let Some(only) = &options.only {
         report::select(&mut subjects, |id| only.is_match(id));
+        // Rather than write figures of nothing over those that are there.
+        if subjects.is_empty() {
+            return Err(io::Error::other(format!("--only: no subject matches {only}; see --list")));
+        }
     }
     if options.list {
         subjects.iter().for_each(|subject| println!("{}", report::id(subject)));

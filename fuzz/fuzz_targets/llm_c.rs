@@ -6,4 +6,6 @@ use twinbuf_mmap::Records;
 #[path = "../../mmap/tests/fuzz_bodies/headers.rs"]
 mod body;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| body::headers(bytes, |path, cut| Records::open_llm_c([path], cut)));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    body::headers(bytes, |path, cut| Records::open_llm_c([path], cut));
+});

@@ -33,9 +33,10 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 ///   thread, and builds another if it is iterated a second time meanwhile.
 /// - [`to_device`](DataLoader::to_device) counts epochs on its own, from where this one stands.
 /// - [`slice`](DataLoader::slice) is a fixed range of the *records*, planned as this is: with the same order, seed
-///   and batch. What the plan's `Tail::Drop` leaves over goes to the last slice. Only plans of one rank have
-///   slices: ranks split the records already. Otherwise, and for a range that is not there, the slice's only
-///   item is an error.
+///   and batch. What the plan's `Tail::Drop` leaves over goes to the last slice. With `Tail::Wrap` there are more
+///   items than records: those past the last record are none, and a slice of nothing else is empty. Only plans of
+///   one rank have slices: ranks split the records already. Otherwise, and for a range that is not there, the
+///   slice's only item is an error.
 pub struct BurnLoader<D, O> {
     part: Arc<Part<D, O>>,
     device: Device,
@@ -89,7 +90,7 @@ impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoader<D, O> {
     }
 
     /// Where the time went so far, in the epochs that are over. `None` while an iterator is alive, and after an
-    /// error, which ends the loader that counted.
+    /// error, which ends the loader that counted. Of several iterators at once, that of the one which ended last.
     pub fn report(&self) -> Option<Report> {
         self.part.idle().as_ref().map(Loader::report)
     }
@@ -191,12 +192,13 @@ impl<D: Dataset + Clone + Sync + 'static, O> Part<D, O> {
         if start > end || end > items || ranks > 1 {
             return Err(Error::Slice { wanted: start..end, items, ranks });
         }
-        let first = self.records.start;
+        // A plan that wraps has more items than records.
+        let record = |item: usize| (self.records.start + item as u64).min(self.records.end);
         Ok(match end {
-            _ if start == end => first..first,
+            _ if start == end => record(0)..record(0),
             // With what the plan drops.
-            end if end == items => first + start as u64..self.records.end,
-            end => first + start as u64..first + end as u64,
+            end if end == items => record(start)..self.records.end,
+            end => record(start)..record(end),
         })
     }
 
@@ -222,7 +224,9 @@ impl<D, O> Part<D, O> {
 
     /// Keeps a loader that is no longer iterated for the next iterator.
     fn keep(&self, loader: Loader) {
-        *self.idle() = Some(loader);
+        let other = self.idle().replace(loader);
+        // Without the lock: its thread may be in the midst of a batch, for which this waits.
+        drop(other);
     }
 
     /// Records of an epoch.

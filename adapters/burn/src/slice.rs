@@ -42,6 +42,10 @@ impl<D: Dataset + Clone> Dataset for Sliced<D> {
         self.data.record_bytes()
     }
 
+    fn part_bytes(&self) -> usize {
+        self.data.part_bytes()
+    }
+
     fn read(&mut self, batch: &BatchPlan, mut out: &mut [u8]) -> Result<usize, BoxError> {
         let record_bytes = self.data.record_bytes();
         let mut read = 0;

@@ -1,8 +1,8 @@
 //! The loader as burn uses it: epochs, errors, devices, slices.
 
 use std::error::Error as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use burn::data::dataloader::{DataLoader, Progress, split::split_dataloader};
 use burn::data::dataset::DatasetError;
@@ -209,6 +209,78 @@ fn two_iterators_at_once() {
     assert_eq!(built.load(Ordering::Relaxed), 2);
 }
 
+/// Reads the records from 8 on only when the gate is open.
+#[derive(Clone)]
+struct Gated(Source, Arc<Gate>);
+
+#[derive(Default)]
+struct Gate {
+    /// Whether a read waits, and whether it is open.
+    state: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn wait(&self, until: impl Fn(&(bool, bool)) -> bool) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_while(state, |state| !until(state)).unwrap());
+    }
+
+    fn set(&self, set: impl Fn(&mut (bool, bool))) {
+        set(&mut self.state.lock().unwrap());
+        self.changed.notify_all();
+    }
+}
+
+impl Dataset for Gated {
+    fn records(&self) -> u64 {
+        self.0.records()
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.0.record_bytes()
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        if batch.runs().flatten().any(|record| record >= 8) {
+            self.1.set(|state| state.0 = true);
+            self.1.wait(|state| state.1);
+        }
+        self.0.read(batch, out)
+    }
+}
+
+#[test]
+fn a_loader_that_is_one_too_many_still_reads_and_nobody_waits_for_it() {
+    let gate = Arc::new(Gate::default());
+    let plan = Plan::builder(12).batch(4).build().unwrap();
+    let loader =
+        BurnLoader::builder(Gated(source(12), gate.clone()), plan, numbers).build(&Device::flex()).unwrap();
+    let batches = || loader.report().map(|report| report.batches);
+    let mut first = loader.iter();
+    std::thread::scope(|scope| {
+        let (made, both) = mpsc::channel();
+        let (kept, one) = mpsc::channel();
+        let loader = &loader;
+        scope.spawn(move || {
+            let second = loader.iter();
+            made.send(()).unwrap();
+            one.recv().unwrap();
+            // Takes the place of the first, whose thread is in the midst of a batch.
+            drop(second);
+        });
+        both.recv().unwrap();
+        first.next().unwrap().unwrap();
+        gate.wait(|state| state.0);
+        drop(first);
+        kept.send(()).unwrap();
+        while batches() != Some(0) {
+            std::thread::yield_now();
+        }
+        gate.set(|state| state.1 = true);
+    });
+}
+
 #[test]
 fn threads_share_it() {
     let plan = shuffled(100, 4, Tail::Keep);
@@ -261,6 +333,26 @@ fn slices_cover_the_records_and_do_not_meet() {
 }
 
 #[test]
+fn slices_of_a_plan_that_wraps() {
+    // More items than records: those at the front are seen twice, and belong to the first slice.
+    for (records, batch, devices) in [(10, 4, 2), (9, 8, 4), (3, 8, 3), (1, 4, 3)] {
+        let whole: Arc<dyn DataLoader<Vec<u32>>> =
+            Arc::new(loader(source(records), shuffled(records, batch, Tail::Wrap)));
+        let mut all = Vec::new();
+        for slice in split_dataloader(whole, &vec![Device::flex(); devices]) {
+            let items = epoch(&*slice);
+            assert!(items.iter().all(|items| items.len() as u64 == batch));
+            let mut items = items.concat();
+            assert_eq!(items.len(), slice.num_items());
+            items.sort_unstable();
+            items.dedup();
+            all.extend(items);
+        }
+        assert!(all.into_iter().eq(0..u32::try_from(records).unwrap()), "{records} over {devices}");
+    }
+}
+
+#[test]
 fn a_slice_is_the_plan_over_its_records() {
     let whole = loader(source(100), shuffled(100, 4, Tail::Keep));
     let slice = whole.slice(10, 40);
@@ -307,6 +399,48 @@ fn slices_of_files() -> Result<(), BoxError> {
     found.sort_unstable();
     assert!(found.into_iter().eq(7..25));
     Ok(())
+}
+
+/// Is asked for so many bytes at a time where a transform follows, and notes the most that it was.
+#[derive(Clone)]
+struct Parts(Source, Arc<AtomicUsize>);
+
+impl Dataset for Parts {
+    fn records(&self) -> u64 {
+        self.0.records()
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.0.record_bytes()
+    }
+
+    fn part_bytes(&self) -> usize {
+        8
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.1.fetch_max(out.len(), Ordering::Relaxed);
+        self.0.read(batch, out)
+    }
+}
+
+#[test]
+fn a_slice_is_read_in_parts_as_the_data_set_is() {
+    let plan = Plan::builder(32).batch(16).build().unwrap();
+    for slice in [false, true] {
+        let most = Arc::new(AtomicUsize::new(0));
+        let loader = BurnLoader::builder(Parts(source(32), most.clone()), plan, |batch, _| Ok(batch.len()))
+            .options(|loader| loader.transform(Numbers::U16ToU32))
+            .build(&Device::flex())
+            .unwrap();
+        let items: usize = if slice {
+            loader.slice(16, 32).iter().map(Result::unwrap).sum()
+        } else {
+            loader.iter().map(Result::unwrap).sum()
+        };
+        assert_eq!(items, if slice { 128 } else { 256 });
+        assert_eq!(most.load(Ordering::Relaxed), 8, "slice: {slice}");
+    }
 }
 
 #[test]

@@ -30,13 +30,15 @@ pub fn tensor(
     let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
     let found = batch.len() / records;
     let wanted = shape.iter().try_fold(dtype.size(), |bytes, &axis| bytes.checked_mul(axis));
-    if wanted != Some(found) {
+    let whole: Vec<usize> = std::iter::once(records).chain(shape.iter().copied()).collect();
+    // An axis of 0 hides the others, which candle multiplies for its strides all the same.
+    let others = whole.iter().try_fold(1_usize, |all, &axis| all.checked_mul(axis.max(1)));
+    if wanted != Some(found) || others.is_none() {
         let (epoch, step) = (batch.epoch(), batch.step());
         return Err(TensorError::Record { epoch, step, wanted: (dtype, shape.to_vec()), found });
     }
-    let shape: Vec<usize> = std::iter::once(records).chain(shape.iter().copied()).collect();
     // Of memory that is aligned for its numbers, as a slot is, candle makes one copy.
-    Tensor::from_raw_buffer(batch, to, &shape, device).map_err(TensorError::Candle)
+    Tensor::from_raw_buffer(batch, to, &whole, device).map_err(TensorError::Candle)
 }
 
 /// candle's name of a type, where it has the same one.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, WithDType};
-use twinbuf::{BoxError, Cut, DType, Loader, LoaderBuilder, Numbers, Plan, Records, Tail, Transform};
+use twinbuf::{
+    BatchPlan, BoxError, Cut, DType, Dataset, Loader, LoaderBuilder, Numbers, Plan, Records, Tail, Transform,
+};
 use twinbuf_candle::{TensorError, tensor};
 
 /// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.
@@ -135,5 +137,34 @@ fn types_that_candle_has_not_are_refused() -> Result<(), BoxError> {
     }
     let error = tensor(&batch, DType::U16, &[8], &Device::Cpu).unwrap_err();
     assert!(error.to_string().contains("U16ToU32"), "{error}");
+    Ok(())
+}
+
+/// Records of no bytes.
+struct Empty;
+
+impl Dataset for Empty {
+    fn records(&self) -> u64 {
+        2
+    }
+
+    fn record_bytes(&self) -> usize {
+        0
+    }
+
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+}
+
+#[test]
+fn an_axis_of_nothing_hides_no_axes_that_are_too_long() -> Result<(), BoxError> {
+    let loader = Loader::builder(Empty, Plan::builder(2).batch(2).build()?).build()?;
+    let batch = loader.epoch(0).next().expect("a batch")?;
+    assert_eq!(tensor(&batch, DType::F32, &[3, 0], &Device::Cpu)?.dims(), [2, 3, 0]);
+    for shape in [&[0, usize::MAX, 2][..], &[usize::MAX, 0]] {
+        let error = tensor(&batch, DType::U8, shape, &Device::Cpu).unwrap_err();
+        assert!(matches!(error, TensorError::Record { found: 0, .. }), "{error}");
+    }
     Ok(())
 }

@@ -68,11 +68,15 @@ fn whole<T: Number>(batch: &Batch<'_>, dtype: DType, shape: &[usize]) -> Result<
     let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
     let found = batch.len() / records;
     // ndarray alone would show the front of a longer slice.
-    if shape.iter().try_fold(size_of::<T>(), |bytes, &axis| bytes.checked_mul(axis)) != Some(found) {
+    let fits = shape.iter().try_fold(size_of::<T>(), |bytes, &axis| bytes.checked_mul(axis)) == Some(found);
+    let whole: Vec<usize> = std::iter::once(records).chain(shape.iter().copied()).collect();
+    // An axis of 0 hides the others, whose product ndarray wants to be an `isize` all the same.
+    let others = whole.iter().try_fold(1_isize, |all, &axis| all.checked_mul(axis.max(1).try_into().ok()?));
+    if !fits || others.is_none() {
         let (epoch, step) = (batch.epoch(), batch.step());
         return Err(ViewError::Record { epoch, step, wanted: (dtype, shape.to_vec()), found });
     }
-    Ok(std::iter::once(records).chain(shape.iter().copied()).collect())
+    Ok(whole)
 }
 
 /// Why a batch is no such array.

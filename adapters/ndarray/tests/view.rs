@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use ndarray::{Ix2, array};
-use twinbuf::{BoxError, Cut, DType, Loader, LoaderBuilder, Plan, Records, Tail, Transform};
+use twinbuf::{
+    BatchPlan, BoxError, Cut, DType, Dataset, Loader, LoaderBuilder, Plan, Records, Tail, Transform,
+};
 use twinbuf_ndarray::{Number, ViewError, view, view_mut};
 
 /// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.
@@ -95,5 +97,36 @@ fn other_numbers_and_other_shapes_are_refused() -> Result<(), BoxError> {
     let error = view::<f32>(&batch, DType::U8, &[3]).unwrap_err();
     assert_eq!(error, ViewError::DType { wanted: DType::F32, found: DType::U8 });
     assert_eq!(error.to_string(), "wanted a view of f32, found records of u8");
+    Ok(())
+}
+
+/// Records of no bytes.
+struct Empty;
+
+impl Dataset for Empty {
+    fn records(&self) -> u64 {
+        2
+    }
+
+    fn record_bytes(&self) -> usize {
+        0
+    }
+
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+}
+
+#[test]
+fn an_axis_of_nothing_hides_no_axes_that_are_too_long() -> Result<(), BoxError> {
+    let loader = Loader::builder(Empty, Plan::builder(2).batch(2).build()?).build()?;
+    let mut batch = loader.epoch(0).next().expect("a batch")?;
+    assert_eq!(view::<f32>(&batch, DType::F32, &[3, 0])?.shape(), [2, 3, 0]);
+    assert_eq!(view_mut::<f32>(&mut batch, DType::F32, &[3, 0])?.shape(), [2, 3, 0]);
+    for shape in [&[0, usize::MAX, 2][..], &[usize::MAX, 0], &[0, isize::MAX.unsigned_abs()]] {
+        let error = ViewError::Record { epoch: 0, step: 0, wanted: (DType::U8, shape.to_vec()), found: 0 };
+        assert_eq!(view::<u8>(&batch, DType::U8, shape).unwrap_err(), error);
+        assert_eq!(view_mut::<u8>(&mut batch, DType::U8, shape).unwrap_err(), error);
+    }
     Ok(())
 }

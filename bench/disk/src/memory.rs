@@ -83,12 +83,15 @@ pub fn small(path: &Path) -> Result<(), BoxError> {
     let plan = Plan::builder(records.len().min(SMALL[1])).build()?;
     let loader = Way::default().build(records, plan)?;
     let (begun, mut seen, mut found) = (Instant::now(), 0, Vec::new());
+    // Up to the last of them: a file of fewer records is read to the end of an epoch.
+    let mut took = Duration::ZERO;
     for epoch in 0.. {
         for batch in loader.epoch(epoch) {
             batch?;
             seen += 1;
             if SMALL.contains(&seen) {
                 found.push(sys::status("VmRSS")?);
+                took = begun.elapsed();
             }
         }
         if seen >= SMALL[1] {
@@ -96,7 +99,7 @@ pub fn small(path: &Path) -> Result<(), BoxError> {
         }
     }
     load::check(&loader.report(), &plan)?;
-    child::say(&[found[0], found[1], u64::try_from(begun.elapsed().as_micros())?]);
+    child::say(&[found[0], found[1], u64::try_from(took.as_micros())?]);
     Ok(())
 }
 
