@@ -4,11 +4,11 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use common::{Fault, Faulty, Gated, RECORD, batches, files, open, plan};
+use common::{Fault, Faulty, Gated, LeftTask, RECORD, batches, files, open, plan};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::{Cuda, DeviceBatch, Error, Loader, LoaderBuilder, MemoryBudget, Numbers, Plan, Profile, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
@@ -321,34 +321,13 @@ fn every_way_to_wait_delivers_the_same() {
     }
 }
 
-/// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns the
-/// loader.
-struct Task {
-    loader: Mutex<Option<Loader<Cuda>>>,
-    _end: TaskEnd,
-}
-
-/// Dropped behind the loader: whether that panicked.
-struct TaskEnd(mpsc::Sender<bool>);
-
-impl Drop for TaskEnd {
-    fn drop(&mut self) {
-        let _ = self.0.send(thread::panicking());
-    }
-}
-
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {}
-}
-
 #[test]
 fn a_waker_may_drop_the_loader_on_the_copy_thread() {
     let (sim, ctx) = start(1);
     let (open, gate) = mpsc::channel();
     let plan = Plan::builder(8).batch(2).build().unwrap();
     let loader = Loader::builder(Gated(gate), plan).cuda(ctx).build().unwrap();
-    let (end, panicked) = mpsc::channel();
-    let task = Arc::new(Task { loader: Mutex::new(None), _end: TaskEnd(end) });
+    let (task, panicked) = LeftTask::new();
     let waker = Waker::from(task.clone());
     let mut epoch = loader.epoch(0);
     assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
@@ -356,7 +335,7 @@ fn a_waker_may_drop_the_loader_on_the_copy_thread() {
         thread::yield_now(); // of an epoch that is dropped earlier nothing is read
     }
     drop(epoch);
-    *task.loader.lock().unwrap() = Some(loader);
+    task.owns(loader);
     drop((waker, task));
     open.send(()).unwrap(); // the batch is told to the waker, which is the last one that has the task
     assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");

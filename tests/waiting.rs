@@ -4,13 +4,13 @@ mod common;
 
 use std::cell::RefCell;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use common::{Gated, batches, files, open, plan};
+use common::{Gated, LeftTask, batches, files, open, plan};
 use futures_core::Stream;
 use twinbuf::{Error, Loader, Plan};
 
@@ -173,31 +173,10 @@ fn an_epoch_that_another_one_ends_is_woken_though_no_batch_ever_comes() {
     }
 }
 
-/// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns the
-/// loader.
-struct Task {
-    loader: Mutex<Option<Loader>>,
-    _end: TaskEnd,
-}
-
-/// Dropped behind the loader: whether that panicked.
-struct TaskEnd(Sender<bool>);
-
-impl Drop for TaskEnd {
-    fn drop(&mut self) {
-        let _ = self.0.send(thread::panicking());
-    }
-}
-
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {}
-}
-
 #[test]
 fn a_waker_may_drop_the_loader_on_the_reading_thread() {
     let (open, loader) = gated();
-    let (end, panicked) = channel();
-    let task = Arc::new(Task { loader: Mutex::new(None), _end: TaskEnd(end) });
+    let (task, panicked) = LeftTask::new();
     let waker = Waker::from(task.clone());
     let mut epoch = loader.epoch(0);
     assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
@@ -205,7 +184,7 @@ fn a_waker_may_drop_the_loader_on_the_reading_thread() {
         thread::yield_now(); // of an epoch that is dropped earlier nothing is read
     }
     drop(epoch);
-    *task.loader.lock().unwrap() = Some(loader);
+    task.owns(loader);
     drop((waker, task));
     open.send(()).unwrap(); // the batch is told to the waker, which is the last one that has the task
     assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");

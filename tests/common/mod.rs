@@ -1,11 +1,13 @@
-//! What the integration tests share: files of known records, and a data set that fails where it is told to.
+//! What the integration tests share: files of known records, data sets that fail or wait where they are told to, and a
+//! task that nobody runs.
 
 #![allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)] // each test binary uses its part
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::task::Wake;
 
 use tempfile::TempDir;
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Order, Plan, ReadMode, Records, Tail, mmap};
@@ -152,4 +154,35 @@ impl Dataset for Gated {
         self.0.recv()?;
         Ok(out.len())
     }
+}
+
+/// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns a `T`.
+pub struct LeftTask<T> {
+    owned: Mutex<Option<T>>,
+    _end: TaskEnd,
+}
+
+/// Dropped behind what the task owns: whether that panicked.
+struct TaskEnd(Sender<bool>);
+
+impl<T> LeftTask<T> {
+    /// The task, and at its end whether that panicked.
+    pub fn new() -> (Arc<Self>, Receiver<bool>) {
+        let (end, panicked) = channel();
+        (Arc::new(Self { owned: Mutex::new(None), _end: TaskEnd(end) }), panicked)
+    }
+
+    pub fn owns(&self, owned: T) {
+        *self.owned.lock().unwrap() = Some(owned);
+    }
+}
+
+impl Drop for TaskEnd {
+    fn drop(&mut self) {
+        let _ = self.0.send(std::thread::panicking());
+    }
+}
+
+impl<T: Send + 'static> Wake for LeftTask<T> {
+    fn wake(self: Arc<Self>) {}
 }
