@@ -182,13 +182,12 @@ impl Breakdown {
 
     fn start(&self) -> Option<Start> {
         let inner = self.lock()?;
-        let validation = inner.validating.as_ref().map(|validating| validating.started);
-        Some(Start { at: Instant::now(), validation, validated: inner.validated })
+        Some(Start { at: Instant::now(), validation: inner.validation_began(), validated: inner.validated })
     }
 
     fn end_phase(&self, name: &'static str, start: Option<Start>) {
         let (Some(mut inner), Some(start)) = (self.lock(), start) else { return };
-        let validation = inner.validating.as_ref().map(|validating| validating.started);
+        let validation = inner.validation_began();
         // As a step's start, it moves by the validations since.
         let at = start.at + (inner.validated - start.validated);
         let (table, end) = match start.validation {
@@ -326,6 +325,10 @@ impl Drop for Taken<'_> {
 impl Inner {
     fn table(&mut self) -> &mut Table {
         if self.validating.is_some() { &mut self.validation } else { &mut self.training }
+    }
+
+    fn validation_began(&self) -> Option<Instant> {
+        self.validating.as_ref().map(|validating| validating.started)
     }
 }
 

@@ -233,7 +233,8 @@ impl<B: Backend> Loader<B> {
     pub fn restore(&self, state: &State) -> Result<(), Error> {
         let refuse = |what, wanted: String, found: String| Err(Error::Restore { what, wanted, found });
         // The rank alone may be another: a step is a step of all ranks.
-        if longest(&state.plan) != longest(&self.plan) {
+        let all = longest(&self.plan);
+        if longest(&state.plan) != all {
             return refuse("plan", format!("{:?}", self.plan), format!("{:?}", state.plan));
         }
         let (record_bytes, fingerprint) = self.identity;
@@ -242,9 +243,8 @@ impl<B: Backend> Loader<B> {
             let found = say(state.record_bytes, state.fingerprint);
             return refuse("data set", say(record_bytes, fingerprint), found);
         }
-        let steps = longest(&self.plan).steps();
-        if state.step > steps {
-            let wanted = format!("at most the {steps} steps of an epoch");
+        if state.step > all.steps() {
+            let wanted = format!("at most the {} steps of an epoch", all.steps());
             return refuse("step", wanted, state.step.to_string());
         }
         let place = (state.epoch, state.step);

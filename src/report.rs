@@ -132,7 +132,12 @@ impl Report {
     /// The time that reading, transforming, copying to the device and the caller's work take one after the other.
     #[must_use]
     pub fn serial(&self) -> Duration {
-        self.read.busy + self.transform + self.transfer + self.device + self.train.busy
+        self.stages().iter().sum()
+    }
+
+    /// The reading thread's work, the copies to the device, and the caller's work.
+    fn stages(&self) -> [Duration; 3] {
+        [self.read.busy + self.transform, self.transfer, self.train.busy + self.device]
     }
 
     /// What perfect overlap would take: the longest of the reading thread's work, the copies to the device and the
@@ -143,7 +148,7 @@ impl Report {
     /// very few batches, that much is out of reach.
     #[must_use]
     pub fn ideal(&self) -> Duration {
-        (self.read.busy + self.transform).max(self.transfer).max(self.train.busy + self.device)
+        self.stages().into_iter().max().unwrap_or_default()
     }
 
     /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to the number
@@ -163,9 +168,7 @@ impl Report {
     /// Which stage decides.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        let seconds = |time: Duration| time.as_secs_f64();
-        let load = seconds(self.read.busy + self.transform);
-        let (transfer, train) = (seconds(self.transfer), seconds(self.train.busy + self.device));
+        let [load, transfer, train] = self.stages().map(|time| time.as_secs_f64());
         let dominates = |stage: f64, a: f64, b: f64| stage >= DOMINATES * a.max(b);
         if self.batches == 0 || self.serial().is_zero() {
             Verdict::Unmeasured

@@ -5,10 +5,10 @@
 mod common;
 
 use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::thread;
 
-use common::{Fault, Faulty, Gated, LeftTask, RECORD, batches, files, open, plan};
+use common::{Fault, Faulty, Gated, RECORD, batches, files, is_dropped_by_a_waker, open, plan};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::{Cuda, DeviceBatch, Error, Loader, LoaderBuilder, MemoryBudget, Numbers, Plan, Profile, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
@@ -327,18 +327,7 @@ fn a_waker_may_drop_the_loader_on_the_copy_thread() {
     let (open, gate) = mpsc::channel();
     let plan = Plan::builder(8).batch(2).build().unwrap();
     let loader = Loader::builder(Gated(gate), plan).cuda(ctx).build().unwrap();
-    let (task, panicked) = LeftTask::new();
-    let waker = Waker::from(task.clone());
-    let mut epoch = loader.epoch(0);
-    assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
-    while loader.report().reads == 0 {
-        thread::yield_now(); // of an epoch that is dropped earlier nothing is read
-    }
-    drop(epoch);
-    task.owns(loader);
-    drop((waker, task));
-    open.send(()).unwrap(); // the batch is told to the waker, which is the last one that has the task
-    assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
+    is_dropped_by_a_waker(loader, &open);
     while open.send(()).is_ok() {
         thread::yield_now(); // the reading thread has the gate up to its end, and waits for the copying thread's before
     }

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread;
 
-use common::{Gated, LeftTask, batches, files, open, plan};
+use common::{Gated, batches, files, is_dropped_by_a_waker, open, plan};
 use futures_core::Stream;
 use twinbuf::{Error, Loader, Plan};
 
@@ -176,18 +175,7 @@ fn an_epoch_that_another_one_ends_is_woken_though_no_batch_ever_comes() {
 #[test]
 fn a_waker_may_drop_the_loader_on_the_reading_thread() {
     let (open, loader) = gated();
-    let (task, panicked) = LeftTask::new();
-    let waker = Waker::from(task.clone());
-    let mut epoch = loader.epoch(0);
-    assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
-    while loader.report().reads == 0 {
-        thread::yield_now(); // of an epoch that is dropped earlier nothing is read
-    }
-    drop(epoch);
-    task.owns(loader);
-    drop((waker, task));
-    open.send(()).unwrap(); // the batch is told to the waker, which is the last one that has the task
-    assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
+    is_dropped_by_a_waker(loader, &open);
 }
 
 type Run = Box<dyn FnOnce(Waker)>;

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use twinbuf::mmap::{Error, Ragged};
+use twinbuf::mmap::Ragged;
 use twinbuf::{BoxError, Cut, DType, Records};
 
 /// What a file begins with says what it is.
@@ -98,13 +98,7 @@ impl Shape {
 
 /// The names of a file's tensors, sorted. The file's header is checked on the way.
 pub(crate) fn tensors(path: &Path) -> Result<Vec<String>, BoxError> {
-    // No writer makes up this name; and if one did, it would be the answer.
-    let nameless = "\0";
-    match Records::open_safetensors([path], nameless, Cut::Rows) {
-        Err(Error::NoTensor { found, .. }) => Ok(found),
-        Err(error) => Err(error.into()),
-        Ok(_) => Ok(vec![nameless.to_string()]),
-    }
+    Ok(Records::open_safetensors_each(path, Cut::Rows)?.map(|(name, _)| name).collect())
 }
 
 /// Whether the kernel tells this process what is cached of a file (`can_do_mincore` in its `mm/mincore.c`): to

@@ -31,7 +31,6 @@ pub struct DeviceBatches<M: 'static> {
     // Dropped in this order: the copy thread is joined when both sides are gone.
     ring: Consumer<'static, DeviceBuf<M>, Park>,
     depth: usize,
-    overlap: bool,
     clock: Arc<Clock>,
     ctx: Arc<CudaContext>,
     fate: Arc<Fate>,
@@ -47,7 +46,7 @@ impl<M: 'static> DeviceBatches<M> {
         fate: Arc<Fate>,
         thread: Option<Arc<Thread>>,
     ) -> Self {
-        Self { ring, depth, overlap: thread.is_some(), clock, ctx, fate, thread }
+        Self { ring, depth, clock, ctx, fate, thread }
     }
 
     /// The next batch, waiting until its copy has been issued; `None` after
@@ -63,7 +62,7 @@ impl<M: 'static> DeviceBatches<M> {
     /// held by a lease, or was when it was leaked: waiting for oneself would never end. With `overlap(false)`
     /// [`Error::Empty`] if nothing was committed.
     pub fn recv(&self) -> Result<Option<Lease<'_, M>>, Error> {
-        if self.overlap { self.lease(self.ring.recv()) } else { self.try_recv() }
+        if self.overlap() { self.lease(self.ring.recv()) } else { self.try_recv() }
     }
 
     /// The next batch, if its copy has been issued by now. Never waits.
@@ -87,7 +86,7 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// As [`recv`](DeviceBatches::recv).
     pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<'_, M>>, Error>> {
-        if self.overlap {
+        if self.overlap() {
             self.ring.poll_recv(cx).map(|received| self.lease(received))
         } else {
             Poll::Ready(self.try_recv())
@@ -105,6 +104,10 @@ impl<M: 'static> DeviceBatches<M> {
             Err(RecvError::Abandoned) => Err(self.fate.get().cloned().unwrap_or(Error::Abandoned)),
             Err(RecvError::AllHeld) => Err(Error::AllHeld { device_depth: self.depth }),
         }
+    }
+
+    fn overlap(&self) -> bool {
+        self.thread.is_some()
     }
 
     /// The thread that issues the copies, and wakes tasks. For a thread that fills the slots: whoever runs on this one
@@ -406,7 +409,7 @@ impl<M: 'static> fmt::Debug for DeviceBatches<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceBatches")
             .field("depth", &self.depth)
-            .field("overlap", &self.overlap)
+            .field("overlap", &self.overlap())
             .field("error", &self.fate.get())
             .finish_non_exhaustive()
     }

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::task::Wake;
+use std::task::{Context, Wake, Waker};
 
 use tempfile::TempDir;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Order, Plan, ReadMode, Records, Tail, mmap};
+use twinbuf::{Backend, BatchPlan, BoxError, Dataset, Loader, Order, Plan, ReadMode, Records, Tail, mmap};
 
 /// Bytes of a record in these tests.
 pub const RECORD: usize = 512;
@@ -157,7 +157,7 @@ impl Dataset for Gated {
 }
 
 /// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns a `T`.
-pub struct LeftTask<T> {
+struct LeftTask<T> {
     owned: Mutex<Option<T>>,
     _end: TaskEnd,
 }
@@ -167,14 +167,33 @@ struct TaskEnd(Sender<bool>);
 
 impl<T> LeftTask<T> {
     /// The task, and at its end whether that panicked.
-    pub fn new() -> (Arc<Self>, Receiver<bool>) {
+    fn new() -> (Arc<Self>, Receiver<bool>) {
         let (end, panicked) = channel();
         (Arc::new(Self { owned: Mutex::new(None), _end: TaskEnd(end) }), panicked)
     }
 
-    pub fn owns(&self, owned: T) {
+    fn owns(&self, owned: T) {
         *self.owned.lock().unwrap() = Some(owned);
     }
+}
+
+/// A loader that reads behind a gate is dropped by the waker of a task that waits for it, where its batch is told.
+pub fn is_dropped_by_a_waker<B: Backend>(loader: Loader<B>, open: &Sender<()>)
+where
+    Loader<B>: Send,
+{
+    let (task, panicked) = LeftTask::new();
+    let waker = Waker::from(task.clone());
+    let mut epoch = loader.epoch(0);
+    assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    while loader.report().reads == 0 {
+        std::thread::yield_now(); // of an epoch that is dropped earlier nothing is read
+    }
+    drop(epoch);
+    task.owns(loader);
+    drop((waker, task));
+    open.send(()).unwrap(); // the batch is told to the waker, which is the last one that has the task
+    assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
 }
 
 impl Drop for TaskEnd {
