@@ -1,6 +1,5 @@
 //! The consumer's side: receive a filled slot, use it in place, release it.
 
-use core::cell::Cell;
 use core::fmt;
 use core::future::poll_fn;
 use core::ops::{Deref, DerefMut};
@@ -8,42 +7,37 @@ use core::task::{Context, Poll};
 use core::time::Duration;
 
 use crate::error::{RecvError, RecvTimeoutError, TryRecvError};
-use crate::ring::{Cursor, Forever, Patience, RingRef, Side, SlotRef, TimedOut, Until};
+use crate::raw::{Cursor, Forever, Patience, RingRef, Share, Side, SlotRef, TimedOut, Until};
 use crate::state::{ConsumerView, Lap, State};
-use crate::wait::{Ours, Spin, Wait, WaitUntil};
+use crate::wait::{Spin, Wait, WaitUntil};
 
 /// The side of a ring that reads slots.
 ///
-/// Its calls take `&self`, so that several [`ReadSlot`]s may be alive at once (a copy still reads one slot
-/// while the next is begun); they may be released in any order and from any thread. The slots come round in
-/// turn: a guard that is kept lets `N - 1` further slots be received, then its own slot would be the next
-/// ([`AllHeld`](RecvError::AllHeld)).
+/// Several [`ReadSlot`]s may be alive at once (a copy still reads one slot while the next is begun), and released in
+/// any order and on any thread. A guard does not borrow the consumer: it lives as long as the ring. The slots come in
+/// turn: a guard that is kept lets `N - 1` further slots be received, then its slot would be the next
+/// ([`SlotHeld`](RecvError::SlotHeld)).
 ///
-/// The consumer itself belongs to one thread at a time: it is `Send`, and not `Sync`.
+/// The consumer belongs to one thread or task at a time: it is `Send`, and not `Sync`.
 ///
-/// ```compile_fail,E0277
-/// fn shared_between_threads<T: Sync>(_: T) {}
-/// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
-/// let (_tx, rx) = ring.split();
-/// shared_between_threads(rx);
-/// ```
-///
-/// Dropping the consumer closes the ring: the producer's next acquire or commit says so.
-pub struct Consumer<'a, T, W: Wait = Spin> {
-    ring: RingRef<'a, T, W>,
-    at: Cell<Cursor>,
-    stats: Cell<ConsumerStats>,
+/// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed).
+/// That is allowed at any time, also while guards are alive.
+pub struct Consumer<'r, T, W: Wait = Spin> {
+    ring: RingRef<'r, T, W>,
+    at: Cursor,
+    stats: ConsumerStats,
     /// The hand-off for which the last poll that found nothing was.
-    pending: Cell<Option<u64>>,
-    #[cfg(feature = "alloc")]
-    _owner: Option<alloc::sync::Arc<dyn crate::ring::Owner + Send + Sync + 'a>>,
+    pending: Option<u64>,
+    /// Last: frees the ring, if this is its last owner.
+    share: Share<'r, T>,
 }
 
 /// What a [`Consumer`] has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub struct ConsumerStats {
-    /// Slots received.
+    /// Slots received, cancelled places among them.
     pub handoffs: u64,
     /// Calls that found the next slot still empty and had to wait for it (`try_recv` never does).
     pub waits: u64,
@@ -52,54 +46,38 @@ pub struct ConsumerStats {
     pub spurious_wakes: u64,
 }
 
-impl<'a, T, W: Wait> Consumer<'a, T, W> {
-    pub(crate) fn new(ring: RingRef<'a, T, W>) -> Self {
-        Self {
-            ring,
-            at: Cell::new(Cursor::START),
-            stats: Cell::default(),
-            pending: Cell::new(None),
-            #[cfg(feature = "alloc")]
-            _owner: None,
-        }
+impl<'r, T, W: Wait> Consumer<'r, T, W> {
+    pub(crate) fn new(ring: RingRef<'r, T, W>, share: Share<'r, T>) -> Self {
+        Self { ring, at: Cursor::START, stats: ConsumerStats::default(), pending: None, share }
     }
 
     #[cfg(feature = "alloc")]
-    pub(crate) fn owning(
-        ring: RingRef<'a, T, W>,
-        owner: alloc::sync::Arc<dyn crate::ring::Owner + Send + Sync + 'a>,
-    ) -> Self {
-        let mut handle = Self::new(ring);
-        handle._owner = Some(owner);
-        handle
+    pub(crate) fn share_mut(&mut self) -> &mut Share<'r, T> {
+        &mut self.share
     }
-}
 
-impl<T, W: Wait> Consumer<'_, T, W> {
-    /// The next slot, if it is filled now. Never waits: at most one atomic load.
+    /// The next slot, if it is filled now. Never waits: one atomic load, and at a cancelled place its release.
     ///
     /// # Errors
     ///
-    /// [`Empty`](TryRecvError::Empty) while it is not filled; [`Finished`](TryRecvError::Finished) or
-    /// [`Abandoned`](TryRecvError::Abandoned) after the last slot, again and again;
-    /// [`AllHeld`](TryRecvError::AllHeld) if the next slot in turn is held by a guard of this consumer.
+    /// [`Empty`](TryRecvError::Empty) while it is not filled; the others as [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
     /// ```
     /// use twinbuf_core::{DoubleBuffer, TryRecvError};
     /// let mut ring = DoubleBuffer::new([0, 0]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
-    /// tx.fill(|slot| Ok::<(), ()>(*slot = 1)).unwrap();
+    /// tx.fill(|slot| *slot = 1).unwrap();
     /// drop(tx); // without `finish`
     /// assert_eq!(*rx.try_recv().unwrap(), 1);
     /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Abandoned);
     /// ```
     #[inline]
-    pub fn try_recv(&self) -> Result<ReadSlot<'_, T, W>, TryRecvError> {
-        match filled(self.slot().state(), self.lap()) {
-            Some(found) => Ok(self.read_slot(found?)),
+    pub fn try_recv(&mut self) -> Result<ReadSlot<'r, T, W>, TryRecvError> {
+        match filled(self.slot().state(), self.at.lap) {
+            Some(found) => Ok(self.take(found)?),
             None => Err(TryRecvError::Empty),
         }
     }
@@ -108,35 +86,46 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     ///
     /// # Errors
     ///
-    /// [`Finished`](RecvError::Finished) or [`Abandoned`](RecvError::Abandoned) after the last slot, again and
-    /// again; [`AllHeld`](RecvError::AllHeld) if the next slot in turn is held by a guard of this consumer,
-    /// since waiting for oneself would never end.
+    /// [`Finished`](RecvError::Finished) after the last slot, at every further call. [`Abandoned`](RecvError::Abandoned)
+    /// where the producer is gone and the next place is neither filled nor the end; also at every further call, unless
+    /// a [`ReservedSlot`](crate::ReservedSlot) is committed there later. [`Cancelled`](RecvError::Cancelled) once, in the place of a slot that was reserved and dropped;
+    /// [`SlotHeld`](RecvError::SlotHeld) if the next slot in turn is held by a guard that this consumer returned: a
+    /// thread that waits for a guard that it holds would wait for ever. Where another thread drops the guard, wait
+    /// for it by [`recv_timeout`](Consumer::recv_timeout). Once the producer is gone the end is returned even so.
+    ///
+    /// # Panics
+    ///
+    /// If the next place was cancelled and waking the producer's task panics (its `Waker` is foreign code); the place
+    /// has then been passed. The same holds for all calls that receive.
     ///
     /// # Examples
     ///
     /// ```
     /// use twinbuf_core::RecvError;
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0, 0]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// tx.acquire().unwrap().commit().unwrap();
     /// tx.acquire().unwrap().commit().unwrap();
     /// let (first, second) = (rx.recv()?, rx.recv()?);
-    /// assert_eq!(rx.recv().unwrap_err(), RecvError::AllHeld);
+    /// assert_eq!(rx.recv().unwrap_err(), RecvError::SlotHeld);
     /// drop(second); // in any order
     /// drop(first);
     /// # Ok::<(), RecvError>(())
     /// ```
     #[inline]
-    pub fn recv(&self) -> Result<ReadSlot<'_, T, W>, RecvError> {
-        let Ok(found) = self.wait(&Forever);
-        found.map(|seen| self.read_slot(seen))
+    pub fn recv(&mut self) -> Result<ReadSlot<'r, T, W>, RecvError> {
+        let lap = self.at.lap;
+        let Ok(found) = self.wait(|seen| filled(seen, lap), &Forever);
+        self.take(found)
     }
 
     /// The next slot, waiting until it is filled, but no longer than `timeout`.
     ///
     /// # Errors
     ///
-    /// [`Timeout`](RecvTimeoutError::Timeout) when the time is over and the slot still empty; the others as
+    /// [`Timeout`](RecvTimeoutError::Timeout) when the time is over and the slot still empty,
+    /// [`SlotHeld`](RecvTimeoutError::SlotHeld) when the time is over and the slot still held by a guard that this
+    /// consumer returned: a call with a timeout, however long, waits for that guard too. The others as
     /// [`recv`](Consumer::recv).
     ///
     /// # Examples
@@ -144,16 +133,20 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     /// ```
     /// use std::time::Duration;
     /// use twinbuf_core::RecvTimeoutError;
-    /// let (_tx, rx) = twinbuf_core::channel([0; 2]);
+    /// let (_tx, mut rx) = twinbuf_core::channel([0; 2]);
     /// assert_eq!(rx.recv_timeout(Duration::from_millis(1)).unwrap_err(), RecvTimeoutError::Timeout);
     /// ```
-    pub fn recv_timeout(&self, timeout: Duration) -> Result<ReadSlot<'_, T, W>, RecvTimeoutError>
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<ReadSlot<'r, T, W>, RecvTimeoutError>
     where
         W: WaitUntil,
     {
         match self.ring.strategy().after(timeout) {
             Some(deadline) => self.recv_deadline(deadline),
-            None => Ok(self.recv()?),
+            None => {
+                let lap = self.at.lap;
+                let Ok(found) = self.wait(|seen| filled_and_not_held(seen, lap), &Forever);
+                Ok(self.take(found)?)
+            }
         }
     }
 
@@ -167,24 +160,27 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     /// # Examples
     ///
     /// ```
-    /// let (mut tx, rx) = twinbuf_core::channel([0; 2]);
+    /// let (mut tx, mut rx) = twinbuf_core::channel([0; 2]);
     /// tx.acquire().unwrap().commit().unwrap();
     /// assert!(rx.recv_deadline(std::time::Instant::now()).is_ok());
     /// ```
-    pub fn recv_deadline(&self, deadline: W::Instant) -> Result<ReadSlot<'_, T, W>, RecvTimeoutError>
+    pub fn recv_deadline(&mut self, deadline: W::Instant) -> Result<ReadSlot<'r, T, W>, RecvTimeoutError>
     where
         W: WaitUntil,
     {
-        match self.wait(&Until(deadline)) {
-            Ok(found) => Ok(self.read_slot(found?)),
-            Err(TimedOut) => Err(RecvTimeoutError::Timeout),
+        let lap = self.at.lap;
+        match self.wait(|seen| filled_and_not_held(seen, lap), &Until(deadline)) {
+            Ok(found) => Ok(self.take(found)?),
+            Err(TimedOut(seen)) => match filled(seen, lap) {
+                Some(_) => Err(RecvTimeoutError::SlotHeld),
+                None => Err(RecvTimeoutError::Timeout),
+            },
         }
     }
 
     /// The next slot, or the promise that the task of `cx` is woken when it is filled.
     ///
-    /// Only the task that polled last is woken for the slot; another one, whose waker is still there, is woken
-    /// at once, so that it polls again.
+    /// Only the waker of the last call is woken; one that was left by an earlier call is dropped.
     ///
     /// # Errors
     ///
@@ -195,17 +191,25 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     /// ```
     /// use std::task::{Context, Waker};
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (_tx, rx) = ring.split();
+    /// let (_tx, mut rx) = ring.split();
     /// assert!(rx.poll_recv(&mut Context::from_waker(Waker::noop())).is_pending());
     /// ```
-    pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<ReadSlot<'_, T, W>, RecvError>> {
-        self.poll_filled(cx).map(|found| found.map(|seen| self.read_slot(seen)))
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<ReadSlot<'r, T, W>, RecvError>> {
+        let lap = self.at.lap;
+        match self.slot().poll(Side::Consumer, cx.waker(), |seen| filled(seen, lap)) {
+            Some(found) => Poll::Ready(self.take(found)),
+            None => {
+                let again = self.pending.replace(self.at.seq) == Some(self.at.seq);
+                self.stats.waits += u64::from(!again);
+                self.stats.spurious_wakes += u64::from(again);
+                Poll::Pending
+            }
+        }
     }
 
     /// The next slot, when it is filled. Dropping the future loses nothing.
     ///
-    /// The future borrows the consumer, which is not `Sync`, so it stays on its thread. A task that an executor
-    /// moves between threads uses [`ready`](Consumer::ready).
+    /// The future is `Send` if the consumer is, so a task may be moved between threads while it waits.
     ///
     /// # Errors
     ///
@@ -222,67 +226,33 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     /// #     }
     /// # }
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, rx) = ring.split();
-    /// tx.fill(|slot| Ok::<(), ()>(*slot = 5)).unwrap();
+    /// let (mut tx, mut rx) = ring.split();
+    /// tx.fill(|slot| *slot = 5).unwrap();
     /// assert_eq!(*block_on(rx.recv_async())?, 5);
     /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
-    pub async fn recv_async(&self) -> Result<ReadSlot<'_, T, W>, RecvError> {
+    pub async fn recv_async(&mut self) -> Result<ReadSlot<'r, T, W>, RecvError> {
         poll_fn(|cx| self.poll_recv(cx)).await
-    }
-
-    /// Returns when the next [`try_recv`](Consumer::try_recv) will not say `Empty`.
-    ///
-    /// For a task that an executor may move between threads: this future is `Send`.
-    ///
-    /// # Errors
-    ///
-    /// As [`recv`](Consumer::recv).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use twinbuf_core::{Consumer, RecvError};
-    /// async fn sum(mut rx: Consumer<'static, u64>) -> Result<u64, RecvError> {
-    ///     let mut sum = 0;
-    ///     loop {
-    ///         match rx.ready().await {
-    ///             Ok(()) => {}
-    ///             Err(RecvError::Finished) => return Ok(sum),
-    ///             Err(error) => return Err(error),
-    ///         }
-    ///         if let Ok(slot) = rx.try_recv() {
-    ///             sum += *slot;
-    ///         }
-    ///     }
-    /// }
-    /// fn spawn<F: Future + Send + 'static>(_: F) {}
-    /// # use std::future::Future;
-    /// # use twinbuf_core::DoubleBuffer;
-    /// # static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
-    /// spawn(sum(RING.try_split_static().unwrap().1));
-    /// ```
-    pub async fn ready(&mut self) -> Result<(), RecvError> {
-        poll_fn(move |cx| self.poll_filled(cx)).await.map(|_| ())
     }
 
     /// The slots in order, until the producer finishes.
     ///
-    /// An item borrows the consumer, not the iterator: two may be held at once. After an error the iterator
-    /// ends.
+    /// An item does not borrow the iterator: two may be held at once. A loop that hands its items to other threads
+    /// must be ready for [`SlotHeld`](RecvError::SlotHeld), which ends the iterator where such a thread is late:
+    /// receive by [`recv_timeout`](Consumer::recv_timeout) there, which waits for the slot. A [`Cancelled`](RecvError::Cancelled) item is
+    /// followed by the next slot; after any other error the iterator ends.
     ///
     /// # Errors
     ///
-    /// An item is [`Abandoned`](RecvError::Abandoned) if the producer went away without `finish`, or
-    /// [`AllHeld`](RecvError::AllHeld) if the next slot in turn is held by an earlier item.
+    /// As [`recv`](Consumer::recv), but that `Finished` ends the iterator without an item.
     ///
     /// # Examples
     ///
     /// ```
     /// use twinbuf_core::RecvError;
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, rx) = ring.split();
-    /// tx.fill(|slot| Ok::<(), ()>(*slot = 1)).unwrap();
+    /// let (mut tx, mut rx) = ring.split();
+    /// tx.fill(|slot| *slot = 1).unwrap();
     /// drop(tx); // without `finish`: not the end of the data
     /// let mut slots = rx.iter();
     /// assert_eq!(*slots.next().unwrap()?, 1);
@@ -290,8 +260,7 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     /// assert!(slots.next().is_none());
     /// # Ok::<(), RecvError>(())
     /// ```
-    #[must_use]
-    pub fn iter(&self) -> Iter<'_, T, W> {
+    pub fn iter(&mut self) -> Iter<'_, 'r, T, W> {
         Iter { consumer: self, ended: false }
     }
 
@@ -300,116 +269,130 @@ impl<T, W: Wait> Consumer<'_, T, W> {
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// tx.acquire().unwrap().commit().unwrap();
     /// rx.recv().unwrap();
     /// assert_eq!(rx.stats().handoffs, 1);
     /// ```
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        ConsumerStats { handoffs: self.at.get().seq, ..self.stats.get() }
+        ConsumerStats { handoffs: self.at.seq, ..self.stats }
     }
 
-    fn slot(&self) -> SlotRef<'_, T, W> {
-        self.ring.slot(self.at.get())
+    /// The number of slots of the ring.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.ring.len()
     }
 
-    fn lap(&self) -> Lap {
-        self.at.get().lap
+    /// The number of slots that the next calls would return without a wait, up to the first place that is open,
+    /// cancelled or held. The producer may be adding to them. Zero is not a sign of the end: only a receive is.
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let (mut tx, mut rx) = ring.split();
+    /// tx.fill(|slot| *slot = 1)?;
+    /// assert_eq!((rx.len(), rx.depth()), (1, 2));
+    /// let _slot = rx.recv().unwrap();
+    /// assert!(rx.is_empty()); // held, and no longer to be received
+    /// # Ok::<(), twinbuf_core::Closed>(())
+    /// ```
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let mut at = self.at;
+        let mut len = 0;
+        while len < self.ring.len()
+            && matches!(filled(self.ring.slot(at).state(), at.lap), Some(Found::Slot(_)))
+        {
+            at = at.next(self.ring.len());
+            len += 1;
+        }
+        len
     }
 
-    /// The guard of the next slot, which the caller found filled in state `seen`, with no foreign code run since.
-    fn read_slot(&self, seen: State) -> ReadSlot<'_, T, W> {
-        let at = self.at.get();
-        self.at.set(at.next(self.ring.len()));
-        ReadSlot { slot: self.ring.slot(at), seen, seq: at.seq }
+    /// Whether the next [`try_recv`](Consumer::try_recv) would return no slot, for whatever reason.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     #[inline]
-    fn wait<P: Patience<W>>(&self, patience: &P) -> Result<Result<State, RecvError>, P::Over> {
-        let lap = self.lap();
+    fn slot(&self) -> SlotRef<'r, T, W> {
+        self.ring.slot(self.at)
+    }
+
+    /// Acts on what was found in the word of the next slot: moves on, unless that is the end.
+    #[inline]
+    fn take(&mut self, found: Found) -> Result<ReadSlot<'r, T, W>, RecvError> {
+        let (seen, cancelled) = match found {
+            Found::Slot(seen) => (seen, false),
+            Found::Cancelled(seen) => (seen, true),
+            Found::Over(error) => return Err(error),
+        };
+        let slot = ReadSlot { slot: self.slot(), seen, at: self.at, share: self.share.clone() };
+        self.at = self.at.next(self.ring.len());
+        // Dropping the guard of a cancelled slot releases it.
+        if cancelled { Err(RecvError::Cancelled) } else { Ok(slot) }
+    }
+
+    #[inline]
+    fn wait<P: Patience<W>>(
+        &mut self,
+        ready: impl Fn(State) -> Option<Found>,
+        patience: &P,
+    ) -> Result<Found, P::Over> {
         let seen = self.slot().state();
-        if let Some(found) = filled(seen, lap) {
+        if let Some(found) = ready(seen) {
             return Ok(found);
         }
-        if self.ring.strategy().may_call_back(Ours) {
-            return self.wait_among_calls(seen, patience);
-        }
-        let (found, spurious) = self.slot().wait(seen, |seen| filled(seen, lap), patience);
-        self.count(1, spurious);
+        let (found, spurious) = self.slot().wait(seen, ready, patience);
+        self.stats.waits += 1;
+        self.stats.spurious_wakes += spurious;
         found
-    }
-
-    /// The rest of a wait whose strategy may come back to this consumer.
-    fn wait_among_calls<P: Patience<W>>(
-        &self,
-        mut seen: State,
-        patience: &P,
-    ) -> Result<Result<State, RecvError>, P::Over> {
-        self.count(1, 0);
-        loop {
-            let at = self.at.get();
-            let (found, spurious) = self.slot().wait(seen, |seen| self.look(at, seen), patience);
-            self.count(0, spurious);
-            if let Some(found) = found.transpose() {
-                return found;
-            }
-            seen = self.slot().state();
-        }
-    }
-
-    fn poll_filled(&self, cx: &mut Context<'_>) -> Poll<Result<State, RecvError>> {
-        loop {
-            let at = self.at.get();
-            match self.ring.slot(at).poll(Side::Consumer, cx.waker(), |seen| self.look(at, seen)) {
-                Some(Some(found)) => return Poll::Ready(found),
-                Some(None) => {}
-                None => break,
-            }
-        }
-        let seq = self.at.get().seq;
-        let again = self.pending.replace(Some(seq)) == Some(seq);
-        self.count(u64::from(!again), u64::from(again));
-        Poll::Pending
-    }
-
-    /// What a consumer that began to wait at `at` makes of that slot's word; `Some(None)`: nothing, since it stands
-    /// elsewhere by now. (The strategy and the wakers are foreign code, which may come back here and receive.)
-    fn look(&self, at: Cursor, seen: State) -> Option<Option<Result<State, RecvError>>> {
-        if self.at.get().seq == at.seq { filled(seen, at.lap).map(Some) } else { Some(None) }
-    }
-
-    fn count(&self, waits: u64, spurious: u64) {
-        let mut stats = self.stats.get();
-        stats.waits += waits;
-        stats.spurious_wakes += spurious;
-        self.stats.set(stats);
     }
 }
 
-/// What a waiting consumer makes of a word: the state in which its slot is filled, or why there is none.
-fn filled(seen: State, lap: Lap) -> Option<Result<State, RecvError>> {
+/// What a waiting consumer makes of a word.
+#[derive(Clone, Copy)]
+enum Found {
+    /// Its slot is filled; in this state.
+    Slot(State),
+    /// Its slot was cancelled; in this state.
+    Cancelled(State),
+    /// There is no slot to wait for.
+    Over(RecvError),
+}
+
+#[inline]
+fn filled(seen: State, lap: Lap) -> Option<Found> {
     match seen.for_consumer(lap) {
-        ConsumerView::Full => Some(Ok(seen)),
+        ConsumerView::Full => Some(Found::Slot(seen)),
+        ConsumerView::Cancelled => Some(Found::Cancelled(seen)),
         ConsumerView::Empty => None,
-        ConsumerView::Finished => Some(Err(RecvError::Finished)),
-        ConsumerView::Abandoned => Some(Err(RecvError::Abandoned)),
-        ConsumerView::AllHeld => Some(Err(RecvError::AllHeld)),
+        ConsumerView::Finished => Some(Found::Over(RecvError::Finished)),
+        ConsumerView::Abandoned => Some(Found::Over(RecvError::Abandoned)),
+        ConsumerView::Held => Some(Found::Over(RecvError::SlotHeld)),
     }
+}
+
+/// As `filled`, for a wait that goes on while the slot is held as it does while it is empty.
+#[inline]
+fn filled_and_not_held(seen: State, lap: Lap) -> Option<Found> {
+    filled(seen, lap).filter(|found| !matches!(found, Found::Over(RecvError::SlotHeld)))
 }
 
 impl<T, W: Wait> Drop for Consumer<'_, T, W> {
     fn drop(&mut self) {
-        // Held until the producer is told: what drops a waker is foreign code, which may panic.
-        let _waker = self.ring.take_waker(Side::Consumer);
-        self.ring.end(State::CLOSE, Side::Producer);
+        // Dropped once the producer is told: what drops a waker is foreign code, which may panic.
+        let _waker = self.ring.unregister(Side::Consumer);
+        self.ring.end(|_| State::CLOSE, Side::Producer);
     }
 }
 
 impl<T, W: Wait> fmt::Debug for Consumer<'_, T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer")
-            .field("seq", &self.at.get().seq)
+            .field("seq", &self.at.seq)
             .field("next_slot", &self.slot().state())
             .finish_non_exhaustive()
     }
@@ -417,20 +400,21 @@ impl<T, W: Wait> fmt::Debug for Consumer<'_, T, W> {
 
 /// The slots of a [`Consumer`] in order; see [`Consumer::iter`].
 #[derive(Debug)]
-pub struct Iter<'c, T, W: Wait = Spin> {
-    consumer: &'c Consumer<'c, T, W>,
+#[must_use = "an iterator does nothing until it is asked for an item"]
+pub struct Iter<'c, 'r, T, W: Wait = Spin> {
+    consumer: &'c mut Consumer<'r, T, W>,
     ended: bool,
 }
 
-impl<'c, T, W: Wait> Iterator for Iter<'c, T, W> {
-    type Item = Result<ReadSlot<'c, T, W>, RecvError>;
+impl<'r, T, W: Wait> Iterator for Iter<'_, 'r, T, W> {
+    type Item = Result<ReadSlot<'r, T, W>, RecvError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.ended {
             return None;
         }
         let item = self.consumer.recv();
-        self.ended = item.is_err();
+        self.ended = !matches!(item, Ok(_) | Err(RecvError::Cancelled));
         match item {
             Err(RecvError::Finished) => None,
             item => Some(item),
@@ -438,11 +422,11 @@ impl<'c, T, W: Wait> Iterator for Iter<'c, T, W> {
     }
 }
 
-impl<T, W: Wait> core::iter::FusedIterator for Iter<'_, T, W> {}
+impl<T, W: Wait> core::iter::FusedIterator for Iter<'_, '_, T, W> {}
 
-impl<'c, T, W: Wait> IntoIterator for &'c Consumer<'_, T, W> {
-    type Item = Result<ReadSlot<'c, T, W>, RecvError>;
-    type IntoIter = Iter<'c, T, W>;
+impl<'c, 'r, T, W: Wait> IntoIterator for &'c mut Consumer<'r, T, W> {
+    type Item = Result<ReadSlot<'r, T, W>, RecvError>;
+    type IntoIter = Iter<'c, 'r, T, W>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
@@ -452,25 +436,30 @@ impl<'c, T, W: Wait> IntoIterator for &'c Consumer<'_, T, W> {
 /// A filled slot, to be used in place; the producer gets it back when it is dropped.
 ///
 /// **Dropping it releases the slot**: progress must not depend on a call. (A
-/// [`WriteSlot`](crate::WriteSlot) is the other way round: dropping it does *not* hand it over.)
+/// [`WriteSlot`](crate::WriteSlot) differs: dropping it does *not* hand it over.)
 ///
-/// It may be dropped on another thread than the consumer's. A guard that is leaked (`mem::forget`) costs its
-/// slot: the ring runs out of slots ([`AllHeld`](RecvError::AllHeld)), it never hands one out twice.
+/// It may outlive the consumer and be dropped on any thread. From owned or `static` handles it is `'static` and keeps
+/// the ring alive, so it fits into a task, a tensor or a foreign object. A guard that is leaked (`mem::forget`) costs
+/// its slot: the ring runs out of slots ([`SlotHeld`](RecvError::SlotHeld), and the end once the producer is gone), it never
+/// hands one out twice.
 ///
-/// It does not outlive the consumer:
+/// It does not outlive a ring that is borrowed:
 ///
 /// ```compile_fail,E0505
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
-/// let (_tx, rx) = ring.split();
+/// let (_tx, mut rx) = ring.split();
 /// let slot = rx.recv().unwrap();
-/// drop(rx);
+/// drop(ring);
 /// println!("{}", *slot);
 /// ```
-pub struct ReadSlot<'c, T, W: Wait = Spin> {
-    slot: SlotRef<'c, T, W>,
+pub struct ReadSlot<'r, T, W: Wait = Spin> {
+    slot: SlotRef<'r, T, W>,
     /// The state in which the slot was found filled.
     seen: State,
-    seq: u64,
+    at: Cursor,
+    /// Last: frees the ring, if this is its last owner.
+    #[allow(dead_code)] // keeps the ring alive
+    share: Share<'r, T>,
 }
 
 impl<T, W: Wait> ReadSlot<'_, T, W> {
@@ -484,7 +473,7 @@ impl<T, W: Wait> ReadSlot<'_, T, W> {
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// tx.acquire().unwrap().commit().unwrap();
     /// tx.acquire().unwrap().commit().unwrap();
     /// rx.recv()?.release();
@@ -498,21 +487,22 @@ impl<T, W: Wait> ReadSlot<'_, T, W> {
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// tx.acquire().unwrap().commit().unwrap();
     /// assert_eq!(rx.recv()?.seq(), 0);
     /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
-        self.seq
+        self.at.seq
     }
 }
 
 impl<T, W: Wait> Drop for ReadSlot<'_, T, W> {
     #[inline]
     fn drop(&mut self) {
-        self.slot.hand_over(self.seen, Side::Producer, State::release, || ());
+        let lap = self.at.lap;
+        self.slot.hand_over(self.seen, &[Side::Producer], |s| s.release(lap), || ());
     }
 }
 
@@ -538,6 +528,6 @@ impl<T, W: Wait> DerefMut for ReadSlot<'_, T, W> {
 
 impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadSlot").field("seq", &self.seq).field("value", &**self).finish()
+        f.debug_struct("ReadSlot").field("seq", &self.seq()).field("value", &**self).finish()
     }
 }

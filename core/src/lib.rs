@@ -1,17 +1,18 @@
 //! A lock-free double buffer: two fixed slots, one filled while the other is used, handed over by one atomic
 //! word each.
 //!
-//! * One producer, one consumer, two slots (or `N`); hand-offs in order, none lost, none doubled.
+//! * One producer, one consumer, two slots (or any number); hand-offs in order, none lost, none doubled.
 //! * Slots are filled and read **in place** and recycled: no copy, no allocation, no drop in a hand-off.
 //! * `no_std`, no `alloc`, no dependency; one compare-exchange a hand-off; no fence, nothing `SeqCst`.
 //! * Try, block, block with a timeout, or await, each side as it likes. How a blocked side waits is a strategy
 //!   ([`Wait`]): spin, park in the kernel, or your own.
 //! * The end and a failure are different things: a producer that is dropped without
 //!   [`finish`](Producer::finish) is reported as [`Abandoned`](RecvError::Abandoned), after all it committed.
-//! * Several read guards may be alive, released in any order and from any thread.
+//! * Several slots may be filled at once ([`WriteSlot::reserve`]) and several read at once, finished in any order and
+//!   on any thread. From owned or `static` handles the guards are `'static`.
 //! * It is **not** a queue: no more than `N` items are ever in flight, and it is at its best with large ones.
 //!   For many small messages take a channel.
-//! * It is not for several producers or consumers, nor for a reader that wants only the newest value (that is
+//! * It is not for several producers or consumers, nor for a reader that needs only the newest value (that is
 //!   a triple buffer).
 //!
 //! # Example
@@ -20,9 +21,9 @@
 //! use twinbuf_core::{DoubleBuffer, RecvError};
 //!
 //! let mut ring = DoubleBuffer::new([vec![0u8; 1 << 16], vec![0u8; 1 << 16]]);
-//! let (mut tx, rx) = ring.split();
+//! let (mut tx, mut rx) = ring.split();
 //!
-//! std::thread::scope(move |s| { // `move`: an early end drops `rx` too, and the waiting producer is told
+//! std::thread::scope(move |s| { // `move`: an early end drops `rx` too, which ends the producer's wait
 //!     s.spawn(move || -> Result<(), twinbuf_core::Closed> {
 //!         for i in 0..10 {
 //!             let mut slot = tx.acquire()?; // waits until the consumer has released it
@@ -32,13 +33,29 @@
 //!         tx.finish();
 //!         Ok(())
 //!     });
-//!     for (i, slot) in (0..).zip(rx.iter()) {
+//!     for (i, slot) in (0..).zip(&mut rx) {
 //!         assert!(slot?.iter().all(|&byte| byte == i)); // released when it goes out of scope
 //!     }
 //!     Ok::<(), RecvError>(())
 //! })?;
 //! # Ok::<(), RecvError>(())
 //! ```
+//!
+//! # The guards
+//!
+//! | guard | from | dropped | leaked | lives as long as |
+//! | --- | --- | --- | --- | --- |
+//! | [`WriteSlot`] | `acquire` | nothing happened | nothing happened | the producer |
+//! | [`ReservedSlot`] | [`WriteSlot::reserve`] | the consumer reads `Cancelled`, once | its slot is lost | the ring |
+//! | [`ReadSlot`] | `recv` | the slot is released | its slot is lost | the ring |
+//!
+//! # Which calls are lock-free
+//!
+//! All `try_*` calls, `commit`, `cancel` by dropping, `release` and the end of a handle: a bounded number of atomic
+//! steps, whatever the other side does, even if it stopped in the middle of a call. So are the `poll_*` and `*_async`
+//! calls between two suspensions. What a waker or a wait strategy does when it is called is its affair: [`Spin`] does
+//! nothing, [`Park`] makes a system call on 64-bit Linux and takes a lock of `parking_lot_core` elsewhere. The
+//! blocking calls wait, as they must. With the feature `portable-atomic` each atomic step is a critical section.
 //!
 //! # Where to read on
 //!
@@ -49,11 +66,11 @@
 //!
 //! | feature | adds |
 //! | --- | --- |
-//! | (none) | all of the ring, [`Spin`], async; `no_std` without `alloc` |
-//! | `alloc` | [`Ring::into_handles`]: handles that own the ring together |
+//! | (none) | [`Ring`], [`Spin`], async; `no_std` without `alloc` |
+//! | `alloc` | [`HeapRing`], of any depth; handles that own their ring |
 //! | `std` | [`Park`], [`Backoff`], [`SpinYield`], timeouts by `std::time::Instant`, [`channel`] |
-//!
-//! A target needs a 32-bit compare-exchange (`thumbv6m` has none).
+//! | `portable-atomic` | targets without a 32-bit compare-exchange, such as `thumbv6m`, by `critical-section` |
+//! | `defmt` | `defmt::Format` for errors, states and statistics |
 
 #![no_std]
 
@@ -63,11 +80,18 @@ extern crate alloc;
 extern crate std;
 
 mod consumer;
+#[cfg(doctest)]
+mod contracts;
 mod error;
 mod producer;
+mod raw;
 mod ring;
 pub mod state;
-#[doc(hidden)] // For the models, which need the atomics that the crate was compiled with.
+#[cfg(not(loom))]
+#[allow(unreachable_pub)]
+mod sync;
+#[cfg(loom)]
+#[allow(missing_docs)] // The models count the steps, and run the waker cell alone.
 pub mod sync;
 mod wait;
 mod waker;
@@ -76,13 +100,15 @@ pub use consumer::{Consumer, ConsumerStats, Iter, ReadSlot};
 pub use error::{
     AcquireTimeoutError, Closed, FillError, RecvError, RecvTimeoutError, TryAcquireError, TryRecvError,
 };
-pub use producer::{Producer, ProducerStats, WriteSlot};
+pub use producer::{Producer, ProducerStats, ReservedSlot, WriteSlot};
+#[cfg(feature = "alloc")]
+pub use ring::HeapRing;
 #[cfg(feature = "std")]
 pub use ring::channel;
 pub use ring::{DoubleBuffer, Ring};
 #[cfg(feature = "std")]
 pub use wait::{Backoff, Park, SpinYield};
-pub use wait::{Spin, Wait, WaitUntil};
+pub use wait::{Spin, Wait, WaitUntil, Word};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -2,13 +2,14 @@
 
 use core::fmt;
 use core::future::poll_fn;
+use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::task::{Context, Poll};
 use core::time::Duration;
 
 use crate::error::{AcquireTimeoutError, Closed, FillError, TryAcquireError};
-use crate::ring::{Cursor, Forever, Patience, RingRef, Side, SlotRef, TimedOut, Until};
-use crate::state::{ProducerView, State};
+use crate::raw::{Cursor, Forever, Patience, RingRef, Share, Side, SlotRef, TimedOut, Until};
+use crate::state::{Lap, ProducerView, State};
 use crate::wait::{Spin, Wait, WaitUntil};
 
 /// The side of a ring that fills slots.
@@ -16,27 +17,35 @@ use crate::wait::{Spin, Wait, WaitUntil};
 /// Dropping a producer tells the consumer that it was *abandoned*: a panic, an early return or a lost error can
 /// never look like the end of the data. Only [`finish`](Producer::finish) is the end.
 ///
+/// # One slot, or several
+///
+/// [`acquire`](Producer::acquire) returns the next slot as a [`WriteSlot`], which borrows the producer: one slot at a
+/// time, and giving it up leaves the ring as it was. [`WriteSlot::reserve`] turns it into a [`ReservedSlot`] and moves
+/// the producer on, so that the next slot can be acquired while this one is being filled, on this thread or another.
+///
+/// The producer belongs to one thread or task at a time: it is `Send`, and not `Sync`, and so is a [`WriteSlot`].
+///
 /// # Cancelling
 ///
-/// Every way to wait for a slot may be given up: a timeout, a dropped future, a dropped [`WriteSlot`] leave
-/// the ring as it was, and the next call gets the same slot.
-pub struct Producer<'a, T, W: Wait = Spin> {
-    ring: RingRef<'a, T, W>,
+/// Every wait for a slot may be given up: a timeout, a dropped future, a dropped [`WriteSlot`] leave the ring as it
+/// was, and the next call gets the same slot.
+pub struct Producer<'r, T, W: Wait = Spin> {
+    ring: RingRef<'r, T, W>,
     at: Cursor,
     stats: ProducerStats,
     /// The hand-off for which the last poll that found nothing was.
     pending: Option<u64>,
-    /// What to tell the consumer at the end.
-    end: State,
-    #[cfg(feature = "alloc")]
-    _owner: Option<alloc::sync::Arc<dyn crate::ring::Owner + Send + Sync + 'a>>,
+    finished: bool,
+    /// Last: frees the ring, if this is its last owner.
+    share: Share<'r, T>,
 }
 
 /// What a [`Producer`] has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub struct ProducerStats {
-    /// Slots committed.
+    /// Slots committed or reserved; a commit that returned `Closed` counts.
     pub handoffs: u64,
     /// Calls that found the next slot still full and had to wait for it (`try_acquire` never does).
     pub waits: u64,
@@ -45,44 +54,31 @@ pub struct ProducerStats {
     pub spurious_wakes: u64,
 }
 
-impl<'a, T, W: Wait> Producer<'a, T, W> {
-    pub(crate) fn new(ring: RingRef<'a, T, W>) -> Self {
+impl<'r, T, W: Wait> Producer<'r, T, W> {
+    pub(crate) fn new(ring: RingRef<'r, T, W>, share: Share<'r, T>) -> Self {
         Self {
             ring,
             at: Cursor::START,
             stats: ProducerStats::default(),
             pending: None,
-            end: State::ABANDON,
-            #[cfg(feature = "alloc")]
-            _owner: None,
+            finished: false,
+            share,
         }
     }
 
-    #[cfg(feature = "alloc")]
-    pub(crate) fn owning(
-        ring: RingRef<'a, T, W>,
-        owner: alloc::sync::Arc<dyn crate::ring::Owner + Send + Sync + 'a>,
-    ) -> Self {
-        let mut handle = Self::new(ring);
-        handle._owner = Some(owner);
-        handle
-    }
-}
-
-impl<T, W: Wait> Producer<'_, T, W> {
     /// The next slot, if it is free now. Never waits: at most one atomic load.
     ///
     /// # Errors
     ///
-    /// [`Full`](TryAcquireError::Full) while the consumer has not released it,
-    /// [`Closed`](TryAcquireError::Closed) once the consumer is gone.
+    /// [`Full`](TryAcquireError::Full) while the consumer has not released it, or a [`ReservedSlot`] of the lap before
+    /// holds it; [`Closed`](TryAcquireError::Closed) once the consumer is gone.
     ///
     /// # Examples
     ///
     /// ```
     /// use twinbuf_core::{DoubleBuffer, TryAcquireError};
     /// let mut ring = DoubleBuffer::new([0, 0]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// tx.try_acquire().unwrap().commit().unwrap();
     /// tx.try_acquire().unwrap().commit().unwrap();
     /// assert_eq!(tx.try_acquire().unwrap_err(), TryAcquireError::Full);
@@ -90,16 +86,18 @@ impl<T, W: Wait> Producer<'_, T, W> {
     /// assert_eq!(tx.try_acquire().unwrap_err(), TryAcquireError::Closed);
     /// ```
     #[inline]
-    pub fn try_acquire(&mut self) -> Result<WriteSlot<'_, T, W>, TryAcquireError> {
+    pub fn try_acquire(&mut self) -> Result<WriteSlot<'_, 'r, T, W>, TryAcquireError> {
         let seen = self.slot().state();
-        match seen.for_producer() {
-            ProducerView::Free => Ok(self.write_slot(seen)),
-            ProducerView::Full => Err(TryAcquireError::Full),
-            ProducerView::Closed => Err(TryAcquireError::Closed),
+        match free(seen, self.at.lap) {
+            Some(found) => Ok(self.write_slot(found?)),
+            None => Err(TryAcquireError::Full),
         }
     }
 
     /// The next slot, waiting until it is free.
+    ///
+    /// With a [`ReservedSlot`] for each slot of the ring, that is until the oldest of them was committed *and* the
+    /// consumer has released it: do not wait for a guard that this very thread holds.
     ///
     /// # Errors
     ///
@@ -109,7 +107,7 @@ impl<T, W: Wait> Producer<'_, T, W> {
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// let mut slot = tx.acquire()?;
     /// *slot = 5;
     /// slot.commit()?;
@@ -117,7 +115,7 @@ impl<T, W: Wait> Producer<'_, T, W> {
     /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
     #[inline]
-    pub fn acquire(&mut self) -> Result<WriteSlot<'_, T, W>, Closed> {
+    pub fn acquire(&mut self) -> Result<WriteSlot<'_, 'r, T, W>, Closed> {
         let Ok(found) = self.wait(&Forever);
         found.map(|seen| self.write_slot(seen))
     }
@@ -140,13 +138,16 @@ impl<T, W: Wait> Producer<'_, T, W> {
     /// let timeout = Duration::from_millis(1);
     /// assert_eq!(tx.acquire_timeout(timeout).unwrap_err(), AcquireTimeoutError::Timeout);
     /// ```
-    pub fn acquire_timeout(&mut self, timeout: Duration) -> Result<WriteSlot<'_, T, W>, AcquireTimeoutError>
+    pub fn acquire_timeout(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<WriteSlot<'_, 'r, T, W>, AcquireTimeoutError>
     where
         W: WaitUntil,
     {
         match self.ring.strategy().after(timeout) {
             Some(deadline) => self.acquire_deadline(deadline),
-            None => self.acquire().map_err(|Closed| AcquireTimeoutError::Closed),
+            None => Ok(self.acquire()?),
         }
     }
 
@@ -167,21 +168,19 @@ impl<T, W: Wait> Producer<'_, T, W> {
     pub fn acquire_deadline(
         &mut self,
         deadline: W::Instant,
-    ) -> Result<WriteSlot<'_, T, W>, AcquireTimeoutError>
+    ) -> Result<WriteSlot<'_, 'r, T, W>, AcquireTimeoutError>
     where
         W: WaitUntil,
     {
         match self.wait(&Until(deadline)) {
-            Ok(Ok(seen)) => Ok(self.write_slot(seen)),
-            Ok(Err(Closed)) => Err(AcquireTimeoutError::Closed),
-            Err(TimedOut) => Err(AcquireTimeoutError::Timeout),
+            Ok(found) => Ok(self.write_slot(found?)),
+            Err(TimedOut(_)) => Err(AcquireTimeoutError::Timeout),
         }
     }
 
     /// The next slot, or the promise that the task of `cx` is woken when it is free.
     ///
-    /// Only the task that polled last is woken for the slot; another one, whose waker is still there, is woken
-    /// at once, so that it polls again.
+    /// Only the waker of the last call is woken; one that was left by an earlier call is dropped.
     ///
     /// # Errors
     ///
@@ -196,7 +195,7 @@ impl<T, W: Wait> Producer<'_, T, W> {
     /// let mut cx = Context::from_waker(Waker::noop());
     /// assert!(matches!(tx.poll_acquire(&mut cx), Poll::Ready(Ok(_))));
     /// ```
-    pub fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<Result<WriteSlot<'_, T, W>, Closed>> {
+    pub fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<Result<WriteSlot<'_, 'r, T, W>, Closed>> {
         self.poll_free(cx).map(|found| found.map(|seen| self.write_slot(seen)))
     }
 
@@ -217,7 +216,7 @@ impl<T, W: Wait> Producer<'_, T, W> {
     /// #     }
     /// # }
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// block_on(async {
     ///     let mut slot = tx.acquire_async().await?;
     ///     *slot = 5;
@@ -226,7 +225,7 @@ impl<T, W: Wait> Producer<'_, T, W> {
     /// assert_eq!(*rx.recv().unwrap(), 5);
     /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
-    pub async fn acquire_async(&mut self) -> Result<WriteSlot<'_, T, W>, Closed> {
+    pub async fn acquire_async(&mut self) -> Result<WriteSlot<'_, 'r, T, W>, Closed> {
         let seen = poll_fn(|cx| self.poll_free(cx)).await?;
         Ok(self.write_slot(seen))
     }
@@ -235,52 +234,82 @@ impl<T, W: Wait> Producer<'_, T, W> {
     ///
     /// # Errors
     ///
-    /// [`Failed`](FillError::Failed) with the closure's error: the slot was not committed.
+    /// [`Closed`] once the consumer is gone; if it goes while `fill` runs, what that returned is dropped.
+    ///
+    /// # Panics
+    ///
+    /// If `fill` does; the slot was then not committed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let (mut tx, mut rx) = ring.split();
+    /// tx.fill(|slot| *slot = 5)?;
+    /// assert_eq!(*rx.recv().unwrap(), 5);
+    /// # Ok::<(), twinbuf_core::Closed>(())
+    /// ```
+    pub fn fill<R>(&mut self, fill: impl FnOnce(&mut T) -> R) -> Result<R, Closed> {
+        let mut slot = self.acquire()?;
+        let result = fill(&mut slot);
+        slot.commit()?;
+        Ok(result)
+    }
+
+    /// As [`fill`](Producer::fill), with a closure that may fail: then the slot is not committed.
+    ///
+    /// # Errors
+    ///
+    /// [`Failed`](FillError::Failed) with the closure's error: the next call gets the same slot.
     /// [`Closed`](FillError::Closed) once the consumer is gone.
     ///
     /// # Panics
     ///
-    /// If `fill` does; the slot was then not committed either.
+    /// As [`fill`](Producer::fill).
     ///
     /// # Examples
     ///
     /// ```
     /// use std::io::Read;
     /// let mut ring = twinbuf_core::DoubleBuffer::new([[0u8; 4], [0u8; 4]]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// let mut file: &[u8] = b"12345";
-    /// assert!(tx.fill(|slot| file.read_exact(slot)).is_ok());
-    /// assert!(tx.fill(|slot| file.read_exact(slot)).is_err()); // only one byte left: nothing is committed
+    /// assert!(tx.try_fill(|slot| file.read_exact(slot)).is_ok());
+    /// assert!(tx.try_fill(|slot| file.read_exact(slot)).is_err()); // one byte is left: nothing is committed
     /// assert_eq!(*rx.try_recv().unwrap(), *b"1234");
     /// assert!(rx.try_recv().is_err());
     /// ```
-    pub fn fill<R, E>(&mut self, fill: impl FnOnce(&mut T) -> Result<R, E>) -> Result<R, FillError<E>> {
-        let mut slot = self.acquire().map_err(|Closed| FillError::Closed)?;
+    pub fn try_fill<R, E>(&mut self, fill: impl FnOnce(&mut T) -> Result<R, E>) -> Result<R, FillError<E>> {
+        let mut slot = self.acquire()?;
         let result = fill(&mut slot).map_err(FillError::Failed)?;
-        slot.commit().map_err(|Closed| FillError::Closed)?;
+        slot.commit()?;
         Ok(result)
     }
 
     /// The end of the data: the consumer receives what was committed, then `Finished`.
+    ///
+    /// Finish after the last commit. At the place of a [`ReservedSlot`] that is still open the consumer reads
+    /// [`Abandoned`](crate::RecvError::Abandoned), since an open guard and a leaked one look alike. A commit that
+    /// comes later is still delivered to a consumer that asks again.
     ///
     /// # Examples
     ///
     /// ```
     /// use twinbuf_core::{DoubleBuffer, TryRecvError};
     /// let mut ring = DoubleBuffer::new([0; 2]);
-    /// let (tx, rx) = ring.split();
+    /// let (tx, mut rx) = ring.split();
     /// tx.finish();
     /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Finished);
     /// ```
     pub fn finish(mut self) {
-        self.end = State::FINISH;
+        self.finished = true;
     }
 
     /// Whether the consumer is gone.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (tx, rx) = ring.split();
+    /// let (tx, mut rx) = ring.split();
     /// assert!(!tx.is_closed());
     /// drop(rx);
     /// assert!(tx.is_closed());
@@ -305,29 +334,104 @@ impl<T, W: Wait> Producer<'_, T, W> {
         ProducerStats { handoffs: self.at.seq, ..self.stats }
     }
 
-    fn slot(&self) -> SlotRef<'_, T, W> {
+    /// The number of slots of the ring.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// The number of slots that are handed over and not yet released, cancelled places among them: what the consumer
+    /// has and has still to receive. After the consumer has gone it no longer changes.
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let (mut tx, mut rx) = ring.split();
+    /// assert!(tx.is_empty());
+    /// tx.fill(|slot| *slot = 1)?;
+    /// assert_eq!((tx.len(), tx.depth()), (1, 2));
+    /// let slot = rx.recv().unwrap();
+    /// assert_eq!(tx.len(), 1);
+    /// drop(slot);
+    /// assert_eq!(tx.len(), 0);
+    /// # Ok::<(), twinbuf_core::Closed>(())
+    /// ```
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ring.full()
+    }
+
+    /// Whether every slot that was handed over has been released.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Ends both handles that own a ring and returns its slots, in the order that they had. Those of a
+    /// [`HeapRing`](crate::HeapRing) stay in their memory.
+    ///
+    /// # Errors
+    ///
+    /// Both handles, as they were, if they are not of the same ring, if they borrow it, or if a guard of it is still
+    /// alive (or leaked).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let (mut tx, mut rx) = twinbuf_core::channel([vec![1], vec![2]]);
+    /// tx.fill(|slot| slot.push(3)).unwrap();
+    /// let slot = rx.recv().unwrap();
+    /// let (tx, rx) = tx.reunite(rx).unwrap_err(); // the guard is alive
+    /// drop(slot);
+    /// assert_eq!(tx.reunite(rx).unwrap(), [vec![1, 3], vec![2]]);
+    /// ```
+    #[cfg(feature = "alloc")]
+    #[allow(clippy::result_large_err, clippy::type_complexity)] // both handles are given back
+    pub fn reunite(
+        mut self,
+        mut consumer: crate::Consumer<'r, T, W>,
+    ) -> Result<alloc::vec::Vec<T>, (Self, crate::Consumer<'r, T, W>)> {
+        if !self.share.is_all_with(consumer.share_mut()) {
+            return Err((self, consumer));
+        }
+        // The handles end while both shares are here, so that the ring is alive until both have.
+        let shares = (self.share.take(), consumer.share_mut().take());
+        drop((self, consumer));
+        drop(shares.0);
+        Ok(shares.1.into_slots().expect("no other share is left"))
+    }
+
+    #[inline]
+    fn slot(&self) -> SlotRef<'r, T, W> {
         self.ring.slot(self.at)
     }
 
     /// The guard of the next slot, which the caller found free in state `seen`.
-    fn write_slot(&mut self, seen: State) -> WriteSlot<'_, T, W> {
-        WriteSlot { slot: self.ring.slot(self.at), seen, len: self.ring.len(), at: &mut self.at }
+    #[inline]
+    fn write_slot(&mut self, seen: State) -> WriteSlot<'_, 'r, T, W> {
+        WriteSlot { producer: self, seen }
+    }
+
+    #[inline]
+    fn advance(&mut self) {
+        self.at = self.at.next(self.ring.len());
     }
 
     #[inline]
     fn wait<P: Patience<W>>(&mut self, patience: &P) -> Result<Result<State, Closed>, P::Over> {
+        let lap = self.at.lap;
         let seen = self.slot().state();
-        if let Some(found) = free(seen) {
+        if let Some(found) = free(seen, lap) {
             return Ok(found);
         }
-        let (found, spurious) = self.slot().wait(seen, free, patience);
+        let (found, spurious) = self.slot().wait(seen, |seen| free(seen, lap), patience);
         self.stats.waits += 1;
         self.stats.spurious_wakes += spurious;
         found
     }
 
     fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<Result<State, Closed>> {
-        if let Some(found) = self.slot().poll(Side::Producer, cx.waker(), free) {
+        let lap = self.at.lap;
+        if let Some(found) = self.slot().poll(Side::Producer, cx.waker(), |seen| free(seen, lap)) {
             return Poll::Ready(found);
         }
         let again = self.pending.replace(self.at.seq) == Some(self.at.seq);
@@ -338,19 +442,22 @@ impl<T, W: Wait> Producer<'_, T, W> {
 }
 
 /// What a waiting producer makes of a word: the state in which its slot is free, or the end.
-fn free(seen: State) -> Option<Result<State, Closed>> {
-    match seen.for_producer() {
+#[inline]
+fn free(seen: State, lap: Lap) -> Option<Result<State, Closed>> {
+    match seen.for_producer(lap) {
         ProducerView::Free => Some(Ok(seen)),
-        ProducerView::Full => None,
+        ProducerView::Full | ProducerView::Reserved => None,
         ProducerView::Closed => Some(Err(Closed)),
     }
 }
 
 impl<T, W: Wait> Drop for Producer<'_, T, W> {
     fn drop(&mut self) {
-        // Held until the consumer is told: what drops a waker is foreign code, which may panic.
-        let _waker = self.ring.take_waker(Side::Producer);
-        self.ring.end(self.end, Side::Consumer);
+        // Dropped once the consumer is told: what drops a waker is foreign code, which may panic.
+        let _waker = self.ring.unregister(Side::Producer);
+        let (finished, at) = (self.finished, self.at);
+        let bits = |index| if finished && index == at.index { State::finish(at.lap) } else { State::ABANDON };
+        self.ring.end(bits, Side::Consumer);
     }
 }
 
@@ -363,11 +470,14 @@ impl<T, W: Wait> fmt::Debug for Producer<'_, T, W> {
     }
 }
 
-/// A free slot, to be filled in place.
+/// A free slot, to be filled in place; the only one that is being filled.
 ///
 /// **Dropping it does not hand it over**: half-filled data must not leak out. Call
-/// [`commit`](WriteSlot::commit). (A [`ReadSlot`](crate::ReadSlot) is the other way round: dropping it *does*
-/// give the slot back.)
+/// [`commit`](WriteSlot::commit). (A [`ReadSlot`](crate::ReadSlot) differs: dropping it *does* give the slot back.)
+///
+/// Dropping it, or leaking it, leaves the ring as it was: the next acquire returns **the same slot**. A device that
+/// may still write to the slot then needs the other kind of guard, a [`ReservedSlot`], whose slot is never handed out
+/// again unless the guard is committed or dropped.
 ///
 /// The value is what the consumer left in the slot, or what the ring was made with: a buffer to reuse.
 ///
@@ -381,20 +491,18 @@ impl<T, W: Wait> fmt::Debug for Producer<'_, T, W> {
 /// slot.commit();
 /// ```
 #[must_use = "a slot that is dropped without `commit` is not handed over"]
-pub struct WriteSlot<'p, T, W: Wait = Spin> {
-    slot: SlotRef<'p, T, W>,
+pub struct WriteSlot<'p, 'r, T, W: Wait = Spin> {
+    producer: &'p mut Producer<'r, T, W>,
     /// The state in which the slot was found free.
     seen: State,
-    at: &'p mut Cursor,
-    len: usize,
 }
 
-impl<T, W: Wait> WriteSlot<'_, T, W> {
+impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
     /// Hands the slot over to the consumer.
     ///
     /// # Errors
     ///
-    /// [`Closed`] if the consumer is gone: nobody will read it.
+    /// [`Closed`] if the consumer is gone: nothing will read it.
     ///
     /// # Panics
     ///
@@ -404,7 +512,7 @@ impl<T, W: Wait> WriteSlot<'_, T, W> {
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, rx) = ring.split();
+    /// let (mut tx, mut rx) = ring.split();
     /// drop(tx.acquire()?); // not handed over
     /// tx.acquire()?.commit()?;
     /// assert!(rx.try_recv().is_ok());
@@ -413,10 +521,43 @@ impl<T, W: Wait> WriteSlot<'_, T, W> {
     /// ```
     #[inline]
     pub fn commit(self) -> Result<(), Closed> {
-        let (at, len) = (self.at, self.len);
-        let lap = at.lap;
-        let old = self.slot.hand_over(self.seen, Side::Consumer, |s| s.commit(lap), || *at = at.next(len));
+        let lap = self.producer.at.lap;
+        let slot = self.producer.slot();
+        let old = slot.hand_over(self.seen, &[Side::Consumer], |s| s.commit(lap), || self.producer.advance());
         if old.is_closed() { Err(Closed) } else { Ok(()) }
+    }
+
+    /// Keeps this slot for a guard of its own and moves the producer on to the next slot.
+    ///
+    /// Several slots can then be filled at once, on any threads, and committed in any order; the consumer receives
+    /// them in the order in which they were reserved. No atomic operation, no wait.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let mut ring = twinbuf_core::Ring::<_, 3>::new([0; 3]);
+    /// let (mut tx, mut rx) = ring.split();
+    /// let mut first = tx.acquire()?.reserve();
+    /// let mut second = tx.acquire()?.reserve();
+    /// *second = 2;
+    /// second.commit()?;
+    /// assert!(rx.try_recv().is_err()); // the first slot comes first
+    /// *first = 1;
+    /// first.commit()?;
+    /// assert_eq!((*rx.recv().unwrap(), *rx.recv().unwrap()), (1, 2));
+    /// # Ok::<(), twinbuf_core::Closed>(())
+    /// ```
+    #[must_use = "a reserved slot that is dropped without `commit` reaches the consumer as `Cancelled`"]
+    pub fn reserve(self) -> ReservedSlot<'r, T, W> {
+        let at = self.producer.at;
+        let slot = ReservedSlot {
+            slot: self.producer.slot(),
+            seen: self.seen,
+            at,
+            share: self.producer.share.clone(),
+        };
+        self.producer.advance();
+        slot
     }
 
     /// Gives the slot up, as dropping it does: the next acquire gets it again, with what has been written.
@@ -443,22 +584,123 @@ impl<T, W: Wait> WriteSlot<'_, T, W> {
     /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
-        self.at.seq
+        self.producer.at.seq
     }
 }
 
-impl<T, W: Wait> Deref for WriteSlot<'_, T, W> {
+impl<T, W: Wait> Deref for WriteSlot<'_, '_, T, W> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot was found free, so it is the producer's until `commit`, and this guard is the only
-        // one: it holds the producer's cursor. A `&mut` would need `&mut self`.
+        // SAFETY: the slot was found free on the producer's lap, so it is the producer's until `commit`, and this guard
+        // is the only one for it: it holds the producer, and with it the cursor. A `&mut` would need `&mut self`.
+        unsafe { self.producer.slot().value() }
+    }
+}
+
+impl<T, W: Wait> DerefMut for WriteSlot<'_, '_, T, W> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+        unsafe { self.producer.slot().value_mut() }
+    }
+}
+
+impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, '_, T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteSlot").field("seq", &self.seq()).field("value", &**self).finish()
+    }
+}
+
+/// A slot that is being filled while the producer goes on; made by [`WriteSlot::reserve`].
+///
+/// Several may be open at once. They may be sent to other threads and committed in any order: the consumer receives
+/// them in the order of their [`seq`](ReservedSlot::seq), and waits for one that is late. A guard from owned or
+/// `static` handles is `'static`, keeps the ring alive and may outlive its producer.
+///
+/// * **Committed:** the consumer receives it in its turn.
+/// * **Dropped:** the consumer reads [`Cancelled`](crate::RecvError::Cancelled) in its turn, once; what follows is not
+///   affected.
+/// * **Leaked** (`mem::forget`): the slot is never handed out again, to either side. That is the promise to give to a
+///   DMA engine or a driver that may still write to it. The consumer waits at its place, and reads
+///   [`Abandoned`](crate::RecvError::Abandoned) there once the producer is gone, however it went.
+///
+/// ```
+/// use twinbuf_core::{HeapRing, RecvError};
+/// let (mut tx, mut rx) = HeapRing::new(vec![0; 3]).into_handles();
+/// let first = tx.acquire()?.reserve();
+/// let second = tx.acquire()?.reserve();
+/// std::thread::spawn(move || second.commit()).join().unwrap()?;
+/// drop(first);
+/// tx.finish(); // after the last of them
+/// assert_eq!(rx.recv().unwrap_err(), RecvError::Cancelled);
+/// assert!(rx.recv().is_ok());
+/// assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+/// # Ok::<(), twinbuf_core::Closed>(())
+/// ```
+#[must_use = "a reserved slot that is dropped without `commit` reaches the consumer as `Cancelled`"]
+pub struct ReservedSlot<'r, T, W: Wait = Spin> {
+    slot: SlotRef<'r, T, W>,
+    /// The state in which the slot was found free.
+    seen: State,
+    at: Cursor,
+    /// Last: frees the ring, if this is its last owner.
+    share: Share<'r, T>,
+}
+
+/// The sides that may wait for a reserved slot: the consumer for the slot to be filled, the producer, one lap ahead,
+/// for it to come free.
+const BOTH: &[Side] = &[Side::Consumer, Side::Producer];
+
+impl<T, W: Wait> ReservedSlot<'_, T, W> {
+    /// Hands the slot over to the consumer, which receives it in its turn.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] if the consumer is gone: nothing will read it.
+    ///
+    /// # Panics
+    ///
+    /// If waking a task does (its `Waker` is foreign code); the slot has then been handed over.
+    #[inline]
+    pub fn commit(self) -> Result<(), Closed> {
+        let mut this = ManuallyDrop::new(self);
+        // Kept up to the end of this call.
+        let _share = core::mem::replace(&mut this.share, Share::BORROWED);
+        let lap = this.at.lap;
+        let old = this.slot.hand_over(this.seen, BOTH, |s| s.commit(lap), || ());
+        if old.is_closed() { Err(Closed) } else { Ok(()) }
+    }
+
+    /// The number of this hand-off, from 0: its place in the order in which the consumer receives.
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.at.seq
+    }
+}
+
+impl<T, W: Wait> Drop for ReservedSlot<'_, T, W> {
+    /// Cancels the slot: see [`ReservedSlot`].
+    fn drop(&mut self) {
+        let lap = self.at.lap;
+        self.slot.hand_over(self.seen, BOTH, |s| s.cancel(lap), || ());
+    }
+}
+
+impl<T, W: Wait> Deref for ReservedSlot<'_, T, W> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the slot was found free on the producer's lap, and the producer's cursor has moved on: it does not
+        // find the slot free again before this guard commits or cancels, and this guard is the only one. A `&mut`
+        // would need `&mut self`.
         unsafe { self.slot.value() }
     }
 }
 
-impl<T, W: Wait> DerefMut for WriteSlot<'_, T, W> {
+impl<T, W: Wait> DerefMut for ReservedSlot<'_, T, W> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
@@ -466,8 +708,8 @@ impl<T, W: Wait> DerefMut for WriteSlot<'_, T, W> {
     }
 }
 
-impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, T, W> {
+impl<T: fmt::Debug, W: Wait> fmt::Debug for ReservedSlot<'_, T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteSlot").field("seq", &self.seq()).field("value", &**self).finish()
+        f.debug_struct("ReservedSlot").field("seq", &self.seq()).field("value", &**self).finish()
     }
 }

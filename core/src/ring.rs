@@ -1,44 +1,25 @@
-//! The ring itself: the slots, their words, and the steps of [`state`](crate::state) done atomically.
-//!
-//! # The orderings
-//!
-//! A hand-off publishes with a Release read-modify-write of the slot's word and is taken with an Acquire load
-//! of the same word. So is the end of a handle: what was done before it is visible to the side that is told of it.
-//! That is all: there is no fence and nothing is `SeqCst`.
-//!
-//! # Why no wakeup is lost
-//!
-//! Who waits and who wakes both do a read-modify-write on the same word, so one comes first in the word's
-//! modification order.
-//!
-//! * *The waiter first:* it has added `WAITER`; whoever changes the word next replaces a state with `WAITER`
-//!   and so wakes it. The strategy may not sleep through that ([`Wait`]'s contract).
-//! * *The other side first:* the waiter's compare-exchange fails, it looks at what it found instead, and does
-//!   not sleep.
-//!
-//! A `WAITER` left behind by a wait that timed out or was cancelled costs the next hand-off one needless wake.
-//!
-//! # Why the end comes in order
-//!
-//! `finish` and the drop of a handle set their bits on *every* word. The consumer learns of the end from the
-//! word that it would read next, and there `FULL` wins: all that was committed before is delivered first.
+//! The ring itself: the slots, their words, and how the two handles are made.
 
+#[cfg(feature = "alloc")]
+use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use core::fmt;
-use core::marker::PhantomData;
-use core::ptr::NonNull;
-use core::task::Waker;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 
 use crate::consumer::Consumer;
 use crate::producer::Producer;
-use crate::state::{Lap, State};
+#[cfg(feature = "alloc")]
+use crate::raw::Owner;
+use crate::raw::{RingRef, Share, Waiting};
+use crate::state::State;
+#[cfg(feature = "alloc")]
+use crate::sync::HeapWords;
 use crate::sync::{self, AtomicU32, Ordering, UnsafeCell, const_fn};
-use crate::wait::{Spin, Wait, WaitUntil};
-use crate::waker::WakerCell;
+use crate::wait::{Spin, Wait};
 
 /// A ring of two slots: one is filled while the other is used.
 pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 
-/// `N` fixed slots (two unless said otherwise), handed back and forth between one producer and one consumer.
+/// `N` fixed slots (default: two), handed back and forth between one producer and one consumer.
 ///
 /// The slots hold values of `T` that are made once, filled in place, read in place and recycled: nothing is
 /// moved, allocated or dropped by a hand-off. A `T` that can be partly filled carries its own length.
@@ -46,13 +27,16 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 /// A ring is used through its two handles: borrowed ([`split`](Ring::split)), from a `static`
 /// ([`try_split_static`](Ring::try_split_static)) or owning the ring together (`into_handles`).
 ///
+/// The slots lie inside this type, next to their words: the fastest layout for small values, and one that needs no
+/// allocator. For slots on the heap, or a depth known at run time, take a `HeapRing`.
+///
 /// # Examples
 ///
 /// ```
 /// use twinbuf_core::{DoubleBuffer, RecvError};
 ///
 /// let mut ring = DoubleBuffer::new([[0u8; 4096], [0u8; 4096]]);
-/// let (mut tx, rx) = ring.split();
+/// let (mut tx, mut rx) = ring.split();
 /// std::thread::scope(move |s| {
 ///     s.spawn(move || {
 ///         for i in 0..3 {
@@ -116,12 +100,8 @@ pub struct Ring<T, const N: usize = 2, W = Spin> {
 // strategy is called from both sides at once: `W: Sync`.
 unsafe impl<T: Send, const N: usize, W: Sync> Sync for Ring<T, N, W> {}
 
-/// Everything a ring has for those who wait.
-struct Waiting<W> {
-    strategy: W,
-    producer: WakerCell,
-    consumer: WakerCell,
-}
+// See `Share`.
+impl<T: UnwindSafe, const N: usize, W: RefUnwindSafe> RefUnwindSafe for Ring<T, N, W> {}
 
 impl<T, const N: usize> Ring<T, N, Spin> {
     const_fn! {
@@ -155,7 +135,7 @@ impl<T, const N: usize, W> Ring<T, N, W> {
             Self {
                 words: sync::words(),
                 slots: sync::cells(slots),
-                waiting: Waiting { strategy: wait, producer: WakerCell::new(), consumer: WakerCell::new() },
+                waiting: Waiting::new(wait),
                 taken: AtomicU32::new(0),
             }
         }
@@ -166,7 +146,7 @@ impl<T, const N: usize, W> Ring<T, N, W> {
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([10, 20]);
     /// let (mut tx, rx) = ring.split();
-    /// tx.fill(|slot| Ok::<(), ()>(*slot += 1)).unwrap();
+    /// tx.fill(|slot| *slot += 1).unwrap();
     /// drop((tx, rx));
     /// assert_eq!(ring.into_inner(), [11, 20]);
     /// ```
@@ -184,15 +164,14 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0, 0]);
     /// for epoch in 1..=2 {
-    ///     let (mut tx, rx) = ring.split();
-    ///     tx.fill(|slot| Ok::<(), ()>(*slot = epoch)).unwrap();
+    ///     let (mut tx, mut rx) = ring.split();
+    ///     tx.fill(|slot| *slot = epoch).unwrap();
     ///     assert_eq!(*rx.recv().unwrap(), epoch);
     /// }
     /// ```
     pub fn split(&mut self) -> (Producer<'_, T, W>, Consumer<'_, T, W>) {
         self.restart();
-        let ring = self.by_ref();
-        (Producer::new(ring), Consumer::new(ring))
+        handles(self.by_ref(), &Share::BORROWED)
     }
 
     /// The two handles of a ring that lives for ever, such as a `static`: once.
@@ -203,9 +182,9 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
     /// use twinbuf_core::DoubleBuffer;
     /// static RING: DoubleBuffer<u32> = DoubleBuffer::new([0, 0]);
     ///
-    /// let (mut tx, rx) = RING.try_split_static().unwrap();
+    /// let (mut tx, mut rx) = RING.try_split_static().unwrap();
     /// assert!(RING.try_split_static().is_none());
-    /// std::thread::spawn(move || tx.fill(|slot| Ok::<(), ()>(*slot = 7)).unwrap());
+    /// std::thread::spawn(move || tx.fill(|slot| *slot = 7).unwrap());
     /// assert_eq!(*rx.recv().unwrap(), 7);
     /// ```
     pub fn try_split_static(&'static self) -> Option<(Producer<'static, T, W>, Consumer<'static, T, W>)> {
@@ -214,62 +193,205 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
         if self.taken.swap(1, Ordering::Relaxed) != 0 {
             return None;
         }
-        let ring = self.by_ref();
-        Some((Producer::new(ring), Consumer::new(ring)))
+        Some(handles(self.by_ref(), &Share::BORROWED))
     }
 
-    /// The two handles, owning the ring together: it is freed with the second of them.
+    /// The two handles, owning the ring together: it moves to the heap, and is freed with the last of the handles and
+    /// guards.
+    ///
+    /// The ring passes over the stack on its way. For slots too large for that take a [`HeapRing`].
     ///
     /// ```
     /// use twinbuf_core::{Park, Ring};
-    /// let slots = std::array::from_fn::<_, 3, _>(|_| vec![0u8; 1 << 20]);
-    /// let (mut tx, rx) = Ring::with_wait(slots, Park).into_handles();
-    /// std::thread::spawn(move || tx.fill(|slot| Ok::<(), ()>(slot[0] = 1)).map(|()| tx.finish()));
+    /// let (mut tx, mut rx) = Ring::with_wait([[0u8; 64], [0u8; 64], [0u8; 64]], Park).into_handles();
+    /// std::thread::spawn(move || tx.fill(|slot| slot[0] = 1).map(|()| tx.finish()));
     /// assert_eq!(rx.recv().unwrap()[0], 1);
     /// ```
     #[cfg(feature = "alloc")]
     #[must_use]
-    pub fn into_handles<'a>(mut self) -> (Producer<'a, T, W>, Consumer<'a, T, W>)
+    pub fn into_handles<'r>(mut self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
     where
-        T: Send + 'a,
-        W: Send + Sync + 'a,
+        T: Send + 'r,
+        W: Send + Sync + 'r,
     {
         self.restart();
-        let owner = alloc::sync::Arc::new(self);
-        // SAFETY: the ring does not move in its `Arc`, which each handle keeps until it is dropped itself; the
-        // guards, which copy this reference, borrow the handle that they came from.
-        let ring = unsafe { &*alloc::sync::Arc::as_ptr(&owner) }.by_ref();
-        (Producer::owning(ring, owner.clone()), Consumer::owning(ring, owner))
+        let owner = Arc::new(self);
+        // SAFETY: the ring does not move in its `Arc`, of which each handle, and each guard that is made by one, keeps a
+        // share.
+        let ring = unsafe { &*Arc::as_ptr(&owner) }.by_ref();
+        handles(ring, &Share::new(owner))
     }
 
     fn restart(&mut self) {
         self.words = sync::words();
-        self.waiting.producer = WakerCell::new();
-        self.waiting.consumer = WakerCell::new();
+        self.waiting.restart();
         self.taken = AtomicU32::new(1);
     }
 
     fn by_ref(&self) -> RingRef<'_, T, W> {
-        RingRef {
-            words: NonNull::from(&self.words),
-            slots: NonNull::from(&self.slots),
-            waiting: NonNull::from(&self.waiting),
-            ring: PhantomData,
-        }
+        RingRef::new(&self.words, &self.slots, &self.waiting)
     }
 }
 
-/// The two handles of a new double buffer, owning it together; blocking calls [`Park`](crate::Park).
+/// A ring of a depth that is known at run time, with its slots on the heap.
 ///
-/// For other depths and strategies: [`Ring::into_handles`].
+/// The slots are those of a `Vec`, in the memory that it has: nothing moves, however large a slot is. The handles
+/// are the same as a [`Ring`]'s.
+///
+/// # Examples
 ///
 /// ```
-/// let (mut tx, rx) = twinbuf_core::channel([Vec::new(), Vec::new()]);
+/// use twinbuf_core::{HeapRing, Park};
+///
+/// let depth = 3;
+/// let slots = (0..depth).map(|_| vec![0u8; 1 << 20]).collect();
+/// let (mut tx, mut rx) = HeapRing::with_wait(slots, Park).into_handles();
+///
+/// let (mut a, mut b) = (tx.acquire()?.reserve(), tx.acquire()?.reserve()); // both are being filled
+/// let other = std::thread::spawn(move || {
+///     b.fill(2);
+///     b.commit() // committed first, received second
+/// });
+/// a.fill(1);
+/// a.commit()?;
+/// other.join().unwrap()?;
+/// assert_eq!(rx.recv().unwrap()[0], 1);
+/// assert_eq!(rx.recv().unwrap()[0], 2);
+///
+/// let buffers = tx.reunite(rx).unwrap(); // the slots again
+/// assert_eq!(buffers.len(), 3);
+/// # Ok::<(), twinbuf_core::Closed>(())
+/// ```
+#[cfg(feature = "alloc")]
+pub struct HeapRing<T, W = Spin> {
+    words: HeapWords,
+    slots: Box<[UnsafeCell<T>]>,
+    waiting: Waiting<W>,
+}
+
+// SAFETY: as for `Ring`.
+#[cfg(feature = "alloc")]
+unsafe impl<T: Send, W: Sync> Sync for HeapRing<T, W> {}
+
+// See `Share`.
+#[cfg(feature = "alloc")]
+impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for HeapRing<T, W> {}
+
+#[cfg(feature = "alloc")]
+impl<T> HeapRing<T, Spin> {
+    /// A ring of these slots whose blocking calls [`Spin`].
+    ///
+    /// # Panics
+    ///
+    /// If there is no slot.
+    #[must_use]
+    pub fn new(slots: Vec<T>) -> Self {
+        Self::with_wait(slots, Spin)
+    }
+}
+
+#[cfg(feature = "alloc")]
+impl<T, W> HeapRing<T, W> {
+    /// A ring of these slots whose blocking calls wait by `wait`.
+    ///
+    /// A vector with room to spare is first cut to its length, which may move the slots within the heap.
+    ///
+    /// # Panics
+    ///
+    /// If there is no slot.
+    #[must_use]
+    pub fn with_wait(slots: Vec<T>, wait: W) -> Self {
+        assert!(!slots.is_empty(), "a ring needs at least one slot");
+        Self {
+            words: HeapWords::new(slots.len()),
+            slots: sync::heap_cells(slots),
+            waiting: Waiting::new(wait),
+        }
+    }
+
+    /// The number of slots.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The slots' values, in the order they were given in and in the memory that the ring had for them.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<T> {
+        sync::heap_values(self.slots)
+    }
+}
+
+#[cfg(feature = "alloc")]
+impl<T, W: Wait> HeapRing<T, W> {
+    /// The two handles, borrowing the ring, as [`Ring::split`].
+    pub fn split(&mut self) -> (Producer<'_, T, W>, Consumer<'_, T, W>) {
+        self.restart();
+        handles(self.by_ref(), &Share::BORROWED)
+    }
+
+    /// The two handles, owning the ring together: it is freed with the last of the handles and guards.
+    #[must_use]
+    pub fn into_handles<'r>(mut self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
+    where
+        T: Send + 'r,
+        W: Send + Sync + 'r,
+    {
+        self.restart();
+        let owner = Arc::new(self);
+        // SAFETY: as in `Ring::into_handles`.
+        let ring = unsafe { &*Arc::as_ptr(&owner) }.by_ref();
+        handles(ring, &Share::new(owner))
+    }
+
+    fn restart(&mut self) {
+        self.words = HeapWords::new(self.slots.len());
+        self.waiting.restart();
+    }
+
+    fn by_ref(&self) -> RingRef<'_, T, W> {
+        RingRef::new(self.words.as_slice(), &self.slots, &self.waiting)
+    }
+}
+
+#[cfg(feature = "alloc")]
+impl<T, const N: usize, W> Owner<T> for Ring<T, N, W> {
+    fn into_slots(self: Arc<Self>) -> Option<Vec<T>> {
+        Arc::into_inner(self).map(|ring| ring.into_inner().into())
+    }
+}
+
+#[cfg(feature = "alloc")]
+impl<T, W> Owner<T> for HeapRing<T, W> {
+    fn into_slots(self: Arc<Self>) -> Option<Vec<T>> {
+        Arc::into_inner(self).map(HeapRing::into_vec)
+    }
+}
+
+fn handles<'r, T, W: Wait>(
+    ring: RingRef<'r, T, W>,
+    share: &Share<'r, T>,
+) -> (Producer<'r, T, W>, Consumer<'r, T, W>) {
+    (Producer::new(ring, share.clone()), Consumer::new(ring, share.clone()))
+}
+
+/// The two handles of a new double buffer on the heap, owning it together; blocking calls [`Park`](crate::Park).
+///
+/// For other strategies: [`HeapRing::with_wait`].
+///
+/// # Panics
+///
+/// If there is no slot.
+///
+/// # Examples
+///
+/// ```
+/// let (mut tx, mut rx) = twinbuf_core::channel([Vec::new(), Vec::new()]);
 /// std::thread::spawn(move || {
-///     tx.fill(|slot| Ok::<(), ()>(slot.extend([1, 2, 3]))).unwrap();
+///     tx.fill(|slot| slot.extend([1, 2, 3])).unwrap();
 ///     tx.finish();
 /// });
-/// for slot in rx.iter() {
+/// for slot in &mut rx {
 ///     assert_eq!(**slot?, [1, 2, 3]);
 /// }
 /// # Ok::<(), twinbuf_core::RecvError>(())
@@ -277,347 +399,33 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
 #[cfg(feature = "std")]
 #[must_use]
 pub fn channel<'a, T: Send + 'a>(
-    slots: [T; 2],
+    slots: impl Into<Vec<T>>,
 ) -> (Producer<'a, T, crate::Park>, Consumer<'a, T, crate::Park>) {
-    Ring::with_wait(slots, crate::Park).into_handles()
-}
-
-/// Keeps a ring alive for handles whose type does not say its depth.
-#[cfg(feature = "alloc")]
-pub(crate) trait Owner {}
-
-#[cfg(feature = "alloc")]
-impl<T, const N: usize, W> Owner for Ring<T, N, W> {}
-
-/// A reference to a ring without its depth in the type. Whoever has one borrows the ring or keeps it alive.
-///
-/// Made of pointers: a function that is passed a reference, be it in a struct, may rely on it up to its end, and
-/// the last of the handles that own a ring frees it within the call that it was passed to.
-pub(crate) struct RingRef<'a, T, W> {
-    /// As many as there are slots, and at least one.
-    words: NonNull<[AtomicU32]>,
-    slots: NonNull<[UnsafeCell<T>]>,
-    waiting: NonNull<Waiting<W>>,
-    ring: PhantomData<(&'a [UnsafeCell<T>], &'a Waiting<W>)>,
-}
-
-impl<T, W> Clone for RingRef<'_, T, W> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T, W> Copy for RingRef<'_, T, W> {}
-
-// SAFETY: as for `Sync` of `Ring`, which this is a reference to.
-unsafe impl<T: Send, W: Sync> Send for RingRef<'_, T, W> {}
-
-impl<'a, T, W: Wait> RingRef<'a, T, W> {
-    /// The slot at which a handle stands.
-    pub(crate) fn slot(self, at: Cursor) -> SlotRef<'a, T, W> {
-        debug_assert!(at.index < self.len());
-        // SAFETY: a cursor starts at 0 and is advanced with this ring's length, so that its index stays below.
-        let word = unsafe { self.words().get_unchecked(at.index) };
-        // SAFETY: the ring is alive: see the type.
-        let slots = unsafe { self.slots.as_ref() };
-        // SAFETY: as for the word: there are as many slots as words.
-        let value = unsafe { slots.get_unchecked(at.index) };
-        SlotRef { word, value, waiting: self.waiting() }
-    }
-
-    fn words(self) -> &'a [AtomicU32] {
-        // SAFETY: the ring is alive: see the type.
-        unsafe { self.words.as_ref() }
-    }
-
-    fn waiting(self) -> &'a Waiting<W> {
-        // SAFETY: the ring is alive: see the type.
-        unsafe { self.waiting.as_ref() }
-    }
-
-    pub(crate) fn strategy(self) -> &'a W {
-        &self.waiting().strategy
-    }
-
-    pub(crate) fn len(self) -> usize {
-        self.words.len()
-    }
-
-    /// One side is gone: `bits` on every word, then a wake for whoever sleeps on one of them.
-    pub(crate) fn end(self, bits: State, side: Side) {
-        let waiting = self.waiting();
-        let mut somebody_waits = false;
-        for word in self.words() {
-            // A read-modify-write on every word, whatever it holds: a waiter that was not there yet will find
-            // the bits when it announces itself. Release: whatever this side did before it went, such as
-            // leaving an error where the other one looks for it, is visible to who reads the bits.
-            let old = State::from_bits(word.fetch_or(bits.bits(), Ordering::Release));
-            if old.has_waiter() {
-                somebody_waits = true;
-                waiting.strategy.wake(word);
-            }
-        }
-        if somebody_waits {
-            waiting.cell(side).wake();
-        }
-    }
-
-    /// Takes out the task that `side` has registered: its handle is gone.
-    pub(crate) fn take_waker(self, side: Side) -> Option<Waker> {
-        self.waiting().cell(side).take()
-    }
-}
-
-/// One side of the ring.
-#[derive(Clone, Copy)]
-pub(crate) enum Side {
-    Producer,
-    Consumer,
-}
-
-impl<W> Waiting<W> {
-    fn cell(&self, side: Side) -> &WakerCell {
-        match side {
-            Side::Producer => &self.producer,
-            Side::Consumer => &self.consumer,
-        }
-    }
-}
-
-/// Where a handle stands: the slot it handles next, its lap, and how many it has handled.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cursor {
-    index: usize,
-    pub(crate) lap: Lap,
-    /// The number of hand-offs so far, which numbers the next one.
-    pub(crate) seq: u64,
-}
-
-impl Cursor {
-    pub(crate) const START: Cursor = Cursor { index: 0, lap: Lap::FIRST, seq: 0 };
-
-    /// The same handle one hand-off later, in a ring of `len` slots.
-    pub(crate) fn next(self, len: usize) -> Cursor {
-        let seq = self.seq.wrapping_add(1);
-        if self.index + 1 < len {
-            Cursor { index: self.index + 1, lap: self.lap, seq }
-        } else {
-            Cursor { index: 0, lap: self.lap.next(), seq }
-        }
-    }
-}
-
-/// A reference to one slot, for the side that owns it or waits for it.
-pub(crate) struct SlotRef<'a, T, W> {
-    word: &'a AtomicU32,
-    value: &'a UnsafeCell<T>,
-    waiting: &'a Waiting<W>,
-}
-
-impl<T, W> Clone for SlotRef<'_, T, W> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T, W> Copy for SlotRef<'_, T, W> {}
-
-// SAFETY: as for `Sync` of `Ring`. A guard is made of this, and may be used and dropped on another thread.
-unsafe impl<T: Send, W: Sync> Send for SlotRef<'_, T, W> {}
-// SAFETY: a shared guard gives out `&T` and nothing else.
-unsafe impl<T: Send + Sync, W: Sync> Sync for SlotRef<'_, T, W> {}
-
-impl<T, W: Wait> SlotRef<'_, T, W> {
-    /// What the word says now. Acquire: if the slot is ours, what the other side did to the value is visible.
-    pub(crate) fn state(self) -> State {
-        State::from_bits(self.word.load(Ordering::Acquire))
-    }
-
-    /// The value.
-    ///
-    /// # Safety
-    ///
-    /// The caller's side owns the slot, and nobody has a `&mut` to the value.
-    pub(crate) unsafe fn value<'g>(self) -> &'g T
-    where
-        Self: 'g,
-    {
-        // SAFETY: the caller's promise.
-        self.value.with(|value| unsafe { &*value })
-    }
-
-    /// The value, to change it.
-    ///
-    /// # Safety
-    ///
-    /// The caller's side owns the slot, and nobody else has a reference to the value.
-    pub(crate) unsafe fn value_mut<'g>(self) -> &'g mut T
-    where
-        Self: 'g,
-    {
-        // SAFETY: the caller's promise.
-        self.value.with_mut(|value| unsafe { &mut *value })
-    }
-
-    /// Hands the slot to the other `side`, which is woken if it waits; gives the state that was replaced.
-    ///
-    /// `seen` is what the word is expected to say; `step` is the hand-off. `before_wake` runs between the two:
-    /// a wake may panic (it runs foreign code), and by then the handle must have moved on.
-    pub(crate) fn hand_over(
-        self,
-        seen: State,
-        side: Side,
-        step: impl Fn(State) -> State,
-        before_wake: impl FnOnce(),
-    ) -> State {
-        // Our last access to the value; nothing for the processor, but where the models check that it is.
-        self.value.with_mut(|_| ());
-        let mut seen = seen.bits();
-        // A loop, since the other side may add its sticky bits or `WAITER` at any time; nothing else in the
-        // word can change while the slot is ours, so it goes round at most three times.
-        // Release: what we did to the value comes before the other side's next access. Acquire on failure: what
-        // is found instead may be the other side's end, and what it did before that is to be visible.
-        while let Err(now) = self.word.compare_exchange(
-            seen,
-            step(State::from_bits(seen)).bits(),
-            Ordering::Release,
-            Ordering::Acquire,
-        ) {
-            seen = now;
-        }
-        before_wake();
-        let old = State::from_bits(seen);
-        if old.has_waiter() {
-            self.waiting.strategy.wake(self.word);
-            self.waiting.cell(side).wake();
-        }
-        old
-    }
-
-    /// Blocks until `ready` makes something of the word's state, or `patience` is over.
-    ///
-    /// Says how often it was woken (or returned from its wait) for nothing.
-    pub(crate) fn wait<R, P: Patience<W>>(
-        self,
-        mut seen: State,
-        ready: impl Fn(State) -> Option<R>,
-        patience: &P,
-    ) -> (Result<R, P::Over>, u64) {
-        let strategy = &self.waiting.strategy;
-        let mut round = 0;
-        let mut spurious = 0;
-        loop {
-            if let Some(found) = ready(seen) {
-                return (Ok(found), spurious);
-            }
-            if let Some(over) = patience.over(strategy) {
-                return (Err(over), spurious);
-            }
-            if strategy.relax(round) {
-                round = round.saturating_add(1);
-                seen = self.state();
-                continue;
-            }
-            // Once more, though the state is the same: the strategy may have come back to the handle, which then
-            // waits for another slot.
-            if let Some(found) = ready(seen) {
-                return (Ok(found), spurious);
-            }
-            if let Err(now) = self.announce(seen) {
-                seen = now;
-                continue;
-            }
-            let asleep = seen.announce();
-            patience.wait(strategy, self.word, asleep.bits());
-            seen = self.state();
-            spurious += u64::from(seen == asleep);
-        }
-    }
-
-    /// What `ready` makes of the word's state; if nothing, leaves `waker` to be woken when the word changes.
-    pub(crate) fn poll<R>(self, side: Side, waker: &Waker, ready: impl Fn(State) -> Option<R>) -> Option<R> {
-        if let Some(found) = ready(self.state()) {
-            return Some(found);
-        }
-        // First the waker, then the announcement: whoever sees the announcement finds the waker.
-        self.waiting.cell(side).register(waker);
-        let mut seen = self.state();
-        loop {
-            if let Some(found) = ready(seen) {
-                return Some(found);
-            }
-            match self.announce(seen) {
-                Ok(()) => return None,
-                Err(now) => seen = now,
-            }
-        }
-    }
-
-    /// Adds `WAITER` to the word if it still is `seen`; otherwise says what it is.
-    fn announce(self, seen: State) -> Result<(), State> {
-        if seen.has_waiter() {
-            return Ok(());
-        }
-        // Relaxed: nothing is published; the word's modification order alone decides who came first. Acquire
-        // on failure: what is found instead may say that the slot is ours.
-        match self.word.compare_exchange(
-            seen.bits(),
-            seen.announce().bits(),
-            Ordering::Relaxed,
-            Ordering::Acquire,
-        ) {
-            Ok(_) => Ok(()),
-            Err(now) => Err(State::from_bits(now)),
-        }
-    }
-}
-
-/// How long a blocking call waits.
-pub(crate) trait Patience<W> {
-    /// Says that the wait is over.
-    type Over;
-
-    fn over(&self, strategy: &W) -> Option<Self::Over>;
-    fn wait(&self, strategy: &W, word: &AtomicU32, expected: u32);
-}
-
-/// Waits as long as it takes.
-pub(crate) struct Forever;
-
-impl<W: Wait> Patience<W> for Forever {
-    type Over = core::convert::Infallible;
-
-    fn over(&self, _strategy: &W) -> Option<Self::Over> {
-        None
-    }
-
-    fn wait(&self, strategy: &W, word: &AtomicU32, expected: u32) {
-        strategy.wait(word, expected);
-    }
-}
-
-/// Waits until a point in time.
-pub(crate) struct Until<I>(pub(crate) I);
-
-/// The point in time of an [`Until`] has come.
-pub(crate) struct TimedOut;
-
-impl<W: WaitUntil> Patience<W> for Until<W::Instant> {
-    type Over = TimedOut;
-
-    fn over(&self, strategy: &W) -> Option<TimedOut> {
-        strategy.expired(self.0).then_some(TimedOut)
-    }
-
-    fn wait(&self, strategy: &W, word: &AtomicU32, expected: u32) {
-        strategy.wait_until(word, expected, self.0);
-    }
+    HeapRing::with_wait(slots.into(), crate::Park).into_handles()
 }
 
 /// The states of the slots in words, as in `[FULL|LAP, free|WAITER]`.
 impl<T, const N: usize, W> fmt::Debug for Ring<T, N, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed));
-        f.debug_struct("Ring").field("slots", &self.words.each_ref().map(state)).finish_non_exhaustive()
+        states(f, "Ring", &self.words)
     }
+}
+
+/// As that of [`Ring`].
+#[cfg(feature = "alloc")]
+impl<T, W> fmt::Debug for HeapRing<T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        states(f, "HeapRing", self.words.as_slice())
+    }
+}
+
+fn states(f: &mut fmt::Formatter<'_>, name: &str, words: &[AtomicU32]) -> fmt::Result {
+    struct States<'a>(&'a [AtomicU32]);
+    impl fmt::Debug for States<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let state = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed));
+            f.debug_list().entries(self.0.iter().map(state)).finish()
+        }
+    }
+    f.debug_struct(name).field("slots", &States(words)).finish_non_exhaustive()
 }

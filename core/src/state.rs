@@ -1,4 +1,4 @@
-//! The protocol: what one slot's word can say, and every step it can take. No atomics here.
+//! The protocol: the bits of a slot's word, and every step the word can take. No atomics here.
 //!
 //! Each slot of a ring has one 32-bit word. The ring applies the functions of this module to that word
 //! atomically; the models, the property tests and the fuzz targets call the same functions.
@@ -6,39 +6,57 @@
 //! # States
 //!
 //! ```text
-//!              commit (producer)
-//!        ┌──────────────────────────────┐
-//!        │                              ▼
-//!     ┌──┴───┐                 ┌────────────────┐
-//!     │ free │                 │ FULL, lap L    │   L = parity of the lap that filled it
-//!     └──▲───┘                 └────────┬───────┘
-//!        │                              │
-//!        └──────────────────────────────┘
-//!              release (consumer)
+//!                 commit, cancel (producer)
+//!         ┌───────────────────────────────────────┐
+//!         │                                       ▼
+//!  ┌──────┴──────┐                     ┌─────────────────────┐
+//!  │ free, lap L │                     │ FULL, lap L         │
+//!  │             │                     │ (CANCELLED or not)  │
+//!  └──────▲──────┘                     └──────────┬──────────┘
+//!         │           L becomes L + 1             │
+//!         └───────────────────────────────────────┘
+//!                    release (consumer)
 //! ```
 //!
-//! A *free* slot belongs to the producer, a `FULL` one to the consumer: whoever owns a slot is the only one
-//! that touches its value, and the only one that may move the word along the diagram. Nobody else writes
-//! `FULL` or `LAP`.
+//! A *free* slot belongs to the producer, a `FULL` one to the consumer. The owner of a slot is the only one that
+//! touches its value and the only one that moves the word along the diagram; the other side may only add bits.
 //!
-//! `WAITER` may be added by either side in either state and says: *somebody sleeps until this word changes*.
-//! The next hand-off clears it and must wake. `TX_GONE`, `TX_DONE` and `RX_GONE` are *sticky*: set once when
-//! a handle goes, on all words of the ring, and kept by every hand-off.
+//! `LAP` is the parity of the lap for which a free slot waits, or in which a full one was filled.
 //!
-//! | bits | producer reads | consumer, on its lap | consumer, `FULL` of the previous lap |
-//! | --- | --- | --- | --- |
-//! | none | may fill | must wait | |
-//! | `FULL` | must wait | may read | held by the consumer's own guard |
-//! | `TX_GONE`, not `FULL` | | abandoned, or finished with `TX_DONE` | |
-//! | `TX_GONE`, `FULL` | | may read: the data comes before the end | as above |
-//! | `RX_GONE` | closed | | |
+//! `CANCELLED` marks the place of a reserved slot that was dropped without a commit: there is nothing to read, and
+//! the consumer releases it as soon as it finds it.
+//!
+//! `WAITER` may be added by either side in either state: a thread or a task waits until this word changes. The next
+//! hand-off clears the bit and must wake.
+//!
+//! `TX_GONE`, `TX_DONE_EVEN`, `TX_DONE_ODD` and `RX_GONE` are *sticky*: they are set once, when a handle goes, and
+//! kept by every hand-off. `TX_GONE` and `RX_GONE` are set on all words. `TX_DONE_*` is set on one word, the one
+//! that `finish` leaves unfilled, for the lap in which it would have been filled next.
+//!
+//! | bits | producer, on its lap | consumer, on its lap |
+//! | --- | --- | --- |
+//! | free, this lap | may fill | must wait |
+//! | free, other lap | must wait: its own reserved slot of the lap before is still open | must wait |
+//! | `FULL`, this lap | must wait | may read; skips it if `CANCELLED` |
+//! | `FULL`, other lap | must wait | must not read: its own guard of the lap before is alive |
+//! | `FULL`, this lap, `TX_GONE` | | as without: the data comes before the end |
+//! | otherwise, `TX_GONE` | | finished with `TX_DONE` of this lap, abandoned without |
+//! | `RX_GONE` | closed | |
 //!
 //! # Why one lap bit is enough
 //!
-//! The consumer visits the slots in order. When it comes back to a slot whose guard it never released, the
-//! word is still `FULL` of the lap before, because the producer cannot refill a slot before its release: it
-//! is never two laps ahead. So one bit of parity tells "the next batch" from "the one I still hold", and a
-//! leaked guard costs a slot, never a second reference to it.
+//! Both sides visit the slots in order. When the consumer comes back to a slot whose guard is still alive, the word
+//! is `FULL` of the lap before, because the producer cannot refill a slot that was not released. When the producer
+//! comes back to a slot that it reserved and has not committed, the word is free for the lap before, because the
+//! consumer cannot release a slot that was not filled. Neither side is ever two laps ahead, so one bit of parity
+//! separates the two laps. A leaked guard costs its slot; it never leads to a second reference.
+//!
+//! # Why `Finished` is bound to one place
+//!
+//! A producer may finish while a slot that it reserved is still open, or leaked. If the end could be read at any
+//! free slot, the consumer would read it at the open one and miss what was committed behind it. It reads
+//! `Finished` only at the place after the last reservation; at an open place it reads `Abandoned`. A commit that
+//! comes even later is still delivered, because `FULL` wins.
 //!
 //! # Example
 //!
@@ -49,26 +67,28 @@
 //!
 //! let lap = Lap::FIRST;
 //! let word = State::NEW;
-//! assert_eq!(word.for_producer(), ProducerView::Free);
+//! assert_eq!(word.for_producer(lap), ProducerView::Free);
+//! assert_eq!(word.for_producer(lap.next()), ProducerView::Reserved); // reserved a lap ago, not committed yet
 //! assert_eq!(word.for_consumer(lap), ConsumerView::Empty);
 //!
 //! let word = word.announce(); // the consumer is about to sleep
-//! assert!(word.has_waiter()); // whoever replaces this wakes it
+//! assert!(word.has_waiter()); // the step that replaces this state wakes it
 //! let word = word.commit(lap);
 //! assert_eq!(format!("{word:?}"), "FULL");
-//! assert_eq!(word.for_producer(), ProducerView::Full);
+//! assert_eq!(word.for_producer(lap.next()), ProducerView::Full);
 //! assert_eq!(word.for_consumer(lap), ConsumerView::Full);
-//! assert_eq!(word.for_consumer(lap.next()), ConsumerView::AllHeld); // the consumer's own guard is alive
+//! assert_eq!(word.for_consumer(lap.next()), ConsumerView::Held); // the consumer's own guard is alive
 //!
-//! let word = word.with(State::ABANDON); // the producer is gone, the data comes first
+//! let word = word.with(State::finish(lap.next())); // the producer is gone, the data comes first
 //! assert_eq!(word.for_consumer(lap), ConsumerView::Full);
-//! assert_eq!(word.release().for_consumer(lap.next()), ConsumerView::Abandoned);
+//! assert_eq!(word.release(lap).for_consumer(lap.next()), ConsumerView::Finished);
 //! ```
 
 use core::fmt;
 
 /// The parity of a handle's lap around the ring: flips each time its index wraps to zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Lap(u32);
 
 impl Lap {
@@ -90,51 +110,68 @@ impl fmt::Debug for Lap {
 
 /// The value of one slot's word.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct State(u32);
 
 /// What the producer may do with the slot it would fill next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum ProducerView {
     /// The slot is the producer's: fill it.
     Free,
     /// The consumer has not released it yet.
     Full,
-    /// The consumer is gone: whatever is filled now, nobody reads.
+    /// The producer reserved it one lap ago and has not committed it yet.
+    Reserved,
+    /// The consumer is gone: nothing reads what is filled now.
     Closed,
 }
 
 /// What the consumer may do with the slot it would read next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum ConsumerView {
     /// The slot is filled: read it.
     Full,
+    /// The producer reserved the slot and dropped it without a commit: release it and go on.
+    Cancelled,
     /// Not filled yet.
     Empty,
     /// The producer called `finish` and everything before it has been received.
     Finished,
-    /// The producer went away without `finish` and everything before that has been received.
+    /// The producer is gone, and this place was neither committed nor the end that `finish` set.
     Abandoned,
     /// The slot is still held by the consumer's own guard of the previous lap.
-    AllHeld,
+    Held,
 }
 
 impl State {
     const FULL: u32 = 1;
     const LAP: u32 = 1 << 1;
     const WAITER: u32 = 1 << 2;
-    const TX_GONE: u32 = 1 << 3;
-    const TX_DONE: u32 = 1 << 4;
-    const RX_GONE: u32 = 1 << 5;
-    const STICKY: u32 = Self::TX_GONE | Self::TX_DONE | Self::RX_GONE;
+    const CANCELLED: u32 = 1 << 3;
+    const TX_GONE: u32 = 1 << 4;
+    const TX_DONE_EVEN: u32 = 1 << 5;
+    const TX_DONE_ODD: u32 = 1 << 6;
+    const RX_GONE: u32 = 1 << 7;
+    const STICKY: u32 = Self::TX_GONE | Self::TX_DONE_EVEN | Self::TX_DONE_ODD | Self::RX_GONE;
 
-    /// The word of a new ring: free, nobody waits, nobody is gone.
+    /// The word of a new ring: free for the first lap, no waiter, both handles alive.
     pub const NEW: State = State(0);
-    /// The bits set on every word when the producer is dropped without `finish`.
+    /// The bits set when the producer goes: on every word if it is dropped, on all but one by `finish`.
     pub const ABANDON: State = State(Self::TX_GONE);
-    /// The bits set on every word by `finish`.
-    pub const FINISH: State = State(Self::TX_GONE | Self::TX_DONE);
     /// The bits set on every word when the consumer is dropped.
     pub const CLOSE: State = State(Self::RX_GONE);
+
+    /// The bits that `finish` sets on the word of the slot that it leaves unfilled, on lap `lap`.
+    #[must_use]
+    pub const fn finish(lap: Lap) -> State {
+        State(Self::TX_GONE | Self::done(lap))
+    }
+
+    const fn done(lap: Lap) -> u32 {
+        if lap.0 == 0 { Self::TX_DONE_EVEN } else { Self::TX_DONE_ODD }
+    }
 
     /// The state that these bits of a word mean.
     #[must_use]
@@ -154,17 +191,19 @@ impl State {
         State(self.0 | bits.0)
     }
 
-    /// What the producer reads in the word of the slot that it would fill next.
+    /// What the producer, on lap `lap`, reads in the word of the slot that it would fill next.
     ///
-    /// `Closed` wins over `Full`: a producer that waits for a consumer that is gone would wait for ever.
+    /// `Closed` wins over `Full`: the consumer that would release the slot is gone.
     #[must_use]
-    pub const fn for_producer(self) -> ProducerView {
+    pub const fn for_producer(self, lap: Lap) -> ProducerView {
         if self.0 & Self::RX_GONE != 0 {
             ProducerView::Closed
         } else if self.0 & Self::FULL != 0 {
             ProducerView::Full
-        } else {
+        } else if self.0 & Self::LAP == lap.0 {
             ProducerView::Free
+        } else {
+            ProducerView::Reserved
         }
     }
 
@@ -173,30 +212,38 @@ impl State {
     /// `FULL` wins over `TX_GONE`: everything committed before the end is delivered before the end.
     #[must_use]
     pub const fn for_consumer(self, lap: Lap) -> ConsumerView {
-        if self.0 & Self::FULL != 0 {
-            if self.0 & Self::LAP == lap.0 { ConsumerView::Full } else { ConsumerView::AllHeld }
+        if self.0 & (Self::FULL | Self::LAP) == Self::FULL | lap.0 {
+            if self.0 & Self::CANCELLED != 0 { ConsumerView::Cancelled } else { ConsumerView::Full }
         } else if self.0 & Self::TX_GONE == 0 {
-            ConsumerView::Empty
-        } else if self.0 & Self::TX_DONE != 0 {
+            if self.0 & Self::FULL != 0 { ConsumerView::Held } else { ConsumerView::Empty }
+        } else if self.0 & Self::done(lap) != 0 {
+            // Also where the slot is held: a producer that is gone cannot have refilled it, so nothing follows.
             ConsumerView::Finished
         } else {
             ConsumerView::Abandoned
         }
     }
 
-    /// The producer, on lap `lap`, hands the filled slot over. Clears `WAITER`: see [`State::has_waiter`].
+    /// The producer hands over the slot that it filled on lap `lap`. Clears `WAITER`: see [`State::has_waiter`].
     #[must_use]
     pub const fn commit(self, lap: Lap) -> State {
         State(self.0 & Self::STICKY | Self::FULL | lap.0)
     }
 
-    /// The consumer gives the slot back. Clears `WAITER`: see [`State::has_waiter`].
+    /// The producer gives up the slot that it reserved on lap `lap`. Clears `WAITER`: see [`State::has_waiter`].
     #[must_use]
-    pub const fn release(self) -> State {
-        State(self.0 & Self::STICKY)
+    pub const fn cancel(self, lap: Lap) -> State {
+        State(self.0 & Self::STICKY | Self::FULL | Self::CANCELLED | lap.0)
     }
 
-    /// Somebody is about to sleep until the word changes.
+    /// The consumer gives back the slot that was filled on lap `lap`: it is free for the lap that follows. Clears
+    /// `WAITER`: see [`State::has_waiter`].
+    #[must_use]
+    pub const fn release(self, lap: Lap) -> State {
+        State(self.0 & Self::STICKY | lap.next().0)
+    }
+
+    /// A side is about to sleep until the word changes.
     #[must_use]
     pub const fn announce(self) -> State {
         State(self.0 | Self::WAITER)
@@ -206,6 +253,12 @@ impl State {
     #[must_use]
     pub const fn has_waiter(self) -> bool {
         self.0 & Self::WAITER != 0
+    }
+
+    /// Whether the slot is filled and not released, be there something to read or a cancelled place.
+    #[must_use]
+    pub const fn is_full(self) -> bool {
+        self.0 & Self::FULL != 0
     }
 
     /// Whether the consumer is gone.
@@ -218,12 +271,14 @@ impl State {
 /// The names of the set bits, as in `FULL|LAP|WAITER`, with `free` in the place of a `FULL` that is not set.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(u32, &str); 6] = [
+        const NAMES: [(u32, &str); 8] = [
             (State::FULL, "FULL"),
             (State::LAP, "LAP"),
             (State::WAITER, "WAITER"),
+            (State::CANCELLED, "CANCELLED"),
             (State::TX_GONE, "TX_GONE"),
-            (State::TX_DONE, "TX_DONE"),
+            (State::TX_DONE_EVEN, "TX_DONE_EVEN"),
+            (State::TX_DONE_ODD, "TX_DONE_ODD"),
             (State::RX_GONE, "RX_GONE"),
         ];
         if self.0 & State::FULL == 0 {

@@ -2,17 +2,62 @@
 //!
 //! | strategy | needs | a waiting side | choose it when |
 //! | --- | --- | --- | --- |
-//! | [`Spin`] | nothing | burns its core | both sides have a core of their own and hand-offs take under ~10 µs |
-//! | [`SpinYield`] | `std` | burns what nobody else wants | as `Spin`, on a machine that others use too |
+//! | [`Spin`] | nothing | burns its core | both sides have a core each and hand-offs take under ~10 µs |
+//! | [`SpinYield`] | `std` | burns CPU time that no other thread asks for | as `Spin`, on a machine that others use too |
 //! | [`Park`] | `std` | sleeps in the kernel | batches take longer than a wake-up (some 10 µs): loaders |
 //! | [`Backoff`] | `std` | spins a little, then sleeps | hand-offs come in bursts |
 //! | your own | | WFE/SEV, an RTOS semaphore | see [`Wait`] |
 //!
 //! The `try_*`, `poll_*` and `*_async` calls work with every strategy and never call it to wait.
 
+#[cfg(feature = "alloc")]
+use alloc::sync::Arc;
+use core::fmt;
 use core::time::Duration;
 
-use crate::sync::{self, AtomicU32};
+use crate::sync::{self, AtomicU32, Ordering};
+
+/// The word of a slot, as a wait strategy gets to see it: it can be read and its address taken, and not written.
+///
+/// The ring owns the word. A strategy that could store to it could hand one slot to both sides.
+///
+/// ```compile_fail,E0599
+/// use twinbuf_core::{Wait, Word};
+/// struct Hostile;
+/// impl Wait for Hostile {
+///     fn relax(&self, _round: u32) -> bool { false }
+///     fn wait(&self, word: Word<'_>, _expected: u32) { word.store(1); }
+///     fn wake(&self, _word: Word<'_>) {}
+/// }
+/// ```
+#[derive(Clone, Copy)]
+pub struct Word<'a>(&'a AtomicU32);
+
+impl<'a> Word<'a> {
+    pub(crate) fn new(word: &'a AtomicU32) -> Self {
+        Self(word)
+    }
+
+    /// The value of the word now. Relaxed: it tells whether the word has changed and publishes nothing. The ring
+    /// reads the word again before it acts.
+    #[must_use]
+    pub fn load(self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The address of the word, for a system call or as a key. Only reads through it are allowed, and they must be
+    /// atomic.
+    #[must_use]
+    pub fn as_ptr(self) -> *const u32 {
+        core::ptr::from_ref(self.0).cast()
+    }
+}
+
+impl fmt::Debug for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        crate::state::State::from_bits(self.load()).fmt(f)
+    }
+}
 
 /// A strategy for waiting until a word changes.
 ///
@@ -23,20 +68,23 @@ use crate::sync::{self, AtomicU32};
 ///
 /// # Contract
 ///
-/// A wake issued after the word changed must not be slept through: comparing the word and falling asleep are
-/// one step with respect to `wake`, as in `futex(2)`. Waking for no reason is allowed. Breaking the contract
-/// makes a ring hang; it never makes it unsound, so implementing this trait is safe.
+/// A wake that is issued after the word changed must end a wait that began before: comparing the word and falling
+/// asleep are one step with respect to `wake`, as in `futex(2)`. Where the two are not one step (an event register,
+/// a flag), the change of the word must be visible to a waiter before the event is: `wake` begins with a barrier
+/// that orders the store before the event (`DSB` before `SEV` on ARM), and the waiter's next read of the word comes
+/// after the event that it took (as after `WFE`). Waking for no reason is allowed.
+///
+/// Breaking the contract makes a ring hang. It never makes it unsound, so implementing this trait is safe.
 ///
 /// # Examples
 ///
-/// On a microcontroller, with the event register of its core (`wait for event`, `send event`): an event sent
-/// between the comparison and the instruction stays in the register, so that it is not slept through.
+/// On a microcontroller, with the event register of its core (`wait for event`, `send event`): an event that is sent
+/// between the comparison and the instruction stays in the register and ends the wait at once.
 ///
 /// ```
-/// use core::sync::atomic::{AtomicU32, Ordering};
-/// use twinbuf_core::{DoubleBuffer, Wait};
+/// use twinbuf_core::{DoubleBuffer, Wait, Word};
 /// # fn wfe() { core::hint::spin_loop() }
-/// # fn sev() {}
+/// # fn dsb_and_sev() {}
 ///
 /// struct Event;
 ///
@@ -44,63 +92,50 @@ use crate::sync::{self, AtomicU32};
 ///     fn relax(&self, _round: u32) -> bool {
 ///         false // announce at once, so that `wake` is called
 ///     }
-///     fn wait(&self, word: &AtomicU32, expected: u32) {
-///         if word.load(Ordering::Relaxed) == expected {
+///     fn wait(&self, word: Word<'_>, expected: u32) {
+///         if word.load() == expected {
 ///             wfe();
 ///         }
 ///     }
-///     fn wake(&self, _word: &AtomicU32) {
-///         sev();
+///     fn wake(&self, _word: Word<'_>) {
+///         dsb_and_sev();
 ///     }
 /// }
 ///
 /// static RING: DoubleBuffer<[u8; 512], Event> = DoubleBuffer::with_wait([[0; 512]; 2], Event);
-/// # let (mut tx, rx) = RING.try_split_static().unwrap();
+/// # let (mut tx, mut rx) = RING.try_split_static().unwrap();
 /// # tx.acquire().unwrap().commit().unwrap();
 /// # rx.recv().unwrap();
 /// ```
 pub trait Wait {
-    /// Called when the word was found unchanged; `round` says how often this wait was told `true` before.
+    /// Called when the word was found unchanged; `round` counts the times that this wait was told `true` before.
     ///
     /// `true`: look again at once (after whatever pause was made in here). `false`: announce and wait.
     fn relax(&self, round: u32) -> bool;
 
     /// Blocks until `word` is no longer `expected`, until a [`wake`](Wait::wake) on it, or for any shorter
     /// time.
-    fn wait(&self, word: &AtomicU32, expected: u32);
+    fn wait(&self, word: Word<'_>, expected: u32);
 
     /// Wakes every thread that waits on `word`. Must not panic: it runs where handles are dropped.
-    fn wake(&self, word: &AtomicU32);
-
-    /// Whether a call of this strategy may come back to the handle that waits. Only this crate can say no.
-    #[doc(hidden)]
-    fn may_call_back(&self, _: Ours) -> bool {
-        true
-    }
-}
-
-pub(crate) use ours::Ours;
-
-mod ours {
-    /// Has no name outside of this crate, and neither have methods that take it.
-    #[derive(Debug)]
-    pub struct Ours;
+    fn wake(&self, word: Word<'_>);
 }
 
 /// A strategy that can also stop waiting at a given time.
 ///
-/// The clock is the strategy's own: `std::time::Instant` for those of this crate, ticks on a system without.
+/// The clock is the strategy's: `std::time::Instant` for those of this crate, ticks on a system without.
 ///
 /// # Examples
 ///
-/// A strategy of a system that counts ticks:
+/// A strategy of a system that counts ticks. The counter wraps, so a deadline has come when it lies in the half of
+/// the range behind the counter:
 ///
 /// ```
 /// use core::sync::atomic::{AtomicU32, Ordering};
 /// use core::time::Duration;
-/// use twinbuf_core::{DoubleBuffer, RecvTimeoutError, Wait, WaitUntil};
+/// use twinbuf_core::{DoubleBuffer, RecvTimeoutError, Wait, WaitUntil, Word};
 ///
-/// static TICKS: AtomicU32 = AtomicU32::new(0); // advanced by the timer's interrupt
+/// static TICKS: AtomicU32 = AtomicU32::new(u32::MAX - 2); // advanced by the timer's interrupt
 ///
 /// struct Ticks;
 ///
@@ -110,45 +145,86 @@ mod ours {
 /// #       TICKS.fetch_add(1, Ordering::Relaxed);
 ///         true
 ///     }
-///     fn wait(&self, _word: &AtomicU32, _expected: u32) {}
-///     fn wake(&self, _word: &AtomicU32) {}
+///     fn wait(&self, _word: Word<'_>, _expected: u32) {}
+///     fn wake(&self, _word: Word<'_>) {}
 /// }
 ///
 /// impl WaitUntil for Ticks {
 ///     type Instant = u32;
 ///     fn after(&self, timeout: Duration) -> Option<u32> {
-///         let ticks = u32::try_from(timeout.as_millis()).ok()?;
-///         TICKS.load(Ordering::Relaxed).checked_add(ticks)
+///         let ticks = u32::try_from(timeout.as_millis()).ok().filter(|&ticks| ticks < 1 << 31)?;
+///         Some(TICKS.load(Ordering::Relaxed).wrapping_add(ticks))
 ///     }
 ///     fn expired(&self, deadline: u32) -> bool {
-///         TICKS.load(Ordering::Relaxed) >= deadline
+///         TICKS.load(Ordering::Relaxed).wrapping_sub(deadline) < 1 << 31
 ///     }
-///     fn wait_until(&self, word: &AtomicU32, expected: u32, _deadline: u32) {
+///     fn wait_until(&self, word: Word<'_>, expected: u32, _deadline: u32) {
 ///         self.wait(word, expected);
 ///     }
 /// }
 ///
 /// let mut ring = DoubleBuffer::with_wait([0; 2], Ticks);
-/// let (_tx, rx) = ring.split();
+/// let (_tx, mut rx) = ring.split();
 /// assert_eq!(rx.recv_timeout(Duration::from_millis(5)).unwrap_err(), RecvTimeoutError::Timeout);
 /// ```
 pub trait WaitUntil: Wait {
     /// A point in time on a clock that does not go back.
     type Instant: Copy;
 
-    /// The point in time `timeout` from now; `None` if it is too far away to be told: wait for ever.
+    /// The point in time `timeout` from now; `None` if the clock cannot express it: the call waits without a limit.
     fn after(&self, timeout: Duration) -> Option<Self::Instant>;
 
     /// Whether `deadline` has come.
     fn expired(&self, deadline: Self::Instant) -> bool;
 
     /// As [`Wait::wait`], but no longer than until `deadline` (or hardly longer).
-    fn wait_until(&self, word: &AtomicU32, expected: u32, deadline: Self::Instant);
+    fn wait_until(&self, word: Word<'_>, expected: u32, deadline: Self::Instant);
 }
+
+/// A strategy behind a pointer is that strategy: several rings can share one.
+macro_rules! by_pointer {
+    ($($(#[$meta:meta])* $pointer:ty),+) => { $(
+        $(#[$meta])*
+        impl<W: Wait + ?Sized> Wait for $pointer {
+            #[inline]
+            fn relax(&self, round: u32) -> bool {
+                (**self).relax(round)
+            }
+
+            #[inline]
+            fn wait(&self, word: Word<'_>, expected: u32) {
+                (**self).wait(word, expected);
+            }
+
+            #[inline]
+            fn wake(&self, word: Word<'_>) {
+                (**self).wake(word);
+            }
+        }
+
+        $(#[$meta])*
+        impl<W: WaitUntil + ?Sized> WaitUntil for $pointer {
+            type Instant = W::Instant;
+
+            fn after(&self, timeout: Duration) -> Option<W::Instant> {
+                (**self).after(timeout)
+            }
+
+            fn expired(&self, deadline: W::Instant) -> bool {
+                (**self).expired(deadline)
+            }
+
+            fn wait_until(&self, word: Word<'_>, expected: u32, deadline: W::Instant) {
+                (**self).wait_until(word, expected, deadline);
+            }
+        }
+    )+ };
+}
+by_pointer!(&W, #[cfg(feature = "alloc")] Arc<W>);
 
 /// Looks again and again, with the processor's hint for such loops in between.
 ///
-/// The fastest hand-off where both sides have a core of their own; a waste of one where they have not.
+/// The fastest hand-off where both sides have a core each; a waste of one where they have not.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin;
 
@@ -160,17 +236,12 @@ impl Wait for Spin {
     }
 
     #[inline]
-    fn wait(&self, _word: &AtomicU32, _expected: u32) {
+    fn wait(&self, _word: Word<'_>, _expected: u32) {
         sync::spin_loop();
     }
 
     #[inline]
-    fn wake(&self, _word: &AtomicU32) {}
-
-    #[inline]
-    fn may_call_back(&self, _: Ours) -> bool {
-        false
-    }
+    fn wake(&self, _word: Word<'_>) {}
 }
 
 #[cfg(feature = "std")]
@@ -180,10 +251,8 @@ pub use with_std::{Backoff, Park, SpinYield};
 mod with_std {
     use std::time::{Duration, Instant};
 
-    use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN, park, unpark_all};
-
-    use super::{Ours, Spin, Wait, WaitUntil};
-    use crate::sync::{self, AtomicU32, Ordering};
+    use super::{Spin, Wait, WaitUntil, Word, address};
+    use crate::sync;
 
     /// Spins a little, then gives the rest of its time slice away each round; never sleeps.
     #[derive(Clone, Copy, Debug, Default)]
@@ -191,7 +260,8 @@ mod with_std {
 
     /// Sleeps in the kernel at once: a waiting side uses no CPU.
     ///
-    /// A futex on Linux, what comes nearest elsewhere (`parking_lot_core`).
+    /// On 64-bit Linux both calls are one `futex(2)` on the slot's word: no lock, no allocation. Elsewhere it is the
+    /// wait of `parking_lot_core`, which takes a lock of its table for each call and allocates once per thread.
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Park;
 
@@ -238,17 +308,12 @@ mod with_std {
         }
 
         #[inline]
-        fn wait(&self, _word: &AtomicU32, _expected: u32) {
+        fn wait(&self, _word: Word<'_>, _expected: u32) {
             std::thread::yield_now();
         }
 
         #[inline]
-        fn wake(&self, _word: &AtomicU32) {}
-
-        #[inline]
-        fn may_call_back(&self, _: Ours) -> bool {
-            false
-        }
+        fn wake(&self, _word: Word<'_>) {}
     }
 
     impl Wait for Park {
@@ -258,20 +323,13 @@ mod with_std {
         }
 
         #[inline]
-        fn wait(&self, word: &AtomicU32, expected: u32) {
-            sleep(word, expected, None);
+        fn wait(&self, word: Word<'_>, expected: u32) {
+            address::wait(word, expected, None);
         }
 
         #[inline]
-        fn wake(&self, word: &AtomicU32) {
-            let key = core::ptr::from_ref(word).addr();
-            // SAFETY: the key is the address of a borrowed word, as in `sleep`.
-            unsafe { unpark_all(key, DEFAULT_UNPARK_TOKEN) };
-        }
-
-        #[inline]
-        fn may_call_back(&self, _: Ours) -> bool {
-            false
+        fn wake(&self, word: Word<'_>) {
+            address::wake_all(word);
         }
     }
 
@@ -283,28 +341,14 @@ mod with_std {
         }
 
         #[inline]
-        fn wait(&self, word: &AtomicU32, expected: u32) {
+        fn wait(&self, word: Word<'_>, expected: u32) {
             Park.wait(word, expected);
         }
 
         #[inline]
-        fn wake(&self, word: &AtomicU32) {
+        fn wake(&self, word: Word<'_>) {
             Park.wake(word);
         }
-
-        #[inline]
-        fn may_call_back(&self, _: Ours) -> bool {
-            false
-        }
-    }
-
-    fn sleep(word: &AtomicU32, expected: u32, deadline: Option<Instant>) {
-        let key = core::ptr::from_ref(word).addr();
-        // Relaxed: only "has it changed?"; the ring loads the word again, with Acquire, to act on it.
-        let unchanged = || word.load(Ordering::Relaxed) == expected;
-        // SAFETY: the key is the address of a word that the caller borrows for the whole call, so that no
-        // other use of parking_lot_core has the same key; the closures neither panic nor park.
-        unsafe { park(key, unchanged, || {}, |_, _| {}, DEFAULT_PARK_TOKEN, deadline) };
     }
 
     /// The std clock for a strategy, and how it waits until a deadline.
@@ -321,7 +365,7 @@ mod with_std {
                     Instant::now() >= deadline
                 }
 
-                fn wait_until(&self, word: &AtomicU32, expected: u32, deadline: Instant) {
+                fn wait_until(&self, word: Word<'_>, expected: u32, deadline: Instant) {
                     $wait_until(self, word, expected, deadline);
                 }
             }
@@ -329,6 +373,57 @@ mod with_std {
     }
     std_clock!(Spin, |this: &Spin, word, expected, _| this.wait(word, expected));
     std_clock!(SpinYield, |this: &SpinYield, word, expected, _| this.wait(word, expected));
-    std_clock!(Park, |_, word, expected, deadline| sleep(word, expected, Some(deadline)));
-    std_clock!(Backoff, |_, word, expected, deadline| sleep(word, expected, Some(deadline)));
+    std_clock!(Park, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
+    std_clock!(Backoff, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
+}
+
+/// The address wait of 64-bit Linux: one system call on the word itself.
+#[cfg(all(feature = "std", target_os = "linux", target_pointer_width = "64"))]
+mod address {
+    use std::time::Instant;
+
+    use super::Word;
+
+    pub(super) fn wait(word: Word<'_>, expected: u32, deadline: Option<Instant>) {
+        let timeout = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            libc::timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        // All its results mean "look again": woken, changed before (EAGAIN), a signal (EINTR), the time is over.
+        // SAFETY: the word is borrowed for the call, which only reads it; the timeout is null or a local.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, timeout) };
+    }
+
+    pub(super) fn wake_all(word: Word<'_>) {
+        let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the kernel uses the address as a key and does not access the word.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };
+    }
+}
+
+/// The address wait of all other systems.
+#[cfg(all(feature = "std", not(all(target_os = "linux", target_pointer_width = "64"))))]
+mod address {
+    use std::time::Instant;
+
+    use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN, park, unpark_all};
+
+    use super::Word;
+
+    pub(super) fn wait(word: Word<'_>, expected: u32, deadline: Option<Instant>) {
+        let unchanged = || word.load() == expected;
+        // SAFETY: the key is the address of a word that the caller borrows for the whole call, so that no other use
+        // of parking_lot_core has the same key; the closures neither panic nor park.
+        unsafe { park(word.as_ptr().addr(), unchanged, || {}, |_, _| {}, DEFAULT_PARK_TOKEN, deadline) };
+    }
+
+    pub(super) fn wake_all(word: Word<'_>) {
+        // SAFETY: the key is the address of a borrowed word, as in `wait`.
+        unsafe { unpark_all(word.as_ptr().addr(), DEFAULT_UNPARK_TOKEN) };
+    }
 }

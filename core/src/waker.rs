@@ -1,124 +1,191 @@
 //! The place where one task leaves its `Waker` for the other side of the ring.
 //!
-//! A ring has two: the producer registers in one, the consumer in the other. One *registrant* at a time (the
-//! handle is `&mut`, or is not `Sync`); any number of threads may wake.
+//! A ring has two cells: the producer registers in one, the consumer in the other. One *registrant* at a time (the
+//! calls that register take the handle by `&mut`); any number of threads may wake.
 //!
 //! # States
 //!
-//! ```text
-//!                register                       wake
-//!   REGISTERING ◄──────── IDLE ─────────────────────────────► WAKING
-//!        │                  ▲ ▲                                  │
-//!        └──────────────────┘ └──────────────────────────────────┘
-//!         the waker is stored        the waker has been taken
-//! ```
+//! The cell has two places for a waker and one word of four bits. `LAST` is the index of a place, written `I` here;
+//! `!I` is the other one.
 //!
-//! Whoever leaves `IDLE` has the cell to itself until it comes back. The two may meet:
+//! | `TAKING` | `REGISTERED` | place `I` | place `!I` |
+//! | --- | --- | --- | --- |
+//! | no | no | the registrant's | the registrant's |
+//! | no | yes | the registered waker | the registrant's |
+//! | yes | no | being emptied by a wake | the registrant's |
+//! | yes | yes | being emptied by a wake | the registered waker |
 //!
-//! * *A wake finds `REGISTERING`.* It only adds the bit `WAKING` and goes: the registrant's way back to
-//!   `IDLE` fails, so it takes out what it has just stored and wakes it.
-//! * *A registration finds `WAKING`.* The word has just changed, so the registrant stores nothing and wakes
-//!   itself: its task looks again.
-//! * *A wake finds `WAKING`.* The other wake serves for both.
+//! * *Register:* take the last registration back, if it is still there (`REGISTERED` off), write to a place that is
+//!   the registrant's, publish it (`REGISTERED` on). The waker that is displaced is dropped, not woken: the task
+//!   that polled last is the one that is woken.
+//! * *Wake:* with a registration and no wake under way, `REGISTERED` becomes `TAKING`: the waker is moved out, then
+//!   `TAKING` goes off, then the task is woken. With a wake under way and a newer registration, `AGAIN` asks that
+//!   wake to go round once more. With nothing registered, the word is written as it is.
+//!
+//! In every state one place is the registrant's, and a publication can only fail because a wake made progress. So
+//! registering never waits for a wake that was interrupted: an executor that polls inside an interrupt handler, on
+//! the one core whose main thread is in the middle of a wake, registers and returns.
 //!
 //! # Why no wakeup is lost
 //!
-//! The task registers (R) and then announces itself in the slot's word (A: a read-modify-write, or a load that
-//! finds `WAITER` already there). The other side changes the word (C: a read-modify-write) and, having seen
-//! `WAITER` in what it replaced, wakes (K). Both R and K are read-modify-writes of this cell's state, so one
-//! comes first. If R does, K finds the waker. If K does, R acquires what K released, so C happens before A:
-//! then A cannot have been what C saw, and what A reads is C's word or a later one. The task does not sleep.
+//! The task publishes its waker (R) and then announces itself in the slot's word (A: a read-modify-write, or a load
+//! that finds `WAITER` already there). The other side changes the word (C: a read-modify-write) and, having seen
+//! `WAITER` in what it replaced, wakes (K: a read-modify-write of this cell's word, also when it finds nothing to
+//! wake). Both R and K modify this cell's word, so one comes first.
+//!
+//! * *R first:* K finds the registration and wakes it, or finds a wake under way that has taken it or that `AGAIN`
+//!   sends round once more.
+//! * *K first:* R acquires what K released, so C happens before A: what A reads is C's word or a later one, and the
+//!   task does not sleep.
 
 use core::task::Waker;
 
-use crate::sync::{self, AtomicU32, Ordering, UnsafeCell, const_fn};
+use crate::sync::{AtomicU32, Ordering, UnsafeCell, const_fn};
 
-const IDLE: u32 = 0;
-const REGISTERING: u32 = 1;
-const WAKING: u32 = 2;
+/// The index of the place that was published last, or that is being emptied.
+const LAST: u32 = 1;
+/// A waker is registered: in place `LAST`, or in the other one while `TAKING`.
+const REGISTERED: u32 = 1 << 1;
+/// A wake moves the waker out of place `LAST`.
+const TAKING: u32 = 1 << 2;
+/// Another wake came while `TAKING`, after the newer registration.
+const AGAIN: u32 = 1 << 3;
 
 #[derive(Debug)]
 pub(crate) struct WakerCell {
     state: AtomicU32,
-    waker: UnsafeCell<Option<Waker>>,
+    places: [UnsafeCell<Option<Waker>>; 2],
 }
 
-// SAFETY: the waker is touched only by the thread that moved `state` out of `IDLE`, until it moves it back;
-// `Waker` itself may be moved to, dropped on and woken from any thread.
+// SAFETY: a place is touched only by the side to which `state` gives it (see the table), and `state` changes with
+// Release and Acquire; `Waker` itself may be moved to, dropped on and woken from any thread.
 unsafe impl Sync for WakerCell {}
 
 impl WakerCell {
     const_fn! {
         pub(crate) const fn new() -> Self {
-            Self { state: AtomicU32::new(IDLE), waker: UnsafeCell::new(None) }
+            Self { state: AtomicU32::new(0), places: [UnsafeCell::new(None), UnsafeCell::new(None)] }
         }
     }
 
-    /// Leaves a clone of `waker`, for one `wake`. Another task's waker that is still here is woken, since it
-    /// would not be found again: that task looks once more and registers anew.
+    /// Leaves a clone of `waker` for one `wake`, in the place of what was registered before.
     ///
-    /// Only one thread at a time may register.
+    /// Only one thread at a time may register or unregister.
     pub(crate) fn register(&self, waker: &Waker) {
-        // Cloned before the cell is taken and woken after it is given back: both run foreign code, which may
-        // panic or come back here.
-        let new = waker.clone();
-        // Acquire: pairs with the release that ended the last wake, so that its waker is out of the cell and
-        // what the waking side did to the slot's word before is visible to our next look at it.
-        if self.state.compare_exchange(IDLE, REGISTERING, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            // Failed on WAKING. Nothing is read here; the task looks again, and registers anew if it must.
-            sync::spin_loop();
-            new.wake();
-            return;
-        }
-        // SAFETY: `state` is REGISTERING, moved there by us: the cell is ours.
-        let old = self.waker.with_mut(|cell| unsafe { (*cell).replace(new) });
-        // Release: the waker is stored before a wake can find the cell idle. Relaxed on failure: a wake came
-        // meanwhile, and left the cell to us. What its side did to the slot's word is acquired by the task's next
-        // registration: the swap below goes on with that wake's release.
-        let woken = self
-            .state
-            .compare_exchange(REGISTERING, IDLE, Ordering::Release, Ordering::Relaxed)
-            .is_err()
-            .then(|| {
-                // SAFETY: `state` is REGISTERING | WAKING: every wake leaves the cell to us.
-                let new = self.waker.with_mut(|cell| unsafe { (*cell).take() });
-                // Release: our taking it out comes before the next wake that finds the cell idle.
-                self.state.swap(IDLE, Ordering::Release);
-                new
-            });
-        if let Some(old) = old.filter(|old| !same_task(old, waker)) {
-            old.wake();
-        }
-        if let Some(Some(new)) = woken {
-            new.wake();
+        let (mut seen, own) = self.take_back();
+        // The place that the last registration was in, or the one that no wake is emptying. It stays ours until it
+        // is published: a wake begins only where something is registered.
+        let place = own.unwrap_or(if seen & TAKING == 0 { seen & LAST } else { !seen & LAST });
+        let kept =
+            own.is_some() && self.with(place, |cell| cell.as_ref().is_some_and(|old| old.will_wake(waker)));
+        // Foreign code: `clone` may panic or wake this cell; nothing is registered meanwhile. The displaced waker is
+        // dropped at the end, when the new one is published.
+        let _displaced = (!kept).then(|| {
+            let new = waker.clone();
+            self.with(place, |cell| cell.replace(new))
+        });
+        loop {
+            let published = match seen & TAKING {
+                0 => REGISTERED | place,
+                _ => seen | REGISTERED,
+            };
+            // Release: the waker is stored before a wake can take it. Acquire: what the wakes before us did to the
+            // slot's word is visible to our next look at it (K before R).
+            match self.state.compare_exchange(seen, published, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                // A wake has ended.
+                Err(now) => seen = now,
+            }
         }
     }
 
-    /// Wakes the task that is registered, if one is, and forgets it.
+    /// Wakes the registered task, if there is one, and forgets it.
     pub(crate) fn wake(&self) {
-        if let Some(waker) = self.take() {
-            waker.wake();
+        loop {
+            let (waker, again) = self.take();
+            let rest = again.then(|| WakeOnDrop(self));
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            if rest.is_none() {
+                return;
+            }
+            core::mem::forget(rest);
         }
     }
 
-    /// Takes out the waker, if no registration or wake is under way.
-    pub(crate) fn take(&self) -> Option<Waker> {
-        // Acquire: the registration that stored the waker comes before our taking it. Release: what we did to
-        // the slot's word comes before the look of a registrant that finds this bit.
-        if self.state.fetch_or(WAKING, Ordering::AcqRel) != IDLE {
-            return None;
+    /// Takes out the registered waker: its handle is gone. As `register`, one thread at a time.
+    pub(crate) fn unregister(&self) -> Option<Waker> {
+        let (_, own) = self.take_back();
+        own.and_then(|place| self.with(place, Option::take))
+    }
+
+    /// The registrant takes its last registration back, if no wake has taken it: what the word is now, and the place
+    /// of that registration, which is the registrant's from here on.
+    fn take_back(&self) -> (u32, Option<u32>) {
+        // Acquire, here and below: a wake that emptied the place that we write to next has ended.
+        let mut seen = self.state.load(Ordering::Acquire);
+        while seen & REGISTERED != 0 {
+            let place = if seen & TAKING == 0 { seen & LAST } else { !seen & LAST };
+            // Without `AGAIN` too: that wake was for a registration that is looked after from here on.
+            let without = seen & !(REGISTERED | AGAIN);
+            // Relaxed: the place holds what we stored ourselves.
+            match self.state.compare_exchange(seen, without, Ordering::Relaxed, Ordering::Acquire) {
+                Ok(_) => return (without, Some(place)),
+                Err(now) => seen = now,
+            }
         }
-        // SAFETY: `state` was IDLE and is WAKING, moved there by us: the cell is ours.
-        let waker = self.waker.with_mut(|cell| unsafe { (*cell).take() });
-        // Release: our taking it out, and our change of the slot's word before, come before the next
-        // registration.
-        self.state.fetch_and(!WAKING, Ordering::Release);
-        waker
+        (seen, None)
+    }
+
+    /// Moves the registered waker out; `true` if another wake came meanwhile, for a newer registration.
+    fn take(&self) -> (Option<Waker>, bool) {
+        let mut seen = self.state.load(Ordering::Relaxed);
+        loop {
+            let next = match seen & (TAKING | REGISTERED) {
+                REGISTERED => seen & !REGISTERED | TAKING,
+                // Written as it is, so that the next publication acquires what we did before.
+                0 | TAKING => seen,
+                _ => seen | AGAIN,
+            };
+            // Acquire: the registration that stored the waker comes before our taking it. Release: what we did to the
+            // slot's word comes before the look of a registrant that publishes after this.
+            match self.state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) if next & TAKING != 0 && seen & TAKING == 0 => break,
+                Ok(_) => return (None, false),
+                Err(now) => seen = now,
+            }
+        }
+        let waker = self.with(seen & LAST, Option::take);
+        let mut seen = seen & !REGISTERED | TAKING;
+        loop {
+            let next = match seen & REGISTERED {
+                0 => seen & !TAKING,
+                // The newer registration is in the other place.
+                _ => (seen & !(TAKING | AGAIN)) ^ LAST,
+            };
+            // Release: the place is empty before the registrant writes to it.
+            match self.state.compare_exchange(seen, next, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return (waker, seen & AGAIN != 0),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// The contents of a place that `state` gives to the caller's side.
+    fn with<R>(&self, place: u32, f: impl FnOnce(&mut Option<Waker>) -> R) -> R {
+        let [zero, one] = &self.places;
+        let cell = if place == 0 { zero } else { one };
+        // SAFETY: the callers own the place: see the table. No reference to its contents outlives this call.
+        cell.with_mut(|cell| f(unsafe { &mut *cell }))
     }
 }
 
-/// Whether two wakers wake the same task. `will_wake` alone may say no of clones (a vtable can have several
-/// addresses), and two clones that wake each other would keep their task polling.
-fn same_task(a: &Waker, b: &Waker) -> bool {
-    a.will_wake(b) || (!a.data().is_null() && a.data() == b.data())
+/// Goes on with a wake whose waker panicked.
+struct WakeOnDrop<'a>(&'a WakerCell);
+
+impl Drop for WakeOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
 }

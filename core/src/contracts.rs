@@ -1,0 +1,47 @@
+//! Programs that must not compile, as doctests.
+//!
+//! The value of a slot goes both ways, so its type can neither be narrowed nor widened:
+//!
+//! ```compile_fail
+//! use twinbuf_core::Producer;
+//! fn shorter<'r, 's>(tx: Producer<'r, &'static str>) -> Producer<'r, &'s str> { tx }
+//! ```
+//! ```compile_fail
+//! use twinbuf_core::Consumer;
+//! fn shorter<'r, 's>(rx: Consumer<'r, &'static str>) -> Consumer<'r, &'s str> { rx }
+//! ```
+//! ```compile_fail
+//! use twinbuf_core::ReservedSlot;
+//! fn shorter<'r, 's>(slot: ReservedSlot<'r, &'static str>) -> ReservedSlot<'r, &'s str> { slot }
+//! ```
+//! ```compile_fail
+//! use twinbuf_core::ReadSlot;
+//! fn shorter<'r, 's>(slot: ReadSlot<'r, &'static str>) -> ReadSlot<'r, &'s str> { slot }
+//! ```
+//! ```compile_fail
+//! use twinbuf_core::HeapRing;
+//! fn shorter<'r, 's>(ring: &'r HeapRing<&'static str>) -> &'r HeapRing<&'s str> { ring }
+//! ```
+//!
+//! The same with types that are the same, so that the failures above are those of the lifetimes:
+//!
+//! ```
+//! use twinbuf_core::{Consumer, HeapRing, Producer, ReadSlot, ReservedSlot};
+//! fn tx<'r>(tx: Producer<'r, &'static str>) -> Producer<'r, &'static str> { tx }
+//! fn rx<'r>(rx: Consumer<'r, &'static str>) -> Consumer<'r, &'static str> { rx }
+//! fn reserved<'r>(slot: ReservedSlot<'r, &'static str>) -> ReservedSlot<'r, &'static str> { slot }
+//! fn read<'r>(slot: ReadSlot<'r, &'static str>) -> ReadSlot<'r, &'static str> { slot }
+//! fn ring<'r>(ring: &'r HeapRing<&'static str>) -> &'r HeapRing<&'static str> { ring }
+//! ```
+//!
+//! A strategy cannot write the word that it waits on, in any way that safe code has:
+//!
+//! ```compile_fail,E0614
+//! fn write(word: twinbuf_core::Word<'_>) { *word = 1; }
+//! ```
+//! ```compile_fail,E0616
+//! fn write(word: twinbuf_core::Word<'_>) { word.0.store(1, std::sync::atomic::Ordering::SeqCst); }
+//! ```
+//! ```compile_fail,E0133
+//! fn write(word: twinbuf_core::Word<'_>) { *word.as_ptr().cast_mut() = 1; }
+//! ```

@@ -1,0 +1,548 @@
+//! What both handles and their guards are made of: pointers into a ring, and the steps of [`state`](crate::state)
+//! done atomically.
+//!
+//! # The orderings
+//!
+//! A hand-off publishes with a Release read-modify-write of the slot's word and is taken with an Acquire load
+//! of the same word. So is the end of a handle: what was done before it is visible to the side that learns of it.
+//! That is all: there is no fence and nothing is `SeqCst`.
+//!
+//! # Why no wakeup is lost
+//!
+//! Waiter and waker both do a read-modify-write on the same word, so one comes first in the word's modification
+//! order.
+//!
+//! * *The waiter first:* it has added `WAITER`; the next change of the word replaces a state with `WAITER` and so
+//!   wakes it. The strategy may not sleep through that ([`Wait`]'s contract).
+//! * *The other side first:* the waiter's compare-exchange fails, it looks at what it found instead, and does
+//!   not sleep.
+//!
+//! A `WAITER` left behind by a wait that timed out or was cancelled costs the next hand-off one needless wake.
+//!
+//! Both sides can wait for the same slot: the consumer until a reserved slot is committed, the producer, one lap
+//! ahead, until it is released. The commit then clears the one `WAITER` bit of both, so it wakes both, and the
+//! producer announces itself again.
+//!
+//! # Why the end comes in order
+//!
+//! `finish` and the drop of a handle set their bits on *every* word. The consumer learns of the end from the
+//! word that it would read next, and there `FULL` wins: all that was committed before is delivered first.
+
+#[cfg(feature = "alloc")]
+use alloc::{sync::Arc, vec::Vec};
+use core::marker::PhantomData;
+use core::panic::{RefUnwindSafe, UnwindSafe};
+use core::ptr::NonNull;
+use core::task::Waker;
+
+use crate::state::{Lap, State};
+#[cfg(feature = "alloc")]
+use crate::sync::Count;
+use crate::sync::{AtomicU32, Ordering, UnsafeCell, const_fn};
+use crate::wait::{Wait, WaitUntil, Word};
+use crate::waker::WakerCell;
+
+/// Everything a ring has for waiting sides.
+pub(crate) struct Waiting<W> {
+    pub(crate) strategy: W,
+    producer: WakerCell,
+    consumer: WakerCell,
+}
+
+impl<W> Waiting<W> {
+    const_fn! {
+        pub(crate) const fn new(strategy: W) -> Self {
+            Self { strategy, producer: WakerCell::new(), consumer: WakerCell::new() }
+        }
+    }
+
+    /// Forgets all wakers.
+    pub(crate) fn restart(&mut self) {
+        self.producer = WakerCell::new();
+        self.consumer = WakerCell::new();
+    }
+
+    fn cell(&self, side: Side) -> &WakerCell {
+        match side {
+            Side::Producer => &self.producer,
+            Side::Consumer => &self.consumer,
+        }
+    }
+}
+
+/// One side of the ring.
+#[derive(Clone, Copy)]
+pub(crate) enum Side {
+    Producer,
+    Consumer,
+}
+
+/// A ring that its handles and guards own together, without its depth and strategy in the type.
+#[cfg(feature = "alloc")]
+pub(crate) trait Owner<T> {
+    fn into_slots(self: Arc<Self>) -> Option<Vec<T>>;
+}
+
+/// A share of a ring, if the ring is owned by its handles and guards; nothing if it is borrowed.
+pub(crate) struct Share<'r, T> {
+    #[cfg(feature = "alloc")]
+    owner: Option<(Count, Arc<dyn Owner<T> + Send + Sync + 'r>)>,
+    ring: PhantomData<&'r UnsafeCell<T>>,
+}
+
+impl<'r, T> Share<'r, T> {
+    pub(crate) const BORROWED: Self = Self {
+        #[cfg(feature = "alloc")]
+        owner: None,
+        ring: PhantomData,
+    };
+
+    #[cfg(feature = "alloc")]
+    pub(crate) fn new(owner: Arc<dyn Owner<T> + Send + Sync + 'r>) -> Self {
+        Self { owner: Some((Count::new(), owner)), ring: PhantomData }
+    }
+
+    /// Whether this and `other` are all the shares there are of one ring. No other thread can make a third one while
+    /// the caller has both.
+    #[cfg(feature = "alloc")]
+    pub(crate) fn is_all_with(&self, other: &Self) -> bool {
+        match (&self.owner, &other.owner) {
+            (Some((count, ours)), Some((_, theirs))) => Arc::ptr_eq(ours, theirs) && count.of(ours) == 2,
+            _ => false,
+        }
+    }
+
+    /// Leaves `BORROWED` behind.
+    #[cfg(feature = "alloc")]
+    pub(crate) fn take(&mut self) -> Self {
+        core::mem::replace(self, Self::BORROWED)
+    }
+
+    /// The slots of the ring of which this is the last share.
+    #[cfg(feature = "alloc")]
+    pub(crate) fn into_slots(self) -> Option<Vec<T>> {
+        let owner = {
+            let (_count, owner) = self.owner?;
+            owner
+        };
+        owner.into_slots()
+    }
+}
+
+impl<T> Clone for Share<'_, T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self {
+            #[cfg(feature = "alloc")]
+            owner: self.owner.clone(),
+            ring: PhantomData,
+        }
+    }
+}
+
+// SAFETY: a share is an `Arc` of something that is `Send` and `Sync`; the marker is none of it.
+unsafe impl<T> Send for Share<'_, T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T> Sync for Share<'_, T> {}
+
+// A panic leaves words and cursors as they are between two calls. A value that is half filled is not handed over; it
+// can be seen again by the next fill, hence `T: UnwindSafe`.
+impl<T: UnwindSafe> UnwindSafe for Share<'_, T> {}
+impl<T: UnwindSafe> RefUnwindSafe for Share<'_, T> {}
+impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for RingRef<'_, T, W> {}
+impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for RingRef<'_, T, W> {}
+impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for SlotRef<'_, T, W> {}
+impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for SlotRef<'_, T, W> {}
+
+/// A reference to a ring without its depth in the type. Its owner borrows the ring for `'r` or has a [`Share`].
+///
+/// Made of pointers: a function that is passed a reference, be it in a struct, may rely on it up to its end, and
+/// the last of the handles and guards that own a ring frees it within the call that it was passed to.
+pub(crate) struct RingRef<'r, T, W> {
+    /// As many as there are slots, and at least one.
+    words: NonNull<[AtomicU32]>,
+    slots: NonNull<[UnsafeCell<T>]>,
+    waiting: NonNull<Waiting<W>>,
+    ring: PhantomData<(&'r [UnsafeCell<T>], &'r Waiting<W>)>,
+}
+
+impl<T, W> Clone for RingRef<'_, T, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, W> Copy for RingRef<'_, T, W> {}
+
+// SAFETY: as for `Sync` of `Ring`, which this is a reference to.
+unsafe impl<T: Send, W: Sync> Send for RingRef<'_, T, W> {}
+
+impl<'r, T, W> RingRef<'r, T, W> {
+    pub(crate) fn new(words: &'r [AtomicU32], slots: &'r [UnsafeCell<T>], waiting: &'r Waiting<W>) -> Self {
+        debug_assert!(!words.is_empty() && words.len() == slots.len());
+        Self {
+            words: NonNull::from(words),
+            slots: NonNull::from(slots),
+            waiting: NonNull::from(waiting),
+            ring: PhantomData,
+        }
+    }
+
+    /// The slot at which a handle is.
+    #[inline]
+    pub(crate) fn slot(self, at: Cursor) -> SlotRef<'r, T, W> {
+        debug_assert!(at.index < self.len());
+        // SAFETY: a cursor starts at 0 and is advanced with this ring's length, so that its index stays below.
+        let word = unsafe { self.words().get_unchecked(at.index) };
+        // SAFETY: the ring is alive: see the type.
+        let slots = unsafe { self.slots.as_ref() };
+        // SAFETY: as for the word: there are as many slots as words.
+        let value = unsafe { slots.get_unchecked(at.index) };
+        SlotRef {
+            word: NonNull::from(word),
+            value: NonNull::from(value),
+            waiting: self.waiting,
+            ring: PhantomData,
+        }
+    }
+
+    pub(crate) fn words<'g>(self) -> &'g [AtomicU32]
+    where
+        Self: 'g,
+    {
+        // SAFETY: the ring is alive: see the type.
+        unsafe { self.words.as_ref() }
+    }
+
+    fn waiting<'g>(self) -> &'g Waiting<W>
+    where
+        Self: 'g,
+    {
+        // SAFETY: the ring is alive: see the type.
+        unsafe { self.waiting.as_ref() }
+    }
+
+    pub(crate) fn strategy<'g>(self) -> &'g W
+    where
+        Self: 'g,
+    {
+        &self.waiting().strategy
+    }
+
+    #[inline]
+    pub(crate) fn len(self) -> usize {
+        self.words.len()
+    }
+
+    /// How many slots are filled and not released.
+    pub(crate) fn full(self) -> usize {
+        // Relaxed: a number that may be old when it is returned; nothing is read by it.
+        self.words().iter().filter(|word| State::from_bits(word.load(Ordering::Relaxed)).is_full()).count()
+    }
+
+    /// Takes out the waker that `side` has registered: its handle is gone.
+    pub(crate) fn unregister(self, side: Side) -> Option<Waker> {
+        self.waiting().cell(side).unregister()
+    }
+}
+
+impl<T, W: Wait> RingRef<'_, T, W> {
+    /// One side is gone: `bits` of each place on its word, then a wake for the other `side` if it waits for one.
+    pub(crate) fn end(self, bits: impl Fn(usize) -> State, side: Side) {
+        let waiting = self.waiting();
+        let mut any_waiter = false;
+        for (index, word) in self.words().iter().enumerate() {
+            // A read-modify-write on every word, whatever it holds: a waiter that was not there yet will find
+            // the bits when it announces itself. Release: whatever this side did before it went, such as
+            // leaving an error where the other one looks for it, is visible to the side that reads the bits.
+            let old = State::from_bits(word.fetch_or(bits(index).bits(), Ordering::Release));
+            if old.has_waiter() {
+                any_waiter = true;
+                waiting.strategy.wake(Word::new(word));
+            }
+        }
+        if any_waiter {
+            waiting.cell(side).wake();
+        }
+    }
+}
+
+/// The position of a handle: the slot it handles next, its lap, and how many it has handled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursor {
+    pub(crate) index: usize,
+    pub(crate) lap: Lap,
+    /// The number of hand-offs so far, which numbers the next one.
+    pub(crate) seq: u64,
+}
+
+impl Cursor {
+    pub(crate) const START: Cursor = Cursor { index: 0, lap: Lap::FIRST, seq: 0 };
+
+    /// The same handle one hand-off later, in a ring of `len` slots.
+    #[inline]
+    pub(crate) fn next(self, len: usize) -> Cursor {
+        let seq = self.seq.wrapping_add(1);
+        if self.index + 1 < len {
+            Cursor { index: self.index + 1, lap: self.lap, seq }
+        } else {
+            Cursor { index: 0, lap: self.lap.next(), seq }
+        }
+    }
+}
+
+/// A reference to one slot, for the side that owns it or waits for it. Made of pointers as [`RingRef`] is.
+pub(crate) struct SlotRef<'r, T, W> {
+    word: NonNull<AtomicU32>,
+    value: NonNull<UnsafeCell<T>>,
+    waiting: NonNull<Waiting<W>>,
+    ring: PhantomData<(&'r UnsafeCell<T>, &'r Waiting<W>)>,
+}
+
+impl<T, W> Clone for SlotRef<'_, T, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, W> Copy for SlotRef<'_, T, W> {}
+
+// SAFETY: as for `Sync` of `Ring`. A guard is made of this, and may be used and dropped on another thread.
+unsafe impl<T: Send, W: Sync> Send for SlotRef<'_, T, W> {}
+// SAFETY: a shared guard gives out `&T` and nothing else.
+unsafe impl<T: Send + Sync, W: Sync> Sync for SlotRef<'_, T, W> {}
+
+impl<T, W> SlotRef<'_, T, W> {
+    fn word<'g>(self) -> &'g AtomicU32
+    where
+        Self: 'g,
+    {
+        // SAFETY: the ring is alive: see `RingRef`.
+        unsafe { self.word.as_ref() }
+    }
+
+    fn cell<'g>(self) -> &'g UnsafeCell<T>
+    where
+        Self: 'g,
+    {
+        // SAFETY: the ring is alive: see `RingRef`.
+        unsafe { self.value.as_ref() }
+    }
+
+    fn waiting<'g>(self) -> &'g Waiting<W>
+    where
+        Self: 'g,
+    {
+        // SAFETY: the ring is alive: see `RingRef`.
+        unsafe { self.waiting.as_ref() }
+    }
+
+    /// The state of the slot now. Acquire: if the slot is ours, what the other side did to the value is visible.
+    #[inline]
+    pub(crate) fn state(self) -> State {
+        State::from_bits(self.word().load(Ordering::Acquire))
+    }
+
+    /// The value.
+    ///
+    /// # Safety
+    ///
+    /// The caller's side owns the slot, and there is no `&mut` to the value.
+    #[inline]
+    pub(crate) unsafe fn value<'g>(self) -> &'g T
+    where
+        Self: 'g,
+    {
+        // SAFETY: the caller's promise.
+        self.cell().with(|value| unsafe { &*value })
+    }
+
+    /// The value, to change it.
+    ///
+    /// # Safety
+    ///
+    /// The caller's side owns the slot, and there is no other reference to the value.
+    #[inline]
+    pub(crate) unsafe fn value_mut<'g>(self) -> &'g mut T
+    where
+        Self: 'g,
+    {
+        // SAFETY: the caller's promise.
+        self.cell().with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+impl<T, W: Wait> SlotRef<'_, T, W> {
+    /// Hands the slot to the other side by `step` and wakes `sides` if one waits; returns the state that was
+    /// replaced.
+    ///
+    /// `seen` is what the word is expected to be. `before_wake` runs between the two: a wake may panic (it runs
+    /// foreign code), and by then the handle must have moved on.
+    #[inline]
+    pub(crate) fn hand_over(
+        self,
+        seen: State,
+        sides: &[Side],
+        step: impl Fn(State) -> State,
+        before_wake: impl FnOnce(),
+    ) -> State {
+        // Our last access to the value; nothing for the processor, but where the models check that it is.
+        self.cell().with_mut(|_| ());
+        let word = self.word();
+        let mut seen = seen.bits();
+        // A loop, since the other side may add its sticky bits, and either side `WAITER`, at any time; nothing else
+        // in the word can change while the slot is ours, so it repeats at most four times.
+        // Release: what we did to the value comes before the other side's next access. Acquire on failure: what
+        // is found instead may be the other side's end, and what it did before that is to be visible.
+        while let Err(now) = word.compare_exchange(
+            seen,
+            step(State::from_bits(seen)).bits(),
+            Ordering::Release,
+            Ordering::Acquire,
+        ) {
+            seen = now;
+        }
+        before_wake();
+        let old = State::from_bits(seen);
+        if old.has_waiter() {
+            self.wake(sides);
+        }
+        old
+    }
+
+    #[cold]
+    fn wake(self, sides: &[Side]) {
+        let waiting = self.waiting();
+        waiting.strategy.wake(Word::new(self.word()));
+        wake_each(waiting, sides);
+    }
+
+    /// Blocks until `ready` makes something of the word's state, or `patience` is over.
+    ///
+    /// Also returns how often it was woken (or returned from its wait) for nothing.
+    pub(crate) fn wait<R, P: Patience<W>>(
+        self,
+        mut seen: State,
+        ready: impl Fn(State) -> Option<R>,
+        patience: &P,
+    ) -> (Result<R, P::Over>, u64) {
+        let strategy = &self.waiting().strategy;
+        let mut round = 0;
+        let mut spurious = 0;
+        loop {
+            if let Some(found) = ready(seen) {
+                return (Ok(found), spurious);
+            }
+            if let Some(over) = patience.over(strategy, seen) {
+                return (Err(over), spurious);
+            }
+            if strategy.relax(round) {
+                round = round.saturating_add(1);
+                seen = self.state();
+                continue;
+            }
+            if let Err(now) = self.announce(seen) {
+                seen = now;
+                continue;
+            }
+            let asleep = seen.announce();
+            patience.wait(strategy, Word::new(self.word()), asleep.bits());
+            seen = self.state();
+            spurious += u64::from(seen == asleep);
+        }
+    }
+
+    /// What `ready` makes of the word's state; if nothing, leaves `waker` to be woken when the word changes.
+    pub(crate) fn poll<R>(self, side: Side, waker: &Waker, ready: impl Fn(State) -> Option<R>) -> Option<R> {
+        if let Some(found) = ready(self.state()) {
+            return Some(found);
+        }
+        // First the waker, then the announcement: a side that finds the announcement finds the waker.
+        self.waiting().cell(side).register(waker);
+        let mut seen = self.state();
+        loop {
+            if let Some(found) = ready(seen) {
+                return Some(found);
+            }
+            match self.announce(seen) {
+                Ok(()) => return None,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Adds `WAITER` to the word if it still is `seen`; otherwise returns what it is.
+    fn announce(self, seen: State) -> Result<(), State> {
+        if seen.has_waiter() {
+            return Ok(());
+        }
+        // Relaxed: nothing is published; the word's modification order alone decides which side came first. Acquire
+        // on failure: what is found instead may mean that the slot is ours.
+        match self.word().compare_exchange(
+            seen.bits(),
+            seen.announce().bits(),
+            Ordering::Relaxed,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => Ok(()),
+            Err(now) => Err(State::from_bits(now)),
+        }
+    }
+}
+
+/// Wakes the tasks of these sides; the later ones also if the waker of an earlier one panics.
+fn wake_each<W>(waiting: &Waiting<W>, sides: &[Side]) {
+    struct Rest<'a, W>(&'a Waiting<W>, &'a [Side]);
+    impl<W> Drop for Rest<'_, W> {
+        fn drop(&mut self) {
+            wake_each(self.0, self.1);
+        }
+    }
+    if let [first, rest @ ..] = sides {
+        let _rest = Rest(waiting, rest);
+        waiting.cell(*first).wake();
+    }
+}
+
+/// How long a blocking call waits.
+pub(crate) trait Patience<W> {
+    /// The wait is over.
+    type Over;
+
+    /// Whether it is, with the word still at `seen`.
+    fn over(&self, strategy: &W, seen: State) -> Option<Self::Over>;
+    fn wait(&self, strategy: &W, word: Word<'_>, expected: u32);
+}
+
+/// Waits as long as it takes.
+pub(crate) struct Forever;
+
+impl<W: Wait> Patience<W> for Forever {
+    type Over = core::convert::Infallible;
+
+    fn over(&self, _strategy: &W, _seen: State) -> Option<Self::Over> {
+        None
+    }
+
+    fn wait(&self, strategy: &W, word: Word<'_>, expected: u32) {
+        strategy.wait(word, expected);
+    }
+}
+
+/// Waits until a point in time.
+pub(crate) struct Until<I>(pub(crate) I);
+
+/// The point in time of an [`Until`] has come, with the word in this state.
+pub(crate) struct TimedOut(pub(crate) State);
+
+impl<W: WaitUntil> Patience<W> for Until<W::Instant> {
+    type Over = TimedOut;
+
+    fn over(&self, strategy: &W, seen: State) -> Option<TimedOut> {
+        strategy.expired(self.0).then_some(TimedOut(seen))
+    }
+
+    fn wait(&self, strategy: &W, word: Word<'_>, expected: u32) {
+        strategy.wait_until(word, expected, self.0);
+    }
+}
