@@ -48,7 +48,7 @@ fn check() -> Result<(), Wrong> {
         let Ok(mut slot) = tx.try_acquire() else { return Err(Wrong(line!())) };
         *slot = value;
         require!(slot.commit().is_ok());
-        let replaced = tx.fill(|slot| Ok::<u32, ()>(core::mem::replace(slot, value + 1)));
+        let replaced = tx.fill(|slot| core::mem::replace(slot, value + 1));
         require!(replaced.is_ok());
         require!(matches!(tx.try_acquire(), Err(TryAcquireError::Full)));
         require!(matches!(rx.try_recv(), Ok(slot) if *slot == value));
@@ -58,7 +58,7 @@ fn check() -> Result<(), Wrong> {
     require!(rx.poll_recv(&mut cx).is_pending());
     require!(matches!(pin!(tx.acquire_async()).poll(&mut cx), Poll::Ready(Ok(_))));
     tx.finish();
-    require!(matches!(pin!(rx.ready()).poll(&mut cx), Poll::Ready(Err(RecvError::Finished))));
+    require!(matches!(pin!(rx.recv_async()).poll(&mut cx), Poll::Ready(Err(RecvError::Finished))));
     require!(matches!(rx.recv(), Err(RecvError::Finished)));
     Ok(())
 }

@@ -1,0 +1,234 @@
+//! What the types promise: which of them may go to another thread, live how long, and survive a panic.
+
+use std::cell::Cell;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use twinbuf_core::{
+    AcquireTimeoutError, Closed, Consumer, DoubleBuffer, FillError, HeapRing, Park, Producer, ReadSlot,
+    RecvError, ReservedSlot, Ring, Spin, TryAcquireError, Wait, WaitUntil, Word, WriteSlot, channel,
+};
+
+/// Compiles only if `$type` is none of the traits. (If it is one, there are two impls of `Ambiguous` for it,
+/// and the compiler cannot tell which `hint` is meant.)
+macro_rules! assert_not {
+    ($type:ty: $($trait:path),+) => {$({
+        trait Ambiguous<Impl> {
+            const HINT: bool;
+        }
+        impl<T: ?Sized> Ambiguous<()> for T {
+            const HINT: bool = true;
+        }
+        struct Another;
+        impl<T: ?Sized + $trait> Ambiguous<Another> for T {
+            const HINT: bool = false;
+        }
+        const { assert!(<$type as Ambiguous<_>>::HINT) }
+    })+};
+}
+
+/// May be sent, may not be shared.
+type OneThread = Cell<u64>;
+/// May neither be sent nor shared.
+type Pinned = Rc<u64>;
+/// May be shared, may not be sent.
+struct Shared(#[allow(dead_code)] *const u8);
+// SAFETY: the pointer is never used.
+unsafe impl Sync for Shared {}
+
+/// A strategy that holds a value.
+struct With<X>(#[allow(dead_code)] X);
+
+impl<X> Wait for With<X> {
+    fn relax(&self, _round: u32) -> bool {
+        true
+    }
+    fn wait(&self, _word: Word<'_>, _expected: u32) {}
+    fn wake(&self, _word: Word<'_>) {}
+}
+
+#[test]
+fn what_may_go_to_another_thread() {
+    fn send<T: Send>() {}
+    fn sync<T: Sync>() {}
+
+    send::<DoubleBuffer<OneThread>>();
+    sync::<DoubleBuffer<OneThread>>();
+    assert_not!(DoubleBuffer<Pinned>: Send, Sync);
+    send::<HeapRing<OneThread>>();
+    sync::<HeapRing<OneThread>>();
+    assert_not!(HeapRing<Pinned>: Send, Sync);
+
+    send::<Producer<'_, OneThread>>();
+    assert_not!(Producer<'_, u64>: Sync);
+    assert_not!(Producer<'_, Pinned>: Send, Sync);
+
+    send::<Consumer<'_, OneThread>>();
+    assert_not!(Consumer<'_, u64>: Sync);
+    assert_not!(Consumer<'_, Pinned>: Send, Sync);
+
+    send::<WriteSlot<'_, '_, OneThread>>();
+    assert_not!(WriteSlot<'_, '_, Pinned>: Send, Sync);
+
+    send::<ReservedSlot<'_, OneThread>>();
+    sync::<ReservedSlot<'_, u64>>();
+    assert_not!(ReservedSlot<'_, OneThread>: Sync);
+    assert_not!(ReservedSlot<'_, Pinned>: Send, Sync);
+
+    send::<ReadSlot<'_, OneThread>>();
+    sync::<ReadSlot<'_, u64>>();
+    assert_not!(ReadSlot<'_, OneThread>: Sync);
+    assert_not!(ReadSlot<'_, Pinned>: Send, Sync);
+
+    send::<RecvError>();
+    sync::<TryAcquireError>();
+}
+
+/// Both sides call the strategy at once, so it must be `Sync`; a handle does not own it, so it need not be `Send`.
+#[test]
+fn a_strategy_is_shared_by_both_sides() {
+    fn send<T: Send>() {}
+    fn sync<T: Sync>() {}
+
+    sync::<DoubleBuffer<u64, With<Shared>>>();
+    send::<Producer<'_, u64, With<Shared>>>();
+    send::<Consumer<'_, u64, With<Shared>>>();
+    send::<ReservedSlot<'_, u64, With<Shared>>>();
+    send::<ReadSlot<'_, u64, With<Shared>>>();
+    assert_not!(DoubleBuffer<u64, With<Shared>>: Send);
+
+    assert_not!(DoubleBuffer<u64, With<OneThread>>: Sync);
+    assert_not!(HeapRing<u64, With<OneThread>>: Sync);
+    assert_not!(Producer<'_, u64, With<OneThread>>: Send);
+    assert_not!(Consumer<'_, u64, With<OneThread>>: Send);
+    assert_not!(WriteSlot<'_, '_, u64, With<OneThread>>: Send);
+    assert_not!(ReservedSlot<'_, u64, With<OneThread>>: Send, Sync);
+    assert_not!(ReadSlot<'_, u64, With<OneThread>>: Send, Sync);
+}
+
+/// Covariant in the ring's lifetime. That nothing is covariant in the value is in `core/src/contracts.rs`: the value
+/// goes both ways.
+#[test]
+fn a_guard_may_be_kept_for_a_shorter_time() {
+    fn shorter<'s>(slot: ReadSlot<'static, u64>, _: &'s u64) -> ReadSlot<'s, u64> {
+        slot
+    }
+    static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
+    let (mut tx, mut rx) = RING.try_split_static().unwrap();
+    tx.fill(|slot| *slot = 3).unwrap();
+    assert_eq!(*shorter(rx.recv().unwrap(), &0), 3);
+}
+
+#[test]
+fn guards_of_owned_and_of_static_handles_are_static() {
+    fn is_static<T: Send + 'static>(guard: T) -> T {
+        guard
+    }
+    let (mut tx, mut rx) = channel([0, 0]);
+    let slot = is_static(tx.acquire().unwrap().reserve());
+    drop(tx);
+    slot.commit().unwrap();
+    let slot = is_static(rx.recv().unwrap());
+    drop(rx);
+    assert_eq!(*slot, 0);
+
+    static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
+    let (mut tx, mut rx) = RING.try_split_static().unwrap();
+    is_static(tx.acquire().unwrap().reserve()).commit().unwrap();
+    drop(is_static(rx.recv().unwrap()));
+}
+
+#[test]
+fn a_ring_is_split_once_if_it_lives_for_ever() {
+    let ring: &'static mut DoubleBuffer<u64> = Box::leak(Box::new(DoubleBuffer::new([0, 0])));
+    drop(ring.split());
+    static KEPT: OnceLock<&'static DoubleBuffer<u64>> = OnceLock::new(); // for the search for leaks
+    let ring = KEPT.get_or_init(|| ring);
+    assert!(ring.try_split_static().is_none(), "it was split before");
+}
+
+#[test]
+fn what_survives_a_panic() {
+    fn unwind<T: UnwindSafe + RefUnwindSafe>() {}
+    unwind::<Ring<u64, 3>>();
+    unwind::<HeapRing<u64, Park>>();
+    unwind::<Producer<'_, u64>>();
+    unwind::<Consumer<'_, u64>>();
+    unwind::<ReservedSlot<'_, u64>>();
+    unwind::<ReadSlot<'_, u64>>();
+    assert_not!(Producer<'_, &mut u64>: UnwindSafe);
+    assert_not!(Consumer<'_, u64, With<OneThread>>: UnwindSafe);
+}
+
+#[test]
+fn the_end_of_the_consumer_passes_through_every_error_of_the_producer() {
+    fn all(tx: &mut Producer<'_, u64, Park>, end: u8) -> Result<(), AcquireTimeoutError> {
+        match end {
+            0 => tx.acquire()?.commit()?,
+            1 => tx.acquire_timeout(Duration::ZERO)?.commit()?,
+            _ => tx.fill(|_| ())?,
+        }
+        Ok(())
+    }
+    fn tried(tx: &mut Producer<'_, u64, Park>) -> Result<(), TryAcquireError> {
+        tx.try_acquire()?.commit()?;
+        Ok(())
+    }
+    fn failing(tx: &mut Producer<'_, u64, Park>) -> Result<(), FillError<std::num::ParseIntError>> {
+        tx.try_fill(|slot| {
+            *slot = "7".parse()?;
+            Ok(())
+        })?;
+        tx.acquire()?.commit()?;
+        Ok(())
+    }
+    let (mut tx, rx) = channel([0, 0]);
+    drop(rx);
+    for end in 0..3 {
+        assert_eq!(all(&mut tx, end), Err(AcquireTimeoutError::Closed));
+    }
+    assert_eq!(tried(&mut tx), Err(TryAcquireError::Closed));
+    assert_eq!(failing(&mut tx), Err(FillError::Closed));
+    assert_eq!(tx.acquire().map(drop), Err(Closed));
+}
+
+#[test]
+#[allow(clippy::needless_borrows_for_generic_args)] // it is the borrow that is tested
+fn a_strategy_behind_a_pointer_is_that_strategy() {
+    fn waits(wait: impl WaitUntil) {
+        let mut ring = Ring::<u64, 2, _>::with_wait([0, 0], wait);
+        let (mut tx, mut rx) = ring.split();
+        assert!(rx.recv_timeout(Duration::from_millis(1)).is_err());
+        tx.fill(|slot| *slot = 1).unwrap();
+        assert_eq!(*rx.recv().unwrap(), 1);
+    }
+    waits(&Park);
+    waits(Arc::new(Park));
+    waits(&Arc::new(Spin));
+}
+
+/// The source of an error of the closure is the closure's error's.
+#[test]
+fn a_failed_fill_keeps_the_source_of_its_error() {
+    use std::error::Error;
+    use std::fmt;
+
+    #[derive(Debug)]
+    struct Outer(std::num::ParseIntError);
+    impl fmt::Display for Outer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("outer")
+        }
+    }
+    impl Error for Outer {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+    let (mut tx, _rx) = channel([0u64, 0]);
+    let failed = tx.try_fill(|_| Err::<(), _>(Outer("x".parse::<u64>().unwrap_err()))).unwrap_err();
+    assert_eq!(failed.to_string(), "outer");
+    assert_eq!(failed.source().unwrap().to_string(), "invalid digit found in string");
+}

@@ -1,0 +1,129 @@
+//! An executor in an interrupt handler, on the one core that it interrupts: here a signal handler that polls, while the
+//! main thread is anywhere in a release, in its wake too.
+//!
+//! The handler runs to its end before the main thread goes on, so whatever it waited for of the main thread would never
+//! come. Each run of the handler polls at most [`MOST`] times: once more than there are wakes, since a poll that finds
+//! nothing must have left a waker that the interrupted wake, or the next one, finds.
+#![cfg(all(target_os = "linux", not(miri)))]
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll, Wake, Waker};
+
+use twinbuf_core::{Consumer, DoubleBuffer, Producer, Spin};
+
+/// A task that is run by every signal while it is marked as woken.
+struct Task {
+    woken: AtomicBool,
+    wakes: AtomicU64,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.wakes.fetch_add(1, Relaxed);
+        self.woken.store(true, Relaxed);
+    }
+}
+
+/// What the handler has; no other code touches it once the signals come.
+struct Executor {
+    tx: Producer<'static, u64, Spin>,
+    task: Arc<Task>,
+    waker: Waker,
+    sent: u64,
+}
+
+struct Shared(UnsafeCell<MaybeUninit<Executor>>);
+// SAFETY: one thread, and only its signal handler touches the cell while the timer runs.
+unsafe impl Sync for Shared {}
+
+static EXECUTOR: Shared = Shared(UnsafeCell::new(MaybeUninit::uninit()));
+static MOST_POLLS: AtomicU64 = AtomicU64::new(0);
+static RUNS: AtomicU64 = AtomicU64::new(0);
+
+/// One run may fill both slots (a poll each), find that the ring is full (a poll), and be woken within.
+const MOST: u64 = 8;
+const HANDOFFS: u64 = 100_000;
+
+/// Runs the task, woken or not, and then until it is not woken any more.
+extern "C" fn on_signal(_: libc::c_int) {
+    // SAFETY: no other code touches the cell while the timer runs; the signal is blocked while its handler runs.
+    let executor = unsafe { &mut *EXECUTOR.0.get() };
+    // SAFETY: written before the timer was set.
+    let executor = unsafe { executor.assume_init_mut() };
+    RUNS.fetch_add(1, Relaxed);
+    let mut polls = 0;
+    executor.task.woken.store(true, Relaxed);
+    while executor.task.woken.swap(false, Relaxed) {
+        loop {
+            polls += 1;
+            assert!(polls < 1_000_000, "polls for ever");
+            let mut cx = Context::from_waker(&executor.waker);
+            match executor.tx.poll_acquire(&mut cx) {
+                Poll::Ready(Ok(mut slot)) => {
+                    *slot = executor.sent;
+                    executor.sent += 1;
+                    slot.commit().expect("the consumer is there");
+                }
+                Poll::Ready(Err(error)) => panic!("{error}"),
+                Poll::Pending => break,
+            }
+        }
+    }
+    MOST_POLLS.fetch_max(polls, Relaxed);
+}
+
+#[test]
+fn an_executor_in_an_interrupt_is_not_kept_busy() {
+    static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
+    let (tx, mut rx): (_, Consumer<'static, u64>) = RING.try_split_static().unwrap();
+    let task = Arc::new(Task { woken: AtomicBool::new(true), wakes: AtomicU64::new(0) });
+    let executor = Executor { tx, waker: task.clone().into(), task: task.clone(), sent: 0 };
+    // SAFETY: no signal comes yet, and there is one test.
+    unsafe { &mut *EXECUTOR.0.get() }.write(executor);
+
+    // SAFETY: zero is a valid value of all of its fields.
+    let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    action.sa_sigaction = on_signal as *const () as usize;
+    // SAFETY: the handler has the signature that is asked for; the pointer is a local's.
+    let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()) };
+    assert_eq!(set, 0);
+    // The signal is this thread's, at every 37 us of its processor time: anywhere in the loop below.
+    let mut timer: libc::timer_t = ptr::null_mut();
+    // SAFETY: zero is a valid value of all of its fields.
+    let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };
+    event.sigev_notify = libc::SIGEV_THREAD_ID;
+    event.sigev_signo = libc::SIGALRM;
+    // SAFETY: takes nothing and cannot fail.
+    event.sigev_notify_thread_id = unsafe { libc::gettid() };
+    // SAFETY: both point to locals.
+    let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
+    assert_eq!(made, 0);
+    let every = libc::timespec { tv_sec: 0, tv_nsec: 37_000 };
+    let spec = libc::itimerspec { it_interval: every, it_value: every };
+    // SAFETY: the timer was made above, the pointer is a local's.
+    assert_eq!(unsafe { libc::timer_settime(timer, 0, &raw const spec, ptr::null_mut()) }, 0);
+
+    let mut next = 0;
+    while next < HANDOFFS {
+        if let Ok(slot) = rx.try_recv() {
+            assert_eq!(*slot, next);
+            next += 1;
+        } // released here: the release and its wake are interrupted anywhere
+    }
+    // SAFETY: the timer was made above.
+    assert_eq!(unsafe { libc::timer_delete(timer) }, 0);
+    let (runs, most) = (RUNS.load(Relaxed), MOST_POLLS.load(Relaxed));
+    println!(
+        "{runs} interrupts, {HANDOFFS} hand-offs, {} wakes; most polls in one: {most}",
+        task.wakes.load(Relaxed)
+    );
+    assert!(most <= MOST, "{most} polls in one interrupt");
+}

@@ -1,0 +1,316 @@
+//! The ring as a queue, with the words beside it: each step of the queue is also a pure function of
+//! `twinbuf_core::state` on a word, and both must lead to the same answers.
+
+use std::collections::VecDeque;
+use std::mem;
+
+use twinbuf_core::state::{ConsumerView, Lap, ProducerView, State};
+use twinbuf_core::{TryAcquireError, TryRecvError};
+
+use super::operation::Call;
+use super::world::TASKS;
+
+/// What is counted for each side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stats {
+    pub(super) handoffs: u64,
+    pub(super) waits: u64,
+    pub(super) spurious_wakes: u64,
+}
+
+/// What the model has of one handle.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Side {
+    pub(super) stats: Stats,
+    /// The task whose waker the ring keeps.
+    registered: Option<u8>,
+    /// The hand-off for which the last poll that had to wait was.
+    pending: Option<u64>,
+}
+
+/// A place in the queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Reserved, and neither committed nor cancelled. A leaked one stays so.
+    Open,
+    Committed(u64),
+    Cancelled,
+}
+
+pub(super) struct Model {
+    /// What the producer has passed and the consumer has not.
+    queue: VecDeque<Place>,
+    /// Whether the consumer has a slot: by a guard, alive or leaked.
+    lent: Vec<bool>,
+    pub(super) values: Vec<u64>,
+    /// What the consumer gets after the queue, once the producer is gone.
+    end: Option<TryRecvError>,
+    pub(super) closed: bool,
+    /// The handles own the ring: it is freed with the last of its owners.
+    pub(super) owned: bool,
+    /// Handles and guards, leaked ones among them.
+    pub(super) owners: usize,
+    pub(super) producer: Side,
+    pub(super) consumer: Side,
+    pub(super) words: Vec<State>,
+    pub(super) strategy_wakes: u64,
+    pub(super) task_wakes: [u64; TASKS],
+    pub(super) drops: u64,
+}
+
+impl Model {
+    pub(super) fn new(depth: usize) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            lent: vec![false; depth],
+            values: vec![0; depth],
+            end: None,
+            closed: false,
+            owned: false,
+            owners: 2,
+            producer: Side::default(),
+            consumer: Side::default(),
+            words: vec![State::NEW; depth],
+            strategy_wakes: 0,
+            task_wakes: [0; TASKS],
+            drops: 0,
+        }
+    }
+
+    /// A new pair of handles; only the values, and what was counted outside, stay.
+    pub(super) fn restart(&mut self, owned: bool) {
+        let old = mem::replace(self, Self::new(self.depth()));
+        self.owned = owned;
+        self.values = old.values;
+        self.strategy_wakes = old.strategy_wakes;
+        self.task_wakes = old.task_wakes;
+        self.drops = old.drops;
+    }
+
+    pub(super) fn depth(&self) -> usize {
+        self.words.len()
+    }
+
+    /// The slot and the lap of the hand-off with this number.
+    pub(super) fn place(&self, seq: u64) -> (usize, Lap) {
+        let depth = self.depth() as u64;
+        let slot = usize::try_from(seq % depth).expect("below the depth");
+        (slot, if seq / depth % 2 == 0 { Lap::FIRST } else { Lap::FIRST.next() })
+    }
+
+    /// What `Producer::len` returns.
+    pub(super) fn full(&self) -> usize {
+        let filled = self.queue.iter().filter(|&&place| place != Place::Open).count();
+        filled + self.lent.iter().filter(|&&lent| lent).count()
+    }
+
+    /// What `Consumer::len` returns.
+    pub(super) fn ready(&self) -> usize {
+        self.queue.iter().take_while(|place| matches!(place, Place::Committed(_))).count()
+    }
+
+    /// What the producer gets if it asks now.
+    pub(super) fn next_write(&self) -> Result<usize, TryAcquireError> {
+        let (slot, lap) = self.place(self.producer.stats.handoffs);
+        let (expected, view) = if self.closed {
+            (Err(TryAcquireError::Closed), ProducerView::Closed)
+        } else if self.queue.len() == self.depth() && self.queue[0] == Place::Open {
+            (Err(TryAcquireError::Full), ProducerView::Reserved)
+        } else if self.queue.len() == self.depth() || self.lent[slot] {
+            (Err(TryAcquireError::Full), ProducerView::Full)
+        } else {
+            (Ok(slot), ProducerView::Free)
+        };
+        assert_eq!(self.words[slot].for_producer(lap), view, "queue and words disagree: {:?}", self.words);
+        expected
+    }
+
+    /// What the consumer gets if it asks now.
+    pub(super) fn next_read(&self) -> Result<usize, TryRecvError> {
+        let (slot, lap) = self.place(self.consumer.stats.handoffs);
+        let (expected, view) = match (self.queue.front(), self.end) {
+            (Some(Place::Committed(_)), _) => (Ok(slot), ConsumerView::Full),
+            (Some(Place::Cancelled), _) => (Err(TryRecvError::Cancelled), ConsumerView::Cancelled),
+            (None, None) if self.lent[slot] => (Err(TryRecvError::SlotHeld), ConsumerView::Held),
+            (_, None) => (Err(TryRecvError::Empty), ConsumerView::Empty),
+            (None, Some(TryRecvError::Finished)) => (Err(TryRecvError::Finished), ConsumerView::Finished),
+            (_, Some(_)) => (Err(TryRecvError::Abandoned), ConsumerView::Abandoned),
+        };
+        assert_eq!(self.words[slot].for_consumer(lap), view, "queue and words disagree: {:?}", self.words);
+        expected
+    }
+
+    /// The producer asked; `found` is whether it did not have to wait.
+    pub(super) fn producer_asked(&mut self, call: Call, found: bool) {
+        let (slot, _) = self.place(self.producer.stats.handoffs);
+        if !found {
+            self.producer.waits(&mut self.words[slot], call);
+        }
+    }
+
+    /// As `producer_asked`.
+    pub(super) fn consumer_asked(&mut self, call: Call, found: bool) {
+        let (slot, _) = self.place(self.consumer.stats.handoffs);
+        if !found {
+            self.consumer.waits(&mut self.words[slot], call);
+        }
+    }
+
+    /// The slot that was acquired is committed.
+    pub(super) fn commit(&mut self) {
+        let (slot, lap) = self.place(self.producer.stats.handoffs);
+        self.queue.push_back(Place::Committed(self.values[slot]));
+        self.producer.stats.handoffs += 1;
+        if self.step(slot, |word| word.commit(lap)) {
+            self.wake_consumer();
+        }
+    }
+
+    /// The slot that was acquired is reserved.
+    pub(super) fn reserve(&mut self) {
+        self.queue.push_back(Place::Open);
+        self.producer.stats.handoffs += 1;
+        self.owners += 1;
+    }
+
+    /// The reserved slot of this hand-off is committed.
+    pub(super) fn commit_reserved(&mut self, seq: u64) {
+        let (slot, lap) = self.place(seq);
+        self.settle(seq, Place::Committed(self.values[slot]), |word| word.commit(lap));
+    }
+
+    /// The reserved slot of this hand-off is dropped.
+    pub(super) fn cancel(&mut self, seq: u64) {
+        let (_, lap) = self.place(seq);
+        self.settle(seq, Place::Cancelled, |word| word.cancel(lap));
+    }
+
+    fn settle(&mut self, seq: u64, place: Place, step: impl Fn(State) -> State) {
+        let index = usize::try_from(seq - self.consumer.stats.handoffs).expect("in the queue");
+        assert!(self.queue[index] == Place::Open);
+        self.queue[index] = place;
+        if self.step(self.place(seq).0, step) {
+            self.wake_consumer();
+            self.wake_producer();
+        }
+        self.drop_owner();
+    }
+
+    /// The value that comes next, which the consumer has now.
+    pub(super) fn receive(&mut self) -> u64 {
+        let (slot, _) = self.place(self.consumer.stats.handoffs);
+        self.lent[slot] = true;
+        self.consumer.stats.handoffs += 1;
+        self.owners += 1;
+        match self.queue.pop_front() {
+            Some(Place::Committed(value)) => value,
+            _ => unreachable!("foretold a slot"),
+        }
+    }
+
+    /// The consumer was told of the cancelled slot that came next.
+    pub(super) fn skip_cancelled(&mut self) {
+        let (slot, lap) = self.place(self.consumer.stats.handoffs);
+        self.consumer.stats.handoffs += 1;
+        self.queue.pop_front();
+        if self.step(slot, |word| word.release(lap)) {
+            self.wake_producer();
+        }
+    }
+
+    /// The read guard of this hand-off is dropped.
+    pub(super) fn release(&mut self, seq: u64) {
+        let (slot, lap) = self.place(seq);
+        self.lent[slot] = false;
+        if self.step(slot, |word| word.release(lap)) {
+            self.wake_producer();
+        }
+        self.drop_owner();
+    }
+
+    pub(super) fn drop_producer(&mut self, end: TryRecvError) {
+        self.end = Some(end);
+        self.producer.registered = None;
+        let (last, lap) = self.place(self.producer.stats.handoffs);
+        let finished = end == TryRecvError::Finished;
+        if self.mark(|slot| if finished && slot == last { State::finish(lap) } else { State::ABANDON }) {
+            self.wake_consumer();
+        }
+        self.drop_owner();
+    }
+
+    pub(super) fn drop_consumer(&mut self) {
+        self.closed = true;
+        self.consumer.registered = None;
+        if self.mark(|_| State::CLOSE) {
+            self.wake_producer();
+        }
+        self.drop_owner();
+    }
+
+    /// A handle or a guard is gone; with the last one go the values of a ring that they own.
+    pub(super) fn drop_owner(&mut self) {
+        self.owners -= 1;
+        if self.owned && self.owners == 0 {
+            self.drops += self.depth() as u64;
+        }
+    }
+
+    /// Adds bits to every word; whether anything waits.
+    fn mark(&mut self, bits: impl Fn(usize) -> State) -> bool {
+        let waiters = self.words.iter().filter(|word| word.has_waiter()).count() as u64;
+        self.strategy_wakes += waiters;
+        for (slot, word) in self.words.iter_mut().enumerate() {
+            *word = word.with(bits(slot));
+        }
+        waiters > 0
+    }
+
+    /// Replaces a word; whether anything waits.
+    fn step(&mut self, slot: usize, step: impl Fn(State) -> State) -> bool {
+        let old = self.words[slot];
+        self.words[slot] = step(old);
+        self.strategy_wakes += u64::from(old.has_waiter());
+        old.has_waiter()
+    }
+
+    fn wake_producer(&mut self) {
+        self.producer.wake(&mut self.task_wakes);
+    }
+
+    fn wake_consumer(&mut self) {
+        self.consumer.wake(&mut self.task_wakes);
+    }
+}
+
+impl Side {
+    /// A call that finds nothing in the word of the next slot.
+    fn waits(&mut self, word: &mut State, call: Call) {
+        match call {
+            Call::Ticks(ticks) => {
+                self.stats.waits += 1;
+                self.stats.spurious_wakes += u64::from(ticks);
+                if ticks > 0 {
+                    *word = word.announce();
+                }
+            }
+            Call::Poll(task) | Call::Await(task) => {
+                let handoff = self.stats.handoffs;
+                if self.pending.replace(handoff) == Some(handoff) {
+                    self.stats.spurious_wakes += 1;
+                } else {
+                    self.stats.waits += 1;
+                }
+                self.registered = Some(task); // the one before is dropped, not woken
+                *word = word.announce();
+            }
+            Call::Try | Call::Block | Call::Iterate | Call::Forever => {}
+        }
+    }
+
+    fn wake(&mut self, task_wakes: &mut [u64; TASKS]) {
+        if let Some(task) = self.registered.take() {
+            task_wakes[usize::from(task)] += 1;
+        }
+    }
+}

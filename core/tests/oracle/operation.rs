@@ -1,0 +1,168 @@
+//! What a user of a ring may do, and how bytes encode it.
+
+use std::sync::LazyLock;
+
+/// One thing that a user of a ring may do. What is not possible at that point (a handle that is gone, a wait that
+/// nothing would end) is skipped. An index into guards that are alive wraps around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// Ask for the next slot; if there is one, write to it, and then.
+    Acquire(Call, Then),
+    /// End the writing that `Then::Hold` began.
+    EndWrite(Then),
+    Fill(Filling),
+    /// Ask for the next filled slot, and hold it.
+    Receive(Call),
+    /// Release the `k`th read guard.
+    Release(u8),
+    /// Write through the `k`th read guard.
+    Write(u8),
+    /// Forget the `k`th read guard.
+    LeakRead(u8),
+    /// Commit the `k`th reserved slot.
+    CommitReserved(u8),
+    /// Cancel the `k`th reserved slot.
+    DropReserved(u8),
+    /// Write to the `k`th reserved slot.
+    WriteReserved(u8),
+    /// Forget the `k`th reserved slot.
+    LeakReserved(u8),
+    /// Reunite the producer with the consumer of another ring: refused.
+    ReuniteOther,
+    Finish,
+    DropProducer,
+    DropConsumer,
+    LeakProducer,
+    LeakConsumer,
+    /// Put the two handles together; if that succeeds, split the ring again.
+    Reunite,
+    /// Let both handles and all guards go and split the ring anew.
+    Split,
+    /// Let both handles and all guards go and turn the ring into handles that own it.
+    IntoHandles,
+}
+
+/// How a slot is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Try,
+    Block,
+    /// The next of the iterator; a plain blocking call on the producer's side.
+    Iterate,
+    /// Wait for so many ticks of the world's clock.
+    Ticks(u8),
+    /// With a timeout too long for the clock.
+    Forever,
+    /// Poll as this task.
+    Poll(u8),
+    /// Poll a future once as this task, and drop it.
+    Await(u8),
+}
+
+/// What becomes of a slot that was acquired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    Commit,
+    Reserve,
+    Abort,
+    Drop,
+    Leak,
+    /// Keep it while everything but the producer goes on, up to `EndWrite`.
+    Hold,
+}
+
+/// Which `fill` is called, and how its closure ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filling {
+    Fill,
+    FillPanics,
+    TryFill,
+    TryFillFails,
+    TryFillPanics,
+}
+
+/// The ring that a history begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Start {
+    /// 1 to 4.
+    pub(crate) depth: usize,
+    /// A `HeapRing` instead of a `Ring`.
+    pub(crate) heap: bool,
+    /// Its first handles own it.
+    pub(crate) owned: bool,
+}
+
+impl Operation {
+    /// Every operation, the plain ones first: a failing sequence shrinks towards them. Its index is its byte.
+    pub(crate) fn all() -> &'static [Operation] {
+        static ALL: LazyLock<Vec<Operation>> = LazyLock::new(Operation::list);
+        &ALL
+    }
+
+    fn list() -> Vec<Operation> {
+        const CALLS: [Call; 10] = [
+            Call::Try,
+            Call::Block,
+            Call::Iterate,
+            Call::Ticks(0),
+            Call::Ticks(2),
+            Call::Forever,
+            Call::Poll(0),
+            Call::Poll(1),
+            Call::Await(0),
+            Call::Await(1),
+        ];
+        const THENS: [Then; 6] =
+            [Then::Commit, Then::Reserve, Then::Hold, Then::Abort, Then::Drop, Then::Leak];
+        const FILLINGS: [Filling; 5] = [
+            Filling::Fill,
+            Filling::FillPanics,
+            Filling::TryFill,
+            Filling::TryFillFails,
+            Filling::TryFillPanics,
+        ];
+        let mut all = Vec::new();
+        for then in THENS {
+            all.extend(CALLS.into_iter().filter(|&c| c != Call::Iterate).map(|c| Self::Acquire(c, then)));
+        }
+        all.extend(CALLS.map(Self::Receive));
+        all.extend(THENS.into_iter().filter(|&then| then != Then::Hold).map(Self::EndWrite));
+        all.extend(FILLINGS.map(Self::Fill));
+        all.extend((0..4).flat_map(|k| [Self::Release(k), Self::Write(k)]));
+        all.extend(
+            (0..4).flat_map(|k| [Self::CommitReserved(k), Self::DropReserved(k), Self::WriteReserved(k)]),
+        );
+        all.extend([Self::LeakRead(0), Self::LeakReserved(0), Self::LeakReserved(1), Self::ReuniteOther]);
+        all.extend(Self::ENDINGS);
+        all
+    }
+
+    /// Those that take a handle away: much rarer than the others in a sequence that is to get anywhere.
+    pub(crate) const ENDINGS: [Operation; 8] = [
+        Self::Finish,
+        Self::DropProducer,
+        Self::DropConsumer,
+        Self::LeakProducer,
+        Self::LeakConsumer,
+        Self::Reunite,
+        Self::Split,
+        Self::IntoHandles,
+    ];
+
+    /// The ring and the operations that these bytes encode: one byte each. Any bytes encode something.
+    pub(crate) fn decode(bytes: &[u8]) -> (Start, Vec<Operation>) {
+        let all = Self::all();
+        let (&start, bytes) = bytes.split_first().unwrap_or((&1, &[]));
+        let start = Start { depth: usize::from(start & 3) + 1, heap: start & 4 != 0, owned: start & 8 != 0 };
+        (start, bytes.iter().map(|&byte| all[usize::from(byte) % all.len()]).collect())
+    }
+
+    /// The bytes that encode this, for the corpus.
+    pub(crate) fn encode(start: Start, operations: &[Operation]) -> Vec<u8> {
+        let all = Self::all();
+        let byte = |operation| all.iter().position(|other| other == operation);
+        let bytes = operations.iter().map(|operation| byte(operation).expect("all has every operation"));
+        let start = start.depth - 1 + usize::from(start.heap) * 4 + usize::from(start.owned) * 8;
+        [start].into_iter().chain(bytes).map(|byte| u8::try_from(byte).expect("a byte each")).collect()
+    }
+}

@@ -1,0 +1,199 @@
+//! The producer's operations, on the ring and on the model.
+
+use std::future::Future;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use twinbuf_core::{AcquireTimeoutError, Closed, FillError, TryAcquireError, TryRecvError};
+
+use super::operation::{Call, Filling, Operation, Then};
+use super::world::{Payload, Tx, Writing};
+use super::{Check, Round};
+
+impl<'w> Check<'w, '_> {
+    /// Does what of this is the producer's.
+    pub(super) fn produce<'r>(
+        &mut self,
+        tx: &mut Option<Tx<'r, 'w>>,
+        round: &mut Round<'r, 'w>,
+        operation: Operation,
+    ) where
+        'w: 'r,
+    {
+        let Some(handle) = tx else { return };
+        let end = match operation {
+            Operation::Acquire(call, then) => {
+                if let Some(slot) = self.acquire(handle, call) {
+                    self.end_write(slot, then, round);
+                }
+                return;
+            }
+            Operation::Fill(filling) => return self.fill(handle, filling),
+            Operation::ReuniteOther => return self.reunite_other(tx),
+            Operation::LeakProducer => return self.leak(tx.take(), round),
+            Operation::Finish => TryRecvError::Finished,
+            Operation::DropProducer => TryRecvError::Abandoned,
+            _ => return,
+        };
+        match (end, tx.take()) {
+            (TryRecvError::Finished, Some(tx)) => tx.finish(),
+            (_, tx) => drop(tx),
+        }
+        self.model.drop_producer(end);
+    }
+
+    pub(super) fn acquire<'p, 'r>(
+        &mut self,
+        tx: &'p mut Tx<'r, 'w>,
+        call: Call,
+    ) -> Option<Writing<'p, 'r, 'w>> {
+        let expected = self.model.next_write();
+        let closed = |Closed| TryAcquireError::Closed;
+        let timed_out = |error| match error {
+            AcquireTimeoutError::Timeout => TryAcquireError::Full,
+            AcquireTimeoutError::Closed => TryAcquireError::Closed,
+        };
+        let pending = |poll| match poll {
+            Poll::Ready(Ok(slot)) => Ok(slot),
+            Poll::Ready(Err(Closed)) => Err(TryAcquireError::Closed),
+            Poll::Pending => Err(TryAcquireError::Full),
+        };
+        let world = self.world;
+        let got = match call {
+            Call::Block | Call::Iterate | Call::Forever if expected == Err(TryAcquireError::Full) => {
+                return None;
+            }
+            Call::Try => tx.try_acquire(),
+            Call::Block | Call::Iterate => tx.acquire().map_err(closed),
+            Call::Ticks(ticks) => tx.acquire_timeout(Duration::from_millis(ticks.into())).map_err(timed_out),
+            Call::Forever => tx.acquire_timeout(Duration::MAX).map_err(timed_out),
+            Call::Poll(task) => pending(tx.poll_acquire(&mut Context::from_waker(&world.waker(task)))),
+            Call::Await(task) => {
+                pending(pin!(tx.acquire_async()).poll(&mut Context::from_waker(&world.waker(task))))
+            }
+        };
+        self.model.producer_asked(call, expected != Err(TryAcquireError::Full));
+        match got {
+            Ok(got) => {
+                assert_eq!(expected, Ok(got.slot), "acquired a slot");
+                assert_eq!(got.seq(), self.model.producer.stats.handoffs);
+                assert_eq!(got.value, self.model.values[got.slot], "the value that was left in the slot");
+                Some(got)
+            }
+            Err(error) => {
+                assert_eq!(expected, Err(error), "found no slot to acquire");
+                None
+            }
+        }
+    }
+
+    pub(super) fn end_write<'r>(
+        &mut self,
+        mut slot: Writing<'_, 'r, 'w>,
+        then: Then,
+        round: &mut Round<'r, 'w>,
+    ) {
+        slot.value = self.fresh();
+        self.model.values[slot.slot] = slot.value;
+        match then {
+            Then::Commit => {
+                let expected = self.committed();
+                self.model.commit();
+                assert_eq!(slot.commit(), expected);
+            }
+            Then::Reserve => {
+                let seq = slot.seq();
+                self.model.reserve();
+                let slot = slot.reserve();
+                assert_eq!(slot.seq(), seq);
+                round.reserved.push(slot);
+            }
+            Then::Abort => slot.abort(),
+            #[expect(clippy::forget_non_drop, reason = "without a drop it is a promise of the ring")]
+            Then::Leak => mem::forget(slot),
+            Then::Drop | Then::Hold => drop(slot),
+        }
+    }
+
+    fn fill(&mut self, tx: &mut Tx<'_, 'w>, filling: Filling) {
+        let expected = match self.model.next_write() {
+            Err(TryAcquireError::Full) => return,
+            Err(TryAcquireError::Closed) => Ok(Err(FillError::Closed)),
+            Ok(slot) => {
+                self.model.values[slot] = self.fresh();
+                match filling {
+                    Filling::Fill | Filling::TryFill => {
+                        self.model.commit();
+                        Ok(Ok(self.written))
+                    }
+                    Filling::TryFillFails => Ok(Err(FillError::Failed("no more"))),
+                    Filling::FillPanics | Filling::TryFillPanics => Err("broken"),
+                }
+            }
+        };
+        let value = self.written;
+        let result = catch_unwind(AssertUnwindSafe(|| match filling {
+            Filling::Fill | Filling::FillPanics => tx
+                .fill(|slot| {
+                    slot.value = value;
+                    if filling == Filling::FillPanics { break_off() } else { value }
+                })
+                .map_err(FillError::from),
+            Filling::TryFill | Filling::TryFillFails | Filling::TryFillPanics => tx.try_fill(|slot| {
+                slot.value = value;
+                match filling {
+                    Filling::TryFillFails => Err("no more"),
+                    Filling::TryFillPanics => break_off(),
+                    _ => Ok(value),
+                }
+            }),
+        }));
+        let result = result.map_err(|panic| *panic.downcast::<&str>().expect("the panic of the closure"));
+        assert_eq!(result, expected);
+    }
+
+    /// Reunites the handles, if both are there and nothing else has a share of the ring. Returns the slots.
+    pub(super) fn reunite<'r>(
+        &mut self,
+        tx: &mut Option<Tx<'r, 'w>>,
+        round: &mut Round<'r, 'w>,
+    ) -> Option<Vec<Payload<'w>>> {
+        if tx.is_none() || round.rx.is_none() {
+            return None;
+        }
+        let (Some(sender), Some(receiver)) = (tx.take(), round.rx.take()) else { unreachable!() };
+        let expected = self.model.owned && self.model.owners == 2;
+        match sender.reunite(receiver) {
+            Ok(slots) => {
+                assert!(expected, "reunited what has other owners");
+                self.model.owned = false; // nothing is freed
+                self.model.drop_producer(TryRecvError::Abandoned);
+                self.model.drop_consumer();
+                Some(slots)
+            }
+            Err((sender, receiver)) => {
+                assert!(!expected, "would not reunite");
+                (*tx, round.rx) = (Some(sender), Some(receiver));
+                None
+            }
+        }
+    }
+
+    /// Reunites the producer with the consumer of a ring that is not its own, which is refused.
+    fn reunite_other(&mut self, tx: &mut Option<Tx<'_, 'w>>) {
+        let Some(sender) = tx.take() else { return };
+        let (other_tx, other_rx) = self.world.heap_ring(1).into_handles();
+        let Err((sender, other_rx)) = sender.reunite(other_rx) else { panic!("reunited two rings") };
+        *tx = Some(sender);
+        assert!(other_tx.reunite(other_rx).is_ok(), "the other ring was touched");
+        self.model.drops += 1;
+    }
+}
+
+/// `resume_unwind` rather than `panic!`: no message, and no hook (a fuzzer's hook aborts).
+fn break_off<R>() -> R {
+    resume_unwind(Box::new("broken"))
+}

@@ -1,0 +1,177 @@
+//! The foreign parts of a ring, which count what the ring does to them: the strategy and its clock, the tasks, the
+//! values.
+
+use std::array;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use twinbuf_core::{
+    Consumer, HeapRing, Producer, ReadSlot, ReservedSlot, Ring, Wait, WaitUntil, Word, WriteSlot,
+};
+
+use super::operation::Start;
+
+pub(super) type Tx<'r, 'w> = Producer<'r, Payload<'w>, Strategy<'w>>;
+pub(super) type Rx<'r, 'w> = Consumer<'r, Payload<'w>, Strategy<'w>>;
+pub(super) type Writing<'p, 'r, 'w> = WriteSlot<'p, 'r, Payload<'w>, Strategy<'w>>;
+pub(super) type Reserved<'r, 'w> = ReservedSlot<'r, Payload<'w>, Strategy<'w>>;
+pub(super) type Reading<'r, 'w> = ReadSlot<'r, Payload<'w>, Strategy<'w>>;
+
+pub(super) const TASKS: usize = 2;
+
+#[derive(Default)]
+pub(super) struct World {
+    now: AtomicU64,
+    pub(super) strategy_wakes: AtomicU64,
+    pub(super) tasks: [Arc<Task>; TASKS],
+    pub(super) drops: AtomicU64,
+}
+
+impl World {
+    pub(super) fn waker(&self, task: u8) -> Waker {
+        self.tasks[usize::from(task)].clone().into()
+    }
+
+    pub(super) fn task_wakes(&self) -> [u64; TASKS] {
+        array::from_fn(|task| self.tasks[task].0.load(Relaxed))
+    }
+
+    pub(super) fn payload(&self, slot: usize) -> Payload<'_> {
+        Payload { slot, value: 0, drops: &self.drops }
+    }
+
+    /// A new ring of this kind.
+    pub(super) fn ring<'w>(&'w self, start: Start) -> Box<dyn AnyRing<'w> + 'w> {
+        match (start.heap, start.depth) {
+            (true, depth) => Box::new(self.heap_ring(depth)),
+            (false, 1) => Box::new(self.inline_ring::<1>()),
+            (false, 2) => Box::new(self.inline_ring::<2>()),
+            (false, 3) => Box::new(self.inline_ring::<3>()),
+            (false, 4) => Box::new(self.inline_ring::<4>()),
+            _ => unreachable!("1 to 4 slots"),
+        }
+    }
+
+    pub(super) fn heap_ring(&self, depth: usize) -> HeapRing<Payload<'_>, Strategy<'_>> {
+        HeapRing::with_wait((0..depth).map(|slot| self.payload(slot)).collect(), Strategy(self))
+    }
+
+    fn inline_ring<const N: usize>(&self) -> Ring<Payload<'_>, N, Strategy<'_>> {
+        Ring::with_wait(array::from_fn(|slot| self.payload(slot)), Strategy(self))
+    }
+}
+
+/// A task that counts how often it is woken.
+#[derive(Default)]
+pub(super) struct Task(AtomicU64);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// A strategy without a second thread: every timed wait passes one tick of its clock and returns for nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Strategy<'w>(pub(super) &'w World);
+
+impl Wait for Strategy<'_> {
+    fn relax(&self, round: u32) -> bool {
+        round == 0
+    }
+
+    fn wait(&self, word: Word<'_>, expected: u32) {
+        panic!("would wait for ever: the word is {word:?}, expected {expected}");
+    }
+
+    fn wake(&self, _word: Word<'_>) {
+        self.0.strategy_wakes.fetch_add(1, Relaxed);
+    }
+}
+
+impl WaitUntil for Strategy<'_> {
+    type Instant = u64;
+
+    fn after(&self, timeout: Duration) -> Option<u64> {
+        let ticks = u64::try_from(timeout.as_millis()).ok()?;
+        self.0.now.load(Relaxed).checked_add(ticks)
+    }
+
+    fn expired(&self, deadline: u64) -> bool {
+        self.0.now.load(Relaxed) >= deadline
+    }
+
+    fn wait_until(&self, word: Word<'_>, expected: u32, _deadline: u64) {
+        assert_eq!(word.load(), expected, "told to wait for a word that is something else");
+        self.0.now.fetch_add(1, Relaxed);
+    }
+}
+
+/// A slot's value: has its place, and counts its drop.
+pub(super) struct Payload<'w> {
+    pub(super) slot: usize,
+    pub(super) value: u64,
+    drops: &'w AtomicU64,
+}
+
+impl Drop for Payload<'_> {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Relaxed);
+    }
+}
+
+/// A ring, whatever it is made of.
+pub(super) trait AnyRing<'w> {
+    fn split(&mut self) -> (Tx<'_, 'w>, Rx<'_, 'w>);
+    fn into_handles(self: Box<Self>) -> (Tx<'w, 'w>, Rx<'w, 'w>);
+    fn into_values(self: Box<Self>) -> Vec<Payload<'w>>;
+    /// Its `Debug`.
+    fn text(&self) -> String;
+    fn name(&self) -> &'static str;
+}
+
+impl<'w, const N: usize> AnyRing<'w> for Ring<Payload<'w>, N, Strategy<'w>> {
+    fn split(&mut self) -> (Tx<'_, 'w>, Rx<'_, 'w>) {
+        self.split()
+    }
+
+    fn into_handles(self: Box<Self>) -> (Tx<'w, 'w>, Rx<'w, 'w>) {
+        (*self).into_handles()
+    }
+
+    fn into_values(self: Box<Self>) -> Vec<Payload<'w>> {
+        self.into_inner().into()
+    }
+
+    fn text(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn name(&self) -> &'static str {
+        "Ring"
+    }
+}
+
+impl<'w> AnyRing<'w> for HeapRing<Payload<'w>, Strategy<'w>> {
+    fn split(&mut self) -> (Tx<'_, 'w>, Rx<'_, 'w>) {
+        self.split()
+    }
+
+    fn into_handles(self: Box<Self>) -> (Tx<'w, 'w>, Rx<'w, 'w>) {
+        (*self).into_handles()
+    }
+
+    fn into_values(self: Box<Self>) -> Vec<Payload<'w>> {
+        self.into_vec()
+    }
+
+    fn text(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn name(&self) -> &'static str {
+        "HeapRing"
+    }
+}

@@ -1,0 +1,207 @@
+//! Real threads, random operations on all sides: nothing lost, doubled, reordered or torn.
+//!
+//! `TWINBUF_STRESS_HANDOFFS` sets how many hand-offs each test does, `TWINBUF_STRESS_SEED` where the random
+//! numbers begin. A seed fixes what each thread does, not how the threads are scheduled. The long run:
+//!
+//! ```sh
+//! TWINBUF_STRESS_HANDOFFS=10000000 cargo test --release -p twinbuf-core --test stress -- --nocapture
+//! ```
+
+mod many_threads;
+mod two_threads;
+
+use std::env;
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use pollster::block_on;
+use twinbuf_core::{
+    AcquireTimeoutError, Backoff, Closed, Consumer, Park, Producer, ReadSlot, RecvError, RecvTimeoutError,
+    Spin, SpinYield, TryAcquireError, TryRecvError, WaitUntil, WriteSlot,
+};
+
+// More than a million together. Fewest by far for those that spin: on a busy machine the other side may not be running.
+#[test]
+fn spin() {
+    stress("two threads, Spin", 4_000, |random, at_most| two_threads::round(Spin, random, at_most));
+}
+
+#[test]
+fn spin_yield() {
+    stress("two threads, SpinYield", 32_000, |random, at_most| {
+        two_threads::round(SpinYield, random, at_most)
+    });
+}
+
+#[test]
+fn park() {
+    stress("two threads, Park", 480_000, |random, at_most| two_threads::round(Park, random, at_most));
+}
+
+#[test]
+fn backoff() {
+    let wait = Backoff::new(100);
+    stress("two threads, Backoff", 480_000, |random, at_most| two_threads::round(wait, random, at_most));
+}
+
+#[test]
+fn many_threads_park() {
+    stress("many threads, Park", 50_000, |random, at_most| many_threads::round(Park, random, at_most));
+}
+
+#[test]
+fn many_threads_backoff() {
+    let wait = Backoff::new(100);
+    stress("many threads, Backoff", 50_000, |random, at_most| many_threads::round(wait, random, at_most));
+}
+
+/// Hands over at least `handoffs` slots, or as many as the environment sets, in rounds of random length. `round` is
+/// given the most that it may do and returns how many it did.
+fn stress(name: &str, handoffs: u64, round: impl Fn(&mut Random, u64) -> u64) {
+    // One test at a time: a round needs its two processors.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+
+    let handoffs = variable("TWINBUF_STRESS_HANDOFFS").unwrap_or(handoffs);
+    let seed = variable("TWINBUF_STRESS_SEED").unwrap_or(1);
+    let mut random = Random(seed);
+    let start = Instant::now();
+    let (mut done, mut rounds) = (0, 0u64);
+    while done < handoffs {
+        let at_most = (handoffs - done).min(1 << random.below(14)).max(1);
+        let once = AssertUnwindSafe(|| round(&mut random, at_most));
+        done += catch_unwind(once).unwrap_or_else(|panic| {
+            eprintln!("{name}: set TWINBUF_STRESS_SEED={seed} and TWINBUF_STRESS_HANDOFFS={handoffs}");
+            eprintln!("{name}: failed in round {rounds} after {done} hand-offs");
+            resume_unwind(panic)
+        });
+        rounds += 1;
+    }
+    // With --nocapture.
+    let time = start.elapsed();
+    let each = time.as_nanos() / u128::from(done);
+    println!("{name}: {done} hand-offs, seed {seed}, {rounds} rounds, {time:.1?}, {each} ns each");
+}
+
+/// Why there is no slot this time.
+#[derive(Debug, PartialEq, Eq)]
+enum No {
+    NotYet,
+    SlotHeld,
+    Cancelled,
+    Finished,
+    Abandoned,
+    Closed,
+}
+
+impl From<Closed> for No {
+    fn from(_: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl From<RecvError> for No {
+    fn from(error: RecvError) -> Self {
+        match error {
+            RecvError::Finished => No::Finished,
+            RecvError::Abandoned => No::Abandoned,
+            RecvError::Cancelled => No::Cancelled,
+            RecvError::SlotHeld => No::SlotHeld,
+        }
+    }
+}
+
+impl From<RecvTimeoutError> for No {
+    fn from(error: RecvTimeoutError) -> Self {
+        match error {
+            RecvTimeoutError::Timeout => No::NotYet,
+            RecvTimeoutError::Finished => No::Finished,
+            RecvTimeoutError::Abandoned => No::Abandoned,
+            RecvTimeoutError::Cancelled => No::Cancelled,
+            RecvTimeoutError::SlotHeld => No::SlotHeld,
+        }
+    }
+}
+
+/// The next slot by any of the calls, mostly the plain one.
+fn acquire<'p, 'r, T, W: WaitUntil>(
+    tx: &'p mut Producer<'r, T, W>,
+    random: &mut Random,
+) -> Result<WriteSlot<'p, 'r, T, W>, No> {
+    match random.below(32) {
+        0 => tx.try_acquire().map_err(|error| match error {
+            TryAcquireError::Full => No::NotYet,
+            TryAcquireError::Closed => No::Closed,
+        }),
+        1 => tx.acquire_timeout(random.duration()).map_err(|error| match error {
+            AcquireTimeoutError::Timeout => No::NotYet,
+            AcquireTimeoutError::Closed => No::Closed,
+        }),
+        // A task that looks once and goes away, leaving its waker.
+        2 => match tx.poll_acquire(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(slot) => Ok(slot?),
+            Poll::Pending => Err(No::NotYet),
+        },
+        3..6 => Ok(block_on(tx.acquire_async())?),
+        _ => Ok(tx.acquire()?),
+    }
+}
+
+/// As `acquire`.
+fn receive<'r, T, W: WaitUntil>(
+    rx: &mut Consumer<'r, T, W>,
+    random: &mut Random,
+) -> Result<ReadSlot<'r, T, W>, No> {
+    match random.below(32) {
+        0 => rx.try_recv().map_err(|error| match error {
+            TryRecvError::Empty => No::NotYet,
+            TryRecvError::Finished => No::Finished,
+            TryRecvError::Abandoned => No::Abandoned,
+            TryRecvError::Cancelled => No::Cancelled,
+            TryRecvError::SlotHeld => No::SlotHeld,
+        }),
+        1 => Ok(rx.recv_timeout(random.duration())?),
+        2 => match rx.poll_recv(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(slot) => Ok(slot?),
+            Poll::Pending => Err(No::NotYet),
+        },
+        3..6 => Ok(block_on(rx.recv_async())?),
+        6 => Ok(rx.iter().next().unwrap_or(Err(RecvError::Finished))?),
+        _ => Ok(rx.recv()?),
+    }
+}
+
+fn variable<T: FromStr<Err: Debug>>(name: &str) -> Option<T> {
+    Some(env::var(name).ok()?.parse().unwrap_or_else(|error| panic!("{name}: {error:?}")))
+}
+
+/// `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): any seed is good.
+#[derive(Clone, Copy, Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`; not quite even, which does not matter here.
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn choose<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[usize::try_from(self.below(from.len() as u64)).expect("below the length")]
+    }
+
+    /// From nothing at all to about as long as a wake-up by the kernel.
+    fn duration(&mut self) -> Duration {
+        Duration::from_micros(self.below(50))
+    }
+}

@@ -1,0 +1,230 @@
+//! One producer that reserves slots for four threads to fill, and a consumer whose guards other threads release.
+//!
+//! The threads commit and release in any order; some reserved slots are dropped, which one by the seed.
+
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use twinbuf_core::{Closed, Consumer, HeapRing, Producer, ReadSlot, ReservedSlot, WaitUntil};
+
+use super::{No, Random, acquire, receive};
+
+const DEPTH: u64 = 8;
+const FILLERS: u64 = 4;
+
+/// Does at most so many hand-offs, and returns how many.
+pub(crate) fn round<W: WaitUntil + Send + Sync>(wait: W, random: &mut Random, at_most: u64) -> u64 {
+    let drops = AtomicU64::new(0);
+    let round = Round {
+        seed: random.next(),
+        handoffs: at_most,
+        ending: *random.choose(&[Ending::Joined, Ending::Early, Ending::Close]),
+        releasers: random.below(3),
+        drops: &drops,
+    };
+    round.run(wait, random.below(at_most))
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Round<'a> {
+    seed: u64,
+    handoffs: u64,
+    ending: Ending,
+    /// How many threads release guards; without one the consumer does.
+    releasers: u64,
+    /// How many values were dropped.
+    drops: &'a AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// The producer finishes when every slot is filled.
+    Joined,
+    /// The producer finishes while slots are being filled: they come late.
+    Early,
+    /// The consumer is dropped on the way.
+    Close,
+}
+
+struct Payload<'a> {
+    words: [u64; 16],
+    drops: &'a AtomicU64,
+}
+
+impl Drop for Payload<'_> {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Relaxed);
+    }
+}
+
+impl Round<'_> {
+    fn run<W: WaitUntil + Send + Sync>(self, wait: W, close_at: u64) -> u64 {
+        let slots = (0..DEPTH).map(|_| Payload { words: [0; 16], drops: self.drops }).collect();
+        let (tx, rx) = HeapRing::with_wait(slots, wait).into_handles();
+        let received = thread::scope(|scope| {
+            let producing = scope.spawn(move || self.produce(tx));
+            self.consume(rx, close_at, || producing.is_finished())
+        });
+        assert_eq!(received, if self.ending == Ending::Close { close_at } else { self.handoffs }, "{self:?}");
+        assert_eq!(self.drops.load(Relaxed), DEPTH, "{self:?}");
+        received
+    }
+
+    fn stamp(self, seq: u64) -> u64 {
+        Random(self.seed ^ seq).next()
+    }
+
+    fn is_cancelled(self, seq: u64) -> bool {
+        self.stamp(seq) % 16 == 0
+    }
+
+    fn produce<W: WaitUntil + Sync>(self, mut tx: Producer<'_, Payload<'_>, W>) {
+        let left = thread::scope(|scope| {
+            let mut random = Random(!self.seed);
+            let mut fillers: Vec<_> = (0..FILLERS)
+                .map(|id| {
+                    let (give, take) = mpsc::channel();
+                    scope.spawn(move || {
+                        in_any_order(&take, Random(self.seed.wrapping_add(id)), |slot| self.fill(slot));
+                    });
+                    give
+                })
+                .collect();
+            let mut seq = 0;
+            while seq < self.handoffs {
+                match acquire(&mut tx, &mut random) {
+                    Ok(slot) => {
+                        let slot = slot.reserve();
+                        assert_eq!(slot.seq(), seq, "{self:?}");
+                        // Fails if that thread has panicked, which the scope reports.
+                        let _ = random.choose(&fillers).send(slot);
+                        seq += 1;
+                    }
+                    Err(No::NotYet) => spin_loop(),
+                    Err(no) => {
+                        assert_eq!((no, self.ending), (No::Closed, Ending::Close), "{self:?}");
+                        break;
+                    }
+                }
+            }
+            fillers.clear(); // No more to come.
+            if self.ending == Ending::Joined {
+                return Some(tx);
+            }
+            tx.finish(); // After a close too: then the last guard frees the ring, on the thread that has it.
+            None
+        });
+        // With the threads gone.
+        if let Some(tx) = left {
+            tx.finish();
+        }
+    }
+
+    /// Fills a reserved slot, or drops it.
+    fn fill<W: WaitUntil>(self, mut slot: ReservedSlot<'_, Payload<'_>, W>) {
+        let seq = slot.seq();
+        let stamp = self.stamp(seq);
+        assert_eq!(self.drops.load(Relaxed), 0, "freed under the guard of {seq}, {self:?}");
+        if let Some(before) = seq.checked_sub(DEPTH) {
+            assert_eq!(slot.words[0], !self.stamp(before), "what was left in the slot of {seq}, {self:?}");
+        }
+        if self.is_cancelled(seq) {
+            slot.words[..8].fill(!stamp);
+            return drop(slot);
+        }
+        slot.words.fill(stamp);
+        if slot.commit() == Err(Closed) {
+            assert_eq!(self.ending, Ending::Close, "closed in {self:?}");
+        }
+    }
+
+    /// Returns how many were received. `all_filled` is whether nothing fills a slot any more.
+    fn consume<W: WaitUntil + Sync>(
+        self,
+        mut rx: Consumer<'_, Payload<'_>, W>,
+        close_at: u64,
+        all_filled: impl Fn() -> bool,
+    ) -> u64 {
+        let mut random = Random(self.seed.rotate_left(32));
+        thread::scope(|scope| {
+            let releasers: Vec<_> = (0..self.releasers)
+                .map(|id| {
+                    let (give, take) = mpsc::channel();
+                    scope.spawn(move || {
+                        in_any_order(&take, Random(self.seed.wrapping_sub(id)), |slot| {
+                            self.check_held(&slot);
+                        });
+                    });
+                    give
+                })
+                .collect();
+            // By a deadline, and without one: the clock has no such time.
+            let timeout = *random.choose(&[Duration::from_secs(3600), Duration::MAX]);
+            let mut seq = 0;
+            while self.ending != Ending::Close || seq < close_at {
+                let all_filled = all_filled();
+                let received = match receive(&mut rx, &mut random) {
+                    // Another thread drops the guard: a call with a timeout waits for it.
+                    Err(No::SlotHeld) => rx.recv_timeout(timeout).map_err(No::from),
+                    received => received,
+                };
+                match received {
+                    Ok(mut slot) => {
+                        let stamp = self.stamp(seq);
+                        assert_eq!(slot.seq(), seq, "{self:?}");
+                        assert!(!self.is_cancelled(seq), "number {seq} not cancelled in {self:?}");
+                        assert_eq!(slot.words, [stamp; 16], "number {seq} of {self:?}");
+                        slot.words[0] = !stamp;
+                        seq += 1;
+                        match &releasers[..] {
+                            [] => self.check_held(&slot),
+                            releasers => drop(random.choose(releasers).send(slot)),
+                        }
+                    }
+                    Err(No::Cancelled) => {
+                        assert!(self.is_cancelled(seq), "number {seq} cancelled in {self:?}");
+                        seq += 1;
+                    }
+                    Err(No::NotYet) => spin_loop(),
+                    // The slot is still being filled: it comes when asked for again.
+                    Err(No::Abandoned) if self.ending != Ending::Joined && !all_filled => thread::yield_now(),
+                    Err(no) => {
+                        assert_eq!(no, No::Finished, "{self:?}");
+                        break;
+                    }
+                }
+            }
+            assert_eq!(rx.stats().handoffs, seq, "{self:?}");
+            drop(rx); // before the guards that the other threads have
+            seq
+        })
+    }
+
+    /// A slot that was held for a while must still be what it was.
+    fn check_held<W: WaitUntil>(self, slot: &ReadSlot<'_, Payload<'_>, W>) {
+        let stamp = self.stamp(slot.seq());
+        assert_eq!(self.drops.load(Relaxed), 0, "freed under the guard of {}, {self:?}", slot.seq());
+        let unchanged = slot.words[0] == !stamp && slot.words[1..] == [stamp; 15];
+        assert!(unchanged, "number {} changed while held, {self:?}", slot.seq());
+    }
+}
+
+/// Takes up to three guards at a time, and does with them in any order.
+fn in_any_order<G>(take: &Receiver<G>, mut random: Random, mut act: impl FnMut(G)) {
+    let mut guards = Vec::new();
+    loop {
+        // With nothing in hand it waits: a guard that is kept meanwhile could be the one that all wait for.
+        match if guards.is_empty() { take.recv().ok() } else { take.try_recv().ok() } {
+            Some(guard) => guards.push(guard),
+            None if guards.is_empty() => return,
+            None => {}
+        }
+        if guards.len() == 3 || random.below(2) == 0 {
+            let index = random.below(guards.len() as u64);
+            act(guards.swap_remove(usize::try_from(index).expect("below the length")));
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! One thread on each side, and now and then a third that releases: every call of both handles.
+
+use std::collections::VecDeque;
+use std::hint::spin_loop;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc;
+use std::thread;
+
+use twinbuf_core::{Consumer, FillError, Producer, ReadSlot, Ring, WaitUntil};
+
+use super::{No, Random, acquire, receive};
+
+/// Does at most so many hand-offs, and returns how many.
+pub(crate) fn round(wait: impl WaitUntil + Sync, random: &mut Random, at_most: u64) -> u64 {
+    Round::random(random, at_most).run(wait)
+}
+
+/// Enough words that a copy is many instructions, and more than one cache line.
+type Payload = [u64; 16];
+
+/// One life of a ring's handles: what is the same for both sides.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    seed: u64,
+    depth: usize,
+    /// Hand-offs that the producer will do, if it may.
+    handoffs: u64,
+    ending: Ending,
+    /// Whether a third thread releases some of the guards.
+    third_thread: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Finish,
+    /// The producer is dropped after its last hand-off.
+    Abandon,
+    /// The consumer is dropped after so many.
+    Close(u64),
+}
+
+impl Round {
+    fn random(random: &mut Random, at_most: u64) -> Self {
+        Self {
+            seed: random.next(),
+            // Mostly what the ring is for.
+            depth: *random.choose(&[1, 2, 2, 3]),
+            handoffs: at_most,
+            ending: match random.below(4) {
+                0 => Ending::Abandon,
+                1 => Ending::Close(random.below(at_most)),
+                _ => Ending::Finish,
+            },
+            third_thread: random.below(2) == 0,
+        }
+    }
+
+    fn run(self, wait: impl WaitUntil + Sync) -> u64 {
+        match self.depth {
+            1 => self.run_at_depth::<1>(wait),
+            2 => self.run_at_depth::<2>(wait),
+            _ => self.run_at_depth::<3>(wait),
+        }
+    }
+
+    /// Returns how many were received.
+    fn run_at_depth<const N: usize>(self, wait: impl WaitUntil + Sync) -> u64 {
+        let mut ring = Ring::with_wait([[0; 16]; N], wait);
+        let (tx, rx) = ring.split();
+        let (committed, received) = thread::scope(|scope| {
+            let producer = scope.spawn(|| Producing::new(self).run(tx));
+            let received = Consuming::new(self).run(rx);
+            (producer.join(), received)
+        });
+        let committed = committed.unwrap_or_else(|panic| resume_unwind(panic));
+        match self.ending {
+            Ending::Finish | Ending::Abandon => {
+                assert_eq!((committed, received), (self.handoffs, self.handoffs), "{self:?}");
+            }
+            Ending::Close(after) => {
+                assert_eq!(received, after, "{self:?}");
+                assert!((after..=after + N as u64).contains(&committed), "{committed} in {self:?}");
+            }
+        }
+        received
+    }
+
+    /// Whether the slot with this number is reserved and dropped.
+    fn is_cancelled(self, seq: u64) -> bool {
+        self.stamp(seq) % 64 == 0
+    }
+
+    /// What every word of the payload with this number is.
+    fn stamp(self, seq: u64) -> u64 {
+        Random(self.seed ^ seq).next()
+    }
+}
+
+struct Producing {
+    round: Round,
+    random: Random,
+    /// The first word that each slot was last left with, by whichever side, once that is known.
+    left: Vec<Option<u64>>,
+}
+
+impl Producing {
+    fn new(round: Round) -> Self {
+        Self { round, random: Random(!round.seed), left: vec![None; round.depth] }
+    }
+
+    /// Returns how many were committed while the consumer was there.
+    fn run(mut self, mut tx: Producer<'_, Payload, impl WaitUntil>) -> u64 {
+        let mut seq = 0;
+        while seq < self.round.handoffs {
+            match self.hand_off(&mut tx, seq) {
+                Ok(()) => seq += 1,
+                Err(No::NotYet) => spin_loop(),
+                Err(no) => {
+                    assert_eq!(no, No::Closed);
+                    assert!(matches!(self.round.ending, Ending::Close(_)), "closed in {:?}", self.round);
+                    assert!(tx.is_closed());
+                    return seq;
+                }
+            }
+        }
+        assert_eq!(tx.stats().handoffs, seq);
+        if self.round.ending == Ending::Finish {
+            tx.finish();
+        }
+        seq
+    }
+
+    /// Writes the next slot, and commits it or not.
+    fn hand_off(&mut self, tx: &mut Producer<'_, Payload, impl WaitUntil>, seq: u64) -> Result<(), No> {
+        if self.random.below(32) == 0 && !self.round.is_cancelled(seq) {
+            return self.fill(tx, seq);
+        }
+        let stamp = self.round.stamp(seq);
+        let mut slot = acquire(tx, &mut self.random)?;
+        assert_eq!(slot.seq(), seq);
+        self.check_what_was_left(&slot, seq);
+        if self.random.below(32) == 0 {
+            // Given up half-way: must not be seen.
+            slot[..8].fill(!stamp);
+            self.leave(seq, !stamp);
+            match self.random.below(3) {
+                0 => drop(slot),
+                1 => slot.abort(),
+                #[expect(clippy::forget_non_drop, reason = "without a drop it is a promise of the ring")]
+                _ => mem::forget(slot),
+            }
+            return Err(No::NotYet);
+        }
+        if self.round.is_cancelled(seq) {
+            slot[..8].fill(!stamp);
+            drop(slot.reserve());
+            self.leave(seq, !stamp);
+            return Ok(());
+        }
+        slot.fill(stamp);
+        if self.random.below(8) == 0 {
+            slot.reserve().commit()?;
+        } else {
+            slot.commit()?;
+        }
+        self.leave(seq, !stamp); // which the consumer does
+        Ok(())
+    }
+
+    fn fill(&mut self, tx: &mut Producer<'_, Payload, impl WaitUntil>, seq: u64) -> Result<(), No> {
+        let stamp = self.round.stamp(seq);
+        let ending = self.random.below(4);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            tx.try_fill(|slot| {
+                self.check_what_was_left(slot, seq);
+                self.leave(seq, !stamp);
+                match ending {
+                    0 => {
+                        slot.fill(!stamp);
+                        Err(())
+                    }
+                    1 => {
+                        slot.fill(!stamp);
+                        resume_unwind(Box::new(())) // a panic without a message
+                    }
+                    _ => {
+                        slot.fill(stamp);
+                        Ok(())
+                    }
+                }
+            })
+        }));
+        match result {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(FillError::Closed)) => Err(No::Closed),
+            Ok(Err(FillError::Failed(()))) => Err(No::NotYet),
+            Err(panic) => match panic.downcast::<()>() {
+                Ok(_) => Err(No::NotYet),
+                Err(panic) => resume_unwind(panic),
+            },
+        }
+    }
+
+    fn leave(&mut self, seq: u64, first: u64) {
+        let slot = usize::try_from(seq % self.round.depth as u64).expect("below the depth");
+        self.left[slot] = Some(first);
+    }
+
+    /// The consumer writes to every slot too, and the producer must see that.
+    fn check_what_was_left(&self, slot: &Payload, seq: u64) {
+        let index = usize::try_from(seq % self.round.depth as u64).expect("below the depth");
+        if let Some(first) = self.left[index] {
+            assert_eq!(slot[0], first, "what was left in the slot of {seq}");
+        }
+    }
+}
+
+struct Consuming {
+    round: Round,
+    random: Random,
+}
+
+impl Consuming {
+    fn new(round: Round) -> Self {
+        Self { round, random: Random(round.seed.rotate_left(32)) }
+    }
+
+    /// Returns how many were received.
+    fn run(self, mut rx: Consumer<'_, Payload, impl WaitUntil + Sync>) -> u64 {
+        let round = self.round;
+        let received = thread::scope(|scope| {
+            let (give, take) = mpsc::channel();
+            if round.third_thread {
+                scope.spawn(move || take.into_iter().for_each(|slot| release(round, slot)));
+            }
+            self.receive_all(&mut rx, &give)
+        });
+        drop(rx); // with the thread that may have held its guards gone
+        received
+    }
+
+    fn receive_all<'r, W: WaitUntil>(
+        mut self,
+        rx: &mut Consumer<'r, Payload, W>,
+        releaser: &mpsc::Sender<ReadSlot<'r, Payload, W>>,
+    ) -> u64 {
+        let mut seq = 0;
+        let mut held = VecDeque::new();
+        let ended = loop {
+            if self.round.ending == Ending::Close(seq) {
+                break self.round.ending;
+            }
+            match receive(rx, &mut self.random) {
+                Ok(mut slot) => {
+                    assert_eq!(slot.seq(), seq);
+                    assert!(!self.round.is_cancelled(seq), "number {seq} not cancelled in {:?}", self.round);
+                    let stamp = self.round.stamp(seq);
+                    assert_eq!(*slot, [stamp; 16], "number {seq} of {:?}", self.round);
+                    slot[0] = !stamp;
+                    seq += 1;
+                    match self.random.below(32) {
+                        0 if self.round.third_thread => releaser.send(slot).expect("taken up to the end"),
+                        0..8 => held.push_back(slot),
+                        _ => slot.release(),
+                    }
+                }
+                Err(No::NotYet) => spin_loop(),
+                Err(No::SlotHeld) => {
+                    assert!(!held.is_empty() || self.round.third_thread, "nobody holds anything");
+                    // The one that the ring waits for is the oldest, and it may be the third thread's.
+                    match held.pop_front() {
+                        Some(slot) => release(self.round, slot),
+                        None => thread::yield_now(),
+                    }
+                }
+                Err(No::Cancelled) => {
+                    assert!(self.round.is_cancelled(seq), "number {seq} cancelled in {:?}", self.round);
+                    seq += 1;
+                }
+                Err(No::Finished) => break Ending::Finish,
+                Err(No::Abandoned) => break Ending::Abandon,
+                Err(No::Closed) => unreachable!("only a producer is told"),
+            }
+            if held.len() > 1 || (!held.is_empty() && self.random.below(4) == 0) {
+                // Any of them, in any order.
+                let index = self.random.below(held.len() as u64);
+                let slot = held.remove(usize::try_from(index).expect("below the length"));
+                release(self.round, slot.expect("below the length"));
+            }
+        };
+        assert_eq!(ended, self.round.ending, "after {seq} of {:?}", self.round);
+        assert_eq!(rx.stats().handoffs, seq);
+        held.into_iter().for_each(|slot| release(self.round, slot));
+        seq
+    }
+}
+
+/// Releases a slot that was held for a while: it must still be what it was.
+fn release<W: WaitUntil>(round: Round, slot: ReadSlot<'_, Payload, W>) {
+    let stamp = round.stamp(slot.seq());
+    assert!(slot[0] == !stamp && slot[1..] == [stamp; 15], "number {} changed while held", slot.seq());
+    drop(slot);
+}
