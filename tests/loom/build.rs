@@ -1,7 +1,7 @@
-//! Sets `cfg(loom)` for this package alone; there is no feature `std` here, of which the source asks.
+//! Sets `cfg(loom)` for this package alone; the source asks for features that this package does not have.
 
 fn main() {
     println!("cargo:rustc-cfg=loom");
-    println!("cargo::rustc-check-cfg=cfg(feature, values(\"std\"))");
+    println!("cargo::rustc-check-cfg=cfg(feature, values(\"std\", \"defmt\", \"portable-atomic\"))");
     println!("cargo:rerun-if-changed=build.rs");
 }

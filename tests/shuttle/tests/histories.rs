@@ -1,6 +1,6 @@
 //! Long histories under schedules drawn at random: every wait ends, and everything arrives in order.
 //!
-//! What loom cannot exhaust is sampled here: dozens of hand-offs, all kinds of waits mixed, three threads. It
+//! What loom cannot exhaust is sampled here: dozens of hand-offs, all kinds of waits mixed, four threads. It
 //! says nothing about orderings: shuttle's atomics are sequentially consistent. A lost wakeup is a deadlock,
 //! which shuttle reports, with the schedule to replay.
 
@@ -11,8 +11,9 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, mpsc};
 use shuttle::thread;
 use shuttle::{check_pct, check_random};
-use twinbuf_core::sync::{AtomicU32, Ordering};
-use twinbuf_core::{Consumer, Producer, ReadSlot, RecvError, Ring, TryAcquireError, TryRecvError, Wait};
+use twinbuf_core::{
+    Consumer, Producer, ReadSlot, RecvError, ReservedSlot, Ring, TryAcquireError, TryRecvError, Wait, Word,
+};
 
 const HANDOFFS: u64 = 24;
 const SCHEDULES: usize = 40;
@@ -28,20 +29,25 @@ impl Wait for Parker {
         round == 0 && thread_rng().gen_bool(0.25)
     }
 
-    fn wait(&self, word: &AtomicU32, expected: u32) {
+    fn wait(&self, word: Word<'_>, expected: u32) {
         let guard = self.lock.lock().unwrap();
-        if word.load(Ordering::Relaxed) == expected && !thread_rng().gen_bool(0.25) {
+        if word.load() == expected && !thread_rng().gen_bool(0.25) {
             drop(self.changed.wait(guard));
         }
     }
 
-    fn wake(&self, _word: &AtomicU32) {
+    fn wake(&self, _word: Word<'_>) {
         drop(self.lock.lock());
         self.changed.notify_all();
     }
 }
 
-fn produce(mut tx: Producer<'_, u64, Parker>, finish: bool) {
+/// Fills every slot with its number, itself or on the thread behind `filler`.
+fn produce<'r>(
+    mut tx: Producer<'r, u64, Parker>,
+    finish: bool,
+    filler: &mpsc::Sender<ReservedSlot<'r, u64, Parker>>,
+) {
     for seq in 0..HANDOFFS {
         let mut slot = loop {
             let slot = match thread_rng().gen_range(0..4) {
@@ -68,6 +74,10 @@ fn produce(mut tx: Producer<'_, u64, Parker>, finish: bool) {
             slot.abort();
         };
         assert_eq!(slot.seq(), seq);
+        if thread_rng().gen_bool(0.5) {
+            filler.send(slot.reserve()).unwrap();
+            continue;
+        }
         *slot = seq;
         if slot.commit().is_err() {
             return;
@@ -78,11 +88,31 @@ fn produce(mut tx: Producer<'_, u64, Parker>, finish: bool) {
     }
 }
 
-fn consume<'c>(
-    rx: &'c Consumer<'_, u64, Parker>,
+/// Commits reserved slots, or drops them, in whatever order.
+fn fill_elsewhere(slots: &mpsc::Receiver<ReservedSlot<'_, u64, Parker>>) {
+    while let Ok(slot) = slots.recv() {
+        if thread_rng().gen_bool(0.5) {
+            thread::yield_now();
+            if let Ok(later) = slots.try_recv() {
+                fill(later); // before the one that was reserved first
+            }
+        }
+        fill(slot);
+    }
+}
+
+fn fill(mut slot: ReservedSlot<'_, u64, Parker>) {
+    *slot = slot.seq();
+    if thread_rng().gen_bool(0.8) {
+        let _closed = slot.commit();
+    } // otherwise it is cancelled
+}
+
+fn consume<'r>(
+    mut rx: Consumer<'r, u64, Parker>,
     until: u64,
     finish: bool,
-    releaser: &mpsc::Sender<ReadSlot<'c, u64, Parker>>,
+    releaser: &mpsc::Sender<ReadSlot<'r, u64, Parker>>,
 ) {
     let mut held = VecDeque::new();
     let mut seq = 0;
@@ -102,12 +132,15 @@ fn consume<'c>(
                     _ => drop(slot),
                 }
             }
+            Err(TryRecvError::Cancelled) => seq += 1,
             Err(TryRecvError::Empty) => thread::yield_now(),
-            Err(TryRecvError::AllHeld) => {
+            Err(TryRecvError::SlotHeld) => {
                 if held.pop_front().is_none() {
                     thread::yield_now();
                 }
             }
+            // A reserved slot is still open: its commit comes late.
+            Err(TryRecvError::Abandoned) if seq < HANDOFFS => thread::yield_now(),
             Err(TryRecvError::Finished | TryRecvError::Abandoned) => break,
         }
         if held.len() > 1 {
@@ -121,7 +154,7 @@ fn consume<'c>(
         // Guards that the third thread has not released yet may hide the end.
         let found = loop {
             match rx.recv().err() {
-                Some(RecvError::AllHeld) => thread::yield_now(),
+                Some(RecvError::SlotHeld) => thread::yield_now(),
                 found => break found,
             }
         };
@@ -137,15 +170,12 @@ fn history<const N: usize>() {
     // Sometimes the consumer goes first.
     let until = if thread_rng().gen_bool(0.25) { thread_rng().gen_range(0..HANDOFFS) } else { HANDOFFS + 1 };
     thread::scope(|scope| {
-        scope.spawn(move || produce(tx, finish));
-        scope.spawn(move || {
-            thread::scope(|scope| {
-                let (give, take) = mpsc::channel::<ReadSlot<'_, u64, Parker>>();
-                scope.spawn(move || while take.recv().is_ok() {});
-                consume(&rx, until, finish, &give);
-                drop(give);
-            });
-        });
+        let (reserve, reserved) = mpsc::channel::<ReservedSlot<'_, u64, Parker>>();
+        let (give, take) = mpsc::channel::<ReadSlot<'_, u64, Parker>>();
+        scope.spawn(move || fill_elsewhere(&reserved));
+        scope.spawn(move || while take.recv().is_ok() {});
+        scope.spawn(move || produce(tx, finish, &reserve));
+        scope.spawn(move || consume(rx, until, finish, &give));
     });
 }
 

@@ -1,6 +1,7 @@
 //! What every model needs: two parkers, four ways to wait, a clock, a task, and the run itself.
 
-use std::cell::Cell;
+use std::any::Any;
+use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::future::Future;
 use std::pin::pin;
@@ -11,14 +12,16 @@ use std::time::{Duration, Instant};
 
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use twinbuf_core::sync::{AtomicU32, Ordering};
+use twinbuf_core::sync::Ordering;
 use twinbuf_core::{
-    AcquireTimeoutError, Closed, Consumer, FillError, Producer, ReadSlot, RecvError, RecvTimeoutError, Ring,
-    TryAcquireError, TryRecvError, Wait, WaitUntil,
+    AcquireTimeoutError, Closed, Consumer, Producer, ReadSlot, RecvError, RecvTimeoutError, ReservedSlot,
+    Ring, TryAcquireError, TryRecvError, Wait, WaitUntil, Word,
 };
 
 pub(crate) type Tx<P> = Producer<'static, usize, P>;
 pub(crate) type Rx<P> = Consumer<'static, usize, P>;
+pub(crate) type Guard<P> = ReadSlot<'static, usize, P>;
+pub(crate) type Reserved<P> = ReservedSlot<'static, usize, P>;
 
 // Running ------------------------------------------------------------------------------------------------------
 
@@ -65,8 +68,10 @@ impl Run {
         model.max_branches = 20_000; // loom's path has room for 65 535
         model.check(move || {
             count.fetch_add(1, Relaxed);
+            RINGS.take(); // of the execution before
             f();
         });
+        RINGS.take();
         self.executions += executions.load(Relaxed);
         drop(failed);
     }
@@ -120,9 +125,13 @@ impl Drop for OnPanic {
 /// Makes the test, or two, of a model: a function over a [`Parker`], and over a variant where `over` names some.
 ///
 /// The documentation names the hazard. The bound is `exhaustive` or a number of preemptions; a second one makes
-/// an ignored test of that depth.
+/// an ignored test of that depth. `without a parker` in front: nothing waits by one.
 macro_rules! check {
-    ($(#[doc = $hazard:literal])+ $name:ident $(over [$($variant:expr),+ $(,)?])?, $fast:tt $(, deep $deep:tt)?) => {
+    (without a parker $($model:tt)+) => {
+        check!(@model [YieldPark] $($model)+);
+    };
+    (@model $parkers:tt $(#[doc = $hazard:literal])+
+        $name:ident $(over [$($variant:expr),+ $(,)?])?, $fast:tt $(, deep $deep:tt)?) => {
         $(#[doc = $hazard])+
         mod $name {
             #[allow(unused_imports)]
@@ -130,7 +139,7 @@ macro_rules! check {
 
             fn run(bound: $crate::common::Bound) {
                 let mut run = $crate::common::Run::new(module_path!(), &[$($hazard),+], bound);
-                check!(@each run, $name $(, $($variant),+)?);
+                check!(@each run, $name, $parkers $(, $($variant),+)?);
             }
 
             #[test]
@@ -147,18 +156,24 @@ macro_rules! check {
             )?
         }
     };
-    (@each $run:ident, $name:ident) => {
-        $run.explore(&"ModelPark", super::$name::<$crate::common::ModelPark>);
-        $run.explore(&"YieldPark", super::$name::<$crate::common::YieldPark>);
+    (@each $run:ident, $name:ident, [$($parker:ident),+]) => {
+        $($run.explore(&stringify!($parker), super::$name::<$crate::common::$parker>);)+
     };
-    (@each $run:ident, $name:ident, $($variant:expr),+) => {
+    (@each $run:ident, $name:ident, $parkers:tt, $($variant:expr),+) => {
         for variant in [$($variant),+] {
-            $run.explore(&("ModelPark", variant), move || super::$name::<$crate::common::ModelPark>(variant));
-            $run.explore(&("YieldPark", variant), move || super::$name::<$crate::common::YieldPark>(variant));
+            check!(@variant $run, $name, $parkers, variant);
         }
+    };
+    (@variant $run:ident, $name:ident, [$($parker:ident),+], $variant:ident) => {
+        $($run.explore(&(stringify!($parker), $variant), move || {
+            super::$name::<$crate::common::$parker>($variant);
+        });)+
     };
     (@bound exhaustive) => { None };
     (@bound $bound:literal) => { Some($bound) };
+    ($($model:tt)+) => {
+        check!(@model [ModelPark, YieldPark] $($model)+);
+    };
 }
 pub(crate) use check;
 
@@ -183,7 +198,7 @@ pub(crate) trait Parker: WaitUntil<Instant = Bell> + Clone + Send + Sync + 'stat
 
 /// Sleeps until woken: a lost wakeup leaves nobody to run, which loom reports as a deadlock.
 #[derive(Clone)]
-pub(crate) struct ModelPark(loom::sync::Arc<Bed>);
+pub(crate) struct ModelPark(Arc<Bed>);
 
 struct Bed {
     rung: Mutex<bool>,
@@ -196,14 +211,14 @@ impl Wait for ModelPark {
         false
     }
 
-    fn wait(&self, word: &AtomicU32, expected: u32) {
+    fn wait(&self, word: Word<'_>, expected: u32) {
         let mut rung = self.0.rung.lock().unwrap();
-        while word.load(Ordering::Relaxed) == expected {
+        while word.load() == expected {
             rung = self.0.changed.wait(rung).unwrap();
         }
     }
 
-    fn wake(&self, _word: &AtomicU32) {
+    fn wake(&self, _word: Word<'_>) {
         self.0.wakes.fetch_add(1, Relaxed);
         // Taken and given back, so that it does not fall between a waiter's look at the word and its sleep.
         drop(self.0.rung.lock().unwrap());
@@ -222,9 +237,9 @@ impl WaitUntil for ModelPark {
         *self.0.rung.lock().unwrap()
     }
 
-    fn wait_until(&self, word: &AtomicU32, expected: u32, _: Bell) {
+    fn wait_until(&self, word: Word<'_>, expected: u32, _: Bell) {
         let mut rung = self.0.rung.lock().unwrap();
-        while !*rung && word.load(Ordering::Relaxed) == expected {
+        while !*rung && word.load() == expected {
             rung = self.0.changed.wait(rung).unwrap();
         }
     }
@@ -232,11 +247,7 @@ impl WaitUntil for ModelPark {
 
 impl Parker for ModelPark {
     fn new() -> Self {
-        Self(loom::sync::Arc::new(Bed {
-            rung: Mutex::new(false),
-            changed: Condvar::new(),
-            wakes: AtomicUsize::new(0),
-        }))
+        Self(Arc::new(Bed { rung: Mutex::new(false), changed: Condvar::new(), wakes: AtomicUsize::new(0) }))
     }
 
     fn ring_the_bell(&self) {
@@ -268,11 +279,11 @@ impl Wait for YieldPark {
         false
     }
 
-    fn wait(&self, _word: &AtomicU32, _expected: u32) {
+    fn wait(&self, _word: Word<'_>, _expected: u32) {
         thread::yield_now();
     }
 
-    fn wake(&self, _word: &AtomicU32) {
+    fn wake(&self, _word: Word<'_>) {
         self.0.wakes.fetch_add(1, Relaxed);
     }
 }
@@ -288,7 +299,7 @@ impl WaitUntil for YieldPark {
         self.0.rung.load(Ordering::Relaxed)
     }
 
-    fn wait_until(&self, word: &AtomicU32, expected: u32, _: Bell) {
+    fn wait_until(&self, word: Word<'_>, expected: u32, _: Bell) {
         self.wait(word, expected);
     }
 }
@@ -334,10 +345,33 @@ pub(crate) enum Mode {
 }
 pub(crate) use Mode::*;
 
-/// A ring of `N` slots that hold 0, its strategy, and its handles.
+std::thread_local! {
+    /// What an execution keeps up to its end: loom has no scoped threads that could borrow it.
+    static RINGS: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Kept(*mut dyn Any);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: from `Box::into_raw` in `keep`, once; all modelled threads have ended, and keep nothing.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+/// A reference to `value` up to the end of the execution.
+pub(crate) fn keep<T: 'static>(value: T) -> &'static mut T {
+    let value = Box::into_raw(Box::new(value));
+    RINGS.with_borrow_mut(|rings| rings.push(Kept(value)));
+    // SAFETY: made from a box just above, and freed when the execution is over.
+    unsafe { &mut *value }
+}
+
+/// A ring of `N` slots that hold 0, its strategy, and its handles, which borrow it: no step is spent on counting its
+/// owners. (`freeing` has models of rings that their handles own.)
 pub(crate) fn ring<const N: usize, P: Parker>() -> (P, Tx<P>, Rx<P>) {
     let park = P::new();
-    let (tx, rx) = Ring::with_wait([0; N], park.clone()).into_handles();
+    let (tx, rx) = keep(Ring::with_wait([0; N], park.clone())).split();
     (park, tx, rx)
 }
 
@@ -350,7 +384,7 @@ pub(crate) fn clock<P: Parker>(park: &P, mode: Mode) {
 }
 
 /// Receives, waiting as `mode` says.
-pub(crate) fn recv<P: Parker>(rx: &Rx<P>, mode: Mode) -> Result<ReadSlot<'_, usize, P>, RecvError> {
+pub(crate) fn recv<P: Parker>(rx: &mut Rx<P>, mode: Mode) -> Result<Guard<P>, RecvError> {
     match mode {
         Try => loop {
             return match rx.try_recv() {
@@ -361,7 +395,8 @@ pub(crate) fn recv<P: Parker>(rx: &Rx<P>, mode: Mode) -> Result<ReadSlot<'_, usi
                 }
                 Err(TryRecvError::Finished) => Err(RecvError::Finished),
                 Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
-                Err(TryRecvError::AllHeld) => Err(RecvError::AllHeld),
+                Err(TryRecvError::Cancelled) => Err(RecvError::Cancelled),
+                Err(TryRecvError::SlotHeld) => Err(RecvError::SlotHeld),
             };
         },
         Block => rx.recv(),
@@ -370,7 +405,8 @@ pub(crate) fn recv<P: Parker>(rx: &Rx<P>, mode: Mode) -> Result<ReadSlot<'_, usi
             Err(RecvTimeoutError::Timeout) => rx.recv(),
             Err(RecvTimeoutError::Finished) => Err(RecvError::Finished),
             Err(RecvTimeoutError::Abandoned) => Err(RecvError::Abandoned),
-            Err(RecvTimeoutError::AllHeld) => Err(RecvError::AllHeld),
+            Err(RecvTimeoutError::Cancelled) => Err(RecvError::Cancelled),
+            Err(RecvTimeoutError::SlotHeld) => Err(RecvError::SlotHeld),
         },
         Async => P::block_on(rx.recv_async()),
     }
@@ -405,11 +441,8 @@ pub(crate) fn send<P: Parker>(tx: &mut Tx<P>, mode: Mode, value: usize) -> Resul
 }
 
 /// Acquires, fills with `value` and commits.
-pub(crate) fn fill<W: Wait>(tx: &mut Producer<'_, usize, W>, value: usize) -> Result<(), FillError<()>> {
-    tx.fill(|slot| {
-        *slot = value;
-        Ok(())
-    })
+pub(crate) fn fill<W: Wait>(tx: &mut Producer<'_, usize, W>, value: usize) -> Result<(), Closed> {
+    tx.fill(|slot| *slot = value)
 }
 
 /// The same, of a ring whose consumer is there.
@@ -417,8 +450,31 @@ pub(crate) fn put<P: Parker>(tx: &mut Tx<P>, value: usize) {
     assert_eq!(fill(tx, value), Ok(()));
 }
 
+/// Reserves the next slot, which is free, and fills it with `value`.
+pub(crate) fn reserve<P: Parker>(tx: &mut Tx<P>, value: usize) -> Reserved<P> {
+    let mut slot = tx.try_acquire().unwrap().reserve();
+    *slot = value;
+    slot
+}
+
+/// Commits the slot, or cancels it.
+pub(crate) fn end<P: Parker>(slot: Reserved<P>, commit: bool) -> Result<(), Closed> {
+    if commit {
+        return slot.commit();
+    }
+    drop(slot);
+    Ok(())
+}
+
+/// Ends the producer, with all its data or without.
+pub(crate) fn stop<P: Parker>(tx: Tx<P>, finish: bool) {
+    if finish {
+        tx.finish();
+    } // otherwise it is dropped
+}
+
 /// Receives `value` and releases it.
-pub(crate) fn take<P: Parker>(rx: &Rx<P>, mode: Mode, value: usize) {
+pub(crate) fn take<P: Parker>(rx: &mut Rx<P>, mode: Mode, value: usize) {
     assert_eq!(*recv(rx, mode).unwrap(), value);
 }
 
@@ -495,16 +551,8 @@ pub(crate) fn survive<R>(f: impl FnOnce() -> R) -> Result<R, Bomb> {
     })
 }
 
-/// Runs `f`, and once more if the [`Bomb`] that it replaces goes off.
-pub(crate) fn retry<R>(mut f: impl FnMut() -> R) -> R {
-    survive(&mut f).unwrap_or_else(|Bomb| f())
-}
-
 /// Polls once for a filled slot; `None` while there is none.
-pub(crate) fn poll_recv<'c, P: Parker>(
-    rx: &'c Rx<P>,
-    waker: &Waker,
-) -> Option<Result<ReadSlot<'c, usize, P>, RecvError>> {
+pub(crate) fn poll_recv<P: Parker>(rx: &mut Rx<P>, waker: &Waker) -> Option<Result<Guard<P>, RecvError>> {
     match rx.poll_recv(&mut Context::from_waker(waker)) {
         Poll::Ready(found) => Some(found),
         Poll::Pending => None,
@@ -525,13 +573,4 @@ pub(crate) fn poll_send<P: Parker>(
         Poll::Ready(Err(closed)) => Some(Err(closed)),
         Poll::Pending => None,
     }
-}
-
-/// Runs `f` with a reference that modelled threads may keep, since loom has no scoped threads: `f` joins them.
-pub(crate) fn with_static<T: 'static>(value: T, f: impl FnOnce(&'static T)) {
-    let value = Box::into_raw(Box::new(value));
-    // SAFETY: made from a box just above and freed below, after the last use by `f`.
-    f(unsafe { &*value });
-    // SAFETY: from `Box::into_raw`, once; the models join every thread that has the reference, and keep no guard.
-    drop(unsafe { Box::from_raw(value) });
 }

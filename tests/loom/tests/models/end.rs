@@ -11,16 +11,16 @@ check! {
     finish over [Try, Block, Timed, Async], 2, deep 3
 }
 fn finish<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<2, P>();
+    let (park, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 1);
     clock(&park, mode);
     let producer = spawn(move || {
         put(&mut tx, 2);
         tx.finish();
     });
-    take(&rx, Block, 1);
-    take(&rx, mode, 2);
-    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Finished);
+    take(&mut rx, Block, 1);
+    take(&mut rx, mode, 2);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Finished);
     assert_eq!(rx.recv().unwrap_err(), RecvError::Finished, "the end stays");
     producer.join().unwrap();
 }
@@ -30,16 +30,16 @@ check! {
     abandon over [Try, Block, Timed, Async], 2, deep 3
 }
 fn abandon<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<2, P>();
+    let (park, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 1);
     clock(&park, mode);
     let producer = spawn(move || {
         put(&mut tx, 2);
         drop(tx);
     });
-    take(&rx, Block, 1);
-    take(&rx, mode, 2);
-    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Abandoned);
+    take(&mut rx, Block, 1);
+    take(&mut rx, mode, 2);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Abandoned);
     assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "the loss stays");
     producer.join().unwrap();
 }
@@ -49,10 +49,10 @@ check! {
     end_at_every_slot over [0, 1, 2], exhaustive
 }
 fn end_at_every_slot<P: Parker>(at: usize) {
-    let (_, mut tx, rx) = ring::<3, P>();
+    let (_, mut tx, mut rx) = ring::<3, P>();
     for i in 0..at {
         put(&mut tx, i);
-        take(&rx, Block, i);
+        take(&mut rx, Block, i);
     }
     let producer = spawn(move || tx.finish());
     assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
@@ -80,11 +80,11 @@ check! {
     consumer_drop_at_every_slot over [0, 1, 2], exhaustive
 }
 fn consumer_drop_at_every_slot<P: Parker>(at: usize) {
-    let (_, mut tx, rx) = ring::<3, P>();
+    let (_, mut tx, mut rx) = ring::<3, P>();
     for i in 0..3 + at {
         put(&mut tx, i);
         if i < at {
-            take(&rx, Block, i);
+            take(&mut rx, Block, i);
         }
     }
     let producer = spawn(move || assert_eq!(send(&mut tx, Block, 9), Err(Closed)));
@@ -113,12 +113,12 @@ check! {
     release_meets_end over [Try, Block, Timed, Async], 2, deep 3
 }
 fn release_meets_end<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     clock(&park, mode);
     let producer = spawn(move || tx.finish());
-    take(&rx, Block, 1);
-    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Finished);
+    take(&mut rx, Block, 1);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Finished);
     producer.join().unwrap();
 }
 
@@ -127,14 +127,14 @@ check! {
     both_end, exhaustive
 }
 fn both_end<P: Parker>() {
-    let (_, mut tx, rx) = ring::<2, P>();
+    let (_, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 1);
     let producer = spawn(move || {
         let committed = fill(&mut tx, 2).is_ok();
         tx.finish();
         committed
     });
-    take(&rx, Block, 1);
+    take(&mut rx, Block, 1);
     drop(rx);
     let _either = producer.join().unwrap();
 }
@@ -144,18 +144,22 @@ check! {
     end_while_held over [Block, Async], 2, deep 3
 }
 fn end_while_held<P: Parker>(mode: Mode) {
-    let (_, mut tx, rx) = ring::<2, P>();
+    let (_, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 1);
     let held = rx.recv().unwrap();
     let producer = spawn(move || {
         put(&mut tx, 2);
         drop(tx);
     });
-    take(&rx, mode, 2);
-    assert_eq!(rx.recv().unwrap_err(), RecvError::AllHeld, "the end is beyond the slot that is still held");
-    drop(held);
-    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Abandoned);
+    take(&mut rx, mode, 2);
+    match rx.recv().unwrap_err() {
+        RecvError::SlotHeld => (), // the producer is still there
+        end => assert_eq!(end, RecvError::Abandoned),
+    }
     producer.join().unwrap();
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "nothing can follow, though the slot is held");
+    drop(held);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Abandoned);
 }
 
 check! {
@@ -163,7 +167,7 @@ check! {
     producer_end_publishes over [Try, Block, Timed, Async], 2, deep 3
 }
 fn producer_end_publishes<P: Parker>(mode: Mode) {
-    let (park, tx, rx) = ring::<2, P>();
+    let (park, tx, mut rx) = ring::<2, P>();
     let why = Arc::new(AtomicBool::new(false));
     let says_why = why.clone();
     clock(&park, mode);
@@ -171,7 +175,7 @@ fn producer_end_publishes<P: Parker>(mode: Mode) {
         says_why.store(true, Relaxed);
         drop(tx);
     });
-    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Abandoned);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Abandoned);
     assert!(why.load(Relaxed), "told of the end, and not of what came before");
     producer.join().unwrap();
 }

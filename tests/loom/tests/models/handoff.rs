@@ -9,13 +9,13 @@ check! {
     commit over [Try, Block, Timed, Async], 2, deep 3
 }
 fn commit<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<2, P>();
+    let (park, mut tx, mut rx) = ring::<2, P>();
     clock(&park, mode);
     let producer = spawn(move || {
         put(&mut tx, 1);
         tx // dropped by the other side, so that no end follows the commit
     });
-    take(&rx, mode, 1);
+    take(&mut rx, mode, 1);
     drop(producer.join().unwrap());
 }
 
@@ -24,22 +24,22 @@ check! {
     release over [Try, Block, Timed, Async], 2, deep 3
 }
 fn release<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     clock(&park, mode);
     let producer = spawn(move || {
         send(&mut tx, mode, 2).unwrap();
         tx
     });
-    take(&rx, Block, 1); // does not wait
+    take(&mut rx, Block, 1); // does not wait
     let tx = producer.join().unwrap();
-    take(&rx, Block, 2); // does not wait
+    take(&mut rx, Block, 2); // does not wait
     drop(tx);
 }
 
 /// `items` values through a ring of `N`; each side waits in its own way.
 fn fifo<const N: usize, P: Parker>(items: usize, (producing, receiving): (Mode, Mode)) {
-    let (_, mut tx, rx) = ring::<N, P>();
+    let (_, mut tx, mut rx) = ring::<N, P>();
     let producer = spawn(move || {
         for i in 0..items {
             send(&mut tx, producing, i).unwrap();
@@ -47,9 +47,9 @@ fn fifo<const N: usize, P: Parker>(items: usize, (producing, receiving): (Mode, 
         tx.finish();
     });
     for i in 0..items {
-        take(&rx, receiving, i);
+        take(&mut rx, receiving, i);
     }
-    assert_eq!(recv(&rx, receiving).unwrap_err(), RecvError::Finished);
+    assert_eq!(recv(&mut rx, receiving).unwrap_err(), RecvError::Finished);
     producer.join().unwrap();
 }
 
@@ -63,7 +63,7 @@ fn fifo_one_slot<P: Parker>(modes: (Mode, Mode)) {
 
 check! {
     /// Two slots, over the wrap-around: a value is lost, doubled or overtaken.
-    fifo_two_slots over [(Block, Block), (Async, Async), (Block, Async), (Async, Block)], 1, deep 2
+    fifo_two_slots over [(Block, Block), (Async, Async)], 1, deep 2
 }
 fn fifo_two_slots<P: Parker>(modes: (Mode, Mode)) {
     fifo::<2, P>(3, modes);
@@ -90,31 +90,31 @@ check! {
     needless_wake, exhaustive
 }
 fn needless_wake<P: Parker>() {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     let producer = spawn(move || {
         put(&mut tx, 1);
         tx
     });
-    take(&rx, Block, 1);
+    take(&mut rx, Block, 1);
     let mut tx = producer.join().unwrap();
     assert!(park.wakes() <= 1);
     put(&mut tx, 2); // nobody waits any more
-    take(&rx, Block, 2);
+    take(&mut rx, Block, 2);
     assert!(park.wakes() <= 1);
 }
 
 check! {
-    /// As above, with a wait for a release.
+    /// `WAITER` outlives the release that it was meant for.
     needless_wake_after_release, exhaustive
 }
 fn needless_wake_after_release<P: Parker>() {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     let producer = spawn(move || {
         send(&mut tx, Block, 2).unwrap();
         tx
     });
-    take(&rx, Block, 1);
+    take(&mut rx, Block, 1);
     drop(producer.join().unwrap());
     assert!(park.wakes() <= 1, "the commit wakes nobody, since nobody waits for it");
 }
@@ -124,7 +124,7 @@ check! {
     spin, exhaustive
 }
 fn spin<P: Parker>() {
-    let (mut tx, rx) = Ring::<usize, 1, Spin>::new([0]).into_handles();
+    let (mut tx, mut rx) = keep(Ring::<usize, 1, Spin>::new([0])).split();
     let producer = spawn(move || {
         for i in 0..2 {
             fill(&mut tx, i).unwrap();
@@ -143,9 +143,8 @@ check! {
     split_twice, exhaustive
 }
 fn split_twice<P: Parker>() {
-    with_static(DoubleBuffer::with_wait([0, 0], P::new()), |ring: &DoubleBuffer<usize, P>| {
-        let other = spawn(|| ring.try_split_static().map(drop).is_some());
-        let mine = ring.try_split_static().map(drop).is_some();
-        assert!(mine ^ other.join().unwrap(), "exactly one of the two is given the handles");
-    });
+    let ring: &DoubleBuffer<usize, P> = keep(DoubleBuffer::with_wait([0, 0], P::new()));
+    let other = spawn(|| ring.try_split_static().map(drop).is_some());
+    let mine = ring.try_split_static().map(drop).is_some();
+    assert!(mine ^ other.join().unwrap(), "exactly one of the two is given the handles");
 }

@@ -1,10 +1,27 @@
 //! Small models of the ring, one a hazard, each explored with two parkers. `README.md` lists them.
 
+mod cell;
 mod common;
 mod end;
+mod freeing;
 mod guards;
 mod handoff;
 mod panic;
+mod reserved;
 mod steps;
 mod timeout;
 mod wakers;
+
+/// The waker cell of the ring, once more: the models of `cell` run it alone.
+#[path = "../../../../core/src/waker.rs"]
+mod waker;
+
+/// What `waker.rs` is made of.
+mod sync {
+    pub(crate) use twinbuf_core::sync::{AtomicU32, Ordering, UnsafeCell};
+
+    macro_rules! const_fn {
+        ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => { $(#[$meta])* $vis fn $($rest)* };
+    }
+    pub(crate) use const_fn;
+}

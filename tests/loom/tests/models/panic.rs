@@ -9,21 +9,21 @@ check! {
     panic_while_filling over [Try, Block, Timed, Async], 2, deep 3
 }
 fn panic_while_filling<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<2, P>();
+    let (park, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 1);
     clock(&park, mode);
     let producer = spawn(move || {
         let died = survive(move || {
             let mut tx = tx; // dropped by the panic
-            tx.fill(|slot| -> Result<(), ()> {
+            tx.fill(|slot| {
                 *slot = 9;
                 std::panic::resume_unwind(Box::new(Bomb))
             })
         });
         assert!(died.is_err());
     });
-    take(&rx, Block, 1);
-    assert_eq!(recv(&rx, mode).unwrap_err(), RecvError::Abandoned);
+    take(&mut rx, Block, 1);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Abandoned);
     producer.join().unwrap();
 }
 
@@ -32,10 +32,10 @@ check! {
     fill_fails over [Try, Block, Timed, Async], 2, deep 3
 }
 fn fill_fails<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     clock(&park, mode);
     let producer = spawn(move || {
-        let failed: Result<(), _> = tx.fill(|slot| {
+        let failed: Result<(), _> = tx.try_fill(|slot| {
             *slot = 9;
             Err("no such file")
         });
@@ -43,6 +43,6 @@ fn fill_fails<P: Parker>(mode: Mode) {
         put(&mut tx, 1);
         tx
     });
-    take(&rx, mode, 1);
+    take(&mut rx, mode, 1);
     drop(producer.join().unwrap());
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use twinbuf_core::WriteSlot;
 use twinbuf_core::sync::steps;
+use twinbuf_core::{TryRecvError, WriteSlot};
 
 use crate::common::*;
 
@@ -17,7 +17,8 @@ fn ceiling(name: &'static str, hazard: &str, ceiling: usize, f: impl Fn() -> usi
         assert!(steps <= ceiling, "{steps} steps, more than {ceiling}");
         seen.fetch_max(steps, Relaxed);
     });
-    assert_eq!(most.load(Relaxed), ceiling, "never reached: the ceiling is too high");
+    let most = most.load(Relaxed);
+    assert_eq!(most, ceiling, "{most} steps at most: the ceiling is too high");
 }
 
 /// The steps that this thread makes in `f`.
@@ -30,7 +31,7 @@ fn measure<R>(f: impl FnOnce() -> R) -> (usize, R) {
 #[test]
 fn try_recv() {
     ceiling("steps::try_recv", "1 step at most: it is not wait-free", 1, || {
-        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         let producer = spawn(move || {
             put(&mut tx, 1);
             tx.finish();
@@ -44,10 +45,10 @@ fn try_recv() {
 #[test]
 fn try_acquire() {
     ceiling("steps::try_acquire", "1 step at most: it is not wait-free", 1, || {
-        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         put(&mut tx, 1);
         let consumer = spawn(move || {
-            take(&rx, Block, 1);
+            take(&mut rx, Block, 1);
             drop(rx);
         });
         let (steps, _) = measure(|| tx.try_acquire().map(std::mem::forget));
@@ -56,13 +57,13 @@ fn try_acquire() {
     });
 }
 
-/// Three exchanges, since the consumer can add `WAITER` and `RX_GONE` in between, and two steps to take its waker.
+/// Three exchanges, since the consumer can add `WAITER` and `RX_GONE` in between, and three steps to take its waker.
 #[test]
 fn commit() {
-    ceiling("steps::commit", "5 steps at most: it is retried for ever", 5, || {
-        let (_, mut tx, rx) = ring::<1, ModelPark>();
+    ceiling("steps::commit", "6 steps at most: it is retried for ever", 6, || {
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         let consumer = spawn(move || {
-            drop(poll_recv(&rx, &Task::new().waker()));
+            drop(poll_recv(&mut rx, &Task::new().waker()));
             drop(rx);
         });
         let slot = tx.try_acquire();
@@ -75,8 +76,8 @@ fn commit() {
 /// As for `commit`.
 #[test]
 fn release() {
-    ceiling("steps::release", "5 steps at most: it is retried for ever", 5, || {
-        let (_, mut tx, rx) = ring::<1, ModelPark>();
+    ceiling("steps::release", "6 steps at most: it is retried for ever", 6, || {
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         put(&mut tx, 1);
         let guard = rx.recv().unwrap();
         let producer = spawn(move || {
@@ -89,13 +90,55 @@ fn release() {
     });
 }
 
-/// The waker forgotten (2), a step a slot (2), the other side's waker taken (2).
+/// As for `commit`, with the wakers of both sides to take.
+#[test]
+fn reserved_commit() {
+    ceiling("steps::reserved_commit", "9 steps at most: it is retried for ever", 9, || reserved(true));
+}
+
+/// As for `reserved_commit`.
+#[test]
+fn cancel() {
+    ceiling("steps::cancel", "9 steps at most: it is retried for ever", 9, || reserved(false));
+}
+
+fn reserved(commit: bool) -> usize {
+    let (_, mut tx, mut rx) = ring::<1, ModelPark>();
+    let slot = reserve(&mut tx, 1);
+    assert!(poll_send(&mut tx, &Task::new().waker(), 2).is_none());
+    let consumer = spawn(move || {
+        drop(poll_recv(&mut rx, &Task::new().waker()));
+        drop(rx);
+    });
+    let (steps, _) = measure(|| end(slot, commit));
+    consumer.join().unwrap();
+    steps
+}
+
+/// A look, and three exchanges for the release, with the waker of the producer to take.
+#[test]
+fn try_recv_of_a_cancelled_place() {
+    ceiling("steps::try_recv_of_a_cancelled_place", "7 steps at most: it is retried for ever", 7, || {
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
+        drop(reserve(&mut tx, 9));
+        let producer = spawn(move || {
+            let _done = poll_send(&mut tx, &Task::new().waker(), 2);
+            drop(tx);
+        });
+        let (steps, found) = measure(|| rx.try_recv().map(std::mem::forget));
+        assert_eq!(found, Err(TryRecvError::Cancelled));
+        producer.join().unwrap();
+        steps
+    });
+}
+
+/// The waker forgotten (2), a step a slot (2), the other side's waker taken (3).
 #[test]
 fn finish() {
-    ceiling("steps::finish", "6 steps at most: it is retried for ever", 6, || {
-        let (_, tx, rx) = ring::<2, ModelPark>();
+    ceiling("steps::finish", "7 steps at most: it is retried for ever", 7, || {
+        let (_, tx, mut rx) = ring::<2, ModelPark>();
         let consumer = spawn(move || {
-            drop(poll_recv(&rx, &Task::new().waker()));
+            drop(poll_recv(&mut rx, &Task::new().waker()));
             rx
         });
         let (steps, ()) = measure(|| tx.finish());
@@ -108,7 +151,7 @@ fn finish() {
 #[test]
 fn parked_recv() {
     ceiling("steps::parked_recv", "5 steps at most: a parked consumer spins", 5, || {
-        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         let producer = spawn(move || {
             put(&mut tx, 1);
             tx.finish();
@@ -123,10 +166,10 @@ fn parked_recv() {
 #[test]
 fn parked_acquire() {
     ceiling("steps::parked_acquire", "5 steps at most: a parked producer spins", 5, || {
-        let (_, mut tx, rx) = ring::<1, ModelPark>();
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         put(&mut tx, 1);
         let consumer = spawn(move || {
-            take(&rx, Block, 1);
+            take(&mut rx, Block, 1);
             drop(rx);
         });
         let (steps, _) = measure(|| tx.acquire().map(std::mem::forget));
@@ -139,16 +182,16 @@ fn parked_acquire() {
 /// has been made.
 #[test]
 fn poll() {
-    ceiling("steps::poll", "5 steps at most: it is retried for ever", 5, || {
-        let (_, mut tx, rx) = ring::<1, ModelPark>();
+    ceiling("steps::poll", "6 steps at most: it is retried for ever", 6, || {
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         let waker = Task::new().waker();
-        let (first, pending) = measure(|| poll_recv(&rx, &waker).is_none());
+        let (first, pending) = measure(|| poll_recv(&mut rx, &waker).is_none());
         assert!(pending);
         let producer = spawn(move || {
             put(&mut tx, 1);
             tx.finish();
         });
-        let (second, _) = measure(|| poll_recv(&rx, &waker).map(|guard| guard.map(std::mem::forget)));
+        let (second, _) = measure(|| poll_recv(&mut rx, &waker).map(|guard| guard.map(std::mem::forget)));
         producer.join().unwrap();
         first.max(second)
     });

@@ -1,4 +1,6 @@
 //! A deadline that comes at any moment: a hand-off that races it is received now or by the next call.
+//!
+//! With one slot, and with two: a wait that was given up leaves `WAITER` on one word and the next wait is at another.
 
 use std::time::Duration;
 
@@ -6,22 +8,57 @@ use twinbuf_core::{AcquireTimeoutError, Closed, RecvError, RecvTimeoutError};
 
 use crate::common::*;
 
+/// The next value, by a timed call and, when its time is over, by another one.
+fn recv_late<P: Parker>(rx: &mut Rx<P>, next: Mode, value: usize) {
+    match rx.recv_timeout(Duration::ZERO) {
+        Ok(guard) => assert_eq!(*guard, value),
+        Err(RecvTimeoutError::Timeout) => take(rx, next, value),
+        Err(end) => panic!("{end:?}"),
+    }
+}
+
+/// Hands `value` over, by a timed call and, when its time is over, by another one.
+fn send_late<P: Parker>(tx: &mut Tx<P>, next: Mode, value: usize) -> Result<(), Closed> {
+    match tx.acquire_timeout(Duration::ZERO) {
+        Ok(mut slot) => {
+            *slot = value;
+            return slot.commit();
+        }
+        Err(AcquireTimeoutError::Timeout) => (),
+        Err(AcquireTimeoutError::Closed) => return Err(Closed),
+    }
+    send(tx, next, value)
+}
+
 check! {
     /// The deadline comes with a commit: the value is lost, or the next wait sleeps through it.
     timeout_meets_commit over [Try, Block, Timed, Async], 2, deep 3
 }
 fn timeout_meets_commit<P: Parker>(next: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     clock(&park, Timed);
     let producer = spawn(move || {
         put(&mut tx, 1);
         tx
     });
-    match rx.recv_timeout(Duration::ZERO) {
-        Ok(guard) => assert_eq!(*guard, 1),
-        Err(RecvTimeoutError::Timeout) => take(&rx, next, 1),
-        Err(end) => panic!("{end:?}"),
-    }
+    recv_late(&mut rx, next, 1);
+    drop(producer.join().unwrap());
+}
+
+check! {
+    /// As above, with two slots and two commits.
+    timeout_meets_two_commits over [Try, Block, Async], 1, deep 2
+}
+fn timeout_meets_two_commits<P: Parker>(next: Mode) {
+    let (park, mut tx, mut rx) = ring::<2, P>();
+    clock(&park, Timed);
+    let producer = spawn(move || {
+        put(&mut tx, 1);
+        put(&mut tx, 2);
+        tx
+    });
+    recv_late(&mut rx, next, 1);
+    recv_late(&mut rx, next, 2);
     drop(producer.join().unwrap());
 }
 
@@ -30,41 +67,52 @@ check! {
     timeout_meets_release over [Try, Block, Timed, Async], 2, deep 3
 }
 fn timeout_meets_release<P: Parker>(next: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     clock(&park, Timed);
     let producer = spawn(move || {
-        let timed_out = match tx.acquire_timeout(Duration::ZERO) {
-            Ok(mut slot) => {
-                *slot = 2;
-                slot.commit().unwrap();
-                false
-            }
-            Err(AcquireTimeoutError::Timeout) => true,
-            Err(AcquireTimeoutError::Closed) => panic!("the consumer is alive"),
-        };
-        if timed_out {
-            send(&mut tx, next, 2).unwrap();
-        }
+        send_late(&mut tx, next, 2).unwrap();
         tx
     });
-    take(&rx, Block, 1);
+    take(&mut rx, Block, 1);
     let tx = producer.join().unwrap();
-    take(&rx, Block, 2);
+    take(&mut rx, Block, 2);
+    drop(tx);
+}
+
+check! {
+    /// As above, with two slots and two releases.
+    timeout_meets_two_releases over [Try, Block, Async], 1, deep 2
+}
+fn timeout_meets_two_releases<P: Parker>(next: Mode) {
+    let (park, mut tx, mut rx) = ring::<2, P>();
+    put(&mut tx, 1);
+    put(&mut tx, 2);
+    clock(&park, Timed);
+    let producer = spawn(move || {
+        send_late(&mut tx, next, 3).unwrap();
+        send_late(&mut tx, next, 4).unwrap();
+        tx
+    });
+    take(&mut rx, Block, 1);
+    take(&mut rx, Block, 2);
+    let tx = producer.join().unwrap();
+    take(&mut rx, Block, 3);
+    take(&mut rx, Block, 4);
     drop(tx);
 }
 
 check! {
     /// The deadline comes with the end of the producer: the end is lost, or the next wait sleeps through it.
-    timeout_meets_end over [Try, Block, Timed, Async], 2, deep 3
+    timeout_meets_end over [(1, Try), (1, Block), (1, Timed), (1, Async), (2, Block), (2, Async)], 2, deep 3
 }
-fn timeout_meets_end<P: Parker>(next: Mode) {
-    let (park, tx, rx) = ring::<1, P>();
+fn timeout_meets_end<P: Parker>((slots, next): (usize, Mode)) {
+    let (park, tx, mut rx) = if slots == 1 { ring::<1, P>() } else { ring::<2, P>() };
     clock(&park, Timed);
     let producer = spawn(move || drop(tx));
     match rx.recv_timeout(Duration::ZERO).unwrap_err() {
         RecvTimeoutError::Abandoned => (),
-        RecvTimeoutError::Timeout => assert_eq!(recv(&rx, next).unwrap_err(), RecvError::Abandoned),
+        RecvTimeoutError::Timeout => assert_eq!(recv(&mut rx, next).unwrap_err(), RecvError::Abandoned),
         end => panic!("{end:?}"),
     }
     producer.join().unwrap();
@@ -72,18 +120,80 @@ fn timeout_meets_end<P: Parker>(next: Mode) {
 
 check! {
     /// The deadline comes with the end of the consumer: the next wait sleeps through it.
-    timeout_meets_consumer_drop over [Try, Block, Timed, Async], 2, deep 3
+    timeout_meets_consumer_drop over [
+        (1, Try), (1, Block), (1, Timed), (1, Async), (2, Block), (2, Async)
+    ], 2, deep 3
 }
-fn timeout_meets_consumer_drop<P: Parker>(next: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
-    put(&mut tx, 1);
+fn timeout_meets_consumer_drop<P: Parker>((slots, next): (usize, Mode)) {
+    let (park, mut tx, rx) = if slots == 1 { ring::<1, P>() } else { ring::<2, P>() };
+    for i in 0..slots {
+        put(&mut tx, i);
+    }
     clock(&park, Timed);
-    let producer = spawn(move || match tx.acquire_timeout(Duration::ZERO).map(drop).unwrap_err() {
-        AcquireTimeoutError::Closed => (),
-        AcquireTimeoutError::Timeout => assert_eq!(send(&mut tx, next, 2), Err(Closed)),
-    });
+    let producer = spawn(move || assert_eq!(send_late(&mut tx, next, 2), Err(Closed)));
     drop(rx);
     producer.join().unwrap();
+}
+
+check! {
+    /// A timed receive of a slot that the consumer's own guard holds: it sleeps through the release, which another
+    /// thread makes, or through the commit that follows, or reads the slot again.
+    held_slot, 2, deep 3
+}
+fn held_slot<P: Parker>() {
+    let (_, mut tx, mut rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    let guard = rx.recv().unwrap();
+    let other = spawn(move || {
+        drop(guard);
+        put(&mut tx, 2);
+        tx
+    });
+    // The bell is not rung.
+    assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap(), 2);
+    drop(other.join().unwrap());
+}
+
+check! {
+    /// As above, with a task of the producer's that waits for the same release: one of the two is not woken.
+    held_slot_awaited_by_both, 1, deep 2
+}
+fn held_slot_awaited_by_both<P: Parker>() {
+    let (_, mut tx, mut rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    let guard = rx.recv().unwrap();
+    let task = Task::new();
+    assert!(poll_send(&mut tx, &task.waker(), 2).is_none());
+    let producer = spawn(move || {
+        drop(guard);
+        task.run(|waker| poll_send(&mut tx, waker, 2)).unwrap();
+        tx
+    });
+    assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap(), 2);
+    drop(producer.join().unwrap());
+}
+
+check! {
+    /// As above, and the deadline comes: the error is the wrong one, or the next call sleeps.
+    held_slot_meets_timeout over [false, true], 2, deep 3
+}
+fn held_slot_meets_timeout<P: Parker>(released: bool) {
+    let (park, mut tx, mut rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    let guard = rx.recv().unwrap();
+    clock(&park, Timed);
+    if !released {
+        assert_eq!(rx.recv_timeout(Duration::ZERO).map(drop), Err(RecvTimeoutError::SlotHeld));
+        return drop(guard);
+    }
+    let reader = spawn(move || drop(guard));
+    match rx.recv_timeout(Duration::ZERO).map(drop).unwrap_err() {
+        RecvTimeoutError::SlotHeld | RecvTimeoutError::Timeout => (),
+        end => panic!("{end:?}"),
+    }
+    reader.join().unwrap();
+    put(&mut tx, 2); // does not wait
+    take(&mut rx, Block, 2);
 }
 
 check! {
@@ -91,7 +201,7 @@ check! {
     deadline_is_over, exhaustive
 }
 fn deadline_is_over<P: Parker>() {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     park.ring_the_bell();
     assert_eq!(rx.recv_timeout(Duration::ZERO).map(drop), Err(RecvTimeoutError::Timeout));
     let producer = spawn(move || {

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, RawWaker, RawWakerVTable, Waker};
+use std::task::{Context, RawWaker, RawWakerVTable, Wake, Waker};
 
 use twinbuf_core::{Closed, RecvError, WriteSlot};
 
@@ -14,7 +14,7 @@ check! {
     receiving_future_dropped over [Try, Block, Timed, Async], 2, deep 3
 }
 fn receiving_future_dropped<P: Parker>(next: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     clock(&park, next);
     let producer = spawn(move || {
         put(&mut tx, 1);
@@ -23,7 +23,7 @@ fn receiving_future_dropped<P: Parker>(next: Mode) {
     let waker = Task::new().waker();
     let received = pin!(rx.recv_async()).poll(&mut Context::from_waker(&waker)).map(|guard| *guard.unwrap());
     if received.is_pending() {
-        take(&rx, next, 1);
+        take(&mut rx, next, 1);
     } else {
         assert_eq!(received, std::task::Poll::Ready(1));
     }
@@ -35,7 +35,7 @@ check! {
     acquiring_future_dropped over [Try, Block, Timed, Async], 2, deep 3
 }
 fn acquiring_future_dropped<P: Parker>(next: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     clock(&park, next);
     let producer = spawn(move || {
@@ -47,61 +47,45 @@ fn acquiring_future_dropped<P: Parker>(next: Mode) {
         send(&mut tx, next, 2).unwrap();
         tx
     });
-    take(&rx, Block, 1);
+    take(&mut rx, Block, 1);
     let tx = producer.join().unwrap();
-    take(&rx, Block, 2);
+    take(&mut rx, Block, 2);
     drop(tx);
 }
 
 check! {
-    /// `ready` says so of a slot that is then not there, or is slept through.
-    ready_before_try, 2, deep 3
-}
-fn ready_before_try<P: Parker>() {
-    let (_, mut tx, mut rx) = ring::<1, P>();
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        tx.finish();
-    });
-    assert_eq!(P::block_on(rx.ready()), Ok(()));
-    assert_eq!(*rx.try_recv().unwrap(), 1);
-    assert_eq!(P::block_on(rx.ready()), Err(RecvError::Finished));
-    producer.join().unwrap();
-}
-
-check! {
-    /// The consumer's waker is replaced by another task's: the first task, or the second, sleeps for ever.
+    /// The consumer's waker is replaced by another task's: the second task sleeps for ever, or both are woken.
     consumer_waker_replaced, exhaustive
 }
 fn consumer_waker_replaced<P: Parker>() {
-    let (_, mut tx, rx) = ring::<1, P>();
+    let (_, mut tx, mut rx) = ring::<1, P>();
     let (first, second) = (Task::new(), Task::new());
-    assert!(poll_recv(&rx, &first.waker()).is_none());
+    assert!(poll_recv(&mut rx, &first.waker()).is_none());
     let producer = spawn(move || {
         put(&mut tx, 1);
         tx
     });
-    assert_eq!(*second.run(|waker| poll_recv(&rx, waker)).unwrap(), 1);
-    first.sleep();
+    assert_eq!(*second.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
+    assert!(first.wakes() + second.wakes() <= 1, "one hand-off");
 }
 
 check! {
-    /// The producer's waker is replaced by another task's: the first task, or the second, sleeps for ever.
+    /// The producer's waker is replaced by another task's: the second task sleeps for ever, or both are woken.
     producer_waker_replaced, exhaustive
 }
 fn producer_waker_replaced<P: Parker>() {
-    let (_, mut tx, rx) = ring::<1, P>();
+    let (_, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     let (first, second) = (Task::new(), Task::new());
     assert!(poll_send(&mut tx, &first.waker(), 2).is_none());
     let consumer = spawn(move || {
-        take(&rx, Block, 1);
+        take(&mut rx, Block, 1);
         rx
     });
     second.run(|waker| poll_send(&mut tx, waker, 2)).unwrap();
-    first.sleep();
     drop(consumer.join().unwrap());
+    assert!(first.wakes() + second.wakes() <= 1, "one hand-off");
 }
 
 check! {
@@ -109,16 +93,16 @@ check! {
     polled_again, exhaustive
 }
 fn polled_again<P: Parker>() {
-    let (_, mut tx, rx) = ring::<1, P>();
+    let (_, mut tx, mut rx) = ring::<1, P>();
     let task = Task::new();
     for _ in 0..3 {
-        assert!(poll_recv(&rx, &task.waker()).is_none());
+        assert!(poll_recv(&mut rx, &task.waker()).is_none());
     }
     assert_eq!(task.wakes(), 0);
     put(&mut tx, 1);
     assert_eq!(task.wakes(), 1);
     task.sleep();
-    assert_eq!(*task.run(|waker| poll_recv(&rx, waker)).unwrap(), 1);
+    assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
 }
 
 check! {
@@ -126,9 +110,9 @@ check! {
     wake_meets_registration over [true, false], exhaustive
 }
 fn wake_meets_registration<P: Parker>(commit: bool) {
-    let (_, mut tx, rx) = ring::<1, P>();
+    let (_, mut tx, mut rx) = ring::<1, P>();
     let task = Task::new();
-    assert!(poll_recv(&rx, &task.waker()).is_none());
+    assert!(poll_recv(&mut rx, &task.waker()).is_none());
     let producer = spawn(move || {
         if commit {
             put(&mut tx, 1);
@@ -138,7 +122,7 @@ fn wake_meets_registration<P: Parker>(commit: bool) {
             None
         }
     });
-    match task.run(|waker| poll_recv(&rx, waker)) {
+    match task.run(|waker| poll_recv(&mut rx, waker)) {
         Ok(guard) => assert_eq!((*guard, commit), (1, true)),
         Err(end) => assert_eq!((end, commit), (RecvError::Finished, false)),
     }
@@ -147,44 +131,42 @@ fn wake_meets_registration<P: Parker>(commit: bool) {
 
 check! {
     /// Two guards released at once: the wake for the slot that is waited for is swallowed by the other's.
-    two_wakes_meet over [1, 2], 3, deep 4
+    two_wakes_meet over [1, 2], 2, deep 3
 }
 fn two_wakes_meet<P: Parker>(polls: usize) {
-    let (_, mut tx, rx) = ring::<2, P>();
+    let (_, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 0);
     put(&mut tx, 1);
     let task = Task::new();
     assert!(poll_send(&mut tx, &task.waker(), 2).is_none()); // announced at the first slot
-    with_static(rx, |rx| {
-        let (first, second) = (rx.recv().unwrap(), rx.recv().unwrap());
-        let readers = [spawn(move || drop(first)), spawn(move || drop(second))];
-        // Without waiting for the wake: it may still be under way when the task waits at the second slot.
-        send(&mut tx, Try, 2).unwrap();
-        let early = (1..polls).any(|_| poll_send(&mut tx, &task.waker(), 3).is_some());
-        if !early {
-            task.run(|waker| poll_send(&mut tx, waker, 3)).unwrap();
-        }
-        for reader in readers {
-            reader.join().unwrap();
-        }
-    });
+    let (first, second) = (rx.recv().unwrap(), rx.recv().unwrap());
+    let readers = [spawn(move || drop(first)), spawn(move || drop(second))];
+    // Without waiting for the wake: it may still be under way when the task waits at the second slot.
+    send(&mut tx, Try, 2).unwrap();
+    let early = (1..polls).any(|_| poll_send(&mut tx, &task.waker(), 3).is_some());
+    if !early {
+        task.run(|waker| poll_send(&mut tx, waker, 3)).unwrap();
+    }
+    for reader in readers {
+        reader.join().unwrap();
+    }
 }
 
 check! {
     /// A registration gives back what it stored, and a wake for a blocking wait reads it at the same time.
-    blocks_after_polling, exhaustive
+    blocks_after_polling, 3, deep 4
 }
 fn blocks_after_polling<P: Parker>() {
-    let (_, mut tx, rx) = ring::<2, P>();
+    let (_, mut tx, mut rx) = ring::<2, P>();
     let task = Task::new();
-    assert!(poll_recv(&rx, &task.waker()).is_none());
+    assert!(poll_recv(&mut rx, &task.waker()).is_none());
     let producer = spawn(move || {
         put(&mut tx, 1);
         put(&mut tx, 2);
         tx
     });
-    assert_eq!(*task.run(|waker| poll_recv(&rx, waker)).unwrap(), 1);
-    take(&rx, Block, 2); // announced, with no waker registered for it
+    assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
+    take(&mut rx, Block, 2); // announced, with no waker registered for it
     drop(producer.join().unwrap());
 }
 
@@ -193,10 +175,10 @@ check! {
     waker_outlives_handle over ["consumer", "producer", "producer, never woken"], exhaustive
 }
 fn waker_outlives_handle<P: Parker>(side: &'static str) {
-    let (_, mut tx, rx) = ring::<1, P>();
+    let (_, mut tx, mut rx) = ring::<1, P>();
     let task = Task::new();
     if side == "consumer" {
-        assert!(poll_recv(&rx, &task.waker()).is_none());
+        assert!(poll_recv(&mut rx, &task.waker()).is_none());
         let producer = spawn(move || {
             let _maybe_closed = fill(&mut tx, 1);
             tx // keeps the ring
@@ -210,7 +192,7 @@ fn waker_outlives_handle<P: Parker>(side: &'static str) {
         assert!(poll_send(&mut tx, &task.waker(), 2).is_none());
         let consumer = spawn(move || {
             if side == "producer" {
-                take(&rx, Block, 1);
+                take(&mut rx, Block, 1);
             }
             rx
         });
@@ -226,18 +208,18 @@ check! {
     waker_panics_in_commit over [Try, Block, Timed, Async], 2, deep 3
 }
 fn waker_panics_in_commit<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<2, P>();
-    assert!(poll_recv(&rx, &bomb()).is_none());
+    let (park, mut tx, mut rx) = ring::<2, P>();
+    assert!(poll_recv(&mut rx, &bomb()).is_none());
     clock(&park, mode);
     let producer = spawn(move || {
-        // It panics if the consumer has not replaced the waker, which then panics over there.
+        // It panics if the consumer has not replaced the waker.
         let _ = survive(|| put(&mut tx, 1));
         put(&mut tx, 2);
         assert_eq!(tx.stats().handoffs, 2);
         tx
     });
-    retry(|| take(&rx, mode, 1));
-    retry(|| take(&rx, mode, 2));
+    take(&mut rx, mode, 1);
+    take(&mut rx, mode, 2);
     drop(producer.join().unwrap());
 }
 
@@ -246,18 +228,18 @@ check! {
     waker_panics_in_release over [Try, Block, Timed, Async], 2, deep 3
 }
 fn waker_panics_in_release<P: Parker>(mode: Mode) {
-    let (park, mut tx, rx) = ring::<1, P>();
+    let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     assert!(poll_send(&mut tx, &bomb(), 9).is_none());
     clock(&park, mode);
     let producer = spawn(move || {
-        retry(|| send(&mut tx, mode, 2)).unwrap();
+        send(&mut tx, mode, 2).unwrap();
         tx
     });
     let guard = rx.recv().unwrap();
     let _ = survive(|| drop(guard));
     let tx = producer.join().unwrap();
-    take(&rx, Block, 2);
+    take(&mut rx, Block, 2);
     drop(tx);
 }
 
@@ -266,13 +248,13 @@ check! {
     waker_panics_in_end over [Try, Block, Timed, Async], 2, deep 3
 }
 fn waker_panics_in_end<P: Parker>(mode: Mode) {
-    let (park, tx, rx) = ring::<2, P>();
-    assert!(poll_recv(&rx, &bomb()).is_none());
+    let (park, tx, mut rx) = ring::<2, P>();
+    assert!(poll_recv(&mut rx, &bomb()).is_none());
     clock(&park, mode);
     let producer = spawn(move || {
         let _ = survive(|| drop(tx));
     });
-    assert_eq!(retry(|| recv(&rx, mode).map(drop)), Err(RecvError::Abandoned));
+    assert_eq!(recv(&mut rx, mode).map(drop), Err(RecvError::Abandoned));
     producer.join().unwrap();
 }
 
@@ -286,27 +268,36 @@ fn waker_panics_in_consumer_drop<P: Parker>(mode: Mode) {
     assert!(poll_send(&mut tx, &bomb(), 9).is_none());
     clock(&park, mode);
     let producer = spawn(move || {
-        assert_eq!(retry(|| send(&mut tx, mode, 2)), Err(Closed));
+        assert_eq!(send(&mut tx, mode, 2), Err(Closed));
     });
     let _ = survive(|| drop(rx));
     producer.join().unwrap();
 }
 
 check! {
-    /// A waker that panics when it is replaced takes the new one with it, or leaves the cell locked.
+    /// A waker that panics when it is dropped, as it is replaced, takes the new one with it, or blocks the cell.
     replaced_waker_panics, exhaustive
 }
 fn replaced_waker_panics<P: Parker>() {
-    let (_, mut tx, rx) = ring::<1, P>();
-    assert!(poll_recv(&rx, &bomb()).is_none());
+    struct DropBomb;
+    impl Wake for DropBomb {
+        fn wake(self: Arc<Self>) {}
+    }
+    impl Drop for DropBomb {
+        fn drop(&mut self) {
+            std::panic::resume_unwind(Box::new(Bomb));
+        }
+    }
+    let (_, mut tx, mut rx) = ring::<1, P>();
+    assert!(poll_recv(&mut rx, &Waker::from(Arc::new(DropBomb))).is_none());
     let task = Task::new();
-    let replaced = survive(|| poll_recv(&rx, &task.waker()).map(drop));
+    let replaced = survive(|| poll_recv(&mut rx, &task.waker()).map(drop));
     assert!(replaced.is_err());
     let producer = spawn(move || {
         put(&mut tx, 1);
         tx
     });
-    assert_eq!(*task.run(|waker| poll_recv(&rx, waker)).unwrap(), 1);
+    assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
 }
 
@@ -319,15 +310,66 @@ fn waker_clone_panics<P: Parker>() {
         RawWakerVTable::new(|_| std::panic::resume_unwind(Box::new(Bomb)), |_| (), |_| (), |_| ());
     // SAFETY: no function of the table uses the data pointer.
     let unclonable = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &VTABLE)) };
-    let (_, mut tx, rx) = ring::<1, P>();
-    assert!(survive(|| poll_recv(&rx, &unclonable).map(drop)).is_err());
+    let (_, mut tx, mut rx) = ring::<1, P>();
+    assert!(survive(|| poll_recv(&mut rx, &unclonable).map(drop)).is_err());
     let task = Task::new();
-    assert!(poll_recv(&rx, &task.waker()).is_none());
+    assert!(poll_recv(&mut rx, &task.waker()).is_none());
     assert_eq!(task.wakes(), 0, "the cell is free, so that the task need not look again");
     let producer = spawn(move || {
         put(&mut tx, 1);
         tx
     });
-    assert_eq!(*task.run(|waker| poll_recv(&rx, waker)).unwrap(), 1);
+    assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
+}
+
+check! {
+    /// A task is polled for ever: each hand-off wakes it once at most, and each wake is followed by one poll.
+    polls_are_bounded over [1, 2], 1, deep 2
+}
+fn polls_are_bounded<P: Parker>(slots: usize) {
+    let (_, mut tx, mut rx) = if slots == 1 { ring::<1, P>() } else { ring::<2, P>() };
+    let task = Task::new();
+    let mut polls = 0;
+    let producer = spawn(move || {
+        send(&mut tx, Block, 1).unwrap();
+        send(&mut tx, Block, 2).unwrap();
+        tx.finish();
+    });
+    for value in 1..=2 {
+        let guard = task.run(|waker| {
+            polls += 1;
+            poll_recv(&mut rx, waker)
+        });
+        assert_eq!(*guard.unwrap(), value);
+    }
+    let end = task.run(|waker| {
+        polls += 1;
+        poll_recv(&mut rx, waker).map(|end| end.map(drop))
+    });
+    assert_eq!(end, Err(RecvError::Finished));
+    producer.join().unwrap();
+    assert!(task.wakes() <= 3, "{} wakes for two commits and the end", task.wakes());
+    assert!(polls <= 3 + task.wakes(), "{polls} polls, {} wakes", task.wakes());
+}
+
+check! {
+    /// The consumer's waker panics in the commit, or the drop, of a reserved slot: the producer's task, which waits
+    /// for the same slot, is not woken.
+    waker_panics_in_reserved_commit over [true, false], exhaustive
+}
+fn waker_panics_in_reserved_commit<P: Parker>(commit: bool) {
+    let (_, mut tx, mut rx) = ring::<1, P>();
+    let slot = reserve(&mut tx, 1);
+    let task = Task::new();
+    assert!(poll_send(&mut tx, &task.waker(), 2).is_none());
+    assert!(poll_recv(&mut rx, &bomb()).is_none());
+    let filler = spawn(move || {
+        let died = survive(|| end(slot, commit));
+        assert!(died.is_err());
+    });
+    task.sleep(); // before the consumer releases anything
+    assert_eq!(recv(&mut rx, Try).is_ok(), commit);
+    task.run(|waker| poll_send(&mut tx, waker, 2)).unwrap();
+    filler.join().unwrap();
 }
