@@ -1,0 +1,142 @@
+"""The steps of a litmus test, and what a setting makes of them.
+
+A compare-exchange has one attempt; where its store fails (LL/SC), the old value reads 98. A register that is not set on
+the path taken reads 99.
+"""
+
+from dataclasses import dataclass
+
+LANGUAGES = ('C', 'A64', 'LSE', 'RISCV', 'PPC')
+UNSET, LOST = 99, 98
+
+
+@dataclass
+class Load:  # atomic
+    reg: str
+    loc: str
+    order: str
+
+
+@dataclass
+class Store:  # atomic; the value is a number or a register
+    loc: str
+    value: object
+    order: str
+
+
+@dataclass
+class Read:  # of plain data
+    reg: str
+    loc: str
+
+
+@dataclass
+class Write:  # of plain data
+    loc: str
+    value: int
+
+
+@dataclass
+class Set:
+    reg: str
+    value: int
+
+
+@dataclass
+class Cas:
+    """Compare-exchange. `ok` is 1 or 0, `old` what was found. Without `old`: not looked at."""
+
+    ok: str
+    old: str
+    loc: str
+    expected: int
+    new: int
+    success: str
+    failure: str
+
+
+@dataclass
+class Rmw:  # op: 'or', 'add', 'swap'
+    op: str
+    reg: str
+    loc: str
+    value: int
+    order: str
+
+
+@dataclass
+class Compute:
+    op: str
+    reg: str
+    source: str
+    value: int
+
+
+@dataclass
+class Fence:
+    order: str
+
+
+@dataclass
+class If:
+    reg: str
+    value: int
+    then: list
+    otherwise: list
+
+
+def resolve(steps, knobs):
+    """The steps with each knob replaced by its setting. Two settings change the step itself: `torn` makes a load and
+    a store of a read-modify-write, `load` leaves the load alone. An `If` on a knob is decided here."""
+
+    def setting(name):
+        return knobs.get(name, name)
+
+    out = []
+    for s in steps:
+        if isinstance(s, If) and s.reg in knobs:
+            out += resolve(s.then if knobs[s.reg] == s.value else s.otherwise, knobs)
+        elif isinstance(s, If):
+            out.append(If(s.reg, setting(s.value), resolve(s.then, knobs), resolve(s.otherwise, knobs)))
+        elif isinstance(s, Cas):
+            success, failure = setting(s.success), setting(s.failure)
+            if success in ('torn', 'load'):
+                store = [Store(s.loc, s.new, 'rel')] if success == 'torn' else []
+                out += [Set(s.ok, 0), Load(s.old, s.loc, failure), If(s.old, s.expected, [*store, Set(s.ok, 1)], [])]
+            else:
+                out.append(Cas(s.ok, s.old, s.loc, s.expected, s.new, success, failure))
+        elif isinstance(s, Rmw):
+            order = setting(s.order)
+            if order == 'torn':
+                out += [Load(s.reg, s.loc, 'rlx'), Compute(s.op, 'new', s.reg, s.value), Store(s.loc, 'new', 'rel')]
+            else:
+                out.append(Rmw(s.op, s.reg, s.loc, s.value, order))
+        elif isinstance(s, Load):
+            out.append(Load(s.reg, s.loc, setting(s.order)))
+        elif isinstance(s, Store):
+            out.append(Store(s.loc, s.value, setting(s.order)))
+        elif isinstance(s, Fence):
+            if setting(s.order) != 'none':
+                out.append(Fence(setting(s.order)))
+        else:
+            out.append(s)
+    return out
+
+
+def walk(steps):
+    for s in steps:
+        yield s
+        if isinstance(s, If):
+            yield from walk(s.then)
+            yield from walk(s.otherwise)
+
+
+def registers(steps):
+    """In the order of their first use, without repetition."""
+    names = []
+    for s in walk(steps):
+        if isinstance(s, Cas):
+            names += [s.ok, s.old]
+        elif hasattr(s, 'reg') and not isinstance(s, If):
+            names.append(s.reg)
+    return list(dict.fromkeys(names))
