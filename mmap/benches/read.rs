@@ -1,7 +1,7 @@
 //! Read modes against each other, cold and warm; hints for a whole batch against one call for each run; what one call
 //! brings.
 //!
-//! `cargo bench -p twinbuf-mmap --bench read`. Linux, and a target folder on a disk. The modes take turns,
+//! `cargo bench -p twinbuf-mmap --bench read`; with `-- orders` only whole epochs in several orders. Linux, and a target folder on a disk. The modes take turns,
 //! so that a disturbance hits all of them; the least of the rounds says more than the median on a machine
 //! that others use. "Cold" is an evicted cache, not a disk without a cache of its own.
 
@@ -24,21 +24,19 @@ mod linux {
     use std::time::{Duration, Instant};
 
     use memmap2::{Advice, MmapOptions};
-    use twinbuf_mmap::{BatchPlan, Evict, Order, PIECE, Plan, ReadMode, Records, Residency};
+    use twinbuf_mmap::{BatchPlan, HINT_CHUNK, Plan, ReadMode, Records, Residency, Shuffle};
 
     const BYTES: usize = 256 << 20;
     const ROUNDS: u64 = 11;
-    const MODES: [ReadMode; 2] = [ReadMode::Pread, ReadMode::MapChecked];
+    const MODES: [ReadMode; 2] = [ReadMode::Pread, ReadMode::Direct];
 
     /// What the pages are before a measurement.
     #[derive(Clone, Copy, Debug)]
     enum Pages {
         /// Not in the cache.
         Cold,
-        /// In the cache, not mapped.
+        /// In the cache.
         Cached,
-        /// In the cache, and mapped if this mode maps.
-        Mapped,
     }
 
     pub(super) fn run() -> Result<(), Box<dyn Error>> {
@@ -49,6 +47,9 @@ mod linux {
         (0..BYTES >> 20).try_for_each(|_| file.write_all(&block))?;
         file.sync_all()?;
 
+        if std::env::args().any(|argument| argument == "orders") {
+            return orders(&path);
+        }
         println!("{:<36} {:<11} {:>12} {:>12}", "what, pages before", "mode", "least", "median");
         for (what, record, batch) in [("4 MiB in order", 4 << 20, 1), ("1000 of 4 KiB, shuffled", 4096, 1000)]
         {
@@ -57,20 +58,14 @@ mod linux {
                 modes.push(Records::open([&path], record)?.with_read_mode(mode)?);
             }
             let mut out = vec![0; record * batch];
-            for pages in [Pages::Cold, Pages::Cached, Pages::Mapped] {
+            for pages in [Pages::Cold, Pages::Cached] {
                 let mut times = [const { Vec::new() }; MODES.len()];
                 for round in 0..ROUNDS {
                     for (records, times) in modes.iter().zip(&mut times) {
                         let batches = batches(records, batch, round)?;
-                        for other in &modes {
-                            let all = Plan::builder(other.len()).batch(other.len()).build()?;
-                            let all = all.batch(0, 0).expect("one batch");
-                            other.evict_batch(&all, Evict::Unmap)?;
-                        }
                         match pages {
                             Pages::Cold => records.evict()?,
                             Pages::Cached => read(&Records::open([&path], record)?, &batches, &mut out)?,
-                            Pages::Mapped => read(records, &batches, &mut out)?,
                         }
                         let begun = Instant::now();
                         read(records, &batches, &mut out)?;
@@ -84,13 +79,48 @@ mod linux {
             }
         }
         hints(&path)?;
-        limits(&path)
+        limits(&path)?;
+        orders(&path)
+    }
+
+    /// A whole epoch from a cold cache: in order as the kernel reads ahead by itself, and shuffled in windows of 64 MiB.
+    fn orders(path: &Path) -> Result<(), Box<dyn Error>> {
+        for record in [1 << 10, 4 << 10, 16 << 10, 64 << 10] {
+            let records = Records::open([path], record)?;
+            let batch = (1 << 20) / record as u64;
+            let window = Shuffle::Window { records: batch, chunks: 64 };
+            let chunks = Shuffle::Chunks { records: batch };
+            let ways =
+                [("in order", Shuffle::None, false), ("chunks", chunks, true), ("window", window, true)];
+            let mut times = [const { Vec::new() }; 3];
+            let mut out = vec![0; 1 << 20];
+            for round in 0..ROUNDS {
+                for ((_, shuffle, hints), times) in ways.iter().zip(&mut times) {
+                    let plan = Plan::builder(records.len()).batch(batch).shuffle(*shuffle).build()?;
+                    records.evict()?;
+                    let begun = Instant::now();
+                    for step in 0..plan.steps() {
+                        for ahead in if step == 0 { 0..=8 } else { 8..=8 } {
+                            if let Some(next) = plan.batch(round, step + ahead).filter(|_| *hints) {
+                                records.will_need(&next, HINT_CHUNK);
+                            }
+                        }
+                        records.read(&plan.batch(round, step).expect("a step of the epoch"), &mut out)?;
+                    }
+                    times.push(begun.elapsed());
+                }
+            }
+            for ((name, ..), times) in ways.iter().zip(&mut times) {
+                print(&format!("epoch of {} MiB in records of {} B", BYTES >> 20, record), name, times);
+            }
+        }
+        Ok(())
     }
 
     /// Eight batches, others in each round.
     fn batches(records: &Records, batch: usize, round: u64) -> Result<Vec<BatchPlan>, Box<dyn Error>> {
-        let order = if batch == 1 { Order::Sequential } else { Order::Records };
-        let plan = Plan::builder(records.len()).batch(batch as u64).order(order).build()?;
+        let order = if batch == 1 { Shuffle::None } else { Shuffle::Records };
+        let plan = Plan::builder(records.len()).batch(batch as u64).shuffle(order).build()?;
         Ok((0..8).filter_map(|step| plan.batch(round, step)).collect())
     }
 
@@ -129,7 +159,7 @@ mod linux {
                             }
                             times.push(begun.elapsed());
                         } else {
-                            times.push(records.will_need(batch, PIECE).time);
+                            times.push(records.will_need(batch, HINT_CHUNK).time);
                         }
                     }
                 }
@@ -155,14 +185,14 @@ mod linux {
             std::thread::sleep(READ);
             Ok((time, records.residency_of(&batch)?))
         };
-        for (how, piece) in [("one call", NonZeroUsize::MAX), ("in pieces", PIECE)] {
+        for (how, piece) in [("one call", NonZeroUsize::MAX), ("in pieces", HINT_CHUNK)] {
             let (_, Residency { pages, resident }) = ask(64, piece)?;
             let mib = format!("{:.1} MiB", 64.0 * resident as f64 / pages as f64);
             println!("{:<36} {how:<11} {mib:>12}", "resident of a hint for 64 MiB");
         }
         let mut times = Vec::new();
         for _ in 0..ROUNDS {
-            times.push(ask(records.len(), PIECE)?.0);
+            times.push(ask(records.len(), HINT_CHUNK)?.0);
         }
         print("hint for 256 MiB in order, Cold", "will_need", &mut times);
         Ok(())

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use twinbuf_mmap::{Buffer, Evict, Hinted, Order, PIECE, Plan, Ragged, ReadMode, Records, Tail};
+use twinbuf_mmap::{Buffer, CachePolicy, HINT_CHUNK, HintStats, Plan, ReadMode, Records, Shuffle, Tail};
 
 /// Reads all records of some files once, and says how long it took and how much memory.
 #[derive(Parser)]
@@ -45,14 +45,12 @@ struct Args {
 #[derive(Clone, Copy, ValueEnum)]
 enum Mode {
     Pread,
-    Checked,
     Direct,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum After {
     Keep,
-    Unmap,
     Drop,
 }
 
@@ -69,28 +67,26 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let mode = match args.mode {
         Mode::Pread => ReadMode::Pread,
-        Mode::Checked => ReadMode::MapChecked,
         Mode::Direct => ReadMode::Direct,
     };
     let evict = match args.evict {
-        After::Keep => Evict::Keep,
-        After::Unmap => Evict::Unmap,
-        After::Drop => Evict::Drop,
+        After::Keep => CachePolicy::Keep,
+        After::Drop => CachePolicy::Drop,
     };
     let record = usize::try_from(args.record.get())?;
-    let records = Records::options(record).ragged(Ragged::Ignore).open(&args.files)?.with_read_mode(mode)?;
+    let records = Records::options().partial(true).open(&args.files, record)?.with_read_mode(mode)?;
     let batch = args.batch.get().min(records.len());
-    let order = args.shuffle.map_or(Order::Sequential, |chunk| Order::Chunks { records: chunk.get() });
-    let plan = Plan::builder(records.len()).batch(batch).order(order).tail(Tail::Keep).build()?;
+    let order = args.shuffle.map_or(Shuffle::None, |chunk| Shuffle::Chunks { records: chunk.get() });
+    let plan = Plan::builder(records.len()).batch(batch).shuffle(order).tail(Tail::Keep).build()?;
 
     let slot = usize::try_from(batch)?.checked_mul(record).ok_or("a batch is too large")?;
     let mut slot = Buffer::new(slot).ok_or("no memory for a batch")?;
     let mut bytes = 0;
-    let mut hinted = Hinted::default();
+    let mut hinted = HintStats::default();
     let begun = Instant::now();
     for step in 0..plan.steps() {
         if let Some(next) = plan.batch(0, step + 1).filter(|_| args.hints) {
-            hinted += records.will_need(&next, PIECE);
+            hinted += records.will_need(&next, HINT_CHUNK);
         }
         let batch = plan.batch(0, step).expect("a step below `steps`");
         bytes += records.read(&batch, &mut slot)? as u64;

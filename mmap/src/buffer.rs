@@ -10,7 +10,7 @@ const HUGE: usize = 2 << 20;
 
 /// Memory of a fixed size that begins at a page and never moves.
 ///
-/// From 2 MiB on it begins at a multiple of 2 MiB, and on Linux the kernel is asked for huge pages
+/// From 2 MiB on it begins at a multiple of 2 MiB, and on Linux it requests huge pages
 /// (`MADV_HUGEPAGE`), as far as they fit in: [`ReadMode::Direct`](crate::ReadMode::Direct) reads into them in
 /// larger requests, because a request to a disk has at most so many separate pieces of memory
 /// (`queue/max_segments`), and each page of 4 KiB is one. If the kernel has none, pages of the usual size do.

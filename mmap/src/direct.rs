@@ -10,25 +10,27 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::{Error, Shard};
+use crate::Error;
+use crate::file::{DataFile, Opened};
 
 /// A file opened for such reads.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "none is opened"))]
 #[derive(Debug)]
 pub(crate) struct Direct {
-    file: File,
+    /// `None` if it is opened for each use.
+    file: Option<File>,
     /// What places and lengths have to be multiples of; a power of two. It may turn out to be larger: holes, which
     /// need no disk, are read in blocks of any size. It guards no other data; an old one costs a call.
     block: AtomicUsize,
 }
 
-/// Room for the blocks beside the buffer: one before, and at most two after (see [`Cut::new`]).
+/// Room for the blocks beside the buffer: one before, and at most two after (see [`Alignment::new`]).
 #[derive(Debug)]
-pub(crate) struct Beside {
+pub(crate) struct BounceBuffer {
     bytes: Vec<u8>,
 }
 
-impl Beside {
+impl BounceBuffer {
     const BLOCKS: usize = 3;
 
     pub(crate) const fn new() -> Self {
@@ -45,37 +47,38 @@ impl Beside {
     }
 }
 
-/// Opens all files for such reads.
-pub(crate) fn open(shards: &mut [Shard]) -> Result<(), Error> {
-    // The block is the same for all files of a file system.
-    let mut known = Vec::new();
-    for shard in shards {
-        shard.direct = Some(system::open(&shard.file, &mut known)?);
-    }
-    Ok(())
-}
-
-/// Undoes it.
-pub(crate) fn close(shards: &mut [Shard]) {
-    for shard in shards {
-        shard.direct = None;
-    }
-}
-
 impl Direct {
-    /// One read, as `pread` would do it: says how many bytes came, 0 only at the end of the file.
-    pub(crate) fn read_at(&self, out: &mut [u8], start: u64, beside: &mut Beside) -> io::Result<usize> {
+    /// Opens `data` a second time. `known` has the block of each file system seen so far.
+    pub(crate) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Self, Error> {
+        system::open(data, known)
+    }
+
+    /// The file, opened for such reads.
+    pub(crate) fn opened(&self, data: &DataFile) -> Result<Opened<'_>, Error> {
+        match &self.file {
+            Some(file) => Ok(Opened::Kept(file)),
+            None => system::reopen(data).map(Opened::Own),
+        }
+    }
+
+    /// One read, like `pread`: returns the number of bytes, 0 only at the end of the file.
+    pub(crate) fn read_at(
+        &self,
+        file: &File,
+        out: &mut [u8],
+        start: u64,
+        bounce: &mut BounceBuffer,
+    ) -> io::Result<usize> {
         /// Below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).
         const MOST: usize = 1 << 30;
         let len = out.len().min(MOST);
         let out = &mut out[..len];
         loop {
             let block = self.block.load(Relaxed);
-            let cut = Cut::new(out.as_ptr().addr(), len, start, block);
-            let (before, after) = beside.blocks(block).split_at_mut(cut.before);
+            let cut = Alignment::new(out.as_ptr().addr(), len, start, block);
+            let (before, after) = bounce.blocks(block).split_at_mut(cut.before);
             let after = &mut after[..cut.after];
-            match system::read(&self.file, cut.file, [&mut *before, &mut out[cut.whole.clone()], &mut *after])
-            {
+            match system::read(file, cut.file, [&mut *before, &mut out[cut.whole.clone()], &mut *after]) {
                 Ok(read) => {
                     cut.settle(out, before, after);
                     return Ok(read.saturating_sub(cut.skip).min(len));
@@ -91,10 +94,10 @@ impl Direct {
 
 /// How a read is cut at the blocks of the disk.
 #[derive(Debug, PartialEq, Eq)]
-struct Cut {
+struct Alignment {
     /// Where in the file it begins, a multiple of the block.
     file: u64,
-    /// Bytes there that nobody asked for.
+    /// Bytes there that precede the wanted ones.
     skip: usize,
     /// Bytes that are read in front of `whole`: a block or none.
     before: usize,
@@ -106,10 +109,10 @@ struct Cut {
     after: usize,
 }
 
-impl Cut {
+impl Alignment {
     /// For the bytes of a file from `start` on, to `len` bytes of memory, at least one, at `address`.
     fn new(address: usize, len: usize, start: u64, block: usize) -> Self {
-        // Blocks are powers of two, so the low bits of the place tell, whatever the width of a usize.
+        // Blocks are powers of two, so the low bits of the place suffice, whatever the width of a usize.
         #[expect(clippy::cast_possible_truncation, reason = "only the low bits count")]
         let skip = start as usize % block;
         let before = if skip == 0 { 0 } else { block };
@@ -146,34 +149,46 @@ mod system {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
-    use super::{Beside, Direct};
+    use super::{BounceBuffer, Direct};
     use crate::Error;
     use crate::file::DataFile;
 
     /// Blocks that disks have, the smallest first: `queue/logical_block_size`.
     const BLOCKS: [usize; 2] = [512, 4096];
 
-    /// Opens the same file once more, and finds out its block if its file system is not among the `known`.
-    pub(super) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Direct, Error> {
-        let failed = |call, source| Error::System { path: data.path.clone(), call, source };
+    /// Opens the same file once more.
+    pub(super) fn reopen(data: &DataFile) -> Result<File, Error> {
+        let file = data.file()?;
         // By the descriptor, not by the path, which may name another file by now. The mode of this access
         // belongs to the opening, so the descriptor itself cannot be changed without the other reads.
-        let file = OpenOptions::new()
+        OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK)
-            .open(format!("/proc/self/fd/{}", data.file.as_raw_fd()))
-            .map_err(|source| failed("open(O_DIRECT)", source))?;
-        let system = file.metadata().map_err(|source| failed("fstat", source))?.dev();
-        if let Some(&(_, block)) = known.iter().find(|(known, _)| *known == system) {
-            return Ok(Direct { file, block: block.into() });
-        }
-        let block = probe(|block| read(&file, 0, [block, &mut [], &mut []]))
-            .map_err(|source| failed("preadv(O_DIRECT)", source))?;
-        known.push((system, block));
-        Ok(Direct { file, block: block.into() })
+            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .map_err(|source| failed(data, "open(O_DIRECT)", source))
     }
 
-    /// The next larger block, if `error` says that `block` is too small.
+    /// Finds out the block of the file if its file system is not among the `known`.
+    pub(super) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Direct, Error> {
+        let file = reopen(data)?;
+        let system = file.metadata().map_err(|source| failed(data, "fstat", source))?.dev();
+        let block = match known.iter().find(|(known, _)| *known == system) {
+            Some(&(_, block)) => block,
+            None => {
+                let block = probe(|block| read(&file, 0, [block, &mut [], &mut []]))
+                    .map_err(|source| failed(data, "preadv(O_DIRECT)", source))?;
+                known.push((system, block));
+                block
+            }
+        };
+        Ok(Direct { file: data.is_kept().then_some(file), block: block.into() })
+    }
+
+    fn failed(data: &DataFile, call: &'static str, source: io::Error) -> Error {
+        Error::System { path: data.path.clone(), call, source }
+    }
+
+    /// The next larger block, if `error` means that `block` is too small.
     pub(super) fn larger(block: usize, error: &io::Error) -> Option<usize> {
         // Not a multiple of the block: open(2).
         let too_small = error.raw_os_error() == Some(libc::EINVAL);
@@ -185,8 +200,8 @@ mod system {
         let [mut block, ..] = BLOCKS;
         loop {
             // At an odd multiple, so that larger ones do not pass for it.
-            let mut beside = Beside::new();
-            let blocks = beside.blocks(2 * block);
+            let mut bounce = BounceBuffer::new();
+            let blocks = bounce.blocks(2 * block);
             match read(&mut blocks[block..2 * block]) {
                 Ok(_) => return Ok(block),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -218,6 +233,11 @@ mod system {
     use crate::Error;
     use crate::file::DataFile;
 
+    /// Never called: nothing is opened.
+    pub(super) fn reopen(_: &DataFile) -> Result<File, Error> {
+        Err(Error::Unsupported { call: "open(O_DIRECT)" })
+    }
+
     pub(super) fn open(_: &DataFile, _: &mut Vec<(u64, usize)>) -> Result<Direct, Error> {
         Err(Error::Unsupported { call: "open(O_DIRECT)" })
     }
@@ -237,10 +257,10 @@ mod tests {
     use super::*;
 
     /// What a disk would do that has blocks of 8 bytes: `file` from the place on, whole blocks to whole blocks.
-    fn read(file: &[u8], cut: &Cut, out: &mut [u8], address: usize) -> usize {
+    fn read(file: &[u8], cut: &Alignment, out: &mut [u8], address: usize) -> usize {
         assert_eq!(cut.file % 8, 0);
         assert!(cut.before % 8 == 0 && cut.after % 8 == 0 && cut.whole.len() % 8 == 0, "{cut:?}");
-        assert!(cut.before + cut.after <= Beside::BLOCKS * 8, "{cut:?}");
+        assert!(cut.before + cut.after <= BounceBuffer::BLOCKS * 8, "{cut:?}");
         assert!(cut.whole.is_empty() || (address + cut.whole.start) % 8 == 0, "{cut:?}");
         let mut before = vec![0xEE; cut.before];
         let mut after = vec![0xEE; cut.after];
@@ -263,7 +283,7 @@ mod tests {
         for address in 64..72 {
             for start in 0..file.len() {
                 for len in 1..=70 - start {
-                    let cut = Cut::new(address, len, start as u64, 8);
+                    let cut = Alignment::new(address, len, start as u64, 8);
                     let mut out = vec![0xEE; len];
                     let read = read(&file, &cut, &mut out, address);
                     let expected = &file[start..file.len().min(start + len)];
@@ -291,10 +311,10 @@ mod tests {
             Err(error) => return eprintln!("not checked: open(O_DIRECT): {error}"),
             file => file.unwrap(),
         };
-        let direct = Direct { file, block: AtomicUsize::new(128) };
+        let direct = Direct { file: None, block: AtomicUsize::new(128) };
         for _ in 0..2 {
             let mut out = vec![0xEE; 9000];
-            assert_eq!(direct.read_at(&mut out, 130, &mut Beside::new()).unwrap(), 9000);
+            assert_eq!(direct.read_at(&file, &mut out, 130, &mut BounceBuffer::new()).unwrap(), 9000);
             assert!(out == bytes[130..9130]);
         }
     }
@@ -319,14 +339,15 @@ mod tests {
 
     #[test]
     fn what_is_aligned_is_read_in_place() {
-        let expected = Cut { file: 512, skip: 0, before: 0, whole: 0..4096, place: 0, after: 0 };
-        assert_eq!(Cut::new(8192, 4096, 512, 512), expected);
+        let expected = Alignment { file: 512, skip: 0, before: 0, whole: 0..4096, place: 0, after: 0 };
+        assert_eq!(Alignment::new(8192, 4096, 512, 512), expected);
     }
 
     /// A header of 128 bytes in front of the records, and a buffer at a page.
     #[test]
     fn what_is_not_is_moved_by_less_than_a_block() {
-        let expected = Cut { file: 0, skip: 128, before: 512, whole: 512..4096, place: 384, after: 512 };
-        assert_eq!(Cut::new(8192, 4096, 128, 512), expected);
+        let expected =
+            Alignment { file: 0, skip: 128, before: 512, whole: 512..4096, place: 384, after: 512 };
+        assert_eq!(Alignment::new(8192, 4096, 128, 512), expected);
     }
 }

@@ -19,6 +19,10 @@ pub enum DType {
     U16,
     /// Signed, 16 bits.
     I16,
+    /// 8-bit float with 4 bits of exponent and 3 of fraction, without infinities (OCP FP8).
+    F8E4M3,
+    /// 8-bit float with 5 bits of exponent and 2 of fraction (OCP FP8).
+    F8E5M2,
     /// IEEE 754 binary16.
     F16,
     /// The upper half of an IEEE 754 binary32.
@@ -46,7 +50,7 @@ impl DType {
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
-            Self::Bool | Self::U8 | Self::I8 => 1,
+            Self::Bool | Self::U8 | Self::I8 | Self::F8E4M3 | Self::F8E5M2 => 1,
             Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
             Self::U32 | Self::I32 | Self::F32 => 4,
             Self::U64 | Self::I64 | Self::F64 | Self::C64 => 8,
@@ -64,6 +68,8 @@ impl fmt::Display for DType {
             Self::I8 => "i8",
             Self::U16 => "u16",
             Self::I16 => "i16",
+            Self::F8E4M3 => "f8e4m3",
+            Self::F8E5M2 => "f8e5m2",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::U32 => "u32",

@@ -2,53 +2,96 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::{Error, FormatError};
 
-/// A regular file that stays open, also when its name is deleted or given to another file.
+/// A regular file. While it is kept open it stays the same, also when its name is deleted or given to another file.
 #[derive(Debug)]
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
-    pub(crate) file: File,
+    handle: Handle,
     /// Bytes in the file when it was opened.
     pub(crate) len: u64,
 }
 
+#[derive(Debug)]
+enum Handle {
+    Kept(File),
+    /// Opened for each use, which must find the file with this device and inode.
+    #[cfg(unix)]
+    OnDemand {
+        path: PathBuf,
+        device: u64,
+        inode: u64,
+    },
+}
+
+/// An open file: borrowed where it is kept, otherwise closed after use.
+#[derive(Debug)]
+pub(crate) enum Opened<'a> {
+    Kept(&'a File),
+    Own(File),
+}
+
+impl Deref for Opened<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Kept(file) => file,
+            Self::Own(file) => file,
+        }
+    }
+}
+
 impl DataFile {
-    /// Opens a regular file; anything else is refused without being opened.
+    /// Opens a regular file and keeps it open.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let regular = |metadata: &Metadata| match special(metadata) {
-            Some(found) => Err(Error::NotAFile { path: path.to_owned(), found }),
-            None => Ok(metadata.len()),
-        };
-        let failed = |source| Error::opening(path, source);
-        // Looked at before it is opened, because opening a FIFO wakes its writer and opening a device can
-        // move it.
-        regular(&std::fs::metadata(path).map_err(failed)?)?;
-        let mut options = OpenOptions::new();
-        options.read(true);
-        // Should a FIFO have taken the file's place since, opening does not wait for its writer. On regular files
-        // it has no effect, unless a file server holds a lease: then opening fails at once instead of waiting
-        // until the lease is given up (open(2), fcntl(2)). No FIFO fails so, and what is leased is waited for.
+        let (file, len) = open(path)?;
+        Ok(Self { path: path.to_owned(), handle: Handle::Kept(file), len })
+    }
+
+    /// Closes the file until it is used, if files can be told apart then.
+    pub(crate) fn give_back(&mut self) {
         #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-        let file = match options.open(path) {
+        if let Handle::Kept(file) = &self.handle {
+            use std::os::unix::fs::MetadataExt;
+            // Absolute, in case that the program changes its folder.
+            let (Ok(metadata), Ok(path)) = (file.metadata(), std::path::absolute(&self.path)) else { return };
+            self.handle = Handle::OnDemand { path, device: metadata.dev(), inode: metadata.ino() };
+        }
+    }
+
+    /// Whether the file is kept open.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only direct reads ask"))]
+    pub(crate) const fn is_kept(&self) -> bool {
+        matches!(self.handle, Handle::Kept(_))
+    }
+
+    /// The file, opened again if it was given back.
+    pub(crate) fn file(&self) -> Result<Opened<'_>, Error> {
+        match &self.handle {
+            Handle::Kept(file) => Ok(Opened::Kept(file)),
             #[cfg(unix)]
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, 0);
-                options.open(path)
+            Handle::OnDemand { path, device, inode } => {
+                use std::os::unix::fs::MetadataExt;
+                let (file, _) = open(path)?;
+                let metadata = file.metadata().map_err(|source| Error::opening(&self.path, source))?;
+                if (metadata.dev(), metadata.ino()) == (*device, *inode) {
+                    Ok(Opened::Own(file))
+                } else {
+                    Err(Error::Replaced { path: self.path.clone() })
+                }
             }
-            file => file,
-        };
-        let file = file.map_err(failed)?;
-        let len = regular(&file.metadata().map_err(failed)?)?;
-        Ok(Self { path: path.to_owned(), file, len })
+        }
     }
 
     /// Fills `out` with the bytes from `start` on.
     pub(crate) fn read_exact(&self, out: &mut [u8], start: u64) -> Result<(), Error> {
-        self.read_exact_by(out, start, |out, offset| read_at(&self.file, out, offset))
+        let file = self.file()?;
+        self.read_exact_by(out, start, |out, offset| read_at(&file, out, offset))
     }
 
     /// The same, one read after the other by `read_at`.
@@ -81,12 +124,44 @@ impl DataFile {
     pub(crate) fn header(&self, start: usize, len: usize) -> Result<Vec<u8>, Error> {
         let end = start.saturating_add(len) as u64;
         if self.len < end {
-            return Err(Error::HeaderCutOff { path: self.path.clone(), wanted: end, found: self.len });
+            return Err(
+                FormatError::HeaderCutOff { path: self.path.clone(), wanted: end, found: self.len }.into()
+            );
         }
         let mut bytes = vec![0; len];
         self.read_exact(&mut bytes, start as u64)?;
         Ok(bytes)
     }
+}
+
+/// Opens a regular file and tells its length; anything else is refused without being opened.
+fn open(path: &Path) -> Result<(File, u64), Error> {
+    let regular = |metadata: &Metadata| match special(metadata) {
+        Some(found) => Err(Error::NotAFile { path: path.to_owned(), found }),
+        None => Ok(metadata.len()),
+    };
+    let failed = |source| Error::opening(path, source);
+    // Looked at before it is opened, because opening a FIFO wakes its writer and opening a device can
+    // move it.
+    regular(&std::fs::metadata(path).map_err(failed)?)?;
+    let mut options = OpenOptions::new();
+    options.read(true);
+    // Should a FIFO have taken the file's place since, opening does not wait for its writer. On regular files
+    // it has no effect, unless a file server holds a lease: then opening fails at once instead of waiting
+    // until the lease is given up (open(2), fcntl(2)). No FIFO fails so, and what is leased is waited for.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    let file = match options.open(path) {
+        #[cfg(unix)]
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, 0);
+            options.open(path)
+        }
+        file => file,
+    };
+    let file = file.map_err(failed)?;
+    let len = regular(&file.metadata().map_err(failed)?)?;
+    Ok((file, len))
 }
 
 /// What this is, if it is no regular file.
@@ -113,12 +188,12 @@ fn special(metadata: &Metadata) -> Option<&'static str> {
 
 /// One read at an offset; it does not depend on the file's cursor.
 #[cfg(unix)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::unix::fs::FileExt::read_at(file, out, offset)
 }
 
 /// One read at an offset; it moves the file's cursor, which nothing here uses.
 #[cfg(windows)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, out, offset)
 }

@@ -1,4 +1,4 @@
-//! A number that tells one data set from another: what a saved position belongs to.
+//! A number that identifies a data set, so that a saved position is used with the right one.
 
 use crate::{Error, Records, Shard};
 

@@ -1,25 +1,28 @@
-//! Hints: the kernel is told which pages the next batch needs, and reads them while this one is used.
+//! Hints: the kernel reads the pages of the next batch while this one is used.
 
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
-use crate::{BatchPlan, ReadMode, Records};
+use crate::BatchPlan;
+use crate::read::ReadMode;
+use crate::records::Records;
 
-/// The piece in which [`Records::will_need`] asks, unless there is reason for another: 1 MiB.
+/// The usual size of one hint of [`Records::will_need`]: 1 MiB.
 ///
 /// One `madvise(MADV_WILLNEED)` reads at most the larger of the device's `max_sectors_kb` and
-/// `read_ahead_kb` and still returns 0 (`force_page_cache_ra` in the kernel's `mm/readahead.c`): of 64 MiB
-/// asked for at once, 8 MiB were resident afterwards where `read_ahead_kb` was 8192. Asked for in pieces below that
-/// limit, all were (`cargo bench -p twinbuf-mmap --bench read`). Many devices allow 1280 KiB; where both files in
-/// `/sys/block/*/queue/` say less than 1024, use the larger.
-pub const PIECE: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
+/// `read_ahead_kb` and still returns 0 (`force_page_cache_ra` in the kernel's `mm/readahead.c`): of a hint
+/// for 64 MiB, 8 MiB were resident afterwards where `read_ahead_kb` was 8192. With smaller hints all of them
+/// were (`cargo bench -p twinbuf-mmap --bench read`). Many devices allow 1280 KiB; where both files in
+/// `/sys/block/*/queue/` have less than 1024, use the larger.
+pub const HINT_CHUNK: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
 
 /// What [`Records::will_need`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct Hinted {
-    /// Bytes the kernel was asked for and did not refuse, in whole pages. Not all of them had to be read.
+pub struct HintStats {
+    /// Bytes that the kernel accepted hints for, in whole pages. Not all of them had to be read.
     pub bytes: u64,
     /// Calls made, each for one piece or for many. 0: nothing is mapped, because the system
     /// lacks the call or refused the mapping.
@@ -32,7 +35,7 @@ pub struct Hinted {
     pub time: Duration,
 }
 
-impl std::ops::AddAssign for Hinted {
+impl std::ops::AddAssign for HintStats {
     fn add_assign(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.calls += other.calls;
@@ -45,10 +48,10 @@ impl Records {
     /// Asks the kernel to read the pages of `batch` into its cache, in pieces of at most `piece` bytes.
     ///
     /// It does not wait for them. Call it for the next batch on the thread that reads, before reading the
-    /// present one; [`PIECE`] says why in pieces. A piece is rounded down to whole pages and is at least one
+    /// present one; see [`HINT_CHUNK`] for the reason for pieces. A piece is rounded down to whole pages and is at least one
     /// page.
     ///
-    /// Pages are asked for in the order of the files, not of the batch: each once, however many records lie on
+    /// The hints follow the order of the files, not of the batch. Each page is hinted once, however many records lie on
     /// it, and those that touch together. That takes 32 bytes of memory for each run of the batch, and the time
     /// to sort them, which the figures below include.
     ///
@@ -67,28 +70,41 @@ impl Records {
     /// | 100 000 of 256 bytes | not in the cache | 841 ms | 365 ms |
     /// | | in the cache | 72 ms | 20 ms |
     ///
+    /// With [`Shuffle::Window`](crate::Shuffle::Window) earlier batches have hinted the pages of this one, because whole
+    /// chunks are read for all batches of a window. This call hints the batch's share of the next window's chunks. If the
+    /// batch is not in the cache, as at the start of an epoch, it hints all chunks of the batch's own window first.
+    ///
     /// In [`ReadMode::Direct`](crate::ReadMode::Direct) nothing is read from the cache, and this does nothing.
     ///
     /// A hint is only a hint. If it fails, the records are read all the same, later and slower; so a failure
-    /// is counted in [`Hinted`] and is no error. Truncated files do no harm here: no byte of the mapping is
+    /// is counted in [`HintStats`] and is no error. Truncated files do no harm here: no byte of the mapping is
     /// touched. Where there is no `madvise` (Windows) this does nothing.
-    #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
-    pub fn will_need(&self, batch: &BatchPlan, piece: NonZeroUsize) -> Hinted {
-        if self.mode == ReadMode::Direct {
-            return Hinted::default();
+    pub fn will_need(&self, batch: &BatchPlan, piece: NonZeroUsize) -> HintStats {
+        if self.read_mode() == ReadMode::Direct || cfg!(not(unix)) {
+            return HintStats::default();
         }
-        #[cfg(unix)]
-        {
-            let begun = std::time::Instant::now();
-            let mut hinted = asking::ask(self, batch, piece);
-            hinted.time = begun.elapsed();
-            hinted
-        }
-        #[cfg(not(unix))]
-        {
-            let _ = (batch, piece);
-            Hinted::default()
-        }
+        let begun = Instant::now();
+        let mut hinted = match batch.chunks_ahead() {
+            None => asking::ask(self, batch.pieces(), piece),
+            Some(_) if self.needs_window(batch) => {
+                let mut hinted = asking::ask(self, batch.own_chunks().into_iter().flatten(), piece);
+                hinted += asking::ask(self, batch.chunks_up_to_ahead().into_iter().flatten(), piece);
+                hinted
+            }
+            Some(ahead) => asking::ask(self, ahead.into_iter(), piece),
+        };
+        hinted.time = begun.elapsed();
+        hinted
+    }
+
+    /// Whether the window of this batch has had no hints yet, as at the start of an epoch and after resuming.
+    fn needs_window(&self, batch: &BatchPlan) -> bool {
+        let Some([window, previous]) = batch.window_ids() else { return false };
+        // Relaxed: only a hint depends on it.
+        let before = self.asked.swap(window, Relaxed);
+        // The batches of the previous window have hinted this one. Several plans or ranks may share these records,
+        // and then each finds the window of another here.
+        before != window && before != previous && !self.records_seem_cached(batch)
     }
 }
 
@@ -101,18 +117,23 @@ mod asking {
 
     use memmap2::{Advice, MmapRaw};
 
-    use super::{Hinted, many};
+    use super::{HintStats, many};
     use crate::page::{around, page_size};
-    use crate::{BatchPlan, Records};
+    use crate::records::Records;
 
     /// Bytes of a mapping.
     pub(super) type Piece<'a> = (&'a MmapRaw, Range<usize>);
 
-    pub(super) fn ask(records: &Records, batch: &BatchPlan, piece: NonZeroUsize) -> Hinted {
+    /// Asks for the pages of these records, each page once.
+    pub(super) fn ask(
+        records: &Records,
+        runs: impl Iterator<Item = Range<u64>>,
+        piece: NonZeroUsize,
+    ) -> HintStats {
         let page = page_size();
-        let mut queue = Queue { pieces: Vec::new(), bytes: 0, hinted: Hinted::default() };
+        let mut queue = Queue { pieces: Vec::new(), bytes: 0, hinted: HintStats::default() };
         let mut found = Vec::new();
-        for span in records.spans(batch) {
+        for span in records.spans_of(runs) {
             let Ok(span) = span else {
                 queue.hinted.failed += 1;
                 break;
@@ -142,12 +163,12 @@ mod asking {
         queue.hinted
     }
 
-    /// Pieces not yet asked for, and what became of the others.
+    /// Pieces that are not hinted yet, and the result of the others.
     struct Queue<'a> {
         pieces: Vec<Piece<'a>>,
         /// In all `pieces`.
         bytes: usize,
-        hinted: Hinted,
+        hinted: HintStats,
     }
 
     impl<'a> Queue<'a> {
@@ -208,7 +229,7 @@ mod many {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-    use super::Hinted;
+    use super::HintStats;
     use super::asking::Piece;
 
     /// Pieces in one call: `UIO_MAXIOV` in the kernel's `include/uapi/linux/uio.h`.
@@ -220,8 +241,8 @@ mod many {
     /// The kernel has no such call for us, so it is not tried again. It guards no other data.
     static REFUSED: AtomicBool = AtomicBool::new(false);
 
-    /// Asks for as many of the first pieces as one call takes, counts it, and says how many those were.
-    pub(super) fn ask(pieces: &[Piece<'_>], hinted: &mut Hinted) -> usize {
+    /// Hints as many of the first pieces as one call takes, counts the call, and returns their number.
+    pub(super) fn ask(pieces: &[Piece<'_>], hinted: &mut HintStats) -> usize {
         let bytes = pieces.iter().fold(0_usize, |sum, (_, piece)| sum.saturating_add(piece.len()));
         if pieces.len() < 2 || bytes > BYTES || REFUSED.load(Relaxed) {
             return 0;
@@ -248,7 +269,7 @@ mod many {
         asked
     }
 
-    /// Says how many bytes were asked for, from the first piece on.
+    /// Returns the number of bytes that were hinted, from the first piece on.
     fn advise(pieces: &[Piece<'_>]) -> io::Result<usize> {
         let ranges: Vec<libc::iovec> = pieces
             .iter()
@@ -263,7 +284,7 @@ mod many {
         // SAFETY: takes a process and flags, no pointer.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, this, 0) };
         let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: the kernel has just opened it for us, and nobody else knows it.
+        // SAFETY: the kernel has just opened it for us, and nothing else has it.
         let process = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: the kernel reads the array, as long as said. Its ranges lie in mappings that are alive, and
         // this advice changes the contents of no memory.
@@ -285,13 +306,28 @@ mod many {
 mod many {
     //! No call for many pieces.
 
-    use super::Hinted;
+    use super::HintStats;
     use super::asking::Piece;
 
     pub(super) const PIECES: usize = 1;
     pub(super) const BYTES: usize = usize::MAX;
 
-    pub(super) fn ask(_: &[Piece<'_>], _: &mut Hinted) -> usize {
+    pub(super) fn ask(_: &[Piece<'_>], _: &mut HintStats) -> usize {
         0
+    }
+}
+
+#[cfg(not(unix))]
+mod asking {
+    //! No `madvise`.
+
+    use std::num::NonZeroUsize;
+    use std::ops::Range;
+
+    use super::HintStats;
+    use crate::records::Records;
+
+    pub(super) fn ask(_: &Records, _: impl Iterator<Item = Range<u64>>, _: NonZeroUsize) -> HintStats {
+        HintStats::default()
     }
 }

@@ -1,31 +1,32 @@
-//! Files of records for training loops: which ones come next, asked for ahead of use, read without signals.
+//! Files of fixed-size records for training loops: plans, page hints ahead of use, and reads that cannot raise SIGBUS.
 //!
-//! - A data set is one or several files of records of one size: [`Records`]. Plain bytes, tokens with llm.c's
-//!   header or none, `.npy`, one tensor of `safetensors` (feature `safetensors`); rows of them or overlapping
-//!   windows ([`Cut`]). Headers are checked against the files' real sizes when they are opened.
-//! - The order of an epoch is computed, not stored: from seed, epoch, rank, world size and step a [`Plan`]
-//!   finds any [`BatchPlan`] in O(1), the same on every machine. Resuming is asking for another step.
-//! - The next batch's pages are asked for while this one is used: [`Records::will_need`], in pieces, because
-//!   one large `madvise` reads only a part and does not say so ([`PIECE`]).
-//! - Records are read into the caller's buffer, by `pread` or in another way that cannot raise a signal
-//!   ([`ReadMode`]): a truncated file is a typed [`Error`] with path and offset, never a SIGBUS.
-//! - Pages that were used can be unmapped or dropped from the page cache, so that a data set larger than
-//!   memory does not push out everything else: [`Records::evict_batch`].
-//! - What the page cache holds can be counted and dropped, to measure cold reads: [`Records::residency`],
-//!   [`Records::evict`].
-//! - For data larger than memory there are reads past the page cache ([`ReadMode::Direct`]), into memory made for
-//!   them ([`Buffer`]).
-//! - It starts no thread: that is the loader's part (`twinbuf`).
-//! - Records stay bytes, in the type and byte order ([`DType`], little-endian) that the file has. It does not
-//!   know lengths inside records, decompress, or write.
-//! - Slices of a mapping are `unsafe` ([`Records::view`]) unless the file is sealed
-//!   ([`Records::view_sealed`]): others may truncate any other.
-//! - Unix and Windows; hints need `madvise` (Unix), counting and dropping pages need Linux.
+//! - [`Records`] opens one or several files as one data set: plain bytes, tokens with llm.c's header or none, `.npy`,
+//!   or one tensor of `safetensors` (feature `safetensors`). A record is a row or a window over rows ([`Cut`]).
+//!   Opening checks every header against the file's real size.
+//! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
+//!   any [`BatchPlan`] in O(1), the same on every machine. To resume, ask for another step.
+//! - [`Records::will_need`] asks the kernel for the next batch's pages while the current one is used, in chunks of
+//!   [`HINT_CHUNK`], because one large `madvise` reads only a part and does not report it.
+//! - [`Records::read`] copies a batch into your buffer by `pread`. A truncated file is a typed [`Error`] with path and
+//!   offset, never a SIGBUS. [`ReadMode::Direct`] reads past the page cache, best into a [`Buffer`].
+//! - [`Records::evict_batch`] drops used pages, so that a data set larger than memory does not push out everything
+//!   else. [`Records::residency`] counts the pages in the cache and [`Records::evict`] drops them, to measure cold
+//!   reads.
+//!
+//! It does not:
+//!
+//! - start threads. The crate `twinbuf` overlaps reading with training.
+//! - convert records: they stay bytes in the file's type and byte order ([`DType`], little-endian). [`transform`] turns
+//!   them into f32 on request.
+//! - write, decompress, or read records of several lengths.
+//! - give safe slices of a mapping: [`Records::view`] is `unsafe`, because any process may truncate the file.
+//!
+//! Runs on Unix and Windows. Hints need `madvise` (Unix), direct reads and counting pages need Linux.
 //!
 //! # Example
 //!
 //! ```
-//! use twinbuf_mmap::{Order, PIECE, Plan, Records};
+//! use twinbuf_mmap::{HINT_CHUNK, Plan, Records, Shuffle};
 //!
 //! // A file of 1000 records of 8 bytes, each holding its number.
 //! let folder = tempfile::tempdir()?;
@@ -35,7 +36,7 @@
 //! let records = Records::open([&path], 8)?;
 //! let plan = Plan::builder(records.len())
 //!     .batch(100)
-//!     .order(Order::Chunks { records: 50 })
+//!     .shuffle(Shuffle::Window { records: 50, chunks: 4 })
 //!     .seed(1)
 //!     .build()?;
 //!
@@ -44,7 +45,7 @@
 //! for step in 0..plan.steps() {
 //!     // Ask for the next batch, then read this one.
 //!     if let Some(next) = plan.batch(0, step + 1) {
-//!         records.will_need(&next, PIECE);
+//!         records.will_need(&next, HINT_CHUNK);
 //!     }
 //!     let batch = plan.batch(0, step).expect("a step below `steps`");
 //!     let read = records.read(&batch, &mut slot)?;
@@ -56,38 +57,40 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Onward
+//! # See also
 //!
 //! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Records::will_need`] for
-//! hints; [`transform`] for f32 in place of bytes; [`Error`] for everything that can be wrong with a file.
+//! hints; [`transform`] for f32 in place of bytes; [`Error`] for what can be wrong with a file.
 
 mod buffer;
+mod cache;
 mod direct;
 mod dtype;
 mod error;
 mod file;
+mod files;
 mod fingerprint;
 mod format;
 mod hint;
-mod launch;
-mod mapped;
+mod limit;
 #[cfg(unix)]
 mod page;
-mod permute;
 mod plan;
+mod read;
 mod records;
-mod residency;
-#[cfg(feature = "serde")]
-mod saved;
+mod shard;
+mod spans;
 pub mod transform;
+mod view;
 
 pub use buffer::Buffer;
+pub use cache::{CachePolicy, Residency};
 pub use dtype::DType;
-pub use error::Error;
+pub use error::{Error, FormatError};
+pub use files::files;
 pub use format::Cut;
-pub use hint::{Hinted, PIECE};
-pub use launch::LaunchError;
-pub use mapped::ReadMode;
-pub use plan::{BatchPlan, Order, Plan, PlanBuilder, PlanError, Runs, Tail};
-pub use records::{Location, Options, Ragged, Records, Shard};
-pub use residency::{Evict, Residency};
+pub use hint::{HINT_CHUNK, HintStats};
+pub use plan::{BatchPlan, LaunchError, Plan, PlanBuilder, PlanError, Shuffle, Tail};
+pub use read::ReadMode;
+pub use records::{Location, Options, Records};
+pub use shard::Shard;

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 
-use twinbuf_mmap::{PIECE, Plan, Records};
+use twinbuf_mmap::{HINT_CHUNK, Plan, Records};
 
 /// Allows this process `more` bytes of addresses than it has now.
 fn limit(more: u64) {
@@ -37,10 +37,10 @@ fn a_data_set_without_room_for_all_its_mappings_takes_none() {
         out.fill(0xEE);
         assert_eq!(records.read(&batch, &mut out).unwrap(), RECORD);
         assert!(out.iter().all(|&byte| byte == 0));
-        let hinted = records.will_need(&batch, PIECE);
+        let hinted = records.will_need(&batch, HINT_CHUNK);
         assert_eq!((hinted.calls, hinted.failed), (0, 0), "{hinted:?}");
     }
     // What has room is mapped.
     let records = Records::open(&paths[..4], RECORD).unwrap();
-    assert_eq!(records.will_need(&plan.batch(0, 0).unwrap(), PIECE).calls, 1);
+    assert_eq!(records.will_need(&plan.batch(0, 0).unwrap(), HINT_CHUNK).calls, 1);
 }

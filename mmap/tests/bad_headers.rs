@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use twinbuf_mmap::{Cut, Error, Records};
+use twinbuf_mmap::{Cut, DType, Error, FormatError, Records};
 
 type Open = fn(&[&Path]) -> Result<Records, Error>;
 
@@ -21,7 +21,11 @@ fn check(open: Open, good: &[u8], table: &[Case]) {
         std::fs::write(&path, bytes).unwrap();
         let error = open(&[&first, &path]).expect_err(wanted);
         let quoted = format!("{path:?}");
-        let found = format!("{error:?}").replace(&quoted, "P");
+        let found = match &error {
+            Error::Format(error) => format!("{error:?}"),
+            error => format!("{error:?}"),
+        };
+        let found = found.replace(&quoted, "P");
         match wanted.strip_suffix("..") {
             Some(wanted) => assert!(found.starts_with(wanted), "{found}"),
             None => assert_eq!(found, *wanted),
@@ -196,7 +200,7 @@ fn npy() {
         (array("'\n'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\\\\n\" }"),
         (
             file("{'descr': [('a', '<i2')]}", 6),
-            r#"UnsupportedType { path: P, offset: 20, found: "[(\\'a\\', \\'<i2\\')]}" }"#,
+            r#"UnsupportedType { path: P, offset: 20, found: "[(\\'a\\', \\'<i2\\')]" }"#,
         ),
         (
             file("{'descr': '<i2', 'fortran_order': True, 'shape': (3, 2)}", 12),
@@ -252,11 +256,14 @@ fn npy_in_fortran_order_with_one_long_axis() {
     }
     for (shape, data) in [("(3, 2)", 12), ("(1, 2, 2)", 8), ("(2, 1, 2)", 8)] {
         let error = open(shape, data).unwrap_err();
-        assert!(matches!(error, Error::FortranOrder { offset: 44, .. }), "{shape}: {error}");
+        assert!(
+            matches!(error, Error::Format(FormatError::FortranOrder { offset: 44, .. })),
+            "{shape}: {error}"
+        );
     }
     // What is wrong with these is not the order.
     let error = open("()", 2).unwrap_err();
-    assert!(matches!(error, Error::BadShape { .. }), "{error}");
+    assert!(matches!(error, Error::Format(FormatError::BadShape { .. })), "{error}");
     let error = open("(0,)", 0).unwrap_err();
     assert!(matches!(error, Error::TooShort { .. }), "{error}");
 }
@@ -319,7 +326,7 @@ fn safetensors() {
         ([&[2, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFE][..]].concat(), bad),
         (tensor("I24", "[3,2]", "12", 12), bad),
         (tensor("F4", "[3]", "1", 1), bad),
-        (tensor("F8_E4M3", "[3]", "3", 3), "UnsupportedType { path: P, offset: 8, found: \"F8_E4M3\" }"),
+        (tensor("F8_E8M0", "[3]", "3", 3), "UnsupportedType { path: P, offset: 8, found: \"F8_E8M0\" }"),
         (tensor("F32", "[]", "4", 4), "BadShape { path: P, wanted: \"at least one axis\", found: [] }"),
         (tensor("F32", "[3,0]", "0", 0), "BadShape { path: P, wanted: \"no empty rows\", found: [3, 0] }"),
         (tensor("F32", "[0,3]", "0", 0), "TooShort { path: P, wanted: 12, found: 0 }"),
@@ -350,9 +357,106 @@ fn many_names() {
     let path = folder.path().join("model.safetensors");
     std::fs::write(&path, file).unwrap();
     let error = Records::open_safetensors([&path], "t1000", Cut::Rows).unwrap_err();
-    let Error::NoTensor { found, .. } = &error else { panic!("{error:?}") };
+    let Error::Format(FormatError::NoTensor { found, .. }) = &error else { panic!("{error:?}") };
     assert_eq!((found.len(), &*found[0], &*found[999]), (1000, "t0000", "t0999"));
     let message = error.to_string();
     assert!(message.ends_with("\"t0015\"] and 984 more"), "{message}");
     assert!(message.contains("no such tensor: wanted \"t1000\", found [\"t0000\", "), "{message}");
+}
+
+/// Each message of a type or layout that numpy can save otherwise has the call that does.
+#[test]
+fn npy_messages_tell_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.npy");
+    for (descr, order, wanted) in [
+        (
+            "'<V2'",
+            "False",
+            "unsupported type at byte 20: found <V2: if it is bfloat16, save its bits with `numpy.save(path, x.view(numpy.uint16))`",
+        ),
+        ("'|V1'", "False", "save its bits with `numpy.save(path, x.view(numpy.uint8))`"),
+        ("'<f16'", "False", "`numpy.save(path, x.astype('<f8'))`"),
+        ("'<M8[D]'", "False", "`numpy.save(path, x.view(numpy.int64))`"),
+        ("'|O'", "False", "Python objects"),
+        ("'<U2'", "False", "text"),
+        (
+            "[('a', '<f4'), ('b', '<i8', (2,))]",
+            "False",
+            r"found [(\'a\', \'<f4\'), (\'b\', \'<i8\', (2,))]: save each field by itself with `numpy.save(path, x[name])`",
+        ),
+        (
+            "'>f8'",
+            "False",
+            "wanted little-endian, found >f8: save it with `numpy.save(path, x.astype('<f8'))`",
+        ),
+        ("'<f8'", "True", "`numpy.save(path, numpy.ascontiguousarray(x))`"),
+        ("'<f3'", "False", "wanted bool, integers of 8 to 64 bits"),
+    ] {
+        let header = format!("{{'descr': {descr}, 'fortran_order': {order}, 'shape': (3, 2), }}");
+        let mut file = b"\x93NUMPY\x01\x00\xf6\x00".to_vec();
+        file.extend(format!("{header:245}\n").bytes());
+        std::fs::write(&path, file).unwrap();
+        let message = Records::open_npy([&path], Cut::Rows).unwrap_err().to_string();
+        assert!(message.ends_with(wanted) || message.contains(wanted), "{message}");
+        assert!(!message.contains("  ") && !message.contains('\n'), "{message}");
+    }
+}
+
+/// Files that begin as those of other formats do are refused as bare numbers, with the opener to use; bytes that come
+/// near are not.
+#[test]
+fn known_formats_are_no_bare_numbers() {
+    fn front(bytes: &[u8]) -> Vec<u8> {
+        let mut file = bytes.to_vec();
+        file.resize(1024, 0);
+        file
+    }
+    let number =
+        |numbers: &[i32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    let tar = |magic: &[u8]| [&[b'a'; 257][..], magic].concat();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("train.bin");
+    let open = |file: &[u8]| {
+        std::fs::write(&path, front(file)).unwrap();
+        Records::open_headerless([&path], DType::U16, Cut::Rows)
+    };
+    for (file, found, advice) in [
+        (b"\x93NUMPY\x01\x00".to_vec(), "numpy's .npy", "`Records::open_npy`"),
+        (number(&[20_240_520, 1, 3]), "llm.c's tokens", "`Records::open_llm_c`"),
+        (number(&[20_240_801, 7, 3]), "llm.c's tokens", "`Records::open_llm_c`"),
+        (number(&[20_240_522, 1]), "llm.c's evaluation data", "many lengths"),
+        (b"\x10\0\0\0\0\0\0\0{\"x\":{".to_vec(), "safetensors", "`Records::open_safetensors`"),
+        (b"PK\x03\x04\x14\0".to_vec(), "zip", "numpy.load"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\x02\x03".to_vec(), "gzip", "decompress"),
+        (b"\x28\xb5\x2f\xfd\x04".to_vec(), "zstd", "decompress"),
+        (b"\x89HDF\r\n\x1a\n".to_vec(), "HDF5", "h5py"),
+        (b"PAR1\x15".to_vec(), "Parquet", "read_table"),
+        (b"ARROW1\0\0".to_vec(), "Arrow IPC", "to_numpy"),
+        (tar(b"ustar\0"), "tar", "unpack"),
+        (b"\x80\x04\x95\x10".to_vec(), "pickle", "numpy.save"),
+    ] {
+        let error = open(&file).unwrap_err();
+        let message = error.to_string();
+        assert!(matches!(error, Error::Format(FormatError::NotHeaderless { .. })), "{message}");
+        assert!(message.contains(found) && message.contains(advice), "{message}");
+    }
+    for near in [
+        b"\x93NUMPX\x01\x00".to_vec(),
+        number(&[20_240_520, 2, 3]),
+        number(&[20_240_801, 1, 3]),
+        // A header longer than the file, and one that is no JSON.
+        b"\x10\0\0\0\0\0\0\x01{\"x\":{".to_vec(),
+        b"\x10\0\0\0\0\0\0\0[\"x\":{".to_vec(),
+        b"\x1f\x8b\x07\0\0\0\0\0\x02\x03".to_vec(),
+        b"\x1f\x8b\x08\0\0\0\0\0\x02\x7f".to_vec(),
+        b"PAR2".to_vec(),
+        tar(b"ustax"),
+        Vec::new(),
+    ] {
+        assert_eq!(open(&near).unwrap().len(), 512, "{near:?}");
+    }
+    // Shorter than any header.
+    std::fs::write(&path, [0x1f, 0x8b]).unwrap();
+    assert_eq!(Records::open_headerless([&path], DType::U16, Cut::Rows).unwrap().len(), 1);
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use twinbuf_mmap::{BatchPlan, Error, Evict, Order, Plan, ReadMode, Records, Residency};
+use twinbuf_mmap::{BatchPlan, CachePolicy, Error, Plan, Records, Residency, Shuffle};
 
 const RECORD: usize = 4096;
 const RECORDS: usize = 2048;
@@ -120,7 +120,7 @@ fn all_pieces_of_touching_pages_are_asked_for() {
     }
 
     // All records one by one, in an order of their own.
-    let plan = Plan::builder(records.len()).batch(records.len()).order(Order::Records).build().unwrap();
+    let plan = Plan::builder(records.len()).batch(records.len()).shuffle(Shuffle::Records).build().unwrap();
     let hinted = records.will_need(&plan.batch(0, 0).unwrap(), SMALL_PIECE);
     assert_eq!((hinted.bytes, hinted.failed), (records.bytes(), 0));
     // Pieces of 16 records, as in order: in one call, or in one each.
@@ -134,7 +134,7 @@ fn a_gather_is_asked_for_to_the_last_page() {
     let path = folder.path().join("gather");
     std::fs::write(&path, vec![3; 8000 * RECORD]).unwrap();
     let records = Records::open([&path], RECORD).unwrap();
-    let plan = Plan::builder(8000).batch(1500).order(Order::Records).build().unwrap();
+    let plan = Plan::builder(8000).batch(1500).shuffle(Shuffle::Records).build().unwrap();
     let batch = plan.batch(0, 0).unwrap();
     assert!(batch.runs().count() > 1100);
     records.evict().unwrap();
@@ -149,36 +149,26 @@ fn a_gather_is_asked_for_to_the_last_page() {
 fn used_batches_are_dropped_and_no_others() {
     let Some(folder) = folder_on_disk() else { return };
     let path = three_batches(folder.path());
-    for mode in [ReadMode::Pread, ReadMode::MapChecked] {
-        let records = match Records::open([&path], RECORD).unwrap().with_read_mode(mode) {
-            Err(Error::System { call: "process_vm_readv", source, .. }) => {
-                eprintln!("not checked: process_vm_readv: {source}");
-                continue;
-            }
-            records => records.unwrap(),
-        };
-        let plan = Plan::builder(records.len()).batch(1024).build().unwrap();
-        let batch = |step| plan.batch(0, step).unwrap();
-        let resident = |step| records.residency_of(&batch(step)).unwrap().resident;
-        let mut out = vec![0; 1024 * RECORD];
-        for step in 0..3 {
-            records.read(&batch(step), &mut out).unwrap();
-        }
-        let all = resident(1);
-        for evict in [Evict::Keep, Evict::Unmap] {
-            records.evict_batch(&batch(1), evict).unwrap();
-            assert_eq!(resident(1), all, "{mode:?} {evict:?}");
-        }
-        records.evict_batch(&batch(1), Evict::Drop).unwrap();
-        assert_eq!(resident(1), 0, "{mode:?}");
-        assert_eq!([resident(0), resident(2)], [all; 2], "{mode:?}");
-        // They come back, and `evict` takes what the mode has mapped.
-        out.fill(0);
-        records.read(&batch(1), &mut out).unwrap();
-        assert!(out.iter().all(|&byte| byte == 1));
-        records.evict().unwrap();
-        assert_eq!(records.residency().unwrap().resident, 0, "{mode:?}");
+    let records = Records::open([&path], RECORD).unwrap();
+    let plan = Plan::builder(records.len()).batch(1024).build().unwrap();
+    let batch = |step| plan.batch(0, step).unwrap();
+    let resident = |step| records.residency_of(&batch(step)).unwrap().resident;
+    let mut out = vec![0; 1024 * RECORD];
+    for step in 0..3 {
+        records.read(&batch(step), &mut out).unwrap();
     }
+    let all = resident(1);
+    records.evict_batch(&batch(1), CachePolicy::Keep).unwrap();
+    assert_eq!(resident(1), all);
+    records.evict_batch(&batch(1), CachePolicy::Drop).unwrap();
+    assert_eq!(resident(1), 0);
+    assert_eq!([resident(0), resident(2)], [all; 2]);
+    // They come back.
+    out.fill(0);
+    records.read(&batch(1), &mut out).unwrap();
+    assert!(out.iter().all(|&byte| byte == 1));
+    records.evict().unwrap();
+    assert_eq!(records.residency().unwrap().resident, 0);
 }
 
 #[test]
@@ -188,12 +178,12 @@ fn a_batch_seems_cached_if_its_records_are() {
     let plan = Plan::builder(records.len()).batch(1024).build().unwrap();
     let seems = || [0, 1, 2].map(|step| records.seems_cached(&plan.batch(0, step).unwrap()));
     assert_eq!(seems(), [true; 3]);
-    let shuffled = Plan::builder(records.len()).batch(1500).order(Order::Records).build().unwrap();
+    let shuffled = Plan::builder(records.len()).batch(1500).shuffle(Shuffle::Records).build().unwrap();
     assert!(records.seems_cached(&shuffled.batch(0, 0).unwrap()));
     // A look at what is not there may bring it, and find it if the disk is faster than the look.
     let second = plan.batch(0, 1).unwrap();
     until(|| {
-        records.evict_batch(&second, Evict::Drop).unwrap();
+        records.evict_batch(&second, CachePolicy::Drop).unwrap();
         let residency = records.residency_of(&second).unwrap();
         residency.resident == 0 && seems() == [true, false, true]
     });
@@ -208,13 +198,60 @@ fn a_batch_seems_cached_if_its_records_are() {
     assert!(!records.seems_cached(&one.batch(0, records.len()).unwrap()));
 }
 
+/// Chunks of 64 KiB in windows of 8. The first batch asks for its window and begins the next; the others ask for the
+/// rest, every chunk once, and before the batches that need it.
+#[test]
+fn a_windowed_epoch_is_asked_for_in_chunks_and_given_up_in_chunks() {
+    let Some(folder) = folder_on_disk() else { return };
+    let records = Records::open([three_batches(folder.path())], RECORD).unwrap();
+    let shuffle = Shuffle::Window { records: 16, chunks: 8 };
+    let plan = Plan::builder(records.len()).batch(8).shuffle(shuffle).build().unwrap();
+    let batch = |step| plan.batch(0, step).unwrap();
+    until(|| {
+        records.evict().unwrap();
+        records.residency().unwrap().resident == 0
+    });
+    let window = (8 * 16 * RECORD) as u64;
+    let mut asked = 0;
+    for step in 0..plan.steps() {
+        let hinted = records.will_need(&batch(step), SMALL_PIECE);
+        assert_eq!(hinted.failed, 0);
+        // Chunks begin anywhere, so with small pages of 4 KiB no byte more is asked for than there are chunks.
+        assert_eq!(hinted.bytes >= window, step == 0, "step {step}: {hinted:?}");
+        asked += hinted.bytes;
+    }
+    assert_eq!(asked, records.bytes());
+    // Asked for once more, from the middle on, as after resuming in a new process.
+    until(|| {
+        records.evict().unwrap();
+        let again = Records::open([records.shards()[0].path()], RECORD).unwrap();
+        records.residency().unwrap().resident == 0 && again.will_need(&batch(20), SMALL_PIECE).bytes >= window
+    });
+
+    // Where memory is short the kernel leaves pages out; reading brings them.
+    let mut out = vec![0; 8 * RECORD];
+    let steps = 8 * 16 / 8;
+    for step in 0..3 * steps {
+        records.read(&batch(step), &mut out).unwrap();
+    }
+    let resident =
+        || (0..steps).map(|step| records.residency_of(&batch(step)).unwrap().resident).sum::<u64>();
+    let before = resident();
+    assert_eq!(before, 8 * 16);
+    for step in 0..2 * steps {
+        records.evict_batch(&batch(step), CachePolicy::Drop).unwrap();
+    }
+    // Folios that reach out of a chunk stay.
+    assert!(resident() < before, "{} of {before} pages are left", resident());
+}
+
 #[test]
 fn evicting_a_batch_of_another_data_set() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path());
     let more = Plan::builder(records.len() + 1).batch(1).build().unwrap().batch(0, records.len()).unwrap();
-    records.evict_batch(&more, Evict::Keep).unwrap();
-    let error = records.evict_batch(&more, Evict::Drop).unwrap_err();
+    records.evict_batch(&more, CachePolicy::Keep).unwrap();
+    let error = records.evict_batch(&more, CachePolicy::Drop).unwrap_err();
     assert!(matches!(error, Error::NoSuchRecord { .. }), "{error:?}");
 }
 
@@ -224,7 +261,7 @@ fn small_records_on_one_page_take_one_call() {
     let path = folder.path().join("small");
     std::fs::write(&path, [5; 600]).unwrap();
     let records = Records::open([&path], 6).unwrap();
-    let plan = Plan::builder(100).batch(100).order(Order::Records).build().unwrap();
+    let plan = Plan::builder(100).batch(100).shuffle(Shuffle::Records).build().unwrap();
     let batch = plan.batch(0, 0).unwrap();
     assert!(batch.runs().count() > 50);
     let hinted = records.will_need(&batch, SMALL_PIECE);
@@ -254,7 +291,8 @@ fn each_page_of_a_batch_is_asked_for_once() {
     std::fs::write(&path, vec![9; usize::try_from(20 * record).unwrap()]).unwrap();
     let records = Records::open([&path], usize::try_from(record).unwrap()).unwrap();
     for seed in 0..100 {
-        let plan = Plan::builder(20).batch(1 + seed % 7).order(Order::Records).seed(seed).build().unwrap();
+        let plan =
+            Plan::builder(20).batch(1 + seed % 7).shuffle(Shuffle::Records).seed(seed).build().unwrap();
         for step in 0..plan.steps() {
             let batch = plan.batch(0, step).unwrap();
             let pages: BTreeSet<u64> = batch

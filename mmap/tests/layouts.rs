@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
-use twinbuf_mmap::{Cut, DType, Error, Order, PIECE, Plan, Records};
+use twinbuf_mmap::{Cut, DType, Error, FormatError, HINT_CHUNK, Plan, Records, Shuffle};
 
 fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -48,20 +48,20 @@ fn windows(shards: &[Vec<u8>], row: usize, rows: usize, stride: usize) -> Vec<Ve
     all
 }
 
-fn order(kind: u64) -> Order {
+fn order(kind: u64) -> Shuffle {
     match kind {
-        0 => Order::Sequential,
-        1 => Order::Records,
-        records => Order::Chunks { records },
+        0 => Shuffle::None,
+        1 => Shuffle::Records,
+        records => Shuffle::Chunks { records },
     }
 }
 
 /// Reads an epoch in batches and compares it record by record.
-fn compare(records: &Records, expected: &[Vec<u8>], batch: u64, order: Order) -> Result<(), TestCaseError> {
+fn compare(records: &Records, expected: &[Vec<u8>], batch: u64, order: Shuffle) -> Result<(), TestCaseError> {
     prop_assert_eq!(records.len(), expected.len() as u64);
     let plan = Plan::builder(records.len())
         .batch(batch)
-        .order(order)
+        .shuffle(order)
         .tail(twinbuf_mmap::Tail::Keep)
         .build()
         .unwrap();
@@ -70,7 +70,7 @@ fn compare(records: &Records, expected: &[Vec<u8>], batch: u64, order: Order) ->
         let batch = plan.batch(0, step).unwrap();
         // Poisoned and longer than needed: a byte not written, or written past the end, shows.
         let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * size + 3];
-        prop_assert_eq!(records.will_need(&batch, PIECE).failed, 0);
+        prop_assert_eq!(records.will_need(&batch, HINT_CHUNK).failed, 0);
         let len = records.read(&batch, &mut out).unwrap();
         prop_assert_eq!(len + 3, out.len());
         prop_assert!(out[len..].iter().all(|&byte| byte == 0xEE));
@@ -126,7 +126,7 @@ fn windows_do_not_cross_files_and_leave_the_rest_unread() {
     assert_eq!(shard_records, [0..2, 2..4, 4..5]);
     let offsets: Vec<_> = (0..5).map(|record| records.locate(record).unwrap().offset).collect();
     assert_eq!(offsets, [0, 8, 0, 8, 0]);
-    compare(&records, &windows(&shards, 2, 5, 4), 5, Order::Sequential).unwrap();
+    compare(&records, &windows(&shards, 2, 5, 4), 5, Shuffle::None).unwrap();
     assert_eq!(records.bytes(), 5 * 10);
 }
 
@@ -139,9 +139,9 @@ fn the_largest_strides_and_windows() {
     let open = |rows, stride| Records::open_headerless([&path], DType::U32, Cut::Windows { rows, stride });
     for stride in [10, 1 << 40, usize::MAX / 4, usize::MAX] {
         let records = open(10, stride).unwrap();
-        compare(&records, &[data(40, 1)], 1, Order::Sequential).unwrap();
+        compare(&records, &[data(40, 1)], 1, Shuffle::None).unwrap();
         let records = open(3, stride).unwrap();
-        compare(&records, &[data(12, 1)], 1, Order::Records).unwrap();
+        compare(&records, &[data(12, 1)], 1, Shuffle::Records).unwrap();
     }
     for rows in [11, 1 << 62, usize::MAX] {
         let error = open(rows, 1).unwrap_err();
@@ -214,7 +214,7 @@ fn truncated_while_open_inside_overlapping_windows() {
     let mut out = vec![0; 33 * 22];
     records.read(&batch, &mut out).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
-    assert_eq!(records.will_need(&batch, PIECE).failed, 0);
+    assert_eq!(records.will_need(&batch, HINT_CHUNK).failed, 0);
     // Windows 33 to 65 lie at bytes 660 to 65 * 20 + 22.
     let error = records.read(&batch, &mut out).unwrap_err();
     assert!(
@@ -278,7 +278,7 @@ fn tokens_past_four_gib() {
     let start = (windows - 3) * 60;
     assert_eq!(records.locate(windows - 2).unwrap().offset, 1024 + start);
     let batch = Plan::builder(records.len()).batch(3).build().unwrap().batch(0, windows / 3).unwrap();
-    records.will_need(&batch, PIECE);
+    records.will_need(&batch, HINT_CHUNK);
     let mut out = [0; 3 * 64];
     let len = records.read(&batch, &mut out).unwrap();
     let first = batch.runs().next().unwrap().start - 1;
@@ -343,8 +343,8 @@ fn every_tensor_is_opened_as_by_its_name() {
     let each = Records::open_safetensors_each(&path, Cut::Rows).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(file.len() as u64 - 1).unwrap();
     for (name, records) in each {
-        assert!(matches!(records, Err(Error::DataLength { .. })), "{name}: {records:?}");
+        assert!(matches!(records, Err(Error::Format(FormatError::DataLength { .. }))), "{name}: {records:?}");
     }
     let error = Records::open_safetensors_each(&path, Cut::Rows).map(|_| ()).unwrap_err();
-    assert!(matches!(error, Error::DataLength { .. }), "{error:?}");
+    assert!(matches!(error, Error::Format(FormatError::DataLength { .. })), "{error:?}");
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use twinbuf_mmap::{Order, Plan, Records, Tail};
+use twinbuf_mmap::{Plan, Records, Shuffle, Tail};
 
 /// Set in the processes, to the folder of the data.
 const CHILD: &str = "TWINBUF_RANKS_FOLDER";
@@ -18,7 +18,12 @@ const FILES: [usize; 4] = [700, 1, 513, 170];
 /// What another launcher may have set for this test.
 const OTHERS: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"];
 
-const ORDERS: [Order; 3] = [Order::Sequential, Order::Chunks { records: 5 }, Order::Records];
+const ORDERS: [Shuffle; 4] = [
+    Shuffle::None,
+    Shuffle::Chunks { records: 5 },
+    Shuffle::Window { records: 5, chunks: 3 },
+    Shuffle::Records,
+];
 
 fn paths(folder: &Path) -> Vec<PathBuf> {
     (0..FILES.len()).map(|file| folder.join(file.to_string())).collect()
@@ -51,7 +56,7 @@ fn rank(folder: &Path) {
     let records = Records::open(paths(folder), RECORD).unwrap();
     for (number, order) in ORDERS.into_iter().enumerate() {
         let plan = Plan::from_env(records.len()).unwrap();
-        let plan = plan.batch(7).order(order).seed(5).tail(Tail::Keep).build().unwrap();
+        let plan = plan.batch(7).shuffle(order).tail(Tail::Keep).build().unwrap();
         let mut sum = Sum::default();
         let mut out = [0; 7 * RECORD];
         for step in 0..plan.steps() {

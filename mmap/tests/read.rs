@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use twinbuf_mmap::{Error, Location, Order, Plan, Ragged, Records, Tail};
+use twinbuf_mmap::{Error, Location, Plan, Records, Shuffle, Tail};
 
 const RECORD: usize = 24;
 
@@ -52,14 +52,23 @@ fn the_bytes_of_every_order_over_shards_of_different_lengths() {
         let records = Records::open(&paths, RECORD).unwrap();
         assert_eq!(records.len(), shards.iter().sum::<usize>() as u64);
         assert_eq!(records.bytes(), all.len() as u64);
-        for order in [Order::Sequential, Order::Chunks { records: 10 }, Order::Records] {
+        for order in [
+            Shuffle::None,
+            Shuffle::Chunks { records: 10 },
+            Shuffle::Window { records: 10, chunks: 4 },
+            Shuffle::Records,
+        ] {
             for batch in [1, 5, 1000] {
-                let plan =
-                    Plan::builder(records.len()).batch(batch).order(order).tail(Tail::Keep).build().unwrap();
+                let plan = Plan::builder(records.len())
+                    .batch(batch)
+                    .shuffle(order)
+                    .tail(Tail::Keep)
+                    .build()
+                    .unwrap();
                 let (read, expected) = epoch(&records, plan, 2, &all);
                 assert_eq!(read.len(), all.len());
                 assert!(read == expected, "{shards:?} {order:?} batches of {batch}");
-                assert!(order != Order::Sequential || read == all);
+                assert!(order != Shuffle::None || read == all);
             }
         }
     }
@@ -88,7 +97,7 @@ fn the_rest_of_each_file_is_left_out_when_ignored() {
         let len = std::fs::metadata(path).unwrap().len();
         File::options().write(true).open(path).unwrap().set_len(len + 5).unwrap();
     }
-    let records = Records::options(RECORD).ragged(Ragged::Ignore).open(&paths).unwrap();
+    let records = Records::options().partial(true).open(&paths, RECORD).unwrap();
     let plan = Plan::builder(records.len()).batch(5).build().unwrap();
     let (read, _) = epoch(&records, plan, 0, &all);
     assert_eq!(read, all);
@@ -126,7 +135,7 @@ fn a_record_past_four_gib() {
     assert_eq!(records.bytes(), OFFSET + 4096);
     let plan = Plan::builder(records.len()).build().unwrap();
     let batch = plan.batch(0, OFFSET / 64).unwrap();
-    records.will_need(&batch, twinbuf_mmap::PIECE);
+    records.will_need(&batch, twinbuf_mmap::HINT_CHUNK);
     let mut out = [0; 64];
     records.read(&batch, &mut out).unwrap();
     assert_eq!(&out[..17], b"five gibibytes in");
@@ -142,7 +151,7 @@ fn threads_read_at_once() {
         for seed in 0..4 {
             let (records, all) = (&records, &all);
             scope.spawn(move || {
-                let plan = Plan::builder(500).batch(5).order(Order::Records).seed(seed).build().unwrap();
+                let plan = Plan::builder(500).batch(5).shuffle(Shuffle::Records).seed(seed).build().unwrap();
                 for e in 0..5 {
                     let (read, expected) = epoch(records, plan, e, all);
                     assert!(read == expected, "seed {seed}, epoch {e}");
@@ -187,4 +196,29 @@ fn a_leased_file_is_opened_when_it_is_given_up() {
     let plan = Plan::builder(records.len()).batch(100).build().unwrap();
     let (read, expected) = epoch(&records, plan, 0, &bytes);
     assert_eq!(read, expected);
+}
+
+/// Empty files and files shorter than a record are left out where that is asked for, and listed.
+#[test]
+fn short_files_are_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths: Vec<_> = [("0", 0), ("1", 24), ("2", 7), ("3", 8), ("4", 0)]
+        .map(|(name, len)| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, vec![name.as_bytes()[0]; len]).unwrap();
+            path
+        })
+        .into();
+    assert!(matches!(Records::open(&paths, 8), Err(Error::TooShort { path, .. }) if path == paths[0]));
+    let records = Records::options().skip_short(true).open(&paths, 8).unwrap();
+    assert_eq!(records.skipped(), [&paths[0], &paths[2], &paths[4]].map(Clone::clone));
+    assert_eq!((records.len(), records.shards().len()), (4, 2));
+    let batch = Plan::builder(4).batch(4).build().unwrap().batch(0, 0).unwrap();
+    let mut out = [0; 32];
+    records.read(&batch, &mut out).unwrap();
+    assert!(out.starts_with(&[b'1'; 24]) && out.ends_with(&[b'3'; 8]));
+    // Without one that is long enough there is no data set.
+    let short = [&paths[2], &paths[0]];
+    let error = Records::options().skip_short(true).open(short, 8).unwrap_err();
+    assert!(matches!(error, Error::TooShort { path, .. } if path == paths[2]));
 }

@@ -16,7 +16,7 @@ use libc::{EACCES, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_long};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
-use twinbuf_mmap::{BatchPlan, Error, Evict, Hinted, Order, PIECE, Plan, ReadMode, Records, Residency};
+use twinbuf_mmap::{BatchPlan, CachePolicy, Error, HINT_CHUNK, HintStats, Plan, Records, Residency, Shuffle};
 
 /// Set in the process of one case, to its number and the error.
 const CHILD: &str = "TWINBUF_REFUSED_CASE";
@@ -69,7 +69,7 @@ fn byte(record: u64) -> u8 {
 }
 
 fn batch() -> BatchPlan {
-    let plan = Plan::builder(RECORDS).batch(BATCH).order(Order::Records).seed(3).build().unwrap();
+    let plan = Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Records).seed(3).build().unwrap();
     plan.batch(0, 0).unwrap()
 }
 
@@ -96,7 +96,7 @@ fn hints_fall_back(call: c_long, errno: c_int) {
     let data = Data::new();
     let records = data.open();
     records.evict().unwrap();
-    let gathered = records.will_need(&batch(), PIECE);
+    let gathered = records.will_need(&batch(), HINT_CHUNK);
     assert_eq!(gathered.failed, 0);
     if gathered.calls > 1024 {
         return println!("not checked: the kernel refuses already");
@@ -107,7 +107,7 @@ fn hints_fall_back(call: c_long, errno: c_int) {
     let mut pieces = None;
     // Twice: once it is refused, and then it is not tried.
     for _ in 0..2 {
-        let Hinted { bytes, calls, failed, .. } = records.will_need(&batch(), PIECE);
+        let HintStats { bytes, calls, failed, .. } = records.will_need(&batch(), HINT_CHUNK);
         assert_eq!((bytes, failed), (gathered.bytes, 0));
         assert!(calls > 1024, "{calls}, {gathered:?}");
         assert_eq!(*pieces.get_or_insert(calls), calls);
@@ -118,7 +118,7 @@ fn hints_fall_back(call: c_long, errno: c_int) {
         while records.residency_of(&batch()).unwrap().resident < BATCH {
             assert!(Instant::now() < deadline, "{:?}", records.residency_of(&batch()));
             // The kernel leaves a page out where memory is short.
-            records.will_need(&batch(), PIECE);
+            records.will_need(&batch(), HINT_CHUNK);
         }
     }
     data.check(&records, &batch());
@@ -129,40 +129,10 @@ fn hints_fail(errno: c_int) {
     let data = Data::new();
     let records = data.open();
     refuse(&[libc::SYS_process_madvise, libc::SYS_madvise], errno);
-    let hinted = records.will_need(&batch(), PIECE);
+    let hinted = records.will_need(&batch(), HINT_CHUNK);
     assert_eq!((hinted.bytes, hinted.failed), (0, hinted.calls));
     assert!(hinted.calls > 1024, "{hinted:?}");
     data.check(&records, &batch());
-    system(&records.evict_batch(&batch(), Evict::Unmap), &data.path(), "madvise", errno);
-    records.evict_batch(&batch(), Evict::Keep).unwrap();
-}
-
-fn mode_is_refused(errno: c_int) {
-    let data = Data::new();
-    refuse(&[libc::SYS_process_vm_readv], errno);
-    let records = data.open().with_read_mode(ReadMode::MapChecked);
-    system(&records, &data.path(), "process_vm_readv", errno);
-    data.check(&data.open(), &batch());
-}
-
-/// The mode was chosen when the kernel still allowed it: `pread` takes over, with all it can tell.
-fn reads_fall_back(errno: c_int) {
-    let data = Data::new();
-    let records = match data.open().with_read_mode(ReadMode::MapChecked) {
-        Err(Error::System { call: "process_vm_readv", source, .. }) => {
-            return eprintln!("not checked: process_vm_readv: {source}");
-        }
-        records => records.unwrap(),
-    };
-    data.check(&records, &batch());
-    refuse(&[libc::SYS_process_vm_readv], errno);
-    data.check(&records, &batch());
-    assert_eq!(records.read_mode(), ReadMode::MapChecked);
-    let missing = (RECORDS - 1) * data.page as u64;
-    File::options().write(true).open(data.path()).unwrap().set_len(missing).unwrap();
-    let last = Plan::builder(RECORDS).build().unwrap().batch(0, RECORDS - 1).unwrap();
-    let error = records.read(&last, &mut vec![0; data.page]).unwrap_err();
-    assert!(matches!(error, Error::Truncated { offset, .. } if offset == missing), "{error:?}");
 }
 
 fn residency_is_refused(errno: c_int) {
@@ -217,8 +187,8 @@ fn dropping_is_refused(errno: c_int) {
     let records = data.open();
     refuse(&[libc::SYS_fadvise64], errno);
     system(&records.evict(), &data.path(), "posix_fadvise", errno);
-    system(&records.evict_batch(&batch(), Evict::Drop), &data.path(), "posix_fadvise", errno);
-    records.evict_batch(&batch(), Evict::Unmap).unwrap();
+    system(&records.evict_batch(&batch(), CachePolicy::Drop), &data.path(), "posix_fadvise", errno);
+    records.evict_batch(&batch(), CachePolicy::Keep).unwrap();
 }
 
 /// What file systems without `fsync` say, which have nothing to write out: squashfs, erofs, iso9660.
@@ -249,11 +219,11 @@ fn mapping_is_refused(errno: c_int) {
     let rule = SeccompRule::new(vec![a_file]).unwrap();
     install(BTreeMap::from([(libc::SYS_mmap, vec![rule])]), errno);
     let records = data.open();
-    let hinted = records.will_need(&batch(), PIECE);
+    let hinted = records.will_need(&batch(), HINT_CHUNK);
     assert_eq!((hinted.calls, hinted.bytes, hinted.failed), (0, 0, 0));
     data.check(&records, &batch());
     records.evict().unwrap();
-    records.evict_batch(&batch(), Evict::Drop).unwrap();
+    records.evict_batch(&batch(), CachePolicy::Drop).unwrap();
     records.fingerprint().unwrap();
     let refused = |result: Result<(), Error>| {
         let error = result.unwrap_err();
@@ -262,22 +232,18 @@ fn mapping_is_refused(errno: c_int) {
         assert_eq!((path, source.kind()), (&data.path(), kind), "{error}");
     };
     refused(records.residency().map(drop));
-    refused(records.view_sealed(0..1).map(drop));
-    for mode in [ReadMode::MapChecked, ReadMode::MapCopy] {
-        refused(data.open().with_read_mode(mode).map(drop));
-    }
+    // SAFETY: there is no mapping, so no slice is made.
+    refused(unsafe { records.view(0..1) }.map(drop));
 }
 
 /// What is refused, what to look at then, and the errors to do it with.
 type Case = (&'static str, fn(c_int), &'static [c_int]);
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 10] = [
     // EACCES is no error of a call that is never there, so it is tried again each time.
     ("process_madvise", |errno| hints_fall_back(libc::SYS_process_madvise, errno), &[EPERM, ENOSYS, EACCES]),
     ("pidfd_open", |errno| hints_fall_back(libc::SYS_pidfd_open, errno), &[EPERM, ENOSYS]),
     ("madvise", hints_fail, &[EPERM, ENOSYS]),
-    ("process_vm_readv", mode_is_refused, &[EPERM, ENOSYS]),
-    ("process_vm_readv, later", reads_fall_back, &[EPERM, ENOSYS]),
     ("mincore", residency_is_refused, &[EPERM, ENOSYS]),
     ("mincore", holes_are_counted_without, &[EPERM]),
     ("cachestat", counting_falls_back, &[EPERM, ENOSYS]),

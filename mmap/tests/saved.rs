@@ -3,34 +3,36 @@
 
 use std::time::Duration;
 
-use twinbuf_mmap::{Hinted, Order, Plan, Residency, Tail};
+use twinbuf_mmap::{HintStats, Plan, Residency, Shuffle, Tail};
 
 /// The format of the documentation of [`Plan`], which older jobs have on their disks.
-const GOLDEN: &str = r#"{"records":1000,"batch":10,"seed":7,"order":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep"}"#;
+const GOLDEN: &str = r#"{"first":5,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep"}"#;
 
 #[test]
 fn golden() {
-    let plan = Plan::builder(1000).batch(10).seed(7).shard(1, 4).tail(Tail::Keep);
-    let plan = plan.order(Order::Chunks { records: 50 }).build().unwrap();
+    let plan = Plan::builder(1000).batch(10).seed(7).rank(1, 4).tail(Tail::Keep);
+    let plan = plan.shuffle(Shuffle::Chunks { records: 50 }).build().unwrap().with_range(5..1005).unwrap();
     assert_eq!(serde_json::to_string(&plan).unwrap(), GOLDEN);
     assert_eq!(serde_json::from_str::<Plan>(GOLDEN).unwrap(), plan);
 }
 
 #[test]
-fn every_order_and_tail_comes_back() {
+fn every_shuffle_and_tail_comes_back() {
     let orders = [
-        (Order::Sequential, r#""sequential""#),
-        (Order::Chunks { records: u64::MAX }, r#"{"chunks":{"records":18446744073709551615}}"#),
-        (Order::Records, r#""records""#),
+        (Shuffle::None, r#""none""#),
+        (Shuffle::Chunks { records: u64::MAX }, r#"{"chunks":{"records":18446744073709551615}}"#),
+        (Shuffle::Records, r#""records""#),
+        (Shuffle::Window { records: 7, chunks: 64 }, r#"{"window":{"records":7,"chunks":64}}"#),
     ];
     let tails = [(Tail::Drop, r#""drop""#), (Tail::Keep, r#""keep""#), (Tail::Wrap, r#""wrap""#)];
     for (order, saved) in orders {
         assert_eq!(serde_json::to_string(&order).unwrap(), saved);
-        assert_eq!(serde_json::from_str::<Order>(saved).unwrap(), order);
+        assert_eq!(serde_json::from_str::<Shuffle>(saved).unwrap(), order);
         for (tail, saved) in tails {
             assert_eq!(serde_json::to_string(&tail).unwrap(), saved);
             assert_eq!(serde_json::from_str::<Tail>(saved).unwrap(), tail);
-            let plan = Plan::builder(1 << 40).seed(u64::MAX).order(order).tail(tail).build().unwrap();
+            let plan = Plan::builder(1 << 40).shuffle(order).tail(tail);
+            let plan = if order == Shuffle::None { plan } else { plan.seed(u64::MAX) }.build().unwrap();
             let saved = serde_json::to_string(&plan).unwrap();
             assert_eq!(serde_json::from_str::<Plan>(&saved).unwrap(), plan, "{saved}");
         }
@@ -44,11 +46,21 @@ fn refused() {
         (r#""records":1000"#, r#""records":0"#, "a plan needs at least one record, found 0"),
         (r#""batch":10"#, r#""batch":0"#, "a batch needs at least one record, found 0"),
         (r#"{"records":50}"#, r#"{"records":0}"#, "a chunk needs at least one record, found 0"),
+        (
+            r#"{"chunks":{"records":50}}"#,
+            r#""none""#,
+            "the seed 7 has no effect, because the plan does not shuffle: set `shuffle`, or leave out the seed",
+        ),
+        (
+            r#""first":5"#,
+            r#""first":18446744073709551000"#,
+            "1000 records from 18446744073709551000 on end past 2^64",
+        ),
         (r#""rank":1"#, r#""rank":4"#, "the rank must be below the world size 4, found 4"),
         (r#""world":4"#, r#""world":0"#, "the rank must be below the world size 0, found 1"),
         (
-            r#""batch":10,"seed":7,"order":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep""#,
-            r#""batch":300,"seed":7,"order":"records","rank":1,"world":4,"tail":"drop""#,
+            r#""batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep""#,
+            r#""batch":300,"seed":7,"shuffle":"records","rank":1,"world":4,"tail":"drop""#,
             "one step of 4 ranks needs 300 records for each, found 1000 in all: take a smaller batch, or keep \
              the tail",
         ),
@@ -69,7 +81,7 @@ fn refused() {
 
 #[test]
 fn figures() {
-    let mut hinted = Hinted::default();
+    let mut hinted = HintStats::default();
     (hinted.bytes, hinted.calls, hinted.failed) = (3, 2, 1);
     hinted.time = Duration::new(4, 5);
     assert_eq!(

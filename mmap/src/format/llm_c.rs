@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Array, check_length, open};
 use crate::file::DataFile;
-use crate::{Cut, DType, Error, Records};
+use crate::{Cut, DType, Error, FormatError, Options, Records};
 
 /// 256 int32: magic, version, number of tokens; the rest is not used.
 const HEADER: usize = 256 * 4;
@@ -16,8 +16,7 @@ impl Records {
     /// Opens token shards (`.bin`) with the header that llm.c and modded-nanogpt write. A row is one token.
     ///
     /// All numbers are little-endian. The header is 256 int32: magic, version and the number of tokens, which
-    /// follow it; the other 253 are not looked at. There are two kinds, and the header says which one a file
-    /// is (`HEADERS_INFO` in llm.c's `dev/data/data_common.py`):
+    /// follow it; the other 253 are ignored. The header distinguishes two kinds (`HEADERS_INFO` in llm.c's `dev/data/data_common.py`):
     ///
     /// | magic | version | tokens | written by |
     /// | --- | --- | --- | --- |
@@ -29,8 +28,8 @@ impl Records {
     /// # Errors
     ///
     /// Those of [`open_headerless`](Self::open_headerless) but [`Error::Ragged`], and
-    /// [`Error::HeaderCutOff`], [`Error::BadMagic`], [`Error::BadVersion`]; [`Error::BadHeader`] for a
-    /// negative number of tokens; [`Error::DataLength`] where that number is not what the file holds;
+    /// [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`]; [`FormatError::BadHeader`] for a
+    /// negative number of tokens; [`FormatError::DataLength`] where that number is not what the file holds;
     /// [`Error::Mixed`] where one file has tokens of 16 bits and another of 32.
     ///
     /// ```
@@ -50,7 +49,22 @@ impl Records {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_llm_c<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>, cut: Cut) -> Result<Self, Error> {
-        open(paths, cut, parse)
+        Self::options().open_llm_c(paths, cut)
+    }
+}
+
+impl Options {
+    /// As [`Records::open_llm_c`], with these options.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Records::open_llm_c`].
+    pub fn open_llm_c<P: AsRef<Path>>(
+        self,
+        paths: impl IntoIterator<Item = P>,
+        cut: Cut,
+    ) -> Result<Records, Error> {
+        open(self, paths, cut, parse)
     }
 }
 
@@ -62,21 +76,22 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
         magic if magic == GPT_2.0 => (GPT_2.1, GPT_2.2),
         magic if magic == LLAMA_3.0 => (LLAMA_3.1, LLAMA_3.2),
         magic => {
-            return Err(Error::BadMagic {
+            return Err(FormatError::BadMagic {
                 path: path(),
                 offset: 0,
                 wanted: "20240520 or 20240801",
                 found: magic.to_string(),
-            });
+            }
+            .into());
         }
     };
     if number(1) != version {
         let (wanted, found) = (version.to_string(), number(1).to_string());
-        return Err(Error::BadVersion { path: path(), offset: 4, wanted, found });
+        return Err(FormatError::BadVersion { path: path(), offset: 4, wanted, found }.into());
     }
     let Ok(tokens) = u64::try_from(number(2)) else {
         let (wanted, found) = ("a number of tokens", number(2).to_string());
-        return Err(Error::BadHeader { path: path(), offset: 8, wanted, found });
+        return Err(FormatError::BadHeader { path: path(), offset: 8, wanted, found }.into());
     };
     let array = Array { offset: HEADER as u64, dtype, shape: vec![tokens] };
     check_length(file, &array)?;

@@ -1,6 +1,7 @@
-//! Files that say what they hold: an array in C order somewhere in a file, and how it is cut into records.
+//! File formats: where in a file an array in C order lies, and how it is cut into records.
 
 mod headerless;
+mod known;
 mod llm_c;
 mod npy;
 #[cfg(feature = "safetensors")]
@@ -10,7 +11,7 @@ use std::path::Path;
 
 use crate::file::DataFile;
 use crate::records::{Kind, Layout};
-use crate::{DType, Error, Records};
+use crate::{DType, Error, FormatError, Options, Records};
 
 /// How an array is cut into records.
 ///
@@ -58,7 +59,7 @@ impl Cut {
     }
 }
 
-/// An array in C order in a file, as its header says.
+/// An array in C order in a file, as its header describes it.
 #[derive(Debug)]
 struct Array {
     /// Its first byte.
@@ -69,6 +70,7 @@ struct Array {
 
 /// Opens files of one format, whose headers `parse` reads.
 fn open<P: AsRef<Path>>(
+    options: Options,
     paths: impl IntoIterator<Item = P>,
     cut: Cut,
     parse: impl Fn(&DataFile) -> Result<Array, Error>,
@@ -78,12 +80,12 @@ fn open<P: AsRef<Path>>(
         Cut::Windows { stride: 0, .. } => return Err(Error::ZeroStride),
         _ => {}
     }
-    Records::assemble(paths, |file| layout(file, parse(file)?, cut))
+    Records::assemble(options, paths, |file| layout(file, parse(file)?, cut))
 }
 
 /// Bytes in an array, or `None` if there are 2^64 or more.
 fn data_bytes(dtype: DType, shape: &[u64]) -> Option<u64> {
-    // A dimension of 0 makes all others harmless, wherever it stands.
+    // A dimension of 0 makes all others harmless, at any place.
     if shape.contains(&0) {
         return Some(0);
     }
@@ -96,19 +98,21 @@ fn check_length(file: &DataFile, array: &Array) -> Result<(), Error> {
     match data_bytes(array.dtype, &array.shape) {
         Some(wanted) if wanted == found => Ok(()),
         Some(wanted) => {
-            Err(Error::DataLength { path: file.path.clone(), offset: array.offset, wanted, found })
+            Err(FormatError::DataLength { path: file.path.clone(), offset: array.offset, wanted, found }
+                .into())
         }
-        None => Err(Error::BadShape {
+        None => Err(FormatError::BadShape {
             path: file.path.clone(),
             wanted: "fewer than 2^64 bytes",
             found: array.shape.clone(),
-        }),
+        }
+        .into()),
     }
 }
 
 /// Where the records of an array lie. The array has been found to lie in the file.
 fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
-    let bad_shape = |wanted, found| Error::BadShape { path: file.path.clone(), wanted, found };
+    let bad_shape = |wanted, found| FormatError::BadShape { path: file.path.clone(), wanted, found }.into();
     let Some((&rows, row)) = array.shape.split_first() else {
         return Err(bad_shape("at least one axis", array.shape));
     };

@@ -1,4 +1,4 @@
-//! numpy's `.npy`: a magic string, a version, and a Python dictionary that says what the array is.
+//! numpy's `.npy`: a magic string, a version, and a Python dictionary that describes the array.
 //!
 //! Read here and not by a crate: those that do (npyz, ndarray-npy) need about 30 more for the dictionary.
 
@@ -6,11 +6,11 @@ use std::path::Path;
 
 use super::{Array, check_length, excerpt, open};
 use crate::file::DataFile;
-use crate::{Cut, DType, Error, Records};
+use crate::{Cut, DType, Error, FormatError, Options, Records};
 
 /// What a file begins with; the version, major and minor, follows.
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// Longest dictionary: numpy itself reads no longer one unless told to (`_MAX_HEADER_SIZE` in its
+/// Longest dictionary: numpy itself reads no longer one by default (`_MAX_HEADER_SIZE` in its
 /// `numpy/lib/_format_impl.py`). A plain array needs about 100 bytes.
 const LONGEST: u64 = 10_000;
 
@@ -27,12 +27,12 @@ impl Records {
     /// Those of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
     /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
     ///
-    /// - [`Error::HeaderCutOff`], [`Error::BadMagic`], [`Error::BadVersion`], [`Error::HeaderTooLong`] (more
-    ///   than 10 000 bytes, numpy's own limit), [`Error::BadHeader`];
-    /// - [`Error::UnsupportedType`] (text, dates, objects, structures, `longdouble`), [`Error::BigEndian`],
-    ///   [`Error::FortranOrder`];
-    /// - [`Error::BadShape`]: no axis, rows of no element, or 2^64 bytes or more;
-    /// - [`Error::DataLength`]: the array does not end where the file does;
+    /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`], [`FormatError::HeaderTooLong`] (more
+    ///   than 10 000 bytes, numpy's own limit), [`FormatError::BadHeader`];
+    /// - [`FormatError::UnsupportedType`] (text, dates, objects, structures, `longdouble`), [`FormatError::BigEndian`],
+    ///   [`FormatError::FortranOrder`];
+    /// - [`FormatError::BadShape`]: no axis, rows of no element, or 2^64 bytes or more;
+    /// - [`FormatError::DataLength`]: the array does not end where the file does;
     /// - [`Error::Mixed`]: its rows are not those of the first file.
     ///
     /// ```
@@ -59,7 +59,22 @@ impl Records {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_npy<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>, cut: Cut) -> Result<Self, Error> {
-        open(paths, cut, parse)
+        Self::options().open_npy(paths, cut)
+    }
+}
+
+impl Options {
+    /// As [`Records::open_npy`], with these options.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Records::open_npy`].
+    pub fn open_npy<P: AsRef<Path>>(
+        self,
+        paths: impl IntoIterator<Item = P>,
+        cut: Cut,
+    ) -> Result<Records, Error> {
+        open(self, paths, cut, parse)
     }
 }
 
@@ -69,7 +84,7 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
     let (magic, version) = start.split_at(MAGIC.len());
     if magic != MAGIC {
         let (wanted, found) = ("\\x93NUMPY", magic.escape_ascii().to_string());
-        return Err(Error::BadMagic { path: path(), offset: 0, wanted, found });
+        return Err(FormatError::BadMagic { path: path(), offset: 0, wanted, found }.into());
     }
     // Version 2 widened the length from 16 to 32 bits; version 3 is version 2 with UTF-8 for Latin-1.
     let offset = start.len();
@@ -84,7 +99,9 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
         }
         _ => {
             let (wanted, found) = ("1.0, 2.0 or 3.0".to_owned(), format!("{}.{}", version[0], version[1]));
-            return Err(Error::BadVersion { path: path(), offset: MAGIC.len() as u64, wanted, found });
+            return Err(
+                FormatError::BadVersion { path: path(), offset: MAGIC.len() as u64, wanted, found }.into()
+            );
         }
     };
     // At most LONGEST, which is no more than 16 bits.
@@ -92,7 +109,7 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
         Ok(fits) if length <= LONGEST => fits,
         _ => {
             let (offset, wanted) = (offset as u64, LONGEST);
-            return Err(Error::HeaderTooLong { path: path(), offset, wanted, found: length });
+            return Err(FormatError::HeaderTooLong { path: path(), offset, wanted, found: length }.into());
         }
     };
     let header = file.header(text, length)?;
@@ -103,7 +120,7 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
     Ok(array)
 }
 
-/// Reads the dictionary from front to back; every step says where in the file it failed.
+/// Reads the dictionary from front to back; every error has the place in the file.
 struct Parser<'a> {
     file: &'a DataFile,
     /// The byte of the file with which `text` begins.
@@ -147,7 +164,7 @@ impl<'a> Parser<'a> {
         // them; what writes `True` for all arrays (NPZ.jl, npy-matlab) does so for them too.
         if fortran && shape.iter().filter(|&&axis| axis != 1).count() > 1 {
             let offset = self.offset(fortran_at);
-            return Err(Error::FortranOrder { path: self.file.path.clone(), offset });
+            return Err(FormatError::FortranOrder { path: self.file.path.clone(), offset }.into());
         }
         Ok((dtype, shape))
     }
@@ -163,10 +180,25 @@ impl<'a> Parser<'a> {
     /// numpy's name of the type: byte order, kind and bytes.
     fn dtype(&mut self) -> Result<&'a [u8], Error> {
         match self.text.get(self.at) {
-            // A list is a structure, a tuple a type with a shape of its own.
-            Some(b'[' | b'(') => Err(self.unsupported(&self.text[self.at..], self.at)),
+            // A list is a structure, a tuple a type with its own shape.
+            Some(b'[' | b'(') => Err(self.unsupported(self.structure(), self.at)),
             _ => self.string(),
         }
+    }
+
+    /// The list or tuple that begins here, to the bracket that closes it.
+    fn structure(&self) -> &'a [u8] {
+        let mut open = 0_usize;
+        let rest = &self.text[self.at..];
+        let end = rest.iter().position(|byte| {
+            match byte {
+                b'[' | b'(' => open += 1,
+                b']' | b')' => open = open.saturating_sub(1),
+                _ => {}
+            }
+            open == 0
+        });
+        &rest[..end.map_or(rest.len(), |end| end + 1)]
     }
 
     /// The type by that name, found at `at`.
@@ -193,7 +225,7 @@ impl<'a> Parser<'a> {
             b'|' if dtype.size() == 1 => Ok(dtype),
             b'>' if dtype.size() > 1 => {
                 let (path, offset) = (self.file.path.clone(), self.offset(at));
-                Err(Error::BigEndian { path, offset, found: excerpt(name) })
+                Err(FormatError::BigEndian { path, offset, found: excerpt(name) }.into())
             }
             _ => Err(self.unsupported(name, at)),
         }
@@ -241,7 +273,7 @@ impl<'a> Parser<'a> {
         Ok(number)
     }
 
-    /// What stands between two quotes. Nothing that numpy writes here needs an escape; a backslash is an
+    /// The text between two quotes. Nothing that numpy writes here needs an escape; a backslash is an
     /// unknown key or type.
     fn string(&mut self) -> Result<&'a [u8], Error> {
         let rest = &self.text[self.at..];
@@ -282,11 +314,12 @@ impl<'a> Parser<'a> {
 
     fn bad(&self, wanted: &'static str) -> Error {
         let found = excerpt(&self.text[self.at..]);
-        Error::BadHeader { path: self.file.path.clone(), offset: self.offset(self.at), wanted, found }
+        FormatError::BadHeader { path: self.file.path.clone(), offset: self.offset(self.at), wanted, found }
+            .into()
     }
 
     fn unsupported(&self, name: &[u8], at: usize) -> Error {
         let found = excerpt(name);
-        Error::UnsupportedType { path: self.file.path.clone(), offset: self.offset(at), found }
+        FormatError::UnsupportedType { path: self.file.path.clone(), offset: self.offset(at), found }.into()
     }
 }

@@ -7,7 +7,7 @@ use safetensors::tensor::Metadata;
 
 use super::{Array, excerpt, open};
 use crate::file::DataFile;
-use crate::{Cut, DType, Error, Records};
+use crate::{Cut, DType, Error, FormatError, Options, Records};
 
 /// The header's length comes first, 64 bits.
 const PREFIX: usize = 8;
@@ -25,11 +25,11 @@ impl Records {
     /// Those of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
     /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
     ///
-    /// - [`Error::HeaderCutOff`], [`Error::HeaderTooLong`], [`Error::BadHeader`];
-    /// - [`Error::DataLength`]: the tensors do not end where the file does;
-    /// - [`Error::NoTensor`], which has the names of those that are there;
-    /// - [`Error::UnsupportedType`]: elements of 4, 6 or 8 bits of floating point;
-    /// - [`Error::BadShape`]: no axis, or rows of no element;
+    /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadHeader`];
+    /// - [`FormatError::DataLength`]: the tensors do not end where the file does;
+    /// - [`FormatError::NoTensor`], which has the names of those that are there;
+    /// - [`FormatError::UnsupportedType`]: floats of 4 or 6 bits, and scales of 8 bits (`F8_E8M0`);
+    /// - [`FormatError::BadShape`]: no axis, or rows of no element;
     /// - [`Error::Mixed`]: its rows are not those of the first file.
     ///
     /// ```
@@ -53,10 +53,10 @@ impl Records {
         tensor: &str,
         cut: Cut,
     ) -> Result<Self, Error> {
-        open(paths, cut, |file| Header::read(file)?.array(file, tensor))
+        Self::options().open_safetensors(paths, tensor, cut)
     }
 
-    /// Opens every tensor of one file, in the order of their names, each when it is asked for. The header is read
+    /// Opens every tensor of one file, in the order of their names, each when the iterator reaches it. The header is read
     /// once: opened one by one, the tensors of a model would take a time that grows with the square of their
     /// number.
     ///
@@ -90,13 +90,29 @@ impl Records {
         let file = DataFile::open(path.as_ref())?;
         let header = Header::read(&file)?;
         Ok(header.names().into_iter().map(move |tensor| {
-            let records = open([&file.path], cut, |file| header.array(file, &tensor));
+            let records = open(Self::options(), [&file.path], cut, |file| header.array(file, &tensor));
             (tensor, records)
         }))
     }
 }
 
-/// What stands before the tensors.
+impl Options {
+    /// As [`Records::open_safetensors`], with these options.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Records::open_safetensors`].
+    pub fn open_safetensors<P: AsRef<Path>>(
+        self,
+        paths: impl IntoIterator<Item = P>,
+        tensor: &str,
+        cut: Cut,
+    ) -> Result<Records, Error> {
+        open(self, paths, cut, |file| Header::read(file)?.array(file, tensor))
+    }
+}
+
+/// The header, which precedes the tensors.
 struct Header {
     /// The first byte after it.
     end: u64,
@@ -111,11 +127,15 @@ impl Header {
         // LONGEST fits the 32 bits that a usize has at least.
         let length = match usize::try_from(found) {
             Ok(length) if found <= LONGEST => length,
-            _ => return Err(Error::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found }),
+            _ => {
+                return Err(
+                    FormatError::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found }.into()
+                );
+            }
         };
         let header = file.header(PREFIX, length)?;
-        // It checks also that the tensors follow each other, and that each is as long as its shape says.
-        let tensors = serde_json::from_slice(&header).map_err(|error| Error::BadHeader {
+        // It checks also that the tensors follow each other, and that each is as long as its shape requires.
+        let tensors = serde_json::from_slice(&header).map_err(|error| FormatError::BadHeader {
             path: path(),
             offset: PREFIX as u64,
             wanted: "the description of tensors that follow each other",
@@ -132,7 +152,7 @@ impl Header {
         if wanted == found {
             return Ok(());
         }
-        Err(Error::DataLength { path: file.path.clone(), offset: self.end, wanted, found })
+        Err(FormatError::DataLength { path: file.path.clone(), offset: self.end, wanted, found }.into())
     }
 
     /// The names of the tensors, sorted.
@@ -147,7 +167,12 @@ impl Header {
         let path = || file.path.clone();
         self.check_length(file)?;
         let Some(info) = self.tensors.info(tensor) else {
-            return Err(Error::NoTensor { path: path(), wanted: tensor.to_owned(), found: self.names() });
+            return Err(FormatError::NoTensor {
+                path: path(),
+                wanted: tensor.to_owned(),
+                found: self.names(),
+            }
+            .into());
         };
         let dtype = match info.dtype {
             Dtype::BOOL => DType::Bool,
@@ -155,6 +180,8 @@ impl Header {
             Dtype::I8 => DType::I8,
             Dtype::U16 => DType::U16,
             Dtype::I16 => DType::I16,
+            Dtype::F8_E4M3 => DType::F8E4M3,
+            Dtype::F8_E5M2 => DType::F8E5M2,
             Dtype::F16 => DType::F16,
             Dtype::BF16 => DType::Bf16,
             Dtype::U32 => DType::U32,
@@ -166,7 +193,9 @@ impl Header {
             Dtype::C64 => DType::C64,
             other => {
                 let offset = PREFIX as u64;
-                return Err(Error::UnsupportedType { path: path(), offset, found: other.to_string() });
+                return Err(
+                    FormatError::UnsupportedType { path: path(), offset, found: other.to_string() }.into()
+                );
             }
         };
         let shape = info.shape.iter().map(|&axis| axis as u64).collect();

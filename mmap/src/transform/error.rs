@@ -15,9 +15,9 @@ pub enum TransformError {
         /// The type.
         found: DType,
     },
-    /// Pixels of 0 channels were asked for.
+    /// Pixels have 0 channels.
     NoChannels,
-    /// Pictures of 0 pixels were asked for.
+    /// Pictures have 0 pixels.
     NoPixels,
     /// A picture would have `isize::MAX` bytes or more, which no slice has.
     PictureTooLarge {

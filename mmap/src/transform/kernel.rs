@@ -2,32 +2,9 @@
 
 use std::marker::PhantomData;
 
+use super::raw::Raw;
 use super::store::{BLOCK, LINE, Plain, Store};
-use super::turn::{ROW, turn};
-
-/// A source number as it stands in the bytes.
-pub(super) trait Raw: Copy + Default {
-    const BYTES: usize;
-
-    /// Reads it from exactly [`BYTES`](Self::BYTES) bytes.
-    fn read(bytes: &[u8]) -> Self;
-}
-
-macro_rules! raw {
-    ($($number:ty)*) => {$(
-        impl Raw for $number {
-            const BYTES: usize = size_of::<$number>();
-
-            #[inline(always)]
-            fn read(bytes: &[u8]) -> Self {
-                // As an array, so that the compiler sees one load and not one for each byte.
-                Self::from_le_bytes(bytes.try_into().expect("as many bytes as the contract says"))
-            }
-        }
-    )*};
-}
-
-raw!(u8 u16 u32);
+use super::transpose::{ROW, transpose};
 
 /// From one number to another.
 pub(super) trait Convert {
@@ -177,14 +154,14 @@ pub(super) struct Each<'a, C: Convert, F> {
     pub(super) dst: &'a mut [C::Out],
     pub(super) finish: F,
     /// Whether `dst` is to be written past the caches.
-    pub(super) past_caches: bool,
+    pub(super) non_temporal: bool,
 }
 
 impl<C: Convert, F: Fn(C::Out) -> C::Out> Job for Each<'_, C, F> {
     #[inline(always)]
     fn run(self) {
-        let Self { src, dst, finish, past_caches } = self;
-        let mut store = Store::new(past_caches);
+        let Self { src, dst, finish, non_temporal } = self;
+        let mut store = Store::new(non_temporal);
         for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK * C::Raw::BYTES)) {
             let out = store.block(dst);
             for (out, raw) in out.iter_mut().zip(src.chunks_exact(C::Raw::BYTES)) {
@@ -195,22 +172,22 @@ impl<C: Convert, F: Fn(C::Out) -> C::Out> Job for Each<'_, C, F> {
     }
 }
 
-/// Converts channels that stand side by side, with a scale and a shift for each.
-pub(super) struct SideBySide<'a, C> {
+/// Converts interleaved channels, with a scale and a shift for each.
+pub(super) struct Interleaved<'a, C> {
     pub(super) src: &'a [u8],
     /// As many numbers as `src` has.
     pub(super) dst: &'a mut [f32],
     pub(super) affine: &'a Affine,
     /// Whether `dst` is to be written past the caches.
-    pub(super) past_caches: bool,
+    pub(super) non_temporal: bool,
     pub(super) convert: PhantomData<C>,
 }
 
-impl<C: Convert<Out = f32>> Job for SideBySide<'_, C> {
+impl<C: Convert<Out = f32>> Job for Interleaved<'_, C> {
     #[inline(always)]
     fn run(self) {
-        let Self { src, dst, affine: Affine { scale, shift }, past_caches, .. } = self;
-        let mut store = Store::new(past_caches);
+        let Self { src, dst, affine: Affine { scale, shift }, non_temporal, .. } = self;
+        let mut store = Store::new(non_temporal);
         for (dst, src) in dst.chunks_mut(scale.len()).zip(src.chunks(scale.len() * C::Raw::BYTES)) {
             // More than one round only if the channels alone are more than a block.
             let sides = dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK * C::Raw::BYTES));
@@ -237,7 +214,7 @@ pub(super) struct Planes<'a, C> {
     pub(super) pixels: usize,
     pub(super) affine: Option<&'a Affine>,
     /// Whether `dst` is to be written past the caches, if it has more than [`FEW`] channels.
-    pub(super) past_caches: bool,
+    pub(super) non_temporal: bool,
     pub(super) convert: PhantomData<C>,
 }
 
@@ -265,13 +242,13 @@ impl<C: Convert<Out = f32>> Planes<'_, C> {
     #[inline(always)]
     fn by_channels<const N: usize>(self) {
         let Self { src, dst, channels, pixels, affine, .. } = self;
-        let past_caches = self.past_caches && N > FEW;
+        let non_temporal = self.non_temporal && N > FEW;
         // Only whole lines go past the caches, and each plane has them at other pixels: it is written from its first
         // line that begins in a window to its first in the next. Windows overlap by a line, and begin a multiple of
         // lines apart.
-        let line = if past_caches { LINE / size_of::<f32>() } else { 1 };
-        let step = if past_caches { WINDOW - line } else { WINDOW };
-        let mut store = Store::new(past_caches);
+        let line = if non_temporal { LINE / size_of::<f32>() } else { 1 };
+        let step = if non_temporal { WINDOW - line } else { WINDOW };
+        let mut store = Store::new(non_temporal);
         let mut apart = [[C::Raw::default(); WINDOW]; N];
         let pixel = channels * C::Raw::BYTES;
         for (src, dst) in src.chunks_exact(pixels * pixel).zip(dst.chunks_exact_mut(pixels * channels)) {
@@ -327,7 +304,7 @@ fn few<R: Raw, const N: usize>(src: &[u8], apart: &mut [[R; WINDOW]]) {
     }
 }
 
-/// The same for pixels of `pixel` bytes, whose first `N` channels are wanted. Where they have less, what stands in
+/// The same for pixels of `pixel` bytes, of which it takes the first `N` channels. Where they have less, what is left in
 /// `apart` for the others has no meaning.
 #[inline(always)]
 fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDOW]; N]) {
@@ -347,7 +324,7 @@ fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDO
         for (i, row) in rows.iter_mut().enumerate() {
             row.copy_from_slice(&src[i * pixel..][..ROW]);
         }
-        for (plane, row) in apart.iter_mut().zip(turn::<R, N>(rows)) {
+        for (plane, row) in apart.iter_mut().zip(transpose::<R, N>(rows)) {
             for (number, raw) in plane[at..][..N].iter_mut().zip(row.chunks_exact(R::BYTES)) {
                 *number = R::read(raw);
             }

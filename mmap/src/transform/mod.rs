@@ -1,23 +1,20 @@
-//! Numbers in the bytes of records, made ready for training in the same pass that copies them out of the
-//! read buffer.
+//! Converts the numbers of records for training, in the same pass that copies them out of the read buffer.
 //!
-//! - [`Transform`]: u8, u16, i16, f16 or bf16 to f32, if wanted with a scale and a shift for each channel, and
-//!   from interleaved pixels (NHWC) to planes (NCHW).
+//! - [`Transform`]: u8, u16, i16, f16 or bf16 to f32, optionally with a scale and a shift for each channel, and
+//!   optionally from interleaved pixels (NHWC) to planes (NCHW).
 //! - [`u16_to_u32`], [`u16_to_i64`]: tokens, as embedding layers want them.
 //! - [`f32_to_f16`], [`f32_to_bf16`]: rounding to 16 bits.
 //!
-//! Sources are bytes as they lie in a batch: little-endian, packed, at any alignment, on any host. Results go to
-//! the front of the destination, and every function says how many they are; if it gives an error it has written
-//! nothing.
+//! Sources are the bytes of a batch: little-endian, packed, at any alignment, on any host. Every function writes to the
+//! front of the destination and returns the number of results; on an error it has written nothing.
 //!
-//! Results do not depend on the machine: they are the same bit for bit with every instruction set, at every
-//! alignment and length. The one exception is Rust's own: which of the NaNs a multiplication or addition gives.
+//! Results are the same on every machine, bit for bit, with every instruction set and at every alignment and length.
+//! The one exception is Rust's own: which of several NaNs a multiplication or addition returns.
 //!
-//! On x86-64 the loops exist twice, for SSE2 and for AVX2, and the feature `simd` (on by default) chooses when
-//! the program runs; without it SSE2 is used unless the build says otherwise (`-C target-cpu`). Elsewhere they
-//! are compiled once, for what the target promises (`AArch64`: NEON). A destination of 8 MiB or more is written
-//! past the caches on x86-64, unless it is planar with 2 to 4 channels: it would push everything else out of them
-//! and not fit.
+//! On x86-64 the loops are compiled for SSE2 and for AVX2, and the feature `simd` (on by default) chooses at run time;
+//! without it they use SSE2, or what `-C target-cpu` allows. Elsewhere they are compiled once, for the target's baseline
+//! (`AArch64`: NEON). On x86-64, destinations of 8 MiB or more are written with non-temporal stores, because they would
+//! push everything else out of the caches; planar ones with 2 to 4 channels are not.
 //!
 //! ```
 //! use twinbuf_mmap::{DType, transform::Transform};
@@ -41,10 +38,11 @@
 
 mod error;
 mod kernel;
+mod raw;
 mod store;
 #[cfg(test)]
 mod tests;
-mod turn;
+mod transpose;
 
 pub use error::TransformError;
 
@@ -52,19 +50,20 @@ use std::marker::PhantomData;
 
 use crate::DType;
 use kernel::{
-    Affine, Bf16ToF32, Convert, Each, F16ToF32, F32ToBf16, F32ToF16, I16ToF32, Planes, Raw, SideBySide,
-    U8ToF32, U16ToF32, U16ToI64, U16ToU32, run,
+    Affine, Bf16ToF32, Convert, Each, F16ToF32, F32ToBf16, F32ToF16, I16ToF32, Interleaved, Planes, U8ToF32,
+    U16ToF32, U16ToI64, U16ToU32, run,
 };
-use store::past_caches;
+use raw::Raw;
+use store::non_temporal;
 
-/// How bytes become f32 numbers; made once, then applied to records or to whole batches.
+/// A conversion of bytes to f32 numbers. Make it once, then apply it to records or to whole batches.
 ///
-/// The source is a sequence of pixels of `channels` numbers each. What "pixel" and "channel" mean is the
-/// caller's affair: rows of features are pixels too, and with one channel everything is one plane.
+/// The source is a sequence of pixels of `channels` numbers each. Rows of features are pixels too, and with one channel
+/// everything is one plane.
 ///
 /// - Every u8, u16, i16, f16 and bf16 is an f32 exactly, so widening loses nothing; a NaN keeps its payload.
 /// - [`normalise`](Self::normalise) then gives `x * scale[c] + shift[c]` for channel `c`: one multiplication
-///   and one addition, each rounded to nearest even. They are never fused, on no machine.
+///   and one addition, each rounded to nearest even. They are never fused.
 /// - [`planar`](Self::planar) then puts the numbers of each channel together, picture by picture.
 ///
 /// `Transform` is `Send + Sync`: several threads may apply one to their parts of a batch.
@@ -72,7 +71,7 @@ use store::past_caches;
 pub struct Transform {
     dtype: DType,
     channels: usize,
-    /// Pixels of a picture, where planes are wanted.
+    /// Pixels of a picture, for planes.
     pixels: Option<usize>,
     affine: Option<Affine>,
 }
@@ -168,7 +167,7 @@ impl Transform {
         }
     }
 
-    /// Transforms the whole of `src` to the front of `dst`, and says how many numbers that were:
+    /// Transforms all of `src` to the front of `dst` and returns the number of results:
     /// [`out_len`](Self::out_len) of its length.
     ///
     /// One record, a batch, or any part of whole pixels (whole pictures if [`planar`](Self::planar)) may be
@@ -204,18 +203,18 @@ impl Transform {
 
     fn start<C: Convert<Out = f32>>(&self, src: &[u8], dst: &mut [f32]) {
         let (channels, affine, convert) = (self.channels, self.affine.as_ref(), PhantomData::<C>);
-        let past_caches = past_caches(dst);
+        let non_temporal = non_temporal(dst);
         match (self.pixels, affine) {
             // With one channel the order of planes is that of the source.
             (Some(pixels), _) if channels > 1 => {
-                run(Planes { src, dst, channels, pixels, affine, past_caches, convert });
+                run(Planes { src, dst, channels, pixels, affine, non_temporal, convert });
             }
-            (_, None) => run(Each::<C, _> { src, dst, finish: |number| number, past_caches }),
+            (_, None) => run(Each::<C, _> { src, dst, finish: |number| number, non_temporal }),
             (_, Some(affine)) if channels == 1 => {
                 let (scale, shift) = affine.of(0);
-                run(Each::<C, _> { src, dst, finish: |number| number * scale + shift, past_caches });
+                run(Each::<C, _> { src, dst, finish: |number| number * scale + shift, non_temporal });
             }
-            (_, Some(affine)) => run(SideBySide { src, dst, affine, past_caches, convert }),
+            (_, Some(affine)) => run(Interleaved { src, dst, affine, non_temporal, convert }),
         }
     }
 }
@@ -315,8 +314,8 @@ fn each<C: Convert>(src: &[u8], dst: &mut [C::Out]) -> Result<usize, TransformEr
     }
     let dst = front(found / wanted, dst)?;
     let len = dst.len();
-    let past_caches = past_caches(dst);
-    run(Each::<C, _> { src, dst, finish: |number| number, past_caches });
+    let non_temporal = non_temporal(dst);
+    run(Each::<C, _> { src, dst, finish: |number| number, non_temporal });
     Ok(len)
 }
 

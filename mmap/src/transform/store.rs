@@ -1,4 +1,4 @@
-//! Where results are written: straight to the destination, or past the caches if it is large.
+//! Writes results: with ordinary stores, or with non-temporal ones if the destination is large.
 
 /// Numbers computed at a time: few enough that what a step reads and writes stays in the first-level cache.
 pub(super) const BLOCK: usize = 1024;
@@ -12,9 +12,9 @@ pub(super) const BLOCK: usize = 1024;
 const LARGE: usize = 8 << 20;
 
 /// Whether a destination should be written past the caches.
-pub(super) fn past_caches<T>(dst: &[T]) -> bool {
+pub(super) fn non_temporal<T>(dst: &[T]) -> bool {
     #[cfg(test)]
-    if let Some(forced) = super::tests::PAST_CACHES.get() {
+    if let Some(forced) = super::tests::NON_TEMPORAL.get() {
         return forced;
     }
     cfg!(target_arch = "x86_64") && size_of_val(dst) >= LARGE
@@ -50,13 +50,13 @@ pub(super) struct Store<T> {
 }
 
 impl<T: Plain> Store<T> {
-    pub(super) fn new(past_caches: bool) -> Self {
-        Self { scratch: past_caches.then(|| Scratch([T::default(); BLOCK])) }
+    pub(super) fn new(non_temporal: bool) -> Self {
+        Self { scratch: non_temporal.then(|| Scratch([T::default(); BLOCK])) }
     }
 
     /// Where to write all of `out`, at most [`BLOCK`] numbers; [`flush`](Self::flush) then brings them there.
     ///
-    /// Two calls, and not one with a closure, which may be compiled by itself and then is for the least processor.
+    /// Two calls, and not one with a closure, which may be compiled separately, and then for the baseline processor.
     #[inline(always)]
     pub(super) fn block<'a>(&'a mut self, out: &'a mut [T]) -> &'a mut [T] {
         match &mut self.scratch {
@@ -106,7 +106,7 @@ fn copy<T: Plain>(src: &[T], dst: &mut [T]) {
         for (place, part) in line.0.iter_mut().zip(numbers.chunks_exact(per_line / 4)) {
             // SAFETY: `part` has the 16 bytes that are read, at any alignment.
             let part = unsafe { _mm_loadu_si128(part.as_ptr().cast()) };
-            // SAFETY: `place` is 16 bytes long and aligned. Until `fence` nobody else looks at it.
+            // SAFETY: `place` is 16 bytes long and aligned. Nothing reads it before `fence`.
             unsafe { _mm_stream_si128(place, part) };
         }
     }

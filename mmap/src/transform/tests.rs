@@ -14,15 +14,15 @@ thread_local! {
     /// Whether this thread uses the loops as they are compiled for the least processor.
     pub(super) static BASELINE: Cell<bool> = const { Cell::new(false) };
     /// Whether this thread writes past the caches, whatever the size.
-    pub(super) static PAST_CACHES: Cell<Option<bool>> = const { Cell::new(None) };
+    pub(super) static NON_TEMPORAL: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
 /// Does it in all four ways.
 fn each_way(mut check: impl FnMut()) {
     for baseline in [false, true] {
-        for past_caches in [false, true] {
+        for non_temporal in [false, true] {
             BASELINE.set(baseline);
-            PAST_CACHES.set(Some(past_caches));
+            NON_TEMPORAL.set(Some(non_temporal));
             check();
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use twinbuf_mmap::{BatchPlan, Order, Plan, PlanBuilder, PlanError, Tail};
+use twinbuf_mmap::{BatchPlan, Plan, PlanBuilder, PlanError, Shuffle, Tail};
 
 /// Data sets up to this size are listed record by record.
 const LISTED: u64 = 1024;
@@ -17,18 +17,20 @@ pub(crate) fn plan(bytes: &[u8]) {
     let (records, batch, world, rank) = (number(), number(), number(), number());
     let (chunk, seed, epoch, step) = (number(), number(), number(), number());
     let order = match flags % 3 {
-        0 => Order::Sequential,
-        1 => Order::Chunks { records: chunk },
-        _ => Order::Records,
+        0 => Shuffle::None,
+        1 => Shuffle::Chunks { records: chunk },
+        _ if flags / 9 % 2 == 1 => Shuffle::Window { records: chunk, chunks: flags / 18 },
+        _ => Shuffle::Records,
     };
     let tail = match flags / 3 % 3 {
         0 => Tail::Drop,
         1 => Tail::Keep,
         _ => Tail::Wrap,
     };
-    let builder = Plan::builder(records).batch(batch).order(order).seed(seed).tail(tail);
+    let builder = Plan::builder(records).batch(batch).shuffle(order).tail(tail);
+    let builder = if order == Shuffle::None { builder } else { builder.seed(seed) };
 
-    let plan = builder.clone().shard(rank, world).build();
+    let plan = builder.clone().rank(rank, world).build();
     // In 128 bits there is no overflow to be careful about.
     let whole_steps = u128::from(records).checked_div(u128::from(batch) * u128::from(world));
     match plan {
@@ -51,7 +53,10 @@ pub(crate) fn plan(bytes: &[u8]) {
         }
         Err(PlanError::NoRecords) => assert_eq!(records, 0),
         Err(PlanError::ZeroBatch) => assert_eq!(batch, 0),
-        Err(PlanError::ZeroChunk) => assert_eq!(order, Order::Chunks { records: 0 }),
+        Err(PlanError::ZeroChunk) => {
+            assert!(matches!(order, Shuffle::Chunks { records: 0 } | Shuffle::Window { records: 0, .. }));
+        }
+        Err(PlanError::ZeroWindow) => assert!(matches!(order, Shuffle::Window { chunks: 0, .. })),
         Err(PlanError::Rank { .. }) => assert!(rank >= world),
         Err(PlanError::NoStep { .. }) => assert_eq!((tail, whole_steps), (Tail::Drop, Some(0))),
         Err(PlanError::StepTooLarge { .. }) => {
@@ -113,14 +118,14 @@ fn list(builder: &PlanBuilder, world: u64, epoch: u64) {
     let mut seen = Vec::new();
     let mut steps = Vec::new();
     for rank in 0..world {
-        let plan = builder.clone().shard(rank, world).build().expect("one rank has a plan, so has another");
+        let plan = builder.clone().rank(rank, world).build().expect("one rank has a plan, so has another");
         steps.push(plan.steps());
         for step in 0..plan.steps() {
             let batch = plan.batch(epoch, step).expect("a step below `steps`");
             seen.extend(batch.runs().flatten());
         }
     }
-    let plan = builder.clone().shard(0, world).build().expect("as above");
+    let plan = builder.clone().rank(0, world).build().expect("as above");
     assert!(steps.is_sorted_by(|a, b| a >= b), "a later rank has more steps: {plan:?}");
     assert!(steps[0] - steps[steps.len() - 1] <= u64::from(plan.tail() == Tail::Keep), "{plan:?}");
     let expected = match plan.tail() {

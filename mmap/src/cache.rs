@@ -1,18 +1,20 @@
 //! Which pages are in the kernel's page cache, and how to drop them.
 
-use crate::{BatchPlan, Error, ReadMode, Records};
+use crate::read::ReadMode;
+use std::ops::Range;
+
+use crate::records::Records;
+use crate::spans::Span;
+use crate::{BatchPlan, Error};
 
 /// What becomes of a batch's pages after use; see [`Records::evict_batch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Evict {
-    /// They stay, in the cache and mapped: right if the data set fits in memory.
+pub enum CachePolicy {
+    /// Keeps them in the page cache: right if the data set fits in memory.
     #[default]
     Keep,
-    /// They are unmapped, so that they no longer count as this process's memory, and stay in the cache.
-    /// Without effect after [`ReadMode::Pread`](crate::ReadMode::Pread), which maps nothing.
-    Unmap,
-    /// They are unmapped and dropped from the cache: right if the data set is larger than memory, so that
-    /// each page is used once an epoch and only pushes out what others still need.
+    /// Drops them from the page cache: right if the data set is larger than memory, so that each page is used once an
+    /// epoch and only pushes out what other programs still need.
     Drop,
 }
 
@@ -26,6 +28,9 @@ pub struct Residency {
     pub resident: u64,
 }
 
+/// Records of a batch that are looked at.
+const LOOKS: u64 = 4;
+
 impl Records {
     /// Counts the pages of all shards that are in the page cache, by `mincore(2)`: those that hold records or
     /// lie between them. Linux only.
@@ -33,8 +38,8 @@ impl Records {
     /// It takes as long as there are pages, unless the kernel has `cachestat(2)` (Linux 6.5), which passes over
     /// stretches without any in the cache.
     ///
-    /// Since Linux 5.2 the kernel tells this only to those who own the file or may write to it
-    /// (`can_do_mincore` in `mm/mincore.c`). To anyone else it says that pages are resident, whether they are or not.
+    /// Since Linux 5.2 the kernel answers truthfully only to those who own the file or may write to it
+    /// (`can_do_mincore` in `mm/mincore.c`). To anyone else it reports all pages as resident.
     ///
     /// # Errors
     ///
@@ -64,28 +69,42 @@ impl Records {
         Ok(residency)
     }
 
-    /// Whether a batch is probably in the page cache: the first bytes of up to 4 of its records, spread over it, all
-    /// are. `false` if that cannot be told, and in [`ReadMode::Direct`], for which it does not matter.
+    /// Whether a batch is probably in the page cache, so that [`will_need`](Self::will_need) has nothing to ask for: the
+    /// first bytes of up to 4 of its records, spread over it, all are. With [`Shuffle::Window`](crate::Shuffle::Window)
+    /// the chunks of the next window that `will_need` would ask for must be there too. `false` if that is unknown, and in [`ReadMode::Direct`], for which it does not matter.
     ///
-    /// Unlike [`residency_of`](Self::residency_of) it takes a few microseconds, whatever the batch, and tells the
-    /// truth also of files that belong to others: it reads a byte of each, if that needs no disk (`preadv2(2)` with
-    /// `RWF_NOWAIT`, Linux 4.14). Of a batch of which half the pages are in the cache it says so in one case of 16, of
+    /// Unlike [`residency_of`](Self::residency_of) it takes a few microseconds, whatever the batch, and is right also for
+    /// files that belong to others: it reads a byte of each, if that needs no disk (`preadv2(2)` with
+    /// `RWF_NOWAIT`, Linux 4.14). Of a batch of which half the pages are in the cache it returns `true` in one case of 16, of
     /// nine in ten in two cases of three. What is not there the kernel may begin to read.
     #[must_use]
     pub fn seems_cached(&self, batch: &BatchPlan) -> bool {
-        const LOOKS: u64 = 4;
         // To look at what is not there would bring it.
-        if self.mode == ReadMode::Direct {
+        if self.read_mode() == ReadMode::Direct {
             return false;
         }
+        let ahead = batch.chunks_ahead().unwrap_or_default();
+        let middle = |chunk: &Range<u64>| chunk.start + (chunk.end - chunk.start) / 2;
+        self.records_seem_cached(batch) && ahead.iter().take(4).all(|chunk| self.seems_there(middle(chunk)))
+    }
+
+    /// Whether the first bytes of some of its records are in the page cache.
+    pub(crate) fn records_seem_cached(&self, batch: &BatchPlan) -> bool {
         let looks = batch.len().min(LOOKS);
         (0..looks).all(|i| {
             // In the middle of each part, not at its edge, where a neighbour may have been read.
             let part = batch.len() / looks;
             let place = part * i + part / 2;
             let record = batch.part(place..place + 1).and_then(|one| one.runs().next());
-            let found = record.and_then(|run| self.locate(run.start));
-            found.is_some_and(|at| look::cached(&self.shards()[at.shard].file.file, at.offset))
+            record.is_some_and(|run| self.seems_there(run.start))
+        })
+    }
+
+    fn seems_there(&self, record: u64) -> bool {
+        let found = self.locate(record);
+        found.is_some_and(|at| {
+            let file = self.shards()[at.shard].file.file();
+            file.is_ok_and(|file| look::cached(&file, at.offset))
         })
     }
 
@@ -93,9 +112,9 @@ impl Records {
     /// is a cold one. Linux only.
     ///
     /// Each file is written out first (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops clean
-    /// pages only. Pages that another mapping has touched, here or in another process, stay; those that
-    /// `Records` has mapped itself are unmapped before. File systems that live in memory (tmpfs) keep
-    /// everything. [`residency`](Self::residency) tells what became of it.
+    /// pages only. Pages that are mapped and touched stay: those of a [`view`](Self::view), and those of other
+    /// processes. File systems that live in memory (tmpfs) keep everything. [`residency`](Self::residency) shows what
+    /// is left.
     ///
     /// # Errors
     ///
@@ -104,38 +123,35 @@ impl Records {
         self.shards().iter().try_for_each(evict::evict)
     }
 
-    /// Gives up the pages of a batch that has been used. It waits for nothing and writes nothing.
+    /// Applies `policy` to the pages of a batch that has been used. It waits for nothing and writes nothing.
     ///
-    /// [`Evict::Unmap`] is `madvise(MADV_DONTNEED)` and takes all pages that the batch touches, and 64 KiB
-    /// before and after each run, which the kernel maps along with them. Views stay
-    /// valid, and bring pages back when they touch them. On macOS and the BSDs the kernel may keep such pages
-    /// mapped until it needs memory.
-    ///
-    /// [`Evict::Drop`] is that, and `posix_fadvise(POSIX_FADV_DONTNEED)`, which takes the pages that lie wholly
-    /// within a run of the batch: a page that is shared with a neighbour stays, so records smaller than a page,
-    /// shuffled one by one, all stay. So do pages that are dirty or mapped elsewhere, all of tmpfs, and large
-    /// folios (of up to 2 MiB on x86-64, at multiples of their size) that reach out of the run
+    /// [`CachePolicy::Drop`] is `posix_fadvise(POSIX_FADV_DONTNEED)`. It drops the pages that lie wholly within a run
+    /// of the batch: a page that is shared with a neighbour stays, so records smaller than a page, shuffled one by
+    /// one, all stay. So do pages that are dirty or mapped and touched, all of tmpfs, and large folios (of up to 2 MiB
+    /// on x86-64, at multiples of their size) that reach out of the run
     /// (`find_lock_entries` in the kernel's `mm/filemap.c`).
+    /// With [`Shuffle::Window`](crate::Shuffle::Window) it drops whole chunks: the batch's share of those of the window
+    /// before its own, which no later batch needs.
     /// Linux, Android and FreeBSD; macOS and the other Unixes lack the call or give it no effect.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchRecord`]; [`Error::System`] if the kernel refuses, as it does for pages locked by
-    /// `mlockall(2)`; [`Error::Unsupported`] for what this operating system lacks. A failure leaves pages in
-    /// memory and does no other harm. [`Evict::Keep`] does nothing and cannot fail, nor does anything in
-    /// [`ReadMode::Direct`], which leaves no pages behind: what is in the cache is others'.
-    pub fn evict_batch(&self, batch: &BatchPlan, evict: Evict) -> Result<(), Error> {
-        if evict == Evict::Keep || self.mode == ReadMode::Direct {
+    /// [`Error::NoSuchRecord`]; [`Error::System`] if the kernel refuses; [`Error::Unsupported`] for what this
+    /// operating system lacks. A failure leaves pages in memory and does no other harm. [`CachePolicy::Keep`] does
+    /// nothing and cannot fail. Nor does anything in [`ReadMode::Direct`], which leaves no pages behind: those in the
+    /// cache belong to other readers.
+    pub fn evict_batch(&self, batch: &BatchPlan, policy: CachePolicy) -> Result<(), Error> {
+        if policy == CachePolicy::Keep || self.read_mode() == ReadMode::Direct {
             return Ok(());
         }
-        for span in self.spans(batch) {
+        let drop = |span: Result<Span<'_>, Error>| {
             let span = span?;
-            unmap::unmap(span.shard, &span.bytes)?;
-            if evict == Evict::Drop {
-                uncache::uncache(span.shard, &span.bytes)?;
-            }
+            uncache::uncache(span.shard, &span.bytes)
+        };
+        match batch.chunks_behind() {
+            None => self.spans(batch).try_for_each(drop),
+            Some(behind) => self.spans_of(behind.into_iter()).try_for_each(drop),
         }
-        Ok(())
     }
 }
 
@@ -176,7 +192,7 @@ mod look {
 
 #[cfg(not(target_os = "linux"))]
 mod look {
-    //! Nothing tells.
+    //! No such call.
 
     use std::fs::File;
 
@@ -187,7 +203,7 @@ mod look {
 
 #[cfg(target_os = "linux")]
 mod count {
-    //! `mincore`, a stretch of pages at a time; `cachestat` tells of which it need not be asked.
+    //! `mincore`, a stretch of pages at a time; `cachestat` finds the stretches that it can skip.
 
     use std::fs::File;
     use std::io;
@@ -195,10 +211,11 @@ mod count {
     use std::os::fd::AsRawFd;
 
     use super::Residency;
+    use crate::Error;
     use crate::page::{around, page_size};
-    use crate::{Error, Shard};
+    use crate::shard::Shard;
 
-    /// Pages asked for at once, one byte each, so that no memory grows with the file.
+    /// Pages of one call, one byte each, so that no memory grows with the file.
     pub(super) const STRETCH: usize = 4096;
 
     /// Adds the pages of `shard` that hold `bytes`; what lies past the end is left out.
@@ -211,8 +228,8 @@ mod count {
         for start in range.clone().step_by(STRETCH * page) {
             let pages = (range.end - start).div_ceil(page).min(STRETCH);
             residency.pages += pages as u64;
-            // Of fewer pages, as batches have, `mincore` tells as fast.
-            if pages == STRETCH && matches!(cached(&shard.file.file, start, pages * page), Ok(0)) {
+            // Of fewer pages, as batches have, `mincore` is as fast.
+            if pages == STRETCH && matches!(cached(&*shard.file.file()?, start, pages * page), Ok(0)) {
                 continue;
             }
             let address = map.as_mut_ptr().wrapping_add(start);
@@ -231,8 +248,8 @@ mod count {
 
     /// Pages of the cache that hold `len` bytes, at least one, of a file, in a time that grows with their number alone.
     ///
-    /// 0 is what `mincore` says too, unless tmpfs has them in the swap cache. More is too many: it has those on their way
-    /// from the disk, whose bytes nobody can read yet (`filemap_cachestat` in the kernel's `mm/filemap.c`,
+    /// 0 agrees with `mincore`, unless tmpfs has them in the swap cache. More is too many: it has those on their way
+    /// from the disk, whose bytes cannot be read yet (`filemap_cachestat` in the kernel's `mm/filemap.c`,
     /// `mincore_page` in `mm/mincore.c`).
     fn cached(file: &File, start: usize, len: usize) -> io::Result<u64> {
         /// Of the same number wherever the kernel has it, but on MIPS, where that is the number of no call.
@@ -254,63 +271,20 @@ mod evict {
     //! The cache forgets a whole file, after it is clean.
 
     use super::uncache::uncache;
-    use super::unmap::unmap;
-    use crate::{Error, Shard};
+    use crate::Error;
+    use crate::shard::Shard;
 
     pub(super) fn evict(shard: &Shard) -> Result<(), Error> {
-        match shard.file.file.sync_all() {
-            // File systems that nobody writes to lack the call (squashfs, erofs, iso9660; `vfs_fsync_range` in
+        match shard.file.file()?.sync_all() {
+            // Read-only file systems lack the call (squashfs, erofs, iso9660; `vfs_fsync_range` in
             // the kernel's `fs/sync.c`): there is nothing to write out.
             Err(error) if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => {
                 return Err(Error::System { path: shard.path().to_owned(), call: "fsync", source: error });
             }
             _ => {}
         }
-        unmap(shard, &shard.bytes)?;
         // A length of 0 is to the end of the file: posix_fadvise(2).
         uncache(shard, &(0..0))
-    }
-}
-
-#[cfg(unix)]
-mod unmap {
-    //! `madvise`, which takes pages out of the mapping and leaves the cache as it is.
-
-    use std::ops::Range;
-
-    use memmap2::UncheckedAdvice;
-
-    use crate::page::{around, page_size};
-    use crate::{Error, Shard};
-
-    /// A fault maps its cached neighbours too, as far as this: `fault_around_bytes` in the kernel's
-    /// `mm/memory.c`, unless somebody has set another.
-    const AROUND: usize = 64 << 10;
-
-    /// Unmaps the pages that hold `bytes`, and those that came with them. Without a mapping there is nothing
-    /// to do.
-    pub(super) fn unmap(shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
-        let Ok(map) = shard.mapping() else { return Ok(()) };
-        let touched = around(bytes, map.len(), page_size());
-        let start = touched.start.saturating_sub(AROUND);
-        let range = start..touched.end.saturating_add(AROUND).min(map.len());
-        // SAFETY: the mapping is shared and of a file that is never written through it, so a page touched
-        // afterwards is the file's again: the contents of the memory do not change.
-        unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) }
-            .map_err(|source| Error::System { path: shard.path().to_owned(), call: "madvise", source })
-    }
-}
-
-#[cfg(not(unix))]
-mod unmap {
-    //! Nothing is mapped here.
-
-    use std::ops::Range;
-
-    use crate::{Error, Shard};
-
-    pub(super) fn unmap(_: &Shard, _: &Range<u64>) -> Result<(), Error> {
-        Err(Error::Unsupported { call: "madvise" })
     }
 }
 
@@ -322,7 +296,8 @@ mod uncache {
     use std::ops::Range;
     use std::os::fd::AsRawFd;
 
-    use crate::{Error, Shard};
+    use crate::Error;
+    use crate::shard::Shard;
 
     pub(super) fn uncache(shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
         let failed = |source| Error::System { path: shard.path().to_owned(), call: "posix_fadvise", source };
@@ -330,9 +305,9 @@ mod uncache {
         let offset =
             |at: u64| libc::off_t::try_from(at).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()));
         let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
-        let file = shard.file.file.as_raw_fd();
-        // SAFETY: the descriptor is open as long as the shard lives; the call takes no pointer.
-        match unsafe { libc::posix_fadvise(file, start, len, libc::POSIX_FADV_DONTNEED) } {
+        let file = shard.file.file()?;
+        // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
+        match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_DONTNEED) } {
             0 => Ok(()),
             errno => Err(failed(io::Error::from_raw_os_error(errno))),
         }
@@ -345,7 +320,8 @@ mod uncache {
 
     use std::ops::Range;
 
-    use crate::{Error, Shard};
+    use crate::Error;
+    use crate::shard::Shard;
 
     pub(super) fn uncache(_: &Shard, _: &Range<u64>) -> Result<(), Error> {
         Err(Error::Unsupported { call: "posix_fadvise" })
@@ -359,7 +335,8 @@ mod count {
     use std::ops::Range;
 
     use super::Residency;
-    use crate::{Error, Shard};
+    use crate::Error;
+    use crate::shard::Shard;
 
     pub(super) fn add(_: &mut Residency, _: &Shard, _: &Range<u64>) -> Result<(), Error> {
         Err(Error::Unsupported { call: "mincore" })
@@ -370,7 +347,8 @@ mod count {
 mod evict {
     //! No `posix_fadvise` with Linux's meaning.
 
-    use crate::{Error, Shard};
+    use crate::Error;
+    use crate::shard::Shard;
 
     pub(super) fn evict(_: &Shard) -> Result<(), Error> {
         Err(Error::Unsupported { call: "posix_fadvise" })

@@ -49,9 +49,40 @@ fn multiply_high(value: u64) -> u64 {
     ((u128::from(MULTIPLIER) * u128::from(value)) >> 64) as u64
 }
 
-/// A permutation of `0..n` for one seed and one epoch.
+/// A random number from which the keys of permutations are derived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key(u64);
+
+impl Key {
+    /// The key that belongs to `seed` and `epoch`.
+    pub(super) const fn new(seed: u64, epoch: u64) -> Self {
+        // Two rounds of mixing, so that neighbouring seeds and neighbouring epochs share nothing.
+        Self(mix(mix(seed.wrapping_add(GAMMA)) ^ epoch))
+    }
+
+    /// One of 2^64 keys that are derived from this one.
+    pub(super) const fn of(self, index: u64) -> Self {
+        // As `SplitMix64` derives its outputs from a state, and once more, so that the outputs of neighbouring indices
+        // are no neighbouring states.
+        Self(mix(mix(self.0.wrapping_add(GAMMA.wrapping_mul(index))).wrapping_add(GAMMA)))
+    }
+
+    /// A number that distinguishes keys.
+    #[expect(clippy::cast_possible_truncation, reason = "its low bits do too")]
+    pub(super) const fn id(self) -> usize {
+        self.0 as usize
+    }
+
+    /// A number below `n`, which is at least 1. It is the product's upper half: Lemire, "Fast Random Integer
+    /// Generation in an Interval" (ACM TOMACS 29, 2019), without the correction of a bias below `n` in 2^64.
+    pub(super) fn below(self, n: u64) -> u64 {
+        ((u128::from(self.0) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// A permutation of `0..n` for one key.
 #[derive(Clone, Debug)]
-pub(crate) struct Permutation {
+pub(super) struct Permutation {
     n: u64,
     left_bits: u32,
     right_bits: u32,
@@ -60,10 +91,14 @@ pub(crate) struct Permutation {
 
 impl Permutation {
     /// The permutation of `0..n` that belongs to `seed` and `epoch`; `n` is at least 1.
-    pub(crate) fn new(n: u64, seed: u64, epoch: u64) -> Self {
+    pub(super) fn new(n: u64, seed: u64, epoch: u64) -> Self {
+        Self::keyed(n, Key::new(seed, epoch))
+    }
+
+    /// The permutation of `0..n` that belongs to `key`; `n` is at least 1.
+    pub(super) fn keyed(n: u64, key: Key) -> Self {
         let bits = (u64::BITS - n.saturating_sub(1).leading_zeros()).max(FEWEST_BITS);
-        // Two rounds of mixing, so that neighbouring seeds and neighbouring epochs share nothing.
-        let mut state = mix(mix(seed.wrapping_add(GAMMA)) ^ epoch);
+        let mut state = key.0;
         let keys = std::array::from_fn(|_| {
             state = state.wrapping_add(GAMMA);
             mix(state)
@@ -72,7 +107,7 @@ impl Permutation {
     }
 
     /// Where `position` goes; both are below `n`.
-    pub(crate) fn forward(&self, position: u64) -> u64 {
+    pub(super) fn forward(&self, position: u64) -> u64 {
         debug_assert!(position < self.n);
         let mut value = position;
         loop {
@@ -84,7 +119,7 @@ impl Permutation {
     }
 
     /// What `forward` brings to `value`; both are below `n`.
-    pub(crate) fn inverse(&self, value: u64) -> u64 {
+    pub(super) fn inverse(&self, value: u64) -> u64 {
         debug_assert!(value < self.n);
         let mut position = value;
         loop {

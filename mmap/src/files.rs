@@ -1,0 +1,157 @@
+//! Lists of files: folders and patterns in natural order.
+
+use std::cmp::Ordering;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// The files that `sources` name: each a file, a folder (the files in it, without those in folders below and without
+/// those whose name begins with a dot) or a pattern (`*`, `?`, `[...]`, and `**` for folders at any depth).
+///
+/// The files of one source are sorted in natural order: numbers in names count as numbers, so that `shard-10` comes after
+/// `shard-9`. The order of the sources stays. Print the result once: it is the order of the data set.
+///
+/// # Errors
+///
+/// [`Error::NoFiles`] for a folder without files and a pattern that matches nothing, also if it is no pattern;
+/// [`Error::NotFound`], [`Error::PermissionDenied`] and [`Error::Open`] if a folder cannot be read. A path without any of
+/// the characters `*?[` is given back as it is, and found missing when it is opened.
+///
+/// ```
+/// let folder = tempfile::tempdir()?;
+/// for name in ["shard-10.npy", "shard-9.npy", "notes.txt"] {
+///     std::fs::write(folder.path().join(name), [])?;
+/// }
+/// let paths = twinbuf_mmap::files([folder.path().join("*.npy")])?;
+/// assert_eq!(paths, ["shard-9.npy", "shard-10.npy"].map(|name| folder.path().join(name)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn files<P: AsRef<Path>>(sources: impl IntoIterator<Item = P>) -> Result<Vec<PathBuf>, Error> {
+    let mut all = Vec::new();
+    for source in sources {
+        let source = source.as_ref();
+        let mut found = if source.is_dir() {
+            folder(source)?
+        } else if !source.exists() && source.to_string_lossy().contains(['*', '?', '[']) {
+            matches(source)?
+        } else {
+            all.push(source.to_owned());
+            continue;
+        };
+        if found.is_empty() {
+            return Err(Error::NoFiles { path: source.to_owned() });
+        }
+        found.sort_by(|a, b| natural(&a.to_string_lossy(), &b.to_string_lossy()).then_with(|| a.cmp(b)));
+        all.append(&mut found);
+    }
+    Ok(all)
+}
+
+fn folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let failed = |source| Error::opening(folder, source);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().to_string_lossy().starts_with('.') && entry.path().is_file() {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
+    let none = || Error::NoFiles { path: pattern.to_owned() };
+    let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
+    let pattern = pattern.to_str().ok_or_else(none)?;
+    let mut found = Vec::new();
+    for path in glob::glob_with(pattern, options).map_err(|_| none())? {
+        let path = path.map_err(|error| {
+            let path = error.path().to_owned();
+            Error::opening(&path, error.into())
+        })?;
+        if path.is_file() {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Compares names part by part: digits as numbers, all else as it is.
+fn natural(a: &str, b: &str) -> Ordering {
+    /// Splits off the digits, or what is before the next digit.
+    fn part(text: &str) -> (&str, &str) {
+        let digits = text.starts_with(|c: char| c.is_ascii_digit());
+        let end = text.find(|c: char| c.is_ascii_digit() != digits).unwrap_or(text.len());
+        text.split_at(end)
+    }
+    let (mut a, mut b) = (a, b);
+    while !a.is_empty() && !b.is_empty() {
+        let ((x, rest_a), (y, rest_b)) = (part(a), part(b));
+        let order = match (x.as_bytes()[0].is_ascii_digit(), y.as_bytes()[0].is_ascii_digit()) {
+            // Without zeros in front the longer number is the larger.
+            (true, true) => {
+                let (x, y) = (x.trim_start_matches('0'), y.trim_start_matches('0'));
+                x.len().cmp(&y.len()).then_with(|| x.cmp(y))
+            }
+            _ => x.cmp(y),
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+        (a, b) = (rest_a, rest_b);
+    }
+    a.len().cmp(&b.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_names_count_as_numbers() {
+        let sorted = [
+            "",
+            "a",
+            "a-1",
+            "a-01b",
+            "a-2",
+            "a-10",
+            "a-10-2",
+            "a-10-11",
+            "a-18446744073709551616",
+            "ab",
+            "b1",
+            "b1.npy",
+        ];
+        for (i, a) in sorted.iter().enumerate() {
+            for (j, b) in sorted.iter().enumerate() {
+                assert_eq!(natural(a, b), i.cmp(&j), "{a:?} {b:?}");
+            }
+        }
+        assert_eq!(natural("x07", "x7"), Ordering::Equal);
+    }
+
+    #[test]
+    fn folders_patterns_and_files() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        std::fs::create_dir_all(at("a/below")).unwrap();
+        for name in ["a/x10.bin", "a/x9.bin", "a/.hidden", "a/below/x1.bin", "a/notes", "[x].bin"] {
+            std::fs::write(at(name), []).unwrap();
+        }
+        assert_eq!(files([at("a")]).unwrap(), [at("a/notes"), at("a/x9.bin"), at("a/x10.bin")]);
+        assert_eq!(
+            files([at("a/*.bin"), at("a/notes")]).unwrap(),
+            [at("a/x9.bin"), at("a/x10.bin"), at("a/notes")]
+        );
+        assert_eq!(files([at("**/x1*.bin")]).unwrap(), [at("a/below/x1.bin"), at("a/x10.bin")]);
+        // A name that looks like a pattern, and a file that is missing.
+        assert_eq!(files([at("[x].bin"), at("missing")]).unwrap(), [at("[x].bin"), at("missing")]);
+        std::fs::create_dir(at("empty")).unwrap();
+        for none in [at("empty"), at("a/*.npy"), at("a/[")] {
+            let error = files([&none]).unwrap_err();
+            assert!(matches!(&error, Error::NoFiles { path } if *path == none), "{error}");
+        }
+        assert_eq!(files([] as [&Path; 0]).unwrap(), [] as [PathBuf; 0]);
+    }
+}

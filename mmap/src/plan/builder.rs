@@ -1,0 +1,166 @@
+//! The builder of a plan, and what it refuses.
+
+use std::fmt;
+
+use super::{Plan, Shuffle, Tail};
+
+/// Sets up a [`Plan`]; made by [`Plan::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct PlanBuilder {
+    pub(super) plan: Plan,
+    /// Whether a seed was given.
+    pub(super) seeded: bool,
+    pub(super) origin: Origin,
+}
+
+/// Where a builder has its rank from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    /// The program set it, or left the default.
+    Program,
+    /// A launcher and its two variables, if there was one.
+    Environment(Option<[&'static str; 3]>),
+}
+
+/// The rank, the world size, and where they are from: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`.
+impl fmt::Display for PlanBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.plan.rank, self.plan.world)?;
+        match self.origin {
+            Origin::Program => Ok(()),
+            Origin::Environment(Some([name, rank, world])) => write!(f, ", from {name} ({rank}, {world})"),
+            Origin::Environment(None) => write!(f, ", because no launcher set any variables"),
+        }
+    }
+}
+
+impl PlanBuilder {
+    /// Records in a batch of one rank, at least 1. Default: 1.
+    pub const fn batch(mut self, records: u64) -> Self {
+        self.plan.batch = records;
+        self
+    }
+
+    /// How an epoch's records are shuffled. Default: [`Shuffle::None`].
+    pub const fn shuffle(mut self, shuffle: Shuffle) -> Self {
+        self.plan.shuffle = shuffle;
+        self
+    }
+
+    /// The seed of the shuffle, which must be set too. Default: 0, which shuffles as well as any other.
+    pub const fn seed(mut self, seed: u64) -> Self {
+        (self.plan.seed, self.seeded) = (seed, true);
+        self
+    }
+
+    /// Plans for rank `rank` of `world` ranks. Default: rank 0 of 1.
+    pub const fn rank(mut self, rank: u64, world: u64) -> Self {
+        (self.plan.rank, self.plan.world) = (rank, world);
+        self.origin = Origin::Program;
+        self
+    }
+
+    /// What becomes of the records that do not fill a last step. Default: [`Tail::Drop`].
+    pub const fn tail(mut self, tail: Tail) -> Self {
+        self.plan.tail = tail;
+        self
+    }
+
+    /// Checks the numbers and makes the plan.
+    ///
+    /// # Errors
+    ///
+    /// A count that is zero, a seed without a shuffle, a rank not below the world size, and a data set that with
+    /// [`Tail::Drop`] does not fill one step: every epoch of it would be empty. See [`PlanError`].
+    pub fn build(self) -> Result<Plan, PlanError> {
+        let Self { plan, seeded, .. } = self;
+        if seeded && plan.shuffle == Shuffle::None {
+            return Err(PlanError::SeedWithoutShuffle { seed: plan.seed });
+        }
+        plan.checked()
+    }
+}
+
+/// Why there is no such [`Plan`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The data set has no records.
+    NoRecords,
+    /// A batch has no records.
+    ZeroBatch,
+    /// A chunk of [`Shuffle::Chunks`] or [`Shuffle::Window`] has no records.
+    ZeroChunk,
+    /// A window of [`Shuffle::Window`] has no chunks.
+    ZeroWindow,
+    /// A seed was set, but the records are not shuffled.
+    SeedWithoutShuffle {
+        /// The seed.
+        seed: u64,
+    },
+    /// The last record's number would not fit 64 bits. Only a saved plan can be so.
+    RangeTooLarge {
+        /// The first record.
+        first: u64,
+        /// The number of records.
+        records: u64,
+    },
+    /// The rank is not below the world size, or the world size is 0.
+    Rank {
+        /// The rank that was given.
+        rank: u64,
+        /// The world size that was given.
+        world: u64,
+    },
+    /// With [`Tail::Drop`], the records do not fill one step of all ranks.
+    NoStep {
+        /// Records in the data set.
+        records: u64,
+        /// Records in a batch of one rank.
+        batch: u64,
+        /// The number of ranks.
+        world: u64,
+    },
+    /// With [`Tail::Wrap`], the positions of a step that goes past the end do not fit 64 bits.
+    StepTooLarge {
+        /// Records in a batch of one rank.
+        batch: u64,
+        /// The number of ranks.
+        world: u64,
+    },
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRecords => write!(f, "a plan needs at least one record, found 0"),
+            Self::ZeroBatch => write!(f, "a batch needs at least one record, found 0"),
+            Self::ZeroChunk => write!(f, "a chunk needs at least one record, found 0"),
+            Self::ZeroWindow => write!(f, "a window needs at least one chunk, found 0"),
+            Self::SeedWithoutShuffle { seed } => write!(
+                f,
+                "the seed {seed} has no effect, because the plan does not shuffle: set `shuffle`, or leave out \
+                 the seed",
+            ),
+            Self::RangeTooLarge { first, records } => {
+                write!(f, "{records} records from {first} on end past 2^64")
+            }
+            Self::Rank { rank, world } => {
+                write!(f, "the rank must be below the world size {world}, found {rank}")
+            }
+            Self::NoStep { records, batch, world } => write!(
+                f,
+                "one step of {world} ranks needs {batch} records for each, found {records} in all: \
+                 take a smaller batch, or keep the tail",
+            ),
+            Self::StepTooLarge { batch, world } => write!(
+                f,
+                "one step of {world} ranks needs {batch} records for each: together with the data set more \
+                 than 2^64",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}

@@ -1,0 +1,422 @@
+//! Which rank of how many this process is, from the variables that its launcher set.
+
+use std::fmt;
+
+use super::Plan;
+use super::builder::{Origin, PlanBuilder};
+
+/// A pair of variables that a launcher sets for every process it starts.
+#[derive(Debug)]
+struct Launcher {
+    name: &'static str,
+    rank: &'static str,
+    world: &'static str,
+}
+
+/// Launchers that start the processes themselves.
+///
+/// Sources: torchrun's documentation ("Environment Variables"); Open MPI's manual of `mpirun` ("Environment Variables");
+/// the PMI-1 wire protocol of Hydra (MPICH, Intel MPI); MVAPICH2's user guide; Horovod's `gloo_run.py`;
+/// `flux-environment(7)`; IBM's documentation of `jsrun`.
+const LAUNCHERS: [Launcher; 7] = [
+    TORCHRUN,
+    Launcher { name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE" },
+    Launcher { name: "PMI", rank: "PMI_RANK", world: "PMI_SIZE" },
+    Launcher { name: "MVAPICH2", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE" },
+    Launcher { name: "Horovod", rank: "HOROVOD_RANK", world: "HOROVOD_SIZE" },
+    Launcher { name: "Flux", rank: "FLUX_TASK_RANK", world: "FLUX_JOB_SIZE" },
+    Launcher { name: "jsrun", rank: "JSM_NAMESPACE_RANK", world: "JSM_NAMESPACE_SIZE" },
+];
+
+const TORCHRUN: Launcher = Launcher { name: "torchrun", rank: "RANK", world: "WORLD_SIZE" };
+
+/// Slurm starts processes itself (`srun`), or the launchers above, once a node: then its own numbers are theirs.
+///
+/// Only the processes of a step have its number of tasks: it is in the manual of `srun` ("Output environment
+/// variables") and not in that of `sbatch`, and Slurm's `src/common/env.c` sets it in `env_array_for_step`, not in
+/// `env_array_for_batch_job`. A batch script has a `SLURM_PROCID` too, 0, and `SLURM_NTASKS` if its job was given any.
+const SLURM: Launcher = Launcher { name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_STEP_NUM_TASKS" };
+
+/// Set by torchrun for its workers: it is then the launcher closest to the process, if it set the pair too.
+const ELASTIC: &str = "TORCHELASTIC_RUN_ID";
+
+/// Global ranks without a number of ranks beside them: `PMIx` (Open MPI, `srun --mpi=pmix`) and PALS (HPE Cray).
+const RANKS: [&str; 2] = ["PMIX_RANK", "PALS_RANKID"];
+
+/// Other variables that only a launcher sets; none has the rank among all processes.
+const MARKS: [&str; 14] = [
+    ELASTIC,
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "PMIX_NAMESPACE",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "HOROVOD_LOCAL_RANK",
+    "FLUX_TASK_LOCAL_ID",
+    "PALS_LOCAL_RANKID",
+    "PALS_APID",
+    "JSM_NAMESPACE_LOCAL_RANK",
+];
+
+impl Plan {
+    /// As [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment. Rank 0 of
+    /// 1 if no launcher did.
+    ///
+    /// | launcher | rank | world size |
+    /// | --- | --- | --- |
+    /// | torchrun | `RANK` | `WORLD_SIZE` |
+    /// | Open MPI | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_SIZE` |
+    /// | PMI (Hydra: MPICH, Intel MPI) | `PMI_RANK` | `PMI_SIZE` |
+    /// | MVAPICH2 | `MV2_COMM_WORLD_RANK` | `MV2_COMM_WORLD_SIZE` |
+    /// | Horovod | `HOROVOD_RANK` | `HOROVOD_SIZE` |
+    /// | Flux | `FLUX_TASK_RANK` | `FLUX_JOB_SIZE` |
+    /// | jsrun (LSF) | `JSM_NAMESPACE_RANK` | `JSM_NAMESPACE_SIZE` |
+    /// | Slurm (`srun`) | `SLURM_PROCID` | `SLURM_STEP_NUM_TASKS` |
+    ///
+    /// The builder's `Display` states what was taken: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`. Print it once
+    /// per process.
+    ///
+    /// torchrun is often started by another launcher: if `TORCHELASTIC_RUN_ID` is set and both of torchrun's variables
+    /// are, they win. Slurm's are read only if no other pair is there, because under Slurm the other launchers are
+    /// started once a node. All other pairs must agree, and so must `PMIX_RANK` and `PALS_RANKID`.
+    ///
+    /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, however many tasks the job has,
+    /// because only `srun` sets the world size. But `sbatch` passes Slurm's variables on, even with `--export=NONE`: if a
+    /// process of another step calls it, unset `SLURM_STEP_NUM_TASKS` for it.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError`] if one variable of a pair is missing or is not a number, if two launchers disagree, or if a
+    /// launcher left other variables (such as `LOCAL_RANK` or `PMIX_RANK`) but no pair: then set the numbers with
+    /// [`PlanBuilder::rank`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use twinbuf_mmap::Plan;
+    /// let builder = Plan::from_env(1000)?;
+    /// println!("{builder}");
+    /// let plan = builder.batch(10).build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn from_env(records: u64) -> Result<PlanBuilder, LaunchError> {
+        let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let found = find(&read)?;
+        let (rank, world) = found.as_ref().map_or((0, 1), |found| (found.rank, found.world));
+        let builder = Plan::builder(records).rank(rank, world);
+        let names = |Launcher { name, rank, world }: &Launcher| [*name, *rank, *world];
+        Ok(PlanBuilder { origin: Origin::Environment(found.map(|found| names(found.launcher))), ..builder })
+    }
+}
+
+#[derive(Debug)]
+struct Found {
+    launcher: &'static Launcher,
+    rank: u64,
+    world: u64,
+}
+
+type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The launcher closest to the process, and its numbers.
+fn find(read: Read<'_>) -> Result<Option<Found>, LaunchError> {
+    if read(ELASTIC).is_some() && read(TORCHRUN.rank).is_some() && read(TORCHRUN.world).is_some() {
+        return pair(&LAUNCHERS[0], read);
+    }
+    let mut found: Option<Found> = None;
+    for launcher in &LAUNCHERS {
+        let Some(other) = pair(launcher, read)? else { continue };
+        match &found {
+            Some(first) if (first.rank, first.world) != (other.rank, other.world) => {
+                return Err(LaunchError::Conflict {
+                    first: first.launcher.name,
+                    wanted: (first.rank, first.world),
+                    second: other.launcher.name,
+                    found: (other.rank, other.world),
+                });
+            }
+            Some(_) => {}
+            None => found = Some(other),
+        }
+    }
+    if found.is_none() && read(SLURM.world).is_some() {
+        found = pair(&SLURM, read)?;
+    }
+    for name in RANKS {
+        let Some(value) = read(name) else { continue };
+        let rank = number(name, value)?;
+        match &found {
+            None => return Err(LaunchError::NoWorld { name }),
+            Some(found) if found.rank != rank => {
+                let (first, wanted) = (found.launcher.rank, found.rank);
+                return Err(LaunchError::OtherRank { first, wanted, second: name, found: rank });
+            }
+            Some(_) => {}
+        }
+    }
+    if found.is_none() {
+        if let Some(name) = MARKS.into_iter().find(|name| read(name).is_some()) {
+            return Err(LaunchError::NoWorld { name });
+        }
+        // In a batch script it is 0.
+        if read(SLURM.rank).map(|value| number(SLURM.rank, value)).transpose()?.is_some_and(|rank| rank > 0) {
+            return Err(LaunchError::Missing { wanted: SLURM.world, found: SLURM.rank });
+        }
+    }
+    Ok(found)
+}
+
+/// The numbers of one launcher, if both of its variables are set; an error if one is.
+fn pair(launcher: &'static Launcher, read: Read<'_>) -> Result<Option<Found>, LaunchError> {
+    let Launcher { rank, world, .. } = *launcher;
+    match (read(rank), read(world)) {
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(LaunchError::Missing { wanted: world, found: rank }),
+        (None, Some(_)) => Err(LaunchError::Missing { wanted: rank, found: world }),
+        (Some(r), Some(w)) => Ok(Some(Found { launcher, rank: number(rank, r)?, world: number(world, w)? })),
+    }
+}
+
+fn number(name: &'static str, found: String) -> Result<u64, LaunchError> {
+    found.trim().parse::<u64>().map_err(|_| LaunchError::NotANumber { name, found })
+}
+
+/// Why the environment does not determine this process's rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// One variable of a pair is set and the other is not.
+    Missing {
+        /// The variable that is not set.
+        wanted: &'static str,
+        /// The variable that is set.
+        found: &'static str,
+    },
+    /// A variable is not a whole number from 0.
+    NotANumber {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        found: String,
+    },
+    /// Two launchers disagree. The numbers are (rank, world size).
+    Conflict {
+        /// One launcher.
+        first: &'static str,
+        /// Its numbers.
+        wanted: (u64, u64),
+        /// Another launcher.
+        second: &'static str,
+        /// The other launcher's numbers.
+        found: (u64, u64),
+    },
+    /// Two variables give different ranks.
+    OtherRank {
+        /// A variable of a pair.
+        first: &'static str,
+        /// Its value.
+        wanted: u64,
+        /// A variable without a world size beside it.
+        second: &'static str,
+        /// The other variable's value.
+        found: u64,
+    },
+    /// A launcher started this process, but no pair of variables gives the rank and the number of ranks.
+    NoWorld {
+        /// The variable that the launcher left.
+        name: &'static str,
+    },
+}
+
+impl fmt::Display for LaunchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { wanted, found } => {
+                write!(f, "environment: {found} is set and {wanted} is not: set both, or unset {found}")
+            }
+            Self::NotANumber { name, found } => {
+                write!(f, "environment: {name}: wanted a whole number from 0, found {found:?}")
+            }
+            Self::Conflict { first, wanted, second, found } => write!(
+                f,
+                "environment: {first} has rank {} of {}, {second} has rank {} of {}: unset the one that does not apply",
+                wanted.0, wanted.1, found.0, found.1
+            ),
+            Self::OtherRank { first, wanted, second, found } => write!(
+                f,
+                "environment: {first} is {wanted} and {second} is {found}: unset the one that does not apply"
+            ),
+            Self::NoWorld { name } => write!(
+                f,
+                "environment: {name} is set, so a launcher started this process, but no known variables give its \
+                 rank and the number of ranks: set them with `PlanBuilder::rank`, or unset {name}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for LaunchError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> Result<Option<(u64, u64)>, LaunchError> {
+        let read = |name: &str| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string())
+        };
+        Ok(find(&read)?.map(|found| (found.rank, found.world)))
+    }
+
+    #[test]
+    fn each_launcher_alone() {
+        assert_eq!(of(&[("HOME", "/root")]), Ok(None));
+        assert_eq!(of(&[("RANK", "3"), ("WORLD_SIZE", "8")]), Ok(Some((3, 8))));
+        assert_eq!(of(&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")]), Ok(Some((1, 2))));
+        assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "4")]), Ok(Some((0, 4))));
+        assert_eq!(of(&[("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6")]), Ok(Some((5, 6))));
+    }
+
+    /// The variables are those that a process had that Slurm 22.05 started in each of these ways.
+    #[test]
+    fn slurms_numbers_are_those_of_srun() {
+        const NAMES: [&str; 4] = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"];
+        for (how, values, wanted) in [
+            ("srun -n 4", ["3", "4", "0", "4"], Some((3, 4))),
+            ("sbatch -n 4", ["0", "4", "", ""], None),
+            ("sbatch", ["0", "", "", ""], None),
+            ("salloc -n 2", ["", "2", "", ""], None),
+            ("salloc -n 2, its interactive step", ["0", "2", "4294967290", "1"], Some((0, 1))),
+            ("sbatch -n 4, within it srun -n 2", ["1", "2", "0", "2"], Some((1, 2))),
+            ("sbatch -n 4, within it srun -n 2 --preserve-env", ["1", "4", "0", "2"], Some((1, 2))),
+        ] {
+            let variables = NAMES.into_iter().zip(values).filter(|(_, value)| !value.is_empty());
+            assert_eq!(of(&variables.collect::<Vec<_>>()), Ok(wanted), "{how}");
+        }
+        let error = of(&[("SLURM_PROCID", "1")]).unwrap_err();
+        assert_eq!(error, LaunchError::Missing { wanted: "SLURM_STEP_NUM_TASKS", found: "SLURM_PROCID" });
+        let error = of(&[("SLURM_STEP_NUM_TASKS", "4")]).unwrap_err();
+        assert_eq!(error, LaunchError::Missing { wanted: "SLURM_PROCID", found: "SLURM_STEP_NUM_TASKS" });
+    }
+
+    #[test]
+    fn the_launcher_closest_to_the_process_counts() {
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
+        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        let torchrun = [("RANK", "9"), ("WORLD_SIZE", "16"), ("TORCHELASTIC_RUN_ID", "none")];
+        assert_eq!(of(&[&slurm[..], &[("RANK", "9"), ("WORLD_SIZE", "16")]].concat()), Ok(Some((9, 16))));
+        assert_eq!(of(&[&slurm[..], &mpi, &torchrun].concat()), Ok(Some((9, 16))));
+    }
+
+    #[test]
+    fn launchers_that_agree_and_that_do_not() {
+        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        assert_eq!(of(&[&mpi[..], &[("RANK", "1"), ("WORLD_SIZE", "2")]].concat()), Ok(Some((1, 2))));
+        let error = of(&[&mpi[..], &[("PMI_RANK", "0"), ("PMI_SIZE", "2")]].concat()).unwrap_err();
+        assert_eq!(
+            error,
+            LaunchError::Conflict { first: "Open MPI", wanted: (1, 2), second: "PMI", found: (0, 2) }
+        );
+        assert_eq!(
+            error.to_string(),
+            "environment: Open MPI has rank 1 of 2, PMI has rank 0 of 2: unset the one that does not apply"
+        );
+    }
+
+    /// Inherited from a torchrun further up, without its numbers.
+    #[test]
+    fn torchruns_mark_alone_hides_no_other_launcher() {
+        let mpi =
+            [("TORCHELASTIC_RUN_ID", "x"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "3")];
+        assert_eq!(of(&mpi), Ok(Some((1, 3))));
+        let slurm = [("TORCHELASTIC_RUN_ID", "x"), ("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "3")];
+        assert_eq!(of(&slurm), Ok(Some((2, 3))));
+        assert_eq!(
+            of(&[("TORCHELASTIC_RUN_ID", "x"), ("RANK", "1")]),
+            Err(LaunchError::Missing { wanted: "WORLD_SIZE", found: "RANK" })
+        );
+        let error = of(&[("TORCHELASTIC_RUN_ID", "x")]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "environment: TORCHELASTIC_RUN_ID is set, so a launcher started this process, but no known variables \
+             give its rank and the number of ranks: set them with `PlanBuilder::rank`, or unset TORCHELASTIC_RUN_ID"
+        );
+    }
+
+    #[test]
+    fn a_rank_without_a_world_must_agree() {
+        let slurm = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "3")];
+        assert_eq!(of(&[&slurm[..], &[("PMIX_RANK", "2")]].concat()), Ok(Some((2, 3))));
+        let error = of(&[&slurm[..], &[("PALS_RANKID", "1")]].concat()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "environment: SLURM_PROCID is 2 and PALS_RANKID is 1: unset the one that does not apply"
+        );
+        assert_eq!(of(&[("PMIX_RANK", "0")]), Err(LaunchError::NoWorld { name: "PMIX_RANK" }));
+    }
+
+    /// All variables alone, and each with each other, at rank 1 of 2: the right numbers or an error, and never rank 0 of
+    /// 1, which reads everything once for each rank.
+    #[test]
+    fn no_variable_gives_a_silent_rank_0_of_1() {
+        let pairs = || LAUNCHERS.iter().chain([&SLURM]);
+        let mut variables: Vec<(&str, &str)> = Vec::new();
+        variables.extend(pairs().flat_map(|launcher| [(launcher.rank, "1"), (launcher.world, "2")]));
+        variables.extend(RANKS.map(|name| (name, "1")));
+        variables.extend(MARKS.map(|name| (name, "1")));
+        let mut complete = 0;
+        for first in &variables {
+            for second in &variables {
+                // The same one twice is one alone.
+                let names = [first.0, second.0];
+                let whole =
+                    pairs().any(|launcher| names.contains(&launcher.rank) && names.contains(&launcher.world));
+                match of(&[*first, *second]) {
+                    Ok(found) => {
+                        assert_eq!(found, Some((1, 2)), "{names:?}");
+                        assert!(whole, "{names:?}");
+                        complete += 1;
+                    }
+                    Err(error) => {
+                        assert!(!whole, "{names:?}: {error}");
+                        assert!(
+                            names.iter().any(|name| error.to_string().contains(name)),
+                            "{names:?}: {error}"
+                        );
+                    }
+                }
+            }
+        }
+        assert_eq!(complete, 2 * pairs().count());
+    }
+
+    #[test]
+    fn a_builder_tells_where_its_rank_is_from() {
+        let show = |launcher: Option<&Launcher>| {
+            let names = launcher.map(|launcher| [launcher.name, launcher.rank, launcher.world]);
+            PlanBuilder { origin: Origin::Environment(names), ..Plan::builder(9).rank(3, 8) }
+        };
+        assert_eq!(show(Some(&LAUNCHERS[0])).to_string(), "rank 3 of 8, from torchrun (RANK, WORLD_SIZE)");
+        assert_eq!(show(None).to_string(), "rank 3 of 8, because no launcher set any variables");
+        assert_eq!(show(Some(&SLURM)).rank(0, 1).to_string(), "rank 0 of 1");
+        assert_eq!(Plan::builder(9).to_string(), "rank 0 of 1");
+    }
+
+    #[test]
+    fn half_a_pair_and_no_number() {
+        assert_eq!(of(&[("RANK", "0")]), Err(LaunchError::Missing { wanted: "WORLD_SIZE", found: "RANK" }));
+        let error = of(&[("WORLD_SIZE", "4")]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "environment: WORLD_SIZE is set and RANK is not: set both, or unset WORLD_SIZE"
+        );
+        for bad in ["", "-1", "two", "1.5", "18446744073709551616"] {
+            let error = of(&[("PMI_RANK", bad), ("PMI_SIZE", "4")]).unwrap_err();
+            assert_eq!(error, LaunchError::NotANumber { name: "PMI_RANK", found: bad.to_string() });
+        }
+        assert_eq!(of(&[("PMI_RANK", " 2 "), ("PMI_SIZE", "4\n")]), Ok(Some((2, 4))), "spaces do no harm");
+    }
+}

@@ -1,0 +1,341 @@
+//! Plans: which records a rank reads at which step, as a pure function of seed, epoch, rank, world size and step.
+
+mod batch;
+mod builder;
+mod chunks;
+mod launch;
+mod permute;
+mod shuffle;
+#[cfg(test)]
+mod tests;
+mod window;
+
+use std::ops::Range;
+
+pub use batch::BatchPlan;
+pub(crate) use batch::Runs;
+pub use builder::{PlanBuilder, PlanError};
+pub use launch::LaunchError;
+pub use shuffle::Shuffle;
+
+/// The order of the records of every epoch, cut into batches and split over ranks.
+///
+/// A `Plan` is a value of a few words. It holds no table and allocates nothing; any batch of any epoch is
+/// found in O(1), which is also what makes resuming at a step free.
+///
+/// An epoch's order is a sequence of positions, and each position has a record. Step `s` of rank `r` covers the `batch`
+/// positions from `(s * world + r) * batch` on. All ranks together walk through the epoch front to back, so a change of
+/// the world size at a step boundary can continue from the same position. [`Shuffle::Window`] differs: there, step `s`
+/// of rank `r` begins at `(r * full + s) * batch`, where `full` is the number of steps in which every rank has a whole
+/// batch. Ranks then read different parts of the files, and a change of the world size starts a new epoch.
+///
+/// ```
+/// use twinbuf_mmap::{Shuffle, Plan, Tail};
+///
+/// // Ten records, batches of two, two ranks: two full steps each, and two records remain.
+/// let plan = Plan::builder(10).batch(2).rank(1, 2).tail(Tail::Keep).build()?;
+/// let runs = |step| plan.batch(0, step).map(|batch| batch.runs().collect::<Vec<_>>());
+/// assert_eq!(plan.steps(), 3);
+/// assert_eq!(runs(0), Some(vec![2..4]));
+/// assert_eq!(runs(1), Some(vec![6..8]));
+/// assert_eq!(runs(2), Some(vec![9..10]));
+/// assert_eq!(runs(3), None);
+///
+/// let shuffled = Plan::builder(10).batch(5).shuffle(Shuffle::Records).seed(1).build()?;
+/// assert_ne!(shuffled.batch(0, 0), shuffled.batch(1, 0));
+/// # Ok::<(), twinbuf_mmap::PlanError>(())
+/// ```
+///
+/// # Saved plans
+///
+/// With the feature `serde`, a plan can be saved, for example with a model, and restored. These names are a
+/// format that later versions of this crate read too:
+///
+/// | field | is |
+/// | --- | --- |
+/// | `first`, `records` | the start of [`range`](Self::range) and its length |
+/// | `batch` | [`batch_records`](Self::batch_records) |
+/// | `seed` | [`seed`](Self::seed) |
+/// | `shuffle` | `none`, `records`, `chunks` with a field `records`, or `window` with fields `records` and `chunks`: [`Shuffle`] |
+/// | `rank`, `world` | [`rank`](Self::rank), [`world`](Self::world) |
+/// | `tail` | `drop`, `keep` or `wrap`: [`Tail`] |
+///
+/// ```json
+/// {"first":0,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep"}
+/// ```
+///
+/// All of them must be there and no others, and a plan that [`PlanBuilder::build`] refuses is refused in the
+/// words of [`PlanError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Saved"))]
+pub struct Plan {
+    /// The first record; `first + records` does not overflow.
+    first: u64,
+    records: u64,
+    batch: u64,
+    seed: u64,
+    shuffle: Shuffle,
+    rank: u64,
+    world: u64,
+    tail: Tail,
+}
+
+impl Plan {
+    /// Starts a plan over `records` records, at least 1.
+    ///
+    /// Defaults: batches of one record, [`Shuffle::None`], seed 0, rank 0 of 1, [`Tail::Drop`].
+    pub const fn builder(records: u64) -> PlanBuilder {
+        let plan = Self {
+            first: 0,
+            records,
+            batch: 1,
+            seed: 0,
+            shuffle: Shuffle::None,
+            rank: 0,
+            world: 1,
+            tail: Tail::Drop,
+        };
+        PlanBuilder { plan, seeded: false, origin: builder::Origin::Program }
+    }
+
+    /// This plan for another rank, or for another number of ranks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PlanBuilder::build`].
+    ///
+    /// ```
+    /// use twinbuf_mmap::Plan;
+    ///
+    /// let mine = Plan::builder(1000).batch(10).rank(3, 8).build()?;
+    /// let first = mine.with_rank(0, mine.world())?;
+    /// assert_eq!((first.rank(), first.steps()), (0, mine.steps()));
+    /// # Ok::<(), twinbuf_mmap::PlanError>(())
+    /// ```
+    pub fn with_rank(self, rank: u64, world: u64) -> Result<Self, PlanError> {
+        Self { rank, world, ..self }.checked()
+    }
+
+    /// This plan over other records: those in `records`, for example a part of the data set that is kept for
+    /// validation. They are numbered as in the data set.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PlanBuilder::build`].
+    ///
+    /// ```
+    /// use twinbuf_mmap::Plan;
+    ///
+    /// let all = Plan::builder(1000).batch(10).build()?;
+    /// let (train, valid) = (all.with_range(0..900)?, all.with_range(900..1000)?);
+    /// assert_eq!((train.steps(), valid.steps()), (90, 10));
+    /// assert_eq!(valid.batch(0, 0).and_then(|batch| batch.runs().next()), Some(900..910));
+    /// # Ok::<(), twinbuf_mmap::PlanError>(())
+    /// ```
+    pub fn with_range(self, records: Range<u64>) -> Result<Self, PlanError> {
+        let count = records.end.saturating_sub(records.start);
+        Self { first: records.start, records: count, ..self }.checked()
+    }
+
+    /// Records that an epoch visits, before [`Tail`] drops or repeats any.
+    #[must_use]
+    pub const fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// The numbers of these records: `0..records`, unless [`with_range`](Self::with_range) set others.
+    #[must_use]
+    pub const fn range(&self) -> Range<u64> {
+        self.first..self.first + self.records
+    }
+
+    /// Records in a full batch of one rank.
+    #[must_use]
+    pub const fn batch_records(&self) -> u64 {
+        self.batch
+    }
+
+    /// The seed of the shuffle; 0 without one.
+    #[must_use]
+    pub const fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// How an epoch's records are shuffled.
+    #[must_use]
+    pub const fn shuffle(&self) -> Shuffle {
+        self.shuffle
+    }
+
+    /// The rank whose batches these are, below [`world`](Self::world).
+    #[must_use]
+    pub const fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    /// The number of ranks that share an epoch.
+    #[must_use]
+    pub const fn world(&self) -> u64 {
+        self.world
+    }
+
+    /// What becomes of the records that do not fill a last step.
+    #[must_use]
+    pub const fn tail(&self) -> Tail {
+        self.tail
+    }
+
+    /// Steps of this rank in an epoch; the same in every epoch.
+    ///
+    /// With [`Tail::Drop`] and [`Tail::Wrap`] it is the same for every rank and at least 1. With
+    /// [`Tail::Keep`] two ranks may differ by one, and it is 0 for a rank past the last record of a data set
+    /// smaller than the world.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.full_steps() + u64::from(self.last_batch().is_some())
+    }
+
+    /// The records of this rank at `step` of `epoch`, or `None` past the end of the epoch.
+    #[must_use]
+    pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchPlan> {
+        let full = self.full_steps();
+        let positions = if step < full {
+            self.whole_batch(step)
+        } else if step == full {
+            self.last_batch()?
+        } else {
+            return None;
+        };
+        let &Plan { first, records, seed, shuffle, .. } = self;
+        let Range { start, end } = positions;
+        let share = if step < full { self.share() } else { start..end };
+        Some(BatchPlan { first, records, seed, shuffle, epoch, start, end, share: (share.start, share.end) })
+    }
+
+    /// The plan, if its numbers fit each other.
+    fn checked(self) -> Result<Self, PlanError> {
+        let Self { records, batch, rank, world, .. } = self;
+        if records == 0 {
+            Err(PlanError::NoRecords)
+        } else if batch == 0 {
+            Err(PlanError::ZeroBatch)
+        } else if matches!(self.shuffle, Shuffle::Chunks { records: 0 } | Shuffle::Window { records: 0, .. })
+        {
+            Err(PlanError::ZeroChunk)
+        } else if matches!(self.shuffle, Shuffle::Window { chunks: 0, .. }) {
+            Err(PlanError::ZeroWindow)
+        } else if rank >= world {
+            Err(PlanError::Rank { rank, world })
+        } else if self.tail == Tail::Drop && self.full_steps() == 0 {
+            Err(PlanError::NoStep { records, batch, world })
+        } else if self.tail == Tail::Wrap
+            && batch.checked_mul(world).and_then(|step| step.checked_add(records)).is_none()
+        {
+            Err(PlanError::StepTooLarge { batch, world })
+        } else {
+            Ok(self)
+        }
+    }
+
+    /// Steps in which every rank has a whole batch.
+    fn full_steps(&self) -> u64 {
+        // A step larger than 2^64 records is larger than any data set.
+        self.batch.checked_mul(self.world).map_or(0, |step| self.records / step)
+    }
+
+    /// The positions of a batch that is not the smaller one at the end.
+    fn whole_batch(&self, step: u64) -> Range<u64> {
+        // A full step ends at or before the last record, and one more is checked by the builder where it can
+        // be asked for: these products do not overflow.
+        let full = self.full_steps();
+        let batch = match self.shuffle {
+            // Each rank has its own windows, instead of a part of one that all ranks visit together.
+            Shuffle::Window { .. } if step < full => self.rank * full + step,
+            _ => step * self.world + self.rank,
+        };
+        let start = batch * self.batch;
+        start..start + self.batch
+    }
+
+    /// The positions of this rank's whole batches, or of those of all ranks if they take turns.
+    fn share(&self) -> Range<u64> {
+        let full = self.full_steps();
+        match self.shuffle {
+            Shuffle::Window { .. } => {
+                let len = full * self.batch;
+                self.rank * len..(self.rank + 1) * len
+            }
+            _ => 0..full * self.batch.saturating_mul(self.world),
+        }
+    }
+
+    /// The positions of the batch after the full steps, if this rank has one.
+    fn last_batch(&self) -> Option<Range<u64>> {
+        let full = self.full_steps();
+        let done = full * self.batch.saturating_mul(self.world);
+        let remaining = self.records - done;
+        match self.tail {
+            Tail::Drop => return None,
+            Tail::Wrap => return (remaining > 0).then(|| self.whole_batch(full)),
+            Tail::Keep => {}
+        }
+        let (each, extra) = (remaining / self.world, remaining % self.world);
+        // At most `remaining` positions lie before this rank's: no overflow.
+        let start = done + self.rank * each + self.rank.min(extra);
+        let len = each + u64::from(self.rank < extra);
+        (len > 0).then(|| start..start + len)
+    }
+}
+
+/// What becomes of the records that do not fill a last step of all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case", deny_unknown_fields)
+)]
+pub enum Tail {
+    /// They are left out of this epoch, and every rank has the same number of steps. A shuffled order
+    /// leaves out other ones in the next epoch.
+    #[default]
+    Drop,
+    /// They are split evenly over the ranks as one last, smaller batch.
+    ///
+    /// When fewer remain than there are ranks, the ranks past the last record have **one step fewer**. A
+    /// loop with a collective in every step (an all-reduce, a barrier) would wait for them for ever: let
+    /// those ranks join with an empty contribution, or use [`Tail::Drop`].
+    Keep,
+    /// The last step is filled up from the front of the same epoch's order, again and again if that is
+    /// shorter than a step. Every rank has the same number of whole batches, no record is left out, and
+    /// those at the front are seen twice: fewer than one step of all ranks.
+    Wrap,
+}
+
+/// The fields of a saved plan, which is checked like a new one.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+#[serde(rename = "Plan", deny_unknown_fields)]
+struct Saved {
+    first: u64,
+    records: u64,
+    batch: u64,
+    seed: u64,
+    shuffle: Shuffle,
+    rank: u64,
+    world: u64,
+    tail: Tail,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Saved> for Plan {
+    type Error = PlanError;
+
+    fn try_from(saved: Saved) -> Result<Self, PlanError> {
+        let Saved { first, records, batch, seed, shuffle, rank, world, tail } = saved;
+        let builder = Self::builder(records).batch(batch).shuffle(shuffle).rank(rank, world).tail(tail);
+        let builder = if seed == 0 { builder } else { builder.seed(seed) };
+        builder
+            .build()?
+            .with_range(first..first.checked_add(records).ok_or(PlanError::RangeTooLarge { first, records })?)
+    }
+}

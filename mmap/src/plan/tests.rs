@@ -1,0 +1,430 @@
+//! Promises of plans.
+
+use super::*;
+use proptest::prelude::*;
+
+fn records(batch: BatchPlan) -> impl Iterator<Item = u64> {
+    batch.runs().flatten()
+}
+
+/// The first batch of a plan that has it in one run.
+fn only_run(plan: Plan) -> Range<u64> {
+    let mut runs = plan.batch(0, 0).unwrap().runs();
+    let run = runs.next().unwrap();
+    assert_eq!(runs.next(), None);
+    run
+}
+
+fn epoch(plan: Plan, epoch: u64) -> Vec<u64> {
+    (0..plan.steps()).flat_map(|step| records(plan.batch(epoch, step).unwrap())).collect()
+}
+
+#[test]
+fn every_refusal() {
+    let of = |records| Plan::builder(records);
+    let refused = [
+        (of(0), PlanError::NoRecords, "a plan needs at least one record, found 0"),
+        (of(1).batch(0), PlanError::ZeroBatch, "a batch needs at least one record, found 0"),
+        (
+            of(1).shuffle(Shuffle::Chunks { records: 0 }),
+            PlanError::ZeroChunk,
+            "a chunk needs at least one record, found 0",
+        ),
+        (
+            of(1).shuffle(Shuffle::Window { records: 0, chunks: 1 }),
+            PlanError::ZeroChunk,
+            "a chunk needs at least one record, found 0",
+        ),
+        (
+            of(1).shuffle(Shuffle::Window { records: 1, chunks: 0 }),
+            PlanError::ZeroWindow,
+            "a window needs at least one chunk, found 0",
+        ),
+        (
+            of(1).seed(0),
+            PlanError::SeedWithoutShuffle { seed: 0 },
+            "the seed 0 has no effect, because the plan does not shuffle: set `shuffle`, or leave out the \
+             seed",
+        ),
+        (
+            of(9).rank(3, 3),
+            PlanError::Rank { rank: 3, world: 3 },
+            "the rank must be below the world size 3, found 3",
+        ),
+        (
+            of(9).rank(0, 0),
+            PlanError::Rank { rank: 0, world: 0 },
+            "the rank must be below the world size 0, found 0",
+        ),
+        (
+            of(9).batch(5).rank(0, 2),
+            PlanError::NoStep { records: 9, batch: 5, world: 2 },
+            "one step of 2 ranks needs 5 records for each, found 9 in all: take a smaller batch, or \
+             keep the tail",
+        ),
+        (
+            of(9).batch(1 << 32).rank(0, 1 << 32).tail(Tail::Wrap),
+            PlanError::StepTooLarge { batch: 1 << 32, world: 1 << 32 },
+            "one step of 4294967296 ranks needs 4294967296 records for each: together with the data \
+             set more than 2^64",
+        ),
+    ];
+    for (builder, error, message) in refused {
+        assert_eq!(builder.build(), Err(error));
+        assert_eq!(error.to_string(), message);
+    }
+}
+
+#[test]
+fn other_ranks_and_ranges_are_checked_like_new_plans() {
+    let plan = Plan::builder(100).batch(10).shuffle(Shuffle::Records).seed(3).rank(2, 3).build().unwrap();
+    let first = Plan::builder(100).batch(10).shuffle(Shuffle::Records).seed(3).rank(0, 3).build().unwrap();
+    assert_eq!(plan.with_rank(0, 3), Ok(first));
+    assert_eq!(first.with_rank(2, 3), Ok(plan));
+    assert_eq!(plan.with_rank(3, 3), Err(PlanError::Rank { rank: 3, world: 3 }));
+    assert_eq!(plan.with_rank(0, 11), Err(PlanError::NoStep { records: 100, batch: 10, world: 11 }));
+    assert_eq!(plan.with_range(0..100), Ok(plan));
+    assert_eq!(plan.with_range(7..7), Err(PlanError::NoRecords));
+    assert_eq!(plan.with_range(0..29), Err(PlanError::NoStep { records: 29, batch: 10, world: 3 }));
+
+    // The same order, moved by the start of the range.
+    let part = plan.with_range(40..90).unwrap();
+    let same = Plan::builder(50).batch(10).shuffle(Shuffle::Records).seed(3).rank(2, 3).build().unwrap();
+    assert_eq!((part.range(), part.records(), part.steps()), (40..90, 50, same.steps()));
+    let moved = epoch(same, 4).into_iter().map(|record| record + 40).collect::<Vec<_>>();
+    assert_eq!(epoch(part, 4), moved);
+    let last = Plan::builder(1).build().unwrap().with_range(u64::MAX - 1..u64::MAX).unwrap();
+    assert_eq!(only_run(last), u64::MAX - 1..u64::MAX);
+}
+
+#[test]
+fn the_largest_numbers() {
+    let all = u64::MAX;
+    let whole = Plan::builder(all).batch(all).build().unwrap();
+    assert_eq!((whole.steps(), whole.batch(all, 0).unwrap().len()), (1, all));
+    assert_eq!(only_run(whole), 0..all);
+    assert_eq!(whole.batch(0, all), None);
+
+    let builder = Plan::builder(all).batch(all).rank(all - 1, all);
+    assert!(matches!(builder.clone().build(), Err(PlanError::NoStep { .. })));
+    let last = builder.tail(Tail::Keep).build().unwrap();
+    assert_eq!(last.steps(), 1);
+    assert_eq!(only_run(last), all - 1..all);
+
+    // Two chunks, the second of one record: they come in this order or in the other.
+    let chunked = Plan::builder(all).shuffle(Shuffle::Chunks { records: all - 1 }).build().unwrap();
+    let ends: std::collections::BTreeSet<_> = (0..64)
+        .map(|epoch| {
+            [0, all - 1].map(|step| chunked.batch(epoch, step).unwrap().runs().next().unwrap().start)
+        })
+        .collect();
+    assert!(ends.into_iter().eq([[0, all - 1], [all - 1, all - 2]]));
+    let shuffled = Plan::builder(all).shuffle(Shuffle::Records).build().unwrap();
+    assert!(records(shuffled.batch(all, all - 1).unwrap()).all(|record| record < all));
+}
+
+#[test]
+fn the_ranks_walk_through_the_epoch_together() {
+    let steps = |rank| {
+        let plan = Plan::builder(17).batch(2).rank(rank, 3).tail(Tail::Keep).build().unwrap();
+        (0..plan.steps()).map(|step| plan.batch(0, step).unwrap().runs().next().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(steps(0), [0..2, 6..8, 12..14]);
+    assert_eq!(steps(1), [2..4, 8..10, 14..16]);
+    assert_eq!(steps(2), [4..6, 10..12, 16..17]);
+}
+
+#[test]
+fn a_rank_past_the_last_record_has_a_step_fewer() {
+    let steps =
+        |rank| Plan::builder(14).batch(3).rank(rank, 4).tail(Tail::Keep).build().map(|plan| plan.steps());
+    assert_eq!([steps(0), steps(1), steps(2), steps(3)], [Ok(2), Ok(2), Ok(1), Ok(1)]);
+}
+
+/// Record 9 is a chunk of its own; in the first epochs of this seed it comes at several places.
+#[test]
+fn a_short_chunk_in_the_middle_shifts_what_follows() {
+    let plan = Plan::builder(10).shuffle(Shuffle::Chunks { records: 3 }).seed(5).build().unwrap();
+    let orders: Vec<Vec<u64>> = (0..8).map(|e| epoch(plan, e)).collect();
+    let places: std::collections::BTreeSet<usize> =
+        orders.iter().map(|order| order.iter().position(|&record| record == 9).unwrap()).collect();
+    assert!(places.len() > 2 && places.iter().all(|place| place % 3 == 0), "{places:?}");
+    for order in orders {
+        for chunk in [[0, 1, 2], [3, 4, 5], [6, 7, 8]] {
+            assert!(order.windows(3).any(|window| window == chunk), "{order:?}");
+        }
+    }
+}
+
+/// Whole epochs, from a separate implementation in Python that lists rings, rows and windows.
+#[test]
+fn golden_windows() {
+    let order = |n, records, chunks, seed, e| {
+        let window = Shuffle::Window { records, chunks };
+        epoch(Plan::builder(n).shuffle(window).seed(seed).build().unwrap(), e)
+    };
+    assert_eq!(order(20, 3, 2, 0, 0), [6, 7, 8, 9, 5, 1, 13, 0, 14, 19, 15, 4, 2, 18, 16, 17, 3, 10, 11, 12]);
+    assert_eq!(order(20, 3, 2, 0, 1), [9, 18, 8, 19, 10, 17, 2, 3, 4, 15, 16, 14, 1, 13, 11, 12, 0, 5, 6, 7]);
+    assert_eq!(order(10, 4, 64, 1, 0), [5, 4, 1, 8, 3, 6, 7, 9, 0, 2]);
+}
+
+/// The rank's batches in a window ask for every chunk of its next window once, and give up every chunk of the one
+/// before it once, whatever the sizes. Before the first batch of a share nothing is asked for, after its last nothing.
+#[test]
+fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
+    for (n, chunk, chunks, batch, world) in
+        [(10_000, 100, 10, 30, 1), (10_007, 64, 8, 64, 3), (9999, 50, 7, 1000, 2), (500, 100, 64, 10, 1)]
+    {
+        for rank in 0..world {
+            let shuffle = Shuffle::Window { records: chunk, chunks };
+            let plan =
+                Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
+            let batches: Vec<_> = (0..plan.steps()).map(|step| plan.batch(5, step).unwrap()).collect();
+            let flat = |ranges: Vec<Range<u64>>| ranges.into_iter().flatten().collect::<Vec<u64>>();
+            let ahead: Vec<u64> = batches.iter().flat_map(|b| flat(b.chunks_ahead().unwrap())).collect();
+            let behind: Vec<u64> = batches.iter().flat_map(|b| flat(b.chunks_behind().unwrap())).collect();
+            for asked in [&ahead, &behind] {
+                let mut once = asked.clone();
+                once.sort_unstable();
+                once.dedup();
+                assert_eq!(once.len(), asked.len(), "a chunk is asked for twice");
+            }
+            // All that is visited was asked for by an earlier batch, or is of the first window.
+            let mut there: std::collections::BTreeSet<u64> =
+                flat(batches[0].own_chunks().unwrap()).into_iter().collect();
+            for (step, batch) in batches.iter().enumerate() {
+                there.extend(flat(batch.chunks_ahead().unwrap()));
+                assert!(records(*batch).all(|record| there.contains(&record)), "{plan:?}, step {step}");
+                for record in flat(batch.chunks_behind().unwrap()) {
+                    assert!(there.remove(&record), "{plan:?}, step {step}");
+                }
+            }
+        }
+    }
+    let sole =
+        Plan::builder(100).batch(100).shuffle(Shuffle::Window { records: 5, chunks: 4 }).build().unwrap();
+    assert_eq!(sole.batch(0, 0).unwrap().chunks_ahead(), None);
+}
+
+/// With 1000 classes in order, batches of a windowed epoch hold nearly as many of them as those of a full shuffle; no
+/// batch comes again in another epoch; and two ranks are never in the same window but at its ends.
+#[test]
+fn windows_mix() {
+    let classes = |shuffle, e| -> f64 {
+        let plan = Plan::builder(1 << 16).batch(256).shuffle(shuffle).seed(1).build().unwrap();
+        let count: usize = (0..plan.steps())
+            .map(|step| {
+                // 1000 classes, in order.
+                let mut of: Vec<u64> =
+                    records(plan.batch(e, step).unwrap()).map(|record| (record * 1000) >> 16).collect();
+                of.sort_unstable();
+                of.dedup();
+                of.len()
+            })
+            .sum();
+        count as f64 / plan.steps() as f64
+    };
+    let window = Shuffle::Window { records: 512, chunks: 64 };
+    let (full, windowed) = (classes(Shuffle::Records, 0), classes(window, 0));
+    // Half of the file is in a window, so that little more than half of the classes are.
+    assert!(windowed > 0.89 * full, "{windowed} of {full}");
+
+    let plan = Plan::builder(1 << 16).batch(256).shuffle(window).seed(1).build().unwrap();
+    let batches = |e| -> Vec<Vec<u64>> {
+        let sorted = |step| {
+            let mut batch: Vec<u64> = records(plan.batch(e, step).unwrap()).collect();
+            batch.sort_unstable();
+            batch
+        };
+        (0..plan.steps()).map(sorted).collect()
+    };
+    let first: std::collections::BTreeSet<Vec<u64>> = batches(0).into_iter().collect();
+    assert!(batches(1).iter().all(|batch| !first.contains(batch)));
+    let starts = |rank| {
+        let plan = plan.with_rank(rank, 4).unwrap();
+        (0..plan.steps())
+            .map(|step| plan.batch(0, step).unwrap().window_ids().unwrap()[0])
+            .collect::<Vec<_>>()
+    };
+    let ranks = [starts(0), starts(1), starts(2), starts(3)];
+    for step in 0..ranks[0].len() {
+        let at: std::collections::BTreeSet<usize> = ranks.iter().map(|rank| rank[step]).collect();
+        // Two windows for four ranks: two ranks share each.
+        assert!(at.len() >= 2, "step {step}");
+    }
+}
+
+/// FNV-1a over the ends of all runs, each taken as one unit of 64 bits; the numbers come from a
+/// separate implementation in Python that lists every record.
+#[test]
+fn golden_hash_of_a_million_records() {
+    for (order, golden) in [
+        (Shuffle::Records, 0x17b5_2d20_0ddf_f465_u64),
+        (Shuffle::Chunks { records: 999 }, 0x6719_4030_93ce_ab65),
+        (Shuffle::Window { records: 999, chunks: 64 }, 0xe9d7_4473_9249_565b),
+    ] {
+        let plan = Plan::builder(1_000_000).batch(1000).shuffle(order).seed(42).build().unwrap();
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for step in 0..plan.steps() {
+            for end in plan.batch(3, step).unwrap().runs().flat_map(|run| [run.start, run.end]) {
+                hash = (hash ^ end).wrapping_mul(0x0100_0000_01b3);
+            }
+        }
+        assert_eq!(hash, golden, "{order:?}");
+    }
+}
+
+/// A plan's builder, seeded if it shuffles.
+fn shuffled(records: u64, shuffle: Shuffle, seed: u64) -> PlanBuilder {
+    let builder = Plan::builder(records).shuffle(shuffle);
+    if shuffle == Shuffle::None { builder } else { builder.seed(seed) }
+}
+
+fn any_shuffle() -> impl Strategy<Value = Shuffle> {
+    prop_oneof![
+        4 => Just(Shuffle::None),
+        4 => (1_u64..200).prop_map(|records| Shuffle::Chunks { records }),
+        // Slow without optimizations, since every batch derives the keys of its windows.
+        1 => (1_u64..200, 1_u64..30).prop_map(|(records, chunks)| Shuffle::Window { records, chunks }),
+        4 => Just(Shuffle::Records),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn keep_covers_every_record_once(
+        (n, batch, world, order, seed, e)
+            in (1_u64..2000, 1_u64..70, 1_u64..9, any_shuffle(), any::<u64>(), any::<u64>())
+    ) {
+        let mut seen = Vec::new();
+        let mut steps = Vec::new();
+        for rank in 0..world {
+            let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
+                .tail(Tail::Keep).build().unwrap();
+            seen.extend(epoch(plan, e));
+            steps.push(plan.steps());
+            prop_assert_eq!(plan.batch(e, plan.steps()), None);
+        }
+        seen.sort_unstable();
+        prop_assert!(seen.into_iter().eq(0..n));
+        prop_assert!(steps.is_sorted_by(|a, b| a >= b) && steps[0] - steps[steps.len() - 1] <= 1);
+    }
+
+    #[test]
+    fn drop_gives_every_rank_the_same_and_nothing_twice(
+        (n, batch, world, order, seed, e)
+            in (600_u64..2000, 1_u64..70, 1_u64..9, any_shuffle(), any::<u64>(), any::<u64>())
+    ) {
+        let mut seen = Vec::new();
+        for rank in 0..world {
+            let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
+                .build().unwrap();
+            prop_assert_eq!(plan.steps(), n / (batch * world));
+            let own = epoch(plan, e);
+            prop_assert_eq!(own.len() as u64, plan.steps() * batch);
+            seen.extend(own);
+        }
+        let count = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        prop_assert_eq!(seen.len(), count);
+        prop_assert!(seen.iter().all(|&record| record < n));
+    }
+
+    #[test]
+    fn wrap_fills_the_last_step_from_the_front(
+        (n, batch, world, order, seed, e)
+            in (1_u64..900, 1_u64..70, 1_u64..9, any_shuffle(), any::<u64>(), any::<u64>())
+    ) {
+        let shuffle = order;
+        let plan = |rank| shuffled(n, shuffle, seed).batch(batch).rank(rank, world)
+            .tail(Tail::Wrap).build().unwrap();
+        let steps = n.div_ceil(batch * world);
+        // The order of the epoch, as one rank sees it, again and again.
+        let alone = shuffled(n, order, seed).build().unwrap();
+        let order: Vec<u64> = epoch(alone, e);
+        let expected = order.iter().copied().cycle();
+        let mut seen = Vec::new();
+        for step in 0..steps {
+            for rank in 0..world {
+                let of = plan(rank).batch(e, step).unwrap();
+                prop_assert_eq!(of.len(), batch);
+                seen.extend(records(of));
+            }
+        }
+        prop_assert!((0..world).all(|rank| plan(rank).steps() == steps));
+        let mut expected: Vec<u64> = expected.take(seen.len()).collect();
+        if matches!(shuffle, Shuffle::Window { .. }) {
+            // Ranks take turns in the last step alone.
+            seen.sort_unstable();
+            expected.sort_unstable();
+        }
+        prop_assert_eq!(&seen, &expected);
+        prop_assert!((seen.len() as u64) - n < batch * world);
+    }
+
+    #[test]
+    fn parts_are_the_whole(
+        (n, batch, world, order, e)
+            in (1_u64..900, 1_u64..500, 1_u64..4, any_shuffle(), any::<u64>()),
+        tail in prop_oneof![Just(Tail::Drop), Just(Tail::Keep), Just(Tail::Wrap)],
+        rank in any::<u64>(),
+        cuts in proptest::collection::vec(any::<u64>(), 0..6),
+    ) {
+        let plan = shuffled(n, order, n).batch(batch).rank(rank % world, world)
+            .tail(tail).build();
+        prop_assume!(plan.is_ok());
+        let plan = plan.unwrap();
+        for step in 0..plan.steps() {
+            let whole = plan.batch(e, step).unwrap();
+            let len = whole.len();
+            let mut ends: Vec<u64> = cuts.iter().map(|cut| cut % (len + 1)).collect();
+            ends.extend([0, len]);
+            ends.sort_unstable();
+            let mut parts = Vec::new();
+            for pair in ends.windows(2) {
+                match whole.part(pair[0]..pair[1]) {
+                    Some(part) => {
+                        prop_assert_eq!(part.len(), pair[1] - pair[0]);
+                        // A part of a part is a part.
+                        let last = part.part(part.len() - 1..part.len()).unwrap();
+                        prop_assert!(records(last).eq(records(part).last()));
+                        parts.extend(records(part));
+                    }
+                    None => prop_assert_eq!(pair[0], pair[1]),
+                }
+            }
+            prop_assert!(records(whole).eq(parts));
+            prop_assert_eq!(whole.part(0..len), Some(whole));
+            for past in [len..len + 1, 0..len + 1, len - 1..u64::MAX, u64::MAX - 1..u64::MAX] {
+                prop_assert_eq!(whole.part(past), None);
+            }
+            #[expect(clippy::reversed_empty_ranges, reason = "what is refused")]
+            let backward = 1..0;
+            prop_assert_eq!(whole.part(backward), None);
+        }
+    }
+
+    #[test]
+    fn runs_add_up_and_never_touch(
+        (n, batch, order, seed, e) in (1_u64..2000, 1_u64..500, any_shuffle(), any::<u64>(), any::<u64>())
+    ) {
+        let plan = shuffled(n, order, seed).batch(batch).tail(Tail::Keep).build().unwrap();
+        for step in 0..plan.steps() {
+            let batch = plan.batch(e, step).unwrap();
+            let runs: Vec<_> = batch.runs().collect();
+            prop_assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), batch.len());
+            prop_assert!(runs.iter().all(|run| run.start < run.end));
+            prop_assert!(runs.windows(2).all(|pair| pair[0].end != pair[1].start));
+        }
+    }
+
+    #[test]
+    fn sequential_is_the_identity(n in 1_u64..3000, batch in 1_u64..100, e: u64) {
+        let plan = Plan::builder(n).batch(batch).tail(Tail::Keep).build().unwrap();
+        prop_assert!(epoch(plan, e).into_iter().eq(0..n));
+        prop_assert!((0..plan.steps()).all(|step| plan.batch(e, step).unwrap().runs().count() == 1));
+    }
+}

@@ -1,0 +1,80 @@
+//! One file of a data set: where its records lie, and how their bytes are read.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+use crate::Error;
+use crate::direct::{BounceBuffer, Direct};
+use crate::file::{DataFile, Opened, read_at};
+
+/// One file of a data set.
+#[derive(Debug)]
+pub struct Shard {
+    pub(crate) file: DataFile,
+    /// From the start of the file to the end of its records. Only views touch its bytes; hints need its address. An
+    /// error if the system refused this mapping, or had no room for all of them.
+    #[cfg(unix)]
+    pub(crate) map: std::io::Result<memmap2::MmapRaw>,
+    /// The file opened for direct reads, if they were chosen.
+    pub(crate) direct: Option<Direct>,
+    /// From the first byte of the first record to the last byte of the last.
+    pub(crate) bytes: Range<u64>,
+    pub(crate) first: u64,
+    pub(crate) records: u64,
+}
+
+impl Shard {
+    /// The path as it was given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// The numbers of its records in the data set.
+    #[must_use]
+    pub const fn records(&self) -> Range<u64> {
+        self.first..self.first + self.records
+    }
+
+    /// The file as it is to be read.
+    pub(crate) fn opened(&self) -> Result<Opened<'_>, Error> {
+        match &self.direct {
+            Some(direct) => direct.opened(&self.file),
+            None => self.file.file(),
+        }
+    }
+
+    /// Fills `out` with the bytes from `start` on of the file, which [`opened`](Self::opened) gave.
+    pub(crate) fn read_exact(
+        &self,
+        file: &File,
+        out: &mut [u8],
+        start: u64,
+        bounce: &mut BounceBuffer,
+    ) -> Result<(), Error> {
+        self.file.read_exact_by(out, start, |out, offset| match &self.direct {
+            Some(direct) => direct.read_at(file, out, offset, bounce),
+            None => read_at(file, out, offset),
+        })
+    }
+
+    /// The mapping, or why there is none.
+    #[cfg(unix)]
+    pub(crate) fn mapping(&self) -> Result<&memmap2::MmapRaw, Error> {
+        self.map.as_ref().map_err(|error| Error::System {
+            path: self.file.path.clone(),
+            call: "mmap",
+            // The reason is kept with the shard and io::Error cannot be cloned: give its kind and words.
+            source: std::io::Error::new(error.kind(), error.to_string()),
+        })
+    }
+}
+
+/// Maps the first `bytes` bytes of a file without touching them.
+#[cfg(unix)]
+pub(crate) fn map(file: &std::fs::File, bytes: u64) -> std::io::Result<memmap2::MmapRaw> {
+    // On a 32-bit system a file may be larger than the address space.
+    let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
+    memmap2::MmapOptions::new().len(len).map_raw_read_only(file)
+}

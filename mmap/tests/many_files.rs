@@ -1,0 +1,150 @@
+//! Ten thousand files, and a limit of 256 open ones: every record once, in every way; each file opened on demand is the
+//! one that was opened first.
+#![cfg(target_os = "linux")]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use twinbuf_mmap::{CachePolicy, Cut, DType, Error, HINT_CHUNK, Plan, ReadMode, Records, Shuffle};
+
+/// Set in the process that has the limit, to what it may do about it.
+const CHILD: &str = "TWINBUF_MANY_FILES";
+
+const FILES: u64 = 10_000;
+const IN_EACH: u64 = 3;
+
+fn path(folder: &Path, file: u64) -> PathBuf {
+    folder.join(format!("{file:05}"))
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// In the parent: starts itself with each limit. In the child: the tests below.
+#[test]
+fn ten_thousand_files_with_256_open() {
+    if let Ok(limit) = std::env::var(CHILD) {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        for file in 0..FILES {
+            let numbers = file * IN_EACH..(file + 1) * IN_EACH;
+            std::fs::write(
+                path(folder.path(), file),
+                numbers.flat_map(u64::to_le_bytes).collect::<Vec<u8>>(),
+            )
+            .unwrap();
+        }
+        let paths: Vec<PathBuf> = (0..FILES).map(|file| path(folder.path(), file)).collect();
+        let records = open(&paths);
+        let kept = open_files();
+        drop(records);
+        if limit == "hard" {
+            // A quarter of the limit, and a few of the test's own.
+            assert!((64..100).contains(&kept), "{kept}");
+            every_record_once(&paths);
+            others_take_the_descriptors(&paths);
+            what_becomes_of_files(&paths);
+        } else {
+            // As many as the hard limit allows.
+            assert!(kept > 256, "{kept}");
+        }
+        return println!("{CHILD} is done");
+    }
+    for (limit, ulimit) in [("hard", "ulimit -n 256"), ("soft", "ulimit -S -n 256")] {
+        let mut child = Command::new("sh");
+        child
+            .args(["-c", &format!("{ulimit} && exec \"$0\" --nocapture")])
+            .arg(std::env::current_exe().unwrap());
+        let output = child.env(CHILD, limit).output().unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        if limit == "soft" && said.contains("hard limit is lower") {
+            println!("not checked: {said}");
+            continue;
+        }
+        assert!(output.status.success() && said.contains(&format!("{CHILD} is done")), "{limit}: {said}");
+    }
+}
+
+fn open(paths: &[PathBuf]) -> Records {
+    Records::open_headerless(paths, DType::U64, Cut::Rows).unwrap()
+}
+
+fn every_record_once(paths: &[PathBuf]) {
+    for mode in [ReadMode::Pread, ReadMode::Direct] {
+        let records = match open(paths).with_read_mode(mode) {
+            Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {
+                eprintln!("not checked: open(O_DIRECT): {source}");
+                continue;
+            }
+            records => records.unwrap(),
+        };
+        assert_eq!(records.len(), FILES * IN_EACH);
+        for shuffle in [Shuffle::None, Shuffle::Records] {
+            let plan = Plan::builder(records.len()).batch(1000).shuffle(shuffle).build().unwrap();
+            let mut seen = Vec::new();
+            let mut out = vec![0; 8000];
+            for step in 0..plan.steps() {
+                let batch = plan.batch(0, step).unwrap();
+                assert_eq!(records.will_need(&batch, HINT_CHUNK).failed, 0);
+                records.read(&batch, &mut out).unwrap();
+                if step == 3 {
+                    records.evict_batch(&batch, CachePolicy::Drop).unwrap();
+                }
+                let numbers = out.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
+                assert!(numbers.clone().eq(batch.runs().flatten()), "{mode:?} {shuffle:?} {step}");
+                seen.extend(numbers);
+            }
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..FILES * IN_EACH), "{mode:?} {shuffle:?}");
+        }
+        assert_eq!(records.residency().unwrap().pages, FILES);
+    }
+    let (few, all) = (open(&paths[..10]).fingerprint().unwrap(), open(paths).fingerprint().unwrap());
+    assert_ne!(few, all);
+}
+
+/// The program itself has nearly all: nothing is kept then, and what was is given back.
+fn others_take_the_descriptors(paths: &[PathBuf]) {
+    let mut others = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        others.push(file);
+    }
+    others.truncate(others.len() - 20);
+    let before = open_files();
+    let records = open(&paths[..100]);
+    assert_eq!(open_files(), before);
+    let batch = Plan::builder(300).batch(300).build().unwrap().batch(0, 0).unwrap();
+    assert_eq!(records.read(&batch, &mut [0; 2400]).unwrap(), 2400);
+    // Not one is left.
+    while let Ok(file) = File::open("/dev/null") {
+        others.push(file);
+    }
+    let error = records.read(&batch, &mut [0; 2400]).unwrap_err();
+    assert!(matches!(error, Error::Open { .. }), "{error:?}");
+    assert!(error.to_string().contains("ulimit -n"), "{error}");
+}
+
+/// The last file is opened on demand.
+fn what_becomes_of_files(paths: &[PathBuf]) {
+    let records = open(paths);
+    let last = paths.last().unwrap();
+    let read = || {
+        let batch = Plan::builder(records.len()).build().unwrap().batch(0, records.len() - 1).unwrap();
+        let mut out = [0; 8];
+        records.read(&batch, &mut out).map(|_| u64::from_le_bytes(out))
+    };
+    assert_eq!(read().unwrap(), FILES * IN_EACH - 1);
+    let kept = last.with_extension("kept");
+    std::fs::rename(last, &kept).unwrap();
+    let error = read().unwrap_err();
+    assert!(matches!(&error, Error::NotFound { path } if path == last), "{error:?}");
+    std::fs::write(last, [7; 24]).unwrap();
+    let error = read().unwrap_err();
+    assert!(matches!(&error, Error::Replaced { path } if path == last), "{error:?}");
+    std::fs::rename(&kept, last).unwrap();
+    assert_eq!(read().unwrap(), FILES * IN_EACH - 1);
+    File::options().write(true).open(last).unwrap().set_len(20).unwrap();
+    let error = read().unwrap_err();
+    assert!(matches!(&error, Error::Truncated { offset: 20, .. }), "{error:?}");
+}
