@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use twinbuf_cuda::cudarc::driver::{
-    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, DevicePtr, DevicePtrMut, result, sys,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, result, sys,
 };
 use twinbuf_cuda::{Copied, DeviceBatches, Uploader, context};
 
@@ -283,7 +283,7 @@ pub(crate) fn uploads(
     let (mut plains, mut rings) = (Vec::new(), Vec::new());
     std::thread::scope(|scope| -> Result<()> {
         // Both dropped in here, before the scope waits: without them the reader ends, whatever fails.
-        let batches = batches;
+        let mut batches = batches;
         let (go, rounds) = mpsc::channel::<()>();
         scope.spawn(move || {
             // A round at a time, so that none of its copies runs beside the plain ones.
@@ -293,7 +293,7 @@ pub(crate) fn uploads(
             slots.finish();
             Ok::<(), twinbuf_cuda::Error>(())
         });
-        let ring = || {
+        let mut ring = || {
             go.send(()).map_err(|_| "the reader has ended")?;
             for _ in 1..count {
                 batches.recv()?.ok_or("a short round")?;
@@ -303,10 +303,10 @@ pub(crate) fn uploads(
             Ok(())
         };
         plain()?; // not counted: first touches
-        seconds(ring)?;
+        seconds(&mut ring)?;
         for _ in 0..extent.rounds {
             plains.push(seconds(&mut plain)?);
-            rings.push(seconds(ring)?);
+            rings.push(seconds(&mut ring)?);
         }
         Ok(())
     })?;
@@ -425,21 +425,17 @@ pub(crate) fn pipeline(
     // As many bytes as take that long at the rate of one large copy.
     let size = bytes_in(ctx, extent, copy)?;
     let (load, copies, stream) = (Duration::from_secs_f64(load), work.copies(train), &work.stream);
-    let mut weights = stream.alloc_zeros::<u8>(size)?;
-    let mut train = |batch: &CudaView<'_, u8>| -> Result<()> {
-        stream.memcpy_dtod(batch, &mut weights)?;
-        work.enqueue(copies)
-    };
+    let mut train = Train { work, copies, weights: stream.alloc_zeros::<u8>(size)? };
     let alone = alone(ctx, size, load, |batch| {
-        train(batch)?;
+        train.step(batch)?;
         Ok(stream.synchronize()?)
     })?;
     let mut epoch = |overlap: bool| -> Result<f64> {
-        let (mut slots, batches) = Uploader::new(ctx, size).overlap(overlap).build::<()>()?;
+        let (mut slots, mut batches) = Uploader::new(ctx, size).overlap(overlap).build::<()>()?;
         let start = Instant::now();
-        let mut step = |batches: &DeviceBatches<()>| -> Result<()> {
+        let mut step = |batches: &mut DeviceBatches<()>| -> Result<()> {
             let batch = batches.recv()?.ok_or("a short epoch")?;
-            train(&batch.on::<u8>(stream)?)?;
+            train.step(&batch.on::<u8>(stream)?)?;
             drop(batch);
             Ok(stream.synchronize()?) // a training loop reads its loss back
         };
@@ -452,10 +448,10 @@ pub(crate) fn pipeline(
         let wall = if overlap {
             std::thread::scope(|scope| -> Result<Duration> {
                 // Dropped in here, before the scope waits: without it the reader ends, whatever fails.
-                let batches = batches;
+                let mut batches = batches;
                 let reader = scope.spawn(move || (0..count).try_for_each(|_| read()).map(|()| read));
                 for _ in 0..count {
-                    step(&batches)?;
+                    step(&mut batches)?;
                 }
                 let wall = start.elapsed();
                 drop(reader.join().map_err(|_| "the reader panicked")??);
@@ -464,7 +460,7 @@ pub(crate) fn pipeline(
         } else {
             for _ in 0..count {
                 read()?;
-                step(&batches)?;
+                step(&mut batches)?;
             }
             start.elapsed()
         };
@@ -488,12 +484,26 @@ pub(crate) fn pipeline(
     }))
 }
 
+/// In place of a training step: the batch is read, then work is done on the device.
+struct Train<'w> {
+    work: &'w Work,
+    copies: u32,
+    weights: CudaSlice<u8>,
+}
+
+impl Train<'_> {
+    fn step(&mut self, batch: &impl DevicePtr<u8>) -> Result<()> {
+        self.work.stream.memcpy_dtod(batch, &mut self.weights)?;
+        self.work.enqueue(self.copies)
+    }
+}
+
 /// Load, copy and train, each by itself: what was asked for is only about that.
 fn alone(
     ctx: &Arc<CudaContext>,
     size: usize,
     load: Duration,
-    mut train: impl FnMut(&CudaView<'_, u8>) -> Result<()>,
+    mut train: impl FnMut(&CudaSlice<u8>) -> Result<()>,
 ) -> Result<[f64; 3]> {
     let stream = ctx.new_stream()?;
     let source = Source::pinned(size, 0)?;
@@ -505,7 +515,7 @@ fn alone(
             Ok(())
         })?);
         times[1].push(seconds(|| fill(&mut batch, &source, &stream, 1))?);
-        times[2].push(seconds(|| train(&batch.as_view()))?);
+        times[2].push(seconds(|| train(&batch))?);
     }
     Ok(times.map(median))
 }

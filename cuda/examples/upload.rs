@@ -23,7 +23,7 @@ fn run() -> Result<(), Error> {
     let ctx = context(0)?;
     let driver = |error| Error::Driver { call: "cudarc", code: 0, name: format!("{error:?}") };
     let stream = ctx.new_stream().map_err(driver)?;
-    let (mut slots, batches) = Uploader::new(&ctx, BYTES).build::<u64>()?;
+    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).build::<u64>()?;
     let reader = std::thread::spawn(move || {
         for step in 0..STEPS {
             let mut slot = slots.acquire()?;

@@ -2,10 +2,11 @@
 //!
 //! On cudarc's lower layers: its safe objects unwrap or store away what fails in places where we return errors.
 
-use std::ptr::NonNull;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUevent, CUevent_wait_flags, CUstream};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::error::Error;
@@ -14,7 +15,8 @@ pub(crate) fn check<T>(call: &'static str, result: Result<T, DriverError>) -> Re
     result.map_err(|error| Error::driver(call, error))
 }
 
-/// Makes `ctx` the calling thread's context, which handles of default streams are looked up in.
+/// Makes `ctx` the calling thread's context, which handles of default streams are looked up in, and leaves it so: for
+/// threads of our own.
 ///
 /// Not `CudaContext::bind_to_thread`, which also returns errors that drops elsewhere in the program left behind.
 pub(crate) fn bind(ctx: &CudaContext) -> Result<(), Error> {
@@ -25,21 +27,73 @@ pub(crate) fn bind(ctx: &CudaContext) -> Result<(), Error> {
     Ok(())
 }
 
-/// The same before something is given back: a second time if the first fails, because it may have returned an error
-/// of earlier work, and a thread without a context gives nothing back.
-pub(crate) fn bind_to_free(ctx: &CudaContext) {
-    // If that fails too, so does what comes next, and the memory stays until the context ends.
-    let _ = bind(ctx).or_else(|_| bind(ctx));
+/// A context is the calling thread's until this is dropped; then again the one before. For threads of the caller's.
+#[must_use]
+pub(crate) struct Current {
+    /// The context before, null for none; `None` if it was this one.
+    before: Option<CUcontext>,
+    _here: PhantomData<*const ()>,
 }
 
-/// Lets the calling thread wait whatever other threads capture into graphs, and lets them. Without it a capture in
-/// `GLOBAL` mode forbids "potentially unsafe" calls to every thread, waiting for an event among them, and one such call
-/// breaks the capture (CUDA driver API, `cuThreadExchangeStreamCaptureMode`). The context is the calling thread's.
-pub(crate) fn ignore_captures_elsewhere() {
-    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // Copies need it only while somebody captures; if they cannot do without, their calls will say so.
+impl Current {
+    pub(crate) fn enter(ctx: &CudaContext) -> Result<Self, Error> {
+        let before = check("cuCtxGetCurrent", result::ctx::get_current())?;
+        let before = if before == Some(ctx.cu_ctx()) {
+            None
+        } else {
+            // SAFETY: the context is alive while its `CudaContext` is.
+            check("cuCtxSetCurrent", unsafe { result::ctx::set_current(ctx.cu_ctx()) })?;
+            Some(before.unwrap_or(ptr::null_mut()))
+        };
+        Ok(Self { before, _here: PhantomData })
+    }
+
+    /// The same before something is given back: a second time if the first fails, because it may have returned an
+    /// error of earlier work, and a thread without a context gives nothing back.
+    pub(crate) fn enter_to_free(ctx: &CudaContext) -> Option<Self> {
+        // If that fails too, so does what comes next, and the memory stays until the context ends.
+        Self::enter(ctx).or_else(|_| Self::enter(ctx)).ok()
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current on this thread, or is none. An error is one of earlier work, told elsewhere.
+            let _ = unsafe { result::ctx::set_current(before) };
+        }
+    }
+}
+
+/// Until this is dropped the calling thread may wait, and free, whatever is being captured into graphs: without it a
+/// capture in `GLOBAL` mode forbids "potentially unsafe" calls to every thread, and one such call breaks the capture
+/// (CUDA driver API, `cuThreadExchangeStreamCaptureMode`). Nothing that an uploader waits for or frees is captured.
+#[must_use]
+pub(crate) struct BesideCaptures {
+    before: sys::CUstreamCaptureMode,
+    _here: PhantomData<*const ()>,
+}
+
+impl BesideCaptures {
+    /// `None` if the driver refuses: copies need it only while somebody captures, and then their calls fail.
+    pub(crate) fn enter() -> Option<Self> {
+        let before = exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
+        Some(Self { before, _here: PhantomData })
+    }
+}
+
+impl Drop for BesideCaptures {
+    fn drop(&mut self) {
+        // A second time if the first returned an error of earlier work.
+        let _ = exchange(self.before).or_else(|| exchange(self.before));
+    }
+}
+
+/// Sets the calling thread's capture mode, and returns the one before.
+fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
     // SAFETY: the pointer is valid for the call, which leaves the mode before there.
-    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().ok()?;
+    Some(mode)
 }
 
 /// Waits until everything in the context is done.
@@ -117,6 +171,111 @@ pub(crate) unsafe fn copy_to_device(
     check("cuMemcpyHtoDAsync", result.result())
 }
 
+/// The copy stream: not one of cudarc's, whose count of streams turns on event tracking for every call in the context.
+pub(crate) struct Stream {
+    raw: CUstream,
+    ctx: Arc<CudaContext>,
+}
+
+// SAFETY: a handle of the driver, which is thread-safe.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// One that does not synchronize with the legacy default stream. `ctx` is the calling thread's context.
+    pub(crate) fn new(ctx: &Arc<CudaContext>) -> Result<Self, Error> {
+        let raw = check("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        Ok(Self { raw, ctx: ctx.clone() })
+    }
+
+    /// Valid while this exists.
+    pub(crate) fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.ctx
+    }
+
+    /// Waits until everything in it is done: a second time if the first call fails, because it may have returned an
+    /// error of earlier work.
+    pub(crate) fn settle(&self) -> Result<(), Error> {
+        let _current = Current::enter_to_free(&self.ctx);
+        let _beside = BesideCaptures::enter();
+        // SAFETY: the stream exists.
+        let once = || unsafe { synchronize(self.raw) };
+        once().or_else(|_| once())
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _current = Current::enter_to_free(&self.ctx);
+        // SAFETY: created by us, and destroyed once. The driver gives its resources back when its work is done.
+        let _ = unsafe { result::stream::destroy(self.raw) };
+    }
+}
+
+/// Device memory of its own, given back in the copy stream. Not cudarc's `CudaSlice`, which brings two events of
+/// cudarc's tracking.
+pub(crate) struct DeviceBytes {
+    start: CUdeviceptr,
+    stream: Arc<Stream>,
+    /// Whose it is, if it is not ours.
+    lender: Option<Lender>,
+}
+
+/// What is dropped when memory that was lent is not used any more.
+pub(crate) type Lender = Box<dyn Send>;
+
+impl DeviceBytes {
+    /// `len` bytes, at least one, of any content. The stream's context is the calling thread's.
+    pub(crate) fn new(stream: &Arc<Stream>, len: usize) -> Result<Self, Error> {
+        let start = if stream.ctx.has_async_alloc() {
+            // SAFETY: the stream exists; nobody reads the memory before it is filled.
+            check("cuMemAllocAsync", unsafe { result::malloc_async(stream.raw, len) })
+        } else {
+            // SAFETY: as above.
+            check("cuMemAlloc", unsafe { result::malloc_sync(len) })
+        }?;
+        Ok(Self { start, stream: stream.clone(), lender: None })
+    }
+
+    /// Memory that somebody else has allocated, in the stream's context.
+    pub(crate) fn lent(stream: &Arc<Stream>, start: CUdeviceptr, lender: Lender) -> Self {
+        Self { start, stream: stream.clone(), lender: Some(lender) }
+    }
+
+    pub(crate) fn start(&self) -> CUdeviceptr {
+        self.start
+    }
+}
+
+impl Drop for DeviceBytes {
+    fn drop(&mut self) {
+        let _current = Current::enter_to_free(&self.stream.ctx);
+        if let Some(lender) = self.lender.take() {
+            // Whatever the lender does with it is not ordered behind the stream: so nothing of that may be left. If it
+            // cannot be waited for, it is not given back.
+            match self.stream.settle() {
+                Ok(()) => drop(lender),
+                Err(_) => std::mem::forget(lender),
+            }
+        } else if self.stream.ctx.has_async_alloc() {
+            // SAFETY: allocated by us and freed once, behind the copies into it and what those waited for. Its uses
+            // are in the copy stream's past by now (`DeviceBuf::drop`).
+            let _ = unsafe { result::free_async(self.start, self.stream.raw) };
+        } else {
+            let _beside = BesideCaptures::enter();
+            // The host frees it: nothing of the stream may still want it. If this fails, nothing runs any more.
+            let _ = self.stream.settle();
+            // SAFETY: allocated by us, and freed once.
+            let _ = unsafe { result::free_sync(self.start) };
+        }
+    }
+}
+
 /// An event of its own.
 pub(crate) struct Event {
     raw: CUevent,
@@ -129,9 +288,12 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// `ctx` is the calling thread's context.
-    pub(crate) fn new(ctx: &Arc<CudaContext>, flags: CUevent_flags) -> Result<Self, Error> {
-        let raw = check("cuEventCreate", result::event::create(flags))?;
+    /// `ctx` is the calling thread's context,
+    /// `flags` are `CU_EVENT_*`.
+    pub(crate) fn new(ctx: &Arc<CudaContext>, flags: u32) -> Result<Self, Error> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the pointer is valid for the call. cudarc's own function takes one flag only.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) }.result())?;
         Ok(Self { raw, ctx: ctx.clone() })
     }
 
@@ -143,25 +305,31 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        bind_to_free(&self.ctx);
+        let _current = Current::enter_to_free(&self.ctx);
         // SAFETY: created by us, and destroyed once. Streams that wait for it keep what they need of it.
         let _ = unsafe { result::event::destroy(self.raw) };
     }
 }
 
-/// Page-locked host memory of its own.
-pub(crate) struct Pinned {
+/// A host slot's memory, reached through pointers: of one slot, some is copied while the rest is being filled.
+pub(crate) struct HostBytes {
     start: NonNull<u8>,
-    len: usize,
-    ctx: Arc<CudaContext>,
+    owner: Owner,
 }
 
-// SAFETY: memory, reached through `&` and `&mut` only.
-unsafe impl Send for Pinned {}
-// SAFETY: as above.
-unsafe impl Sync for Pinned {}
+enum Owner {
+    /// Page-locked, and ours.
+    Context(Arc<CudaContext>),
+    Lender(#[allow(dead_code, reason = "dropped with this")] Lender),
+}
 
-impl Pinned {
+// SAFETY: memory, which is reached by those who have its slot (`HostSlot`) or a guard of it (`Copies`); `Lender` is
+// `Send`, and only dropped.
+unsafe impl Send for HostBytes {}
+// SAFETY: as above; through `&` the lender is not reached.
+unsafe impl Sync for HostBytes {}
+
+impl HostBytes {
     /// `len` bytes, at least one, all 0. `flags` are `CU_MEMHOSTALLOC_*`. `ctx` is the calling thread's context.
     pub(crate) fn new(ctx: &Arc<CudaContext>, len: usize, flags: u32) -> Result<Self, Error> {
         // SAFETY: the memory is set below, before anybody sees it.
@@ -175,28 +343,27 @@ impl Pinned {
         };
         // SAFETY: `len` bytes were allocated there.
         unsafe { start.write_bytes(0, len) };
-        Ok(Self { start, len, ctx: ctx.clone() })
+        Ok(Self { start, owner: Owner::Context(ctx.clone()) })
     }
 
-    pub(crate) fn as_ptr(&self) -> *const u8 {
-        self.start.as_ptr()
+    /// Memory that somebody else has allocated.
+    pub(crate) fn lent(start: NonNull<u8>, lender: Lender) -> Self {
+        Self { start, owner: Owner::Lender(lender) }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: that many bytes, all set, which live as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` excludes any other reference.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
     }
 }
 
-impl Drop for Pinned {
+impl Drop for HostBytes {
     fn drop(&mut self) {
-        bind_to_free(&self.ctx);
-        // SAFETY: allocated by us, and freed once; the copies from it are done (`Copies::settle`).
-        let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
+        if let Owner::Context(ctx) = &self.owner {
+            let _current = Current::enter_to_free(ctx);
+            let _beside = BesideCaptures::enter();
+            // SAFETY: allocated by us, and freed once. No copy reads it: whoever could not wait for its copies has
+            // leaked it, by hand or with the ring (`Copies::settle`).
+            let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
+        }
     }
 }

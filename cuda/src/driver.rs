@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::CudaContext;
-use cudarc::driver::sys::CUevent;
+use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
 use libloading::Library;
 
 use crate::cu::check;
@@ -24,6 +24,7 @@ const SUCCESS: u32 = 0;
 const STUB_LIBRARY: u32 = 34;
 const NO_DEVICE: u32 = 100;
 const NOT_READY: u32 = 600;
+const NOT_SUPPORTED: u32 = 801;
 
 /// The driver's functions that are called without cudarc.
 pub(crate) struct Driver {
@@ -34,7 +35,36 @@ pub(crate) struct Driver {
     // panics with drivers before 12.8, which lack it.
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> u32,
     error_name: unsafe extern "C" fn(u32, *mut *const c_char) -> u32,
+    /// Since 12.8. The first version of it, which newer drivers keep.
+    memcpy_batch_async: Option<MemcpyBatchAsync>,
 }
+
+/// `cuMemcpyBatchAsync`: targets, sources, sizes, their count, attributes, which copies they begin at, their count,
+/// which copy failed, the stream.
+type MemcpyBatchAsync = unsafe extern "C" fn(
+    *mut CUdeviceptr,
+    *mut CUdeviceptr,
+    *mut usize,
+    usize,
+    *mut CopyAttributes,
+    *mut usize,
+    usize,
+    *mut usize,
+    CUstream,
+) -> u32;
+
+/// `CUmemcpyAttributes`.
+#[repr(C)]
+struct CopyAttributes {
+    source_access_order: u32,
+    /// Kind and number of a place, for managed memory only: none.
+    source: [u32; 2],
+    target: [u32; 2],
+    flags: u32,
+}
+
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: the sources are read in the stream's order, as by any other copy.
+const STREAM_ORDER: u32 = 1;
 
 /// The context of device number `ordinal`, from 0: its primary context, which frameworks share.
 ///
@@ -109,6 +139,8 @@ impl Driver {
             device_count: function!("cuDeviceGetCount"),
             event_elapsed_time: function!("cuEventElapsedTime"),
             error_name: function!("cuGetErrorName"),
+            // SAFETY: the type is that of the function of this name in cuda.h of 12.8, with the result as a number.
+            memcpy_batch_async: unsafe { library.get(b"cuMemcpyBatchAsync") }.ok().map(|function| *function),
         })
     }
 
@@ -138,6 +170,40 @@ impl Driver {
             NOT_READY => Ok(None),
             code => self.check("cuEventElapsedTime", code).map(|()| Some(milliseconds)),
         }
+    }
+
+    /// Enqueues several copies by one call. `None` if the driver has no such call, or not for this.
+    ///
+    /// # Safety
+    ///
+    /// As for as many `cuMemcpyHtoDAsync`; the stream is no default stream.
+    pub(crate) unsafe fn copy_batch(
+        &self,
+        targets: &mut [CUdeviceptr],
+        sources: &mut [CUdeviceptr],
+        sizes: &mut [usize],
+        stream: CUstream,
+    ) -> Option<Result<(), Error>> {
+        let copy = self.memcpy_batch_async?;
+        let mut attributes =
+            CopyAttributes { source_access_order: STREAM_ORDER, source: [0; 2], target: [0; 2], flags: 0 };
+        let (mut first, mut failed) = (0, 0);
+        // SAFETY: the caller answers for the copies; all pointers are valid for the call, which reads as many of each
+        // as there are sizes, and one of the attributes.
+        let code = unsafe {
+            copy(
+                targets.as_mut_ptr(),
+                sources.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                sizes.len(),
+                &raw mut attributes,
+                &raw mut first,
+                1,
+                &raw mut failed,
+                stream,
+            )
+        };
+        (code != NOT_SUPPORTED).then(|| self.check("cuMemcpyBatchAsync", code))
     }
 
     fn check(&self, call: &'static str, code: u32) -> Result<(), Error> {

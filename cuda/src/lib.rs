@@ -2,14 +2,15 @@
 //!
 //! * [`Uploader`] makes it: [`HostSlots`], which the reading side fills, and [`DeviceBatches`], which the
 //!   training side receives. Both hand-overs, reader to copy thread to trainer, are [`twinbuf_core::Ring`]s.
-//! * [`Lease`]: one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and gives a
-//!   [`CudaView`](cudarc::driver::CudaView); dropping the lease makes the next copy into that memory wait for
-//!   that stream. Raw pointers and streams for other frameworks; [`into_owned`](Lease::into_owned) for those
+//! * [`Lease`]: one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and gives a [`View`]
+//!   for cudarc's copies and kernels; dropping the lease makes the next copy into that memory wait for that stream. Raw pointers and streams for other frameworks; [`into_owned`](Lease::into_owned) for those
 //!   that want a [`CudaSlice`](cudarc::driver::CudaSlice).
 //! * Between the first batch and the last nothing waits on the host but the copy thread, which sleeps; no
-//!   synchronization of the whole device. The exceptions: `build` waits for the context if cudarc makes its first
-//!   stream there; dropping the last side joins the copy thread; giving back the slot of a leaked lease waits for
-//!   the context; dropping a lease waits for a stream on which no event can be recorded.
+//!   synchronization of the whole device. The exceptions: dropping the last side joins the copy thread; giving back
+//!   the slot of a leaked lease waits for the context; dropping a lease waits for a stream on which no event can be
+//!   recorded.
+//! * A good neighbour: the context's event tracking, its count of streams, the calling thread's current context and
+//!   captures on other threads stay as they are.
 //! * No driver, a stub in its place, no device: three different errors of [`context`], never a panic.
 //! * It does **not** read files, convert numbers or make tensors: a batch is bytes, with a value of yours beside
 //!   it.
@@ -21,7 +22,7 @@
 //!
 //! let ctx = context(0)?; // or the context you have
 //! let stream = ctx.new_stream().unwrap();
-//! let (mut slots, batches) = Uploader::new(&ctx, 1 << 20).build::<u64>()?;
+//! let (mut slots, mut batches) = Uploader::new(&ctx, 1 << 20).build::<u64>()?;
 //!
 //! std::thread::spawn(move || {
 //!     for step in 0..100 {
@@ -76,6 +77,7 @@ mod slot;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 mod uploader;
+mod view;
 
 pub use copy::{Copied, CopyTime};
 pub use cudarc;
@@ -83,7 +85,8 @@ pub use driver::context;
 pub use error::Error;
 pub use host::{HostSlot, HostSlots};
 pub use lease::{DeviceBatches, Element, Lease, LocalLease};
-pub use uploader::{MAX_DEPTH, Uploader};
+pub use uploader::{LentDevice, LentHost, MAX_DEPTH, Uploader};
+pub use view::View;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -5,13 +5,13 @@
 use std::sync::{Arc, Once};
 use std::thread;
 
-use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
-use crate::cu::{self, Pinned};
+use crate::cu::{self, HostBytes};
 use crate::edge::Edge;
-use crate::{Error, HostSlots, Uploader, context};
+use crate::{Error, HostSlots, LentDevice, LentHost, Uploader, context};
 
 const BATCHES: u32 = 10;
 const BYTES: usize = 512;
@@ -26,30 +26,84 @@ fn pattern(seed: u64, seq: u32) -> impl Iterator<Item = u8> {
     (0..BYTES as u64).map(move |i| start.wrapping_add(i).to_le_bytes()[0])
 }
 
+/// What the slots are, and how they are handed over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Slots {
+    Whole,
+    /// In four chunks, the first two while the rest is being filled.
+    Chunks,
+    /// Of two arrays.
+    Arrays,
+    /// Somebody else's memory, in chunks.
+    Lent,
+}
+
+impl Slots {
+    const ALL: [Self; 4] = [Self::Whole, Self::Chunks, Self::Arrays, Self::Lent];
+
+    fn uploader(
+        self,
+        ctx: &Arc<CudaContext>,
+        stream: &Arc<CudaStream>,
+        (host, device): (usize, usize),
+    ) -> Result<Uploader, Error> {
+        let uploader = Uploader::new(ctx, BYTES).host_depth(host).device_depth(device);
+        Ok(match self {
+            Self::Whole => uploader,
+            Self::Chunks => uploader.chunk_bytes(BYTES / 4),
+            Self::Arrays => uploader.arrays(&[BYTES / 2, BYTES / 2]),
+            Self::Lent => {
+                let host = (0..host).map(|_| {
+                    let memory = HostBytes::new(ctx, BYTES, 0)?;
+                    // SAFETY: the lender has it.
+                    Ok(unsafe { LentHost::new(memory.start(), BYTES, memory) })
+                });
+                let device = (0..device).map(|_| {
+                    let memory = stream.alloc_zeros::<u8>(BYTES).unwrap();
+                    let at = memory.device_ptr(stream).0;
+                    // SAFETY: the lender has it, and the stream is waited for below.
+                    unsafe { LentDevice::new(at, BYTES, memory) }
+                });
+                let (host, device) = (host.collect::<Result<_, Error>>()?, device.collect());
+                stream.synchronize().unwrap();
+                uploader.chunk_bytes(BYTES / 4).host_slots(host).device_slots(device)
+            }
+        })
+    }
+}
+
 /// Uploads `BATCHES` batches and reads each on one of two streams: what the device had, batch after batch.
 fn train(
     sim: &Sim,
     ctx: &Arc<CudaContext>,
     seed: u64,
-    depths: (usize, usize),
-    overlap: bool,
+    (kind, depths, overlap): (Slots, (usize, usize), bool),
 ) -> Result<Vec<u8>, Error> {
-    let uploader = Uploader::new(ctx, BYTES).host_depth(depths.0).device_depth(depths.1).overlap(overlap);
-    let (mut slots, batches) = uploader.build::<u32>()?;
     let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
+    let uploader = kind.uploader(ctx, &streams[0], depths)?.overlap(overlap);
+    let (mut slots, mut batches) = uploader.build::<u32>()?;
     // Of its own, page-locked: a copy to pageable memory would wait on the host, and hide missing edges.
-    let mut seen = Pinned::new(ctx, BYTES * BATCHES as usize, 0)?;
-    let target = seen.bytes_mut().as_mut_ptr();
+    let seen = HostBytes::new(ctx, BYTES * BATCHES as usize, 0)?;
+    let target = seen.start().as_ptr();
     let control = sim.control();
     let fill = |slots: &mut HostSlots<u32>, seq| {
         let mut slot = slots.acquire()?;
-        control.host_write(&raw const slot[..]);
-        for (to, from) in slot.iter_mut().zip(pattern(seed, seq)) {
-            *to = from;
+        let mut bytes = pattern(seed, seq);
+        while slot.flushed() < BYTES / 2 {
+            let until = if matches!(kind, Slots::Chunks | Slots::Lent) { BYTES / 4 } else { BYTES };
+            control.host_write(&raw const slot[..until]);
+            slot[..until].fill_with(|| bytes.next().unwrap());
+            if until == BYTES {
+                let lens = [BYTES, BYTES / 2, BYTES / 2];
+                return slot.commit_arrays(if kind == Slots::Arrays { &lens[1..] } else { &lens[..1] }, seq);
+            }
+            slot.flush(slot.flushed() + until)?;
         }
+        control.host_write(&raw const slot[..]);
+        slot.fill_with(|| bytes.next().unwrap());
         slot.commit(BYTES, seq)
     };
-    let read = |seq: u32| -> Result<(), Error> {
+    let mut read = |seq: u32| -> Result<(), Error> {
         let batch = batches.recv()?.expect("as many as were committed");
         assert_eq!((*batch.meta(), batch.seq(), batch.len()), (seq, u64::from(seq), BYTES));
         let stream = &streams[usize::from(seq.is_multiple_of(3))];
@@ -71,7 +125,7 @@ fn train(
                 slots.finish();
                 Ok::<(), Error>(())
             });
-            (0..BATCHES).try_for_each(read)
+            (0..BATCHES).try_for_each(&mut read)
         })?;
         assert!(batches.recv()?.is_none());
     } else {
@@ -83,8 +137,10 @@ fn train(
     for stream in &streams {
         stream.synchronize().unwrap();
     }
-    sim.host_read(&raw const seen.bytes()[..]);
-    Ok(seen.bytes().to_vec())
+    // SAFETY: as many bytes, which nothing writes any more.
+    let seen = unsafe { std::slice::from_raw_parts(target, BYTES * BATCHES as usize) };
+    sim.host_read(&raw const *seen);
+    Ok(seen.to_vec())
 }
 
 /// An edge that is missing until this is dropped.
@@ -121,7 +177,8 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool) -> (Vec<String>, bool) 
     // The usual depths where an edge is missing; with one slot of a kind other waits stand in for some edges.
     let depths = if without.is_some() { depths[0] } else { depths[(seed % 6) as usize] };
     let overlap = without.is_some() || seed % 4 != 3;
-    let seen = train(&sim, &ctx, seed, depths, overlap).unwrap();
+    let kind = Slots::ALL[(seed / 6 % 4) as usize];
+    let seen = train(&sim, &ctx, seed, (kind, depths, overlap)).unwrap();
     let equal = seen.iter().copied().eq((0..BATCHES).flat_map(|seq| pattern(seed, seq)));
     (sim.violations(), equal)
 }

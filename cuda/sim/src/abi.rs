@@ -10,8 +10,10 @@ pub(crate) struct RawOptions {
     pub(crate) delay_us: u32,
     pub(crate) pieces: u32,
     pub(crate) pools: u32,
-    /// 0: one device, 1: stub library, 2: no device.
+    /// 0: devices, 1: stub library, 2: no device.
     pub(crate) kind: u32,
+    /// How many devices.
+    pub(crate) devices: u32,
     pub(crate) host_threads_apart: u32,
 }
 

@@ -13,7 +13,7 @@ use crate::driver::is_error;
 /// What the driver finds in the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Installed {
-    /// One device.
+    /// A driver with devices.
     #[default]
     Device,
     /// The toolkit's stub in place of a driver: `cuInit` says `CUDA_ERROR_STUB_LIBRARY` (34).
@@ -37,8 +37,10 @@ pub struct Options {
     pub device_bytes: u64,
     /// Page-locked host memory in bytes, likewise.
     pub host_bytes: u64,
-    /// Stub, no device, or one.
+    /// Stub, no device, or some.
     pub installed: Installed,
+    /// How many devices there are, 1 or 2. They share the limits of memory and the sticky error.
+    pub devices: u32,
     /// Every host thread is an agent of its own for the checker: an edge from one to another exists only where
     /// [`Control::release`] and [`Control::acquire`] say so. `false`: all host threads are one agent, so what
     /// one of them knows, all know, and a missing edge *between host threads* shows only if their accesses
@@ -56,6 +58,7 @@ impl Default for Options {
             device_bytes: 1 << 30,
             host_bytes: 1 << 30,
             installed: Installed::Device,
+            devices: 1,
             host_threads_apart: false,
         }
     }
@@ -538,6 +541,7 @@ impl Sim {
                 pieces: options.pieces.max(1),
                 pools: u32::from(options.pools),
                 kind: options.installed as u32,
+                devices: options.devices.clamp(1, 2),
                 host_threads_apart: u32::from(options.host_threads_apart),
             };
             // SAFETY: the pointer is valid for the call.

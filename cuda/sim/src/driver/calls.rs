@@ -98,7 +98,10 @@ fn current(core: &Core) -> Result<(), Code> {
     if core.current() == 0 {
         return Err(INVALID_CONTEXT);
     }
-    if core.retains == 0 { Err(CONTEXT_IS_DESTROYED) } else { Ok(()) }
+    if core.device().is_none_or(|device| core.retains[device] == 0) {
+        return Err(CONTEXT_IS_DESTROYED);
+    }
+    Ok(())
 }
 
 /// A default stream needs a current context; a created one has its own.
@@ -133,6 +136,18 @@ fn upload(
     if bytes == 0 {
         return Ok(());
     }
+    let work = upload_work(&mut core, to, from, bytes, stream)?;
+    submit(core, stream, work, wait)
+}
+
+/// Checks a copy of at least one byte from the host.
+fn upload_work(
+    core: &mut Core,
+    to: u64,
+    from: *const c_void,
+    bytes: usize,
+    stream: u64,
+) -> Result<Work, Code> {
     if from.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -146,7 +161,36 @@ fn upload(
     let now = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
     let source =
         if pinned { Source::Pinned { address: from as usize, then: now } } else { Source::Staged(now) };
-    submit(core, stream, Work::Upload { to, from: source }, wait)
+    Ok(Work::Upload { to, from: source })
+}
+
+/// Several copies from the host, in one call.
+fn upload_all(
+    mut core: Core,
+    (to, from, bytes): (*const u64, *const u64, *const usize),
+    count: usize,
+    handle: usize,
+) -> Result<(), Code> {
+    // The real one takes no default stream and no empty list.
+    if handle <= 2 || count == 0 || to.is_null() || from.is_null() || bytes.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let stream = stream(&mut core, handle)?;
+    // SAFETY: the caller gives as many targets.
+    let to = unsafe { std::slice::from_raw_parts(to, count) };
+    // SAFETY: and sources.
+    let from = unsafe { std::slice::from_raw_parts(from, count) };
+    // SAFETY: and sizes.
+    let bytes = unsafe { std::slice::from_raw_parts(bytes, count) };
+    for ((&to, &from), &bytes) in to.iter().zip(from).zip(bytes) {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let from = std::ptr::with_exposed_provenance(from as usize);
+        let work = upload_work(&mut core, to, from, bytes, stream)?;
+        core.push(stream, work);
+    }
+    Ok(())
 }
 
 /// A copy to the host: returns when it is done, unless the destination is page-locked and `wait` is not set.
@@ -228,6 +272,9 @@ fn elapsed(core: &Core, milliseconds: &Out<f32>, start: usize, end: usize) -> Re
     milliseconds.set((forth - back) * 1e3)
 }
 
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`.
+const STREAM_ORDER: c_uint = 1;
+
 /// `CUdevice_attribute`s that are not 0 here.
 fn attribute(core: &Core, attribute: c_int) -> c_int {
     match attribute {
@@ -243,8 +290,9 @@ fn attribute(core: &Core, attribute: c_int) -> c_int {
     }
 }
 
-fn device(ordinal: c_int) -> Result<(), Code> {
-    if ordinal == 0 { Ok(()) } else { Err(INVALID_DEVICE) }
+fn device(core: &Core, ordinal: c_int) -> Result<usize, Code> {
+    let device = usize::try_from(ordinal).ok().filter(|device| *device < core.options.devices as usize);
+    device.ok_or(INVALID_DEVICE)
 }
 
 /// `fn name(arguments) needs |core| body`: an exported function.
@@ -269,11 +317,15 @@ calls! {
         if flags == 0 { Ok(()) } else { Err(INVALID_VALUE) }
     };
     fn cuDriverGetVersion(version: Out<c_int>) Nothing |_| version.set(13_000);
-    fn cuDeviceGetCount(count: Out<c_int>) Driver |core| count.set(c_int::from(core.options.kind == 0));
-    fn cuDeviceGet(found: Out<c_int>, ordinal: c_int) Driver |_| device(ordinal).and_then(|()| found.set(0));
-    fn cuDeviceGetName(name: Out<c_char>, length: c_int, ordinal: c_int) Driver |_| {
+    fn cuDeviceGetCount(count: Out<c_int>) Driver |core| {
+        count.set(if core.options.kind == 0 { core.options.devices as c_int } else { 0 })
+    };
+    fn cuDeviceGet(found: Out<c_int>, ordinal: c_int) Driver |core| {
+        device(&core, ordinal).and_then(|_| found.set(ordinal))
+    };
+    fn cuDeviceGetName(name: Out<c_char>, length: c_int, ordinal: c_int) Driver |core| {
         const NAME: &std::ffi::CStr = c"twinbuf software device";
-        device(ordinal)?;
+        device(&core, ordinal)?;
         let bytes = NAME.count_bytes() + 1;
         if name.0.is_null() || usize::try_from(length).unwrap_or(0) < bytes {
             return Err(INVALID_VALUE);
@@ -282,45 +334,45 @@ calls! {
         unsafe { std::ptr::copy_nonoverlapping(NAME.as_ptr(), name.0, bytes) };
         Ok(())
     };
-    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, ordinal: c_int) Driver |_| {
-        device(ordinal).and_then(|()| uuid.set(*b"twinbuf-software"))
+    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, ordinal: c_int) Driver |core| {
+        device(&core, ordinal).and_then(|_| uuid.set(*b"twinbuf-software"))
     };
-    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, ordinal: c_int) Driver |_| {
-        device(ordinal).and_then(|()| uuid.set(*b"twinbuf-software"))
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, ordinal: c_int) Driver |core| {
+        device(&core, ordinal).and_then(|_| uuid.set(*b"twinbuf-software"))
     };
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) Driver |core| {
-        device(ordinal)?;
+        device(&core, ordinal)?;
         bytes.set(usize::try_from(core.options.device_bytes).unwrap_or(usize::MAX))
     };
     fn cuDeviceGetAttribute(value: Out<c_int>, number: c_int, ordinal: c_int) Driver |core| {
-        device(ordinal)?;
+        device(&core, ordinal)?;
         value.set(attribute(&core, number))
     };
 
     // Context.
     fn cuDevicePrimaryCtxRetain(context: Out<usize>, ordinal: c_int) Driver |mut core| {
-        device(ordinal)?;
-        context.set(core.context())?;
-        core.retains += 1;
+        let device = device(&core, ordinal)?;
+        context.set(core.context(device))?;
+        core.retains[device] += 1;
         core.live.contexts += 1;
         Ok(())
     };
     fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) Release |mut core| {
-        device(ordinal)?;
-        core.retains = core.retains.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        let device = device(&core, ordinal)?;
+        core.retains[device] = core.retains[device].checked_sub(1).ok_or(INVALID_CONTEXT)?;
         core.live.contexts -= 1;
         Ok(())
     };
     fn cuCtxGetCurrent(context: Out<usize>) Driver |core| context.set(core.current());
     fn cuCtxSetCurrent(context: usize) Driver |core| core.set_current(context);
-    fn cuCtxGetDevice(found: Out<c_int>) Context |_| found.set(0);
+    fn cuCtxGetDevice(found: Out<c_int>) Context |core| found.set(core.device().unwrap_or(0) as c_int);
     fn cuCtxSetFlags(_flags: c_uint) Context |_| Ok(());
     fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) Context |_| {
         least.set(0)?;
         greatest.set(-5)
     };
     fn cuCtxSynchronize() Context |mut core| {
-        let marks = core.record_all();
+        let marks = core.record_current();
         synchronize(core, &marks)
     };
 
@@ -477,6 +529,19 @@ calls! {
     fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, handle: usize) Context |core| {
         upload(core, to, from, bytes, handle, false)
     };
+    fn cuMemcpyBatchAsync(
+        to: *const u64, from: *const u64, bytes: *const usize, count: usize, attributes: *const c_uint,
+        first: *const usize, attribute_count: usize, failed: *mut usize, handle: usize
+    ) Context |core| {
+        if attributes.is_null() || first.is_null() || attribute_count != 1 || failed.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller gives one attribute, which begins with the access order.
+        if unsafe { attributes.read() } != STREAM_ORDER {
+            return Err(INVALID_VALUE);
+        }
+        upload_all(core, (to, from, bytes), count, handle)
+    };
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) Context |core| {
         download(core, to, from, bytes, 0, true)
     };
@@ -485,6 +550,9 @@ calls! {
     };
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) Context |core| copy(core, to, from, bytes, 0);
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: usize) Context |core| {
+        copy(core, to, from, bytes, handle)
+    };
+    fn cuMemcpyPeerAsync(to: u64, _to_in: usize, from: u64, _from_in: usize, bytes: usize, handle: usize) Context |core| {
         copy(core, to, from, bytes, handle)
     };
     fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) Context |core| set(core, to, value, bytes, 0);

@@ -21,10 +21,10 @@ use crate::abi::{Live, RawOptions};
 /// The lock, held.
 pub(super) type Core = MutexGuard<'static, State>;
 
-/// The agent that all host threads are together, and the legacy default stream's; all other agents are handles
+/// The agent that all host threads are together, and the legacy default streams' of the devices; all other agents are handles
 /// (see `FIRST_HANDLE`).
 const HOST: Agent = 1;
-const LEGACY: u64 = 2;
+const LEGACY: [u64; 2] = [2, 3];
 /// Handles of streams, events and kernels, and numbers of host threads, begin above this and are never given out
 /// twice, so that those of an earlier run are recognized. `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD` are 1, 2.
 const FIRST_HANDLE: u64 = 0x5_0000;
@@ -79,9 +79,11 @@ pub(super) struct Stream {
     blocking: bool,
     /// A default stream: made by the driver, not counted.
     default: bool,
+    device: usize,
 }
 
 struct Event {
+    device: usize,
     last: Option<Arc<Mark>>,
     flags: u32,
 }
@@ -126,7 +128,8 @@ pub(super) struct State {
     /// The number of this run, from 1; threads and contexts of earlier ones recognize themselves by it.
     pub(super) run: u64,
     pub(super) initialized: bool,
-    pub(super) retains: u64,
+    /// Of each device's primary context.
+    pub(super) retains: [u64; 2],
     /// The sticky error, or `SUCCESS`.
     pub(super) lost: Code,
     pub(super) streams: BTreeMap<u64, Stream>,
@@ -162,11 +165,12 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
             pieces: 1,
             pools: 1,
             kind: 0,
+            devices: 1,
             host_threads_apart: 0,
         },
         run: 1, // also without a `Sim`: 0 is what threads begin with
         initialized: false,
-        retains: 0,
+        retains: [0; 2],
         lost: SUCCESS,
         streams: BTreeMap::new(),
         events: BTreeMap::new(),
@@ -191,10 +195,10 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
 static CHANGED: Condvar = Condvar::new();
 
 thread_local! {
-    /// The run in which this thread made the context current; 0: never.
-    static CURRENT_IN: Cell<u64> = const { Cell::new(0) };
-    /// This thread's default stream, with its run.
-    static OWN_STREAM: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    /// The run in which this thread made a context current, and whose; 0: never.
+    static CURRENT_IN: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
+    /// This thread's default streams, with their runs.
+    static OWN_STREAM: Cell<[(u64, u64); 2]> = const { Cell::new([(0, 0); 2]) };
     /// This thread's number as an agent, if host threads are apart.
     static OWN_AGENT: Cell<(u64, Agent)> = const { Cell::new((0, 0)) };
     /// In a worker that runs a host function: its stream's agent, step and clock.
@@ -252,7 +256,7 @@ pub(super) fn start(options: RawOptions) {
     let core = &mut *core;
     core.options = options;
     core.initialized = false;
-    core.retains = 0;
+    core.retains = [0; 2];
     core.lost = SUCCESS;
     core.streams.clear();
     core.events.clear();
@@ -313,21 +317,29 @@ pub(super) fn drain() {
 }
 
 impl State {
-    /// The primary context's handle: another one in every run.
-    pub(super) fn context(&self) -> usize {
-        0xC0_0000 + usize::try_from(self.run).unwrap_or(0) * 16
+    /// The handle of a device's primary context: another one in every run.
+    pub(super) fn context(&self, device: usize) -> usize {
+        0xC0_0000 + usize::try_from(self.run).unwrap_or(0) * 32 + device * 16
+    }
+
+    /// The device whose context is current on this thread.
+    pub(super) fn device(&self) -> Option<usize> {
+        let (run, device) = CURRENT_IN.get();
+        (run == self.run).then_some(device)
     }
 
     /// The context that is current on this thread, or 0.
     pub(super) fn current(&self) -> usize {
-        if CURRENT_IN.get() == self.run { self.context() } else { 0 }
+        self.device().map_or(0, |device| self.context(device))
     }
 
     pub(super) fn set_current(&self, context: usize) -> Result<(), Code> {
         match context {
-            0 => CURRENT_IN.set(0),
-            context if context == self.context() && self.retains > 0 => CURRENT_IN.set(self.run),
-            _ => return Err(INVALID_CONTEXT),
+            0 => CURRENT_IN.set((0, 0)),
+            context => {
+                let known = |&device: &usize| context == self.context(device) && self.retains[device] > 0;
+                CURRENT_IN.set((self.run, (0..2).find(known).ok_or(INVALID_CONTEXT)?));
+            }
         }
         Ok(())
     }
@@ -346,7 +358,8 @@ impl State {
     }
 
     fn insert_stream(&mut self, id: u64, blocking: bool, default: bool) {
-        self.streams.insert(id, Stream { blocking, default, ..Stream::default() });
+        let device = self.device().unwrap_or(0);
+        self.streams.insert(id, Stream { blocking, default, device, ..Stream::default() });
         self.live.threads += 1;
         // The stream's number in this run, not its handle: a seed gives the same delays in every run.
         self.streams_begun += 1;
@@ -377,19 +390,20 @@ impl State {
     pub(super) fn stream(&mut self, handle: usize) -> Result<u64, Code> {
         match handle {
             0 | 1 => {
-                if !self.streams.contains_key(&LEGACY) {
-                    self.insert_stream(LEGACY, false, true);
+                let legacy = LEGACY[self.device().unwrap_or(0)];
+                if !self.streams.contains_key(&legacy) {
+                    self.insert_stream(legacy, false, true);
                 }
-                Ok(LEGACY)
+                Ok(legacy)
             }
             2 => {
-                let (run, id) = OWN_STREAM.get();
-                if run == self.run {
-                    return Ok(id);
+                let (device, mut own) = (self.device().unwrap_or(0), OWN_STREAM.get());
+                if own[device].0 == self.run {
+                    return Ok(own[device].1);
                 }
-                let id = self.add_stream(true, true);
-                OWN_STREAM.set((self.run, id));
-                Ok(id)
+                own[device] = (self.run, self.add_stream(true, true));
+                OWN_STREAM.set(own);
+                Ok(own[device].1)
             }
             handle => match self.streams.get(&(handle as u64)) {
                 Some(stream) if !stream.destroyed && !stream.default => Ok(handle as u64),
@@ -405,11 +419,12 @@ impl State {
     /// The next step of a stream: after everything that this thread knows, and after what implicit
     /// synchronization with the legacy default stream orders before it.
     pub(super) fn step(&mut self, stream: u64) -> Actor {
-        let before: Vec<u64> = if stream == LEGACY {
-            let blocking = self.streams.iter().filter(|(_, other)| other.blocking && !other.destroyed);
-            blocking.map(|(id, _)| *id).collect()
-        } else if self.at(stream).blocking && self.streams.contains_key(&LEGACY) {
-            vec![LEGACY]
+        let device = self.at(stream).device;
+        let before: Vec<u64> = if stream == LEGACY[device] {
+            let others = self.streams.iter().filter(|(_, other)| other.device == device);
+            others.filter(|(_, other)| other.blocking && !other.destroyed).map(|(id, _)| *id).collect()
+        } else if self.at(stream).blocking && self.streams.contains_key(&LEGACY[device]) {
+            vec![LEGACY[device]]
         } else {
             Vec::new()
         };
@@ -459,6 +474,14 @@ impl State {
         all.into_iter().map(|stream| self.mark(stream)).collect()
     }
 
+    /// The same of the current context's alone.
+    pub(super) fn record_current(&mut self) -> Vec<Arc<Mark>> {
+        let device = self.device();
+        let streams = self.streams.iter().filter(|(_, stream)| Some(stream.device) == device);
+        let all: Vec<u64> = streams.map(|(id, _)| *id).collect();
+        all.into_iter().map(|stream| self.mark(stream)).collect()
+    }
+
     /// Whether a stream has done everything; if so, this thread knows it.
     pub(super) fn is_idle(&mut self, stream: u64) -> bool {
         let stream = self.at(stream);
@@ -476,7 +499,8 @@ impl State {
             return Err(INVALID_VALUE);
         }
         let id = self.handle();
-        self.events.insert(id, Event { last: None, flags });
+        let device = self.device().unwrap_or(0);
+        self.events.insert(id, Event { device, last: None, flags });
         self.live.events += 1;
         Ok(id)
     }
@@ -488,7 +512,9 @@ impl State {
     }
 
     pub(super) fn record_event(&mut self, handle: usize, stream: u64) -> Result<(), Code> {
-        if !self.events.contains_key(&(handle as u64)) {
+        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        // An event is recorded in its own context only; every other may wait for it.
+        if event.device != self.at(stream).device {
             return Err(INVALID_HANDLE);
         }
         let mark = self.record(stream);
@@ -645,7 +671,7 @@ impl State {
     fn who(&self, access: &Access) -> String {
         let agent = match access.agent {
             HOST => "the host".to_owned(),
-            LEGACY => "the legacy default stream".to_owned(),
+            id if LEGACY.contains(&id) => "the legacy default stream".to_owned(),
             id if access.what.starts_with("host") && !self.streams.contains_key(&id) => {
                 format!("host thread {id:#x}")
             }

@@ -1,0 +1,372 @@
+//! What an uploader leaves alone in a context and on a thread that are the caller's: cudarc's event tracking, the
+//! current context, captures on other threads. And what a batch costs in driver calls.
+#![cfg(target_os = "linux")]
+#![allow(clippy::cast_possible_truncation)] // of small counts
+
+mod common;
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{must_end, start};
+use cudarc::driver::{CudaContext, result, sys};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader};
+use twinbuf_cuda_sim::{Control, Options, Sim};
+
+const BYTES: usize = 1024;
+/// What does not come in this time, a thousand times what it takes, does not come.
+const MANY_TIMES: Duration = Duration::from_secs(60);
+
+/// The calls that order work, and those that look for a context.
+const CALLS: [&str; 9] = [
+    "cuMemcpyHtoDAsync_v2",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+    "cuEventSynchronize",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuCtxGetCurrent",
+];
+
+fn calls(sim: Control) -> [u64; CALLS.len()] {
+    CALLS.map(|name| sim.calls_of(name))
+}
+
+fn since(sim: Control, before: [u64; CALLS.len()]) -> Vec<(&'static str, u64)> {
+    let now = calls(sim);
+    (0..CALLS.len()).map(|i| (CALLS[i], now[i] - before[i])).filter(|&(_, count)| count > 0).collect()
+}
+
+fn commit(slots: &mut HostSlots<u64>, value: u8) -> Result<(), Error> {
+    let mut slot = slots.acquire()?;
+    slot.fill(value);
+    slot.commit(BYTES, u64::from(value))
+}
+
+fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
+    Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
+}
+
+#[test]
+fn the_callers_own_copies_make_the_same_calls_with_an_uploader_alive() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, true); // with cudarc's event tracking, as frameworks have it
+            let stream = ctx.default_stream(); // the only one
+            let from = stream.alloc_zeros::<u8>(BYTES).unwrap();
+            let mut to = stream.alloc_zeros::<u8>(BYTES).unwrap();
+            let mut copy = || {
+                let before = calls(sim.control());
+                stream.memcpy_dtod(&from, &mut to).unwrap();
+                since(sim.control(), before)
+            };
+            let without = copy();
+            let before = calls(sim.control());
+            let (mut slots, mut batches) = uploader(&ctx, overlap);
+            let built = since(sim.control(), before);
+            assert!(!ctx.is_in_multi_stream_mode(), "another mode, for every call in this context");
+            assert!(!built.iter().any(|(name, _)| *name == "cuCtxSynchronize"), "{built:?}");
+            let idle = copy();
+            commit(&mut slots, 1).unwrap();
+            let batch = batches.recv().unwrap().unwrap();
+            batch.wait_copied().unwrap();
+            let leased = copy();
+            println!("overlap {overlap}: without {without:?}, with {idle:?}, with a lease {leased:?}");
+            assert_eq!(idle, without);
+            if !overlap {
+                assert_eq!(leased, without); // no other thread makes calls meanwhile
+            }
+        }
+    });
+}
+
+#[test]
+fn as_many_copies_are_in_flight_as_there_are_slots() {
+    must_end(|| {
+        for (host, device, flight) in [(1, 1, 1), (2, 2, 2), (4, 4, 4), (8, 8, 8), (8, 3, 3), (3, 8, 3)] {
+            let (sim, ctx) = start(1, false);
+            if sim.is_real() {
+                return;
+            }
+            let (mut slots, mut batches) =
+                Uploader::new(&ctx, BYTES).host_depth(host).device_depth(device).build::<u64>().unwrap();
+            let held = sim.hold(0); // the device stands still: no copy gets done
+            (0..flight).for_each(|value| commit(&mut slots, value).unwrap());
+            let looked = Instant::now();
+            while sim.calls_of("cuMemcpyHtoDAsync_v2") < u64::from(flight) && looked.elapsed() < MANY_TIMES {
+                thread::yield_now();
+            }
+            let copies = sim.calls_of("cuMemcpyHtoDAsync_v2");
+            println!("host depth {host}, device depth {device}: {copies} copies in flight");
+            assert_eq!(copies, u64::from(flight));
+            drop(held);
+            for _ in 0..flight {
+                drop(batches.recv().unwrap().unwrap());
+            }
+        }
+    });
+}
+
+#[test]
+fn the_host_slot_is_free_before_the_callback_is_called() {
+    must_end(|| {
+        let (_sim, ctx) = start(1, false);
+        let (entered, is_in) = mpsc::channel();
+        let (leave, may_leave) = mpsc::channel::<()>();
+        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES)
+            .host_depth(1)
+            .on_copied(move |_| {
+                entered.send(()).unwrap();
+                let _ = may_leave.recv();
+            })
+            .build::<u64>()
+            .unwrap();
+        commit(&mut slots, 1).unwrap();
+        is_in.recv().unwrap(); // the callback runs, and does not return
+        let (got, is_free) = mpsc::channel();
+        let reader = thread::spawn(move || {
+            drop(slots.acquire().unwrap());
+            got.send(()).unwrap();
+            slots
+        });
+        is_free.recv_timeout(MANY_TIMES).expect("the slot is kept while the callback runs");
+        drop(leave);
+        drop((reader.join().unwrap(), batches.recv()));
+    });
+}
+
+/// No context is current, as on a thread that has never used CUDA or uses another context.
+fn leave_context() {
+    // SAFETY: no context is one too.
+    unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
+}
+
+#[track_caller]
+fn assert_no_context(after: &str) {
+    assert_eq!(result::ctx::get_current().unwrap(), None, "{after} has left its context behind");
+}
+
+#[test]
+fn the_callers_current_context_stays_what_it_was() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            let stream = ctx.new_stream().unwrap();
+            leave_context();
+            let (mut slots, mut batches) = uploader(&ctx, overlap);
+            assert_no_context("build");
+            for value in 0..6 {
+                commit(&mut slots, value).unwrap();
+                assert_no_context("commit");
+                let batch = batches.recv().unwrap().unwrap();
+                assert_no_context("recv");
+                let view = batch.on::<u8>(&stream).unwrap();
+                assert_no_context("on");
+                drop(view);
+                batch.wait_copied().unwrap();
+                assert_no_context("wait_copied");
+                drop(batch);
+                assert_no_context("a lease's drop");
+            }
+            slots.finish();
+            assert_no_context("finish");
+            drop(batches);
+            assert_no_context("dropping the sides");
+        }
+    });
+}
+
+#[test]
+fn the_whole_life_of_an_uploader_leaves_captures_on_other_threads_alone() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, false);
+            let before = sim.live().leaked();
+            let stream = ctx.new_stream().unwrap();
+            let (began, has_begun) = mpsc::channel();
+            let (end, may_end) = mpsc::channel::<()>();
+            let capturing = ctx.clone();
+            let capture = thread::spawn(move || {
+                let captured = capturing.new_stream().unwrap();
+                captured.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+                began.send(()).unwrap();
+                let _ = may_end.recv();
+                // SAFETY: the stream exists, and is being captured.
+                let graph = unsafe { result::stream::end_capture(captured.cu_stream()) }.unwrap();
+                if !graph.is_null() {
+                    // SAFETY: it exists, and this is its end.
+                    unsafe { result::graph::destroy(graph) }.unwrap();
+                }
+            });
+            has_begun.recv().unwrap();
+            let (mut slots, mut batches) = uploader(&ctx, overlap);
+            for value in 0..6 {
+                commit(&mut slots, value).unwrap();
+                let batch = batches.recv().unwrap().unwrap();
+                batch.on::<u8>(&stream).unwrap();
+                batch.wait_copied().unwrap();
+            }
+            drop((slots, batches));
+            drop(end);
+            capture.join().unwrap();
+            drop(stream);
+            sim.drain();
+            assert_eq!(sim.live().leaked(), before);
+        }
+    });
+}
+
+#[test]
+fn the_calls_of_a_batch() {
+    const BATCHES: u64 = 1000;
+    must_end(|| {
+        for overlap in [false, true] {
+            let (sim, ctx) = start(1, true);
+            let stream = ctx.default_stream();
+            let (mut slots, mut batches) =
+                Uploader::new(&ctx, BYTES).host_depth(4).device_depth(4).overlap(overlap).build().unwrap();
+            let mut round = || {
+                commit(&mut slots, 1).unwrap();
+                let batch = batches.recv().unwrap().unwrap();
+                assert_eq!(batch.on::<u8>(&stream).unwrap().len(), BYTES);
+                drop(batch);
+                sim.drain(); // the training of this batch is over when the next one comes
+            };
+            (0..8).for_each(|_| round()); // every slot has been used
+            let before = calls(sim.control());
+            (0..BATCHES).for_each(|_| round());
+            let made = since(sim.control(), before);
+            println!("overlap {overlap}, {BATCHES} batches: {made:?}");
+            let of = |name| made.iter().find(|(made, _)| *made == name).map_or(0, |&(_, count)| count);
+            if sim.is_real() {
+                return;
+            }
+            assert_eq!(of("cuMemcpyHtoDAsync_v2"), BATCHES);
+            assert!(of("cuEventRecord") <= 2 * BATCHES && of("cuStreamWaitEvent") <= 2 * BATCHES);
+            for never in
+                ["cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize", "cuEventElapsedTime"]
+            {
+                assert_eq!(of(never), 0, "{never}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_view_on_another_stream_than_its_own_is_ordered_by_safe_code_alone() {
+    must_end(|| {
+        for (seed, tracking) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
+            let sim = Sim::start(Options { delay_us: 20, ..Options::seeded(seed) });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            if !tracking {
+                // SAFETY: nothing here relies on it.
+                unsafe { ctx.disable_event_tracking() };
+            }
+            let (own, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+            let (mut slots, mut batches) = uploader(&ctx, seed % 4 < 2);
+            let mut copies = Vec::new();
+            for value in 0..6 {
+                commit(&mut slots, value).unwrap();
+                let batch = batches.recv().unwrap().unwrap();
+                let view = batch.on::<u8>(&own).unwrap();
+                for stream in [&other, &ctx.default_stream(), &ctx.per_thread_stream(), &own] {
+                    let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
+                    stream.memcpy_dtod(&view, &mut copy).unwrap();
+                    copies.push((value, copy));
+                }
+            }
+            for (value, copy) in copies {
+                assert_eq!(copy.stream().clone_dtoh(&copy).unwrap(), [value; BYTES], "seed {seed}");
+            }
+            drop((slots, batches));
+            assert_eq!(sim.violations(), [""; 0], "seed {seed}");
+        }
+    });
+}
+
+#[test]
+fn parts_of_a_batch_have_types_of_their_own() {
+    let (_sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, mut batches) = uploader(&ctx, false);
+    let mut slot = slots.acquire().unwrap();
+    slot[..8].copy_from_slice(&[1, 0, 2, 0, 3, 0, 4, 0]);
+    slot[8..16].copy_from_slice(bytes_of(&[1.5, -2.0]).as_slice());
+    slot.commit(16, 1).unwrap();
+    let batch = batches.recv().unwrap().unwrap();
+    let tokens = batch.on_range::<u16>(0..8, &stream).unwrap();
+    let weights = batch.on_range::<f32>(8..16, &stream).unwrap();
+    assert_eq!(stream.clone_dtoh(&tokens).unwrap(), [1, 2, 3, 4]);
+    assert_eq!(stream.clone_dtoh(&weights).unwrap(), [1.5, -2.0]);
+    assert_eq!(stream.clone_dtoh(&tokens.slice(1..3).unwrap()).unwrap(), [2, 3]);
+    assert!(tokens.slice(3..5).is_none());
+    for range in [6..10, 1..5] {
+        assert!(matches!(batch.on_range::<f32>(range, &stream), Err(Error::Option { option: "T", .. })));
+    }
+    let error = batch.on_range::<u8>(8..17, &stream).unwrap_err();
+    assert_eq!(error.to_string(), "option `bytes`: wanted a range of the batch's 16 bytes, found 8..17");
+}
+
+fn bytes_of(numbers: &[f32]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
+}
+
+#[test]
+fn another_devices_context_stays_current_and_its_streams_are_refused() {
+    must_end(|| {
+        let sim = Sim::start(Options { devices: 2, delay_us: 0, ..Options::default() });
+        if sim.is_real() {
+            return;
+        }
+        for overlap in [true, false] {
+            let (ctx, other) = (twinbuf_cuda::context(0).unwrap(), twinbuf_cuda::context(1).unwrap());
+            let stream = ctx.new_stream().unwrap();
+            let theirs = other.new_stream().unwrap(); // binds their context
+            let (mut slots, mut batches) = uploader(&ctx, overlap);
+            let is_current = |after: &str| {
+                assert_eq!(result::ctx::get_current().unwrap(), Some(other.cu_ctx()), "after {after}");
+            };
+            is_current("build");
+            for value in 0..4 {
+                commit(&mut slots, value).unwrap();
+                is_current("commit");
+                let batch = batches.recv().unwrap().unwrap();
+                let view = batch.on::<u8>(&stream).unwrap();
+                is_current("on");
+                assert_eq!(batch.on::<u8>(&theirs).unwrap_err(), Error::OtherContext);
+                // A copy to another context could not be ordered before the slot's next copy.
+                let mut copy = theirs.alloc_zeros::<u8>(BYTES).unwrap();
+                theirs.memcpy_dtod(&view, &mut copy).unwrap_err();
+                other.bind_to_thread().unwrap();
+                drop(batch);
+                is_current("a lease's drop");
+            }
+            drop((slots, batches));
+            is_current("dropping the sides");
+        }
+    });
+}
+
+#[test]
+fn a_tensor_of_a_frameworks_costs_one_copy_on_the_device_and_no_wait() {
+    must_end(|| {
+        let (sim, ctx) = start(1, true);
+        let stream = ctx.per_thread_stream(); // candle's
+        let (mut slots, mut batches) = uploader(&ctx, false);
+        commit(&mut slots, 7).unwrap();
+        let batch = batches.recv().unwrap().unwrap();
+        let copies = sim.calls_of("cuMemcpyDtoDAsync_v2");
+        let before = calls(sim.control());
+        let owned = batch.on_this_thread().into_owned::<f32>(&stream).unwrap();
+        let made = since(sim.control(), before);
+        println!("into_owned: {made:?}");
+        if !sim.is_real() {
+            assert_eq!(sim.calls_of("cuMemcpyDtoDAsync_v2") - copies, 1);
+            assert!(!made.iter().any(|(name, _)| name.contains("Synchronize")), "{made:?}");
+        }
+        assert_eq!(stream.clone_dtoh(&owned).unwrap(), [f32::from_ne_bytes([7; 4]); BYTES / 4]);
+    });
+}

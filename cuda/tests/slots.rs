@@ -1,0 +1,276 @@
+//! Slots of several arrays, in chunks, and lent ones.
+#![cfg(target_os = "linux")]
+#![allow(clippy::cast_possible_truncation)] // of small counts
+
+mod common;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{must_end, start};
+use cudarc::driver::{CudaStream, DevicePtr};
+use twinbuf_cuda::{DeviceBatches, Error, Lease, LentDevice, LentHost, Uploader};
+use twinbuf_cuda_sim::{Control, Failure};
+
+const CHUNK: usize = 256;
+const BYTES: usize = 5 * CHUNK + 100;
+/// What does not come in this time, a thousand times what it takes, does not come.
+const MANY_TIMES: Duration = Duration::from_secs(60);
+
+fn bytes<M>(batch: &Lease<M>, stream: &Arc<CudaStream>) -> Vec<u8> {
+    stream.clone_dtoh(&batch.on::<u8>(stream).unwrap()).unwrap()
+}
+
+fn wait_for_copies(sim: Control, count: u64) {
+    let looked = Instant::now();
+    while sim.calls_of("cuMemcpyHtoDAsync_v2") < count {
+        assert!(looked.elapsed() < MANY_TIMES, "{} copies", sim.calls_of("cuMemcpyHtoDAsync_v2"));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_copy_starts_while_the_rest_of_its_slot_is_filled() {
+    must_end(|| {
+        for (overlap, depth) in [(true, 1), (true, 3), (false, 1), (false, 3)] {
+            let (sim, ctx) = start(1, true);
+            let stream = ctx.new_stream().unwrap();
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap);
+            let (mut slots, mut batches) = build.host_depth(depth).device_depth(depth).build::<u8>().unwrap();
+            let mut copies = 0;
+            for value in 1..20 {
+                let mut slot = slots.acquire().unwrap();
+                slot[..2 * CHUNK + 1].fill(value);
+                slot.flush(2 * CHUNK + 1).unwrap();
+                assert_eq!((slot.flushed(), slot.len()), (2 * CHUNK, BYTES - 2 * CHUNK));
+                copies += 1;
+                if !sim.is_real() {
+                    wait_for_copies(sim.control(), copies); // two chunks, by one copy, and the slot is not committed
+                }
+                assert_eq!(slot[0], value, "what comes after the chunks");
+                let rest = slot.len();
+                slot.fill(value + 100);
+                slot.flush(BYTES).unwrap(); // all but the last chunk
+                assert_eq!((slot.flushed(), slot.len()), (5 * CHUNK, rest - 3 * CHUNK));
+                slot.commit(BYTES, value).unwrap();
+                copies += 2;
+                let batch = batches.recv().unwrap().unwrap();
+                let mut wanted = vec![value; 2 * CHUNK];
+                wanted.resize(BYTES, value + 100);
+                assert_eq!(bytes(&batch, &stream), wanted, "overlap {overlap}");
+                if !sim.is_real() {
+                    assert_eq!(sim.calls_of("cuMemcpyHtoDAsync_v2"), copies);
+                }
+            }
+            // Shorter than what was handed over: the batch is that short.
+            let mut slot = slots.acquire().unwrap();
+            slot.flush(BYTES).unwrap();
+            slot.commit(0, 7).unwrap();
+            let batch = batches.recv().unwrap().unwrap();
+            assert_eq!((batch.len(), *batch.meta()), (0, 7));
+            drop(batch);
+            slots.finish();
+            assert!(batches.recv().unwrap().is_none());
+        }
+    });
+}
+
+#[test]
+fn without_a_flush_chunks_cost_no_call() {
+    must_end(|| {
+        let (sim, ctx) = start(1, false);
+        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).build::<u8>().unwrap();
+        for value in 0..10 {
+            slots.acquire().unwrap().commit(BYTES - usize::from(value), value).unwrap();
+            assert_eq!(batches.recv().unwrap().unwrap().len(), BYTES - usize::from(value));
+        }
+        if !sim.is_real() {
+            assert_eq!(sim.calls_of("cuMemcpyHtoDAsync_v2"), 10);
+        }
+    });
+}
+
+#[test]
+fn a_slot_dropped_half_way_is_no_batch() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, false);
+            let stream = ctx.new_stream().unwrap();
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap);
+            let (mut slots, mut batches) = build.build::<u8>().unwrap();
+            for value in 1..20 {
+                let mut slot = slots.acquire().unwrap();
+                if value % 2 == 0 {
+                    slot[..CHUNK].fill(99);
+                    slot.flush(CHUNK).unwrap();
+                }
+                drop(slot);
+                let mut slot = slots.acquire().unwrap();
+                sim.host_write(&raw const slot[..]);
+                slot.fill(value);
+                slot.flush(3 * CHUNK).unwrap();
+                slot.commit(BYTES, value).unwrap();
+                let batch = batches.recv().unwrap().unwrap();
+                assert_eq!((batch.seq(), *batch.meta()), (u64::from(value) - 1, value));
+                assert_eq!(bytes(&batch, &stream), [value; BYTES]);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_reader_that_is_gone_half_way_has_abandoned_its_batch() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap);
+            let (mut slots, mut batches) = build.build::<u8>().unwrap();
+            slots.acquire().unwrap().commit(1, 1).unwrap();
+            let mut slot = slots.acquire().unwrap();
+            slot.flush(2 * CHUNK).unwrap();
+            drop(slot);
+            drop(slots);
+            assert_eq!(*batches.recv().unwrap().unwrap().meta(), 1);
+            assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
+        }
+    });
+}
+
+#[test]
+fn several_arrays_are_copied_by_one_call_or_where_there_is_none_one_by_one() {
+    must_end(|| {
+        for (overlap, has_call) in [(true, true), (false, true), (true, false), (false, false)] {
+            let (sim, ctx) = start(1, true);
+            let stream = ctx.new_stream().unwrap();
+            let build = Uploader::new(&ctx, 0).arrays(&[600, 64, 100]).overlap(overlap);
+            let (mut slots, mut batches) = build.build::<u8>().unwrap();
+            for value in 1..10 {
+                if !has_call {
+                    sim.inject(Failure::api("cuMemcpyBatchAsync", 1, 801)); // not supported
+                }
+                let mut slot = slots.acquire().unwrap();
+                let [pictures, labels, weights] = slot.arrays().to_vec().try_into().unwrap();
+                assert_eq!([pictures.start, labels.start, weights.start], [0, 768, 1024]);
+                slot[pictures].fill(value);
+                slot[labels.start..].fill(value + 50);
+                slot[weights].fill(value + 100);
+                slot.commit_arrays(&[500, 0, 8][..if value == 5 { 1 } else { 3 }], value).unwrap();
+                let batch = batches.recv().unwrap().unwrap();
+                let array = |i| {
+                    let view = batch.on_range::<u32>(batch.array(i).unwrap(), &stream).unwrap();
+                    stream.clone_dtoh(&view).unwrap()
+                };
+                assert_eq!(array(0), [u32::from_ne_bytes([value; 4]); 125]);
+                assert_eq!(array(1), [0; 0]);
+                let weights = if value == 5 { 0 } else { 2 };
+                assert_eq!(array(2), vec![u32::from_ne_bytes([value + 100; 4]); weights]);
+                assert!(batch.array(3).is_none());
+            }
+            if sim.is_real() {
+                continue;
+            }
+            let calls = ["cuMemcpyBatchAsync", "cuMemcpyHtoDAsync_v2"].map(|name| sim.calls_of(name));
+            println!("overlap {overlap}, 9 batches of 2 arrays, one of 1: {calls:?} calls");
+            assert_eq!(calls, if has_call { [8, 1] } else { [8, 17] });
+        }
+    });
+}
+
+/// Counts itself out.
+struct Lender<T>(#[allow(dead_code)] T, Arc<AtomicUsize>);
+
+impl<T> Drop for Lender<T> {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn slots_of_somebody_elses_are_filled_where_they_are_and_given_back() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, false);
+            let before = sim.live().leaked();
+            let stream = ctx.new_stream().unwrap();
+            let lent = Arc::new(AtomicUsize::new(5));
+            // SAFETY: set before it is read.
+            let host =
+                (0..3).map(|_| unsafe { ctx.alloc_pinned::<u8>(BYTES + 1) }.unwrap()).map(|mut pinned| {
+                    let at = NonNull::new(pinned.as_mut_ptr().unwrap()).unwrap();
+                    // SAFETY: as many bytes.
+                    unsafe { at.write_bytes(0, BYTES + 1) };
+                    // SAFETY: the lender has it.
+                    unsafe { LentHost::new(at, BYTES + 1, Lender(pinned, lent.clone())) }
+                });
+            let mut places = Vec::new();
+            let device = (0..2).map(|_| stream.alloc_zeros::<u8>(BYTES).unwrap()).map(|slice| {
+                let at = slice.device_ptr(&stream).0;
+                places.push(at);
+                // SAFETY: the lender has it, and the stream is waited for below.
+                unsafe { LentDevice::new(at, BYTES, Lender(slice, lent.clone())) }
+            });
+            let build = Uploader::new(&ctx, BYTES).host_slots(host.collect()).device_slots(device.collect());
+            stream.synchronize().unwrap();
+            let built = sim.live();
+            let (mut slots, mut batches): (_, DeviceBatches<u8>) = build.overlap(overlap).build().unwrap();
+            assert_eq!(sim.live().host_bytes, built.host_bytes);
+            assert_eq!(sim.live().device_bytes, built.device_bytes);
+            let mut copies = Vec::new();
+            let reading = ctx.new_stream().unwrap(); // which the lender's free does not wait for
+            for value in 1..20 {
+                let mut slot = slots.acquire().unwrap();
+                sim.host_write(&raw const slot[..]);
+                slot.fill(value);
+                slot.commit(BYTES, value).unwrap();
+                let batch = batches.recv().unwrap().unwrap();
+                let view = batch.on::<u8>(&reading).unwrap();
+                assert_eq!(view.address(), places[usize::from(value - 1) % 2]);
+                let mut copy = reading.alloc_zeros::<u8>(BYTES).unwrap();
+                reading.memcpy_dtod(&view, &mut copy).unwrap();
+                copies.push((value, copy));
+            }
+            let last = copies.len() - 1;
+            assert_eq!(lent.load(Ordering::SeqCst), 5);
+            drop((slots, batches));
+            assert_eq!(lent.load(Ordering::SeqCst), 0, "given back, once nothing uses them");
+            assert_eq!(reading.clone_dtoh(&copies[last].1).unwrap(), [copies[last].0; BYTES]);
+            drop((copies, stream, reading));
+            sim.drain();
+            assert_eq!(sim.live().leaked(), before);
+        }
+    });
+}
+
+#[test]
+fn arguments_that_cannot_work_are_refused_by_name() {
+    let (_sim, ctx) = start(1, false);
+    let option = |uploader: Uploader| match uploader.build::<()>() {
+        Err(Error::Option { option, wanted, found }) => format!("{option}: {wanted}, {found}"),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(option(Uploader::new(&ctx, 1).chunk_bytes(0)), "chunk_bytes: at least 1 byte, 0");
+    assert_eq!(option(Uploader::new(&ctx, 1).arrays(&[])), "slot_bytes: at least 1 byte, 0");
+    let huge = Uploader::new(&ctx, 1).arrays(&[usize::MAX, 1]);
+    assert!(option(huge).starts_with("arrays: as many bytes as can be addressed"));
+    assert_eq!(option(Uploader::new(&ctx, 1).host_slots(Vec::new())), "host_depth: 1 to 8 slots, 0");
+    // SAFETY: refused before it is used.
+    let short = unsafe { LentDevice::new(4096, 7, ()) };
+    let short = Uploader::new(&ctx, 8).device_slots(vec![short]);
+    assert_eq!(option(short), "device_slots: slots of at least 8 bytes, 7");
+
+    let (mut slots, _batches) = Uploader::new(&ctx, 8).arrays(&[4, 4]).build::<()>().unwrap();
+    let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
+    let mut slot = slots.acquire().unwrap();
+    assert_eq!(refused(slot.flush(261)), "option `filled`: wanted at most the slot's 260 bytes, found 261");
+    assert_eq!(
+        refused(slot.commit_arrays(&[1, 5], ())),
+        "option `len`: wanted at most the array's 4 bytes, found 5"
+    );
+    let slot = slots.acquire().unwrap();
+    assert_eq!(
+        refused(slot.commit_arrays(&[1, 1, 1], ())),
+        "option `lens`: wanted at most one for each of 2 arrays, found 3"
+    );
+}
