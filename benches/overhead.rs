@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use twinbuf::core::{Consumer, Park, Producer, Ring};
+use twinbuf::ring::{Consumer, Park, Producer, Ring};
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
 
 const STEPS: u64 = 100_000;
@@ -31,7 +31,8 @@ impl Dataset for Bytes {
 }
 
 fn loader(overlap: bool) -> Result<Duration, BoxError> {
-    let loader = Loader::builder(Bytes, Plan::builder(STEPS).batch(1).build()?).overlap(overlap).build()?;
+    let mut loader =
+        Loader::builder(Bytes, Plan::builder(STEPS).batch(1).build()?).overlap(overlap).build()?;
     let start = Instant::now();
     for batch in loader.epoch(0) {
         black_box(&batch?[..]);
@@ -40,7 +41,7 @@ fn loader(overlap: bool) -> Result<Duration, BoxError> {
 }
 
 fn ring(overlap: bool) -> Result<Duration, BoxError> {
-    let (mut tx, rx): (Producer<'_, u8, _>, Consumer<'_, u8, _>) =
+    let (mut tx, mut rx): (Producer<'_, u8, _>, Consumer<'_, u8, _>) =
         Ring::with_wait([0_u8; 2], Park).into_handles();
     let start = Instant::now();
     if overlap {
@@ -55,7 +56,7 @@ fn ring(overlap: bool) -> Result<Duration, BoxError> {
                 }
                 tx.finish();
             });
-            for slot in &rx {
+            for slot in &mut rx {
                 black_box(&*slot?);
             }
             Ok(())

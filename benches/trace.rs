@@ -6,7 +6,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Profile};
+use twinbuf::observe::Trace;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
 
 const STEPS: u64 = 2_000;
 const ROUNDS: usize = 200;
@@ -29,12 +30,12 @@ impl Dataset for Nothing {
 }
 
 /// One epoch's time, with the writing at its end.
-fn epoch(profile: Option<Profile>) -> Result<Duration, BoxError> {
+fn epoch(profile: Option<Trace>) -> Result<Duration, BoxError> {
     let mut builder = Loader::builder(Nothing, Plan::builder(STEPS).batch(1).build()?).overlap(false);
     if let Some(profile) = profile {
-        builder = builder.profile(profile);
+        builder = builder.trace(profile);
     }
-    let loader = builder.build()?;
+    let mut loader = builder.build()?;
     let start = Instant::now();
     for batch in loader.epoch(0) {
         black_box(&batch?[..]);
@@ -50,8 +51,8 @@ fn main() -> Result<(), BoxError> {
     let (mut without, mut with, mut beyond) = (Duration::MAX, Duration::MAX, Duration::MAX);
     for _ in 0..ROUNDS {
         without = without.min(epoch(None)?);
-        beyond = beyond.min(epoch(Some(Profile::chrome(&path).epochs(0)))?);
-        with = with.min(epoch(Some(Profile::chrome(&path)))?);
+        beyond = beyond.min(epoch(Some(Trace::new(&path).epochs(0)))?);
+        with = with.min(epoch(Some(Trace::new(&path)))?);
     }
     let text = std::fs::read_to_string(&path)?;
     #[allow(clippy::cast_precision_loss)] // figures to read

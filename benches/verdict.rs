@@ -9,7 +9,9 @@
 
 use std::time::{Duration, Instant};
 
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Report, Verdict, per_record};
+use twinbuf::observe::Verdict;
+use twinbuf::transform::per_record;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Report};
 
 const STEPS: u64 = 200;
 const ROUNDS: usize = 5;
@@ -58,7 +60,7 @@ impl Case {
         let mut builder = Loader::builder(Disk(us(self.disk_us)), plan).overlap(overlap);
         if self.transform_us > 0 {
             let time = us(self.transform_us);
-            builder = builder.transform(per_record(RECORD, move |_, _| {
+            builder = builder.transform(per_record(RECORD, move |_, _, _| {
                 spin(time);
                 Ok(())
             }));
@@ -66,7 +68,7 @@ impl Case {
         if self.transfer_us > 0 {
             return self.upload(builder);
         }
-        let loader = builder.build()?;
+        let mut loader = builder.build()?;
         for batch in loader.epoch(0) {
             let _batch = batch?;
             spin(us(self.compute_us));
@@ -75,7 +77,7 @@ impl Case {
     }
 
     #[cfg(target_os = "linux")]
-    fn upload(&self, builder: twinbuf::LoaderBuilder) -> Result<Report, BoxError> {
+    fn upload(&self, builder: twinbuf::loader::LoaderBuilder) -> Result<Report, BoxError> {
         use twinbuf_cuda_sim::{Options, Sim};
         // Between two of the pieces of a copy lies a random delay, half of the longest on average.
         let delay_us = 125;
@@ -83,7 +85,7 @@ impl Case {
         let sim = Sim::start(Options { delay_us, pieces, ..Options::seeded(1) });
         let ctx = twinbuf::cuda::context(0)?;
         let stream = ctx.new_stream()?;
-        let loader = builder.cuda(ctx).build()?;
+        let mut loader = builder.cuda(ctx).build()?;
         for batch in loader.epoch(0) {
             let batch = batch?;
             if self.enqueued {
@@ -105,7 +107,7 @@ impl Case {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn upload(&self, _: twinbuf::LoaderBuilder) -> Result<Report, BoxError> {
+    fn upload(&self, _: twinbuf::loader::LoaderBuilder) -> Result<Report, BoxError> {
         Err("the software driver is for Linux".into())
     }
 }
@@ -141,7 +143,7 @@ fn main() -> Result<(), BoxError> {
                 "{:<16} {:<14} better overlap could still gain {:.1} %",
                 case.name,
                 report.verdict().to_string(),
-                (1.0 - 1.0 / report.gain_left()) * 100.0
+                (1.0 - 1.0 / report.remaining_speedup()) * 100.0
             );
             continue;
         }
@@ -149,7 +151,7 @@ fn main() -> Result<(), BoxError> {
         for _ in 0..ROUNDS {
             let serial = case.run(false)?;
             let overlapped = case.run(true)?;
-            foretold.push(serial.gain_possible());
+            foretold.push(serial.possible_speedup());
             measured.push(serial.wall.as_secs_f64() / overlapped.wall.as_secs_f64());
             right &= serial.verdict() == case.wanted && overlapped.verdict() == case.wanted;
         }

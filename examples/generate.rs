@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use twinbuf::{BoxError, GenerateReport, Loader};
+use twinbuf::{BoxError, Report, generate};
 
 /// A simulator that plays while the model trains.
 #[derive(Parser)]
@@ -143,7 +143,7 @@ fn steps_of(time: Duration, mut work: impl FnMut(usize)) -> usize {
 struct Run {
     overlap: bool,
     lockstep: bool,
-    report: GenerateReport,
+    report: Report,
     /// The weights at the end, bit by bit, and the last loss.
     result: ([u32; 4], f32),
 }
@@ -160,10 +160,11 @@ fn run(args: &Args, amounts: [Amount; 2], overlap: bool, lockstep: bool) -> Resu
         play(round, weights, playing, game);
         Ok::<(), BoxError>(())
     };
-    let mut builder = Loader::generate([Game::default(), Game::default()], make).overlap(overlap);
+    let mut builder = generate(make).overlap(overlap);
     if lockstep {
-        builder = builder.lockstep(|_next| {
+        builder = builder.before(|_next| {
             *players.lock().unwrap_or_else(PoisonError::into_inner) = *weights.borrow();
+            Ok::<(), BoxError>(())
         });
     }
     let mut generator = builder.build()?;
@@ -225,7 +226,7 @@ fn compare(args: &Args) -> Result<(), BoxError> {
         println!(
             "{mode:<18} {:>7.3}   {:>7.3} {:>7.3} {:>7.3}  {:.3e}",
             report.wall.as_secs_f64(),
-            report.generate.busy.as_secs_f64(),
+            report.read.busy.as_secs_f64(),
             report.train.busy.as_secs_f64(),
             report.train.waiting.as_secs_f64(),
             result.1,
@@ -237,12 +238,11 @@ fn compare(args: &Args) -> Result<(), BoxError> {
             return Err("overlap has changed the rounds".into());
         }
         let gain = serial.report.wall.as_secs_f64() / overlapped.report.wall.as_secs_f64();
-        let (rounds, always) = (serial.report.gain_possible(), serial.report.gain_in_the_long_run());
         println!(
-            "{}: overlap is {gain:.3} x faster; ideal (the longer side of every round) {rounds:.3} x for these rounds, \
-             {always:.3} x for very many; the overlapped run took {:.3} x its own ideal time",
+            "{}: overlap is {gain:.3} x faster; perfect overlap {:.3} x; the overlapped run took {:.3} x its ideal time",
             if serial.lockstep { "in lockstep" } else { "free" },
-            overlapped.report.gain_left(),
+            serial.report.possible_speedup(),
+            overlapped.report.remaining_speedup(),
         );
     }
     println!("the same rounds and the same loss, in turn and overlapped");
@@ -254,7 +254,7 @@ fn main() -> ExitCode {
     match compare(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("generate: {error}");
+            eprintln!("generate: {error:#}");
             ExitCode::from(2)
         }
     }

@@ -24,8 +24,9 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use twinbuf::mmap::{Ragged, Residency};
-use twinbuf::{BoxError, Loader, Order, Plan, Profile, Records, Report, Tail};
+use twinbuf::mmap::Residency;
+use twinbuf::observe::Trace;
+use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle, Tail};
 
 mod data;
 
@@ -136,7 +137,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("train: {error}");
+            eprintln!("train: {error:#}");
             ExitCode::from(2)
         }
     }
@@ -152,7 +153,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
         Some(path) => vec![path.clone()],
         None => data::made()?,
     };
-    let records = Arc::new(Records::options(RECORD).ragged(Ragged::Ignore).open(&paths)?);
+    let records = Arc::new(Records::options().partial(true).open(&paths, RECORD)?);
     if records.len() < args.batch {
         return Err(format!(
             "{}: wanted at least {} bytes (one batch of {} records), found {}",
@@ -166,7 +167,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
     let plan = Plan::builder(records.len())
         .batch(args.batch)
         .seed(args.seed)
-        .order(Order::Chunks { records: args.batch })
+        .shuffle(Shuffle::Chunks { records: args.batch })
         .tail(Tail::Keep)
         .build()?;
     println!(
@@ -239,9 +240,9 @@ fn one_run(
         .overlap(mode != Mode::Serial)
         .hints(mode == Mode::DoubleWillneed);
     if traced {
-        builder = builder.profile(Profile::chrome(&args.trace).epochs(args.epochs));
+        builder = builder.trace(Trace::new(&args.trace).epochs(args.epochs));
     }
-    let loader = builder.build()?;
+    let mut loader = builder.build()?;
     let mut model = Model::new();
     let mut losses = Vec::new();
     let mut order = Fnv::new();
@@ -270,7 +271,7 @@ fn one_run(
         wait_s: per_epoch(report.train.waiting),
         ideal_s: per_epoch(report.ideal()),
         batches: report.batches,
-        io_ops: report.reads,
+        io_ops: report.loads,
         order_hash: format!("{:016x}", order.0),
         final_loss: mean(&losses[losses.len() - tenth..]),
         first_loss: losses.first().copied(),
@@ -352,7 +353,7 @@ fn print_table(figures: &Figures, modes: &[Mode]) {
 }
 
 /// The verdict of the run with the median time, of the serial ones if there are any.
-fn verdict(figures: &Figures) -> twinbuf::Verdict {
+fn verdict(figures: &Figures) -> twinbuf::observe::Verdict {
     let mut runs: Vec<&Run> = figures.runs.iter().filter(|run| run.mode == figures.runs[0].mode).collect();
     runs.sort_by(|a, b| a.epoch_s.total_cmp(&b.epoch_s));
     runs[runs.len() / 2].report.verdict()

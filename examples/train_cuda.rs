@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use twinbuf::cuda::cudarc::driver::{CudaSlice, CudaStream, CudaView};
-use twinbuf::mmap::Ragged;
-use twinbuf::{BoxError, Loader, Order, Plan, Profile, Records, Report, Tail, cuda};
+use twinbuf::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use twinbuf::observe::Trace;
+use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle, Tail, cuda};
 
 mod data;
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("train_cuda: {error}");
+            eprintln!("train_cuda: {error:#}");
             ExitCode::from(2)
         }
     }
@@ -68,10 +68,10 @@ fn run(args: &Args) -> Result<(), BoxError> {
         Some(path) => vec![path.clone()],
         None => data::made()?,
     };
-    let records = Arc::new(Records::options(RECORD).ragged(Ragged::Ignore).open(&paths)?);
+    let records = Arc::new(Records::options().partial(true).open(&paths, RECORD)?);
     let plan = Plan::builder(records.len())
         .batch(args.batch)
-        .order(Order::Chunks { records: args.batch })
+        .shuffle(Shuffle::Chunks { records: args.batch })
         .tail(Tail::Keep)
         .build()?;
     let stream = ctx.new_stream()?;
@@ -92,9 +92,9 @@ fn run(args: &Args) -> Result<(), BoxError> {
             records.evict()?;
             let mut builder = Loader::builder(records.clone(), plan).overlap(overlap);
             if let (Some(path), true, true) = (&args.trace, overlap, round + 1 == args.rounds) {
-                builder = builder.profile(Profile::chrome(path));
+                builder = builder.trace(Trace::new(path));
             }
-            let loader = builder.cuda(ctx.clone()).build()?;
+            let mut loader = builder.cuda(ctx.clone()).build()?;
             let mut hash = 0xcbf2_9ce4_8422_2325_u64;
             for batch in loader.epoch(0) {
                 let batch = batch?;
@@ -141,9 +141,9 @@ impl Model {
         let mut model = Self { stream: stream.clone(), scratch, copies: 1 };
         let mut took = |copies: u32| -> Result<f64, BoxError> {
             model.copies = copies;
-            model.train(&source.as_view())?; // not counted: first touches
+            model.train(&source)?; // not counted: first touches
             let start = Instant::now();
-            model.train(&source.as_view())?;
+            model.train(&source)?;
             Ok(start.elapsed().as_secs_f64() * 1e3)
         };
         // By the difference of two counts, so that the first launch and the reading back are not in it: of counts
@@ -164,7 +164,7 @@ impl Model {
     }
 
     /// Computes on a batch, waits for it, and gives the first bytes of the result.
-    fn train(&mut self, batch: &CudaView<'_, u8>) -> Result<[u8; 8], BoxError> {
+    fn train(&mut self, batch: &impl DevicePtr<u8>) -> Result<[u8; 8], BoxError> {
         let mut scratch = self.scratch.slice_mut(..batch.len());
         for _ in 0..self.copies {
             self.stream.memcpy_dtod(batch, &mut scratch)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchPlan, Evict, Hinted, PIECE, ReadMode, Records, Residency};
+use twinbuf_mmap::{BatchPlan, CachePolicy, HINT_CHUNK, HintStats, ReadMode, Records};
 
 use crate::error::BoxError;
 
@@ -37,7 +37,7 @@ use crate::error::BoxError;
 /// }
 ///
 /// let plan = Plan::builder(1000).batch(100).build()?;
-/// let loader = Loader::builder(Numbers, plan).build()?;
+/// let mut loader = Loader::builder(Numbers, plan).build()?;
 /// assert_eq!(loader.epoch(0).count(), 10);
 /// # Ok::<(), BoxError>(())
 /// ```
@@ -48,7 +48,7 @@ pub trait Dataset: Send {
     /// The size of a record in bytes.
     fn record_bytes(&self) -> usize;
 
-    /// How many bytes it is asked for at a time where a [`transform`](crate::LoaderBuilder::transform) follows,
+    /// How many bytes it is asked for at a time where a [`transform`](crate::loader::LoaderBuilder::transform) follows,
     /// as far as records are that small. Asked once, when the loader is built.
     ///
     /// Unless implemented it is 256 KiB: few enough to be still in the CPU's second-level cache when they are
@@ -60,42 +60,35 @@ pub trait Dataset: Send {
     /// Reads the records of `batch`, in its order, into `out`, which is exactly as long as they are together.
     /// Says how many bytes it read.
     ///
-    /// With a [`transform`](crate::LoaderBuilder::transform) it is asked for a batch part by part.
+    /// With a [`transform`](crate::loader::LoaderBuilder::transform) it is asked for a batch part by part.
     ///
     /// # Errors
     ///
-    /// Whatever the data set finds: it reaches the caller as [`Error::Read`](crate::Error::Read).
+    /// Whatever the data set finds: it reaches the caller as [`Error::Load`](crate::Error::Load).
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError>;
 
     /// Asks the system for the records of `batch`, which will be read soon. Must not wait for them.
     ///
     /// Called for parts of batches too, for each record of an epoch at most once. Does nothing unless implemented.
-    fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
+    fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
         let _ = batch;
-        Hinted::default()
+        HintStats::default()
     }
 
     /// Gives up the pages of `batch`, which has been read, as
-    /// [`LoaderBuilder::evict`](crate::LoaderBuilder::evict) says.
+    /// [`LoaderBuilder::evict`](crate::loader::LoaderBuilder::cache_policy) says.
     ///
     /// Does nothing unless implemented.
     ///
     /// # Errors
     ///
     /// What kept it from it. The loader counts failures in its report and goes on: the batch is unharmed.
-    fn evict(&mut self, batch: &BatchPlan, evict: Evict) -> Result<(), BoxError> {
+    fn evict(&mut self, batch: &BatchPlan, evict: CachePolicy) -> Result<(), BoxError> {
         let _ = (batch, evict);
         Ok(())
     }
 
-    /// How many pages of `batch`, which will be read next, are in memory. `None`, unless implemented, if that
-    /// cannot be told.
-    fn residency(&mut self, batch: &BatchPlan) -> Option<Residency> {
-        let _ = batch;
-        None
-    }
-
-    /// A number that another data set does not share, so that a [`State`](crate::State) saved with one is not
+    /// A number that another data set does not share, so that a [`Checkpoint`](crate::Checkpoint) saved with one is not
     /// restored with another. Asked once, when the loader is built. Unless implemented it is 0: then only the
     /// number and the size of the records are compared.
     ///
@@ -128,20 +121,16 @@ impl Dataset for Arc<Records> {
         Ok(Records::read(self, batch, out)?)
     }
 
-    fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
+    fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
         // Asking for pages that are there costs as much as reading small records out of them.
         if self.seems_cached(batch) {
-            return Hinted::default();
+            return HintStats::default();
         }
-        Records::will_need(self, batch, PIECE)
+        Records::will_need(self, batch, HINT_CHUNK)
     }
 
-    fn evict(&mut self, batch: &BatchPlan, evict: Evict) -> Result<(), BoxError> {
+    fn evict(&mut self, batch: &BatchPlan, evict: CachePolicy) -> Result<(), BoxError> {
         Ok(Records::evict_batch(self, batch, evict)?)
-    }
-
-    fn residency(&mut self, batch: &BatchPlan) -> Option<Residency> {
-        Records::residency_of(self, batch).ok()
     }
 
     fn fingerprint(&mut self) -> Result<u64, BoxError> {

@@ -1,18 +1,31 @@
 //! What can go wrong between a file and a batch.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use crate::generate::RoundError;
-use crate::switches::SwitchError;
-
-/// Any error of a data set: the loader only passes it on.
+/// Any error of a data set, a transform or a closure. The loader passes it on as a source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+/// Which batch an error is about. Displayed as `train: epoch 0, step 17`, or `round 3` for a generator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The name of the loader, if it was given one.
+    pub loader: Option<Arc<str>>,
+    /// The epoch, or the round of a generator.
+    pub epoch: u64,
+    /// The step within the epoch; `None` for a generator, whose rounds have no steps.
+    pub step: Option<u64>,
+}
 
 /// Why a loader could not be built, or an epoch could not go on.
 ///
-/// An epoch yields at most one error, after every batch that was read before it, and then ends.
+/// An iterator of batches yields at most one error, after every batch that was loaded before it, and then ends.
+///
+/// `{}` prints one line without the [source](std::error::Error::source). `{:#}` appends the sources, separated by
+/// colons: `train: epoch 0, step 17: the batch could not be read: tokens.bin: ...`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,226 +33,237 @@ pub enum Error {
     Option {
         /// The builder's method.
         option: &'static str,
-        /// What values it takes.
+        /// The values it takes.
         wanted: String,
         /// The value it was given.
         found: String,
     },
-    /// The data set could not read a batch. The source says where: a
-    /// [`twinbuf_mmap::Error`] has the path and the offset.
-    Read {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
-        /// The data set's own error.
+    /// The data set could not read a batch, or a generator's closure could not make a round. The source has the
+    /// details: a [`mmap::Error`](twinbuf_mmap::Error) has the path and the offset.
+    Load {
+        /// The batch.
+        at: At,
+        /// The data set's or the closure's own error.
         source: BoxError,
     },
-    /// The data set read fewer or more bytes than the batch has, and called it success.
+    /// The data set read fewer or more bytes than the batch has, and returned `Ok`.
     Length {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
+        /// The batch.
+        at: At,
         /// The bytes of the batch, or with a transform of the part of it that was read.
         wanted: usize,
-        /// The bytes that the data set said it read.
+        /// The bytes that the data set claims to have read.
         found: usize,
     },
-    /// The data set panicked while it read a batch, or the transform while it was applied.
+    /// The data set, the transform or a generator's closure panicked.
     Panicked {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
-        /// Which of the two: `data set` or `transform`.
+        /// The batch.
+        at: At,
+        /// What panicked: `data set`, `transform` or `closure`.
         who: &'static str,
         /// The panic's message.
         message: String,
     },
-    /// The transform cannot take such records, or something is wrong with one.
+    /// The transform cannot take such records, or one of them is bad.
     Transform {
-        /// The epoch and the step of the batch; `None` when the loader is built.
-        place: Option<(u64, u64)>,
+        /// The batch; `None` when the loader is built.
+        at: Option<At>,
         /// The transform's own error.
         source: BoxError,
     },
-    /// The device's slots could not be made, or the device failed when nobody waited for a batch any more.
+    /// A generator's hook failed before its round was started.
+    Hook {
+        /// The round.
+        at: At,
+        /// The hook's own error.
+        source: BoxError,
+    },
+    /// The device's slots could not be allocated, or the device failed while no batch was waited for.
     Device(
         /// The error of the crate `twinbuf-cuda`.
         BoxError,
     ),
-    /// The batch could not be brought to the device. It is the last error of this loader: build another.
+    /// The batch could not be copied to the device. It is the last error of this loader: build another.
     Upload {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
+        /// The batch.
+        at: At,
         /// The error of the crate `twinbuf-cuda`.
         source: BoxError,
     },
-    /// A batch is no whole number of the numbers that were asked for.
-    Numbers {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
-        /// The type of the numbers.
+    /// A batch is not a whole number of values of the requested type.
+    Cast {
+        /// The batch.
+        at: At,
+        /// The type.
         wanted: &'static str,
         /// The bytes of the batch.
         found: usize,
     },
-    /// The slots do not fit what is left of the memory limit.
+    /// The slots do not fit the memory limit.
     Memory {
-        /// What they are, spelled out.
+        /// What the memory is for.
         sum: String,
-        /// Their bytes.
+        /// Bytes needed.
         wanted: u64,
         /// Bytes of the limit.
         limit: u64,
-        /// Bytes of it that other loaders have.
-        used: u64,
     },
-    /// A saved state is not of this loader's plan or data set.
-    Restore {
-        /// What differs: `plan`, `data set` or `step`.
-        what: &'static str,
-        /// The loader's own.
+    /// A checkpoint belongs to another plan or another data set.
+    Checkpoint {
+        /// The field that differs, for example `seed`.
+        field: &'static str,
+        /// The loader's own value.
         wanted: String,
-        /// The state's.
+        /// The checkpoint's.
         found: String,
     },
-    /// The data set could not tell its fingerprint.
-    Fingerprint(BoxError),
-    /// The loader is used in a process that was forked from the one it was built in, where its thread is not.
-    Forked {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
+    /// A checkpoint could not be saved or loaded.
+    CheckpointFile {
+        /// The file.
+        path: PathBuf,
+        /// The system's error, or what is wrong with the text.
+        source: BoxError,
     },
-    /// The slot whose turn it is, is held by a batch that the caller still has: the next one can go nowhere.
-    AllHeld {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
-        /// The option that says how many slots there are: `host_depth`, or `device_depth`.
+    /// The data set could not compute its fingerprint.
+    Fingerprint(BoxError),
+    /// The loader is used in a process that was forked from the one it was built in. Its thread stayed there.
+    Forked {
+        /// The batch.
+        at: At,
+    },
+    /// The next slot still holds a batch that the caller has not dropped in time.
+    SlotHeld {
+        /// The batch that has no slot.
+        at: At,
+        /// The option that sets the number of slots: `host_depth` or `device_depth`.
         option: &'static str,
-        /// How many there are.
+        /// The number of slots.
         slots: usize,
     },
-    /// Another epoch was started from the same loader while this one was still being iterated.
-    Superseded {
-        /// The epoch that cannot go on.
-        epoch: u64,
+    /// The loading thread is gone. It catches panics of data sets, transforms and closures, so this is a bug in this
+    /// crate, or a panic of a waker or of a subscriber of `tracing`.
+    ThreadGone {
+        /// The batch.
+        at: At,
     },
-    /// A round that code was to make; see [`Loader::generate`](crate::Loader::generate).
-    Round(RoundError),
-    /// A variable of the environment; see [`LoaderBuilder::from_env`](crate::LoaderBuilder::from_env).
-    Switch(SwitchError),
-    /// The reading thread is gone. It catches the panics of data sets and transforms, so this is a bug in this crate,
-    /// or a panic of a waker or of a subscriber of `tracing`.
-    ReaderGone {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
+    /// An environment variable has a value that its switch does not take; see
+    /// [`LoaderBuilder::from_env`](crate::loader::LoaderBuilder::from_env).
+    Switch {
+        /// The variable.
+        name: String,
+        /// The values it takes.
+        wanted: String,
+        /// Its value, which may not be UTF-8.
+        found: OsString,
     },
-    /// The reading thread could not be started.
+    /// An environment variable begins with `TWINBUF_` but is not a switch.
+    UnknownSwitch {
+        /// The variable.
+        name: String,
+        /// The switch with the most similar name, if there is one.
+        meant: Option<&'static str>,
+    },
+    /// The loading thread could not be started.
     Spawn(io::Error),
-    /// The trace could not be written. The training was not disturbed by it.
+    /// The trace could not be written. The batches are not affected.
     Trace {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Error {
+    pub(crate) fn trace((path, source): (PathBuf, io::Error)) -> Self {
+        Self::Trace { path, source }
+    }
+
+    /// The error's own line.
+    fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Option { option, wanted, found } => {
                 write!(f, "option `{option}`: wanted {wanted}, found {found}")
             }
-            Self::Read { epoch, step, source } => write!(f, "epoch {epoch}, step {step}: {source}"),
-            Self::Length { epoch, step, wanted, found } => write!(
+            Self::Load { at, .. } if at.step.is_none() => write!(f, "{at}: the closure failed"),
+            Self::Load { at, .. } => write!(f, "{at}: the batch could not be read"),
+            Self::Length { at, wanted, found } => {
+                write!(f, "{at}: wanted a batch of {wanted} bytes, found {found} bytes read")
+            }
+            Self::Panicked { at, who, message } => write!(f, "{at}: the {who} panicked: {message}"),
+            Self::Transform { at: Some(at), .. } => write!(f, "{at}: the records could not be transformed"),
+            Self::Transform { at: None, .. } => {
+                f.write_str("option `transform`: the data set's records cannot be transformed")
+            }
+            Self::Hook { at, .. } => write!(f, "{at}: the hook failed"),
+            Self::Device(_) => f.write_str("the device failed"),
+            Self::Upload { at, .. } => write!(f, "{at}: the batch could not be copied to the device"),
+            Self::Cast { at, wanted, found } => {
+                write!(f, "{at}: wanted a whole number of {wanted}, found {found} bytes")
+            }
+            Self::Memory { sum, wanted, limit } => {
+                write!(f, "option `memory_limit`: wanted at least {wanted} bytes ({sum}), found {limit}")
+            }
+            Self::Checkpoint { field, wanted, found } => {
+                write!(f, "the checkpoint has another {field}: wanted {wanted}, found {found}")
+            }
+            Self::CheckpointFile { path, .. } => {
+                write!(f, "{}: the checkpoint could not be saved or loaded", path.display())
+            }
+            Self::Fingerprint(_) => f.write_str("the data set's fingerprint could not be computed"),
+            Self::Forked { at } => write!(
                 f,
-                "epoch {epoch}, step {step}: wanted a batch of {wanted} bytes, found {found} bytes read"
+                "{at}: the loading thread stayed in the process that this one was forked from: build after the fork"
             ),
-            Self::Panicked { epoch, step, who, message } => {
-                write!(f, "epoch {epoch}, step {step}: the {who} panicked: {message}")
+            Self::SlotHeld { at, option, slots } => {
+                write!(
+                    f,
+                    "{at}: wanted the next of {slots} slots, found it held by a batch received earlier: "
+                )?;
+                match at.step {
+                    Some(_) => write!(f, "drop that batch, or raise `{option}`"),
+                    None => f.write_str("drop that round"),
+                }
             }
-            Self::Transform { place: Some((epoch, step)), source } => {
-                write!(f, "epoch {epoch}, step {step}: the transform: {source}")
+            Self::ThreadGone { at } => write!(f, "{at}: the loading thread is gone"),
+            Self::Switch { name, wanted, found } => {
+                write!(f, "environment: {name}: wanted {wanted}, found {found:?}")
             }
-            Self::Transform { place: None, source } => write!(f, "option `transform`: {source}"),
-            Self::Device(source) => write!(f, "the device: {source}"),
-            Self::Upload { epoch, step, source } => {
-                write!(f, "epoch {epoch}, step {step}: the upload: {source}")
+            Self::UnknownSwitch { name, meant: Some(meant) } => {
+                write!(f, "environment: there is no switch {name}; did you mean {meant}?")
             }
-            Self::Numbers { epoch, step, wanted, found } => write!(
-                f,
-                "epoch {epoch}, step {step}: wanted the batch as whole numbers of type {wanted}, found {found} bytes"
-            ),
-            Self::Memory { sum, wanted, limit, used } => write!(
-                f,
-                "option `memory_limit`: wanted {wanted} bytes ({sum}), found {limit} bytes in all, {used} of them \
-                 taken by other loaders"
-            ),
-            Self::Restore { what, wanted, found } => {
-                write!(f, "the state is of another {what}: wanted {wanted}, found {found}")
+            Self::UnknownSwitch { name, meant: None } => {
+                write!(f, "environment: there is no switch {name}")
             }
-            Self::Fingerprint(source) => write!(f, "the data set's fingerprint: {source}"),
-            Self::Forked { epoch, step } => write!(
-                f,
-                "epoch {epoch}, step {step}: the loader's thread stayed in the process this one was forked from: \
-                 build the loader after the fork"
-            ),
-            Self::AllHeld { epoch, step, option, slots } => write!(
-                f,
-                "epoch {epoch}, step {step}: wanted the next of {slots} slots, found it held by a batch that was received \
-                 earlier: drop that, or raise `{option}`"
-            ),
-            Self::Superseded { epoch } => {
-                write!(f, "epoch {epoch}: another epoch was started from the same loader")
-            }
-            Self::Round(source) => source.fmt(f),
-            Self::Switch(source) => source.fmt(f),
-            Self::ReaderGone { epoch, step } => {
-                write!(f, "epoch {epoch}, step {step}: the reading thread is gone")
-            }
-            Self::Spawn(source) => write!(f, "the loader's thread could not be started: {source}"),
-            Self::Trace { path, source } => {
-                write!(f, "{}: the trace could not be written: {source}", path.display())
-            }
+            Self::Spawn(_) => f.write_str("the loading thread could not be started"),
+            Self::Trace { path, .. } => write!(f, "{}: the trace could not be written", path.display()),
         }
     }
 }
 
-impl From<RoundError> for Error {
-    fn from(source: RoundError) -> Self {
-        Self::Round(source)
-    }
-}
-
-impl From<SwitchError> for Error {
-    fn from(source: SwitchError) -> Self {
-        Self::Switch(source)
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.line(f)?;
+        let mut source = std::error::Error::source(self).filter(|_| f.alternate());
+        while let Some(error) = source {
+            write!(f, ": {error}")?;
+            source = error.source();
+        }
+        Ok(())
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Read { source, .. }
+            Self::Load { source, .. }
             | Self::Upload { source, .. }
             | Self::Transform { source, .. }
+            | Self::Hook { source, .. }
+            | Self::CheckpointFile { source, .. }
             | Self::Fingerprint(source)
             | Self::Device(source) => Some(&**source),
             Self::Spawn(source) | Self::Trace { source, .. } => Some(source),
-            Self::Round(source) => source.source(),
             _ => None,
         }
     }

@@ -1,76 +1,120 @@
-//! A host slot: the memory of one batch, and what is in it.
+//! What a slot carries beside its content: which batch it is, and what it took to load.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use twinbuf_mmap::{BatchPlan, Buffer, Hinted, Residency};
+use twinbuf_mmap::{BatchPlan, HintStats};
 
-use crate::error::Error;
-use crate::trace::Place;
+use crate::error::{At, Error};
+use crate::loader::checkpoint::Identity;
 
-/// The memory of one batch, and what is in it.
+/// A slot of the ring: the content of one batch, and what is known about it.
 #[derive(Debug)]
-pub struct Slot {
-    pub(crate) buffer: Buffer,
-    pub(crate) load: Option<Load>,
+pub struct Slot<T> {
+    pub(crate) content: T,
+    /// `None` until the slot has been filled once.
+    pub(crate) meta: Option<BatchMeta>,
 }
 
-impl Slot {
-    /// `None` if there is no memory.
-    pub(crate) fn new(len: usize) -> Option<Self> {
-        Some(Self { buffer: Buffer::new(len)?, load: None })
+impl<T> Slot<T> {
+    pub(crate) fn new(content: T) -> Self {
+        Self { content, meta: None }
     }
 
-    pub(crate) fn batch(&self) -> &[u8] {
-        &self.buffer[..self.len()]
-    }
-
-    pub(crate) fn batch_mut(&mut self) -> &mut [u8] {
-        let len = self.len();
-        &mut self.buffer[..len]
-    }
-
-    fn len(&self) -> usize {
-        self.load.as_ref().and_then(|load| load.result.as_ref().ok()).map_or(0, |&len| len)
+    pub(crate) fn meta(&self) -> &BatchMeta {
+        let Some(meta) = &self.meta else { unreachable!("a slot is handed over with its meta data") };
+        meta
     }
 }
 
-/// What a slot was filled with: the loader's own note that travels with a batch. Its content is not public.
+/// What travels with a batch from the thread that loads it to the caller. Its content is private.
 #[derive(Debug)]
-pub struct Load {
-    /// The job it belongs to: a slot filled for an epoch that was given up is skipped.
+pub struct BatchMeta {
+    pub(crate) ticket: Ticket,
+    /// `None` for rounds of a generator, which are not made of records.
+    pub(crate) records: Option<(BatchPlan, Arc<Identity>)>,
+    /// The bytes of the batch, or why it could not be loaded.
+    pub(crate) result: Result<usize, Error>,
+    pub(crate) stats: LoadStats,
+}
+
+impl BatchMeta {
+    pub(crate) fn records(&self) -> &(BatchPlan, Arc<Identity>) {
+        let Some(records) = &self.records else { unreachable!("a loader's batch is made of records") };
+        records
+    }
+}
+
+/// A batch that a loader or generator may load next, or has loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Numbers the calls that ask for epochs. A batch loaded for an earlier call is discarded.
     pub(crate) generation: u64,
+    /// Epochs that were started before this one: decides whether the trace records it.
+    pub(crate) ordinal: u64,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
-    pub(crate) plan: BatchPlan,
-    /// The bytes of the batch, or why there are none.
-    pub(crate) result: Result<usize, Error>,
-    pub(crate) cost: Cost,
+    /// The last epoch that the same call asks for.
+    pub(crate) last: u64,
 }
 
-impl Load {
-    /// For the trace.
-    pub(crate) fn place(&self) -> Place {
-        Place { ordinal: self.generation - 1, epoch: self.epoch, step: Some(self.step) }
+/// Names batches: in errors as [`At`], in traces as [`BatchId`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Naming {
+    pub(crate) loader: Option<Arc<str>>,
+    /// The epochs are the rounds of a generator, and have no steps.
+    pub(crate) rounds: bool,
+}
+
+impl Naming {
+    pub(crate) fn at(&self, ticket: Ticket) -> At {
+        let step = (!self.rounds).then_some(ticket.step);
+        At { loader: self.loader.clone(), epoch: ticket.epoch, step }
     }
+
+    pub(crate) fn id(&self, ticket: Ticket) -> BatchId {
+        let step = (!self.rounds).then_some(ticket.step);
+        BatchId { ordinal: ticket.ordinal, epoch: ticket.epoch, step }
+    }
+}
+
+/// What a trace event is about: a batch, or with no step an epoch or a round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchId {
+    pub(crate) ordinal: u64,
+    pub(crate) epoch: u64,
+    pub(crate) step: Option<u64>,
 }
 
 /// What it took to fill a slot.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cost {
-    /// Reading, hints included.
+pub(crate) struct LoadStats {
+    /// Reading, hints included; or generating.
     pub(crate) read: Duration,
     pub(crate) transform: Duration,
-    /// How long the reader waited for the slot before.
+    /// How long the loading thread waited for the slot, or for leave to start.
     pub(crate) waited: Duration,
-    pub(crate) hints: Hinted,
+    pub(crate) hints: HintStats,
     /// Times that the pages could not be given up.
     pub(crate) evict_failed: u64,
-    pub(crate) residency: Residency,
 }
 
-impl Cost {
-    /// The time of the reading thread.
-    pub(crate) fn load(&self) -> Duration {
+impl LoadStats {
+    /// How long the loading thread worked on the batch.
+    pub(crate) fn busy(&self) -> Duration {
         self.read + self.transform
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(loader) = &self.loader {
+            write!(f, "{loader}: ")?;
+        }
+        match self.step {
+            Some(step) => write!(f, "epoch {}, step {step}", self.epoch),
+            None => write!(f, "round {}", self.epoch),
+        }
     }
 }

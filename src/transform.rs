@@ -1,13 +1,15 @@
 //! What becomes of records on their way from the file into the slot.
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use twinbuf_mmap::transform::{self, Transform};
+use twinbuf_mmap::BatchPlan;
+use twinbuf_mmap::transform as kernels;
+pub use twinbuf_mmap::transform::Transform;
 
 use crate::error::BoxError;
 
 /// Turns records into records of another size, while their bytes are still in the CPU's cache.
 ///
-/// [`Transform`] is one (numbers to normalised f32, planes), so are the [`Numbers`], and [`per_record`] makes one
+/// [`Transform`] is one (numbers to normalised f32, planes), so is [`Convert`], and [`per_record`] makes one
 /// of a function.
 pub trait RecordTransform: Send {
     /// The size in bytes of what a record of `record_bytes` becomes, at least 1.
@@ -26,7 +28,56 @@ pub trait RecordTransform: Send {
     ///
     /// Whatever is wrong with the records: it reaches the caller as
     /// [`Error::Transform`](crate::Error::Transform), in order, and ends the epoch. So does a panic.
-    fn apply(&mut self, records: &[u8], out: &mut [u8]) -> Result<(), BoxError>;
+    fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError>;
+}
+
+/// Which records a transform is applied to.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    plan: &'a BatchPlan,
+    epoch: u64,
+    step: u64,
+    seed: u64,
+}
+
+/// Which record a transform is applied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordContext {
+    /// Its number in the data set.
+    pub number: u64,
+    /// The epoch.
+    pub epoch: u64,
+    /// The step within the epoch.
+    pub step: u64,
+    /// A random number for this record in this epoch, made from the plan's seed: the same after any resume, at any
+    /// depth and on any rank. Seed a generator with it, so that random augmentation can be repeated.
+    pub seed: u64,
+}
+
+impl<'a> Context<'a> {
+    /// The context of the records of `plan`, which are part of the batch of a step, in a plan of this seed. The
+    /// loader makes it; tests of a transform may.
+    #[must_use]
+    pub const fn new(plan: &'a BatchPlan, seed: u64, epoch: u64, step: u64) -> Self {
+        Self { plan, epoch, step, seed }
+    }
+
+    /// The records, in the order in which their bytes are.
+    pub fn records(&self) -> impl Iterator<Item = RecordContext> + use<'a> {
+        let Self { plan, epoch, step, seed } = *self;
+        plan.runs().flatten().map(move |number| {
+            let seed = mix(mix(mix(seed).wrapping_add(epoch)).wrapping_add(number));
+            RecordContext { number, epoch, step, seed }
+        })
+    }
+}
+
+/// One step of `SplitMix64` (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+const fn mix(seed: u64) -> u64 {
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 impl RecordTransform for Transform {
@@ -35,7 +86,7 @@ impl RecordTransform for Transform {
         bytes.ok_or_else(|| "the record would not fit the memory".into())
     }
 
-    fn apply(&mut self, records: &[u8], out: &mut [u8]) -> Result<(), BoxError> {
+    fn apply(&mut self, records: &[u8], out: &mut [u8], _: &Context<'_>) -> Result<(), BoxError> {
         Transform::apply(self, records, numbers_mut(out)?)?;
         Ok(())
     }
@@ -44,7 +95,7 @@ impl RecordTransform for Transform {
 /// Numbers of one type to numbers of another, each by itself; see [`twinbuf_mmap::transform`] for the rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Numbers {
+pub enum Convert {
     /// Tokens as candle's embeddings take them.
     U16ToU32,
     /// Tokens as `PyTorch`'s embeddings take them.
@@ -55,7 +106,7 @@ pub enum Numbers {
     F32ToBf16,
 }
 
-impl Numbers {
+impl Convert {
     /// Bytes of a number before and after.
     const fn sizes(self) -> (usize, usize) {
         match self {
@@ -66,22 +117,22 @@ impl Numbers {
     }
 }
 
-impl RecordTransform for Numbers {
+impl RecordTransform for Convert {
     fn out_bytes(&self, record_bytes: usize) -> Result<usize, BoxError> {
         let (wanted, after) = self.sizes();
         if record_bytes % wanted != 0 {
             let found = record_bytes;
-            return Err(transform::TransformError::SourceLength { wanted, found }.into());
+            return Err(kernels::TransformError::SourceLength { wanted, found }.into());
         }
         (record_bytes / wanted).checked_mul(after).ok_or_else(|| "the record would not fit the memory".into())
     }
 
-    fn apply(&mut self, records: &[u8], out: &mut [u8]) -> Result<(), BoxError> {
+    fn apply(&mut self, records: &[u8], out: &mut [u8], _: &Context<'_>) -> Result<(), BoxError> {
         match self {
-            Self::U16ToU32 => transform::u16_to_u32(records, numbers_mut(out)?),
-            Self::U16ToI64 => transform::u16_to_i64(records, numbers_mut(out)?),
-            Self::F32ToF16 => transform::f32_to_f16(records, numbers_mut(out)?),
-            Self::F32ToBf16 => transform::f32_to_bf16(records, numbers_mut(out)?),
+            Self::U16ToU32 => kernels::u16_to_u32(records, numbers_mut(out)?),
+            Self::U16ToI64 => kernels::u16_to_i64(records, numbers_mut(out)?),
+            Self::F32ToF16 => kernels::f32_to_f16(records, numbers_mut(out)?),
+            Self::F32ToBf16 => kernels::f32_to_bf16(records, numbers_mut(out)?),
         }?;
         Ok(())
     }
@@ -93,24 +144,32 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
         .map_err(|error| format!("the slot cannot hold such numbers: {error}").into())
 }
 
-/// A transform that calls `apply` with each record and the `out_bytes` bytes that it becomes.
+/// A transform that calls `apply` for each record with its bytes, the `out_bytes` bytes that it becomes, and which
+/// record it is.
 ///
 /// ```
-/// use twinbuf::{RecordTransform, per_record};
+/// use twinbuf::transform::{RecordTransform, per_record};
+/// # use twinbuf::Plan;
+/// # use twinbuf::transform::Context;
 ///
-/// // The first byte of each record is a label nobody wants.
-/// let mut images = per_record(4, |record, image| {
+/// // The first byte of each record is a label. Every other image is flipped.
+/// let mut images = per_record(4, |record, image, context| {
 ///     image.copy_from_slice(&record[1..]);
+///     if context.seed % 2 == 0 {
+///         image.reverse();
+///     }
 ///     Ok(())
 /// });
+/// # let plan = Plan::builder(2).batch(2).build()?.batch(0, 0).unwrap();
+/// # let context = Context::new(&plan, 3, 0, 0);
 /// let mut out = [0; 8];
-/// images.apply(b"xabcdyefgh".as_slice(), &mut out)?;
-/// assert_eq!(&out, b"abcdefgh");
+/// images.apply(b"xabcdyefgh".as_slice(), &mut out, &context)?;
+/// assert!(out.starts_with(b"abcd") || out.starts_with(b"dcba"));
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
 pub fn per_record<F>(out_bytes: usize, apply: F) -> PerRecord<F>
 where
-    F: FnMut(&[u8], &mut [u8]) -> Result<(), BoxError> + Send,
+    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Send,
 {
     PerRecord { out_bytes, apply }
 }
@@ -124,13 +183,13 @@ pub struct PerRecord<F> {
 
 impl<F> RecordTransform for PerRecord<F>
 where
-    F: FnMut(&[u8], &mut [u8]) -> Result<(), BoxError> + Send,
+    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Send,
 {
     fn out_bytes(&self, _: usize) -> Result<usize, BoxError> {
         Ok(self.out_bytes)
     }
 
-    fn apply(&mut self, records: &[u8], out: &mut [u8]) -> Result<(), BoxError> {
+    fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
         let wanted = self.out_bytes;
         let whole = |count| !records.is_empty() && records.len() % count == 0;
         let count = match out.len().checked_div(wanted) {
@@ -147,7 +206,8 @@ where
         records
             .chunks_exact(record_bytes)
             .zip(out.chunks_exact_mut(self.out_bytes))
-            .try_for_each(|(record, out)| (self.apply)(record, out))
+            .zip(context.records())
+            .try_for_each(|((record, out), context)| (self.apply)(record, out, context))
     }
 }
 

@@ -2,9 +2,15 @@
 
 mod common;
 
-use common::{RECORD, batches, files, open, open_direct, plan, record};
-use twinbuf::mmap::Hinted;
-use twinbuf::{Error, Loader, MAX_HOST_DEPTH, Plan, ReadMode, Records};
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use common::{Gated, RECORD, at, batches, files, open, open_direct, plan, record};
+use twinbuf::loader::{LoaderBuilder, MAX_HOST_DEPTH};
+use twinbuf::mmap::HintStats;
+use twinbuf::mmap::ReadMode;
+use twinbuf::{Error, Loader, Plan, Records};
 
 #[test]
 fn the_same_bytes_in_every_configuration() {
@@ -19,23 +25,24 @@ fn the_same_bytes_in_every_configuration() {
         for data in [Some(open(&paths)), open_direct(&paths, RECORD)].into_iter().flatten() {
             let mode = data.read_mode();
             for (overlap, hints, depth) in configurations() {
-                let loader = Loader::builder(data.clone(), plan)
+                let mut loader = Loader::builder(data.clone(), plan)
                     .overlap(overlap)
                     .hints(hints)
                     .host_depth(depth)
                     .build()
                     .unwrap();
-                let found: Vec<Vec<u8>> = batches(&loader, epoch).into_iter().map(Result::unwrap).collect();
+                let found: Vec<Vec<u8>> =
+                    batches(&mut loader, epoch).into_iter().map(Result::unwrap).collect();
                 assert!(
                     found == expected,
                     "{mode:?}, epoch {epoch}, overlap {overlap}, hints {hints}, depth {depth}"
                 );
                 let report = loader.report();
-                assert_eq!((report.batches, report.reads), (11, 11), "one read a batch");
+                assert_eq!((report.batches, report.loads), (11, 11), "one read a batch");
                 assert_eq!(report.bytes, 103 * RECORD as u64);
                 // That it asks when it may: the next test, and those of `memory`.
                 let may_ask = overlap && hints && mode != ReadMode::Direct;
-                assert!(may_ask || report.hints == Hinted::default());
+                assert!(may_ask || report.hints == HintStats::default());
                 assert_eq!(report.hints.failed, 0);
             }
         }
@@ -57,7 +64,7 @@ fn what_is_in_the_page_cache_is_not_asked_for() {
     let batch = plan(103, 10).batch(0, 0).unwrap();
     // Just written; but not every file system tells.
     if data.seems_cached(&batch) {
-        assert_eq!(twinbuf::Dataset::will_need(&mut data, &batch), Hinted::default());
+        assert_eq!(twinbuf::Dataset::will_need(&mut data, &batch), HintStats::default());
     }
     // A look at what is not there may bring it, and find it if the disk is faster than the look; then again.
     for _ in 0..1000 {
@@ -79,7 +86,7 @@ fn what_is_in_the_page_cache_is_not_asked_for() {
 fn a_batch_says_which_it_is() {
     let (_dir, paths) = files(&[32]);
     let plan = plan(32, 8);
-    let loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
     for (step, batch) in (0..).zip(loader.epoch(3)) {
         let batch = batch.unwrap();
         assert_eq!((batch.epoch(), batch.step()), (3, step));
@@ -91,11 +98,11 @@ fn a_batch_says_which_it_is() {
 fn many_epochs_over_the_same_thread_and_slots() {
     let (_dir, paths) = files(&[50]);
     let plan = plan(50, 7);
-    let loader = Loader::builder(open(&paths), plan).build().unwrap();
-    let reference = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut reference = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
     for epoch in 0..200 {
-        let found: Vec<_> = batches(&loader, epoch).into_iter().map(Result::unwrap).collect();
-        let expected: Vec<_> = batches(&reference, epoch).into_iter().map(Result::unwrap).collect();
+        let found: Vec<_> = batches(&mut loader, epoch).into_iter().map(Result::unwrap).collect();
+        let expected: Vec<_> = batches(&mut reference, epoch).into_iter().map(Result::unwrap).collect();
         assert_eq!(found.len(), 8);
         assert!(found == expected, "epoch {epoch}");
     }
@@ -109,14 +116,14 @@ fn an_epoch_given_up_early_leaves_nothing_to_the_next() {
     let plan = plan(64, 4);
     for overlap in [false, true] {
         for depth in 1..=4 {
-            let loader =
+            let mut loader =
                 Loader::builder(open(&paths), plan).overlap(overlap).host_depth(depth).build().unwrap();
             for taken in 0..=16usize {
                 let epoch = taken as u64;
                 let some: Vec<_> =
                     loader.epoch(epoch).take(taken).map(|batch| batch.unwrap().to_vec()).collect();
                 assert_eq!(some.len(), taken);
-                let whole: Vec<_> = batches(&loader, epoch).into_iter().map(Result::unwrap).collect();
+                let whole: Vec<_> = batches(&mut loader, epoch).into_iter().map(Result::unwrap).collect();
                 assert_eq!(whole.len(), 16);
                 assert!(whole.starts_with(&some), "overlap {overlap}, depth {depth}, after {taken}");
             }
@@ -128,8 +135,7 @@ fn an_epoch_given_up_early_leaves_nothing_to_the_next() {
 fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
     let (_dir, paths) = files(&[16]);
     for overlap in [false, true] {
-        let loader =
-            Loader::builder(open(&paths), plan(16, 4)).overlap(overlap).host_depth(3).build().unwrap();
+        let mut loader = builder(&paths).overlap(overlap).host_depth(3).build().unwrap();
         let kept = loader.epoch(0).last().unwrap().unwrap();
         let copy = kept.to_vec();
         // Two slots are left, and used once each; then it is the turn of the one that is kept.
@@ -138,25 +144,30 @@ fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
         assert_eq!(next.next().unwrap().unwrap().step(), 1);
         assert!(matches!(
             next.next(),
-            Some(Err(Error::AllHeld { epoch: 1, step: 2, option: "host_depth", slots: 3 }))
+            Some(Err(Error::SlotHeld { at: held, option: "host_depth", slots: 3 })) if held == at(1, 2)
         ));
         drop(next);
         std::thread::scope(|s| {
             s.spawn(move || assert_eq!(*kept, copy)); // and dropped there
         });
-        assert_eq!(batches(&loader, 2).into_iter().filter(Result::is_ok).count(), 4);
+        assert_eq!(batches(&mut loader, 2).into_iter().filter(Result::is_ok).count(), 4);
     }
+}
+
+/// Four batches of an epoch, and little patience with batches that are held.
+fn builder(paths: &[PathBuf]) -> LoaderBuilder {
+    Loader::builder(open(paths), plan(16, 4)).held_timeout(Duration::from_millis(1))
 }
 
 #[test]
 fn a_batch_may_be_changed_in_place() {
     let (_dir, paths) = files(&[16]);
     let plan = plan(16, 4);
-    let loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
     for batch in loader.epoch(0) {
         batch.unwrap().fill(0xff);
     }
-    let again: Vec<_> = batches(&loader, 0).into_iter().map(Result::unwrap).collect();
+    let again: Vec<_> = batches(&mut loader, 0).into_iter().map(Result::unwrap).collect();
     let expected: Vec<u8> = plan.batch(0, 0).unwrap().runs().flatten().flat_map(record).collect();
     assert_eq!(again[0], expected);
 }
@@ -165,40 +176,96 @@ fn a_batch_may_be_changed_in_place() {
 fn holding_every_slot_is_an_error_and_no_deadlock() {
     let (_dir, paths) = files(&[16]);
     for overlap in [false, true] {
-        let loader = Loader::builder(open(&paths), plan(16, 4)).overlap(overlap).build().unwrap();
+        let mut loader = builder(&paths).overlap(overlap).build().unwrap();
         let mut epoch = loader.epoch(5);
         let (first, second) = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
         let error = epoch.next().unwrap().unwrap_err();
         assert!(
-            matches!(error, Error::AllHeld { epoch: 5, step: 2, option: "host_depth", slots: 2 }),
+            matches!(&error, Error::SlotHeld { at: held, option: "host_depth", slots: 2 } if *held == at(5, 2)),
             "{error:?}"
         );
         assert!(epoch.next().is_none());
         drop((first, second));
         drop(epoch);
-        assert_eq!(batches(&loader, 5).into_iter().filter(Result::is_ok).count(), 4, "the loader goes on");
+        assert_eq!(
+            batches(&mut loader, 5).into_iter().filter(Result::is_ok).count(),
+            4,
+            "the loader goes on"
+        );
     }
 }
 
 #[test]
-fn one_epoch_at_a_time() {
-    let (_dir, paths) = files(&[16]);
-    let loader = Loader::builder(open(&paths), plan(16, 4)).build().unwrap();
-    let mut old = loader.epoch(0);
-    drop(old.next().unwrap().unwrap());
-    let mut new = loader.epoch(1);
-    let error = old.next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Superseded { epoch: 0 }), "{error:?}");
-    assert!(old.next().is_none());
-    drop(old);
-    let steps: Vec<u64> = new.by_ref().map(|batch| batch.unwrap().step()).collect();
-    assert_eq!(steps, [0, 1, 2, 3], "the new epoch is not disturbed");
+fn the_next_epoch_is_read_during_the_last_step_of_this_one() {
+    for depth in [2, 3] {
+        let (open, gate) = channel();
+        let plan = Plan::builder(8).batch(4).build().unwrap();
+        let mut loader = Loader::builder(Gated(gate), plan).host_depth(depth).build().unwrap();
+        (0..8).for_each(|_| open.send(()).unwrap());
+        let mut epochs = loader.epochs(3..6);
+        assert_eq!(epochs.size_hint(), (1, Some(6)));
+        for i in 0..6 {
+            let batch = epochs.next().unwrap().unwrap();
+            assert_eq!((batch.epoch(), batch.step()), (3 + i / 2, i % 2), "depth {depth}");
+            // The last batch of an epoch is in use; those of the next one fill the other slots.
+            let ahead = (i + depth as u64).min(6);
+            while epochs.report().loads < ahead {
+                std::thread::yield_now();
+            }
+        }
+        assert!(epochs.next().is_none() && epochs.next().is_none());
+        drop(epochs);
+        assert_eq!((loader.report().epochs, loader.report().loads), (3, 6), "and nothing beyond the range");
+        assert_eq!(loader.epochs(5..5).count(), 0);
+        assert_eq!(loader.report().epochs, 3);
+    }
+}
+
+#[test]
+fn a_batch_that_another_thread_drops_late_is_waited_for() {
+    let (_dir, paths) = files(&[32]);
+    for overlap in [false, true] {
+        let mut loader = Loader::builder(open(&paths), plan(32, 4)).overlap(overlap).build().unwrap();
+        let mut epoch = loader.epoch(0);
+        let (send, held) = channel();
+        let (tell, told) = channel();
+        let worker = std::thread::spawn(move || {
+            for batch in held {
+                told.recv().unwrap();
+                drop::<twinbuf::Batch>(batch);
+            }
+        });
+        for step in 0..8 {
+            if step >= 2 {
+                // Both slots are held: no error, and nothing is lost.
+                assert!(epoch.try_next().is_pending(), "overlap {overlap}");
+                assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending(), "overlap {overlap}");
+                tell.send(()).unwrap();
+            }
+            let batch = epoch.next().unwrap().unwrap_or_else(|error| panic!("overlap {overlap}: {error}"));
+            assert_eq!(batch.step(), step);
+            send.send(batch).unwrap();
+        }
+        assert!(epoch.next().is_none());
+        (0..2).for_each(|_| tell.send(()).unwrap());
+        drop(send);
+        worker.join().unwrap();
+    }
+}
+
+#[test]
+fn slots_are_no_larger_than_the_largest_batch() {
+    let (_dir, paths) = files(&[10]);
+    let plan = plan(10, 1 << 18);
+    let builder = Loader::builder(open(&paths), plan).memory_limit(2 * 10 * RECORD as u64);
+    let mut loader = builder.build().unwrap();
+    assert_eq!(loader.epoch(0).next().unwrap().unwrap().len(), 10 * RECORD);
 }
 
 #[test]
 fn options_that_cannot_work_are_refused() {
     let (_dir, paths) = files(&[16]);
-    let refused = |builder: twinbuf::LoaderBuilder| match builder.build().unwrap_err() {
+    let refused = |builder: LoaderBuilder| match builder.build().unwrap_err() {
         Error::Option { option, wanted, found } => (option, wanted, found),
         error => panic!("{error:?}"),
     };

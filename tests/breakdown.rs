@@ -426,22 +426,21 @@ fn a_loader_counts_its_load_and_does_not_overlap() {
         let (_dir, paths) = files(&[40]);
         let (breakdown, lines) = logged(1);
         let builder = Loader::builder(open(&paths), plan(40, 8)).overlap(overlap);
-        let loader = builder.breakdown(breakdown).build().unwrap();
+        let mut loader = builder.breakdown(breakdown).build().unwrap();
         assert!(format!("{loader:?}").contains("overlap: false"), "{loader:?}");
+        let breakdown = loader.breakdown();
         for epoch in 0..2 {
             for batch in loader.epoch(epoch) {
                 let batch = batch.unwrap();
-                loader
-                    .breakdown()
-                    .phase("forward", || batch.iter().map(|&byte| u64::from(byte)).sum::<u64>());
-                loader.breakdown().end_step();
+                breakdown.phase("forward", || batch.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+                breakdown.end_step();
             }
         }
         {
-            let _validation = loader.breakdown().validation(5);
+            let _validation = breakdown.validation(5);
             for batch in loader.epoch(2) {
                 drop(batch.unwrap());
-                loader.breakdown().end_step();
+                breakdown.end_step();
             }
         }
         let mut lines = lines.lock().unwrap().clone();

@@ -5,7 +5,7 @@ mod common;
 use std::fs::OpenOptions;
 use std::sync::atomic::Ordering;
 
-use common::{Fault, Faulty, RECORD, batches, files, open};
+use common::{Fault, Faulty, RECORD, at, batches, files, open};
 use twinbuf::{Error, Loader, Plan};
 
 const STEPS: u64 = 8;
@@ -18,7 +18,7 @@ fn sequential() -> Plan {
 
 /// One of two ranks: pages are asked for where batches jump.
 fn jumping() -> Plan {
-    Plan::builder(2 * STEPS * BATCH).batch(BATCH).shard(0, 2).build().unwrap()
+    Plan::builder(2 * STEPS * BATCH).batch(BATCH).rank(0, 2).build().unwrap()
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
     let case = format!("{fault:?} at step {at_step}, overlap {overlap}, depth {depth}");
     let (data, dropped) = Faulty::new(2 * STEPS * BATCH, fault, 2 * at_step * BATCH);
     let builder = Loader::builder(data, jumping()).overlap(overlap).host_depth(depth);
-    let loader = builder.prefetch(BATCH_BYTES as u64).build().unwrap();
+    let mut loader = builder.hint_window(BATCH_BYTES as u64).build().unwrap();
     // A batch is asked for while the one before it is read; without overlap nothing is.
     let expected = match fault {
         // Nor is the first batch, which is read at once.
@@ -47,7 +47,7 @@ fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
         _ => at_step,
     };
     for epoch in 0..2 {
-        let mut found = batches(&loader, epoch);
+        let mut found = batches(&mut loader, epoch);
         if expected == STEPS {
             assert!(found.iter().all(Result::is_ok) && found.len() as u64 == STEPS, "{case}");
             continue;
@@ -56,22 +56,22 @@ fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
         let error = found.pop().unwrap().unwrap_err();
         assert!(found.iter().all(Result::is_ok), "{case}");
         let place = match (fault, &error) {
-            (Fault::Error, Error::Read { epoch, step, source }) => {
+            (Fault::Error, Error::Load { at: place, source }) => {
                 assert_eq!(source.to_string(), format!("no record {}", 2 * at_step * BATCH));
-                (*epoch, *step)
+                place
             }
-            (Fault::Panic | Fault::PanicWhileHinting, Error::Panicked { epoch, step, who, message }) => {
+            (Fault::Panic | Fault::PanicWhileHinting, Error::Panicked { at: place, who, message }) => {
                 assert_eq!(*who, "data set");
                 assert!(message.contains("is cursed"), "{case}: {message}");
-                (*epoch, *step)
+                place
             }
-            (Fault::ShortRead, Error::Length { epoch, step, wanted, found }) => {
+            (Fault::ShortRead, Error::Length { at: place, wanted, found }) => {
                 assert_eq!((*wanted, *found), (BATCH_BYTES, BATCH_BYTES - 1));
-                (*epoch, *step)
+                place
             }
             _ => panic!("{case}: {error:?}"),
         };
-        assert_eq!(place, (epoch, expected), "{case}");
+        assert_eq!(*place, at(epoch, expected), "{case}");
     }
     loader.close().unwrap();
     assert!(dropped.load(Ordering::Relaxed), "{case}: close joins the thread");
@@ -82,7 +82,7 @@ fn break_drop_and_close_join_the_thread() {
     for taken in 0..=8 {
         for close in [false, true] {
             let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::None, 0);
-            let loader = Loader::builder(data, sequential()).build().unwrap();
+            let mut loader = Loader::builder(data, sequential()).build().unwrap();
             for batch in loader.epoch(0).take(taken) {
                 batch.unwrap();
             }
@@ -100,7 +100,7 @@ fn break_drop_and_close_join_the_thread() {
 fn a_caller_that_panics_joins_the_thread() {
     let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::None, 0);
     let caller = std::thread::spawn(move || {
-        let loader = Loader::builder(data, sequential()).build().unwrap();
+        let mut loader = Loader::builder(data, sequential()).build().unwrap();
         let _held = loader.epoch(0).next().unwrap().unwrap();
         panic!("the caller's own");
     });
@@ -113,7 +113,7 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
     for overlap in [false, true] {
         for hints in [false, true] {
             let (_dir, paths) = files(&[STEPS * BATCH]);
-            let loader =
+            let mut loader =
                 Loader::builder(open(&paths), sequential()).overlap(overlap).hints(hints).build().unwrap();
             let mut epoch = loader.epoch(0);
             drop(epoch.next().unwrap().unwrap());
@@ -123,7 +123,8 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
             let mut found: Vec<_> = epoch.map(|batch| batch.map(|batch| batch.step())).collect();
             let error = found.pop().unwrap().unwrap_err();
             assert_eq!(found.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [1, 2, 3, 4]);
-            let Error::Read { epoch: 0, step: 5, source } = error else { panic!("{error:?}") };
+            let Error::Load { at: failed, source } = error else { panic!("{error:?}") };
+            assert_eq!(failed, at(0, 5));
             let Some(twinbuf::mmap::Error::Truncated { path, offset, wanted, found }) = source.downcast_ref()
             else {
                 panic!("{source:?}")
@@ -140,7 +141,7 @@ fn close_tells_the_error_that_was_met_ahead_of_a_caller_who_left() {
     for (slots, depth) in [(2, 2), (3, 3), (4, 4_u64)] {
         for at in 0..STEPS {
             let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::Error, at * BATCH);
-            let loader = Loader::builder(data, sequential()).host_depth(slots).build().unwrap();
+            let mut loader = Loader::builder(data, sequential()).host_depth(slots).build().unwrap();
             let mut epoch = loader.epoch(0);
             let mut heard = false;
             for _ in 0..3 {
@@ -150,8 +151,9 @@ fn close_tells_the_error_that_was_met_ahead_of_a_caller_who_left() {
                 }
             }
             drop(epoch);
-            let told = loader.close().err().map(|error| error.to_string());
-            let message = format!("epoch 0, step {at}: no record {}", at * BATCH);
+            let told = loader.close().err().map(|error| format!("{error:#}"));
+            let message =
+                format!("epoch 0, step {at}: the batch could not be read: no record {}", at * BATCH);
             // Heard by then, or met in a slot ahead, or (past the last slot, or just not reached) not met at all.
             if heard {
                 assert_eq!(told, None, "told once, at {at}");
@@ -168,16 +170,17 @@ fn close_tells_the_error_that_was_met_ahead_of_a_caller_who_left() {
 #[test]
 fn close_waits_for_the_batch_that_is_being_read_and_tells_its_error() {
     let (data, _) = Faulty::new(STEPS * BATCH, Fault::Error, 2 * BATCH);
-    let loader = Loader::builder(data, sequential()).build().unwrap();
+    let mut loader = Loader::builder(data, sequential()).build().unwrap();
     let mut epoch = loader.epoch(0);
     let (first, second) = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
     drop((first, second));
     // The thread has two free slots and an epoch that is wanted: it comes to step 2 whatever happens here.
-    while loader.report().reads < 3 {
+    while epoch.report().loads < 3 {
         std::thread::yield_now();
     }
     drop(epoch);
-    assert_eq!(loader.close().unwrap_err().to_string(), "epoch 0, step 2: no record 8");
+    let error = format!("{:#}", loader.close().unwrap_err());
+    assert_eq!(error, "epoch 0, step 2: the batch could not be read: no record 8");
 }
 
 #[test]
@@ -185,19 +188,19 @@ fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
     for depth in 1..=3 {
         for keep in [false, true] {
             let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::None, 0);
-            let loader = Loader::builder(data, sequential()).host_depth(depth).build().unwrap();
+            let mut loader = Loader::builder(data, sequential()).host_depth(depth).build().unwrap();
             let mut epoch = loader.epoch(0);
             let first = epoch.next().unwrap().unwrap();
             let kept = keep.then_some(first);
             // As many as there are slots, and one more if the caller's is free again.
             let most = depth as u64 + u64::from(!keep);
-            while loader.report().reads < most {
+            while epoch.report().loads < most {
                 std::thread::yield_now();
             }
             for _ in 0..1000 {
                 std::thread::yield_now();
             }
-            assert_eq!(loader.report().reads, most, "no further than the slots, depth {depth}, kept {keep}");
+            assert_eq!(epoch.report().loads, most, "no further than the slots, depth {depth}, kept {keep}");
             drop((kept, epoch));
             drop(loader);
             assert!(dropped.load(Ordering::Relaxed), "the thread is joined, depth {depth}, kept {keep}");

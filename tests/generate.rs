@@ -8,7 +8,10 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use twinbuf::{BoxError, Error, Generator, Loader, Profile, RoundError, Verdict};
+use twinbuf::generate::Generator;
+use twinbuf::loader::At;
+use twinbuf::observe::{Trace, Verdict};
+use twinbuf::{BoxError, Error, generate};
 
 /// Overlap and lockstep.
 const MODES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
@@ -48,8 +51,14 @@ fn build<'h, F>(
 where
     F: FnMut(u64, &mut Vec<u64>) -> Result<(), BoxError> + Send + 'static,
 {
-    let builder = Loader::generate([Vec::new(), Vec::new()], make).overlap(overlap);
-    if lockstep { builder.lockstep(hook) } else { builder }.build().unwrap()
+    let builder = generate::with_slots([Vec::new(), Vec::new()], make).overlap(overlap);
+    let builder = builder.held_timeout(Duration::from_millis(1));
+    let mut hook = hook;
+    let before = move |round| {
+        hook(round);
+        Ok::<(), BoxError>(())
+    };
+    if lockstep { builder.before(before) } else { builder }.build().unwrap()
 }
 
 /// A generator whose rounds depend on those before: state as a simulator has it.
@@ -284,15 +293,19 @@ fn faulty(
     (make, watch)
 }
 
-fn check_error(error: &RoundError, fault: Fault, at: u64, case: &str) {
+fn round(round: u64) -> At {
+    At { loader: None, epoch: round, step: None }
+}
+
+fn check_error(error: &Error, fault: Fault, at: u64, case: &str) {
     match (fault, error) {
-        (Fault::Error, RoundError::Failed { round, source }) => {
-            assert_eq!(*round, at, "{case}");
+        (Fault::Error, Error::Load { at: failed, source }) => {
+            assert_eq!(*failed, round(at), "{case}");
             assert_eq!(source.to_string(), format!("the simulator of round {at} crashed"), "{case}");
-            assert_eq!(error.to_string(), format!("round {at}: the simulator of round {at} crashed"));
+            assert_eq!(error.to_string(), format!("round {at}: the closure failed"));
         }
-        (Fault::Panic, RoundError::Panicked { round, message }) => {
-            assert_eq!((*round, &**message), (at, &*format!("round {at} is cursed")), "{case}");
+        (Fault::Panic, Error::Panicked { at: failed, who: "closure", message }) => {
+            assert_eq!((failed, &**message), (&round(at), &*format!("round {at} is cursed")), "{case}");
         }
         _ => panic!("{case}: {error:?}"),
     }
@@ -366,7 +379,7 @@ fn a_fault_met_ahead_of_a_caller_that_left_is_told_in_the_next_call() {
         yield_often();
         let mut rounds = generator.rounds(5);
         let error = rounds.next().unwrap().unwrap_err();
-        assert!(matches!(error, RoundError::Failed { round: 1, .. }), "{error:?}");
+        assert!(matches!(&error, Error::Load { at, .. } if *at == round(1)), "{error:?}");
         assert!(rounds.next().is_none());
         drop(rounds);
         let found: Vec<u64> = generator.rounds(5).map(|round| round.unwrap()[0]).collect();
@@ -397,7 +410,8 @@ fn close_tells_the_failure_that_nobody_has_heard() {
             drop(rounds);
             match generator.close() {
                 Ok(()) => assert!(heard, "lockstep {lockstep}"),
-                Err(Error::Round(RoundError::Failed { round: 2, source })) => {
+                Err(Error::Load { at, source }) => {
+                    assert_eq!(at, round(2));
                     assert!(!heard && source.to_string() == "made ahead", "lockstep {lockstep}");
                 }
                 Err(other) => panic!("{other:?}"),
@@ -415,10 +429,10 @@ fn a_round_held_too_long_is_an_error_and_no_hang() {
         let second = rounds.next().unwrap().unwrap();
         drop(second);
         let error = rounds.next().unwrap().unwrap_err();
-        assert!(matches!(error, RoundError::AllHeld { round: 2 }), "{mode:?}: {error:?}");
+        assert!(matches!(&error, Error::SlotHeld { at, .. } if *at == round(2)), "{mode:?}: {error:?}");
         assert_eq!(
             error.to_string(),
-            "round 2: wanted the next of 2 slots, found it held by a round that was received earlier: drop that"
+            "round 2: wanted the next of 2 slots, found it held by a batch received earlier: drop that round"
         );
         assert!(rounds.next().is_none(), "{mode:?}: the end");
         assert_eq!(first.number(), 0, "{mode:?}: unharmed");
@@ -434,13 +448,14 @@ fn the_slots_are_recycled() {
     for mode in MODES {
         let slots = [(); 2].map(|()| Vec::<u64>::with_capacity(64));
         let buffers: HashSet<_> = slots.iter().map(Vec::as_ptr).collect();
-        let builder = Loader::generate(slots, |round, slot: &mut Vec<u64>| {
+        let builder = generate::with_slots(slots, |round, slot: &mut Vec<u64>| {
             slot.clear();
             slot.extend([round; 64]);
             Ok::<(), BoxError>(())
         })
         .overlap(mode.0);
-        let mut generator = if mode.1 { builder.lockstep(|_| {}) } else { builder }.build().unwrap();
+        let mut generator =
+            if mode.1 { builder.before(|_| Ok::<(), BoxError>(())) } else { builder }.build().unwrap();
         let found: Vec<_> = generator
             .rounds(20)
             .map(|round| {
@@ -600,14 +615,15 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
         drop(generator.rounds(1).next().unwrap().unwrap());
         assert!(forked(|| {
             let mut rounds = generator.rounds(5);
-            matches!(rounds.next(), Some(Err(RoundError::Forked { round: 1 }))) && rounds.next().is_none()
+            matches!(rounds.next(), Some(Err(Error::Forked { at })) if at == round(1))
+                && rounds.next().is_none()
         }));
         assert_eq!(generator.rounds(5).count(), 5, "the parent goes on");
         // The fork is in the middle of a call.
         let mut rounds = generator.rounds(5);
         drop(rounds.next().unwrap().unwrap());
         assert!(forked(|| {
-            let told = matches!(rounds.next(), Some(Err(RoundError::Forked { round: 7 })));
+            let told = matches!(rounds.next(), Some(Err(Error::Forked { at })) if at == round(7));
             drop(rounds);
             told
         }));
@@ -623,12 +639,12 @@ fn a_forked_process_leaves_the_trace_alone() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
     for overlap in [false, true] {
-        let mut generator = Loader::generate([0; 2], |round, slot: &mut u64| {
+        let mut generator = generate::with_slots([0; 2], |round, slot: &mut u64| {
             *slot = round;
             Ok::<(), BoxError>(())
         })
         .overlap(overlap)
-        .profile(Profile::chrome(&path).epochs(u64::MAX))
+        .trace(Trace::new(&path).epochs(u64::MAX))
         .build()
         .unwrap();
         let mut rounds = generator.rounds(ROUNDS);
@@ -678,18 +694,17 @@ fn the_report_adds_up() {
         for calls in 1..=3 {
             assert_eq!(generator.rounds(10).count(), 10);
             let report = generator.report();
-            assert_eq!(report.rounds, calls * 10);
+            assert_eq!(report.batches, calls * 10);
             assert!(report.wall >= report.train.busy + report.train.waiting, "{mode:?}: {report:?}");
-            assert!(report.ideal >= report.generate.busy.max(report.train.busy), "{mode:?}: {report:?}");
-            assert!(report.ideal <= report.serial(), "{mode:?}: {report:?}");
+            assert!(report.ideal() >= report.read.busy.max(report.train.busy), "{mode:?}: {report:?}");
+            assert!(report.ideal() <= report.serial(), "{mode:?}: {report:?}");
             if !mode.0 {
                 assert!(report.wall >= report.serial(), "{mode:?}: nothing overlaps: {report:?}");
             }
-            assert!((1.0..2.0).contains(&report.gain_possible()), "{mode:?}: {report:?}");
-            assert!(report.gain_in_the_long_run() >= report.gain_possible(), "{mode:?}: {report:?}");
+            assert!((1.0..=2.0).contains(&report.possible_speedup()), "{mode:?}: {report:?}");
             let text = report.to_string();
             assert!(
-                text.starts_with(&format!("{} rounds in ", calls * 10)) && text.lines().count() == 5,
+                text.starts_with(&format!("{} rounds in ", calls * 10)) && text.lines().count() == 6,
                 "{text}"
             );
         }
@@ -701,12 +716,12 @@ fn the_trace_has_both_sides_of_the_first_rounds() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
     for overlap in [false, true] {
-        let mut generator = Loader::generate([0; 2], |round, slot: &mut u64| {
+        let mut generator = generate::with_slots([0; 2], |round, slot: &mut u64| {
             *slot = round;
             Ok::<(), BoxError>(())
         })
         .overlap(overlap)
-        .profile(Profile::chrome(&path).epochs(3))
+        .trace(Trace::new(&path).epochs(3))
         .build()
         .unwrap();
         assert_eq!(generator.rounds(7).count(), 7);
@@ -726,8 +741,8 @@ fn the_trace_has_both_sides_of_the_first_rounds() {
         }
     }
     let nowhere = dir.path().join("no such folder").join("trace.json");
-    let builder = Loader::generate([0; 2], |_, _: &mut u64| Ok::<(), BoxError>(()));
-    match builder.profile(Profile::chrome(&nowhere)).build() {
+    let builder = generate::with_slots([0; 2], |_, _: &mut u64| Ok::<(), BoxError>(()));
+    match builder.trace(Trace::new(&nowhere)).build() {
         Err(Error::Trace { path, .. }) => assert_eq!(path, nowhere),
         other => panic!("{other:?}"),
     }

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use common::{Fault, Faulty, RECORD, plan};
 use serde_json::json;
-use twinbuf::{Loader, Verdict};
+use twinbuf::Loader;
+use twinbuf::observe::Verdict;
 
 #[test]
 fn a_report_as_json() {
     let (dataset, _) = Faulty::new(30, Fault::None, 0);
-    let loader = Loader::builder(dataset, plan(30, 8)).build().unwrap();
+    let mut loader = Loader::builder(dataset, plan(30, 8)).build().unwrap();
     assert_eq!(loader.epoch(0).count(), 4);
     let report = loader.report();
     let found = serde_json::to_value(&report).unwrap();

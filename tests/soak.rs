@@ -24,7 +24,7 @@ fn every_batch_is_right_and_the_memory_stays_the_same() {
     };
     let (_dir, paths) = files(&[600, 424]);
     let plan = plan(1024, 2);
-    let loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
     let records: std::collections::HashMap<u64, Vec<u8>> = (0..1024).map(|i| (i, record(i))).collect();
     let mut done = 0;
     let mut before = 0;
@@ -43,7 +43,7 @@ fn every_batch_is_right_and_the_memory_stays_the_same() {
             before = resident();
         }
     }
-    assert!(done >= batches && loader.report().batches == done && loader.report().reads == done);
+    assert!(done >= batches && loader.report().batches == done && loader.report().loads == done);
     loader.close().unwrap();
     let after = resident();
     // A byte lost with each batch of the shortest run would be more; the allocator's own ups and downs are less.

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 
 use common::{Fault, Faulty, files, open, plan};
 use serde_json::{Value, json};
-use twinbuf::{Error, Loader, Order, Plan, Profile};
+use twinbuf::observe::Trace;
+use twinbuf::{Error, Loader, Plan, Shuffle};
 
 /// The file as a viewer reads it: the closing bracket may be missing.
 fn events(path: &Path) -> Vec<Value> {
@@ -28,9 +29,9 @@ fn the_events_of_the_first_epochs() {
     let (dir, paths) = files(&[40]);
     let path = dir.path().join("trace.json");
     for overlap in [false, true] {
-        let loader = Loader::builder(open(&paths), plan(40, 8))
+        let mut loader = Loader::builder(open(&paths), plan(40, 8))
             .overlap(overlap)
-            .profile(Profile::chrome(&path).epochs(2))
+            .trace(Trace::new(&path).epochs(2))
             .build()
             .unwrap();
         for epoch in 10..13 {
@@ -112,9 +113,9 @@ fn arrows_lead_from_each_load_to_its_use() {
     let (dir, paths) = files(&[40]);
     let path = dir.path().join("trace.json");
     for overlap in [false, true] {
-        let loader = Loader::builder(open(&paths), plan(40, 8))
+        let mut loader = Loader::builder(open(&paths), plan(40, 8))
             .overlap(overlap)
-            .profile(Profile::chrome(&path))
+            .trace(Trace::new(&path))
             .build()
             .unwrap();
         for epoch in [7, 3] {
@@ -148,10 +149,10 @@ fn the_counter_tells_how_many_slots_are_full() {
     let (dir, paths) = files(&[48]);
     let path = dir.path().join("trace.json");
     for (overlap, depth, most) in [(false, 2, 1), (true, 1, 1), (true, 2, 2), (true, 3, 3)] {
-        let loader = Loader::builder(open(&paths), plan(48, 8))
+        let mut loader = Loader::builder(open(&paths), plan(48, 8))
             .overlap(overlap)
             .host_depth(depth)
-            .profile(Profile::chrome(&path).epochs(2))
+            .trace(Trace::new(&path).epochs(2))
             .build()
             .unwrap();
         assert_eq!(loader.epoch(0).count(), 6);
@@ -159,7 +160,7 @@ fn the_counter_tells_how_many_slots_are_full() {
         // recorded ones count for nothing.
         let mut epoch = loader.epoch(1);
         let batch = epoch.next().unwrap().unwrap();
-        while overlap && depth > 1 && loader.report().reads < 6 + 2 {
+        while overlap && depth > 1 && epoch.report().loads < 6 + 2 {
             std::thread::yield_now();
         }
         drop((batch, epoch));
@@ -190,7 +191,7 @@ fn a_batch_that_failed_does_not_stay_ready() {
     let path = dir.path().join("trace.json");
     let (dataset, _) = Faulty::new(40, Fault::Error, 20);
     let in_order = Plan::builder(40).batch(8).build().unwrap();
-    let loader = Loader::builder(dataset, in_order).profile(Profile::chrome(&path)).build().unwrap();
+    let mut loader = Loader::builder(dataset, in_order).trace(Trace::new(&path)).build().unwrap();
     let received: Vec<bool> = loader.epoch(0).map(|batch| batch.is_ok()).collect();
     assert_eq!(received, [true, true, false]);
     loader.close().unwrap();
@@ -210,9 +211,9 @@ fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
     let mut ids = Vec::new();
     for rank in 0..3 {
         let path = dir.path().join("trace.json");
-        let plan = Plan::builder(64).batch(8).order(Order::Records).shard(rank, 3).build().unwrap();
+        let plan = Plan::builder(64).batch(8).shuffle(Shuffle::Records).rank(rank, 3).build().unwrap();
         let steps = plan.steps();
-        let loader = Loader::builder(open(&paths), plan).profile(Profile::chrome(&path)).build().unwrap();
+        let mut loader = Loader::builder(open(&paths), plan).trace(Trace::new(&path)).build().unwrap();
         assert_eq!(loader.epoch(0).count() as u64, steps);
         loader.close().unwrap();
         let events = events(&path);
@@ -244,7 +245,7 @@ fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
 fn the_file_can_be_read_while_the_program_runs() {
     let (dir, paths) = files(&[40]);
     let path = dir.path().join("trace.json");
-    let loader = Loader::builder(open(&paths), plan(40, 8)).profile(Profile::chrome(&path)).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan(40, 8)).trace(Trace::new(&path)).build().unwrap();
     assert_eq!(loader.epoch(0).count(), 5);
     assert_eq!(named(&events(&path), "train").len(), 5, "written at the end of an epoch, loader still open");
     let mut epoch = loader.epoch(1);
@@ -257,9 +258,9 @@ fn the_first_batch_is_in_the_file_while_it_is_used() {
     let (dir, paths) = files(&[40]);
     let path = dir.path().join("trace.json");
     for overlap in [false, true] {
-        let loader = Loader::builder(open(&paths), plan(40, 8))
+        let mut loader = Loader::builder(open(&paths), plan(40, 8))
             .overlap(overlap)
-            .profile(Profile::chrome(&path))
+            .trace(Trace::new(&path))
             .build()
             .unwrap();
         let mut epoch = loader.epoch(0);
@@ -280,7 +281,7 @@ const VICTIM: &str = "TWINBUF_TEST_TRACE_OF_VICTIM";
 fn a_killed_program_leaves_whole_events() {
     if let Some(path) = std::env::var_os(VICTIM) {
         let (dataset, _) = Faulty::new(80, Fault::None, 0);
-        let loader = Loader::builder(dataset, plan(80, 8)).profile(Profile::chrome(path)).build().unwrap();
+        let mut loader = Loader::builder(dataset, plan(80, 8)).trace(Trace::new(path)).build().unwrap();
         assert_eq!(loader.epoch(4).count(), 10);
         let _batch = loader.epoch(5).next();
         println!("\nin the second epoch");
@@ -317,8 +318,7 @@ fn a_killed_program_leaves_whole_events() {
 fn a_trace_that_cannot_be_made_is_an_error_with_its_path() {
     let (dir, paths) = files(&[8]);
     let path = dir.path().join("no such folder").join("trace.json");
-    let error =
-        Loader::builder(open(&paths), plan(8, 8)).profile(Profile::chrome(&path)).build().unwrap_err();
+    let error = Loader::builder(open(&paths), plan(8, 8)).trace(Trace::new(&path)).build().unwrap_err();
     let Error::Trace { path: found, source } = error else { panic!("{error:?}") };
     assert_eq!(found, path);
     assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
@@ -329,7 +329,7 @@ fn a_trace_that_cannot_be_made_is_an_error_with_its_path() {
 fn a_full_disk_stops_the_trace_and_not_the_training() {
     let (_dir, paths) = files(&[4000]);
     // Opened like a file; every write to it fails with ENOSPC.
-    let builder = Loader::builder(open(&paths), plan(4000, 8)).profile(Profile::chrome("/dev/full"));
+    let builder = Loader::builder(open(&paths), plan(4000, 8)).trace(Trace::new("/dev/full"));
     match builder.build() {
         Err(Error::Trace { path, source }) => {
             assert_eq!(path, Path::new("/dev/full"));
@@ -351,9 +351,9 @@ fn a_write_that_fails_later_is_told_by_close() {
             let fifo = fifo.clone();
             move || BufReader::new(std::fs::File::open(fifo).unwrap()).read_line(&mut String::new()).unwrap()
         });
-        let loader = Loader::builder(open(&paths), plan(4000, 8))
+        let mut loader = Loader::builder(open(&paths), plan(4000, 8))
             .overlap(overlap)
-            .profile(Profile::chrome(&fifo))
+            .trace(Trace::new(&fifo))
             .build()
             .unwrap();
         assert_eq!(reader.join().unwrap(), 2);
@@ -382,11 +382,8 @@ fn a_write_that_only_close_does_is_told_too() {
         move || std::fs::File::open(fifo).unwrap()
     });
     // Without overlap the reading's events wait for a reason to be written, which here is the end.
-    let loader = Loader::builder(open(&paths), plan(160, 8))
-        .overlap(false)
-        .profile(Profile::chrome(&fifo))
-        .build()
-        .unwrap();
+    let mut loader =
+        Loader::builder(open(&paths), plan(160, 8)).overlap(false).trace(Trace::new(&fifo)).build().unwrap();
     let reader = reader.join().unwrap();
     assert!(loader.epoch(0).all(|batch| batch.is_ok()));
     drop(reader);
@@ -412,7 +409,7 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
         // SAFETY: the kernel reads `limit`, which lives.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
         let (dataset, _) = Faulty::new(4000, Fault::None, 0);
-        let loader = Loader::builder(dataset, plan(4000, 8)).profile(Profile::chrome(path)).build().unwrap();
+        let mut loader = Loader::builder(dataset, plan(4000, 8)).trace(Trace::new(path)).build().unwrap();
         assert_eq!(loader.epoch(0).count(), 500);
         assert!(matches!(loader.close(), Err(Error::Trace { .. })));
         return;

@@ -95,7 +95,7 @@ fn spans_of_epochs_loads_and_waits() {
         listener.spans.lock().unwrap().clear();
         // 3 batches of 8 records and one of 6.
         let (dataset, _) = Faulty::new(30, Fault::None, 0);
-        let loader = Loader::builder(dataset, plan(30, 8)).overlap(overlap).build().unwrap();
+        let mut loader = Loader::builder(dataset, plan(30, 8)).overlap(overlap).build().unwrap();
         for epoch in [5, 6] {
             assert_eq!(loader.epoch(epoch).count(), 4);
         }

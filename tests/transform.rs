@@ -4,13 +4,13 @@
 
 mod common;
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use common::{Fault, Faulty, RECORD, files, open, open_direct, plan, record};
-use twinbuf::{
-    BatchPlan, BoxError, DType, Dataset, Error, Loader, Numbers, Plan, RecordTransform, Records, Transform,
-    per_record,
-};
+use common::{Fault, Faulty, RECORD, batches, files, open, open_direct, plan, record};
+use twinbuf::mmap::DType;
+use twinbuf::transform::{Context, Convert, RecordTransform, Transform, per_record};
+use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle};
 
 #[test]
 fn the_same_numbers_in_every_configuration() {
@@ -30,7 +30,7 @@ fn the_same_numbers_in_every_configuration() {
         .collect();
     for overlap in [false, true] {
         for depth in 1..=3 {
-            let loader = Loader::builder(data.clone(), plan)
+            let mut loader = Loader::builder(data.clone(), plan)
                 .overlap(overlap)
                 .host_depth(depth)
                 .transform(transform())
@@ -39,15 +39,11 @@ fn the_same_numbers_in_every_configuration() {
             for (step, batch) in loader.epoch(1).enumerate() {
                 let mut batch = batch.unwrap();
                 assert_eq!(batch.as_ptr().align_offset(64), 0);
-                assert_eq!(
-                    batch.numbers::<f32>().unwrap(),
-                    expected[step],
-                    "overlap {overlap}, depth {depth}"
-                );
-                batch.numbers_mut::<f32>().unwrap().fill(0.0); // nobody else's
+                assert_eq!(batch.cast::<f32>().unwrap(), expected[step], "overlap {overlap}, depth {depth}");
+                batch.cast_mut::<f32>().unwrap().fill(0.0); // nobody else's
             }
             let report = loader.report();
-            assert_eq!(report.reads, 11, "one read a batch");
+            assert_eq!(report.loads, 11, "one read a batch");
             assert_eq!(report.bytes, 103 * RECORD as u64 * 4);
             assert!(!report.transform.is_zero());
         }
@@ -71,10 +67,10 @@ fn parts_meet_wherever_the_records_end() {
         let data = Some(Arc::new(Records::open([&path], record_bytes).unwrap()));
         for data in [data, open_direct(&[path], record_bytes)].into_iter().flatten() {
             let mode = data.read_mode();
-            let loader = Loader::builder(data, plan).transform(Numbers::U16ToU32).build().unwrap();
+            let mut loader = Loader::builder(data, plan).transform(Convert::U16ToU32).build().unwrap();
             let mut found = Vec::new();
             for batch in loader.epoch(0) {
-                found.extend_from_slice(batch.unwrap().numbers::<u32>().unwrap());
+                found.extend_from_slice(batch.unwrap().cast::<u32>().unwrap());
             }
             assert!(
                 found.iter().copied().eq(tokens.iter().map(|&token| u32::from(token))),
@@ -86,7 +82,7 @@ fn parts_meet_wherever_the_records_end() {
 
 /// Fails or panics at the record whose number it is told.
 fn cursed(at: u64, panics: bool) -> impl RecordTransform {
-    per_record(8, move |record, out| {
+    per_record(8, move |record, out, _| {
         let number = u64::from_le_bytes(record[..8].try_into()?);
         if number == at {
             assert!(!panics, "record {number} is cursed");
@@ -105,7 +101,7 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
     for at in 0..STEPS {
         for panics in [false, true] {
             for (overlap, depth) in [(false, 1), (true, 1), (true, 2), (true, 3)] {
-                let loader = Loader::builder(open(&paths), plan)
+                let mut loader = Loader::builder(open(&paths), plan)
                     .overlap(overlap)
                     .host_depth(depth)
                     .transform(cursed(at * 4 + 2, panics))
@@ -122,9 +118,12 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
                             at * 4 + 2
                         )
                     } else {
-                        format!("epoch {epoch}, step {at}: the transform: record {} is bad", at * 4 + 2)
+                        format!(
+                            "epoch {epoch}, step {at}: the records could not be transformed: record {} is bad",
+                            at * 4 + 2
+                        )
                     };
-                    assert_eq!(error.to_string(), wanted);
+                    assert_eq!(format!("{error:#}"), wanted);
                 }
                 loader.close().unwrap();
             }
@@ -141,20 +140,29 @@ fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
             fn out_bytes(&self, record_bytes: usize) -> Result<usize, BoxError> {
                 self.0.out_bytes(record_bytes)
             }
-            fn apply(&mut self, records: &[u8], out: &mut [u8]) -> Result<(), BoxError> {
-                self.0.apply(records, out)
+            fn apply(
+                &mut self,
+                records: &[u8],
+                out: &mut [u8],
+                context: &Context<'_>,
+            ) -> Result<(), BoxError> {
+                self.0.apply(records, out, context)
             }
         }
         let data = Faulty::new(8, Fault::None, 0).0;
         let error = Loader::builder(data, plan).transform(Boxed(transform)).build().unwrap_err();
-        assert!(matches!(error, Error::Transform { place: None, .. }), "{error:?}");
-        error.to_string()
+        assert!(matches!(error, Error::Transform { at: None, .. }), "{error:?}");
+        format!("{error:#}")
     };
-    let nothing = refuse(Box::new(per_record(0, |_, _| Ok(()))));
-    assert_eq!(nothing, "option `transform`: wanted records of at least 1 byte, found 0 after the transform");
+    let nothing = refuse(Box::new(per_record(0, |_, _, _| Ok(()))));
+    assert_eq!(
+        nothing,
+        "option `transform`: the data set's records cannot be transformed: wanted records of at least 1 byte, found 0 \
+         after the transform"
+    );
     let pictures = refuse(Box::new(Transform::new(DType::U8, 3).unwrap()));
     assert!(
-        pictures.starts_with("option `transform`: the source is not whole: wanted a multiple of 3"),
+        pictures.contains("be transformed: the source is not whole: wanted a multiple of 3"),
         "{pictures}"
     );
 }
@@ -163,16 +171,16 @@ fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
 fn a_batch_that_is_no_whole_number_of_numbers_says_so() {
     let (_dir, paths) = files(&[8]);
     let first = |n: usize| {
-        let transform = per_record(n, move |record: &[u8], out: &mut [u8]| {
+        let transform = per_record(n, move |record: &[u8], out: &mut [u8], _| {
             out.copy_from_slice(&record[..n]);
             Ok(())
         });
-        let loader = Loader::builder(open(&paths), plan(8, 1)).transform(transform).build().unwrap();
+        let mut loader = Loader::builder(open(&paths), plan(8, 1)).transform(transform).build().unwrap();
         let batch = loader.epoch(0).next().unwrap().unwrap();
-        batch.numbers::<f32>().map(<[f32]>::len).map_err(|error| error.to_string())
+        batch.cast::<f32>().map(<[f32]>::len).map_err(|error| error.to_string())
     };
     assert_eq!(first(12), Ok(3));
-    let error = "epoch 0, step 0: wanted the batch as whole numbers of type f32, found 10 bytes";
+    let error = "epoch 0, step 0: wanted a whole number of f32, found 10 bytes";
     assert_eq!(first(10).unwrap_err(), error);
 }
 
@@ -199,10 +207,59 @@ fn records_of_any_size_are_transformed_or_refused() {
     for size in [usize::MAX, usize::MAX / 2, usize::MAX / 4 + 1] {
         let floats = Transform::new(DType::U8, 1).unwrap();
         let error = Loader::builder(Sized(size), one).transform(floats).build().unwrap_err();
-        assert!(matches!(error, Error::Transform { place: None, .. }), "{size}: {error}");
+        assert!(matches!(error, Error::Transform { at: None, .. }), "{size}: {error}");
     }
-    let nothing = per_record(4, |_, _| Ok(()));
-    let loader = Loader::builder(Sized(0), one).transform(nothing).build().unwrap();
+    let nothing = per_record(4, |_, _, _| Ok(()));
+    let mut loader = Loader::builder(Sized(0), one).transform(nothing).build().unwrap();
     let error = loader.epoch(0).next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Transform { place: Some((0, 0)), .. }), "{error}");
+    assert!(matches!(error, Error::Transform { at: Some(_), .. }), "{error}");
+}
+
+/// A random augmentation, and which record each slot holds.
+fn augment() -> impl RecordTransform {
+    per_record(24, |record, out, context| {
+        assert_eq!(record[..8], context.number.to_le_bytes(), "the context is that of the record");
+        out[..8].copy_from_slice(&record[..8]);
+        out[8..16].copy_from_slice(&context.seed.to_le_bytes());
+        out[16..].copy_from_slice(&(context.epoch << 32 | context.step).to_le_bytes());
+        Ok(())
+    })
+}
+
+#[test]
+fn a_random_augmentation_is_the_same_after_any_resume_and_on_any_rank() {
+    let (_dir, paths) = files(&[50]);
+    let build = |seed, rank, world| {
+        let plan = Plan::builder(50).batch(10 / world).shuffle(Shuffle::Records).seed(seed);
+        let plan = plan.rank(rank, world).build().unwrap();
+        Loader::builder(open(&paths), plan).transform(augment()).build().unwrap()
+    };
+    let all = |batches: &[Vec<u8>]| -> HashMap<u64, u64> {
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        let records = batches.iter().flat_map(|batch| batch.chunks_exact(24));
+        records.map(|record| (word(&record[..8]), word(&record[8..16]))).collect()
+    };
+    let mut whole = build(1, 0, 1);
+    let first = batches(&mut whole, 0).into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    let second = batches(&mut whole, 1).into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    for taken in 0..=5 {
+        let mut loader = build(1, 0, 1);
+        assert_eq!(loader.epoch(0).take(taken).count(), taken);
+        let checkpoint = loader.checkpoint();
+        let mut again = build(1, 0, 1);
+        let rest = again.epochs_from(&checkpoint, 2).unwrap().map(|batch| batch.unwrap().to_vec());
+        assert!(rest.eq(first[taken..].iter().chain(&second).cloned()), "after {taken}");
+    }
+    let seeds = all(&first);
+    assert_eq!(seeds.len(), 50);
+    assert_eq!(seeds.values().collect::<HashSet<_>>().len(), 50, "each record its own");
+    let next = all(&second);
+    assert!(seeds.iter().all(|(record, seed)| next[record] != *seed), "another one in the next epoch");
+    let other = all(&batches(&mut build(2, 0, 1), 0).into_iter().map(Result::unwrap).collect::<Vec<_>>());
+    assert!(seeds.iter().all(|(record, seed)| other[record] != *seed), "and with another seed");
+    for rank in 0..2 {
+        let part =
+            all(&batches(&mut build(1, rank, 2), 0).into_iter().map(Result::unwrap).collect::<Vec<_>>());
+        assert!(part.len() == 25 && part.iter().all(|(record, seed)| seeds[record] == *seed), "rank {rank}");
+    }
 }

@@ -7,10 +7,14 @@ mod common;
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::thread;
+use std::time::Duration;
 
-use common::{Fault, Faulty, Gated, RECORD, batches, files, is_dropped_by_a_waker, open, plan};
+use common::{Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, open, plan};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
-use twinbuf::{Cuda, DeviceBatch, Error, Loader, LoaderBuilder, MemoryBudget, Numbers, Plan, Profile, cuda};
+use twinbuf::loader::{Cuda, DeviceBatch, LoaderBuilder};
+use twinbuf::observe::Trace;
+use twinbuf::transform::Convert;
+use twinbuf::{Error, Loader, Plan, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
 const LAUNCH_FAILED: u32 = 719;
@@ -22,7 +26,7 @@ fn start(seed: u64) -> (Sim, Arc<CudaContext>) {
 }
 
 /// The batch as the device has it.
-fn bytes(batch: &DeviceBatch<'_>, stream: &Arc<CudaStream>) -> Vec<u8> {
+fn bytes(batch: &DeviceBatch, stream: &Arc<CudaStream>) -> Vec<u8> {
     let view = batch.on::<u8>(stream).unwrap();
     let mut bytes = vec![0; view.len()];
     stream.memcpy_dtoh(&view, &mut bytes).unwrap();
@@ -34,13 +38,13 @@ fn bytes(batch: &DeviceBatch<'_>, stream: &Arc<CudaStream>) -> Vec<u8> {
 fn the_same_batches_as_without_a_device() {
     let (_dir, paths) = files(&[40, 21]);
     let plan = plan(61, 7);
-    let host = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
-    let expected: Vec<Vec<u8>> = batches(&host, 3).into_iter().map(Result::unwrap).collect();
+    let mut host = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
+    let expected: Vec<Vec<u8>> = batches(&mut host, 3).into_iter().map(Result::unwrap).collect();
     for overlap in [false, true] {
         for (host_depth, device_depth) in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4)] {
             let (sim, ctx) = start(host_depth as u64);
             let stream = ctx.new_stream().unwrap();
-            let loader = Loader::builder(open(&paths), plan)
+            let mut loader = Loader::builder(open(&paths), plan)
                 .host_depth(host_depth)
                 .overlap(overlap)
                 .cuda(ctx.clone())
@@ -56,7 +60,7 @@ fn the_same_batches_as_without_a_device() {
                 }
             }
             let report = loader.report();
-            assert_eq!((report.batches, report.reads), (18, 18));
+            assert_eq!((report.batches, report.loads), (18, 18));
             assert_eq!(report.bytes, 2 * 61 * RECORD as u64);
             // The last copy may be seen to be done only after this.
             assert!(
@@ -77,16 +81,16 @@ fn a_transform_comes_before_and_a_resumption_as_always() {
     let (_dir, paths) = files(&[32]);
     let (_sim, ctx) = start(1);
     let stream = ctx.new_stream().unwrap();
-    let build = || Loader::builder(open(&paths), plan(32, 4)).transform(Numbers::U16ToU32);
-    let host = build().build().unwrap();
-    let expected: Vec<Vec<u8>> = batches(&host, 0).into_iter().map(Result::unwrap).collect();
-    let first = build().cuda(ctx.clone()).build().unwrap();
+    let build = || Loader::builder(open(&paths), plan(32, 4)).transform(Convert::U16ToU32);
+    let mut host = build().build().unwrap();
+    let expected: Vec<Vec<u8>> = batches(&mut host, 0).into_iter().map(Result::unwrap).collect();
+    let mut first = build().cuda(ctx.clone()).build().unwrap();
     for batch in first.epoch(0).take(3) {
         batch.unwrap();
     }
-    let second = build().cuda(ctx.clone()).build().unwrap();
-    second.restore(&first.state()).unwrap();
-    let rest: Vec<_> = second.epoch(0).map(|batch| bytes(&batch.unwrap(), &stream)).collect();
+    let mut second = build().cuda(ctx.clone()).build().unwrap();
+    let rest = second.epochs_from(&first.checkpoint(), 1).unwrap();
+    let rest: Vec<_> = rest.map(|batch| bytes(&batch.unwrap(), &stream)).collect();
     assert!(rest == expected[3..]);
 }
 
@@ -100,7 +104,7 @@ fn every_fault_of_the_data_at_every_step_arrives_in_order_and_once() {
                 let stream = ctx.new_stream().unwrap();
                 let (data, dropped) = Faulty::new(STEPS * 4, fault, at * 4 + 1);
                 let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
-                let loader = Loader::builder(data, plan).overlap(overlap).cuda(ctx).build().unwrap();
+                let mut loader = Loader::builder(data, plan).overlap(overlap).cuda(ctx).build().unwrap();
                 for epoch in 0..2 {
                     let mut found: Vec<_> = loader
                         .epoch(epoch)
@@ -124,7 +128,7 @@ fn every_fault_of_the_data_at_every_step_arrives_in_order_and_once() {
 fn life(builder: LoaderBuilder<Cuda>, stream: &Arc<CudaStream>) -> (u64, Result<(), Error>) {
     let mut received = 0;
     let result = (|| {
-        let loader = builder.build()?;
+        let mut loader = builder.build()?;
         for batch in loader.epoch(0) {
             let batch = batch?;
             assert_eq!(batch.step(), received, "in order");
@@ -157,8 +161,8 @@ fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
                 Ok(()) => assert_eq!(received, STEPS, "call {k}: a short epoch"),
                 // Before the first batch, or told by `close` after the last.
                 Err(Error::Device(_)) => assert!([0, STEPS].contains(&received), "call {k}: {received}"),
-                Err(Error::Upload { epoch: 0, step, source }) => {
-                    assert_eq!(*step, received, "call {k}");
+                Err(Error::Upload { at: failed, source }) => {
+                    assert_eq!(*failed, at(0, received), "call {k}");
                     assert!(
                         source.to_string().contains("719") || source.to_string().contains("LAUNCH"),
                         "{source}"
@@ -185,8 +189,7 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
     let (sim, ctx) = start(1);
     let slot = 8 * RECORD as u64;
     let build = |limit: u64| {
-        let builder =
-            Loader::builder(open(&paths), plan(64, 8)).host_depth(2).memory_limit(MemoryBudget::new(limit));
+        let builder = Loader::builder(open(&paths), plan(64, 8)).host_depth(2).memory_limit(limit);
         builder.cuda(ctx.clone()).device_depth(3).build()
     };
     let error = build(5 * slot - 1).unwrap_err().to_string();
@@ -194,7 +197,7 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
         error.contains("20480 bytes (2 host slots and 3 device slots of 8 records of 512 bytes)"),
         "{error}"
     );
-    let loader = build(5 * slot).unwrap();
+    let mut loader = build(5 * slot).unwrap();
     for epoch in 0..50 {
         assert_eq!(loader.epoch(epoch).map(Result::unwrap).count(), 8);
         if !sim.is_real() {
@@ -219,13 +222,15 @@ fn a_batch_that_is_kept_takes_its_slot_and_no_more() {
     let (_dir, paths) = files(&[64]);
     let (_sim, ctx) = start(1);
     for overlap in [false, true] {
-        let loader =
-            Loader::builder(open(&paths), plan(64, 8)).overlap(overlap).cuda(ctx.clone()).build().unwrap();
+        let loader = Loader::builder(open(&paths), plan(64, 8))
+            .overlap(overlap)
+            .held_timeout(Duration::from_millis(1));
+        let mut loader = loader.cuda(ctx.clone()).build().unwrap();
         let mut epoch = loader.epoch(0);
         let kept = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
         let error = epoch.next().unwrap().unwrap_err();
         assert!(
-            matches!(error, Error::AllHeld { epoch: 0, step: 2, option: "device_depth", slots: 2 }),
+            matches!(&error, Error::SlotHeld { at: held, option: "device_depth", slots: 2 } if *held == at(0, 2)),
             "{error}"
         );
         drop((kept, epoch));
@@ -239,8 +244,8 @@ fn the_trace_has_the_copies_and_the_wait_for_them() {
     let (_sim, ctx) = start(1);
     let path = dir.path().join("trace.json");
     let stream = ctx.new_stream().unwrap();
-    let builder = Loader::builder(open(&paths), plan(64, 8)).profile(Profile::chrome(&path));
-    let loader = builder.cuda(ctx.clone()).build().unwrap();
+    let builder = Loader::builder(open(&paths), plan(64, 8)).trace(Trace::new(&path));
+    let mut loader = builder.cuda(ctx.clone()).build().unwrap();
     for batch in loader.epoch(5) {
         assert_eq!(bytes(&batch.unwrap(), &stream).len(), 8 * RECORD);
     }
@@ -269,7 +274,7 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
     let log = lines.clone();
     let breakdown = twinbuf::Breakdown::every(0).sink(move |line| log.lock().unwrap().push(line.to_string()));
     let builder = Loader::builder(open(&paths), plan(24, 8)).breakdown(breakdown.clone());
-    let loader = builder.cuda(ctx).build().unwrap();
+    let mut loader = builder.cuda(ctx).build().unwrap();
     for batch in loader.epoch(0) {
         let _batch = batch.unwrap();
         breakdown.phase("forward", || {});
@@ -293,12 +298,13 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
 #[test]
 fn every_way_to_wait_delivers_the_same() {
     let (_dir, paths) = files(&[41]);
-    let host = Loader::builder(open(&paths), plan(41, 6)).build().unwrap();
-    let expected: Vec<Vec<u8>> = batches(&host, 0).into_iter().map(Result::unwrap).collect();
+    let mut host = Loader::builder(open(&paths), plan(41, 6)).build().unwrap();
+    let expected: Vec<Vec<u8>> = batches(&mut host, 0).into_iter().map(Result::unwrap).collect();
     for overlap in [false, true] {
         let (_sim, ctx) = start(2);
         let stream = ctx.new_stream().unwrap();
-        let loader = Loader::builder(open(&paths), plan(41, 6)).overlap(overlap).cuda(ctx).build().unwrap();
+        let mut loader =
+            Loader::builder(open(&paths), plan(41, 6)).overlap(overlap).cuda(ctx).build().unwrap();
         let mut epoch = loader.epoch(0);
         let mut tried = Vec::new();
         loop {
@@ -309,6 +315,7 @@ fn every_way_to_wait_delivers_the_same() {
             }
         }
         assert!(tried == expected);
+        drop(epoch);
         let mut epoch = loader.epoch(0);
         let awaited = pollster::block_on(async {
             let mut found = Vec::new();

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
 use tempfile::TempDir;
-use twinbuf::{Backend, BatchPlan, BoxError, Dataset, Loader, Order, Plan, ReadMode, Records, Tail, mmap};
+use twinbuf::loader::{At, Backend};
+use twinbuf::mmap::ReadMode;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle, Tail, mmap};
 
 /// Bytes of a record in these tests.
 pub const RECORD: usize = 512;
@@ -42,7 +44,7 @@ pub fn files(shards: &[u64]) -> (TempDir, Vec<PathBuf>) {
 
 /// A plan that shuffles single records and keeps the partial batch.
 pub fn plan(records: u64, batch: u64) -> Plan {
-    Plan::builder(records).batch(batch).seed(7).order(Order::Records).tail(Tail::Keep).build().unwrap()
+    Plan::builder(records).batch(batch).seed(7).shuffle(Shuffle::Records).tail(Tail::Keep).build().unwrap()
 }
 
 pub fn open(paths: &[PathBuf]) -> Arc<Records> {
@@ -62,8 +64,13 @@ pub fn open_direct(paths: &[PathBuf], record_bytes: usize) -> Option<Arc<Records
     }
 }
 
+/// Where a batch of a loader without a name is.
+pub fn at(epoch: u64, step: u64) -> At {
+    At { loader: None, epoch, step: Some(step) }
+}
+
 /// The batches of an epoch, copied, up to and with its error.
-pub fn batches(loader: &Loader, epoch: u64) -> Vec<Result<Vec<u8>, twinbuf::Error>> {
+pub fn batches(loader: &mut Loader, epoch: u64) -> Vec<Result<Vec<u8>, twinbuf::Error>> {
     loader.epoch(epoch).map(|batch| batch.map(|batch| batch.to_vec())).collect()
 }
 
@@ -121,13 +128,13 @@ impl Dataset for Faulty {
         Ok(out.len())
     }
 
-    fn will_need(&mut self, batch: &BatchPlan) -> twinbuf::mmap::Hinted {
+    fn will_need(&mut self, batch: &BatchPlan) -> twinbuf::mmap::HintStats {
         assert!(
             !(self.fault == Fault::PanicWhileHinting && self.hit(batch)),
             "record {} is cursed already when asked for",
             self.at
         );
-        twinbuf::mmap::Hinted::default()
+        twinbuf::mmap::HintStats::default()
     }
 }
 
@@ -184,9 +191,10 @@ where
 {
     let (task, panicked) = LeftTask::new();
     let waker = Waker::from(task.clone());
+    let mut loader = loader;
     let mut epoch = loader.epoch(0);
     assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
-    while loader.report().reads == 0 {
+    while epoch.report().loads == 0 {
         std::thread::yield_now(); // of an epoch that is dropped earlier nothing is read
     }
     drop(epoch);

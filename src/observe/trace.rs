@@ -5,7 +5,7 @@
 //! kill. The bracket comes when the loader is dropped, and makes it plain JSON. One event stands on a line.
 //!
 //! A rank is a process of the trace, so that the files of several ranks can be put together: numbers of
-//! processes and ids of arrows differ between ranks. Times count from each loader's own start, because
+//! processes and ids of arrows differ between ranks. Times count from when the file was opened, because
 //! microseconds since 1970 with three decimals do not fit a `f64`, which is what the viewers read; the event
 //! `clock_origin` says when that start was.
 
@@ -13,44 +13,47 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::error::Error;
-use crate::fork::OfProcess;
+use crate::slot::BatchId;
+use crate::thread::ForkGuard;
 
-/// What to record of a run; see [`LoaderBuilder::profile`](crate::LoaderBuilder::profile).
+/// What to record of a run; see [`LoaderBuilder::trace`](crate::loader::LoaderBuilder::trace).
 ///
 /// ```
-/// let profile = twinbuf::Profile::chrome("trace.json").epochs(2);
+/// let profile = twinbuf::observe::Trace::new("trace.json").epochs(2);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Profile {
+pub struct Trace {
     path: PathBuf,
     epochs: u64,
 }
 
-impl Profile {
-    /// A Chrome trace of the first 5 epochs, in the file `path`, which is made anew.
+impl Trace {
+    /// A Chrome trace of the first 5 epochs in the file `path`, which is created anew.
     ///
-    /// Spans of the caller's track: `epoch`; in it one `chunk` a step, made up of `queue_wait` (the caller
-    /// waits for the batch) and `train` (the caller has it). Of the reader's track: `disk_load` (one batch
-    /// from the disk into its slot) and, where there is one, `transform`. Each has the epoch and the step in
-    /// its `args`. An arrow leads from a batch's `disk_load` to its `train`. The counter `full host slots`
-    /// says how many batches are ready for the caller: at 0 it waits, or would if it asked now.
+    /// Row `train`, the caller: `epoch`; within it one `chunk` per step, made up of `queue_wait` (the caller waits for
+    /// the batch; on a device `gpu_queue_wait`, then `gpu_copy_wait` until it is copied) and `train` (the caller uses
+    /// it), interrupted by `pause` where another loader is iterated meanwhile. Row `read`, the loading thread:
+    /// `disk_load` (one batch from the disk into its slot) and, if there is one, `transform`. Row `upload`:
+    /// `gpu_transfer`. Each event has the epoch and the step in its `args`. An arrow leads from a batch's load to its
+    /// use. The counter `full host slots` is the number of batches that are ready for the caller; at 0 it waits, or
+    /// would if it asked now.
     ///
-    /// The rank is the trace's process, named `twinbuf rank R of W`. When the clock started is in the event
-    /// `clock_origin`, in microseconds since 1970 (`unix_us`), beside the system's number of the process.
+    /// The rank is the trace's process, named `twinbuf rank R of W`. The event `clock_origin` has the time at which
+    /// the clock started, in microseconds since 1970 (`unix_us`), and the system's process number.
     ///
-    /// Recording takes some 0.1 us an event, and a write every 16 KiB. A killed program loses the spans that
-    /// had not ended, and of each side what it recorded since it last wrote. A side writes with its first
-    /// batch, and with a batch if the write before is 250 ms old: so that is what ended in 250 ms, at most.
-    /// The caller and the reader also write after an epoch.
+    /// Recording takes about 0.1 us per event, and a write every 16 KiB. A row is written with its first batch, then
+    /// with a batch if the last write is 250 ms old, and after an epoch. A program that is killed loses what has not
+    /// been written and the events that had not ended.
     ///
-    /// Each loader, of this process and of every other, needs a path of its own: two that write the same file
-    /// leave none that can be read. A process forked from the loader's records nothing.
+    /// Loaders and generators of one process may share a path. Each has rows of its own, named after the loader:
+    /// `valid: train`. The list ends when the last of them is closed or dropped. Another process needs another path.
+    /// A process forked from the loader's records nothing.
     #[must_use]
-    pub fn chrome(path: impl Into<PathBuf>) -> Self {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), epochs: 5 }
     }
 
@@ -67,22 +70,56 @@ impl Profile {
         self
     }
 
-    /// Makes the file, for the loader of `rank` among `world`.
-    pub(crate) fn create(self, rank: u64, world: u64) -> Result<Trace, Error> {
-        let file = match File::create(&self.path) {
+    /// Opens the file for a loader or generator, or joins one of this process that writes it already.
+    pub(crate) fn open(
+        self,
+        loader: Option<&str>,
+        rank: u64,
+        world: u64,
+    ) -> Result<Arc<LoaderTrace>, (PathBuf, io::Error)> {
+        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(_, file)| file.strong_count() > 0);
+        let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
+        // In a forked process the other one writes the file that was open, and this one makes it anew.
+        let file = match shared.filter(|file| !file.sink.is_foreign()) {
+            Some(file) => file,
+            None => {
+                let file = Arc::new(TraceFile::create(self.path, rank, world)?);
+                open.push((path, Arc::downgrade(&file)));
+                file
+            }
+        };
+        drop(open);
+        // Relaxed: a count.
+        let index = file.loaders.fetch_add(1, Ordering::Relaxed);
+        let name = match loader {
+            // As a JSON string has them.
+            Some(loader) => {
+                let plain = |c: char| if matches!(c, '"' | '\\') || c.is_control() { '_' } else { c };
+                loader.chars().map(plain).chain(": ".chars()).collect()
+            }
+            None if index == 0 => String::new(),
+            None => format!("loader {}: ", index + 1),
+        };
+        let counter = format!("{name}full host slots");
+        Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, name, counter, full: Mutex::new(0) }))
+    }
+}
+
+/// The files that this process writes.
+static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
+
+impl TraceFile {
+    fn create(path: PathBuf, rank: u64, world: u64) -> Result<Self, (PathBuf, io::Error)> {
+        let file = match File::create(&path) {
             Ok(file) => file,
-            Err(source) => return Err(Error::Trace { path: self.path, source }),
+            Err(source) => return Err((path, source)),
         };
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
-        let trace = Trace {
-            path: self.path,
-            epochs: self.epochs,
-            rank,
-            start,
-            full: Mutex::new(0),
-            sink: OfProcess::new(Mutex::new(Sink { file, whole: 0, error: None })),
-        };
+        let sink = ForkGuard::new(Mutex::new(Sink { file, whole: 0, error: None }));
+        let trace = Self { path, rank, start, ended: false, loaders: AtomicU64::new(0), sink };
         // A thread is named in each, because Perfetto makes one of the process's number where none is.
         let first = format!(
             r#"[
@@ -97,19 +134,43 @@ impl Profile {
     }
 }
 
-/// The file, and the clock that all tracks share.
+impl<P: Into<PathBuf>> From<P> for Trace {
+    /// [`Trace::new`].
+    fn from(path: P) -> Self {
+        Self::new(path)
+    }
+}
+
+/// What one loader or generator writes to a trace.
 #[derive(Debug)]
-pub(crate) struct Trace {
-    path: PathBuf,
+pub(crate) struct LoaderTrace {
+    file: Arc<TraceFile>,
+    /// How many of its epochs are recorded.
     epochs: u64,
-    rank: u64,
-    start: Instant,
+    /// Loaders that opened the file before this one.
+    index: u64,
+    /// What the names of its rows begin with.
+    name: String,
+    /// The name of its counter.
+    counter: String,
     /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no
     /// atomic, so that the count's changes and their times are in the same order: a viewer shows the latest.
     full: Mutex<i64>,
+}
+
+/// The file, and the clock that all rows share.
+#[derive(Debug)]
+struct TraceFile {
+    path: PathBuf,
+    rank: u64,
+    start: Instant,
+    /// The list has its closing bracket.
+    ended: bool,
+    /// Loaders that have opened it.
+    loaders: AtomicU64,
     /// A forked process shares the file's position, and has a copy of what the tracks gathered: it writes
     /// nothing.
-    sink: OfProcess<Mutex<Sink>>,
+    sink: ForkGuard<Mutex<Sink>>,
 }
 
 #[derive(Debug)]
@@ -121,7 +182,7 @@ struct Sink {
     error: Option<io::Error>,
 }
 
-impl Trace {
+impl TraceFile {
     fn write(&self, lines: &str) {
         if self.sink.is_foreign() {
             return;
@@ -141,25 +202,45 @@ impl Trace {
     }
 
     /// The error that stopped the writing, once.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), (PathBuf, io::Error)> {
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         match sink.error.take() {
             Some(source) => {
                 sink.error = Some(io::Error::from(source.kind()));
-                Err(Error::Trace { path: self.path.clone(), source })
+                Err((self.path.clone(), source))
             }
             None => Ok(()),
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.write("\n]\n");
+        }
     }
 }
 
-impl Drop for Trace {
+impl LoaderTrace {
+    pub(crate) fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Ends the list, if no other loader writes it, and returns the error that stopped the writing.
+    pub(crate) fn close(self: Arc<Self>) -> Result<(), (PathBuf, io::Error)> {
+        let Some(Self { file, .. }) = Arc::into_inner(self) else { return Ok(()) };
+        match Arc::try_unwrap(file) {
+            Ok(mut file) => {
+                file.end();
+                file.check()
+            }
+            Err(shared) => shared.check(),
+        }
+    }
+}
+
+impl Drop for TraceFile {
     fn drop(&mut self) {
-        self.write("\n]\n");
+        self.end();
     }
 }
 
@@ -171,7 +252,7 @@ const KEEP: Duration = Duration::from_millis(250);
 /// One side's events. Without a trace it records nothing.
 #[derive(Debug)]
 pub(crate) struct Track {
-    trace: Option<Arc<Trace>>,
+    trace: Option<Arc<LoaderTrace>>,
     /// What every event of the track has between its phase and its time.
     common: String,
     buffer: String,
@@ -179,20 +260,13 @@ pub(crate) struct Track {
     written: Option<Instant>,
 }
 
-/// Which batch an event is about.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// How many epochs this loader started before this one: decides whether it is recorded.
-    pub(crate) ordinal: u64,
-    pub(crate) epoch: u64,
-    pub(crate) step: Option<u64>,
-}
-
 impl Track {
-    pub(crate) fn new(trace: Option<Arc<Trace>>, id: u32, name: &str) -> Self {
+    pub(crate) fn new(trace: Option<Arc<LoaderTrace>>, id: u32, name: &str) -> Self {
         let (mut common, mut buffer) = (String::new(), String::new());
         if let Some(trace) = trace.as_deref() {
-            let rank = trace.rank;
+            let rank = trace.file.rank;
+            let id = 3 * trace.index + u64::from(id);
+            let name = format!("{}{name}", trace.name);
             common = format!(r#"","pid":{rank},"tid":{id},"ts":"#);
             buffer.reserve(BUFFER + 1024);
             for (event, arg) in [
@@ -205,14 +279,14 @@ impl Track {
                     ",\n{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{rank},\"tid\":{id},\"args\":{{{arg}}}}}"
                 );
             }
-            trace.write(&buffer);
+            trace.file.write(&buffer);
             buffer.clear();
         }
         Self { trace, common, buffer, written: None }
     }
 
     /// Something that went on from `start` to `end`.
-    pub(crate) fn span(&mut self, name: &str, place: Place, start: Instant, end: Instant) {
+    pub(crate) fn span(&mut self, name: &str, place: BatchId, start: Instant, end: Instant) {
         let Some(origin) = self.recorded(place) else { return };
         self.begin(name, "X", start.saturating_duration_since(origin));
         self.buffer.push_str(r#","dur":"#);
@@ -228,7 +302,7 @@ impl Track {
 
     /// The batch of `place` was put into a host slot by the span from `start` to `end`: an arrow begins in
     /// it, and one slot more is full.
-    pub(crate) fn filled(&mut self, place: Place, start: Instant, end: Instant) {
+    pub(crate) fn filled(&mut self, place: BatchId, start: Instant, end: Instant) {
         let Some(origin) = self.recorded(place) else { return };
         // Just inside the span, where no other begins, so that it is this one that the arrow is bound to.
         let at = end.checked_sub(Duration::from_nanos(1)).map_or(start, |at| at.max(start));
@@ -238,14 +312,14 @@ impl Track {
 
     /// The caller takes the batch of `place` over, or is done with one that it does not want: one slot fewer
     /// is full. To be called before the slot can be filled again.
-    pub(crate) fn taken(&mut self, place: Place) {
+    pub(crate) fn taken(&mut self, place: BatchId) {
         if let Some(origin) = self.recorded(place) {
             self.full(origin, -1);
         }
     }
 
     /// The batch of `place` was used by the span that began at `start`: its arrow ends there.
-    pub(crate) fn used(&mut self, place: Place, start: Instant) {
+    pub(crate) fn used(&mut self, place: BatchId, start: Instant) {
         if let Some(origin) = self.recorded(place) {
             self.arrow("f", place, start.saturating_duration_since(origin));
         }
@@ -262,23 +336,24 @@ impl Track {
     /// Writes what has been gathered.
     pub(crate) fn flush(&mut self) {
         if let (Some(trace), false) = (&self.trace, self.buffer.is_empty()) {
-            trace.write(&self.buffer);
+            trace.file.write(&self.buffer);
             self.buffer.clear();
             self.written = Some(Instant::now());
         }
     }
 
     /// When the trace's clock started, if this place is to be recorded at all.
-    fn recorded(&self, place: Place) -> Option<Instant> {
+    fn recorded(&self, place: BatchId) -> Option<Instant> {
         let trace = self.trace.as_deref()?;
-        (place.ordinal < trace.epochs).then_some(trace.start)
+        (place.ordinal < trace.epochs).then_some(trace.file.start)
     }
 
     /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
-    fn arrow(&mut self, end: &str, place: Place, at: Duration) {
-        let rank = self.trace.as_deref().map_or(0, |trace| trace.rank);
-        // Unique as far as the viewers' 64 bits go: two traces with more would share an arrow, no more.
-        let id = rank << 48 | (place.ordinal & 0xffff) << 32 | (place.step.unwrap_or(0) & 0xffff_ffff);
+    fn arrow(&mut self, end: &str, place: BatchId, at: Duration) {
+        let (rank, index) = self.trace.as_deref().map_or((0, 0), |trace| (trace.file.rank, trace.index));
+        // Unique as far as the viewers' 64 bits go: two batches with more in common would share an arrow, no more.
+        let batch = (place.ordinal & 0xffff) << 32 | (place.step.unwrap_or(0) & 0xffff_ffff);
+        let id = (rank & 0xfff) << 52 | (index & 0xf) << 48 | batch;
         self.begin("batch", end, at);
         self.buffer.push_str(r#","cat":"batch","bp":"e","id":"0x"#);
         // Writing to a `String` does not fail.
@@ -288,13 +363,13 @@ impl Track {
 
     /// Counts the full slots, `change` more.
     fn full(&mut self, origin: Instant, change: i64) {
-        let Some(trace) = &self.trace else { return };
+        let Some(trace) = self.trace.clone() else { return };
         let (now, full) = {
             let mut full = trace.full.lock().unwrap_or_else(PoisonError::into_inner);
             *full += change;
             (Instant::now(), *full)
         };
-        self.begin("full host slots", "C", now.saturating_duration_since(origin));
+        self.begin(&trace.counter, "C", now.saturating_duration_since(origin));
         self.buffer.push_str(r#","args":{"slots":"#);
         // Never negative: what is taken was filled before.
         self.number(full.unsigned_abs());

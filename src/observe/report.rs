@@ -3,15 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use twinbuf_mmap::{Hinted, Residency};
+use twinbuf_mmap::HintStats;
 
-use crate::slot::Cost;
+use crate::slot::LoadStats;
 
 /// What one stage did with its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct Stage {
+pub struct StageTimes {
     /// Time spent on its own work.
     pub busy: Duration,
     /// Time spent waiting for the other stage.
@@ -25,24 +25,27 @@ pub struct Stage {
 pub enum Verdict {
     /// Nothing was measured yet.
     Unmeasured,
-    /// The caller's own work is at least [`DOMINATES`] times the reading: a faster loader changes little.
+    /// The caller's own work is at least [`BOUND_RATIO`] times the reading: a faster loader changes little.
     ComputeBound,
-    /// Reading and transforming is at least [`DOMINATES`] times the caller's own work, and the reading is the larger
+    /// Reading and transforming is at least [`BOUND_RATIO`] times the caller's own work, and the reading is the larger
     /// part of it: overlap hides the work, not the disk.
     DiskBound,
-    /// Reading and transforming is at least [`DOMINATES`] times the caller's own work, and the transform is the
+    /// Reading and transforming is at least [`BOUND_RATIO`] times the caller's own work, and the transform is the
     /// larger part of it: a faster disk changes little.
     TransformBound,
-    /// Copying to the device is at least [`DOMINATES`] times everything else that goes on beside it.
+    /// Copying to the device is at least [`BOUND_RATIO`] times everything else that goes on beside it.
     TransferBound,
-    /// Of a [`Generator`](crate::Generator): making the rounds is at least [`DOMINATES`] times the caller's own work.
+    /// Of a [`Generator`](crate::generate::Generator): making the rounds is at least [`BOUND_RATIO`] times the caller's own work.
     GenerationBound,
     /// None of them is so much longer than the others: here overlap gains the most, up to half of the time.
     Balanced,
 }
 
+/// From this speedup on an option is worth naming: below it, runs differ as much by themselves.
+const WORTH_IT: f64 = 1.05;
+
 /// By how much one stage must exceed the other to be said to decide alone.
-pub const DOMINATES: f64 = 1.25;
+pub const BOUND_RATIO: f64 = 1.25;
 
 /// Where the time of a loader's epochs went, up to now.
 ///
@@ -58,7 +61,7 @@ pub const DOMINATES: f64 = 1.25;
 /// #     fn record_bytes(&self) -> usize { 4 }
 /// #     fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> { Ok(out.len()) }
 /// # }
-/// # let loader = Loader::builder(Zeros, Plan::builder(64).batch(8).build()?).build()?;
+/// # let mut loader = Loader::builder(Zeros, Plan::builder(64).batch(8).build()?).build()?;
 /// for batch in loader.epoch(0) {
 ///     let _ = batch?;
 /// }
@@ -77,12 +80,12 @@ pub struct Report {
     pub batches: u64,
     /// Their bytes, as they stood in the slots.
     pub bytes: u64,
-    /// Batch reads asked of the data set, for batches received or read ahead.
-    pub reads: u64,
+    /// Batches whose load was started, for the caller or ahead of it.
+    pub loads: u64,
     /// From the first time that a batch of each epoch was asked for to its end, added up; the batch in use not yet.
     pub wall: Duration,
     /// Reading: disk to host slot, with the hints; waiting for a free slot.
-    pub read: Stage,
+    pub read: StageTimes,
     /// Transforming, on the reading thread as well.
     pub transform: Duration,
     /// Copies from the host to the device, by the device's clock, all that are done; nothing without a device.
@@ -93,40 +96,47 @@ pub struct Report {
     /// enqueued, the reading thread waited for slots too, and no copy accounts for it. 0 without a device.
     pub device: Duration,
     /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
-    pub train: Stage,
+    pub train: StageTimes,
+    /// The caller's part of the very first step, which the wait for the first batch makes unlike the others.
+    pub first: StageTimes,
     /// The page hints made.
-    pub hints: Hinted,
-    /// Batches whose pages could not be given up as [`evict`](crate::LoaderBuilder::evict) says.
+    pub hints: HintStats,
+    /// Batches whose pages could not be given up as [`cache_policy`](crate::loader::LoaderBuilder::cache_policy) asks.
     pub evict_failed: u64,
-    /// The batches' pages, and those of them that were in memory just before they were read; nothing unless
-    /// [`residency`](crate::LoaderBuilder::residency) is on.
-    pub residency: Residency,
+    /// Of a generator.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) generated: bool,
+    /// A thread loads ahead.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) overlap: bool,
 }
 
 impl Report {
+    pub(crate) fn new(rounds: bool, overlap: bool) -> Self {
+        Self { generated: rounds, overlap, ..Self::default() }
+    }
+
     /// What is counted elsewhere.
-    pub(crate) fn with_transfers(self, reads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
+    pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
         // Where the caller waits longer than for any stage before the slots, while the reader waits for slots too,
         // both wait for what stands behind them.
         let before = (self.read.busy + self.transform).max(transfer);
         let unexplained = self.train.waiting.saturating_sub(before);
-        let behind = self.read.waiting >= unexplained / 2 && self.train.waiting > before.mul_f64(DOMINATES);
+        let behind = self.read.waiting >= unexplained / 2 && self.train.waiting > before.mul_f64(BOUND_RATIO);
         let device = if transfer_bytes > 0 && behind { self.train.waiting } else { Duration::ZERO };
-        Self { reads, transfer, transfer_bytes, device, ..self }
+        Self { loads, transfer, transfer_bytes, device, ..self }
     }
 
     /// A batch was received.
-    pub(crate) fn add(&mut self, cost: &Cost, bytes: usize, waited: Duration) {
+    pub(crate) fn add(&mut self, stats: &LoadStats, bytes: usize, waited: Duration) {
         self.batches += 1;
         self.bytes += bytes as u64;
-        self.read.busy += cost.read;
-        self.read.waiting += cost.waited;
-        self.transform += cost.transform;
+        self.read.busy += stats.read;
+        self.read.waiting += stats.waited;
+        self.transform += stats.transform;
         self.train.waiting += waited;
-        self.hints += cost.hints;
-        self.evict_failed += cost.evict_failed;
-        self.residency.pages += cost.residency.pages;
-        self.residency.resident += cost.residency.resident;
+        self.hints += stats.hints;
+        self.evict_failed += stats.evict_failed;
     }
 
     /// The time that reading, transforming, copying to the device and the caller's work take one after the other.
@@ -154,22 +164,65 @@ impl Report {
     /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to the number
     /// of stages.
     #[must_use]
-    pub fn gain_possible(&self) -> f64 {
+    pub fn possible_speedup(&self) -> f64 {
         ratio(self.serial(), self.ideal())
     }
 
     /// How many times faster than it was perfect overlap would be: `wall / ideal`. This much overlap can still
     /// gain at most.
     #[must_use]
-    pub fn gain_left(&self) -> f64 {
+    pub fn remaining_speedup(&self) -> f64 {
         ratio(self.wall, self.ideal()).max(1.0)
+    }
+
+    /// Accelerator utilization as `MLPerf` Storage defines it: the caller's compute time over the total time, without
+    /// the first step. `None` before the second step has ended.
+    #[must_use]
+    pub fn au(&self) -> Option<f64> {
+        let total = self.wall.saturating_sub(self.first.busy + self.first.waiting);
+        let busy = (self.train.busy + self.device).saturating_sub(self.first.busy);
+        (self.batches > 1 && !total.is_zero()).then(|| (busy.as_secs_f64() / total.as_secs_f64()).min(1.0))
+    }
+
+    /// Batches that the caller received in a second of [`wall`](Self::wall); 0 if there is none.
+    #[must_use]
+    pub fn batches_per_second(&self) -> f64 {
+        if self.wall.is_zero() { 0.0 } else { self.batches as f64 / self.wall.as_secs_f64() }
+    }
+
+    /// What to change: one sentence that names the option, if one helps.
+    #[must_use]
+    pub fn advice(&self) -> &'static str {
+        let remaining = self.remaining_speedup();
+        match self.verdict() {
+            Verdict::Unmeasured => "Nothing was measured.",
+            _ if !self.overlap && self.possible_speedup() > WORTH_IT => "Set `overlap(true)`: it is off.",
+            _ if self.overlap && self.wall > self.serial().mul_f64(BOUND_RATIO) => {
+                "It took longer than one stage after the other: steps this short are dominated by waking threads, or \
+                 other programs use the processors. Try `overlap(false)`, or larger batches."
+            }
+            _ if remaining > WORTH_IT && self.first.waiting * 2 > self.wall.saturating_sub(self.ideal()) => {
+                "Most of that is the wait for the first batch, which nothing hides."
+            }
+            _ if remaining > WORTH_IT && self.overlap => {
+                "Raise `host_depth`: single batches take longer than the others."
+            }
+            Verdict::ComputeBound => "The compute decides: no option of the loader makes this faster.",
+            Verdict::DiskBound => {
+                "The disk decides: try another `ReadMode`, smaller records, or a faster disk."
+            }
+            Verdict::TransformBound => "The transform decides: make it cheaper, or store its result.",
+            Verdict::TransferBound => "The copy to the device decides: send smaller numbers.",
+            Verdict::GenerationBound => "The closure decides: make it faster.",
+            Verdict::Balanced => "The stages are balanced: only making both faster helps.",
+        }
     }
 
     /// Which stage decides.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let [load, transfer, train] = self.stages().map(|time| time.as_secs_f64());
-        let dominates = |stage: f64, a: f64, b: f64| stage >= DOMINATES * a.max(b);
+        let dominates = |stage: f64, a: f64, b: f64| stage >= BOUND_RATIO * a.max(b);
         if self.batches == 0 || self.serial().is_zero() {
             Verdict::Unmeasured
         } else if dominates(train, load, transfer) {
@@ -177,21 +230,14 @@ impl Report {
         } else if dominates(transfer, load, train) {
             Verdict::TransferBound
         } else if dominates(load, transfer, train) {
-            if self.transform > self.read.busy { Verdict::TransformBound } else { Verdict::DiskBound }
+            match self.generated {
+                true => Verdict::GenerationBound,
+                false if self.transform > self.read.busy => Verdict::TransformBound,
+                false => Verdict::DiskBound,
+            }
         } else {
             Verdict::Balanced
         }
-    }
-}
-
-/// What overlap can still gain, as a sentence.
-pub(crate) fn left(wall: Duration, serial: Duration, gain_left: f64) -> String {
-    if !serial.is_zero() && wall > serial.mul_f64(DOMINATES) {
-        "It took longer than one after the other: with little work at a time the waking of threads takes the most, or \
-         other programs have the processors. No overlap may be faster."
-            .to_string()
-    } else {
-        format!("Better overlap can still gain {:.1} %.", (1.0 - 1.0 / gain_left) * 100.0)
     }
 }
 
@@ -199,7 +245,7 @@ fn count(many: u64, one: &str, more: &str) -> String {
     format!("{many} {}", if many == 1 { one } else { more })
 }
 
-pub(crate) fn ratio(a: Duration, b: Duration) -> f64 {
+fn ratio(a: Duration, b: Duration) -> f64 {
     if b.is_zero() { 1.0 } else { a.as_secs_f64() / b.as_secs_f64() }
 }
 
@@ -220,58 +266,64 @@ impl fmt::Display for Verdict {
 /// A few lines of text: the times of both stages, then the verdict and what overlap can still gain.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = |d: Duration| d.as_secs_f64();
+        // Short runs in milliseconds, so that their figures have digits.
+        let (unit, scale) = if self.wall < Duration::from_millis(500) { ("ms", 1e3) } else { ("s", 1.0) };
+        let time = |time: Duration| time.as_secs_f64() * scale;
         let mib = |bytes: u64| {
             #[allow(clippy::cast_precision_loss)] // a size to read, not to calculate with
             let mib = bytes as f64 / f64::from(1 << 20);
             mib
         };
-        writeln!(
-            f,
-            "{}, {}, {:.1} MiB in {:.3} s",
-            count(self.epochs, "epoch", "epochs"),
-            count(self.batches, "batch", "batches"),
-            mib(self.bytes),
-            seconds(self.wall)
-        )?;
-        writeln!(f, "stage       busy s  waiting s")?;
-        writeln!(f, "read      {:>8.3} {:>10.3}", seconds(self.read.busy), seconds(self.read.waiting))?;
+        if self.generated {
+            write!(f, "{}", count(self.batches, "round", "rounds"))?;
+        } else {
+            let epochs = count(self.epochs, "epoch", "epochs");
+            let batches = count(self.batches, "batch", "batches");
+            write!(f, "{epochs}, {batches}, {:.1} MiB", mib(self.bytes))?;
+        }
+        write!(f, " in {:.3} {unit}, {:.1} a second", time(self.wall), self.batches_per_second())?;
+        match self.au() {
+            Some(au) => writeln!(f, ", AU {au:.3}")?,
+            None => writeln!(f)?,
+        }
+        writeln!(f, "{:<9} {:>8} {:>10}", "stage", format!("busy {unit}"), format!("waiting {unit}"))?;
+        let row = |f: &mut fmt::Formatter<'_>, name, stage: StageTimes| {
+            writeln!(f, "{name:<9} {:>8.3} {:>10.3}", time(stage.busy), time(stage.waiting))
+        };
+        row(f, if self.generated { "generate" } else { "read" }, self.read)?;
         if !self.transform.is_zero() {
-            writeln!(f, "transform {:>8.3}", seconds(self.transform))?;
+            writeln!(f, "transform {:>8.3}", time(self.transform))?;
         }
         if self.transfer_bytes > 0 {
-            let each_second = mib(self.transfer_bytes) / seconds(self.transfer).max(1e-9);
-            writeln!(f, "transfer  {:>8.3}    at {each_second:.0} MiB/s", seconds(self.transfer))?;
+            let each_second = mib(self.transfer_bytes) / self.transfer.as_secs_f64().max(1e-9);
+            writeln!(f, "transfer  {:>8.3}    at {each_second:.0} MiB/s", time(self.transfer))?;
         }
         if !self.device.is_zero() {
-            writeln!(f, "device    {:>8.3}    of the caller's waiting", seconds(self.device))?;
+            writeln!(f, "device    {:>8.3}    of the caller's waiting", time(self.device))?;
         }
-        writeln!(f, "train     {:>8.3} {:>10.3}", seconds(self.train.busy), seconds(self.train.waiting))?;
+        row(f, "train", self.train)?;
         if self.hints.calls > 0 {
             writeln!(
                 f,
-                "page hints: {:.1} MiB in {} calls, {:.3} s of the reading",
+                "page hints: {:.1} MiB in {} calls, {:.3} {unit} of the reading",
                 mib(self.hints.bytes),
                 self.hints.calls,
-                seconds(self.hints.time)
+                time(self.hints.time)
             )?;
-        }
-        if self.residency.pages > 0 {
-            let Residency { pages, resident } = self.residency;
-            writeln!(f, "in memory when read: {resident} of {pages} pages")?;
         }
         if self.evict_failed > 0 {
             writeln!(f, "pages of {} batches could not be given up", self.evict_failed)?;
         }
-        write!(
+        writeln!(
             f,
-            "{}: one after the other {:.3} s, at best {:.3} s ({:.2} x). ",
+            "{}: one after the other {:.3} {unit}, at best {:.3} {unit} ({:.2} x). Better overlap can still gain {:.1} %.",
             self.verdict(),
-            seconds(self.serial()),
-            seconds(self.ideal()),
-            self.gain_possible(),
+            time(self.serial()),
+            time(self.ideal()),
+            self.possible_speedup(),
+            (1.0 - 1.0 / self.remaining_speedup()) * 100.0,
         )?;
-        f.write_str(&left(self.wall, self.serial(), self.gain_left()))
+        f.write_str(self.advice())
     }
 }
 
@@ -284,8 +336,8 @@ mod tests {
         Report {
             batches: 1,
             wall: ms(wall_ms),
-            read: Stage { busy: ms(read_ms), waiting: ms(0) },
-            train: Stage { busy: ms(train_ms), waiting: ms(0) },
+            read: StageTimes { busy: ms(read_ms), waiting: ms(0) },
+            train: StageTimes { busy: ms(train_ms), waiting: ms(0) },
             ..Report::default()
         }
     }
@@ -310,15 +362,18 @@ mod tests {
     #[test]
     fn time_that_both_sides_wait_is_the_devices() {
         let ms = Duration::from_millis;
-        let stage = |busy, waiting| Stage { busy: ms(busy), waiting: ms(waiting) };
-        let of = |read: Stage, train: Stage, transfer| {
+        let stage = |busy, waiting| StageTimes { busy: ms(busy), waiting: ms(waiting) };
+        let of = |read: StageTimes, train: StageTimes, transfer| {
             let report = Report { batches: 1, wall: ms(4000), read, train, ..Report::default() };
             report.with_transfers(1, ms(transfer), u64::from(transfer > 0))
         };
         // Only enqueued: the caller waits for the device, and so does the reader.
         let enqueued = of(stage(1000, 3000), stage(10, 3990), 500);
         assert_eq!((enqueued.device, enqueued.verdict()), (ms(3990), Verdict::ComputeBound));
-        assert!((enqueued.gain_left() - 1.0).abs() < 1e-9, "better overlap gains nothing: {enqueued}");
+        assert!(
+            (enqueued.remaining_speedup() - 1.0).abs() < 1e-9,
+            "better overlap gains nothing: {enqueued}"
+        );
         // Waits that have another cause.
         for (read, train, transfer, verdict) in [
             (stage(3900, 100), stage(10, 3990), 500, Verdict::DiskBound),
@@ -335,42 +390,67 @@ mod tests {
     #[test]
     fn nothing_takes_less_than_its_longest_stage() {
         let ms = Duration::from_millis;
-        let stage = |busy, waiting| Stage { busy: ms(busy), waiting: ms(waiting) };
+        let stage = |busy, waiting| StageTimes { busy: ms(busy), waiting: ms(waiting) };
         // Only enqueued: when the caller is done with a batch its copy is still on its way.
         let (read, train) = (stage(200, 3800), stage(10, 3990));
-        let enqueued = Report { batches: 10, wall: ms(4000), read, train, ..Report::default() };
+        let enqueued =
+            Report { batches: 10, wall: ms(4000), read, train, overlap: true, ..Report::default() };
         let report = enqueued.with_transfers(10, ms(3900), 1);
         assert_eq!((report.verdict(), report.ideal()), (Verdict::TransferBound, ms(3900)), "{report}");
-        assert!(report.to_string().ends_with("Better overlap can still gain 2.5 %."), "{report}");
+        assert!(report.to_string().contains("Better overlap can still gain 2.5 %."), "{report}");
+        assert!(report.to_string().ends_with("send smaller numbers."), "{report}");
         // A transform is the reading thread's work.
         let transformed = Report { transform: ms(900), ..self::report(200, 1000, 2000) };
         assert_eq!(transformed.ideal(), ms(1100), "{transformed}");
     }
 
     #[test]
+    fn accelerator_utilization_leaves_the_first_step_aside() {
+        let ms = Duration::from_millis;
+        let first = StageTimes { busy: ms(10), waiting: ms(190) };
+        // 1000 ms in all, 200 of them the first step; 10 + 600 ms of compute.
+        let report = Report { batches: 61, first, ..report(500, 610, 1000) };
+        assert!((report.au().unwrap() - 600.0 / 800.0).abs() < 1e-9, "{report}");
+        assert!((report.batches_per_second() - 61.0).abs() < 1e-9);
+        assert!(report.to_string().contains("61.0 a second, AU 0.750\n"), "{report}");
+        assert_eq!(Report { batches: 1, ..report }.au(), None);
+        assert_eq!(Report::default().au(), None);
+    }
+
+    #[test]
     fn the_gains_are_ratios_to_perfect_overlap() {
         let balanced = report(1000, 1000, 2000);
-        assert!((balanced.gain_possible() - 2.0).abs() < 1e-9);
-        assert!((balanced.gain_left() - 2.0).abs() < 1e-9);
-        assert!(balanced.to_string().ends_with("Better overlap can still gain 50.0 %."), "{balanced}");
+        assert!((balanced.possible_speedup() - 2.0).abs() < 1e-9);
+        assert!((balanced.remaining_speedup() - 2.0).abs() < 1e-9);
+        assert!(balanced.to_string().contains("Better overlap can still gain 50.0 %."), "{balanced}");
+        assert_eq!(balanced.advice(), "Set `overlap(true)`: it is off.");
+        let overlapped = Report { overlap: true, ..balanced };
+        assert!(overlapped.advice().starts_with("Raise `host_depth`"), "{overlapped}");
+        let first = StageTimes { busy: Duration::ZERO, waiting: Duration::from_millis(600) };
+        let cold = Report { first, ..overlapped };
+        assert!(cold.advice().contains("the first batch"), "{cold}");
 
         // Compute 99 to 1: overlapped or not, there is nothing to gain, and it says so.
         let dominated = report(10, 990, 991);
-        assert!((dominated.gain_possible() - 1000.0 / 990.0).abs() < 1e-9);
+        assert!((dominated.possible_speedup() - 1000.0 / 990.0).abs() < 1e-9);
         assert!(dominated.to_string().contains("ComputeBound"), "{dominated}");
-        assert!(dominated.to_string().ends_with("Better overlap can still gain 0.1 %."), "{dominated}");
+        assert!(dominated.to_string().contains("Better overlap can still gain 0.1 %."), "{dominated}");
+        assert!(dominated.to_string().ends_with("no option of the loader makes this faster."), "{dominated}");
 
         // Slower than without: no overlap is to be made better then.
-        let small = report(3, 2, 22);
+        let small = Report { overlap: true, ..report(3, 2, 22) };
         assert!(small.to_string().starts_with("0 epochs, 1 batch, "), "{small}");
-        assert!(small.to_string().ends_with("No overlap may be faster."), "{small}");
+        assert!(small.to_string().starts_with("0 epochs, 1 batch, 0.0 MiB in 22.000 ms, "), "{small}");
+        assert!(small.advice().contains("waking threads"), "{small}");
+        // Without a thread there is none to wake.
+        assert!(!Report { overlap: false, ..small }.advice().contains("waking"));
 
         // The first read took its time and failed.
         let nothing = Report { epochs: 1, wall: Duration::from_millis(22), ..Report::default() };
-        assert!(nothing.to_string().ends_with("Better overlap can still gain 0.0 %."), "{nothing}");
+        assert!(nothing.to_string().contains("Better overlap can still gain 0.0 %."), "{nothing}");
 
         // Hints make a read look shorter than the disk was busy: never a gain below nothing.
-        assert!((report(500, 1000, 900).gain_left() - 1.0).abs() < 1e-9);
-        assert!((Report::default().gain_possible() - 1.0).abs() < 1e-9);
+        assert!((report(500, 1000, 900).remaining_speedup() - 1.0).abs() < 1e-9);
+        assert!((Report::default().possible_speedup() - 1.0).abs() < 1e-9);
     }
 }

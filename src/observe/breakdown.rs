@@ -6,6 +6,8 @@ use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::pause::pause;
+
 /// The first steps, all of which are logged.
 const FIRST: u64 = 10;
 
@@ -19,7 +21,7 @@ const RECENT: usize = 1024;
 /// [`validation`](Breakdown::validation) are kept apart. Off, every call only looks whether it is on.
 ///
 /// A clone is another handle of the same breakdown: one for the loader
-/// ([`LoaderBuilder::breakdown`](crate::LoaderBuilder::breakdown)), one for the loop. A loader whose
+/// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)), one for the loop. A loader whose
 /// breakdown is on does not overlap, and says so in the log: of two things done at once, neither could be
 /// timed for itself.
 ///
@@ -258,6 +260,8 @@ impl Breakdown {
     ///
     /// Its progress is logged at every `K`-th batch, and its time at the end. A validation in the middle of a
     /// step, or of a phase, does not count for it; one within another validation is part of that.
+    /// It counts neither as compute nor as wait in the [`Report`](crate::Report) of a loader whose batch is in use on
+    /// this thread, whether the breakdown is on or off.
     #[must_use = "the validation ends when this is dropped"]
     pub fn validation(&self, batches: u64) -> Validation<'_> {
         let begun = self.lock().is_some_and(|mut inner| {
@@ -267,7 +271,7 @@ impl Breakdown {
             }
             first
         });
-        Validation { breakdown: begun.then_some(self) }
+        Validation { breakdown: begun.then_some(self), started: Instant::now() }
     }
 
     fn end_validation(&self) {
@@ -447,10 +451,12 @@ impl fmt::Display for Summary<'_> {
 #[derive(Debug)]
 pub struct Validation<'b> {
     breakdown: Option<&'b Breakdown>,
+    started: Instant,
 }
 
 impl Drop for Validation<'_> {
     fn drop(&mut self) {
+        pause((self.started, Instant::now()));
         if let Some(breakdown) = self.breakdown {
             breakdown.end_validation();
         }

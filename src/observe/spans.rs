@@ -13,8 +13,8 @@ mod of_tracing {
     }
 
     /// The caller waits for a batch.
-    pub(crate) fn wait(parent: &Span, epoch: u64, step: u64) -> Span {
-        debug_span!(target: TARGET, parent: parent, "wait", epoch, step)
+    pub(crate) fn wait(parent: Option<&Span>, epoch: u64, step: u64) -> Span {
+        debug_span!(target: TARGET, parent: parent.and_then(Span::id), "wait", epoch, step)
     }
 
     /// A batch of so many bytes comes into its slot, on the thread that reads. A root: that thread may be ahead of
@@ -41,7 +41,7 @@ mod of_nothing {
         Span
     }
 
-    pub(crate) fn wait(_: &Span, _: u64, _: u64) -> Span {
+    pub(crate) fn wait(_: Option<&Span>, _: u64, _: u64) -> Span {
         Span
     }
 

@@ -1,0 +1,23 @@
+//! Reads a file in shuffled batches, one ahead of the one in use.
+//!
+//! ```sh
+//! cargo run --release --example hello -- any.file
+//! ```
+
+use std::sync::Arc;
+
+use twinbuf::{BoxError, Loader, Plan, Records, Shuffle, Tail};
+
+fn main() -> Result<(), BoxError> {
+    let path = std::env::args().nth(1).ok_or("usage: hello FILE")?;
+    let data = Arc::new(Records::options().partial(true).open([path], 1024)?);
+    let plan =
+        Plan::builder(data.len()).batch(256).shuffle(Shuffle::Records).seed(42).tail(Tail::Keep).build()?;
+    let mut loader = Loader::builder(data, plan).build()?;
+    let mut sum = 0;
+    for batch in loader.epochs(0..3) {
+        sum += batch?.iter().map(|&byte| u64::from(byte)).sum::<u64>(); // train on it
+    }
+    println!("{sum}\n{}", loader.report());
+    Ok(loader.close()?)
+}

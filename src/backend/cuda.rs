@@ -1,0 +1,344 @@
+//! The upload stage: batches go on from page-locked host slots into device slots, on a stream of their own.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use twinbuf_cuda::cudarc::driver::CudaContext;
+use twinbuf_cuda::{Copied, CopyTime, DeviceBatches, HostSlot, HostSlots, Lease, Uploader};
+use twinbuf_mmap::BatchPlan;
+
+use super::sealed::{self, Batches, SlotGuard, Slots};
+use super::{Backend, NoSlot, Received, Sides, Waiting};
+use crate::error::Error;
+use crate::loader::checkpoint::Checkpoint;
+use crate::observe::trace::Track;
+use crate::slot::{BatchMeta, Naming, Ticket};
+
+/// Batches end up in the memory of a CUDA device: [`DeviceBatch`]. See [`LoaderBuilder::cuda`](crate::loader::LoaderBuilder::cuda).
+#[derive(Clone, Debug)]
+pub struct Cuda {
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) device_depth: usize,
+}
+
+/// One batch in device memory: a [`Lease`] of its slot, and which batch it is.
+///
+/// Use it with [`on`](Lease::on), for each stream, and drop it as soon as the work that reads it is *enqueued*. The
+/// next copy into the slot then waits for those streams.
+pub struct DeviceBatch {
+    lease: Lease<BatchMeta>,
+}
+
+impl DeviceBatch {
+    /// The epoch it belongs to.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.lease.meta().ticket.epoch
+    }
+
+    /// Its step within the epoch, from 0.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.lease.meta().ticket.step
+    }
+
+    /// The records it is made of.
+    #[must_use]
+    pub fn plan(&self) -> &BatchPlan {
+        &self.lease.meta().records().0
+    }
+
+    /// The position after this batch: resuming there delivers the next one first.
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        self.lease.meta().checkpoint()
+    }
+
+    /// The lease alone, for the calls that consume it: [`Lease::into_owned`], [`Lease::on_this_thread`].
+    #[must_use]
+    pub fn into_lease(self) -> Lease<BatchMeta> {
+        self.lease
+    }
+}
+
+impl From<Lease<BatchMeta>> for DeviceBatch {
+    #[doc(hidden)]
+    fn from(lease: Lease<BatchMeta>) -> Self {
+        Self { lease }
+    }
+}
+
+impl Deref for DeviceBatch {
+    type Target = Lease<BatchMeta>;
+
+    fn deref(&self) -> &Lease<BatchMeta> {
+        &self.lease
+    }
+}
+
+impl fmt::Debug for DeviceBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBatch")
+            .field("epoch", &self.epoch())
+            .field("step", &self.step())
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The reader's side: page-locked host slots.
+#[allow(missing_debug_implementations, reason = "of a sealed trait")]
+pub struct HostSide {
+    host: HostSlots<BatchMeta>,
+    /// As the uploader numbers the batches.
+    committed: u64,
+    log: Arc<CopyLog>,
+}
+
+/// A page-locked host slot to be filled.
+#[allow(missing_debug_implementations, reason = "of a sealed trait")]
+pub struct HostGuard<'s> {
+    slot: HostSlot<'s, BatchMeta>,
+    committed: &'s mut u64,
+    log: &'s CopyLog,
+}
+
+/// The caller's side: leases of device slots.
+#[allow(missing_debug_implementations, reason = "of a sealed trait")]
+pub struct DeviceSide {
+    device: DeviceBatches<BatchMeta>,
+    /// Device slots.
+    depth: usize,
+    log: Arc<CopyLog>,
+    /// Without overlap each copy is waited for before the caller has its batch, one stage after the other.
+    inline: bool,
+}
+
+/// What the copies took: which batch each is of, when it was done, and all of them together.
+struct CopyLog(Mutex<Copies>);
+
+struct Copies {
+    track: Track,
+    naming: Naming,
+    /// Batches whose copies are coming, by the uploader's number.
+    coming: VecDeque<(u64, Ticket)>,
+    time: Duration,
+    bytes: u64,
+    /// The last copies: more than there are slots, so that the batch in use is among them.
+    last: VecDeque<(Ticket, Instant, Duration)>,
+}
+
+/// How many copies are remembered.
+const LAST: usize = 4 * twinbuf_cuda::MAX_DEPTH;
+
+impl CopyLog {
+    fn lock(&self) -> MutexGuard<'_, Copies> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn copied(&self, seq: u64, bytes: usize, time: CopyTime) {
+        let mut copies = self.lock();
+        // Each was noted before its batch was committed, so it is there; those before it were empty.
+        let ticket = loop {
+            match copies.coming.pop_front() {
+                Some((committed, ticket)) if committed == seq => break ticket,
+                Some(_) => {}
+                None => return,
+            }
+        };
+        let end = time.start + time.took;
+        let id = copies.naming.id(ticket);
+        copies.track.span("gpu_transfer", id, time.start, end);
+        copies.track.write_if_due(end);
+        copies.time += time.took;
+        copies.bytes += bytes as u64;
+        if copies.last.len() == LAST {
+            copies.last.pop_front();
+        }
+        copies.last.push_back((ticket, end, time.took));
+    }
+}
+
+impl Backend for Cuda {
+    type Batch = DeviceBatch;
+}
+
+impl sealed::Backend for Cuda {
+    type Content = [u8];
+    type Slots = HostSide;
+    type Batches = DeviceSide;
+
+    const WAIT: &'static str = "gpu_queue_wait";
+
+    fn device_depth(&self) -> usize {
+        self.device_depth
+    }
+
+    fn make(self, sides: Sides<'_>) -> Result<(HostSide, DeviceSide), Error> {
+        let log = Arc::new(CopyLog(Mutex::new(Copies {
+            track: Track::new(sides.trace.clone(), 3, "upload"),
+            naming: sides.naming,
+            coming: VecDeque::new(),
+            time: Duration::ZERO,
+            bytes: 0,
+            last: VecDeque::with_capacity(LAST),
+        })));
+        let mut uploader = Uploader::new(&self.context, sides.slot)
+            .host_depth(sides.host_depth)
+            .device_depth(self.device_depth)
+            .overlap(sides.overlap)
+            .times(true);
+        if sides.overlap {
+            let log = log.clone();
+            uploader =
+                uploader.on_copied(move |Copied { seq, bytes, time, .. }| log.copied(seq, bytes, time));
+        }
+        let (host, device) = uploader.build().map_err(|error| match error {
+            twinbuf_cuda::Error::Option { option, wanted, found } => Error::Option { option, wanted, found },
+            error => Error::Device(error.into()),
+        })?;
+        let slots = HostSide { host, committed: 0, log: log.clone() };
+        Ok((slots, DeviceSide { device, depth: self.device_depth, log, inline: !sides.overlap }))
+    }
+}
+
+/// How often to look again whether a device slot has been released: rarely needed, and the copies have no call that
+/// waits for it.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
+
+impl Slots for HostSide {
+    type Content = [u8];
+    type Guard<'s> = HostGuard<'s>;
+
+    fn acquire(&mut self) -> Result<HostGuard<'_>, NoSlot> {
+        let Self { host, committed, log } = self;
+        let slot = host.acquire().map_err(|error| match error {
+            twinbuf_cuda::Error::AllHeld { .. } => NoSlot::Held,
+            _ => NoSlot::Gone,
+        })?;
+        Ok(HostGuard { slot, committed, log })
+    }
+
+    fn acquire_within(&mut self, timeout: Duration) -> Result<HostGuard<'_>, NoSlot> {
+        let started = Instant::now();
+        while let Err(twinbuf_cuda::Error::AllHeld { .. }) = self.host.acquire() {
+            if started.elapsed() >= timeout {
+                return Err(NoSlot::Held);
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        // The slot that was found above: dropped uncommitted, it is handed out again.
+        self.acquire()
+    }
+
+    fn finish(self) {
+        self.host.finish();
+    }
+}
+
+impl SlotGuard for HostGuard<'_> {
+    type Content = [u8];
+
+    fn content(&mut self) -> &mut [u8] {
+        &mut self.slot
+    }
+
+    fn commit(self, meta: BatchMeta) -> Result<(), NoSlot> {
+        // An error is a batch without bytes.
+        let len = meta.result.as_ref().map_or(0, |&len| len);
+        self.log.lock().coming.push_back((*self.committed, meta.ticket));
+        *self.committed += 1;
+        self.slot.commit(len, meta).map_err(|_| NoSlot::Gone)
+    }
+}
+
+impl DeviceSide {
+    /// Without overlap, waits on the host until the batch has been copied.
+    fn finish_inline(&self, lease: &Lease<BatchMeta>) -> Result<(), twinbuf_cuda::Error> {
+        if self.inline {
+            if let Some(time) = lease.wait_copied()? {
+                self.log.copied(lease.seq(), lease.len(), time);
+            }
+        }
+        Ok(())
+    }
+
+    fn receive_once(&mut self, waiting: &mut Waiting<'_, '_>) -> Received<Lease<BatchMeta>> {
+        use twinbuf_cuda::Error::{Abandoned, AllHeld, Empty};
+        let received = match waiting {
+            Waiting::Block | Waiting::Drain => self.device.recv(),
+            Waiting::Try | Waiting::Until(_) => self.device.try_recv(),
+            Waiting::Poll(cx) => match self.device.poll_recv(cx) {
+                Poll::Ready(received) => received,
+                Poll::Pending => return Received::NotYet,
+            },
+        };
+        let received = received.and_then(|lease| {
+            lease.as_ref().map_or(Ok(()), |lease| self.finish_inline(lease))?;
+            Ok(lease)
+        });
+        match received {
+            Ok(Some(lease)) => Received::Batch(lease),
+            Err(Empty) if matches!(waiting, Waiting::Try | Waiting::Until(_)) && !self.inline => {
+                Received::NotYet
+            }
+            Err(AllHeld { .. }) => Received::SlotHeld,
+            Ok(None) | Err(Abandoned | Empty) => Received::Gone,
+            Err(error) => Received::Failed(error.into()),
+        }
+    }
+}
+
+impl Batches for DeviceSide {
+    type Batch = Lease<BatchMeta>;
+
+    fn receive(
+        &mut self,
+        waiting: &mut Waiting<'_, '_>,
+        held_timeout: Duration,
+    ) -> Received<Lease<BatchMeta>> {
+        let started = Instant::now();
+        loop {
+            let found = self.receive_once(waiting);
+            let again = match (&found, &*waiting) {
+                (Received::SlotHeld, Waiting::Block) => started.elapsed() < held_timeout,
+                (Received::SlotHeld | Received::NotYet, Waiting::Until(deadline)) => {
+                    Instant::now() < *deadline
+                }
+                _ => false,
+            };
+            if !again {
+                return found;
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn meta(batch: &mut Lease<BatchMeta>) -> &mut BatchMeta {
+        batch.meta_mut()
+    }
+
+    fn slots(&self) -> (&'static str, usize) {
+        ("device_depth", self.depth)
+    }
+
+    fn copies(&self) -> (Duration, u64) {
+        let copies = self.log.lock();
+        (copies.time, copies.bytes)
+    }
+
+    fn copied(&self, ticket: Ticket) -> Option<(Instant, Duration)> {
+        let copies = self.log.lock();
+        let this = copies.last.iter().find(|(copied, ..)| *copied == ticket);
+        this.map(|&(_, end, took)| (end, took))
+    }
+
+    fn copy_thread(&self) -> Option<ThreadId> {
+        self.device.copy_thread()
+    }
+}

@@ -1,0 +1,183 @@
+//! The host backend: batches stay in the slots that they were read into.
+
+use std::fmt;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use twinbuf_core::{
+    AcquireTimeoutError, Consumer, HeapRing, Park, Producer, ReadSlot, RecvError, RecvTimeoutError,
+    TryRecvError, WriteSlot,
+};
+use twinbuf_mmap::Buffer;
+
+use super::sealed::{self, Batches, SlotGuard, Slots};
+use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};
+use crate::error::Error;
+use crate::loader::batch::Batch;
+use crate::slot::{BatchMeta, Slot};
+
+/// Batches stay in host memory: [`Batch`](crate::Batch) is bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Host;
+
+impl Backend for Host {
+    type Batch = Batch;
+}
+
+impl sealed::Backend for Host {
+    type Content = [u8];
+    type Slots = Producer<'static, Slot<Buffer>, Park>;
+    type Batches = Consumer<'static, Slot<Buffer>, Park>;
+
+    const WAIT: &'static str = "queue_wait";
+
+    fn make(self, sides: Sides<'_>) -> Result<(Self::Slots, Self::Batches), Error> {
+        let slots = (0..sides.host_depth).map(|_| Buffer::new(sides.slot).map(Slot::new));
+        let slots = slots.collect::<Option<Vec<_>>>().ok_or_else(|| too_large(sides.sum))?;
+        Ok(HeapRing::with_wait(slots, Park).into_handles())
+    }
+}
+
+/// Values that a closure makes, in the two slots that it was given.
+pub(crate) struct Values<T>(pub(crate) [T; 2]);
+
+/// A value as the content of a slot.
+#[derive(Debug)]
+pub(crate) struct Value<T>(pub(crate) T);
+
+impl<T: Send + 'static> sealed::Backend for Values<T> {
+    type Content = T;
+    type Slots = Producer<'static, Slot<Value<T>>, Park>;
+    type Batches = Consumer<'static, Slot<Value<T>>, Park>;
+
+    const WAIT: &'static str = "queue_wait";
+
+    fn make(self, _: Sides<'_>) -> Result<(Self::Slots, Self::Batches), Error> {
+        let slots = self.0.map(|value| Slot::new(Value(value)));
+        Ok(HeapRing::with_wait(slots.into(), Park).into_handles())
+    }
+}
+
+impl<T> fmt::Debug for Values<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Values")
+    }
+}
+
+/// What is filled in a slot of the ring.
+pub trait Content: Send + 'static {
+    type Filled: ?Sized;
+
+    fn filled(&mut self) -> &mut Self::Filled;
+}
+
+impl Content for Buffer {
+    type Filled = [u8];
+
+    fn filled(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl<T: Send + 'static> Content for Value<T> {
+    type Filled = T;
+
+    fn filled(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<C: Content> Slots for Producer<'static, Slot<C>, Park> {
+    type Content = C::Filled;
+    type Guard<'s> = WriteSlot<'s, 'static, Slot<C>, Park>;
+
+    fn acquire(&mut self) -> Result<Self::Guard<'_>, NoSlot> {
+        Producer::acquire(self).map_err(|_| NoSlot::Gone)
+    }
+
+    fn acquire_within(&mut self, timeout: Duration) -> Result<Self::Guard<'_>, NoSlot> {
+        self.acquire_timeout(timeout).map_err(|error| match error {
+            AcquireTimeoutError::Timeout => NoSlot::Held,
+            AcquireTimeoutError::Closed => NoSlot::Gone,
+        })
+    }
+
+    fn finish(self) {
+        Producer::finish(self);
+    }
+}
+
+impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Park> {
+    type Content = C::Filled;
+
+    fn content(&mut self) -> &mut C::Filled {
+        self.content.filled()
+    }
+
+    fn commit(mut self, meta: BatchMeta) -> Result<(), NoSlot> {
+        self.meta = Some(meta);
+        WriteSlot::commit(self).map_err(|_| NoSlot::Gone)
+    }
+}
+
+impl<C: Content> Batches for Consumer<'static, Slot<C>, Park> {
+    type Batch = ReadSlot<'static, Slot<C>, Park>;
+
+    fn receive(&mut self, waiting: &mut Waiting<'_, '_>, held_timeout: Duration) -> Received<Self::Batch> {
+        match waiting {
+            Waiting::Drain => received(self.recv()),
+            Waiting::Poll(cx) => match self.poll_recv(cx) {
+                Poll::Ready(found) => received(found),
+                Poll::Pending => Received::NotYet,
+            },
+            Waiting::Try => match self.try_recv() {
+                Ok(batch) => Received::Batch(batch),
+                Err(TryRecvError::Empty) => Received::NotYet,
+                Err(TryRecvError::SlotHeld) => Received::SlotHeld,
+                Err(_) => Received::Gone,
+            },
+            Waiting::Until(deadline) => receive_until(self, *deadline),
+            // An empty slot is waited for without end, one that is held only so long: the guard that holds it is
+            // there from the start.
+            Waiting::Block => loop {
+                match receive_until(self, Instant::now() + held_timeout.clamp(SHORTEST, LONGEST)) {
+                    Received::NotYet => {}
+                    found => return found,
+                }
+            },
+        }
+    }
+
+    fn meta(batch: &mut Self::Batch) -> &mut BatchMeta {
+        let Some(meta) = &mut batch.meta else { unreachable!("a slot is handed over with its meta data") };
+        meta
+    }
+
+    fn slots(&self) -> (&'static str, usize) {
+        ("host_depth", self.depth())
+    }
+}
+
+/// The pieces in which a wait that blocks is cut.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_secs(3600);
+
+fn receive_until<C: Content>(
+    ring: &mut Consumer<'static, Slot<C>, Park>,
+    deadline: Instant,
+) -> Received<ReadSlot<'static, Slot<C>, Park>> {
+    match ring.recv_deadline(deadline) {
+        Ok(batch) => Received::Batch(batch),
+        Err(RecvTimeoutError::Timeout) => Received::NotYet,
+        Err(RecvTimeoutError::SlotHeld) => Received::SlotHeld,
+        Err(_) => Received::Gone,
+    }
+}
+
+fn received<B>(found: Result<B, RecvError>) -> Received<B> {
+    match found {
+        Ok(batch) => Received::Batch(batch),
+        Err(RecvError::SlotHeld) => Received::SlotHeld,
+        Err(_) => Received::Gone,
+    }
+}

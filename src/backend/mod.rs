@@ -1,0 +1,184 @@
+//! Where batches end up: in host slots, or on from there in the slots of a device.
+
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+pub(crate) mod host;
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::Context;
+use std::time::{Duration, Instant};
+
+#[cfg(feature = "cuda")]
+pub use self::cuda::{Cuda, DeviceBatch};
+pub use self::host::Host;
+use crate::error::{BoxError, Error};
+use crate::observe::trace::LoaderTrace;
+use crate::slot::Naming;
+
+/// The most host slots a loader can have.
+pub const MAX_HOST_DEPTH: usize = 8;
+
+/// Where a loader's batches end up: [`Host`], or `Cuda` with the feature of that name. It is sealed.
+pub trait Backend:
+    sealed::Backend<Content = [u8], Batches: sealed::Batches<Batch: Into<Self::Batch>>>
+{
+    /// A batch as the caller receives it.
+    type Batch;
+}
+
+/// The two sides of a backend. Both hand out guards: acquire, fill, commit on the one side, receive on the other.
+pub(crate) mod sealed {
+    use std::fmt;
+    use std::thread::ThreadId;
+    use std::time::{Duration, Instant};
+
+    use super::{NoSlot, Received, Sides, Waiting};
+    use crate::error::Error;
+    use crate::slot::{BatchMeta, Ticket};
+
+    /// Makes the two sides.
+    pub trait Backend: Sized + fmt::Debug + 'static {
+        /// What a slot holds.
+        type Content: ?Sized;
+        type Slots: Slots<Content = Self::Content>;
+        type Batches: Batches;
+
+        /// The name of the wait for a batch in the trace.
+        const WAIT: &'static str;
+
+        /// Slots beside the host slots, of the same size.
+        fn device_depth(&self) -> usize {
+            0
+        }
+
+        /// Without overlap both sides are on one thread, and neither may wait for the other.
+        fn make(self, sides: Sides<'_>) -> Result<(Self::Slots, Self::Batches), Error>;
+    }
+
+    /// The side that is filled.
+    pub trait Slots: Send + 'static {
+        type Content: ?Sized;
+        type Guard<'s>: SlotGuard<Content = Self::Content>
+        where
+            Self: 's;
+
+        /// Waits for a free slot.
+        fn acquire(&mut self) -> Result<Self::Guard<'_>, NoSlot>;
+
+        /// The next slot if the caller releases it within `timeout`.
+        fn acquire_within(&mut self, timeout: Duration) -> Result<Self::Guard<'_>, NoSlot>;
+
+        /// Nothing more will come.
+        fn finish(self);
+    }
+
+    /// A free slot. Dropped without a commit, it is handed out again.
+    pub trait SlotGuard {
+        type Content: ?Sized;
+
+        fn content(&mut self) -> &mut Self::Content;
+
+        /// Hands the slot over.
+        fn commit(self, meta: BatchMeta) -> Result<(), NoSlot>;
+    }
+
+    /// The side that is received from.
+    pub trait Batches: 'static {
+        type Batch;
+
+        /// The next batch. A slot that the caller holds is waited for as long as `waiting` has patience.
+        fn receive(&mut self, waiting: &mut Waiting<'_, '_>, held_timeout: Duration)
+        -> Received<Self::Batch>;
+
+        fn meta(batch: &mut Self::Batch) -> &mut BatchMeta;
+
+        /// The option that sets how many slots batches hold, and how many there are.
+        fn slots(&self) -> (&'static str, usize);
+
+        /// How long the copies to the device have taken so far, and their bytes.
+        fn copies(&self) -> (Duration, u64) {
+            (Duration::ZERO, 0)
+        }
+
+        /// When this batch's copy was done, and how long it took; `None` if it is under way, or none is made.
+        fn copied(&self, _: Ticket) -> Option<(Instant, Duration)> {
+            None
+        }
+
+        /// The thread between the two sides, if there is one.
+        fn copy_thread(&self) -> Option<ThreadId> {
+            None
+        }
+    }
+}
+
+/// What a backend needs to know to make its sides.
+#[allow(missing_debug_implementations, reason = "of a sealed trait")]
+pub struct Sides<'a> {
+    /// Bytes of a slot.
+    pub(crate) slot: usize,
+    pub(crate) host_depth: usize,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a device needs to know more"))]
+    pub(crate) overlap: bool,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a device needs to know more"))]
+    pub(crate) trace: Option<Arc<LoaderTrace>>,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a device needs to know more"))]
+    pub(crate) naming: Naming,
+    /// What the memory is for.
+    pub(crate) sum: &'a dyn fmt::Display,
+}
+
+/// There is not that much memory.
+pub(crate) fn too_large(sum: &dyn fmt::Display) -> Error {
+    let wanted = "slots that fit the memory".to_string();
+    Error::Option { option: "host_depth", wanted, found: sum.to_string() }
+}
+
+/// Why there is no slot to fill.
+#[derive(Debug)]
+pub enum NoSlot {
+    /// The caller holds the next slot.
+    Held,
+    /// Nothing receives any more, or the backend has failed; then the receiving side has the error.
+    Gone,
+}
+
+/// What came of a wait for a batch.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "memory does not fail"))]
+#[derive(Debug)]
+pub enum Received<B> {
+    Batch(B),
+    NotYet,
+    /// The caller holds the next slot.
+    SlotHeld,
+    /// The filling side is gone.
+    Gone,
+    /// The device's driver has failed.
+    Failed(BoxError),
+}
+
+/// How a caller waits for a batch.
+#[derive(Debug)]
+pub enum Waiting<'a, 'b> {
+    Block,
+    /// Not longer than this.
+    Until(Instant),
+    /// Not at all.
+    Try,
+    /// Until this task is woken.
+    Poll(&'a mut Context<'b>),
+    /// As long as something comes, but not for a slot that is held.
+    Drain,
+}
+
+impl Waiting<'_, '_> {
+    /// How long to wait for a slot that the caller holds.
+    pub(crate) fn patience(&self, held_timeout: Duration) -> Duration {
+        match self {
+            Self::Block => held_timeout,
+            Self::Until(deadline) => deadline.saturating_duration_since(Instant::now()),
+            Self::Try | Self::Poll(_) | Self::Drain => Duration::ZERO,
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Checkpoints as JSON files.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use twinbuf_mmap::Plan;
+
+use super::{Checkpoint, Identity};
+use crate::error::{BoxError, Error};
+
+/// The version of the format that is written, and the only one that is read.
+const VERSION: u32 = 1;
+
+/// The fields of a [`Checkpoint`]. Those that say what it belongs to are `null` in one that marks the start.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(rename = "Checkpoint", deny_unknown_fields)]
+pub(super) struct Saved {
+    version: u32,
+    epoch: u64,
+    step: u64,
+    plan: Option<Plan>,
+    record_bytes: Option<u64>,
+    fingerprint: Option<u64>,
+}
+
+impl From<Checkpoint> for Saved {
+    fn from(checkpoint: Checkpoint) -> Self {
+        let Checkpoint { identity, epoch, step } = checkpoint;
+        Self {
+            version: VERSION,
+            epoch,
+            step,
+            plan: identity.map(|identity| identity.plan),
+            record_bytes: identity.map(|identity| identity.record_bytes),
+            fingerprint: identity.map(|identity| identity.fingerprint),
+        }
+    }
+}
+
+impl TryFrom<Saved> for Checkpoint {
+    type Error = String;
+
+    fn try_from(saved: Saved) -> Result<Self, String> {
+        let Saved { version, epoch, step, plan, record_bytes, fingerprint } = saved;
+        if version != VERSION {
+            return Err(format!("field `version`: wanted {VERSION}, found {version}"));
+        }
+        let identity = match (plan, record_bytes, fingerprint) {
+            (Some(plan), Some(record_bytes), Some(fingerprint)) => {
+                Some(Identity { plan, record_bytes, fingerprint })
+            }
+            (None, None, None) if (epoch, step) == (0, 0) => None,
+            _ => {
+                return Err("wanted `plan`, `record_bytes` and `fingerprint`, found some of them null".into());
+            }
+        };
+        Ok(Self { identity, epoch, step })
+    }
+}
+
+impl Checkpoint {
+    /// Writes the checkpoint to a JSON file.
+    ///
+    /// A file that is there is replaced in one step, so that a crash leaves either the old checkpoint or the new one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CheckpointFile`] if the file or the temporary one beside it cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref();
+        let write = || -> Result<(), BoxError> {
+            let mut text = serde_json::to_string(self)?;
+            text.push('\n');
+            let mut name = path.file_name().ok_or("wanted the path of a file")?.to_os_string();
+            name.push(".tmp");
+            let temporary = path.with_file_name(name);
+            let mut file = fs::File::create(&temporary)?;
+            file.write_all(text.as_bytes())?;
+            // Before the rename, or a crash of the system could leave an empty file under the new name.
+            file.sync_all()?;
+            Ok(fs::rename(&temporary, path)?)
+        };
+        write().map_err(|source| Error::CheckpointFile { path: path.to_path_buf(), source })
+    }
+
+    /// Reads a checkpoint that [`save`](Self::save) has written; [`start`](Self::start) if there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CheckpointFile`] if the file cannot be read or is not a checkpoint.
+    pub fn load_or_start(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let error = |source: BoxError| Error::CheckpointFile { path: path.to_path_buf(), source };
+        match fs::read(path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|source| error(source.into())),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(Self::start()),
+            Err(source) => Err(error(source.into())),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Epochs: an iterator of batches, loaded ahead of their use.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::iter::FusedIterator;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::Loader;
+use super::checkpoint::Checkpoint;
+use crate::backend::{Backend, Host, Waiting};
+use crate::error::Error;
+use crate::observe::report::Report;
+use crate::slot::Ticket;
+
+/// The batches of one epoch or of several; see [`Loader::epochs`].
+///
+/// After an error it ends. Dropping it early leaves the rest unread.
+///
+/// As an iterator it sleeps until each batch is there. [`try_next`](Self::try_next) does not wait,
+/// [`next_timeout`](Self::next_timeout) waits for a limited time and [`next_async`](Self::next_async) waits as a
+/// task; calls of all kinds may be mixed. With the feature `stream` it is a `futures_core::Stream` too.
+#[must_use = "batches are delivered only by iterating"]
+pub struct Epochs<'l, B: Backend = Host> {
+    loader: &'l mut Loader<B>,
+    /// The next batch; past the end of its epoch if the epoch is over.
+    next: Ticket,
+    ended: bool,
+}
+
+impl<B: Backend> Iterator for Epochs<'_, B> {
+    type Item = Result<B::Batch, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.advance(Waiting::Block) {
+            Poll::Ready(item) => item,
+            Poll::Pending => unreachable!("a wait that blocks ends with a batch or an error"),
+        }
+    }
+
+    /// Exact, unless an error ends the iteration early.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let steps = self.loader.plan.steps();
+        let left = if self.ended {
+            Some(0)
+        } else {
+            (self.next.last - self.next.epoch)
+                .checked_mul(steps)
+                .and_then(|more| more.checked_add(steps - self.next.step))
+        };
+        let left = left.and_then(|left| usize::try_from(left).ok());
+        (left.unwrap_or(usize::MAX).min(1), left)
+    }
+}
+
+impl<B: Backend> FusedIterator for Epochs<'_, B> {}
+
+impl<'l, B: Backend> Epochs<'l, B> {
+    /// From `step` of `epoch` to the end of epoch `last`; nothing if `last` is `None`.
+    pub(super) fn new(loader: &'l mut Loader<B>, (epoch, step): (u64, u64), last: Option<u64>) -> Self {
+        let generation = loader.stage.next_generation();
+        let (ordinal, steps) = (loader.epochs_begun, loader.plan.steps());
+        let mut next = Ticket { generation, ordinal, epoch, step, last: last.unwrap_or(epoch) };
+        let mut epochs = Self { loader, next, ended: last.is_none() };
+        if epochs.ended {
+            return epochs;
+        }
+        epochs.begin_epoch();
+        if let (Some(gate), false) = (epochs.loader.stage.gate(), epochs.loader.stage.is_orphaned()) {
+            // A rank with a step fewer than the checkpoint's may have no batch left in this epoch.
+            if next.step >= steps && next.epoch < next.last {
+                next = Ticket { ordinal: ordinal + 1, epoch: epoch + 1, step: 0, ..next };
+            }
+            gate.begin(next);
+        }
+        epochs
+    }
+
+    /// The next batch if it has been loaded, [`Poll::Pending`] if not. Without overlap it is loaded now.
+    ///
+    /// From the first call on, the caller counts as waiting for the batch in the [`Report`].
+    ///
+    /// # Errors
+    ///
+    /// As those of the iterator, within the result.
+    pub fn try_next(&mut self) -> Poll<Option<Result<B::Batch, Error>>> {
+        self.advance(Waiting::Try)
+    }
+
+    /// The next batch if it is loaded within `timeout`, [`Poll::Pending`] if not. Nothing is lost: the batch comes
+    /// with a later call.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<B::Batch, Error>>> {
+        match Instant::now().checked_add(timeout) {
+            Some(deadline) => self.advance(Waiting::Until(deadline)),
+            None => Poll::Ready(self.next()),
+        }
+    }
+
+    /// The next batch, or [`Poll::Pending`] if it has not been loaded; then the task of `cx` will be woken.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<B::Batch, Error>>> {
+        self.advance(Waiting::Poll(cx))
+    }
+
+    /// Waits for the next batch as a task, without blocking the thread; without overlap it is loaded on the thread
+    /// that polls. Dropping the future loses nothing.
+    pub async fn next_async(&mut self) -> Option<Result<B::Batch, Error>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Where the time went so far; see [`Loader::report`].
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.loader.report()
+    }
+
+    /// The position after the last batch that was received; see [`Loader::checkpoint`].
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        self.loader.checkpoint()
+    }
+
+    fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<B::Batch, Error>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if self.loader.stage.is_orphaned() {
+            // Nothing would ever come, and the report and the trace belong to the other process.
+            self.ended = true;
+            let at = self.loader.stage.naming().at(self.next);
+            return Poll::Ready(Some(Err(Error::Forked { at })));
+        }
+        let steps = self.loader.plan.steps();
+        while self.next.step >= steps {
+            // A rank that has no part in the last step has done it by asking.
+            self.loader.position = (self.next.epoch, self.loader.identity.plan.steps());
+            if self.next.epoch == self.next.last {
+                self.end();
+                return Poll::Ready(None);
+            }
+            let now = Instant::now();
+            self.loader.stage.asked(self.next, now);
+            self.loader.stage.recorder().epoch_ended(now);
+            let (ordinal, epoch) = (self.next.ordinal + 1, self.next.epoch + 1);
+            self.next = Ticket { ordinal, epoch, step: 0, ..self.next };
+            self.begin_epoch();
+        }
+        let Poll::Ready(found) = self.loader.stage.receive(self.next, waiting) else { return Poll::Pending };
+        Poll::Ready(Some(match found {
+            Ok(batch) => {
+                self.next.step += 1;
+                self.loader.position = (self.next.epoch, self.next.step);
+                Ok(batch.into())
+            }
+            Err(error) => {
+                self.end();
+                Err(error)
+            }
+        }))
+    }
+
+    fn begin_epoch(&mut self) {
+        self.loader.position = (self.next.epoch, self.next.step);
+        self.loader.epochs_begun += 1;
+        self.loader.stage.recorder().began(self.next);
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        // In a forked process the trace is the other's.
+        if !self.loader.stage.is_foreign() {
+            self.loader.stage.ended(Instant::now());
+            if let Some(gate) = self.loader.stage.gate() {
+                gate.retract();
+            }
+        }
+    }
+}
+
+#[cfg(feature = "stream")]
+impl<B: Backend> futures_core::Stream for Epochs<'_, B> {
+    type Item = Result<B::Batch, Error>;
+
+    fn poll_next(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Epochs::poll_next(self.get_mut(), cx)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        Iterator::size_hint(self)
+    }
+}
+
+impl<B: Backend> Drop for Epochs<'_, B> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end();
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Epochs<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Epochs")
+            .field("epoch", &self.next.epoch)
+            .field("step", &self.next.step)
+            .field("last", &self.next.last)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}

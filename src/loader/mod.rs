@@ -1,0 +1,171 @@
+//! The loader: epochs as iterators of batches, read ahead of their use.
+
+pub(crate) mod batch;
+pub(crate) mod builder;
+pub(crate) mod checkpoint;
+mod epoch;
+mod prefetch;
+mod reader;
+mod switches;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use twinbuf_mmap::Plan;
+
+pub use self::batch::Batch;
+pub use self::builder::LoaderBuilder;
+pub use self::checkpoint::Checkpoint;
+use self::checkpoint::Identity;
+pub use self::epoch::Epochs;
+pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
+#[cfg(feature = "cuda")]
+pub use crate::backend::{Cuda, DeviceBatch};
+use crate::dataset::Dataset;
+pub use crate::error::At;
+use crate::error::Error;
+use crate::observe::breakdown::Breakdown;
+use crate::observe::report::Report;
+#[cfg(feature = "cuda")]
+pub use crate::slot::BatchMeta;
+use crate::stage::Stage;
+
+/// Reads the batches of a plan, one ahead of the one in use.
+///
+/// A thread reads while the caller iterates. Between the two are `host_depth` buffers of one batch each, allocated
+/// once: nothing is allocated or copied per batch. The thread lives as long as the loader.
+///
+/// The plan alone determines the batches and their order. They are the same with overlap on or off and at any depth.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use twinbuf::{Loader, Plan, Records, Shuffle};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("data.bin");
+/// # std::fs::write(&path, vec![7u8; 64 * 100])?;
+/// let data = Arc::new(Records::open([&path], 64)?); // records of 64 bytes
+/// let plan = Plan::builder(data.len()).batch(8).shuffle(Shuffle::Records).seed(42).build()?;
+/// let mut loader = Loader::builder(data, plan).build()?;
+/// for batch in loader.epochs(0..2) {
+///     let batch = batch?; // bytes, read while the previous batch was in use
+///     assert_eq!(batch.len(), 8 * 64);
+/// }
+/// println!("{}", loader.report());
+/// loader.close()?;
+/// # Ok::<(), twinbuf::BoxError>(())
+/// ```
+pub struct Loader<B: Backend = Host> {
+    stage: Stage<B>,
+    plan: Plan,
+    identity: Arc<Identity>,
+    /// Epochs begun so far.
+    epochs_begun: u64,
+    /// The epoch begun last, and the step of its next batch.
+    position: (u64, u64),
+}
+
+impl Loader {
+    /// Starts to build a loader of `plan`'s batches from `dataset`. Defaults: two host slots, overlap and page hints,
+    /// no trace.
+    pub fn builder(dataset: impl Dataset + 'static, plan: Plan) -> LoaderBuilder {
+        LoaderBuilder::new(Box::new(dataset), plan)
+    }
+}
+
+impl<B: Backend> Loader<B> {
+    /// The batches of one epoch, in order; see [`epochs`](Self::epochs).
+    pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
+        Epochs::new(self, (epoch, 0), Some(epoch))
+    }
+
+    /// The batches of several epochs, in order: `loader.epochs(0..3)`.
+    ///
+    /// There is no gap between two epochs: the first batch of the next one is read during the last step of this one.
+    /// Dropping the iterator early leaves the rest unread.
+    ///
+    /// A batch borrows nothing and may be kept, also beyond the end of its epoch. But slots are filled in turn: while
+    /// a batch is kept, only `host_depth - 1` more can be loaded (`device_depth - 1` on a device). The loader then
+    /// waits for the batch to be dropped on another thread, up to
+    /// [`held_timeout`](LoaderBuilder::held_timeout), and ends with [`Error::SlotHeld`].
+    ///
+    /// The iterator borrows the loader, so there is one at a time:
+    ///
+    /// ```compile_fail,E0499
+    /// # fn f(mut loader: twinbuf::Loader) {
+    /// let (a, b) = (loader.epoch(0), loader.epoch(1));
+    /// drop((a, b));
+    /// # }
+    /// ```
+    pub fn epochs(&mut self, epochs: Range<u64>) -> Epochs<'_, B> {
+        let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
+        Epochs::new(self, (epochs.start, 0), last)
+    }
+
+    /// The batches from a checkpoint to the end of epoch `epochs - 1`: what is left of a training of so many epochs.
+    ///
+    /// They are the batches that the other loader would have delivered next, byte for byte if the transform is the
+    /// same. Depth, overlap, hints and rank may differ.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`] if the checkpoint belongs to another plan or data set; it names the field that differs.
+    pub fn epochs_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<Epochs<'_, B>, Error> {
+        self.identity.check(checkpoint)?;
+        let last = epochs.checked_sub(1).filter(|&last| checkpoint.epoch <= last);
+        Ok(Epochs::new(self, (checkpoint.epoch, checkpoint.step), last))
+    }
+
+    /// The position after the last batch that the caller received.
+    ///
+    /// Batches that were only read ahead do not count; the batch in use does. At the end of an epoch it is the end of
+    /// all ranks' epoch, also where this rank has a step fewer ([`Tail::Keep`](crate::Tail::Keep)).
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        let (epoch, step) = self.position;
+        Checkpoint { identity: Some(*self.identity), epoch, step }
+    }
+
+    /// Where the time went so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.stage.report()
+    }
+
+    /// A handle of the breakdown that the loader was built with, for the phases of the loop itself.
+    #[must_use]
+    pub fn breakdown(&self) -> Breakdown {
+        self.stage.breakdown().clone()
+    }
+
+    /// The plan whose batches this loads.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Joins the reading thread and returns an error that has not been delivered. Dropping the loader joins it too.
+    /// Both wait for the batch that is being read.
+    ///
+    /// # Errors
+    ///
+    /// The error that the thread met ahead of a caller who left early, or [`Error::Device`] if the device failed;
+    /// else [`Error::Trace`] if the trace could not be written, which did not affect the batches.
+    pub fn close(self) -> Result<(), Error> {
+        self.stage.close()
+    }
+}
+
+impl<B: Backend> fmt::Debug for Loader<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader")
+            .field("name", &self.stage.naming().loader)
+            .field("plan", &self.plan)
+            .field("overlap", &self.stage.gate().is_some())
+            .field("trace", &self.stage.trace_path())
+            .finish_non_exhaustive()
+    }
+}

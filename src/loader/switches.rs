@@ -1,0 +1,223 @@
+//! Switches from the environment, for a run that cannot be recompiled.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use super::builder::LoaderBuilder;
+use crate::backend::{Backend, MAX_HOST_DEPTH};
+use crate::error::Error;
+use crate::observe::breakdown::Breakdown;
+use crate::observe::trace::Trace;
+
+/// What every switch begins with.
+const PREFIX: &str = "TWINBUF_";
+const NAMES: [&str; 5] =
+    ["TWINBUF_OVERLAP", "TWINBUF_DEPTH", "TWINBUF_HINTS", "TWINBUF_TRACE", "TWINBUF_BREAKDOWN"];
+
+/// Variables of the tests and of the software driver begin with one of these.
+const RESERVED: [&str; 4] = ["TWINBUF_CUDA_", "TWINBUF_SOAK_", "TWINBUF_STRESS_", "TWINBUF_TEST_"];
+/// Not names of other loaders: `TWINBUF_HOST_DEPTH` is a slip for `TWINBUF_DEPTH`.
+const NOT_LOADERS: [&str; 2] = ["HOST", "DEVICE"];
+
+/// Steps between two lines of a breakdown that is only switched on.
+const EVERY: u64 = 100;
+
+const ON_OR_OFF: &str = "1, on or true, or 0, off or false";
+
+/// The switches of one loader; `None` where the environment does not set one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Switches {
+    overlap: Option<bool>,
+    depth: Option<usize>,
+    hints: Option<bool>,
+    /// The trace's file; empty for none.
+    trace: Option<PathBuf>,
+    /// The steps between two lines; 0 for none.
+    breakdown: Option<u64>,
+}
+
+impl Switches {
+    /// Reads these variables for the loader of this name. Its own switches win over those of all loaders.
+    fn from_vars<N, V>(loader: Option<&str>, vars: impl IntoIterator<Item = (N, V)>) -> Result<Self, Error>
+    where
+        N: AsRef<OsStr>,
+        V: AsRef<OsStr>,
+    {
+        let own_prefix = loader.map(|name| format!("{PREFIX}{}_", variable(name)));
+        let (mut all, mut own) = (Self::default(), Self::default());
+        for (name, value) in vars {
+            let (name, value) = (name.as_ref().to_string_lossy(), value.as_ref());
+            let of_own = own_prefix.as_deref().and_then(|prefix| name.strip_prefix(prefix));
+            if of_own.is_some_and(is_switch) {
+                own.set(of_own.unwrap_or_default(), &name, value)?;
+            } else if let Some(switch) = name.strip_prefix(PREFIX).filter(|switch| is_switch(switch)) {
+                all.set(switch, &name, value)?;
+            } else if !is_foreign(&name) {
+                return Err(Error::UnknownSwitch { meant: meant(&name), name: name.into_owned() });
+            }
+        }
+        Ok(Self {
+            overlap: own.overlap.or(all.overlap),
+            depth: own.depth.or(all.depth),
+            hints: own.hints.or(all.hints),
+            trace: own.trace.or(all.trace),
+            breakdown: own.breakdown.or(all.breakdown),
+        })
+    }
+
+    fn set(&mut self, switch: &str, name: &str, value: &OsStr) -> Result<(), Error> {
+        match switch {
+            "OVERLAP" => self.overlap = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
+            "HINTS" => self.hints = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
+            "DEPTH" => {
+                let wanted = format!("a whole number from 1 to {MAX_HOST_DEPTH}");
+                self.depth = Some(parse(name, value, &wanted, depth)?);
+            }
+            "TRACE" => self.trace = Some(value.into()),
+            _ => {
+                let wanted = "a number of steps, or on or true, or 0, off or false";
+                self.breakdown = Some(parse(name, value, wanted, every)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A loader's name as a part of a variable's: `valid-2` is `VALID_2`.
+fn variable(loader: &str) -> String {
+    loader.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect()
+}
+
+/// Whether this is what follows a prefix in the name of a switch.
+fn is_switch(name: &str) -> bool {
+    NAMES.iter().any(|known| known.strip_prefix(PREFIX) == Some(name))
+}
+
+/// Whether a variable is none of this loader's switches and no slip for one.
+fn is_foreign(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(PREFIX) else { return meant(name).is_none() };
+    RESERVED.iter().any(|prefix| name.starts_with(prefix))
+        || rest.rsplit_once('_').is_some_and(|(loader, switch)| {
+            !loader.is_empty() && !NOT_LOADERS.contains(&loader) && is_switch(switch)
+        })
+}
+
+/// The switch that `name` was probably meant to be: at most two letters left out, put in, mistaken or transposed.
+fn meant(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_uppercase();
+    let name = name.replacen("TWINBUF_HOST_", PREFIX, 1);
+    NAMES.into_iter().find(|known| strsim::osa_distance(known, &name) <= 2)
+}
+
+fn parse<T>(
+    name: &str,
+    value: &OsStr,
+    wanted: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, Error> {
+    let parsed = value.to_str().and_then(|value| parse(&value.trim().to_ascii_lowercase()));
+    parsed.ok_or_else(|| Error::Switch {
+        name: name.to_string(),
+        wanted: wanted.to_string(),
+        found: value.to_os_string(),
+    })
+}
+
+fn on_or_off(value: &str) -> Option<bool> {
+    match value {
+        "1" | "on" | "true" => Some(true),
+        "0" | "off" | "false" => Some(false),
+        _ => None,
+    }
+}
+
+fn depth(value: &str) -> Option<usize> {
+    value.parse().ok().filter(|depth| (1..=MAX_HOST_DEPTH).contains(depth))
+}
+
+fn every(value: &str) -> Option<u64> {
+    match value {
+        "on" | "true" => Some(EVERY),
+        "0" | "off" | "false" => Some(0),
+        _ => value.parse().ok().filter(|&every| every > 0),
+    }
+}
+
+impl<B: Backend> LoaderBuilder<B> {
+    /// Replaces options by what the environment sets. Call it last, after [`name`](Self::name).
+    ///
+    /// | variable | values | option |
+    /// | --- | --- | --- |
+    /// | `TWINBUF_OVERLAP` | `1`, `on`, `true`; `0`, `off`, `false` | [`overlap`](Self::overlap) |
+    /// | `TWINBUF_DEPTH` | 1 to [`MAX_HOST_DEPTH`] | [`host_depth`](Self::host_depth) |
+    /// | `TWINBUF_HINTS` | as `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
+    /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
+    /// | `TWINBUF_BREAKDOWN` | a number of steps; `on`: 100; `off` or 0: none | [`breakdown`](Self::breakdown) |
+    ///
+    /// A loader with a name has switches of its own: for the name `valid`, `TWINBUF_VALID_OVERLAP=0` wins over
+    /// `TWINBUF_OVERLAP=1`. Values may be in capitals and have spaces around them, except paths.
+    ///
+    /// Where the plan has several ranks, the rank becomes part of the trace's file name: `trace.json` is
+    /// `trace.rank3.json` then. A trace covers as many epochs as that of [`trace`](Self::trace), or the first 5.
+    ///
+    /// `TWINBUF_BREAKDOWN` turns the overlap off. It logs steps that the program ends with
+    /// `loader.breakdown().end_step()`; see [`Loader::breakdown`](crate::Loader::breakdown).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Switch`] for a value that a switch does not take, [`Error::UnknownSwitch`] for any other variable
+    /// that begins with `TWINBUF_` or almost does. Variables that begin with `TWINBUF_TEST_`, `TWINBUF_STRESS_`,
+    /// `TWINBUF_SOAK_` or `TWINBUF_CUDA_` are those of this crate's tests, and ignored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use twinbuf::{BoxError, Loader, Plan, Records};
+    /// # fn f(data: Arc<Records>, plan: Plan) -> Result<(), BoxError> {
+    /// // TWINBUF_DEPTH=4 ./train
+    /// let loader = Loader::builder(data, plan).host_depth(3).from_env()?.build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_env(self) -> Result<Self, Error> {
+        let switches = Switches::from_vars(self.options.name.as_deref(), std::env::vars_os())?;
+        Ok(self.apply(switches))
+    }
+
+    fn apply(mut self, switches: Switches) -> Self {
+        let Switches { overlap, depth, hints, trace, breakdown } = switches;
+        let options = &mut self.options;
+        options.overlap = overlap.unwrap_or(options.overlap);
+        options.host_depth = depth.unwrap_or(options.host_depth);
+        options.hints = hints.unwrap_or(options.hints);
+        if let Some(path) = trace {
+            let (rank, world) = (options.plan.rank(), options.plan.world());
+            let path = if world > 1 { with_rank(&path, rank) } else { path };
+            options.trace = match options.trace.take() {
+                _ if path.as_os_str().is_empty() => None,
+                Some(trace) => Some(trace.at(path)),
+                None => Some(Trace::new(path)),
+            };
+        }
+        match breakdown {
+            None => {}
+            Some(0) => options.breakdown = Breakdown::off(),
+            Some(every) => options.breakdown = Breakdown::every(every),
+        }
+        self
+    }
+}
+
+/// `path` with the rank in the file's name, before its extension.
+fn with_rank(path: &Path, rank: u64) -> PathBuf {
+    let mut end = OsString::from(format!("rank{rank}"));
+    if let Some(extension) = path.extension() {
+        end.push(".");
+        end.push(extension);
+    }
+    path.with_extension(end)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+use super::*;
+use crate::{BatchPlan, BoxError, Dataset, Loader, Plan};
+
+struct Zeros;
+
+impl Dataset for Zeros {
+    fn records(&self) -> u64 {
+        8
+    }
+
+    fn record_bytes(&self) -> usize {
+        1
+    }
+
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+}
+
+fn from(vars: &[(&str, &str)]) -> Result<Switches, Error> {
+    Switches::from_vars(None, vars.iter().copied())
+}
+
+fn for_loader(loader: &str, vars: &[(&str, &str)]) -> Result<Switches, Error> {
+    Switches::from_vars(Some(loader), vars.iter().copied())
+}
+
+#[test]
+fn variables_of_others_set_nothing() {
+    assert_eq!(from(&[]).unwrap(), Switches::default());
+    let others = [
+        ("HOME", "/root"),
+        ("OVERLAP", "maybe"),
+        ("TWINBUF", "?"),
+        ("TWINBUF_STRESS_SEED", "x"),
+        ("TWINBUF_TEST_CASE", "x"),
+        ("TWINBUF_CUDA_DRIVER", "x"),
+        ("TWINBUF_VALID_OVERLAP", "of a loader with this name"),
+    ];
+    assert_eq!(from(&others).unwrap(), Switches::default());
+}
+
+#[test]
+fn every_value_that_is_taken() {
+    for (value, expected) in [
+        ("1", true),
+        ("on", true),
+        ("true", true),
+        ("ON", true),
+        ("True", true),
+        (" 1\n", true),
+        ("0", false),
+        ("off", false),
+        ("false", false),
+        ("OFF", false),
+        ("0 ", false),
+    ] {
+        assert_eq!(from(&[("TWINBUF_OVERLAP", value)]).unwrap().overlap, Some(expected), "{value:?}");
+        assert_eq!(from(&[("TWINBUF_HINTS", value)]).unwrap().hints, Some(expected), "{value:?}");
+    }
+    for depth in 1..=MAX_HOST_DEPTH {
+        assert_eq!(from(&[("TWINBUF_DEPTH", &depth.to_string())]).unwrap().depth, Some(depth));
+    }
+    for (value, every) in [
+        ("on", 100),
+        ("True", 100),
+        ("1", 1), // every step, as 2 is every other one
+        ("2", 2),
+        (" 50 ", 50),
+        ("18446744073709551615", u64::MAX),
+        ("0", 0),
+        ("off", 0),
+    ] {
+        assert_eq!(from(&[("TWINBUF_BREAKDOWN", value)]).unwrap().breakdown, Some(every), "{value:?}");
+    }
+    for path in ["", "trace.json", " a path/with spaces ", "on"] {
+        assert_eq!(from(&[("TWINBUF_TRACE", path)]).unwrap().trace, Some(PathBuf::from(path)));
+    }
+    let one = from(&[("TWINBUF_DEPTH", "4"), ("X", "y")]).unwrap();
+    assert_eq!(one, Switches { depth: Some(4), ..Switches::default() });
+}
+
+#[test]
+fn a_loader_with_a_name_has_switches_of_its_own() {
+    let vars = [
+        ("TWINBUF_VALID_OVERLAP", "0"),
+        ("TWINBUF_OVERLAP", "1"),
+        ("TWINBUF_DEPTH", "3"),
+        ("TWINBUF_TRAIN_DEPTH", "4"),
+    ];
+    let of = |loader: &str| {
+        let Switches { overlap, depth, .. } = for_loader(loader, &vars).unwrap();
+        (overlap, depth)
+    };
+    assert_eq!(of("valid"), (Some(false), Some(3)));
+    assert_eq!(of("train"), (Some(true), Some(4)));
+    assert_eq!(of("held-out"), (Some(true), Some(3)));
+    let held = [("TWINBUF_HELD_OUT_HINTS", "off"), ("TWINBUF_HINTS", "on")];
+    assert_eq!(for_loader("held-out", &held).unwrap().hints, Some(false));
+    // An error names the variable, and only the loader it is meant for takes notice of its value.
+    let bad = [("TWINBUF_VALID_DEPTH", "many")];
+    let error = for_loader("valid", &bad).unwrap_err().to_string();
+    assert_eq!(error, r#"environment: TWINBUF_VALID_DEPTH: wanted a whole number from 1 to 8, found "many""#);
+    assert_eq!(for_loader("train", &bad).unwrap(), Switches::default());
+}
+
+#[test]
+fn every_other_value_is_an_error() {
+    let depth = &*format!("a whole number from 1 to {MAX_HOST_DEPTH}");
+    let steps = "a number of steps, or on or true, or 0, off or false";
+    for (switch, values, bad) in [
+        ("TWINBUF_OVERLAP", ON_OR_OFF, &["", " ", "2", "yes", "no", "-1", "on off", "1.0", "١"][..]),
+        ("TWINBUF_HINTS", ON_OR_OFF, &["", "yes", "offf", "10"]),
+        ("TWINBUF_DEPTH", depth, &["", "0", "9", "-1", "two", "2.0", "0x2", "18446744073709551616"]),
+        ("TWINBUF_BREAKDOWN", steps, &["", "-1", "00", "every", "1.5", "18446744073709551616"]),
+    ] {
+        for value in bad {
+            let error = from(&[("TWINBUF_TRACE", "t"), (switch, value)]).unwrap_err();
+            let Error::Switch { name, wanted, found } = &error else { panic!("{error:?}") };
+            assert_eq!((&**name, &**wanted, found), (switch, values, &OsString::from(value)));
+            assert_eq!(error.to_string(), format!("environment: {name}: wanted {wanted}, found {value:?}"));
+        }
+    }
+}
+
+#[test]
+fn an_unknown_switch_is_refused_and_the_one_that_was_meant_is_named() {
+    for (slip, expected) in [
+        ("TWINBUF_OVERLP", Some("TWINBUF_OVERLAP")),
+        ("TWINBUF_OVRLP", Some("TWINBUF_OVERLAP")),
+        ("TWINBUF_OVERLAPP", Some("TWINBUF_OVERLAP")),
+        ("TWINBUF_OVRELAP", Some("TWINBUF_OVERLAP")),
+        ("TWINBUF_DEPHT", Some("TWINBUF_DEPTH")),
+        ("TWINBUF_DEPT", Some("TWINBUF_DEPTH")),
+        ("TWINBUF_HINT", Some("TWINBUF_HINTS")),
+        ("TWINBUF_TRACES", Some("TWINBUF_TRACE")),
+        ("TWINBUF_BRAEKDOWN", Some("TWINBUF_BREAKDOWN")),
+        ("TWINBUF_BREAK_DOWN", Some("TWINBUF_BREAKDOWN")),
+        ("twinbuf_overlap", Some("TWINBUF_OVERLAP")),
+        ("TWINBUFF_DEPTH", Some("TWINBUF_DEPTH")),
+        ("TWIBUF_TRACE", Some("TWINBUF_TRACE")),
+        ("TWINBUFOVERLAP", Some("TWINBUF_OVERLAP")),
+        ("TWINBUF-HINTS", Some("TWINBUF_HINTS")),
+        ("TWINBUF_HOST_DEPTH", Some("TWINBUF_DEPTH")),
+        // Options that have no switch, and what was never one.
+        ("TWINBUF_DEVICE_DEPTH", None),
+        ("TWINBUF_PREFETCH", None),
+        ("TWINBUF_PROFILE", None),
+        ("TWINBUF_", None),
+        ("TWINBUF_VALID_OVERLP", None),
+    ] {
+        let error = from(&[(slip, "1")]).unwrap_err();
+        let Error::UnknownSwitch { name, meant } = &error else { panic!("{error:?}") };
+        assert_eq!((&**name, *meant), (slip, expected));
+        let text = match expected {
+            Some(meant) => format!("environment: there is no switch {slip}; did you mean {meant}?"),
+            None => format!("environment: there is no switch {slip}"),
+        };
+        assert_eq!(error.to_string(), text);
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_value_that_is_not_utf_8_is_an_error_except_in_a_path() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let bytes = OsStr::from_bytes(b"o\xffn");
+    for switch in ["TWINBUF_OVERLAP", "TWINBUF_DEPTH", "TWINBUF_HINTS", "TWINBUF_BREAKDOWN"] {
+        let error = Switches::from_vars(None, [(switch, bytes)]).unwrap_err();
+        let Error::Switch { name, found, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((&**name, found), (switch, &OsString::from(bytes)));
+        assert!(error.to_string().ends_with(r#"found "o\xFFn""#), "{error}");
+    }
+    let path = Switches::from_vars(None, [("TWINBUF_TRACE", bytes)]).unwrap().trace;
+    assert_eq!(path, Some(PathBuf::from(bytes)));
+    assert_eq!(Switches::from_vars(None, [(bytes, bytes)]).unwrap(), Switches::default());
+    let slip = [OsStr::from_bytes(b"TWINBUF_HIN\xffTS")];
+    let error = Switches::from_vars(None, slip.map(|name| (name, bytes))).unwrap_err();
+    assert!(matches!(error, Error::UnknownSwitch { .. }), "{error:?}");
+}
+
+#[test]
+fn the_environment_wins_over_the_code() {
+    let code = || {
+        Loader::builder(Zeros, Plan::builder(8).batch(1).build().unwrap())
+            .overlap(false)
+            .host_depth(3)
+            .hints(false)
+            .trace("code.json")
+    };
+    let with = |vars: &[(&str, &str)]| code().apply(from(vars).unwrap());
+    let options = |b: &LoaderBuilder| {
+        let o = &b.options;
+        (o.overlap, o.host_depth, o.hints, o.trace.clone(), o.breakdown.is_on())
+    };
+    assert_eq!(options(&with(&[])), options(&code()));
+    let builder = with(&[
+        ("TWINBUF_OVERLAP", "1"),
+        ("TWINBUF_DEPTH", "5"),
+        ("TWINBUF_HINTS", "on"),
+        ("TWINBUF_TRACE", "environment.json"),
+        ("TWINBUF_BREAKDOWN", "1"),
+    ]);
+    let trace = Some(Trace::new("environment.json"));
+    assert_eq!(options(&builder), (true, 5, true, trace, true));
+    assert_eq!(with(&[("TWINBUF_TRACE", "")]).options.trace, None);
+    let more = code().trace(Trace::new("code.json").epochs(9));
+    let more = more.apply(Switches { trace: Some("environment.json".into()), ..Switches::default() });
+    assert_eq!(more.options.trace, Some(Trace::new("environment.json").epochs(9)), "the code's epochs");
+    let on = code().breakdown(Breakdown::every(7));
+    assert!(!on.apply(Switches { breakdown: Some(0), ..Switches::default() }).options.breakdown.is_on());
+}
+
+#[test]
+fn each_rank_has_a_trace_of_its_own() {
+    let traced = |rank, world, path: &str| {
+        let plan = Plan::builder(8).batch(1).rank(rank, world).build().unwrap();
+        let switches = Switches { trace: Some(path.into()), ..Switches::default() };
+        Loader::builder(Zeros, plan).apply(switches).options.trace
+    };
+    for (rank, world, path, expected) in [
+        (0, 1, "trace.json", "trace.json"),
+        (0, 2, "trace.json", "trace.rank0.json"),
+        (3, 4, "a.folder/run.2/trace.json", "a.folder/run.2/trace.rank3.json"),
+        (3, 4, "../trace", "../trace.rank3"),
+        (3, 4, ".trace", ".trace.rank3"),
+        (3, 4, "trace.7.json", "trace.7.rank3.json"),
+    ] {
+        assert_eq!(traced(rank, world, path), Some(Trace::new(expected)), "{path}, {rank} of {world}");
+    }
+    assert_eq!(traced(3, 4, ""), None, "still no trace");
+}

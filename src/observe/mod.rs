@@ -1,0 +1,12 @@
+//! Where the time goes: the report, the trace, the breakdown, and spans for `tracing`.
+
+pub(crate) mod breakdown;
+pub(crate) mod pause;
+pub(crate) mod recorder;
+pub(crate) mod report;
+pub(crate) mod spans;
+pub(crate) mod trace;
+
+pub use self::breakdown::{Breakdown, Validation};
+pub use self::report::{BOUND_RATIO, Report, StageTimes, Verdict};
+pub use self::trace::Trace;

@@ -1,0 +1,105 @@
+//! The loading side: fills slots from a source, ahead of their use.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use twinbuf_mmap::BatchPlan;
+
+use super::gate::Gate;
+use crate::backend::sealed::{SlotGuard, Slots};
+use crate::error::Error;
+use crate::loader::checkpoint::Identity;
+use crate::observe::recorder::LoadRecorder;
+use crate::observe::spans;
+use crate::slot::{BatchMeta, LoadStats, Naming, Ticket};
+use crate::thread::panic_message;
+
+/// Where batches come from: a data set, or a closure that makes them.
+pub(crate) trait Source<C: ?Sized>: Send {
+    /// Puts the batch into `out`, and returns its bytes.
+    fn load(&mut self, load: Load<'_>, out: &mut C) -> Result<usize, Error>;
+
+    /// Which records the batch is made of, if it is made of records.
+    fn records(&self, ticket: Ticket) -> Option<(BatchPlan, Arc<Identity>)>;
+
+    /// The bytes of the batch before a transform.
+    fn bytes(&self, records: &BatchPlan) -> usize;
+}
+
+/// One call of [`Source::load`].
+pub(crate) struct Load<'a> {
+    pub(crate) ticket: Ticket,
+    pub(crate) plan: Option<&'a BatchPlan>,
+    pub(crate) naming: &'a Naming,
+    /// Filled in by the source, but for the time it took as a whole.
+    pub(crate) stats: &'a mut LoadStats,
+    /// Whose code runs, to be named if it panics.
+    pub(crate) who: &'a mut &'static str,
+}
+
+/// Fills slots, on whatever thread it is called.
+pub(crate) struct Worker<C: ?Sized> {
+    pub(crate) source: Box<dyn Source<C>>,
+    pub(crate) naming: Naming,
+    pub(crate) recorder: LoadRecorder,
+}
+
+impl<C: ?Sized> Worker<C> {
+    /// Fills `out`, and returns what is known about the batch: its length, or why it could not be loaded.
+    pub(crate) fn load(&mut self, ticket: Ticket, out: &mut C, waited: Duration) -> BatchMeta {
+        let Self { source, naming, recorder } = self;
+        let mut stats = LoadStats { waited, ..LoadStats::default() };
+        let mut who = if naming.rounds { "closure" } else { "data set" };
+        let records = source.records(ticket);
+        let plan = records.as_ref().map(|(plan, _)| plan);
+        let span = spans::load(ticket.epoch, ticket.step, plan.map_or(0, |plan| source.bytes(plan)));
+        recorder.started();
+        let start = Instant::now();
+        // A source that panicked is called again only if the caller goes on. What it then does is up to it, and
+        // memory-safe.
+        let loaded = catch_unwind(AssertUnwindSafe(|| {
+            let load = Load { ticket, plan, naming, stats: &mut stats, who: &mut who };
+            span.in_scope(|| source.load(load, out))
+        }));
+        let result = loaded.unwrap_or_else(|panic| {
+            Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
+        });
+        let end = Instant::now();
+        stats.read = (end - start).saturating_sub(stats.transform);
+        recorder.loaded(ticket, start, end, &stats);
+        BatchMeta { ticket, records, result, stats }
+    }
+
+    /// The loading thread: loads batch after batch, as far as there are slots and leave, until the gate is closed or
+    /// nobody receives any more.
+    pub(crate) fn run<S: Slots<Content = C>>(mut self, gate: &Gate, mut slots: S) {
+        let mut epoch = None;
+        loop {
+            let asked = Instant::now();
+            // The wait for a slot may be long.
+            self.recorder.write_if_due(asked);
+            // The slot first: a batch counts as started only when nothing but the source is in its way.
+            let Ok(mut slot) = slots.acquire() else { return };
+            if gate.would_wait() {
+                self.recorder.flush();
+            }
+            let Some((ticket, resumed)) = gate.start() else { break };
+            let waited = Instant::now().saturating_duration_since(asked.max(resumed));
+            // The trace of an epoch that has been read is complete in the file. Rounds are too many for that.
+            if epoch.replace((ticket.generation, ticket.epoch)).is_some_and(|last| last.1 != ticket.epoch)
+                && !self.naming.rounds
+            {
+                self.recorder.flush();
+            }
+            let meta = self.load(ticket, slot.content(), waited);
+            if meta.result.is_err() {
+                gate.failed(ticket);
+            }
+            if slot.commit(meta).is_err() {
+                return;
+            }
+        }
+        slots.finish();
+    }
+}

@@ -1,0 +1,161 @@
+//! Several loaders side by side: training and validation, with one trace and with times of their own.
+
+mod common;
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use common::{RECORD, files, open, plan};
+use serde_json::Value;
+use twinbuf::{BatchPlan, BoxError, Breakdown, Dataset, Loader, Plan};
+
+fn events(path: &Path) -> Vec<Value> {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).expect("plain JSON after the last close")
+}
+
+#[test]
+fn loaders_with_one_trace_have_rows_of_their_own() {
+    let (dir, paths) = files(&[40]);
+    let path = dir.path().join("trace.json");
+    let build = |name: Option<&str>| {
+        let builder = Loader::builder(open(&paths), plan(40, 8)).trace(path.as_path());
+        match name {
+            Some(name) => builder.name(name),
+            None => builder,
+        }
+        .build()
+        .unwrap()
+    };
+    let (mut train, mut valid, mut third) = (build(Some("train")), build(Some("va\"lid")), build(None));
+    assert_eq!(train.epoch(0).count(), 5);
+    assert_eq!(valid.epoch(7).count(), 5);
+    assert_eq!(third.epoch(9).count(), 5);
+    train.close().unwrap();
+    drop(third);
+    assert_eq!(valid.epoch(8).count(), 5, "the others may be gone");
+    valid.close().unwrap();
+
+    let events = events(&path);
+    let rows: Vec<(&str, u64)> = events
+        .iter()
+        .filter(|event| event["name"] == "thread_name")
+        .map(|event| (event["args"]["name"].as_str().unwrap(), event["tid"].as_u64().unwrap()))
+        .collect();
+    let mut names: Vec<&str> = rows.iter().map(|row| row.0).collect();
+    names.sort_unstable();
+    let expected =
+        ["loader 3: read", "loader 3: train", "train: read", "train: train", "va_lid: read", "va_lid: train"];
+    assert_eq!(names, expected);
+    for (name, row) in rows {
+        let epochs: Vec<u64> = events
+            .iter()
+            .filter(|event| {
+                event["tid"] == row && ["train", "disk_load"].contains(&event["name"].as_str().unwrap())
+            })
+            .map(|event| event["args"]["epoch"].as_u64().unwrap())
+            .collect();
+        let expected = match &name[..5] {
+            "train" => [0; 5].to_vec(),
+            "va_li" => [[7; 5], [8; 5]].concat(),
+            _ => [9; 5].to_vec(),
+        };
+        assert_eq!(epochs, expected, "{name}");
+    }
+    let mut arrows: Vec<&Value> =
+        events.iter().filter(|event| event["ph"] == "s").map(|event| &event["id"]).collect();
+    arrows.sort_by_key(ToString::to_string);
+    arrows.dedup();
+    assert_eq!(arrows.len(), 20, "no two batches share an arrow");
+    // A file that no loader writes any more is made anew.
+    drop(build(None));
+    assert!(!std::fs::read_to_string(&path).unwrap().contains("va_lid"));
+}
+
+/// A batch is read when the other end of the channel sends.
+struct Gated(Receiver<()>);
+
+impl Dataset for Gated {
+    fn records(&self) -> u64 {
+        4
+    }
+
+    fn record_bytes(&self) -> usize {
+        RECORD
+    }
+
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.0.recv()?;
+        Ok(out.len())
+    }
+}
+
+fn gated() -> (Sender<()>, Loader) {
+    let (open, gate) = channel();
+    (open, Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap()).build().unwrap())
+}
+
+fn busy(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// The times of the training come from sums of measured intervals, so they are compared with one another and never
+/// with a clock.
+#[test]
+fn a_validation_inside_an_epoch_is_neither_compute_nor_wait() {
+    const VALIDATION: Duration = Duration::from_millis(30);
+    for with_loader in [true, false] {
+        let (open, mut train) = gated();
+        let (open_valid, mut valid) = gated();
+        (0..4).for_each(|_| open.send(()).unwrap());
+        let mut validated = Duration::ZERO;
+        for (step, batch) in train.epoch(0).enumerate() {
+            let batch = batch.unwrap();
+            if step % 2 == 0 {
+                let started = Instant::now();
+                if with_loader {
+                    for _ in 0..4 {
+                        open_valid.send(()).unwrap();
+                    }
+                    for held_out in valid.epoch(step as u64) {
+                        busy(VALIDATION / 4);
+                        drop(held_out.unwrap());
+                    }
+                } else {
+                    let breakdown = Breakdown::off();
+                    let _validation = breakdown.validation(1);
+                    busy(VALIDATION);
+                }
+                // What lies outside of the loader's own interval may count for the training.
+                validated += started.elapsed().min(VALIDATION);
+            }
+            drop(batch);
+        }
+        let report = train.report();
+        assert_eq!(report.batches, 4);
+        assert!(validated >= VALIDATION * 2);
+        let sum = report.train.busy + report.train.waiting;
+        assert!(sum <= report.wall + Duration::from_micros(1), "{report:?}");
+        assert!(report.train.busy < VALIDATION, "with a loader {with_loader}: {report:?}");
+        if with_loader {
+            assert!(valid.report().train.busy >= VALIDATION * 2, "{:?}", valid.report());
+        }
+    }
+}
+
+#[test]
+fn two_loaders_in_step_do_not_pause_each_other() {
+    let (_dir, paths) = files(&[40]);
+    let build = || Loader::builder(open(&paths), plan(40, 8)).build().unwrap();
+    let (mut inputs, mut labels) = (build(), build());
+    for (input, label) in inputs.epoch(0).zip(labels.epoch(0)) {
+        busy(Duration::from_millis(2));
+        drop((input.unwrap(), label.unwrap()));
+    }
+    for report in [inputs.report(), labels.report()] {
+        assert!(report.train.busy >= Duration::from_millis(10), "{report:?}");
+    }
+}
