@@ -5,8 +5,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use twinbuf::mmap::Ragged;
-use twinbuf::{BoxError, Cut, DType, Records};
+use twinbuf::mmap::{Cut, DType};
+use twinbuf::{BoxError, Records};
 
 /// What a file begins with says what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -90,7 +90,7 @@ impl Shape {
                 let bytes = bytes.unwrap_or(1);
                 let bytes =
                     usize::try_from(bytes).map_err(|_| format!("--record-bytes: {bytes} are too many"))?;
-                Records::options(bytes).ragged(Ragged::Ignore).open(paths)?
+                Records::options().partial(true).open(paths, bytes)?
             }
         })
     }

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
+use crate::summary::{Cause, Row, Summary, Wait};
 use crate::text;
 use crate::timeline::{Span, Timeline, Track};
-use crate::trace::{Cause, Row, Summary, Wait};
 
 /// How a page begins.
 pub(crate) const START: &str = "<!DOCTYPE html>";
@@ -25,13 +25,14 @@ const GAP: f64 = 4.0;
 const HEAD: f64 = 26.0;
 
 /// Colours that differ for the colour-blind too (Okabe and Ito, "Color Universal Design", 2008).
-const COLOURS: [(&str, &str); 6] = [
+const COLOURS: [(&str, &str); 7] = [
     ("train", "#009e73"),
     ("disk_load", "#0072b2"),
     ("transform", "#cc79a7"),
     ("gpu_transfer", "#e69f00"),
     ("queue_wait", "url(#wait)"),
     ("gpu_queue_wait", "url(#wait)"),
+    ("gpu_copy_wait", "url(#wait)"),
 ];
 const OTHERS: &str = "#999999";
 

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use twinbuf::mmap::{PIECE, Residency};
-use twinbuf::{BoxError, Cut, Records};
+use twinbuf::mmap::Cut;
+use twinbuf::mmap::{HINT_CHUNK, Residency};
+use twinbuf::{BoxError, Records};
 
 use crate::data::{Format, Shape, tells};
 use crate::text;
@@ -194,9 +195,9 @@ impl Found {
                     "  device      read-ahead {read_ahead_kib} KiB{largest} ({})",
                     folder.display()
                 )?;
-                // What one hint can start is the larger of the two; see `twinbuf::mmap::PIECE`.
+                // What one hint can start is the larger of the two; see `twinbuf::mmap::HINT_CHUNK`.
                 let most = (*read_ahead_kib).max(largest_request_kib.unwrap_or(0));
-                let piece = PIECE.get() as u64 >> 10;
+                let piece = HINT_CHUNK.get() as u64 >> 10;
                 if most < piece {
                     let advice = "make the limits larger";
                     writeln!(

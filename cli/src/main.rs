@@ -4,6 +4,7 @@ mod data;
 mod html;
 mod inspect;
 mod probe;
+mod summary;
 mod text;
 mod timeline;
 mod trace;
@@ -41,10 +42,24 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Nobody may be listening: then the exit code has to do.
-            let _ = writeln!(io::stderr(), "twinbuf: {}", text::printable(&error.to_string()));
+            let _ = writeln!(io::stderr(), "twinbuf: {}", text::printable(&chain(&*error)));
             ExitCode::from(2)
         }
     }
+}
+
+/// An error and its causes on one line. A cause that its error has printed already is left out.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if !line.ends_with(&text) {
+            line = format!("{line}: {text}");
+        }
+        next = cause.source();
+    }
+    line
 }
 
 /// Writes `text` out. Whoever has stopped reading has seen enough.

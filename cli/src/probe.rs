@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use twinbuf::{BoxError, Loader, Order, Plan, ReadMode, Records, Report, Verdict};
+use twinbuf::mmap::ReadMode;
+use twinbuf::observe::Verdict;
+use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle};
 
 use crate::data::{Format, Shape, tells, tensors};
 use crate::text;
@@ -54,7 +56,7 @@ pub(crate) struct Options {
 }
 
 #[derive(Clone, Copy)]
-struct Way(Order);
+struct Way(Shuffle);
 
 impl FromStr for Way {
     type Err = String;
@@ -62,9 +64,9 @@ impl FromStr for Way {
     fn from_str(way: &str) -> Result<Self, String> {
         let chunks = way.strip_prefix("chunks:").map(str::parse);
         Ok(Self(match (way, chunks) {
-            ("sequential", _) => Order::Sequential,
-            ("records", _) => Order::Records,
-            (_, Some(Ok(records @ 1..))) => Order::Chunks { records },
+            ("sequential", _) => Shuffle::None,
+            ("records", _) => Shuffle::Records,
+            (_, Some(Ok(records @ 1..))) => Shuffle::Chunks { records },
             _ => return Err("wanted sequential, chunks:N with N at least 1, or records".to_string()),
         }))
     }
@@ -114,7 +116,7 @@ const COLD: f64 = 1.0;
 
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let records = Arc::new(open(options)?);
-    let plan = Plan::builder(records.len()).batch(options.batch).order(options.order.0).build()?;
+    let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
     let steps = options.steps.min(plan.steps());
     // What is in the cache does not count for reads past it.
     let told = !options.direct && options.files.iter().all(|path| tells(path));
@@ -192,7 +194,7 @@ fn one_run(
     overlap: bool,
     compute: Duration,
 ) -> Result<Run, BoxError> {
-    let loader = Loader::builder(records.clone(), plan).overlap(overlap).build()?;
+    let mut loader = Loader::builder(records.clone(), plan).overlap(overlap).build()?;
     let mut loads = Vec::new();
     let mut epoch = loader.epoch(0);
     for _ in 0..steps {
@@ -256,14 +258,14 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
         ideal_s: median(&serial(|report| seconds(report.ideal()))),
         overlapped_s: median(&sorted(rounds.iter().map(|(_, run)| seconds(run.report.wall)))),
         // Of the stages alone: what passes between them no overlap hides.
-        gain_possible: median(&serial(Report::gain_possible)),
+        gain_possible: median(&serial(Report::possible_speedup)),
         gain_measured: median(&gain),
         gain_range: ends(&gain),
         verdict: String::new(),
     };
     // Of the round whose possible gain is the median one.
     let nearest = rounds.iter().map(|(run, _)| &run.report).min_by(|a, b| {
-        let far = |report: &Report| (report.gain_possible() - figures.gain_possible).abs();
+        let far = |report: &Report| (report.possible_speedup() - figures.gain_possible).abs();
         far(a).total_cmp(&far(b))
     });
     let verdict = nearest.map_or(Verdict::Unmeasured, Report::verdict);

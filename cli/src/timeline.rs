@@ -9,7 +9,7 @@ use serde::Deserialize;
 use twinbuf::BoxError;
 
 /// Spans that the caller waits in. Those of the other sides are the gaps between their spans.
-const WAITS: [&str; 2] = ["queue_wait", "gpu_queue_wait"];
+const WAITS: [&str; 3] = ["queue_wait", "gpu_queue_wait", "gpu_copy_wait"];
 /// Microseconds that no run lasts, about 30 years: sums of less are exact enough and far from infinite.
 const LONGEST: f64 = 1e15;
 /// Bytes of a line at most. An event has some hundred; without an end to its lines a file of data would have to
@@ -139,7 +139,7 @@ struct Args {
 }
 
 impl Timeline {
-    /// Reads traces, each of them an event a line as [`twinbuf::Profile`] writes it, and brings them onto one
+    /// Reads traces, each of them an event a line as [`twinbuf::observe::Trace`] writes it, and brings them onto one
     /// clock. A file that was cut off is read as far as it goes.
     pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, BoxError> {
         let mut timeline = Self::default();

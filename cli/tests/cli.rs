@@ -7,7 +7,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Profile, Records};
+use twinbuf::observe::Trace;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records};
 
 fn twinbuf(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_twinbuf")).args(arguments).current_dir(folder).output().unwrap()
@@ -593,7 +594,7 @@ fn a_trace_by_the_loader_is_read_back() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("trace.json");
     let plan = Plan::builder(400).batch(1).build().unwrap();
-    let loader = Loader::builder(Nothing, plan).profile(Profile::chrome(&path)).build().unwrap();
+    let mut loader = Loader::builder(Nothing, plan).trace(Trace::new(&path)).build().unwrap();
     for epoch in 0..2 {
         assert_eq!(loader.epoch(epoch).count(), 400);
     }

@@ -10,7 +10,9 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, loss::CrossEntropyLossConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation::relu};
-use twinbuf::{Batch, BoxError, DType, Order, Plan, Records, Transform};
+use twinbuf::mmap::DType;
+use twinbuf::transform::Transform;
+use twinbuf::{Batch, BoxError, Plan, Records, Shuffle};
 use twinbuf_burn::BurnLoader;
 
 const RECORDS: usize = 4096;
@@ -39,9 +41,9 @@ impl Model {
 }
 
 /// The pictures and the labels of a batch, whose rows are the pixels of a picture and its label.
-fn tensors(batch: &Batch<'_>, device: &Device) -> Result<(Tensor<2>, Tensor<1, Int>), BoxError> {
+fn tensors(batch: &Batch, device: &Device) -> Result<(Tensor<2>, Tensor<1, Int>), BoxError> {
     let (mut pictures, mut labels) = (Vec::new(), Vec::new());
-    for row in batch.numbers::<f32>()?.chunks_exact(PIXELS + 1) {
+    for row in batch.cast::<f32>()?.chunks_exact(PIXELS + 1) {
         pictures.extend_from_slice(&row[..PIXELS]);
         labels.push(row[PIXELS] as i32);
     }
@@ -77,7 +79,7 @@ fn train(path: &Path) -> Result<Vec<f32>, BoxError> {
     (scale[PIXELS], shift[PIXELS]) = (1.0, 0.0);
     let normalise = Transform::new(DType::U8, PIXELS + 1)?.normalise(&scale, &shift)?;
 
-    let plan = Plan::builder(data.len()).batch(64).order(Order::Records).seed(42).build()?;
+    let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Records).seed(42).build()?;
     let loader = BurnLoader::builder(data, plan, tensors)
         .options(move |loader| loader.transform(normalise.clone()))
         .build(&device)?;

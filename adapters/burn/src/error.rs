@@ -4,7 +4,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use twinbuf::{BoxError, PlanError};
+use twinbuf::BoxError;
+use twinbuf::mmap::PlanError;
 
 /// What the `DatasetError` of an item has as its `source`.
 #[derive(Clone, Debug)]

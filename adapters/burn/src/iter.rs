@@ -5,14 +5,18 @@ use std::sync::Arc;
 use burn_core::data::dataloader::{DataLoaderIterator, Progress};
 use burn_core::data::dataset::DatasetError;
 use burn_core::tensor::Device;
-use twinbuf::{Dataset, Epoch, Loader};
+use self_cell::MutBorrow;
+use twinbuf::loader::Epochs;
+use twinbuf::{Dataset, Loader};
 
 use crate::{Error, Part};
+
+type Epoch<'l> = Epochs<'l>;
 
 self_cell::self_cell!(
     /// A loader and an epoch of it, which borrows it.
     struct Running {
-        owner: Loader,
+        owner: MutBorrow<Loader>,
         #[not_covariant]
         dependent: Epoch,
     }
@@ -35,7 +39,9 @@ pub(crate) struct Iter<'a, D, O> {
 impl<'a, D: Dataset + Clone + Sync + 'static, O> Iter<'a, D, O> {
     pub(crate) fn new(part: &'a Part<D, O>, device: &'a Device, epoch: u64) -> Self {
         let state = match part.take() {
-            Ok(Some(loader)) => State::Running(Running::new(loader, |loader| loader.epoch(epoch))),
+            Ok(Some(loader)) => State::Running(Running::new(MutBorrow::new(loader), |loader| {
+                loader.borrow_mut().epoch(epoch)
+            })),
             Ok(None) => State::Ended,
             Err(error) => State::Failed(error),
         };
@@ -71,7 +77,7 @@ impl<D, O> Iterator for Iter<'_, D, O> {
             // The loader goes too: what broke it may last.
             Some(Err(error)) => Some(Err(DatasetError::new::<Error>(error))),
             None => {
-                self.part.keep(running.into_owner());
+                self.part.keep(running.into_owner().into_inner());
                 None
             }
         }
@@ -87,7 +93,7 @@ impl<D, O> DataLoaderIterator<O> for Iter<'_, D, O> {
 impl<D, O> Drop for Iter<'_, D, O> {
     fn drop(&mut self) {
         if let State::Running(running) = std::mem::replace(&mut self.state, State::Ended) {
-            self.part.keep(running.into_owner());
+            self.part.keep(running.into_owner().into_inner());
         }
     }
 }

@@ -2,7 +2,6 @@
 
 mod error;
 mod iter;
-mod slice;
 
 use std::fmt;
 use std::ops::Range;
@@ -11,13 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_core::data::dataloader::{DataLoader, DataLoaderIterator};
 use burn_core::tensor::Device;
-use twinbuf::{Batch, BoxError, Dataset, Loader, LoaderBuilder, Plan, Report};
+use twinbuf::loader::LoaderBuilder;
+use twinbuf::{Batch, BoxError, Dataset, Loader, Plan, Report};
 
 pub use error::Error;
-use slice::Sliced;
 
 /// Makes what the training wants of a batch: tensors on the device.
-type Make<O> = dyn Fn(&Batch<'_>, &Device) -> Result<O, BoxError> + Send + Sync;
+type Make<O> = dyn Fn(&Batch, &Device) -> Result<O, BoxError> + Send + Sync;
 
 /// Sets what a [`LoaderBuilder`] has options for.
 type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
@@ -78,7 +77,7 @@ impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoader<D, O> {
     /// is reused: it copies what it keeps.
     pub fn builder<F>(data: D, plan: Plan, make: F) -> BurnLoaderBuilder<D, O>
     where
-        F: Fn(&Batch<'_>, &Device) -> Result<O, BoxError> + Send + Sync + 'static,
+        F: Fn(&Batch, &Device) -> Result<O, BoxError> + Send + Sync + 'static,
     {
         BurnLoaderBuilder {
             data,
@@ -122,7 +121,7 @@ impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoaderBuilder<D, O> {
     /// Those of [`LoaderBuilder::build`].
     pub fn build(self, device: &Device) -> Result<BurnLoader<D, O>, Error> {
         let Self { data, plan, make, options, first_epoch } = self;
-        let records = 0..plan.records();
+        let records = plan.range();
         let common = Arc::new(Common { data, make, options });
         let part = Part { common, records, plan: Ok(Some(plan)), idle: Mutex::new(None) };
         let loader = part.loader(plan)?;
@@ -170,10 +169,7 @@ impl<D: Dataset + Clone + Sync + 'static, O> Part<D, O> {
 
     fn loader(&self, plan: Plan) -> Result<Loader, Error> {
         let Common { data, options, .. } = &*self.common;
-        let builder = match Sliced::new(data, &self.records) {
-            Some(sliced) => Loader::builder(sliced, plan),
-            None => Loader::builder(data.clone(), plan),
-        };
+        let builder = Loader::builder(data.clone(), plan);
         options(builder).build().map_err(|source| Error::Loader(Arc::new(source)))
     }
 
@@ -205,14 +201,7 @@ impl<D: Dataset + Clone + Sync + 'static, O> Part<D, O> {
     /// This plan, for other records.
     fn plan_of(&self, records: &Range<u64>) -> Result<Option<Plan>, Error> {
         let Some(plan) = self.plan.clone()?.filter(|_| !records.is_empty()) else { return Ok(None) };
-        Plan::builder(records.end - records.start)
-            .batch(plan.batch_records())
-            .seed(plan.seed())
-            .order(plan.order())
-            .tail(plan.tail())
-            .build()
-            .map(Some)
-            .map_err(Error::Plan)
+        plan.with_range(records.clone()).map(Some).map_err(Error::Plan)
     }
 }
 

@@ -7,7 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use burn::data::dataloader::{DataLoader, Progress, split::split_dataloader};
 use burn::data::dataset::DatasetError;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use twinbuf::{Batch, BatchPlan, BoxError, Dataset, Loader, Numbers, Plan, PlanError, Records, Tail};
+use twinbuf::mmap::PlanError;
+use twinbuf::transform::Convert;
+use twinbuf::{Batch, BatchPlan, BoxError, Dataset, Loader, Plan, Records, Tail};
 use twinbuf_burn::{BurnLoader, Error};
 
 /// Record `i` is the number `i`; some cannot be read.
@@ -41,13 +43,13 @@ impl Dataset for Source {
     }
 }
 
-fn numbers(batch: &Batch<'_>, _: &Device) -> Result<Vec<u32>, BoxError> {
-    Ok(batch.numbers::<u32>()?.to_vec())
+fn numbers(batch: &Batch, _: &Device) -> Result<Vec<u32>, BoxError> {
+    Ok(batch.cast::<u32>()?.to_vec())
 }
 
 fn shuffled(records: u64, batch: u64, tail: Tail) -> Plan {
-    let order = twinbuf::Order::Records;
-    Plan::builder(records).batch(batch).order(order).seed(7).tail(tail).build().unwrap()
+    let order = twinbuf::Shuffle::Records;
+    Plan::builder(records).batch(batch).shuffle(order).seed(7).tail(tail).build().unwrap()
 }
 
 fn loader(source: Source, plan: Plan) -> BurnLoader<Source, Vec<u32>> {
@@ -109,9 +111,20 @@ fn items_are_counted() {
         assert!(iterator.next().is_none());
     }
     // With more ranks than records, the last has none.
-    let plan = Plan::builder(2).shard(2, 3).tail(Tail::Keep).build().unwrap();
+    let plan = Plan::builder(2).rank(2, 3).tail(Tail::Keep).build().unwrap();
     let loader = loader(source(2), plan);
     assert_eq!((loader.num_items(), epoch(&loader).len()), (0, 0));
+}
+
+/// An error and its causes, each on its own line.
+fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        lines.push(error.to_string());
+        next = error.source();
+    }
+    lines
 }
 
 #[test]
@@ -123,9 +136,11 @@ fn an_error_is_an_item_and_the_last() {
         assert_eq!(items.len(), 3, "two batches and the error");
         assert_eq!(items[1].as_ref().unwrap(), &[4, 5, 6, 7]);
         let error = items[2].as_ref().unwrap_err();
-        assert_eq!(error.to_string(), format!("epoch {number}, step 2: record 9 is bad"));
+        let line = format!("epoch {number}, step 2: the batch could not be read");
+        assert_eq!(causes(error).first(), Some(&line));
+        assert_eq!(causes(error).last(), Some(&"record 9 is bad".to_owned()));
         let Error::Loader(source) = inner(error) else { panic!("{error}") };
-        assert!(matches!(**source, twinbuf::Error::Read { step: 2, .. }));
+        assert!(matches!(&**source, twinbuf::Error::Load { at, .. } if at.step == Some(2)));
     }
 }
 
@@ -141,14 +156,15 @@ fn a_file_that_is_cut_off_is_named() -> Result<(), BoxError> {
     let items: Vec<_> = loader.iter().collect();
     assert_eq!(items.len(), 2);
     assert!(items[0].is_ok());
-    assert!(items[1].as_ref().unwrap_err().to_string().contains("records.bin"));
+    let error = items[1].as_ref().unwrap_err();
+    assert!(causes(error).last().unwrap().contains("records.bin"), "{error}");
     Ok(())
 }
 
 #[test]
 fn what_the_function_refuses_ends_the_epoch() {
     let plan = Plan::builder(12).batch(4).build().unwrap();
-    let refuse = |batch: &Batch<'_>, _: &Device| match batch.step() {
+    let refuse = |batch: &Batch, _: &Device| match batch.step() {
         1 => Err("too dark".into()),
         step => Ok(step),
     };
@@ -302,7 +318,7 @@ fn threads_share_it() {
 fn another_device_goes_on_from_the_same_epoch() {
     let plan = shuffled(10, 4, Tail::Keep);
     // Devices with and without autodiff are equal.
-    let on = |batch: &Batch<'_>, device: &Device| Ok((numbers(batch, device)?, device.is_autodiff()));
+    let on = |batch: &Batch, device: &Device| Ok((numbers(batch, device)?, device.is_autodiff()));
     let loader = BurnLoader::builder(source(10), plan, on).build(&Device::flex()).unwrap();
     loader.iter().for_each(drop);
     let moved = loader.to_device(&Device::flex().autodiff());
@@ -392,7 +408,10 @@ fn slices_of_files() -> Result<(), BoxError> {
     // With all that a loader can ask of a data set.
     let loader = BurnLoader::builder(data, plan, numbers)
         .options(|loader| {
-            loader.transform(Numbers::U16ToU32).residency(true).evict(twinbuf::Evict::Unmap).prefetch(1 << 20)
+            loader
+                .transform(Convert::U16ToU32)
+                .cache_policy(twinbuf::mmap::CachePolicy::Drop)
+                .hint_window(1 << 20)
         })
         .build(&Device::flex())?;
     let mut found = epoch(&*loader.slice(7, 25)).concat();
@@ -430,7 +449,7 @@ fn a_slice_is_read_in_parts_as_the_data_set_is() {
     for slice in [false, true] {
         let most = Arc::new(AtomicUsize::new(0));
         let loader = BurnLoader::builder(Parts(source(32), most.clone()), plan, |batch, _| Ok(batch.len()))
-            .options(|loader| loader.transform(Numbers::U16ToU32))
+            .options(|loader| loader.transform(Convert::U16ToU32))
             .build(&Device::flex())
             .unwrap();
         let items: usize = if slice {
@@ -465,7 +484,7 @@ fn slices_that_are_not_there() {
     // No record at all was asked for.
     assert_eq!(epoch(&*whole.slice(2, 2)).len(), 0);
 
-    let plan = Plan::builder(10).batch(2).shard(1, 2).build().unwrap();
+    let plan = Plan::builder(10).batch(2).rank(1, 2).build().unwrap();
     let (error, text) = refused(&*loader(source(10), plan).slice(0, 2));
     assert!(matches!(error, Error::Slice { ranks: 2, .. }));
     assert!(text.contains("one rank"), "{text}");
@@ -474,8 +493,8 @@ fn slices_that_are_not_there() {
 #[test]
 fn tensors_on_the_device() -> Result<(), BoxError> {
     let plan = Plan::builder(6).batch(3).build()?;
-    let tensors = |batch: &Batch<'_>, device: &Device| {
-        let numbers: Vec<i32> = batch.numbers::<i32>()?.to_vec();
+    let tensors = |batch: &Batch, device: &Device| {
+        let numbers: Vec<i32> = batch.cast::<i32>()?.to_vec();
         let shape = [numbers.len(), 1];
         Ok(Tensor::<2, Int>::from_data(TensorData::new(numbers, shape), device))
     };

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor, Var};
 use candle_nn::{Linear, Module, Optimizer, SGD, loss::cross_entropy};
-use twinbuf::{BoxError, Cut, DType, Loader, Order, Plan, Records, Transform};
+use twinbuf::mmap::{Cut, DType};
+use twinbuf::transform::Transform;
+use twinbuf::{BoxError, Loader, Plan, Records, Shuffle};
 use twinbuf_candle::tensor;
 
 const RECORDS: u64 = 4096;
@@ -39,8 +41,8 @@ fn train(path: &Path) -> Result<Vec<f32>, BoxError> {
     (scale[PIXELS], shift[PIXELS]) = (1.0, 0.0);
     let normalise = Transform::new(data.dtype(), PIXELS + 1)?.normalise(&scale, &shift)?;
 
-    let plan = Plan::builder(data.len()).batch(64).order(Order::Records).seed(42).build()?;
-    let loader = Loader::builder(data.clone(), plan).transform(normalise).build()?;
+    let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Records).seed(42).build()?;
+    let mut loader = Loader::builder(data.clone(), plan).transform(normalise).build()?;
 
     // Softmax regression is convex: zeros are as good a start as any, and the same in every run.
     let weight = Var::zeros((CLASSES, PIXELS), candle_core::DType::F32, &device)?;

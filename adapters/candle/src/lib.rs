@@ -3,7 +3,13 @@
 use std::fmt;
 
 use candle_core::{Device, Tensor};
-use twinbuf::{Batch, DType};
+use twinbuf::mmap::DType;
+use twinbuf::{Batch, BatchPlan};
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+pub use cuda::device_tensor;
 
 /// A batch as a tensor of shape `[records, shape..]`, where `shape` is that of one record.
 ///
@@ -19,26 +25,33 @@ use twinbuf::{Batch, DType};
 ///
 /// [`TensorError::DType`] if candle has no such numbers; [`TensorError::Record`] unless a record of the batch
 /// has exactly the bytes of such numbers in that shape; [`TensorError::Candle`] if candle has no memory for it.
-pub fn tensor(
-    batch: &Batch<'_>,
+pub fn tensor(batch: &Batch, dtype: DType, shape: &[usize], device: &Device) -> Result<Tensor, TensorError> {
+    let place = (batch.epoch(), batch.step());
+    let (to, whole) = shape_of(batch.plan(), batch.len(), place, dtype, shape)?;
+    // Of memory that is aligned for its numbers, as a slot is, candle makes one copy.
+    Tensor::from_raw_buffer(batch, to, &whole, device).map_err(TensorError::Candle)
+}
+
+/// candle's type and the shape of a whole batch of `bytes` bytes, which is at `(epoch, step)`.
+fn shape_of(
+    plan: &BatchPlan,
+    bytes: usize,
+    (epoch, step): (u64, u64),
     dtype: DType,
     shape: &[usize],
-    device: &Device,
-) -> Result<Tensor, TensorError> {
+) -> Result<(candle_core::DType, Vec<usize>), TensorError> {
     let to = candle_dtype(dtype).ok_or(TensorError::DType { found: dtype })?;
     // A batch is in memory, so its number of records fits.
-    let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
-    let found = batch.len() / records;
+    let records = usize::try_from(plan.len()).unwrap_or(usize::MAX);
+    let found = bytes / records;
     let wanted = shape.iter().try_fold(dtype.size(), |bytes, &axis| bytes.checked_mul(axis));
     let whole: Vec<usize> = std::iter::once(records).chain(shape.iter().copied()).collect();
     // An axis of 0 hides the others, which candle multiplies for its strides all the same.
     let others = whole.iter().try_fold(1_usize, |all, &axis| all.checked_mul(axis.max(1)));
     if wanted != Some(found) || others.is_none() {
-        let (epoch, step) = (batch.epoch(), batch.step());
         return Err(TensorError::Record { epoch, step, wanted: (dtype, shape.to_vec()), found });
     }
-    // Of memory that is aligned for its numbers, as a slot is, candle makes one copy.
-    Tensor::from_raw_buffer(batch, to, &whole, device).map_err(TensorError::Candle)
+    Ok((to, whole))
 }
 
 /// candle's name of a type, where it has the same one.
@@ -80,6 +93,9 @@ pub enum TensorError {
     },
     /// candle's own error.
     Candle(candle_core::Error),
+    /// The tensor's device is not the CUDA device that the batch is on, or the driver failed.
+    #[cfg(feature = "cuda")]
+    Device(twinbuf::cuda::Error),
 }
 
 impl fmt::Display for TensorError {
@@ -92,7 +108,7 @@ impl fmt::Display for TensorError {
                 )?;
                 match found {
                     DType::U16 => {
-                        write!(f, ": give the loader `.transform(Numbers::U16ToU32)` and ask for u32")
+                        write!(f, ": give the loader `.transform(Convert::U16ToU32)` and ask for u32")
                     }
                     DType::Bool => write!(f, ": ask for u8"),
                     _ => Ok(()),
@@ -104,6 +120,8 @@ impl fmt::Display for TensorError {
                  bytes a record"
             ),
             Self::Candle(source) => write!(f, "candle: {source}"),
+            #[cfg(feature = "cuda")]
+            Self::Device(source) => write!(f, "device: {source}"),
         }
     }
 }
@@ -112,6 +130,8 @@ impl std::error::Error for TensorError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Candle(source) => Some(source),
+            #[cfg(feature = "cuda")]
+            Self::Device(source) => Some(source),
             _ => None,
         }
     }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, WithDType};
-use twinbuf::{
-    BatchPlan, BoxError, Cut, DType, Dataset, Loader, LoaderBuilder, Numbers, Plan, Records, Tail, Transform,
-};
+use twinbuf::loader::LoaderBuilder;
+use twinbuf::mmap::{Cut, DType};
+use twinbuf::transform::{Convert, Transform};
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Tail};
 use twinbuf_candle::{TensorError, tensor};
 
 /// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.
@@ -21,7 +22,7 @@ fn loader(bytes: &[u8], dtype: DType, columns: usize, batch: u64) -> Result<Load
 
 /// All tensors of an epoch, made while no batch is kept.
 fn tensors(loader: LoaderBuilder, dtype: DType, shape: &[usize]) -> Result<Vec<Tensor>, BoxError> {
-    let loader = loader.host_depth(1).build()?;
+    let mut loader = loader.host_depth(1).build()?;
     loader.epoch(0).map(|batch| Ok(tensor(&batch?, dtype, shape, &Device::Cpu)?)).collect()
 }
 
@@ -93,14 +94,14 @@ fn what_a_transform_makes() -> Result<(), BoxError> {
     let found = tensors(loader(&[0, 2, 4, 6], DType::U8, 2, 2)?.transform(normalise), DType::F32, &[2])?;
     assert_eq!(found[0].to_vec2::<f32>()?, [[-1.0, 0.0], [1.0, 2.0]]);
 
-    let tokens = loader(&[1, 0, 0xff, 0xff], DType::U16, 2, 1)?.transform(Numbers::U16ToU32);
+    let tokens = loader(&[1, 0, 0xff, 0xff], DType::U16, 2, 1)?.transform(Convert::U16ToU32);
     assert_eq!(tensors(tokens, DType::U32, &[2])?[0].to_vec2::<u32>()?, [[1, 65_535]]);
     Ok(())
 }
 
 #[test]
 fn a_shape_or_type_of_other_size_is_refused() -> Result<(), BoxError> {
-    let loader = loader(&[0; 48], DType::U8, 12, 2)?.build()?;
+    let mut loader = loader(&[0; 48], DType::U8, 12, 2)?.build()?;
     let batch = loader.epoch(3).nth(1).expect("a second batch")?;
     for (dtype, shape) in [
         (DType::U8, &[11][..]),
@@ -129,7 +130,7 @@ fn a_shape_or_type_of_other_size_is_refused() -> Result<(), BoxError> {
 
 #[test]
 fn types_that_candle_has_not_are_refused() -> Result<(), BoxError> {
-    let loader = loader(&[0; 64], DType::U8, 16, 2)?.build()?;
+    let mut loader = loader(&[0; 64], DType::U8, 16, 2)?.build()?;
     let batch = loader.epoch(0).next().expect("a batch")?;
     for dtype in [DType::Bool, DType::I8, DType::U16, DType::U64, DType::C64, DType::C128] {
         let error = tensor(&batch, dtype, &[16 / dtype.size()], &Device::Cpu).unwrap_err();
@@ -159,7 +160,7 @@ impl Dataset for Empty {
 
 #[test]
 fn an_axis_of_nothing_hides_no_axes_that_are_too_long() -> Result<(), BoxError> {
-    let loader = Loader::builder(Empty, Plan::builder(2).batch(2).build()?).build()?;
+    let mut loader = Loader::builder(Empty, Plan::builder(2).batch(2).build()?).build()?;
     let batch = loader.epoch(0).next().expect("a batch")?;
     assert_eq!(tensor(&batch, DType::F32, &[3, 0], &Device::Cpu)?.dims(), [2, 3, 0]);
     for shape in [&[0, usize::MAX, 2][..], &[usize::MAX, 0]] {

@@ -4,7 +4,8 @@ use std::fmt;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use ndarray::{ArrayViewD, ArrayViewMutD};
-use twinbuf::{Batch, DType};
+use twinbuf::Batch;
+use twinbuf::mmap::DType;
 
 /// A number that records are made of. To be implemented for others too, f16 for example.
 pub trait Number: AnyBitPattern + NoUninit {
@@ -34,12 +35,12 @@ numbers!(u8: U8, i8: I8, u16: U16, i16: I16, u32: U32, i32: I32, u64: U64, i64: 
 /// [`ViewError::DType`] unless `T` is the number that `dtype` is; [`ViewError::Record`] unless a record of the
 /// batch has exactly the bytes of such numbers in that shape.
 pub fn view<'b, T: Number>(
-    batch: &'b Batch<'_>,
+    batch: &'b Batch,
     dtype: DType,
     shape: &[usize],
 ) -> Result<ArrayViewD<'b, T>, ViewError> {
     let whole = whole::<T>(batch, dtype, shape)?;
-    let numbers = batch.numbers().unwrap_or_else(|error| unreachable!("records are whole: {error}"));
+    let numbers = batch.cast().unwrap_or_else(|error| unreachable!("records are whole: {error}"));
     Ok(ArrayViewD::from_shape(whole, numbers).unwrap_or_else(|error| unreachable!("of that size: {error}")))
 }
 
@@ -49,18 +50,18 @@ pub fn view<'b, T: Number>(
 ///
 /// Those of [`view`].
 pub fn view_mut<'b, T: Number>(
-    batch: &'b mut Batch<'_>,
+    batch: &'b mut Batch,
     dtype: DType,
     shape: &[usize],
 ) -> Result<ArrayViewMutD<'b, T>, ViewError> {
     let whole = whole::<T>(batch, dtype, shape)?;
-    let numbers = batch.numbers_mut().unwrap_or_else(|error| unreachable!("records are whole: {error}"));
+    let numbers = batch.cast_mut().unwrap_or_else(|error| unreachable!("records are whole: {error}"));
     Ok(ArrayViewMutD::from_shape(whole, numbers)
         .unwrap_or_else(|error| unreachable!("of that size: {error}")))
 }
 
 /// The shape of the whole batch, which has exactly as many numbers.
-fn whole<T: Number>(batch: &Batch<'_>, dtype: DType, shape: &[usize]) -> Result<Vec<usize>, ViewError> {
+fn whole<T: Number>(batch: &Batch, dtype: DType, shape: &[usize]) -> Result<Vec<usize>, ViewError> {
     if T::DTYPE != dtype {
         return Err(ViewError::DType { wanted: T::DTYPE, found: dtype });
     }

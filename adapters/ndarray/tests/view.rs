@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use ndarray::{Ix2, array};
-use twinbuf::{
-    BatchPlan, BoxError, Cut, DType, Dataset, Loader, LoaderBuilder, Plan, Records, Tail, Transform,
-};
+use twinbuf::loader::LoaderBuilder;
+use twinbuf::mmap::{Cut, DType};
+use twinbuf::transform::Transform;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Tail};
 use twinbuf_ndarray::{Number, ViewError, view, view_mut};
 
 /// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.
@@ -21,7 +22,7 @@ fn loader(bytes: &[u8], dtype: DType, columns: usize, batch: u64) -> Result<Load
 
 /// Three rows of two of these numbers, two rows a batch.
 fn in_place<T: Number + PartialEq + std::fmt::Debug>(numbers: [T; 6]) -> Result<(), BoxError> {
-    let loader = loader(bytemuck::cast_slice(&numbers), T::DTYPE, 2, 2)?.build()?;
+    let mut loader = loader(bytemuck::cast_slice(&numbers), T::DTYPE, 2, 2)?.build()?;
     let mut epoch = loader.epoch(0);
     for wanted in [&numbers[..4], &numbers[4..]] {
         let batch = epoch.next().expect("a batch")?;
@@ -51,7 +52,7 @@ fn every_number_in_place() -> Result<(), BoxError> {
 #[test]
 fn axes_are_in_c_order() -> Result<(), BoxError> {
     let bytes: Vec<u8> = (0..24).collect();
-    let loader = loader(&bytes, DType::U8, 12, 2)?.build()?;
+    let mut loader = loader(&bytes, DType::U8, 12, 2)?.build()?;
     let batch = loader.epoch(0).next().expect("a batch")?;
     let cube = view::<u8>(&batch, DType::U8, &[3, 4])?;
     assert_eq!(cube.shape(), [2, 3, 4]);
@@ -62,7 +63,7 @@ fn axes_are_in_c_order() -> Result<(), BoxError> {
 
 #[test]
 fn records_of_one_number_have_no_axis() -> Result<(), BoxError> {
-    let loader = loader(&[1, 2, 3], DType::U8, 1, 3)?.build()?;
+    let mut loader = loader(&[1, 2, 3], DType::U8, 1, 3)?.build()?;
     let batch = loader.epoch(0).next().expect("a batch")?;
     assert_eq!(view::<u8>(&batch, DType::U8, &[])?, array![1, 2, 3].into_dyn());
     Ok(())
@@ -71,17 +72,17 @@ fn records_of_one_number_have_no_axis() -> Result<(), BoxError> {
 #[test]
 fn what_a_transform_made_is_changed_in_place() -> Result<(), BoxError> {
     let widen = Transform::new(DType::U8, 1)?;
-    let loader = loader(&[0, 2, 4, 6], DType::U8, 2, 2)?.transform(widen).build()?;
+    let mut loader = loader(&[0, 2, 4, 6], DType::U8, 2, 2)?.transform(widen).build()?;
     let mut batch = loader.epoch(0).next().expect("a batch")?;
     let mut rows = view_mut::<f32>(&mut batch, DType::F32, &[2])?.into_dimensionality::<Ix2>()?;
     rows -= &array![1.0, 2.0];
-    assert_eq!(batch.numbers::<f32>()?, [-1.0, 0.0, 3.0, 4.0]);
+    assert_eq!(batch.cast::<f32>()?, [-1.0, 0.0, 3.0, 4.0]);
     Ok(())
 }
 
 #[test]
 fn other_numbers_and_other_shapes_are_refused() -> Result<(), BoxError> {
-    let loader = loader(&[0; 48], DType::U8, 12, 2)?.build()?;
+    let mut loader = loader(&[0; 48], DType::U8, 12, 2)?.build()?;
     let mut batch = loader.epoch(3).nth(1).expect("a second batch")?;
     for shape in [&[11][..], &[13], &[24], &[2, 12], &[], &[12, 0], &[usize::MAX, 2]] {
         let wanted = (DType::U8, shape.to_vec());
@@ -119,7 +120,7 @@ impl Dataset for Empty {
 
 #[test]
 fn an_axis_of_nothing_hides_no_axes_that_are_too_long() -> Result<(), BoxError> {
-    let loader = Loader::builder(Empty, Plan::builder(2).batch(2).build()?).build()?;
+    let mut loader = Loader::builder(Empty, Plan::builder(2).batch(2).build()?).build()?;
     let mut batch = loader.epoch(0).next().expect("a batch")?;
     assert_eq!(view::<f32>(&batch, DType::F32, &[3, 0])?.shape(), [2, 3, 0]);
     assert_eq!(view_mut::<f32>(&mut batch, DType::F32, &[3, 0])?.shape(), [2, 3, 0]);

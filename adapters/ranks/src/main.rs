@@ -7,20 +7,20 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use twinbuf::{BoxError, Loader, Order, Plan, Records, Tail};
+use twinbuf::{BoxError, Loader, Plan, Records, Shuffle, Tail};
 
 fn main() -> Result<(), BoxError> {
     let [file, folder] = <[String; 2]>::try_from(std::env::args().skip(1).collect::<Vec<_>>())
         .map_err(|found| format!("wanted FILE FOLDER, found {found:?}"))?;
     let data = Arc::new(Records::open([file], 8)?);
     let plan =
-        Plan::from_env(data.len())?.batch(16).order(Order::Records).seed(42).tail(Tail::Keep).build()?;
-    let loader = Loader::builder(data, plan).build()?;
+        Plan::from_env(data.len())?.batch(16).shuffle(Shuffle::Records).seed(42).tail(Tail::Keep).build()?;
+    let mut loader = Loader::builder(data, plan).build()?;
     let mut lines = String::new();
     for epoch in 0..2 {
         for batch in loader.epoch(epoch) {
             let batch = batch?;
-            for &number in batch.numbers::<u64>()? {
+            for &number in batch.cast::<u64>()? {
                 writeln!(lines, "{epoch} {} {}", batch.step(), u64::from_le(number))?;
             }
         }

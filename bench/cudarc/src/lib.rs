@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
-use twinbuf::{Cuda, LoaderBuilder};
+use twinbuf::loader::{Cuda, LoaderBuilder};
 
 pub fn upload(builder: LoaderBuilder, context: Arc<CudaContext>) -> LoaderBuilder<Cuda> {
     builder.cuda(context)

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut};
+use twinbuf::mmap::ReadMode;
 use twinbuf::mmap::Residency;
-use twinbuf::{BoxError, ReadMode, Records};
+use twinbuf::{BoxError, Records};
 
 use crate::sys;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::scaling::{CACHES, Cell, DEPTHS, RATIOS, size};
+use crate::cell::{CACHES, Cell, DEPTHS, RATIOS, size};
 
 const WIDTH: f64 = 40.0;
 const HEIGHT: f64 = 22.0;

@@ -2,10 +2,11 @@
 
 use std::hint::black_box;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use twinbuf::{BoxError, Evict, Loader, Plan, ReadMode, Records, Report};
+use twinbuf::mmap::{CachePolicy, HintStats, ReadMode, Residency};
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Report};
 
 use crate::{data, sys};
 
@@ -17,7 +18,7 @@ pub struct Way {
     /// In MiB.
     pub prefetch: Option<u64>,
     pub host_depth: usize,
-    pub evict: Evict,
+    pub evict: CachePolicy,
     pub residency: bool,
     pub mode: ReadMode,
 }
@@ -26,38 +27,80 @@ impl Default for Way {
     /// As the loader's own.
     fn default() -> Self {
         let (overlap, hints, host_depth) = (true, true, 2);
-        let (evict, residency, mode) = (Evict::Keep, false, ReadMode::Pread);
+        let (evict, residency, mode) = (CachePolicy::Keep, false, ReadMode::Pread);
         Self { overlap, hints, prefetch: None, host_depth, evict, residency, mode }
     }
 }
 
 impl Way {
-    pub const fn prefetch(self, mib: u64) -> Self {
+    pub const fn hint_window(self, mib: u64) -> Self {
         Self { prefetch: Some(mib), ..self }
     }
 
     pub fn build(self, records: Arc<Records>, plan: Plan) -> Result<Loader, BoxError> {
-        let mut builder = Loader::builder(records, plan)
+        self.build_over(records, plan)
+    }
+
+    fn build_over(self, data: impl Dataset + 'static, plan: Plan) -> Result<Loader, BoxError> {
+        let mut builder = Loader::builder(data, plan)
             .overlap(self.overlap)
             .hints(self.hints)
             .host_depth(self.host_depth)
-            .evict(self.evict)
-            .residency(self.residency);
+            .cache_policy(self.evict);
         if let Some(mib) = self.prefetch {
-            builder = builder.prefetch(mib * data::MIB);
+            builder = builder.hint_window(mib * data::MIB);
         }
         Ok(builder.build()?)
+    }
+}
+
+/// Counts the pages of each batch that are in memory just before it is read.
+struct Counted {
+    records: Arc<Records>,
+    /// All, and without the first batch.
+    found: Arc<Mutex<(Residency, Residency)>>,
+    first: bool,
+}
+
+impl Dataset for Counted {
+    fn records(&self) -> u64 {
+        Dataset::records(&self.records)
+    }
+
+    fn record_bytes(&self) -> usize {
+        Dataset::record_bytes(&self.records)
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        let Residency { pages, resident, .. } = self.records.residency_of(batch)?;
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.0.pages += pages;
+        found.0.resident += resident;
+        if !std::mem::take(&mut self.first) {
+            found.1.pages += pages;
+            found.1.resident += resident;
+        }
+        drop(found);
+        Dataset::read(&mut self.records, batch, out)
+    }
+
+    fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
+        Dataset::will_need(&mut self.records, batch)
+    }
+
+    fn evict(&mut self, batch: &BatchPlan, policy: CachePolicy) -> Result<(), BoxError> {
+        Dataset::evict(&mut self.records, batch, policy)
     }
 }
 
 /// What an epoch took.
 pub struct Ran {
     pub report: Report,
+    /// Pages in memory just before they were read, if they were counted; all, and without the first batch.
+    pub resident: (Residency, Residency),
     pub wall: Duration,
     /// Waiting for the first batch.
     pub first_wait: Duration,
-    /// The report when the first batch had come.
-    pub first: Report,
     pub major_faults: u64,
     /// The mean size of the disk's read requests in KiB.
     pub request: f64,
@@ -81,16 +124,22 @@ pub fn with_requests<T>(
 /// The file is opened anew each time: pages that an open one has mapped would not leave the page cache.
 pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Result<Ran, BoxError> {
     let records = data::open(path, way.mode)?;
-    let loader = way.build(records.clone(), plan)?;
+    let found = Arc::new(Mutex::new(<(Residency, Residency)>::default()));
+    let mut loader = if way.residency {
+        way.build_over(Counted { records: records.clone(), found: found.clone(), first: true }, plan)?
+    } else {
+        way.build(records.clone(), plan)?
+    };
     data::make_cold(&records)?;
     let faults = sys::major_faults();
     let mut first = None;
     let (wall, request) = with_requests(path, || {
         let begun = Instant::now();
-        for batch in loader.epoch(0) {
+        let mut epoch = loader.epoch(0);
+        while let Some(batch) = epoch.next() {
             let batch = batch?;
             if first.is_none() {
-                first = Some((begun.elapsed(), loader.report()));
+                first = Some(begun.elapsed());
             }
             black_box(work(&batch, compute));
         }
@@ -100,14 +149,15 @@ pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Resul
     let report = loader.report();
     loader.close()?;
     check(&report, &plan)?;
-    let (first_wait, first) = first.ok_or("an epoch without a batch")?;
-    Ok(Ran { report, wall, first_wait, first, major_faults, request })
+    let first_wait = first.ok_or("an epoch without a batch")?;
+    let resident = *found.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(Ran { report, resident, wall, first_wait, major_faults, request })
 }
 
 /// Whether the epochs were whole, and took one read for each batch: ceil(N / B) an epoch.
 pub fn check(report: &Report, plan: &Plan) -> Result<(), BoxError> {
     let wanted = plan.steps() * report.epochs;
-    let Report { reads, batches, .. } = *report;
+    let Report { loads: reads, batches, .. } = *report;
     if (reads, batches) != (wanted, wanted) {
         return Err(format!("wanted {wanted} batches by as many reads, found {batches} by {reads}").into());
     }

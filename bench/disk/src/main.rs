@@ -1,5 +1,6 @@
 //! The loader against the disk: cold reads, waits, residency, ranks, memory, scaling. See the README one folder up.
 
+mod cell;
 mod child;
 mod heat;
 mod load;

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use twinbuf::{BoxError, Evict, Plan, ReadMode};
+use twinbuf::mmap::{CachePolicy, ReadMode};
+use twinbuf::{BoxError, Plan};
 
 use crate::child::{self, Child, Gate};
 use crate::data::{self, MIB, RECORD, Sparse};
@@ -54,7 +55,8 @@ pub fn run(report: &mut Report, folder: &Path, path: &Path, effort: Effort) -> R
         let (hierarchy, sparse) = (&hierarchy, &sparse);
         Subject::new(name, move |_| limited(hierarchy, &sparse.0, evict))
     };
-    let subjects = [subject("loader, Evict::Keep", "keep"), subject("loader, Evict::Drop", "drop")];
+    let subjects =
+        [subject("loader, CachePolicy::Keep", "keep"), subject("loader, CachePolicy::Drop", "drop")];
     measure::run(&mut table, &subjects, effort.part(2), || Ok(Duration::ZERO))?;
     for row in &table.rows {
         // Whoever comes here has finished: what the limit kills is an error before.
@@ -81,7 +83,7 @@ pub fn small(path: &Path) -> Result<(), BoxError> {
     child::wait()?;
     let records = data::open(path, ReadMode::Pread)?;
     let plan = Plan::builder(records.len().min(SMALL[1])).build()?;
-    let loader = Way::default().build(records, plan)?;
+    let mut loader = Way::default().build(records, plan)?;
     let (begun, mut seen, mut found) = (Instant::now(), 0, Vec::new());
     // Up to the last of them: a file of fewer records is read to the end of an epoch.
     let mut took = Duration::ZERO;
@@ -122,8 +124,8 @@ pub fn under_limit(path: &Path, evict: &str) -> Result<(), BoxError> {
     child::wait()?;
     let records = data::open(path, ReadMode::Pread)?;
     let plan = Plan::builder(records.len()).batch(BATCH * MIB / RECORD as u64).build()?;
-    let evict = if evict == "drop" { Evict::Drop } else { Evict::Keep };
-    let loader = Way { evict, ..Way::default() }.build(records, plan)?;
+    let evict = if evict == "drop" { CachePolicy::Drop } else { CachePolicy::Keep };
+    let mut loader = Way { evict, ..Way::default() }.build(records, plan)?;
     let begun = Instant::now();
     for batch in loader.epoch(0) {
         batch?;

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use twinbuf::{BoxError, Plan, ReadMode};
+use twinbuf::mmap::ReadMode;
+use twinbuf::{BoxError, Plan};
 
 use crate::child::{self, Child, Gate};
 use crate::data::{self, MIB, RECORD};
@@ -90,7 +91,7 @@ pub fn rank(path: &Path, mode: &str, epochs: u64) -> Result<(), BoxError> {
     let mode = if mode == "direct" { ReadMode::Direct } else { ReadMode::Pread };
     let records = data::open(path, mode)?;
     let plan = Plan::from_env(records.len())?.batch(MIB / RECORD as u64).build()?;
-    let loader = Way::default().build(records, plan)?;
+    let mut loader = Way::default().build(records, plan)?;
     child::wait()?;
     for epoch in 0..epochs {
         for batch in loader.epoch(epoch) {

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use twinbuf::mmap::ReadMode;
 use twinbuf::mmap::Residency;
-use twinbuf::{BoxError, Order, Plan, ReadMode};
+use twinbuf::{BoxError, Plan, Shuffle};
 
 use crate::data::{self, MIB, RECORD};
 use crate::load::{Ran, Way, cold_epoch};
@@ -23,11 +24,11 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     let batch = BATCH * MIB / RECORD as u64;
     let few = all.min(RECORDS * MIB / RECORD as u64);
     for (title, order, of) in [
-        ("sequential", Order::Sequential, all),
-        ("shuffled chunks of 4 MiB", Order::Chunks { records: batch }, all),
-        ("shuffled records of 4 KiB", Order::Records, few),
+        ("sequential", Shuffle::None, all),
+        ("shuffled chunks of 4 MiB", Shuffle::Chunks { records: batch }, all),
+        ("shuffled records of 4 KiB", Shuffle::Records, few),
     ] {
-        let plan = Plan::builder(of).batch(batch).order(order).seed(1).build()?;
+        let plan = Plan::builder(of).batch(batch).shuffle(order).build()?;
         let columns = [
             "% resident",
             "without first",
@@ -45,8 +46,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
             subject("loader, compute 0", way, 0),
             subject("loader, compute = load", way, 1),
             subject("loader, compute = 2 load", way, 2),
-            subject("loader, 32 MiB, = load", way.prefetch(32), 1),
-            subject("loader, MapChecked, = load", Way { mode: ReadMode::MapChecked, ..way }, 1),
+            subject("loader, 32 MiB, = load", way.hint_window(32), 1),
             subject("no hints, compute = load", Way { hints: false, ..way }, 1),
         ];
         // As long as a batch takes that is read ahead of nothing and after no hint.
@@ -70,15 +70,12 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
 }
 
 fn figures(ran: &Ran) -> Vec<f64> {
-    let Ran { report, wall, first, major_faults, .. } = ran;
+    let Ran { report, resident, wall, major_faults, .. } = ran;
     let percent = |Residency { pages, resident, .. }: Residency| 100.0 * resident as f64 / pages as f64;
     let batches = report.batches as f64;
-    let mut rest = report.residency;
-    rest.pages -= first.residency.pages;
-    rest.resident -= first.residency.resident;
     vec![
-        percent(report.residency),
-        percent(rest),
+        percent(resident.0),
+        percent(resident.1),
         *major_faults as f64 / batches,
         100.0 * report.train.waiting.as_secs_f64() / wall.as_secs_f64(),
         1e3 * report.read.busy.as_secs_f64() / batches,

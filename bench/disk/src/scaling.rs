@@ -6,8 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use twinbuf::{BoxError, Plan, ReadMode, Records};
+use twinbuf::mmap::ReadMode;
+use twinbuf::{BoxError, Plan, Records};
 
+use crate::cell::{CACHES, Cell, DEPTHS, RATIOS, Sample, size};
 use crate::data::{self, MIB, RECORD};
 use crate::heat;
 use crate::load::{self, Way};
@@ -26,77 +28,12 @@ const BATCHES: [(u64, u64, u64); 7] = [
     (64 << 20, 8, 512),
     (256 << 20, 4, 1024),
 ];
-pub const DEPTHS: [usize; 4] = [1, 2, 3, 4];
-/// Compute / load.
-pub const RATIOS: [f64; 5] = [0.1, 0.3, 1.0, 3.0, 10.0];
-pub const CACHES: [&str; 2] = ["warm", "cold"];
-
 /// Seconds that the longer of load and compute is to take in an epoch, if the file has so many batches.
 const EPOCH: f64 = 0.2;
 /// The most seconds of it: rather than take longer, an epoch has fewer than the fewest batches, but two.
 const LONGEST: f64 = 4.0;
-/// Load and compute that are to be overlapped without loss take at least so long a batch.
-const COUNTS: Duration = Duration::from_millis(1);
 /// What the wall time may be of the ideal: the median and the worst of all cells that count.
 const WANTED: (f64, f64) = (1.03, 1.10);
-
-/// A place in the grid.
-pub struct Cell {
-    pub cache: &'static str,
-    pub batch: u64,
-    pub depth: usize,
-    pub ratio: f64,
-    /// One a round.
-    samples: Vec<Sample>,
-}
-
-/// One epoch, and what those beside it say that it could have taken. All in seconds.
-struct Sample {
-    batches: u64,
-    /// Of all batches, by a loader that does not overlap, for a caller that does not compute.
-    load: f64,
-    /// On one batch.
-    compute: f64,
-    /// Load and compute in turn, by the same loader.
-    serial: f64,
-    wall: f64,
-    /// The longer of all the load and all the compute; at depth 1 both.
-    longer: f64,
-    /// That, and what nothing can overlap with: the first load or the last compute.
-    ideal: f64,
-    /// What the steps of the serial loader would take through so many slots, if nothing else took time.
-    schedule: f64,
-    /// The ideal by the load that the loader itself measured in this very epoch.
-    own: f64,
-}
-
-impl Cell {
-    fn median(&self, of: impl Fn(&Sample) -> f64) -> f64 {
-        median(self.samples.iter().map(of))
-    }
-
-    /// The median over the rounds of what the wall time is of the ideal of the same round.
-    pub fn over_ideal(&self) -> f64 {
-        self.median(|s| s.wall / s.ideal)
-    }
-
-    fn load(&self) -> f64 {
-        self.median(|s| s.load / s.batches as f64)
-    }
-
-    /// Whether neither load nor compute is too short to be overlapped without loss.
-    pub fn counts(&self) -> bool {
-        self.load().min(self.median(|s| s.compute)) >= COUNTS.as_secs_f64()
-    }
-
-    fn name(&self) -> String {
-        format!("{}, {}, depth {}, ratio {}", self.cache, size(self.batch), self.depth, self.ratio)
-    }
-}
-
-pub fn size(bytes: u64) -> String {
-    if bytes < MIB { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
-}
 
 /// What the rows of the grid have in common.
 struct Group {
@@ -261,7 +198,7 @@ fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Re
         Serial => Way { overlap: false, ..Way::default() },
         Overlapped(host_depth) => Way { host_depth, ..Way::default() },
     };
-    let loader = way.build(group.records.clone(), plan)?;
+    let mut loader = way.build(group.records.clone(), plan)?;
     if group.cache == "cold" {
         data::make_cold(&group.records)?;
     }

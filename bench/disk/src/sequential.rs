@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use memmap2::{Advice, MmapMut};
-use twinbuf::{BoxError, Plan, ReadMode, Records};
+use twinbuf::mmap::ReadMode;
+use twinbuf::{BoxError, Plan, Records};
 
 use crate::data::{self, MIB, RECORD};
 use crate::load::{Way, cold_epoch, with_requests};
@@ -44,11 +45,10 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
             loader("loader".into(), default),
             loader("loader, no hints".into(), Way { hints: false, ..default }),
             loader("loader, no overlap".into(), Way { overlap: false, ..default }),
-            loader("loader, MapChecked".into(), Way { mode: ReadMode::MapChecked, ..default }),
             loader("loader, Direct".into(), Way { mode: ReadMode::Direct, ..default }),
         ];
         for budget in BUDGETS {
-            subjects.push(loader(format!("loader, prefetch {budget} MiB"), default.prefetch(budget)));
+            subjects.push(loader(format!("loader, prefetch {budget} MiB"), default.hint_window(budget)));
         }
         subjects.push(peer("floor: direct, huge pages", path, &records, move || floor(path, mib)));
         let ours = subjects.len();

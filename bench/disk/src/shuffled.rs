@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use twinbuf::{BoxError, Order, Plan, ReadMode};
+use twinbuf::mmap::ReadMode;
+use twinbuf::{BoxError, Plan, Shuffle};
 
 use crate::data::{self, MIB, RECORD};
 use crate::load::{Ran, Way, cold_epoch};
@@ -19,8 +20,8 @@ const WANTED: f64 = 5.0;
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
     let of = data::open(path, ReadMode::Pread)?.len();
     let chunk = CHUNK * MIB / RECORD as u64;
-    let order = Order::Chunks { records: chunk };
-    let plan = Plan::builder(of).batch(chunk).order(order).seed(1).build()?;
+    let order = Shuffle::Chunks { records: chunk };
+    let plan = Plan::builder(of).batch(chunk).shuffle(order).seed(1).build()?;
     // The time to compute on a batch is what it takes to load one without overlap: at the beginning of each
     // round, because disks drift.
     let calibrate = |mode| {
@@ -49,7 +50,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         direct(4),
     ];
     for budget in BUDGETS {
-        subjects.push(subject(format!("loader, prefetch {budget} MiB"), default.prefetch(budget)));
+        subjects.push(subject(format!("loader, prefetch {budget} MiB"), default.hint_window(budget)));
     }
     measure::run(&mut table, &subjects, effort, || calibrate(ReadMode::Pread))?;
     for name in ["loader", "loader, Direct", "loader, Direct, host_depth 4"] {

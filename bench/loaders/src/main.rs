@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use twinbuf::{BoxError, ReadMode};
+use twinbuf::BoxError;
+use twinbuf::mmap::ReadMode;
 use twinbuf_bench_disk::measure::Effort;
 use twinbuf_bench_disk::sys::machine;
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use twinbuf::mmap::PlanBuilder;
-use twinbuf::{BatchPlan, BoxError, Cut, Dataset, Hinted, Loader, Numbers, Order, Plan, ReadMode, Records};
+use twinbuf::mmap::{Cut, HintStats, ReadMode};
+use twinbuf::transform::Convert;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle};
 
 use crate::work::{Batch, Kind, Meter, WINDOW, Work};
 
@@ -17,16 +19,16 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode) -> Result<(), Box
         None => Loader::builder(records, plan),
     };
     if work.kind == Kind::Tokens {
-        builder = builder.transform(Numbers::U16ToU32);
+        builder = builder.transform(Convert::U16ToU32);
     }
-    let loader = builder.build()?;
+    let mut loader = builder.build()?;
     for _ in 0..work.epochs {
         // That of the others is the same in every epoch.
         let mut epoch = loader.epoch(0);
         while let Some(batch) = meter.wait(|| epoch.next()) {
             let batch = batch?;
             meter.take(match work.kind {
-                Kind::Tokens => Batch::Tokens(batch.numbers()?),
+                Kind::Tokens => Batch::Tokens(batch.cast()?),
                 Kind::Images => Batch::Images(&batch),
             })?;
         }
@@ -44,8 +46,8 @@ pub fn open(work: &Work) -> Result<Records, BoxError> {
 
 /// The order that all subjects are given, which in an order file is that of this plan's epoch 0.
 pub fn plan(work: &Work, records: u64) -> PlanBuilder {
-    let order = if work.order.is_some() { Order::Records } else { Order::Sequential };
-    Plan::builder(records).batch(work.batch as u64).order(order).seed(42)
+    let builder = Plan::builder(records).batch(work.batch as u64);
+    if work.order.is_some() { builder.shuffle(Shuffle::Records).seed(42) } else { builder }
 }
 
 /// The records, and a fault.
@@ -71,7 +73,7 @@ impl Dataset for Faulty {
         Dataset::read(&mut self.records, batch, out)
     }
 
-    fn will_need(&mut self, batch: &BatchPlan) -> Hinted {
+    fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
         Dataset::will_need(&mut self.records, batch)
     }
 }

@@ -223,7 +223,7 @@ impl Work {
 
 /// One batch as it is delivered: record after record, in one piece.
 #[derive(Clone, Copy, Debug)]
-pub enum Batch<'a> {
+pub enum Batch {
     Tokens(&'a [u32]),
     Images(&'a [u8]),
 }
@@ -311,7 +311,7 @@ impl<'w> Meter<'w> {
     }
 
     /// Uses a batch: reads one number of every record, and is busy for the time to compute.
-    pub fn take(&mut self, batch: Batch<'_>) -> Result<(), BoxError> {
+    pub fn take(&mut self, batch: Batch) -> Result<(), BoxError> {
         self.wait_received = self.wait;
         if self.batches == 0 {
             (self.first, self.first_wait) = (self.started.elapsed(), self.wait);
@@ -351,7 +351,7 @@ impl<'w> Meter<'w> {
         Ok(())
     }
 
-    fn verify(&mut self, batch: Batch<'_>) {
+    fn verify(&mut self, batch: Batch) {
         let mut number = |number: u64| {
             self.digest =
                 self.digest.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(number).wrapping_add(1);

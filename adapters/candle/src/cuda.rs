@@ -1,0 +1,59 @@
+//! Batches of the loader's upload stage, which are in device memory already.
+
+use candle_core::cuda_backend::{CudaDType, CudaStorage};
+use candle_core::op::BackpropOp;
+use candle_core::{DType as To, Device, Storage, Tensor};
+use half::{bf16, f16};
+use twinbuf::cuda::Element;
+use twinbuf::loader::DeviceBatch;
+use twinbuf::mmap::DType;
+
+use crate::{TensorError, shape_of};
+
+/// A batch in device memory as a tensor of shape `[records, shape..]`, where `shape` is that of one record.
+///
+/// The bytes are **copied once, on the device**, into memory that candle owns: a tensor cannot borrow. The copy is
+/// enqueued on candle's own stream, behind the upload; the host waits for nothing, and the batch's slot is uploaded to
+/// again once the copy is done. The loader's context must be that of `device`:
+/// `Loader::builder(..).cuda(device.as_cuda_device()?.cuda_stream().context().clone())`.
+///
+/// candle's usual stream is the per-thread default stream, which is another one on another thread: make the tensor,
+/// use it and drop it on one thread, as for any of candle's tensors, or take `Device::new_cuda_with_stream`.
+///
+/// # Errors
+///
+/// As [`tensor`](crate::tensor); [`TensorError::Device`] if the batch is in another context, or the driver fails.
+pub fn device_tensor(
+    batch: DeviceBatch,
+    dtype: DType,
+    shape: &[usize],
+    device: &Device,
+) -> Result<Tensor, TensorError> {
+    let place = (batch.epoch(), batch.step());
+    let (to, whole) = shape_of(batch.plan(), batch.len(), place, dtype, shape)?;
+    match to {
+        To::U8 => owned::<u8>(batch, whole, device),
+        To::I16 => owned::<i16>(batch, whole, device),
+        To::U32 => owned::<u32>(batch, whole, device),
+        To::I32 => owned::<i32>(batch, whole, device),
+        To::I64 => owned::<i64>(batch, whole, device),
+        To::F16 => owned::<f16>(batch, whole, device),
+        To::BF16 => owned::<bf16>(batch, whole, device),
+        To::F32 => owned::<f32>(batch, whole, device),
+        To::F64 => owned::<f64>(batch, whole, device),
+        _ => Err(TensorError::DType { found: dtype }),
+    }
+}
+
+fn owned<T: CudaDType + Element>(
+    batch: DeviceBatch,
+    shape: Vec<usize>,
+    device: &Device,
+) -> Result<Tensor, TensorError> {
+    let device = device.as_cuda_device().map_err(TensorError::Candle)?;
+    // Bound to this thread, because candle's usual stream is this thread's.
+    let lease = batch.into_lease().on_this_thread();
+    let numbers = lease.into_owned::<T>(&device.cuda_stream()).map_err(TensorError::Device)?;
+    let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(numbers, device.clone()));
+    Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false))
+}

@@ -1,0 +1,72 @@
+//! One cell of the scaling grid: cache, batch size, depth and ratio, with a sample for each round.
+
+use std::time::Duration;
+
+use crate::data::MIB;
+use crate::report::median;
+
+pub const DEPTHS: [usize; 4] = [1, 2, 3, 4];
+/// Compute / load.
+pub const RATIOS: [f64; 5] = [0.1, 0.3, 1.0, 3.0, 10.0];
+pub const CACHES: [&str; 2] = ["warm", "cold"];
+
+/// Load and compute that are to be overlapped without loss take at least so long a batch.
+const COUNTS: Duration = Duration::from_millis(1);
+
+/// A place in the grid.
+pub struct Cell {
+    pub cache: &'static str,
+    pub batch: u64,
+    pub depth: usize,
+    pub ratio: f64,
+    /// One a round.
+    pub samples: Vec<Sample>,
+}
+
+/// One epoch, and what those beside it say that it could have taken. All in seconds.
+pub struct Sample {
+    pub batches: u64,
+    /// Of all batches, by a loader that does not overlap, for a caller that does not compute.
+    pub load: f64,
+    /// On one batch.
+    pub compute: f64,
+    /// Load and compute in turn, by the same loader.
+    pub serial: f64,
+    pub wall: f64,
+    /// The longer of all the load and all the compute; at depth 1 both.
+    pub longer: f64,
+    /// That, and what nothing can overlap with: the first load or the last compute.
+    pub ideal: f64,
+    /// What the steps of the serial loader would take through so many slots, if nothing else took time.
+    pub schedule: f64,
+    /// The ideal by the load that the loader itself measured in this very epoch.
+    pub own: f64,
+}
+
+impl Cell {
+    pub fn median(&self, of: impl Fn(&Sample) -> f64) -> f64 {
+        median(self.samples.iter().map(of))
+    }
+
+    /// The median over the rounds of what the wall time is of the ideal of the same round.
+    pub fn over_ideal(&self) -> f64 {
+        self.median(|s| s.wall / s.ideal)
+    }
+
+    pub fn load(&self) -> f64 {
+        self.median(|s| s.load / s.batches as f64)
+    }
+
+    /// Whether neither load nor compute is too short to be overlapped without loss.
+    pub fn counts(&self) -> bool {
+        self.load().min(self.median(|s| s.compute)) >= COUNTS.as_secs_f64()
+    }
+
+    pub fn name(&self) -> String {
+        format!("{}, {}, depth {}, ratio {}", self.cache, size(self.batch), self.depth, self.ratio)
+    }
+}
+
+pub fn size(bytes: u64) -> String {
+    if bytes < MIB { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}
