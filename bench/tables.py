@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fills the tables of README.md and bench/README.md from bench/results/*.csv, so that their numbers are those files'.
+"""Fills the tables of bench/README.md from bench/results/*.csv, so that their numbers are those files'.
 
     python3 bench/tables.py            # writes what stands between `<!-- table NAME begin -->` and `... end -->`
     python3 bench/tables.py --check    # changes nothing; fails if a table is not what the files say
@@ -13,7 +13,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-DOCUMENTS = [ROOT / "README.md", ROOT / "bench" / "README.md"]
+DOCUMENTS = [ROOT / "bench" / "README.md"]
 
 KINDS = ["tokens", "images"]
 # Columns of the tables of loaders: order and cache.
@@ -132,7 +132,7 @@ def failures():
 
 
 def loaders_short():
-    """For the README: the case where it matters most, and what it costs."""
+    """The summary: the case where it matters most, and what it costs."""
     _, rows = read("loaders.csv")
     _, checks = read("loaders-same.csv")
     if not rows or not checks:

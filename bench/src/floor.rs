@@ -120,7 +120,7 @@ pub fn add(list: &mut Subjects) {
         list.stream::<Block4K, _, _>((wait, Role::Floor, "flags", "spins; in place"), flags::<Block4K>);
         list.stream::<Block1M, _, _>((wait, Role::Floor, "flags", "spins; in place"), flags::<Box<Block1M>>);
     }
-    for wait in [Wait::Spin, Wait::SpinPark] {
+    for wait in [Wait::Spin, Wait::SpinPark, Wait::Async] {
         list.round_trip((wait, Role::Floor, "flags", "spins; one line for both ways"), ping_pong::<false>);
     }
     list.round_trip((Wait::Spin, Role::Reference, "flags, two rings", "one line each way"), || {

@@ -1,5 +1,6 @@
 //! Hand-offs at depth two: twinbuf, its peers and the floor, in one process. See the README beside.
 
+mod embedded;
 mod floor;
 mod measure;
 mod ours;
@@ -7,6 +8,7 @@ mod payload;
 mod peers;
 mod report;
 mod sys;
+mod task;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -83,6 +85,7 @@ fn bench(options: &Options) -> io::Result<()> {
     floor::add(&mut list);
     ours::add(&mut list);
     peers::add(&mut list);
+    embedded::add(&mut list);
     let mut subjects = list.0;
     if cpus[0] == cpus[1] {
         eprintln!("only one processor: whoever spins would measure the scheduler; parked waits only");
@@ -96,7 +99,7 @@ fn bench(options: &Options) -> io::Result<()> {
         }
     }
     if options.list {
-        subjects.iter().for_each(|subject| println!("{}", report::id(subject)));
+        subjects.iter().for_each(|subject| println!("{}", subject.id()));
         return Ok(());
     }
     let head = format!(

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::payload::Payload;
-use crate::{report, sys};
+use crate::sys;
 
 /// The sending end of a subject: waits for room, fills an item with `seq`, hands it over.
 pub trait Tx: Send {
@@ -28,16 +28,19 @@ pub enum Wait {
     SpinPark,
     /// Sleeps in the kernel at once.
     Park,
+    /// Polls a future, then spins until the future's waker was called, and polls again.
+    Async,
 }
 
 impl Wait {
-    pub const ALL: [Wait; 3] = [Wait::Spin, Wait::SpinPark, Wait::Park];
+    pub const ALL: [Wait; 4] = [Wait::Spin, Wait::SpinPark, Wait::Park, Wait::Async];
 
     pub fn name(self) -> &'static str {
         match self {
             Wait::Spin => "spin",
             Wait::SpinPark => "spin-then-park",
             Wait::Park => "parked",
+            Wait::Async => "async",
         }
     }
 }
@@ -126,6 +129,13 @@ pub struct Subject {
     pub samples: Vec<Sample>,
 }
 
+impl Subject {
+    /// Wait, measure, name and way: what `--only` matches.
+    pub fn id(&self) -> String {
+        format!("{}/{}/{}/{}", self.wait.name(), self.measure.name(), self.name, self.way)
+    }
+}
+
 /// The list of subjects.
 #[derive(Default)]
 pub struct Subjects(pub Vec<Subject>);
@@ -151,7 +161,7 @@ impl Subjects {
         self.add((wait, Measure::Stream(P::BYTES), role, name, way), move |job| job.stream(of, pair()));
     }
 
-    /// All measures of 8 B through what `pair` makes.
+    /// All measures of 8 B through what `pair` makes; no idle wait of async calls.
     pub fn words<T: Tx, R: Rx>(
         &mut self,
         id: (Wait, Role, &'static str, &'static str),
@@ -163,7 +173,10 @@ impl Subjects {
             let ((tx, back_rx), (back_tx, rx)) = (pair(), pair());
             ((tx, rx), (back_tx, back_rx))
         });
-        self.add((wait, Measure::Idle, role, name, way), move |job| job.idle(pair()));
+        // What an async call costs while it waits is its executor's choice; here, a processor.
+        if wait != Wait::Async {
+            self.add((wait, Measure::Idle, role, name, way), move |job| job.idle(pair()));
+        }
     }
 
     /// Only the round trip, between two sides that `sides` makes.
@@ -336,7 +349,7 @@ pub struct Effort {
 pub fn run(subjects: &mut [Subject], effort: &Effort, mut progress: impl FnMut(&str)) {
     let job = |handoffs| Job { handoffs, idle: effort.idle, cpus: effort.cpus };
     for (i, subject) in (1..).zip(subjects.iter_mut()) {
-        progress(&format!("size {i}: {}", report::id(subject)));
+        progress(&format!("size {i}: {}", subject.id()));
         subject.handoffs =
             if subject.measure == Measure::Idle { 1 } else { enough(&subject.run, job, effort.sample) };
     }
@@ -353,7 +366,7 @@ pub fn run(subjects: &mut [Subject], effort: &Effort, mut progress: impl FnMut(&
             fastrand::shuffle(group);
             for &i in &*group {
                 let subject = &mut subjects[i];
-                progress(&format!("round {} of {}: {}", round + 1, effort.rounds, report::id(subject)));
+                progress(&format!("round {} of {}: {}", round + 1, effort.rounds, subject.id()));
                 if subject.measure == Measure::Idle && round >= effort.idle_rounds {
                     continue;
                 }

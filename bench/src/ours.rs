@@ -4,6 +4,7 @@ use twinbuf_core::{Backoff, Consumer, Park, Producer, Ring, Spin, SpinYield};
 
 use crate::measure::{Role, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Payload};
+use crate::task::{Async, awaited};
 
 impl<P: Payload, W: twinbuf_core::Wait + Sync> Tx for Producer<'static, P, W> {
     #[inline]
@@ -21,11 +22,33 @@ impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Consumer<'static, P, W> {
     }
 }
 
+impl<P: Payload, W: twinbuf_core::Wait + Sync> Tx for Async<Producer<'static, P, W>> {
+    #[inline]
+    fn send(&mut self, seq: u64) {
+        let mut slot = self.task.block_on(self.end.acquire_async()).expect("the consumer is there");
+        slot.fill(seq);
+        slot.commit().expect("the consumer is there");
+    }
+}
+
+impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Async<Consumer<'static, P, W>> {
+    #[inline]
+    fn recv(&mut self) -> u64 {
+        self.task.block_on(self.end.recv_async()).expect("the producer is there").sum()
+    }
+}
+
+/// As a `static` ring: left behind, with its two slots, once a measurement.
 fn ring<P: Payload, W>() -> (Producer<'static, P, W>, Consumer<'static, P, W>)
 where
     W: twinbuf_core::Wait + Default + Send + Sync + 'static,
 {
-    Ring::with_wait([P::new(), P::new()], W::default()).into_handles()
+    Box::leak(Box::new(Ring::with_wait([P::new(), P::new()], W::default()))).split()
+}
+
+/// Owned by its handles, and by each guard: two operations on a count more in every receive.
+fn owned<P: Payload>() -> (Producer<'static, P, Spin>, Consumer<'static, P, Spin>) {
+    Ring::new([P::new(), P::new()]).into_handles()
 }
 
 fn strategy<W>(list: &mut Subjects, wait: Wait, name: &'static str)
@@ -43,4 +66,13 @@ pub fn add(list: &mut Subjects) {
     strategy::<SpinYield>(list, Wait::Spin, "twinbuf SpinYield");
     strategy::<Backoff>(list, Wait::SpinPark, "twinbuf Backoff");
     strategy::<Park>(list, Wait::Park, "twinbuf Park");
+
+    let id = (Wait::Spin, Role::Ours, "twinbuf Spin, owned", "in place");
+    list.words(id, owned::<u64>);
+
+    // The strategy is never called to wait: `Spin` alone makes a wake-up free of system calls, as tasks have it.
+    let id = (Wait::Async, Role::Ours, "twinbuf", "in place");
+    list.words(id, || awaited(ring::<u64, Spin>()));
+    list.stream::<Block4K, _, _>(id, || awaited(ring::<Block4K, Spin>()));
+    list.stream::<Block1M, _, _>(id, || awaited(ring::<Box<Block1M>, Spin>()));
 }

@@ -4,18 +4,13 @@ use std::fmt::Write as _;
 
 use crate::measure::{Measure, Role, Sample, Subject, Wait};
 
-/// What `--only` looks at.
-pub fn id(subject: &Subject) -> String {
-    format!("{}/{}/{}/{}", subject.wait.name(), subject.measure.name(), subject.name, subject.way)
-}
-
 /// Keeps the subjects whose id is `wanted`, and the floors of their groups.
 pub fn select(subjects: &mut Vec<Subject>, wanted: impl Fn(&str) -> bool) {
     let groups: Vec<_> =
-        subjects.iter().filter(|subject| wanted(&id(subject))).map(|s| (s.wait, s.measure)).collect();
+        subjects.iter().filter(|subject| wanted(&subject.id())).map(|s| (s.wait, s.measure)).collect();
     subjects.retain(|subject| {
         let floor = subject.role == Role::Floor && groups.contains(&(subject.wait, subject.measure));
-        floor || wanted(&id(subject))
+        floor || wanted(&subject.id())
     });
 }
 
@@ -24,8 +19,8 @@ struct Row<'a> {
     subject: &'a Subject,
     min: f64,
     median: f64,
-    /// The median, over the rounds, of the ratio to the floor of the same round.
-    ratio: Option<f64>,
+    /// The quartiles, over the rounds, of the ratio to the floor of the same round: lower, median, upper.
+    ratio: Option<[f64; 3]>,
     cpu: f64,
     /// Whether no other way to use the same library by value was faster.
     best: bool,
@@ -37,10 +32,18 @@ pub struct Report<'a> {
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
+    quartiles(values)[1]
+}
+
+/// The lower quartile, the median and the upper quartile, each interpolated between its neighbours.
+fn quartiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+    [0.25, 0.5, 0.75].map(|share| {
+        let place = share * (values.len() - 1) as f64;
+        let (below, above) = (values[place.floor() as usize], values[place.ceil() as usize]);
+        below + (above - below) * place.fract()
+    })
 }
 
 impl<'a> Report<'a> {
@@ -58,7 +61,7 @@ impl<'a> Report<'a> {
                 min: subject.samples.iter().map(value).fold(f64::INFINITY, f64::min),
                 median: median(subject.samples.iter().map(value)),
                 ratio: floor(subject).map(|floor| {
-                    median(
+                    quartiles(
                         subject
                             .samples
                             .iter()
@@ -106,7 +109,7 @@ impl<'a> Report<'a> {
         for (wait, measure, rows) in self.groups() {
             let _ = write!(
                 out,
-                "\n**{}, {}** ({})\n\n| {:<18} | {:<34} | {:>9} | {:>9} | {:>8} | {:>5} |\n",
+                "\n**{}, {}** ({})\n\n| {:<18} | {:<34} | {:>9} | {:>9} | {:>7} | {:>13} | {:>5} |\n",
                 measure.name(),
                 wait.name(),
                 measure.unit(),
@@ -115,18 +118,21 @@ impl<'a> Report<'a> {
                 "min",
                 "median",
                 "× floor",
+                "quartiles",
                 "CPUs",
             );
             let _ = writeln!(
                 out,
-                "| {:-<18} | {:-<34} | {:->8}: | {:->8}: | {:->7}: | {:->4}: |",
-                "", "", "", "", "", ""
+                "| {:-<18} | {:-<34} | {:->8}: | {:->8}: | {:->6}: | {:->12}: | {:->4}: |",
+                "", "", "", "", "", "", ""
             );
             for row in rows {
-                let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
+                let (ratio, spread) = row.ratio.map_or_else(Default::default, |[low, ratio, high]| {
+                    (format!("{ratio:.2}"), format!("{low:.2}–{high:.2}"))
+                });
                 let _ = writeln!(
                     out,
-                    "| {:<18} | {:<34} | {:>9} | {:>9} | {ratio:>8} | {:>5.2} |",
+                    "| {:<18} | {:<34} | {:>9} | {:>9} | {ratio:>7} | {spread:>13} | {:>5.2} |",
                     row.subject.name,
                     row.subject.way,
                     number(row.min),
@@ -141,14 +147,18 @@ impl<'a> Report<'a> {
     /// For programs: every way of every subject.
     pub fn csv(&self) -> String {
         let mut out = format!("# {}\n", self.head);
-        out += "wait,measure,role,subject,way,unit,handoffs_per_sample,samples,min,median,median_ratio_to_floor,cpus\n";
+        out += "wait,measure,role,subject,way,unit,handoffs_per_sample,samples,min,median,median_ratio_to_floor,cpus,\
+                ratio_lower_quartile,ratio_upper_quartile\n";
         for row in &self.rows {
             let Subject { wait, measure, role, name, way, handoffs, samples, .. } = row.subject;
             let role = format!("{role:?}").to_lowercase();
-            let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.4}"));
+            // Quoted: some have the separator in them.
+            let [low, ratio, high] = row
+                .ratio
+                .map_or_else(Default::default, |quartiles| quartiles.map(|ratio| format!("{ratio:.4}")));
             let _ = writeln!(
                 out,
-                "{},{},{role},{name},{way},{},{handoffs},{},{:.2},{:.2},{ratio},{:.3}",
+                "{},{},{role},\"{name}\",\"{way}\",{},{handoffs},{},{:.2},{:.2},{ratio},{:.3},{low},{high}",
                 wait.name(),
                 measure.name(),
                 measure.unit(),

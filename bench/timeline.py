@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Draws the README's picture: the same steps of the main job in turn and with two buffers, from measured traces.
+
+    python3 bench/timeline.py [--first STEP] [--steps N] [--runs N] [--out docs/timeline.svg]
+
+Runs `cargo run --release --example train` in the modes `serial` and `double` by turns, with a trace each, and draws the
+run of each mode in which those steps took the least time. The bars are the spans of its trace: `disk_load` on the
+reader's row, `train` and `queue_wait` on the trainer's.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = ["cargo", "run", "--quiet", "--release", "--example", "train", "--", "--rounds", "1"]
+MODES = [("serial", "one buffer: read, then train"), ("double", "two buffers: read while training")]
+SPANS = {"disk_load": "read", "train": "train", "queue_wait": "wait"}
+LEFT, WIDTH, ROW, GAP = 60, 760, 22, 5
+
+
+def trace(mode):
+    """The spans of one epoch: (kind, step, start, end) in ms."""
+    path = ROOT / "target" / "twinbuf" / f"timeline-{mode}.json"
+    subprocess.run([*COMMAND, "--mode", mode, "--trace", str(path)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    spans = []
+    for event in json.loads(path.read_text()):
+        kind = SPANS.get(event.get("name"))
+        if event.get("ph") == "X" and kind:
+            start, end = event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000
+            spans.append((kind, event["args"]["step"], start, end))
+    return spans
+
+
+def window(spans, first, steps):
+    """The spans between the end of the step before the first one and the end of the last one; times from 0."""
+    begin = min(end for kind, step, _, end in spans if step == first - 1 and kind == "train")
+    end = max(end for kind, step, _, end in spans if step == first + steps - 1 and kind == "train")
+    cut = [(kind, step, max(start, begin) - begin, min(stop, end) - begin) for kind, step, start, stop in spans]
+    return [span for span in cut if span[2] < span[3]], end - begin
+
+
+def machine():
+    text = Path("/proc/cpuinfo").read_text()
+    vendor = re.search(r"model name\s*: (.*)", text)[1].strip()
+    family = re.search(r"cpu family\s*: (\d+)", text)[1]
+    return f"{os.cpu_count()} vCPU of {vendor} (family {family}), {platform.system()} {platform.release().split('-')[0]}"
+
+
+def tick(long):
+    """1, 2 or 5 times a power of ten, for at most 10 marks."""
+    power = 10 ** (len(str(int(long / 10))) - 1)
+    return next(power * n for n in (1, 2, 5, 10) if power * n * 10 >= long)
+
+
+def draw(found, args):
+    first, steps = args.first, args.steps
+    longest = max(long for _, long in found.values())
+    scale = WIDTH / longest
+    body, y = [], 50
+    for mode, title in MODES:
+        spans, long = found[mode]
+        body.append(f'<text x="{LEFT}" y="{y}" class="title">{title}: {long:.0f} ms for {steps} steps</text>')
+        y += 8
+        for row, kinds in (("reader", {"read"}), ("trainer", {"train", "wait"})):
+            body.append(f'<text x="{LEFT - 8}" y="{y + 15}" class="row">{row}</text>')
+            body.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{ROW}" class="lane"/>')
+            for kind, step, start, stop in sorted(spans, key=lambda span: span[2]):
+                if kind not in kinds:
+                    continue
+                x, width = LEFT + start * scale, max((stop - start) * scale, 0.3)
+                tip = f"{kind}, step {step}: {stop - start:.2f} ms"
+                body.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW}" class="{kind}"><title>{tip}</title></rect>')
+                if kind != "wait" and width > 20:
+                    body.append(f'<text x="{x + width / 2:.1f}" y="{y + 15}" class="in">{step}</text>')
+            y += ROW + GAP
+        y += 26
+    axis = y - 22
+    mark = tick(longest)
+    at = 0
+    while at <= longest:
+        x = LEFT + at * scale
+        body.append(f'<path d="M{x:.1f} {axis}v5" class="axis"/><text x="{x:.1f}" y="{axis + 17}" class="mid">{at} ms</text>')
+        at += mark
+    x = LEFT
+    for kind, text in (("read", "read one batch"), ("train", "train on it"), ("wait", "the trainer waits")):
+        body.append(f'<rect x="{x}" y="{axis + 30}" width="14" height="12" class="{kind}"/><text x="{x + 20}" y="{axis + 40}">{text}</text>')
+        x += 150
+    note = f"Steps {first} to {first + steps - 1} of the main job, each 4 MiB, cold page cache, the fastest of {args.runs} runs. {machine()}; {datetime.date.today()}."
+    height = axis + 75
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img">
+<title>Measured timeline: serial against double buffering</title>
+<style>
+text {{ font: 12px system-ui, sans-serif; fill: #24292f }}
+.title {{ font-weight: bold; font-size: 13px }} .row {{ text-anchor: end }} .mid {{ text-anchor: middle; font-size: 11px }}
+.in {{ text-anchor: middle; font-size: 11px; fill: #fff }} .note {{ font-size: 11px; fill: #57606a }}
+.lane {{ fill: #eaeef2 }} .read {{ fill: #0072b2 }} .train {{ fill: #00795a }} .wait {{ fill: #d55e00; opacity: .45 }}
+.axis {{ stroke: #57606a }}
+@media (prefers-color-scheme: dark) {{
+text {{ fill: #e6edf3 }} .note {{ fill: #9198a1 }} .in {{ fill: #fff }} .lane {{ fill: #21262d }}
+.read {{ fill: #2f81c7 }} .train {{ fill: #00906b }} .wait {{ fill: #e8853d }} .axis {{ stroke: #9198a1 }}
+}}
+</style>
+{chr(10).join(body)}
+<text x="{LEFT}" y="{height - 10}" class="note">{note}</text>
+</svg>
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "timeline.svg")
+    args = parser.parse_args()
+    found = {}
+    for _ in range(args.runs):
+        for mode, _ in MODES:
+            new = window(trace(mode), args.first, args.steps)
+            if mode not in found or new[1] < found[mode][1]:
+                found[mode] = new
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(draw(found, args))
+    print(f"{args.out}: " + ", ".join(f"{mode} {long:.1f} ms" for mode, (_, long) in found.items()))
+
+
+if __name__ == "__main__":
+    main()
