@@ -28,12 +28,19 @@ targets() {
   local compiler
   compiler=$(tools/rustc-web.sh)
   "$compiler" --version
-  for target in thumbv7em-none-eabihf riscv32imac-unknown-none-elf aarch64-unknown-none wasm32v1-none; do
+  # build TARGET CARGO'S ARGUMENTS
+  build() {
     # RUSTC_BOOTSTRAP: -Zbuild-std is not stable.
     RUSTC_BOOTSTRAP=1 RUSTC=$compiler CARGO_TARGET_DIR=$target_dir \
-      cargo build -q -Zbuild-std=core -p twinbuf-core --no-default-features --target "$target"
-    echo "$target: builds"
-  done
+      cargo build -q -Zbuild-std=core -p twinbuf-core --no-default-features --target "$@"
+    echo "$*: builds"
+  }
+  build thumbv7em-none-eabihf
+  build riscv32imac-unknown-none-elf
+  build aarch64-unknown-none
+  build wasm32v1-none
+  # Has no compare-exchange.
+  build thumbv6m-none-eabi --features portable-atomic
 }
 
 case ${1:-check} in

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Reads a sparse file far larger than the memory allowed for it, in every way, and prints time and memory.
 #
-#   tools/memory.sh [GIBIBYTES [MEBIBYTES]]      a file of 20 GiB in 256 MiB of memory, unless said otherwise
+#   tools/memory.sh [GIBIBYTES [MEBIBYTES]]      a file of 20 GiB in 256 MiB of memory, by default
 #
 # The limit is a control group's, which counts the page cache too; that takes root, or systemd. Where there is
 # neither, it is `ulimit -d`, which counts this process's own memory alone. Swapping is off in either.
@@ -9,7 +9,7 @@
 # disturbed as much by other programs.
 #
 # VmHWM is the most that the process had mapped, pages of the file included. `group` is the most that the group
-# had at any time, page cache included: with Keep and Unmap that is the limit, because the cache takes what there
+# had at any time, page cache included: with Keep that is the limit, because the cache takes what there
 # is. The run fails if one of them is killed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -58,8 +58,8 @@ inside() {
 
 TIMEFORMAT="cpu %U %S"
 echo "mode     evict  hints seconds      cpu      VmHWM      group  of $mib MiB, for $gib GiB"
-for mode in pread checked direct; do
-  for evict in keep unmap drop; do
+for mode in pread direct; do
+  for evict in keep drop; do
     for hints in "" --hints; do
       # There is nothing to give up or to ask for.
       [[ $mode != direct || $evict$hints == keep ]] || continue

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# The command line's tool, a package outside the workspace: formatting, lints, tests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo fmt --manifest-path cli/Cargo.toml --check
+cargo clippy --manifest-path cli/Cargo.toml --all-targets -- -D warnings
+cargo test --manifest-path cli/Cargo.toml

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Packs the published crates and builds each package by itself, as a user of crates.io would get it. Checks that the
+# licences in the crates' folders are the repository's, and that no README links out of its package.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+for crate in core mmap cuda; do
+  cmp LICENSE-MIT "$crate/LICENSE-MIT"
+  cmp LICENSE-APACHE "$crate/LICENSE-APACHE"
+  if grep -nE '\]\((\.\.|/)' "$crate/README.md"; then
+    echo "$crate/README.md: this link leads out of the package" >&2
+    exit 1
+  fi
+done
+# All of the workspace but what has `publish = false`: the models compile core's source from its own folder.
+cargo package --workspace --exclude twinbuf-loom --exclude twinbuf-shuttle --exclude twinbuf-cuda-sim --allow-dirty "$@"
