@@ -119,9 +119,9 @@ LOGIC = [
     (PRODUCER, "a reserved slot that is dropped is not cancelled", "self.slot.hand_over(self.seen, BOTH, |s| s.cancel(lap), || ());", "let _ = lap;"),
     (PRODUCER, "a reserved slot that is dropped is committed", "|s| s.cancel(lap)", "|s| s.commit(lap)"),
     (PRODUCER, "a reserved guard has no share", "share: self.producer.share.clone(),", "share: Share::BORROWED,"),
-    (CONSUMER, "a read guard has no share", "share: self.share.clone() };", "share: Share::BORROWED };"),
-    (CONSUMER, "the consumer does not move on from a cancelled place", "self.at = self.at.next(self.ring.len());\n        // Dropping", "if !cancelled { self.at = self.at.next(self.ring.len()); }\n        // Dropping"),
-    (CONSUMER, "a cancelled place is not released", "if cancelled { Err(RecvError::Cancelled) }", "if cancelled { core::mem::forget(slot); Err(RecvError::Cancelled) }"),
+    (CONSUMER, "a read guard has no share", "seq, share: self.share.clone() }", "seq, share: Share::BORROWED }"),
+    (CONSUMER, "the consumer does not move on from a cancelled place", "drop(self.read_slot(seen));", "let at = self.at; drop(self.read_slot(seen)); self.at = at;"),
+    (CONSUMER, "a cancelled place is not released", "drop(self.read_slot(seen));", "core::mem::forget(self.read_slot(seen));"),
     (CONSUMER, "a timed receive does not wait for a held slot", "filled(seen, lap).filter(|found| !matches!(found, Found::Over(RecvError::SlotHeld)))", "filled(seen, lap)"),
     (CONSUMER, "a held slot is reported as an empty one", "Some(_) => Err(RecvTimeoutError::SlotHeld),", "Some(_) => Err(RecvTimeoutError::Timeout),"),
 ]

@@ -324,15 +324,24 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// Acts on what was found in the word of the next slot: moves on, unless that is the end.
     #[inline]
     fn take(&mut self, found: Found) -> Result<ReadSlot<'r, T, W>, RecvError> {
-        let (seen, cancelled) = match found {
-            Found::Slot(seen) => (seen, false),
-            Found::Cancelled(seen) => (seen, true),
-            Found::Over(error) => return Err(error),
-        };
-        let slot = ReadSlot { slot: self.slot(), seen, at: self.at, share: self.share.clone() };
+        match found {
+            Found::Slot(seen) => Ok(self.read_slot(seen)),
+            Found::Cancelled(seen) => {
+                // Dropping the guard of a cancelled slot releases it.
+                drop(self.read_slot(seen));
+                Err(RecvError::Cancelled)
+            }
+            Found::Over(error) => Err(error),
+        }
+    }
+
+    /// The guard of the next slot, which was found filled in state `seen`. Made field by field, from no copy of the
+    /// cursor: a wide load would wait for the stores that moved it on the last time.
+    #[inline]
+    fn read_slot(&mut self, seen: State) -> ReadSlot<'r, T, W> {
+        let (slot, lap, seq) = (self.slot(), self.at.lap, self.at.seq);
         self.at = self.at.next(self.ring.len());
-        // Dropping the guard of a cancelled slot releases it.
-        if cancelled { Err(RecvError::Cancelled) } else { Ok(slot) }
+        ReadSlot { slot, seen, lap, seq, share: self.share.clone() }
     }
 
     #[inline]
@@ -456,7 +465,8 @@ pub struct ReadSlot<'r, T, W: Wait = Spin> {
     slot: SlotRef<'r, T, W>,
     /// The state in which the slot was found filled.
     seen: State,
-    at: Cursor,
+    lap: Lap,
+    seq: u64,
     /// Last: frees the ring, if this is its last owner.
     #[allow(dead_code)] // keeps the ring alive
     share: Share<'r, T>,
@@ -494,14 +504,14 @@ impl<T, W: Wait> ReadSlot<'_, T, W> {
     /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
-        self.at.seq
+        self.seq
     }
 }
 
 impl<T, W: Wait> Drop for ReadSlot<'_, T, W> {
     #[inline]
     fn drop(&mut self) {
-        let lap = self.at.lap;
+        let lap = self.lap;
         self.slot.hand_over(self.seen, &[Side::Producer], |s| s.release(lap), || ());
     }
 }
