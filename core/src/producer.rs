@@ -527,7 +527,7 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
         if old.is_closed() { Err(Closed) } else { Ok(()) }
     }
 
-    /// Keeps this slot for a guard of its own and moves the producer on to the next slot.
+    /// Turns this guard into one that does not borrow the producer, and moves the producer on to the next slot.
     ///
     /// Several slots can then be filled at once, on any threads, and committed in any order; the consumer receives
     /// them in the order in which they were reserved. No atomic operation, no wait.

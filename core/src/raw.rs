@@ -252,7 +252,7 @@ impl<T, W: Wait> RingRef<'_, T, W> {
         let waiting = self.waiting();
         let mut any_waiter = false;
         for (index, word) in self.words().iter().enumerate() {
-            // A read-modify-write on every word, whatever it holds: a waiter that was not there yet will find
+            // A read-modify-write on every word, free or full: a waiter that was not there yet will find
             // the bits when it announces itself. Release: whatever this side did before it went, such as
             // leaving an error where the other one looks for it, is visible to the side that reads the bits.
             let old = State::from_bits(word.fetch_or(bits(index).bits(), Ordering::Release));

@@ -199,11 +199,6 @@ mod checked {
             step();
             self.0.fetch_or(bits, order)
         }
-
-        pub fn fetch_and(&self, bits: u32, order: Ordering) -> u32 {
-            step();
-            self.0.fetch_and(bits, order)
-        }
     }
 
     pub fn words<const N: usize>() -> [AtomicU32; N] {

@@ -45,7 +45,7 @@ fn the_ring_is_closed_while_a_slot_is_borrowed() {
     drop(rx);
     assert_eq!(slot.commit(), Err(Closed));
 
-    // The consumer goes while a guard of its own is read.
+    // The consumer goes while one of its guards is read.
     let (mut tx, mut rx) = channel([0, 0]);
     tx.fill(|slot| *slot = 7).unwrap();
     let slot = rx.recv().unwrap();

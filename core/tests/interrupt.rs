@@ -1,8 +1,8 @@
 //! An executor in an interrupt handler, on the one core that it interrupts: here a signal handler that polls, while the
 //! main thread is anywhere in a release, in its wake too.
 //!
-//! The handler runs to its end before the main thread goes on, so whatever it waited for of the main thread would never
-//! come. Each run of the handler polls at most [`MOST`] times: once more than there are wakes, since a poll that finds
+//! The handler runs to its end before the main thread goes on, so a wait for the main thread would never end
+//! in it. Each run of the handler polls at most [`MOST`] times: once more than there are wakes, since a poll that finds
 //! nothing must have left a waker that the interrupted wake, or the next one, finds.
 #![cfg(all(target_os = "linux", not(miri)))]
 
