@@ -88,6 +88,15 @@ pub trait Dataset: Send {
         Ok(())
     }
 
+    /// The same data set once more, for another thread of [`workers`](crate::loader::LoaderBuilder::workers). Called
+    /// when the loader is built.
+    ///
+    /// The two read at the same time, and each reads its part of the batches. Returns `None` unless implemented: then
+    /// there can be only one worker. A data set that is [`Clone`] returns `Some(Box::new(self.clone()))`.
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        None
+    }
+
     /// A number that another data set does not share, so that a [`Checkpoint`](crate::Checkpoint) saved with one is not
     /// restored with another. Asked once, when the loader is built. Unless implemented it is 0: then only the
     /// number and the size of the records are compared.
@@ -127,6 +136,10 @@ impl Dataset for Arc<Records> {
             return HintStats::default();
         }
         Records::will_need(self, batch, HINT_CHUNK)
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
     }
 
     fn evict(&mut self, batch: &BatchPlan, evict: CachePolicy) -> Result<(), BoxError> {

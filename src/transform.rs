@@ -29,6 +29,14 @@ pub trait RecordTransform: Send {
     /// Whatever is wrong with the records: it reaches the caller as
     /// [`Error::Transform`](crate::Error::Transform), in order, and ends the epoch. So does a panic.
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError>;
+
+    /// The same transform once more, for another thread of [`workers`](crate::loader::LoaderBuilder::workers).
+    ///
+    /// Each thread applies its own to the batches that it reads. Returns `None` unless implemented: then there can be
+    /// only one worker. A transform that is [`Clone`] returns `Some(Box::new(self.clone()))`.
+    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
+        None
+    }
 }
 
 /// Which records a transform is applied to.
@@ -90,6 +98,10 @@ impl RecordTransform for Transform {
         Transform::apply(self, records, numbers_mut(out)?)?;
         Ok(())
     }
+
+    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
+        Some(Box::new(self.clone()))
+    }
 }
 
 /// Numbers of one type to numbers of another, each by itself; see [`twinbuf_mmap::transform`] for the rounding.
@@ -136,6 +148,10 @@ impl RecordTransform for Convert {
         }?;
         Ok(())
     }
+
+    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
+        Some(Box::new(*self))
+    }
 }
 
 /// Aligned, because slots are and records are whole numbers long.
@@ -146,6 +162,8 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
 
 /// A transform that calls `apply` for each record with its bytes, the `out_bytes` bytes that it becomes, and which
 /// record it is.
+///
+/// With several [`workers`](crate::loader::LoaderBuilder::workers) each has a clone of `apply`.
 ///
 /// ```
 /// use twinbuf::transform::{RecordTransform, per_record};
@@ -169,12 +187,13 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
 /// ```
 pub fn per_record<F>(out_bytes: usize, apply: F) -> PerRecord<F>
 where
-    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Send,
+    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Clone + Send + 'static,
 {
     PerRecord { out_bytes, apply }
 }
 
 /// Made by [`per_record`].
+#[derive(Clone)]
 #[must_use = "a transform does nothing until a loader has it"]
 pub struct PerRecord<F> {
     out_bytes: usize,
@@ -183,7 +202,7 @@ pub struct PerRecord<F> {
 
 impl<F> RecordTransform for PerRecord<F>
 where
-    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Send,
+    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Clone + Send + 'static,
 {
     fn out_bytes(&self, _: usize) -> Result<usize, BoxError> {
         Ok(self.out_bytes)
@@ -208,6 +227,10 @@ where
             .zip(out.chunks_exact_mut(self.out_bytes))
             .zip(context.records())
             .try_for_each(|((record, out), context)| (self.apply)(record, out, context))
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
+        Some(Box::new(self.clone()))
     }
 }
 

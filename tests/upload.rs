@@ -41,10 +41,13 @@ fn the_same_batches_as_without_a_device() {
     let mut host = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
     let expected: Vec<Vec<u8>> = batches(&mut host, 3).into_iter().map(Result::unwrap).collect();
     for overlap in [false, true] {
-        for (host_depth, device_depth) in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4)] {
+        for (workers, host_depth, device_depth) in
+            [(1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (1, 3, 4), (2, 1, 1), (2, 2, 2), (3, 2, 1)]
+        {
             let (sim, ctx) = start(host_depth as u64);
             let stream = ctx.new_stream().unwrap();
             let mut loader = Loader::builder(open(&paths), plan)
+                .workers(workers)
                 .host_depth(host_depth)
                 .overlap(overlap)
                 .cuda(ctx.clone())
@@ -62,10 +65,9 @@ fn the_same_batches_as_without_a_device() {
             let report = loader.report();
             assert_eq!((report.batches, report.loads), (18, 18));
             assert_eq!(report.bytes, 2 * 61 * RECORD as u64);
-            // The last copy may be seen to be done only after this.
-            assert!(
-                report.transfer_bytes >= report.bytes - 2 * 7 * RECORD as u64 && !report.transfer.is_zero()
-            );
+            // The last copy of each worker may be seen to be done only after this.
+            let last = (2 * workers * 7 * RECORD) as u64;
+            assert!(report.transfer_bytes >= report.bytes - last && !report.transfer.is_zero());
             loader.close().unwrap();
             drop(stream);
             assert_eq!(sim.violations(), [""; 0]);
@@ -205,6 +207,9 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
             assert_eq!((live.host_bytes, live.device_bytes), (2 * slot, 3 * slot));
         }
     }
+    let workers = Loader::builder(open(&paths), plan(64, 8)).workers(3).cuda(ctx.clone());
+    let error = workers.memory_limit(12 * slot - 1).build().unwrap_err().to_string();
+    assert!(error.contains("(3 workers, each with 2 host slots and 2 device slots of"), "{error}");
     for depth in [0, 9, usize::MAX] {
         let builder = || Loader::builder(open(&paths), plan(64, 8)).cuda(ctx.clone()).device_depth(depth);
         for builder in [builder(), builder().memory_limit(u64::MAX)] {

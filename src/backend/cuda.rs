@@ -179,10 +179,18 @@ impl sealed::Backend for Cuda {
         self.device_depth
     }
 
-    fn make(self, sides: Sides<'_>) -> Result<(HostSide, DeviceSide), Error> {
+    fn make(self, sides: &Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
+        (0..sides.lanes).map(|lane| self.lane(lane, sides)).collect()
+    }
+}
+
+impl Cuda {
+    /// The two sides of a lane, with a copy stream of their own.
+    fn lane(&self, lane: usize, sides: &Sides<'_>) -> Result<(HostSide, DeviceSide), Error> {
+        let (id, row) = sides.row(lane, "upload");
         let log = Arc::new(CopyLog(Mutex::new(Copies {
-            track: Track::new(sides.trace.clone(), 3, "upload"),
-            naming: sides.naming,
+            track: Track::new(sides.trace.clone(), id + 1, &row),
+            naming: sides.naming.clone(),
             coming: VecDeque::new(),
             time: Duration::ZERO,
             bytes: 0,

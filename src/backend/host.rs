@@ -31,10 +31,13 @@ impl sealed::Backend for Host {
 
     const WAIT: &'static str = "queue_wait";
 
-    fn make(self, sides: Sides<'_>) -> Result<(Self::Slots, Self::Batches), Error> {
-        let slots = (0..sides.host_depth).map(|_| Buffer::new(sides.slot).map(Slot::new));
-        let slots = slots.collect::<Option<Vec<_>>>().ok_or_else(|| too_large(sides.sum))?;
-        Ok(HeapRing::with_wait(slots, Park).into_handles())
+    fn make(self, sides: &Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
+        let ring = |_| {
+            let slots = (0..sides.host_depth).map(|_| Buffer::new(sides.slot).map(Slot::new));
+            let slots = slots.collect::<Option<Vec<_>>>().ok_or_else(|| too_large(sides.sum))?;
+            Ok(HeapRing::with_wait(slots, Park).into_handles())
+        };
+        (0..sides.lanes).map(ring).collect()
     }
 }
 
@@ -52,9 +55,9 @@ impl<T: Send + 'static> sealed::Backend for Values<T> {
 
     const WAIT: &'static str = "queue_wait";
 
-    fn make(self, _: Sides<'_>) -> Result<(Self::Slots, Self::Batches), Error> {
+    fn make(self, _: &Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let slots = self.0.map(|value| Slot::new(Value(value)));
-        Ok(HeapRing::with_wait(slots.into(), Park).into_handles())
+        Ok(vec![HeapRing::with_wait(slots.into(), Park).into_handles()])
     }
 }
 

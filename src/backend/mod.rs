@@ -52,9 +52,12 @@ pub(crate) mod sealed {
             0
         }
 
-        /// Without overlap both sides are on one thread, and neither may wait for the other.
-        fn make(self, sides: Sides<'_>) -> Result<(Self::Slots, Self::Batches), Error>;
+        /// The two sides of each lane. Without overlap both are on one thread, and neither may wait for the other.
+        fn make(self, sides: &Sides<'_>) -> Result<Lanes<Self>, Error>;
     }
+
+    /// The two sides of each lane.
+    pub(crate) type Lanes<B> = Vec<(<B as Backend>::Slots, <B as Backend>::Batches)>;
 
     /// The side that is filled.
     pub trait Slots: Send + 'static {
@@ -116,8 +119,11 @@ pub(crate) mod sealed {
 /// What a backend needs to know to make its sides.
 #[allow(missing_debug_implementations, reason = "of a sealed trait")]
 pub struct Sides<'a> {
+    /// Loading threads, each with slots of its own.
+    pub(crate) lanes: usize,
     /// Bytes of a slot.
     pub(crate) slot: usize,
+    /// Slots of a lane.
     pub(crate) host_depth: usize,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a device needs to know more"))]
     pub(crate) overlap: bool,
@@ -127,6 +133,14 @@ pub struct Sides<'a> {
     pub(crate) naming: Naming,
     /// What the memory is for.
     pub(crate) sum: &'a dyn fmt::Display,
+}
+
+impl Sides<'_> {
+    /// The row of a lane's thread in the trace. Row 1 is the caller's; the one after a lane's is for its copies.
+    pub(crate) fn row(&self, lane: usize, name: &str) -> (u32, String) {
+        let id = u32::try_from(2 + 2 * lane).unwrap_or(u32::MAX);
+        if self.lanes == 1 { (id, name.to_string()) } else { (id, format!("{name} {}", lane + 1)) }
+    }
 }
 
 /// There is not that much memory.

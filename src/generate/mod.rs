@@ -213,7 +213,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
             steps: 1,
             slots: (size_of::<T>(), slots.len(), &"2 slots"),
         };
-        let stage = Stage::start(Values(slots), Box::new(Maker(make)), options)?;
+        let stage = Stage::start(Values(slots), vec![Box::new(Maker(make))], options)?;
         Ok(Generator { stage, hook, next: 0, granted: 0 })
     }
 }
@@ -289,7 +289,8 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
 
     fn ticket(&self) -> Ticket {
         // One generation: rounds that were made for a call that was left early come first in the next one.
-        Ticket { generation: 0, ordinal: self.next, epoch: self.next, step: 0, last: self.next }
+        let n = self.next;
+        Ticket { generation: 0, seq: n, ordinal: n, epoch: n, step: 0, last: n }
     }
 }
 

@@ -1,17 +1,18 @@
 //! Sets up a loader: its options, the memory it takes, its thread.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 use twinbuf_cuda::cudarc::driver::CudaContext;
-use twinbuf_mmap::{Buffer, CachePolicy, Plan, Tail};
+use twinbuf_mmap::{Buffer, CachePolicy, Plan};
 
 use super::Loader;
 use super::checkpoint::Identity;
 use super::prefetch::Prefetch;
 use super::reader::{Reader, Transforming};
+use super::sizes::{Depths, Sizes};
 #[cfg(feature = "cuda")]
 use crate::backend::Cuda;
 use crate::backend::{Backend, Host, MAX_HOST_DEPTH, too_large};
@@ -20,6 +21,7 @@ use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
 use crate::slot::Naming;
+use crate::stage::worker::Source;
 use crate::stage::{self, Stage};
 use crate::transform::RecordTransform;
 
@@ -30,6 +32,9 @@ const HINT_WINDOW: u64 = 32 << 20;
 /// Default wait for a batch that is held: longer than any step but the largest models', so that handing batches to
 /// other threads is no race.
 pub(crate) const HELD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The most workers: more than one machine has processors to spare for one loader.
+pub(super) const MAX_WORKERS: usize = 64;
 
 /// Builds a [`Loader`]; made by [`Loader::builder`].
 #[must_use = "a builder does nothing until `build`"]
@@ -43,6 +48,7 @@ pub(crate) struct Options {
     pub(crate) name: Option<String>,
     dataset: Box<dyn Dataset>,
     pub(crate) plan: Plan,
+    pub(crate) workers: usize,
     pub(crate) host_depth: usize,
     pub(crate) overlap: bool,
     pub(crate) hints: bool,
@@ -61,6 +67,7 @@ impl LoaderBuilder {
             name: None,
             dataset,
             plan,
+            workers: 1,
             host_depth: 2,
             overlap: true,
             hints: true,
@@ -84,7 +91,21 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Sets the number of host slots, 1 to [`MAX_HOST_DEPTH`]. Default: 2.
+    /// Sets the number of threads that read, transform and decode, 1 to 64. Default: 1.
+    ///
+    /// Each has `host_depth` slots of its own, on a device also `device_depth` and a copy stream. Batches are dealt to
+    /// them in turn and received in turn, so that the batches and their order are the same for any number. Use more
+    /// than one where a batch takes more CPU time than a step: decoding, slow transforms. One is enough for records
+    /// that are only read. Without [`overlap`](Self::overlap) there are no threads, and one set of slots.
+    ///
+    /// Each thread has a copy of the data set ([`Dataset::try_clone`]) and of the transform
+    /// ([`RecordTransform::try_clone`]).
+    pub fn workers(mut self, threads: usize) -> Self {
+        self.options.workers = threads;
+        self
+    }
+
+    /// Sets the number of host slots of each worker, 1 to [`MAX_HOST_DEPTH`]. Default: 2.
     ///
     /// Each slot takes the memory of one batch. Two are enough for a steady load; more even out a load that comes in
     /// bursts. With one slot nothing overlaps.
@@ -142,8 +163,8 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// Limits the memory of the slots, in bytes. Default: no limit.
     ///
-    /// Counts `host_depth` batches, `device_depth` more on a device, and the scratch buffer of a transform. Does not
-    /// count the system's page cache.
+    /// Counts for each worker `host_depth` batches, `device_depth` more on a device, and the scratch buffer of a
+    /// transform. Does not count the system's page cache.
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.options.memory_limit = Some(bytes);
         self
@@ -173,24 +194,30 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Allocates the slots and starts the thread.
+    /// Allocates the slots and starts the threads.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if a depth is out of range, the plan is for more records than the data set has or
+    /// [`Error::Option`] if a number is out of range, there are several workers and the data set or the transform cannot
+    /// be cloned, the plan is for more records than the data set has or
     /// the slots do not fit the memory; [`Error::Memory`] if they do not fit the limit; [`Error::Transform`] if
     /// the records cannot be transformed; [`Error::Device`] if the device has no such slots;
     /// [`Error::Fingerprint`] if the data set cannot tell its own; [`Error::Trace`] if the trace's file cannot be
     /// made; [`Error::Spawn`] if the system starts no thread.
     pub fn build(self) -> Result<Loader<B>, Error> {
         let Self { backend, options } = self;
-        let Options { mut dataset, plan, host_depth, overlap, hints, hint_window, .. } = options;
+        let Options { mut dataset, plan, workers, host_depth, overlap, hints, hint_window, .. } = options;
         let Options { name, cache_policy, transform, memory_limit, held_timeout, trace, breakdown, .. } =
             options;
         if overlap && breakdown.is_on() {
             breakdown.overlap_is_off();
         }
         let overlap = overlap && !breakdown.is_on();
+        if !(1..=MAX_WORKERS).contains(&workers) {
+            let wanted = format!("1 to {MAX_WORKERS} threads");
+            return Err(Error::Option { option: "workers", wanted, found: workers.to_string() });
+        }
+        let workers = if overlap { workers } else { 1 };
         if !(1..=MAX_HOST_DEPTH).contains(&host_depth) {
             let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
             return Err(Error::Option { option: "host_depth", wanted, found: host_depth.to_string() });
@@ -203,19 +230,9 @@ impl<B: Backend> LoaderBuilder<B> {
             });
         }
         let record_bytes = dataset.record_bytes();
-        let depths = (host_depth, backend.device_depth());
+        let depths = Depths { workers, host: host_depth, device: backend.device_depth() };
         let sizes = Sizes::new(&plan, depths, (record_bytes, dataset.part_bytes()), transform.as_deref())?;
         memory_limit.map_or(Ok(()), |limit| sizes.check(limit))?;
-        let scratch = match sizes.part {
-            0 => None,
-            _ => Some(Buffer::new(sizes.scratch).ok_or_else(|| too_large(&sizes))?),
-        };
-        let transform = transform.zip(scratch).map(|(transform, scratch)| Transforming {
-            transform,
-            out_bytes: sizes.out_bytes,
-            part: sizes.part,
-            scratch,
-        });
         let fingerprint = dataset.fingerprint().map_err(Error::Fingerprint)?;
         let trace = trace.map(|trace| trace.open(name.as_deref(), plan.rank(), plan.world())).transpose();
         let trace = trace.map_err(Error::trace)?;
@@ -223,15 +240,27 @@ impl<B: Backend> LoaderBuilder<B> {
         let window =
             hint_window.map_or_else(|| plan.batch_records().max(records_in(HINT_WINDOW)), records_in);
         let identity = Arc::new(Identity::new(&plan, record_bytes, fingerprint));
-        let reader = Reader {
-            dataset,
-            plan,
-            identity: identity.clone(),
-            record_bytes,
-            transform,
-            prefetch: (hints && overlap).then(|| Prefetch::new(window)),
-            cache_policy,
+        let prefetch = (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window))));
+        let datasets = copies(dataset, workers, "the data set", Dataset::try_clone)?;
+        let mut transforms = match transform {
+            Some(transform) => copies(transform, workers, "the transform", RecordTransform::try_clone)?,
+            None => Vec::new(),
         };
+        let mut sources: Vec<Box<dyn Source<[u8]>>> = Vec::with_capacity(workers);
+        for dataset in datasets {
+            let transform = match transforms.pop() {
+                None => None,
+                Some(transform) => Some(Transforming {
+                    transform,
+                    out_bytes: sizes.out_bytes,
+                    part: sizes.part,
+                    scratch: Buffer::new(sizes.scratch).ok_or_else(|| too_large(&sizes))?,
+                }),
+            };
+            let (identity, prefetch) = (identity.clone(), prefetch.clone());
+            let reader = Reader { dataset, plan, identity, record_bytes, transform, prefetch, cache_policy };
+            sources.push(Box::new(reader));
+        }
         let options = stage::Options {
             naming: Naming { loader: name.map(Into::into), rounds: false },
             overlap,
@@ -241,7 +270,7 @@ impl<B: Backend> LoaderBuilder<B> {
             steps: plan.steps(),
             slots: (sizes.slot, host_depth, &sizes),
         };
-        let stage = Stage::start(backend, Box::new(reader), options)?;
+        let stage = Stage::start(backend, sources, options)?;
         Ok(Loader { stage, plan, identity, epochs_begun: 0, position: (0, 0) })
     }
 }
@@ -292,88 +321,33 @@ impl LoaderBuilder<Cuda> {
     }
 }
 
-/// The memory that a loader needs.
-struct Sizes {
-    host_depth: usize,
-    device_depth: usize,
-    records: u64,
-    /// Of a record in a slot.
-    out_bytes: usize,
-    /// Bytes of a slot.
-    slot: usize,
-    /// Records that are transformed at a time, and bytes of so many in the file: 0 without a transform.
-    part: u64,
-    scratch: usize,
-}
-
-impl Sizes {
-    fn new(
-        plan: &Plan,
-        (host_depth, device_depth): (usize, usize),
-        (record_bytes, part_bytes): (usize, usize),
-        transform: Option<&dyn RecordTransform>,
-    ) -> Result<Self, Error> {
-        // A plan with fewer records than a batch has none that is full, unless it repeats them.
-        let records = match plan.tail() {
-            Tail::Wrap => plan.batch_records(),
-            Tail::Drop | Tail::Keep => plan.batch_records().min(plan.records()),
-        };
-        let (out_bytes, part) = match transform {
-            None => (record_bytes, 0),
-            Some(transform) => {
-                let failed = |source| Error::Transform { at: None, source };
-                let out_bytes = transform.out_bytes(record_bytes).map_err(failed)?;
-                if out_bytes == 0 {
-                    return Err(failed(
-                        "wanted records of at least 1 byte, found 0 after the transform".into(),
-                    ));
-                }
-                (out_bytes, ((part_bytes / record_bytes.max(1)).max(1) as u64).min(records))
-            }
-        };
-        let slot = usize::try_from(records).ok().and_then(|records| records.checked_mul(out_bytes));
-        // No more than a batch in the file, or one record.
-        let scratch = usize::try_from(part).unwrap_or(usize::MAX).saturating_mul(record_bytes);
-        let sizes = Self { host_depth, device_depth, records, out_bytes, slot: 0, part, scratch };
-        match slot {
-            Some(slot) => Ok(Self { slot, ..sizes }),
-            None => Err(too_large(&sizes)),
-        }
+/// `first` and as many clones as there are further workers.
+fn copies<T: ?Sized>(
+    first: Box<T>,
+    workers: usize,
+    what: &str,
+    try_clone: impl Fn(&T) -> Option<Box<T>>,
+) -> Result<Vec<Box<T>>, Error> {
+    let mut all = Vec::with_capacity(workers);
+    all.push(first);
+    while all.len() < workers {
+        all.push(try_clone(&all[0]).ok_or_else(|| Error::Option {
+            option: "workers",
+            wanted: format!("1 thread: {what} has no `try_clone`"),
+            found: workers.to_string(),
+        })?);
     }
-
-    /// Refuses a sum above `limit` bytes.
-    fn check(&self, limit: u64) -> Result<(), Error> {
-        let wanted = (self.slot as u64)
-            .checked_mul((self.host_depth as u64).saturating_add(self.device_depth as u64))
-            .and_then(|slots| slots.checked_add(self.scratch as u64))
-            .ok_or_else(|| too_large(self))?;
-        if wanted > limit { Err(Error::Memory { sum: self.to_string(), wanted, limit }) } else { Ok(()) }
-    }
-}
-
-/// The sum, spelled out.
-impl fmt::Display for Sizes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host_depth, device_depth, records, out_bytes, scratch, .. } = self;
-        write!(f, "{host_depth} host slots")?;
-        if *device_depth > 0 {
-            write!(f, " and {device_depth} device slots")?;
-        }
-        write!(f, " of {records} records of {out_bytes} bytes")?;
-        if *scratch > 0 {
-            write!(f, " and {scratch} bytes before the transform")?;
-        }
-        Ok(())
-    }
+    Ok(all)
 }
 
 impl<B: Backend> fmt::Debug for LoaderBuilder<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Options { plan, host_depth, overlap, hints, hint_window, memory_limit, trace, .. } =
+        let Options { plan, workers, host_depth, overlap, hints, hint_window, memory_limit, trace, .. } =
             &self.options;
         f.debug_struct("LoaderBuilder")
             .field("backend", &self.backend)
             .field("plan", plan)
+            .field("workers", workers)
             .field("host_depth", host_depth)
             .field("overlap", overlap)
             .field("hints", hints)

@@ -60,7 +60,8 @@ impl<'l, B: Backend> Epochs<'l, B> {
     pub(super) fn new(loader: &'l mut Loader<B>, (epoch, step): (u64, u64), last: Option<u64>) -> Self {
         let generation = loader.stage.next_generation();
         let (ordinal, steps) = (loader.epochs_begun, loader.plan.steps());
-        let mut next = Ticket { generation, ordinal, epoch, step, last: last.unwrap_or(epoch) };
+        let last_epoch = last.unwrap_or(epoch);
+        let mut next = Ticket { generation, seq: 0, ordinal, epoch, step, last: last_epoch };
         let mut epochs = Self { loader, next, ended: last.is_none() };
         if epochs.ended {
             return epochs;
@@ -148,6 +149,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
         Poll::Ready(Some(match found {
             Ok(batch) => {
                 self.next.step += 1;
+                self.next.seq += 1;
                 self.loader.position = (self.next.epoch, self.next.step);
                 Ok(batch.into())
             }

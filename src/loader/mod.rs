@@ -6,6 +6,7 @@ pub(crate) mod checkpoint;
 mod epoch;
 mod prefetch;
 mod reader;
+mod sizes;
 mod switches;
 
 use std::fmt;
@@ -34,9 +35,11 @@ use crate::stage::Stage;
 /// Reads the batches of a plan, one ahead of the one in use.
 ///
 /// A thread reads while the caller iterates. Between the two are `host_depth` buffers of one batch each, allocated
-/// once: nothing is allocated or copied per batch. The thread lives as long as the loader.
+/// once: nothing is allocated or copied per batch. The thread lives as long as the loader. There can be several
+/// [`workers`](LoaderBuilder::workers), each with a thread and buffers of its own.
 ///
-/// The plan alone determines the batches and their order. They are the same with overlap on or off and at any depth.
+/// The plan alone determines the batches and their order. They are the same with overlap on or off, with any number of
+/// workers and at any depth.
 ///
 /// # Examples
 ///

@@ -6,7 +6,7 @@ use crate::dataset::Dataset;
 use crate::slot::Ticket;
 
 /// The window of records after the batch that is being read whose pages have been asked for. It reaches into the
-/// next epoch.
+/// next epoch. Several workers share one, and begin their batches nearly in order.
 pub(crate) struct Prefetch {
     /// How far the window may reach beyond the current batch, in records.
     window: u64,
@@ -48,6 +48,10 @@ impl Prefetch {
     /// those after it, and not even that if it is one run, because it is read at once.
     pub(crate) fn before(&mut self, dataset: &mut dyn Dataset, plan: &Plan, ticket: Ticket) -> HintStats {
         let batch = plan.batch_records();
+        if ticket.generation < self.generation {
+            // Another worker has begun with what the caller asked for since.
+            return HintStats::default();
+        }
         if self.generation == ticket.generation {
             self.ahead = self.ahead.saturating_sub(batch);
             self.fresh = false;

@@ -1,6 +1,6 @@
 //! Reads one batch of a data set into a slot: hints, read, transform, cache policy.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy, Plan};
@@ -21,8 +21,8 @@ pub(crate) struct Reader {
     /// Of a record in the file.
     pub(crate) record_bytes: usize,
     pub(crate) transform: Option<Transforming>,
-    /// The window of pages to ask for ahead of the reading, if there is one.
-    pub(crate) prefetch: Option<Prefetch>,
+    /// The window of pages to ask for ahead of the reading, if there is one; all workers have the same.
+    pub(crate) prefetch: Option<Arc<Mutex<Prefetch>>>,
     pub(crate) cache_policy: CachePolicy,
 }
 
@@ -31,8 +31,8 @@ impl Source<[u8]> for Reader {
         let Load { ticket, plan, naming, stats, who } = load;
         let Some(plan) = plan else { unreachable!("a batch of records has a plan") };
         let at = || naming.at(ticket);
-        if let Some(prefetch) = &mut self.prefetch {
-            stats.hints = prefetch.before(&mut *self.dataset, &self.plan, ticket);
+        if let Some(prefetch) = &self.prefetch {
+            stats.hints = lock(prefetch).before(&mut *self.dataset, &self.plan, ticket);
         }
         let (dataset, record_bytes) = (&mut *self.dataset, self.record_bytes);
         let len = match &mut self.transform {
@@ -63,8 +63,8 @@ impl Source<[u8]> for Reader {
                 len
             }
         };
-        if let Some(prefetch) = &mut self.prefetch {
-            stats.hints += prefetch.after(dataset, &self.plan);
+        if let Some(prefetch) = &self.prefetch {
+            stats.hints += lock(prefetch).after(dataset, &self.plan);
         }
         if self.cache_policy != CachePolicy::Keep && dataset.evict(plan, self.cache_policy).is_err() {
             stats.evict_failed = 1;
@@ -81,6 +81,11 @@ impl Source<[u8]> for Reader {
     fn bytes(&self, records: &BatchPlan) -> usize {
         bytes(records.len(), self.record_bytes)
     }
+}
+
+/// A data set that panicked while it was asked for pages leaves a window that is still one.
+fn lock(prefetch: &Mutex<Prefetch>) -> MutexGuard<'_, Prefetch> {
+    prefetch.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn read(

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::builder::LoaderBuilder;
+use super::builder::{LoaderBuilder, MAX_WORKERS};
 use crate::backend::{Backend, MAX_HOST_DEPTH};
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
@@ -11,8 +11,14 @@ use crate::observe::trace::Trace;
 
 /// What every switch begins with.
 const PREFIX: &str = "TWINBUF_";
-const NAMES: [&str; 5] =
-    ["TWINBUF_OVERLAP", "TWINBUF_DEPTH", "TWINBUF_HINTS", "TWINBUF_TRACE", "TWINBUF_BREAKDOWN"];
+const NAMES: [&str; 6] = [
+    "TWINBUF_OVERLAP",
+    "TWINBUF_WORKERS",
+    "TWINBUF_DEPTH",
+    "TWINBUF_HINTS",
+    "TWINBUF_TRACE",
+    "TWINBUF_BREAKDOWN",
+];
 
 /// Variables of the tests and of the software driver begin with one of these.
 const RESERVED: [&str; 4] = ["TWINBUF_CUDA_", "TWINBUF_SOAK_", "TWINBUF_STRESS_", "TWINBUF_TEST_"];
@@ -28,6 +34,7 @@ const ON_OR_OFF: &str = "1, on or true, or 0, off or false";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Switches {
     overlap: Option<bool>,
+    workers: Option<usize>,
     depth: Option<usize>,
     hints: Option<bool>,
     /// The trace's file; empty for none.
@@ -58,6 +65,7 @@ impl Switches {
         }
         Ok(Self {
             overlap: own.overlap.or(all.overlap),
+            workers: own.workers.or(all.workers),
             depth: own.depth.or(all.depth),
             hints: own.hints.or(all.hints),
             trace: own.trace.or(all.trace),
@@ -71,7 +79,11 @@ impl Switches {
             "HINTS" => self.hints = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
             "DEPTH" => {
                 let wanted = format!("a whole number from 1 to {MAX_HOST_DEPTH}");
-                self.depth = Some(parse(name, value, &wanted, depth)?);
+                self.depth = Some(parse(name, value, &wanted, |value| number(value, MAX_HOST_DEPTH))?);
+            }
+            "WORKERS" => {
+                let wanted = format!("a whole number from 1 to {MAX_WORKERS}");
+                self.workers = Some(parse(name, value, &wanted, |value| number(value, MAX_WORKERS))?);
             }
             "TRACE" => self.trace = Some(value.into()),
             _ => {
@@ -131,8 +143,8 @@ fn on_or_off(value: &str) -> Option<bool> {
     }
 }
 
-fn depth(value: &str) -> Option<usize> {
-    value.parse().ok().filter(|depth| (1..=MAX_HOST_DEPTH).contains(depth))
+fn number(value: &str, most: usize) -> Option<usize> {
+    value.parse().ok().filter(|number| (1..=most).contains(number))
 }
 
 fn every(value: &str) -> Option<u64> {
@@ -149,6 +161,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | variable | values | option |
     /// | --- | --- | --- |
     /// | `TWINBUF_OVERLAP` | `1`, `on`, `true`; `0`, `off`, `false` | [`overlap`](Self::overlap) |
+    /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers) |
     /// | `TWINBUF_DEPTH` | 1 to [`MAX_HOST_DEPTH`] | [`host_depth`](Self::host_depth) |
     /// | `TWINBUF_HINTS` | as `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
@@ -186,9 +199,10 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 
     fn apply(mut self, switches: Switches) -> Self {
-        let Switches { overlap, depth, hints, trace, breakdown } = switches;
+        let Switches { overlap, workers, depth, hints, trace, breakdown } = switches;
         let options = &mut self.options;
         options.overlap = overlap.unwrap_or(options.overlap);
+        options.workers = workers.unwrap_or(options.workers);
         options.host_depth = depth.unwrap_or(options.host_depth);
         options.hints = hints.unwrap_or(options.hints);
         if let Some(path) = trace {

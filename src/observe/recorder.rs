@@ -56,8 +56,9 @@ impl Recorder {
         wait: &'static str,
         breakdown: Breakdown,
         overlap: bool,
+        workers: usize,
     ) -> Self {
-        let report = Report::new(naming.rounds, overlap);
+        let report = Report::new(naming.rounds, overlap, workers);
         Self {
             report,
             breakdown,

@@ -82,6 +82,8 @@ pub struct Report {
     pub bytes: u64,
     /// Batches whose load was started, for the caller or ahead of it.
     pub loads: u64,
+    /// Threads that load; 1 too if the caller loads by itself. The times of `read` and `transform` are of all of them.
+    pub workers: u64,
     /// From the first time that a batch of each epoch was asked for to its end, added up; the batch in use not yet.
     pub wall: Duration,
     /// Reading: disk to host slot, with the hints; waiting for a free slot.
@@ -112,17 +114,18 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(rounds: bool, overlap: bool) -> Self {
-        Self { generated: rounds, overlap, ..Self::default() }
+    pub(crate) fn new(rounds: bool, overlap: bool, workers: usize) -> Self {
+        Self { generated: rounds, overlap, workers: workers as u64, ..Self::default() }
     }
 
     /// What is counted elsewhere.
     pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
         // Where the caller waits longer than for any stage before the slots, while the reader waits for slots too,
         // both wait for what stands behind them.
-        let before = (self.read.busy + self.transform).max(transfer);
+        let before = self.load_each().max(transfer);
         let unexplained = self.train.waiting.saturating_sub(before);
-        let behind = self.read.waiting >= unexplained / 2 && self.train.waiting > before.mul_f64(BOUND_RATIO);
+        let behind = self.each(self.read.waiting) >= unexplained / 2
+            && self.train.waiting > before.mul_f64(BOUND_RATIO);
         let device = if transfer_bytes > 0 && behind { self.train.waiting } else { Duration::ZERO };
         Self { loads, transfer, transfer_bytes, device, ..self }
     }
@@ -142,16 +145,27 @@ impl Report {
     /// The time that reading, transforming, copying to the device and the caller's work take one after the other.
     #[must_use]
     pub fn serial(&self) -> Duration {
-        self.stages().iter().sum()
+        let [_, transfer, train] = self.stages();
+        self.read.busy + self.transform + transfer + train
     }
 
-    /// The reading thread's work, the copies to the device, and the caller's work.
+    /// A reading thread's share of the loads, the copies to the device, and the caller's work.
     fn stages(&self) -> [Duration; 3] {
-        [self.read.busy + self.transform, self.transfer, self.train.busy + self.device]
+        [self.load_each(), self.transfer, self.train.busy + self.device]
     }
 
-    /// What perfect overlap would take: the longest of the reading thread's work, the copies to the device and the
-    /// caller's work, each added up. No overlap takes less, with however many slots.
+    /// What each of the workers has of a time that is of all of them.
+    fn each(&self, all: Duration) -> Duration {
+        all / u32::try_from(self.workers.max(1)).unwrap_or(u32::MAX)
+    }
+
+    fn load_each(&self) -> Duration {
+        self.each(self.read.busy + self.transform)
+    }
+
+    /// What perfect overlap would take: the longest of the loads, the copies to the device and the caller's work, each
+    /// added up, the loads divided by the number of [`workers`](Self::workers). No overlap takes less, with however
+    /// many slots.
     ///
     /// Two slots come near it where the batches are alike. Where now the one and now the other takes longer, more of
     /// them are needed. And the first load of an epoch and its last use have nothing beside them: where epochs have
@@ -162,7 +176,7 @@ impl Report {
     }
 
     /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to the number
-    /// of stages.
+    /// of stages and of workers beyond the first together.
     #[must_use]
     pub fn possible_speedup(&self) -> f64 {
         ratio(self.serial(), self.ideal())
@@ -209,9 +223,12 @@ impl Report {
             }
             Verdict::ComputeBound => "The compute decides: no option of the loader makes this faster.",
             Verdict::DiskBound => {
-                "The disk decides: try another `ReadMode`, smaller records, or a faster disk."
+                "The disk decides: try another `ReadMode`, smaller records, or a faster disk; or, if the data set \
+                 decodes, more `workers`."
             }
-            Verdict::TransformBound => "The transform decides: make it cheaper, or store its result.",
+            Verdict::TransformBound => {
+                "The transform decides: raise `workers`, make it cheaper, or store its result."
+            }
             Verdict::TransferBound => "The copy to the device decides: send smaller numbers.",
             Verdict::GenerationBound => "The closure decides: make it faster.",
             Verdict::Balanced => "The stages are balanced: only making both faster helps.",

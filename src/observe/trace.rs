@@ -246,6 +246,8 @@ impl Drop for TraceFile {
 
 /// Bytes of events that a track gathers before it writes them.
 const BUFFER: usize = 16 << 10;
+/// Numbers of rows that each loader has for itself: more than it has threads.
+const ROWS: u64 = 1000;
 /// For how long a track may keep events to itself.
 const KEEP: Duration = Duration::from_millis(250);
 
@@ -265,7 +267,7 @@ impl Track {
         let (mut common, mut buffer) = (String::new(), String::new());
         if let Some(trace) = trace.as_deref() {
             let rank = trace.file.rank;
-            let id = 3 * trace.index + u64::from(id);
+            let id = ROWS * trace.index + u64::from(id);
             let name = format!("{}{name}", trace.name);
             common = format!(r#"","pid":{rank},"tid":{id},"ts":"#);
             buffer.reserve(BUFFER + 1024);

@@ -1,11 +1,12 @@
-//! Which batches the loading thread may start.
+//! Which batches the loading threads may start.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::slot::Ticket;
 
-/// Tells the loading thread what to load next. The caller grants epochs; the thread takes their batches one by one.
+/// Tells the loading threads what to load next. The caller grants epochs; the threads take their batches in turn: the
+/// first thread the first batch, the second one the second, and round again.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -14,45 +15,50 @@ pub(crate) struct Gate {
 
 #[derive(Debug)]
 struct State {
-    /// The next batch to start.
-    next: Ticket,
+    /// The first batch of the generation.
+    first: Ticket,
+    /// For each thread, which batch of the generation it starts next.
+    next: Vec<u64>,
     /// The last epoch that may be started; `None` if there is nothing to start.
     last: Option<u64>,
     /// Steps in an epoch.
     steps: u64,
-    /// The last batch failed, and the caller has not been told yet: nothing is started.
-    failed: bool,
-    /// When the caller last asked for epochs. Before that the thread did not wait, it rested.
+    /// The first batch that failed, if the caller has not been told yet: neither it nor what comes after it is started.
+    failed: Option<u64>,
+    /// When the caller last asked for epochs. Before that the threads did not wait, they rested.
     resumed: Instant,
     closed: bool,
 }
 
 impl State {
-    fn ready(&self) -> bool {
-        !self.failed && self.next.step < self.steps && self.last.is_some_and(|last| self.next.epoch <= last)
+    /// The batch that the thread may start now.
+    fn ready(&self, thread: usize) -> Option<Ticket> {
+        let (last, seq) = (self.last?, self.next[thread]);
+        let ticket = self.ticket(seq).filter(|ticket| ticket.epoch <= last)?;
+        self.failed.is_none_or(|failed| seq < failed).then_some(Ticket { last, ..ticket })
     }
 
-    fn take(&mut self) -> Option<Ticket> {
-        let last = self.last.filter(|_| self.ready())?;
-        let ticket = Ticket { last, ..self.next };
-        self.next.step += 1;
-        if self.next.step == self.steps {
-            if ticket.epoch == last {
-                self.last = None; // so that an epoch after the largest number is none
-            }
-            let (ordinal, epoch) = (ticket.ordinal + 1, ticket.epoch.wrapping_add(1));
-            self.next = Ticket { ordinal, epoch, step: 0, ..ticket };
+    /// A batch of the generation; `None` if epochs have no steps, and after the largest number of an epoch.
+    fn ticket(&self, seq: u64) -> Option<Ticket> {
+        let first = self.first;
+        if first.step >= self.steps {
+            return None;
         }
-        Some(ticket)
+        let step = first.step + (seq - first.seq);
+        let epochs = step / self.steps;
+        let epoch = first.epoch.checked_add(epochs)?;
+        Some(Ticket { seq, ordinal: first.ordinal + epochs, epoch, step: step % self.steps, ..first })
     }
 }
 
 impl Gate {
-    /// A gate in front of epochs of `steps` steps, closed until the first [`begin`](Self::begin) or
-    /// [`grant`](Self::grant).
-    pub(crate) fn new(steps: u64) -> Self {
-        let next = Ticket { generation: 0, ordinal: 0, epoch: 0, step: 0, last: 0 };
-        let state = State { next, last: None, steps, failed: false, resumed: Instant::now(), closed: false };
+    /// A gate in front of epochs of `steps` steps for so many threads, closed until the first
+    /// [`begin`](Self::begin) or [`grant`](Self::grant).
+    pub(crate) fn new(steps: u64, threads: usize) -> Self {
+        let first = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, last: 0 };
+        let next = (0..threads as u64).collect();
+        let resumed = Instant::now();
+        let state = State { first, next, last: None, steps, failed: None, resumed, closed: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -64,10 +70,13 @@ impl Gate {
     /// Drops what was granted before, and grants the batches from `first` to the end of its last epoch.
     pub(crate) fn begin(&self, first: Ticket) {
         let mut state = self.lock();
-        (state.next, state.last, state.failed) = (first, Some(first.last), false);
+        (state.first, state.last, state.failed) = (first, Some(first.last), None);
+        for (next, seq) in state.next.iter_mut().zip(first.seq..) {
+            *next = seq;
+        }
         state.resumed = Instant::now();
         drop(state);
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
     /// Grants all epochs up to `last`. The caller began to ask for them at `resumed`.
@@ -75,53 +84,59 @@ impl Gate {
         let mut state = self.lock();
         (state.last, state.resumed) = (Some(last), resumed);
         drop(state);
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
-    /// Takes back the leave for what has not been started. Returns the next epoch.
+    /// Takes back the leave for what has not been started. Returns the epoch of the first such batch.
     pub(crate) fn retract(&self) -> u64 {
         let mut state = self.lock();
         state.last = None;
-        state.next.epoch
+        let next = state.next.iter().min().and_then(|&seq| state.ticket(seq));
+        next.map_or(state.first.epoch, |next| next.epoch)
     }
 
-    /// Whether [`start`](Self::start) would wait now.
-    pub(super) fn would_wait(&self) -> bool {
-        !self.lock().ready()
-    }
-
-    /// Waits for leave to start the next batch. Returns it and when the caller last asked for epochs; `None` once the
-    /// gate is closed.
-    pub(super) fn start(&self) -> Option<(Ticket, Instant)> {
+    /// Waits for leave to start the thread's next batch; runs `idle` first if there is none now. Returns the batch and
+    /// when the caller last asked for epochs; `None` once the gate is closed.
+    pub(super) fn start(&self, thread: usize, idle: impl FnOnce()) -> Option<(Ticket, Instant)> {
+        let mut idle = Some(idle);
         let mut state = self.lock();
         loop {
             if state.closed {
                 return None;
             }
-            if let Some(ticket) = state.take() {
+            if let Some(ticket) = state.ready(thread) {
+                state.next[thread] += state.next.len() as u64;
                 return Some((ticket, state.resumed));
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = match idle.take() {
+                Some(idle) => {
+                    drop(state);
+                    idle();
+                    self.lock()
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
     }
 
     /// The batch could not be loaded. Called before it is handed over, so that the caller learns of it later.
-    pub(super) fn failed(&self, ticket: Ticket) {
+    pub(super) fn failed(&self, thread: usize, ticket: Ticket) {
         let mut state = self.lock();
         // Unless the caller has meanwhile asked for something else.
-        if state.next.generation == ticket.generation {
-            (state.next, state.failed) = (ticket, true);
+        if state.first.generation == ticket.generation {
+            state.next[thread] = ticket.seq;
+            state.failed = Some(state.failed.map_or(ticket.seq, |failed| failed.min(ticket.seq)));
         }
     }
 
     /// The caller has been told of the failure. The failed batch is the next one, once it is granted again.
     pub(crate) fn heard(&self) {
         let mut state = self.lock();
-        (state.failed, state.last) = (false, None);
+        (state.failed, state.last) = (None, None);
     }
 
     pub(crate) fn close(&self) {
         self.lock().closed = true;
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 }

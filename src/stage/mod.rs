@@ -1,5 +1,8 @@
-//! One thread that loads ahead of the caller, or the caller itself that loads when it asks: what a loader and a
-//! generator are made of.
+//! Threads that load ahead of the caller, or the caller itself that loads when it asks: what a loader and a generator
+//! are made of.
+//!
+//! Each thread has slots of its own. Batches are dealt to the threads in turn and received from them in turn, so that
+//! their order does not depend on the number of threads.
 
 pub(crate) mod gate;
 pub(crate) mod worker;
@@ -53,64 +56,105 @@ pub(crate) struct Stage<B: Backend> {
 
 /// What goes on while a stage lives.
 struct Running<B: Backend> {
-    // Dropped in this order: the end of the receiving side makes the thread return from its wait for a slot, the end
-    // of the feed from its wait at the gate, and joins it.
-    batches: B::Batches,
+    // Dropped in this order: the end of the receiving sides makes the threads return from their waits for a slot, the
+    // end of the feed from their waits at the gate, and joins them.
+    lanes: Lanes<B>,
     feed: Feed<B>,
     recorder: Recorder,
     trace: Option<Arc<LoaderTrace>>,
 }
 
+/// The receiving sides, one for each thread.
+struct Lanes<B: Backend>(Vec<B::Batches>);
+
+impl<B: Backend> Lanes<B> {
+    fn of(&mut self, ticket: Ticket) -> &mut B::Batches {
+        let lane = self.index(ticket);
+        &mut self.0[lane]
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "less than the number of lanes")]
+    fn index(&self, ticket: Ticket) -> usize {
+        (ticket.seq % self.0.len() as u64) as usize
+    }
+
+    /// When this batch's copy to the device was done, and how long it took.
+    fn copied(&self, ticket: Ticket) -> Option<(Instant, Duration)> {
+        self.0[self.index(ticket)].copied(ticket)
+    }
+
+    /// How long the copies to the device have taken so far, and their bytes.
+    fn copies(&self) -> (Duration, u64) {
+        self.0.iter().map(Batches::copies).fold((Duration::ZERO, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+    }
+
+    /// The option that sets how many slots batches hold, and how many there are.
+    fn slots(&self) -> (&'static str, usize) {
+        let (option, slots) = self.0[0].slots();
+        (option, slots * self.0.len())
+    }
+}
+
 /// Who fills the slots.
 enum Feed<B: Backend> {
-    /// A thread, ahead of the caller.
-    Thread(Thread),
+    /// Threads, ahead of the caller.
+    Threads(Threads),
     /// The caller itself, when it asks for a batch.
     Inline(Box<(Worker<B::Content>, B::Slots)>),
 }
 
-/// The thread, which is told to end and joined when this is dropped.
-struct Thread {
+/// The threads, which are told to end and joined when this is dropped.
+struct Threads {
     gate: Arc<Gate>,
-    _join: JoinOnDrop,
+    join: Vec<JoinOnDrop>,
 }
 
-impl Drop for Thread {
+impl Drop for Threads {
     fn drop(&mut self) {
         self.gate.close();
     }
 }
 
 impl<B: Backend> Stage<B> {
-    /// Makes the slots and starts the thread.
+    /// Makes the slots and starts a thread for each source; without overlap there is one source and no thread.
     pub(crate) fn start(
         backend: B,
-        source: Box<dyn Source<B::Content>>,
+        sources: Vec<Box<dyn Source<B::Content>>>,
         options: Options<'_>,
     ) -> Result<Self, Error> {
         let Options { naming, overlap, held_timeout, trace, breakdown, steps, slots } = options;
         let (slot, host_depth, sum) = slots;
-        let sides = Sides { slot, host_depth, overlap, trace: trace.clone(), naming: naming.clone(), sum };
-        let (slots, batches) = backend.make(sides)?;
+        let lanes = sources.len();
+        let sides =
+            Sides { lanes, slot, host_depth, overlap, trace: trace.clone(), naming: naming.clone(), sum };
         let loads = Arc::new(AtomicU64::new(0));
         let (row, span) = if naming.rounds { ("generate", "generate") } else { ("read", "disk_load") };
-        let recorder =
-            LoadRecorder::new(Track::new(trace.clone(), 2, row), span, naming.clone(), loads.clone());
-        let worker = Worker { source, naming: naming.clone(), recorder };
-        let feed = if overlap {
-            let gate = Arc::new(Gate::new(steps));
-            let seen = gate.clone();
-            let thread = thread::Builder::new()
-                .name(format!("twinbuf-{row}"))
-                .spawn(move || worker.run(&seen, slots))
-                .map_err(Error::Spawn)?;
-            Feed::Thread(Thread { gate, _join: JoinOnDrop::new(thread, batches.copy_thread()) })
-        } else {
-            Feed::Inline(Box::new((worker, slots)))
-        };
+        let gate = Arc::new(Gate::new(steps, lanes));
+        let mut feed = Feed::Threads(Threads { gate: gate.clone(), join: Vec::new() });
+        let mut batches = Vec::with_capacity(lanes);
+        let made = backend.make(&sides)?;
+        for (lane, (source, (slots, received))) in sources.into_iter().zip(made).enumerate() {
+            let (id, row) = sides.row(lane, row);
+            let track = Track::new(trace.clone(), id, &row);
+            let recorder = LoadRecorder::new(track, span, naming.clone(), loads.clone());
+            let worker = Worker { source, naming: naming.clone(), recorder };
+            match &mut feed {
+                Feed::Threads(threads) if overlap => {
+                    let gate = gate.clone();
+                    let thread = thread::Builder::new()
+                        .name(format!("twinbuf-{}", row.replace(' ', "-")))
+                        .spawn(move || worker.run(lane, &gate, slots))
+                        .map_err(Error::Spawn)?;
+                    threads.join.push(JoinOnDrop::new(thread, received.copy_thread()));
+                }
+                _ => feed = Feed::Inline(Box::new((worker, slots))),
+            }
+            batches.push(received);
+        }
         let track = Track::new(trace.clone(), 1, "train");
-        let recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, overlap);
-        let running = ForkGuard::new(Running { batches, feed, recorder, trace });
+        let recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, overlap, lanes);
+        let lanes = Lanes(batches);
+        let running = ForkGuard::new(Running { lanes, feed, recorder, trace });
         Ok(Self { running, naming, held_timeout, held_since: None, loads, generation: 0 })
     }
 
@@ -129,7 +173,7 @@ impl<B: Backend> Stage<B> {
     /// `None` without a thread.
     pub(crate) fn gate(&self) -> Option<&Gate> {
         match &self.running.feed {
-            Feed::Thread(thread) => Some(&thread.gate),
+            Feed::Threads(threads) => Some(&threads.gate),
             Feed::Inline(_) => None,
         }
     }
@@ -152,7 +196,7 @@ impl<B: Backend> Stage<B> {
     pub(crate) fn report(&self) -> Report {
         // Relaxed: a count. Handing a batch over made the loads before it visible.
         let loads = self.loads.load(Ordering::Relaxed);
-        let (time, bytes) = self.running.batches.copies();
+        let (time, bytes) = self.running.lanes.copies();
         self.running.recorder.report.clone().with_transfers(loads, time, bytes)
     }
 
@@ -164,14 +208,14 @@ impl<B: Backend> Stage<B> {
 
     /// The caller asks for the batch of `ticket`: the use of the one before is over.
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant) {
-        let Running { batches, recorder, .. } = &mut *self.running;
-        recorder.asked(ticket, now, |ticket| batches.copied(ticket));
+        let Running { lanes, recorder, .. } = &mut *self.running;
+        recorder.asked(ticket, now, |ticket| lanes.copied(ticket));
     }
 
     /// The epoch is over, or the caller gives it up.
     pub(crate) fn ended(&mut self, now: Instant) {
-        let Running { batches, recorder, feed, .. } = &mut *self.running;
-        recorder.ended(now, |ticket| batches.copied(ticket));
+        let Running { lanes, recorder, feed, .. } = &mut *self.running;
+        recorder.ended(now, |ticket| lanes.copied(ticket));
         if let Feed::Inline(inline) = feed {
             inline.0.recorder.flush();
         }
@@ -184,7 +228,7 @@ impl<B: Backend> Stage<B> {
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<Raw<B>, Error>> {
         self.asked(ticket, Instant::now());
-        let Running { batches, feed, recorder, .. } = &mut *self.running;
+        let Running { lanes, feed, recorder, .. } = &mut *self.running;
         let mut found = None;
         if let Feed::Inline(inline) = feed {
             let (worker, slots) = &mut **inline;
@@ -199,14 +243,14 @@ impl<B: Backend> Stage<B> {
             }
         }
         loop {
-            let received = found
-                .take()
-                .unwrap_or_else(|| recorder.wait(|| batches.receive(&mut waiting, self.held_timeout)));
+            let received = found.take().unwrap_or_else(|| {
+                recorder.wait(|| lanes.of(ticket).receive(&mut waiting, self.held_timeout))
+            });
             let mut batch = match received {
                 Received::Batch(batch) => batch,
                 Received::NotYet => return Poll::Pending,
                 Received::SlotHeld => {
-                    let (option, slots) = batches.slots();
+                    let (option, slots) = lanes.slots();
                     let error = Error::SlotHeld { at: self.naming.at(ticket), option, slots };
                     return self.slot_held(waiting, error);
                 }
@@ -227,7 +271,7 @@ impl<B: Backend> Stage<B> {
             match mem::replace(&mut meta.result, Ok(0)) {
                 Ok(len) => {
                     meta.result = Ok(len);
-                    recorder.received(meta, now, batches.copied(ticket));
+                    recorder.received(meta, now, lanes.copied(ticket));
                     return Poll::Ready(Ok(batch));
                 }
                 Err(error) => {
@@ -253,36 +297,39 @@ impl<B: Backend> Stage<B> {
         Poll::Ready(Err(error))
     }
 
-    /// Ends the thread, and returns the error that the caller has not been told of, if there is one.
+    /// Ends the threads, and returns the error that the caller has not been told of, if there is one.
     pub(crate) fn close(self) -> Result<(), Error> {
         let Self { running, generation, .. } = self;
-        let Some(Running { mut batches, feed, recorder, trace }) = running.into_inner() else {
+        let Some(Running { mut lanes, feed, recorder, trace }) = running.into_inner() else {
             return Ok(());
         };
-        let mut unheard = Ok(());
-        if let Feed::Thread(thread) = &feed {
-            thread.gate.close();
-            // Up to the end of the ring, or to a batch that the caller has leaked.
-            loop {
-                let mut batch = match batches.receive(&mut Waiting::Drain, Duration::ZERO) {
-                    Received::Batch(batch) => batch,
-                    Received::Failed(source) => {
-                        unheard = Err(Error::Device(source));
-                        break;
-                    }
-                    _ => break,
-                };
-                let meta = B::Batches::meta(&mut batch);
-                if meta.ticket.generation == generation && meta.result.is_err() {
-                    unheard = mem::replace(&mut meta.result, Ok(0)).map(drop);
-                    break;
-                }
-            }
+        let mut unheard = None;
+        if let Feed::Threads(threads) = &feed {
+            threads.gate.close();
+            let errors = lanes.0.iter_mut().filter_map(|batches| drain::<B>(batches, generation));
+            unheard = errors.min_by_key(|&(seq, _)| seq).map(|(_, error)| error);
         }
-        drop(batches);
+        drop(lanes);
         drop(feed);
         // The last of the tracks: now everything is written, or was refused.
         drop(recorder);
-        unheard.and(trace.map_or(Ok(()), |trace| trace.close().map_err(Error::trace)))
+        unheard.map_or(Ok(()), Err).and(trace.map_or(Ok(()), |trace| trace.close().map_err(Error::trace)))
+    }
+}
+
+/// Receives up to the end of the ring, to a batch that the caller has leaked, or to an error of this generation.
+/// Returns that and its place in the generation.
+fn drain<B: Backend>(batches: &mut B::Batches, generation: u64) -> Option<(u64, Error)> {
+    loop {
+        let mut batch = match batches.receive(&mut Waiting::Drain, Duration::ZERO) {
+            Received::Batch(batch) => batch,
+            Received::Failed(source) => return Some((u64::MAX, Error::Device(source))),
+            _ => return None,
+        };
+        let meta = B::Batches::meta(&mut batch);
+        if meta.ticket.generation == generation && meta.result.is_err() {
+            let error = mem::replace(&mut meta.result, Ok(0)).err();
+            return error.map(|error| (meta.ticket.seq, error));
+        }
     }
 }

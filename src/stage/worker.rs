@@ -71,9 +71,9 @@ impl<C: ?Sized> Worker<C> {
         BatchMeta { ticket, records, result, stats }
     }
 
-    /// The loading thread: loads batch after batch, as far as there are slots and leave, until the gate is closed or
-    /// nobody receives any more.
-    pub(crate) fn run<S: Slots<Content = C>>(mut self, gate: &Gate, mut slots: S) {
+    /// A loading thread: loads the batches that are its own, as far as there are slots and leave, until the gate is
+    /// closed or nobody receives any more.
+    pub(crate) fn run<S: Slots<Content = C>>(mut self, thread: usize, gate: &Gate, mut slots: S) {
         let mut epoch = None;
         loop {
             let asked = Instant::now();
@@ -81,10 +81,7 @@ impl<C: ?Sized> Worker<C> {
             self.recorder.write_if_due(asked);
             // The slot first: a batch counts as started only when nothing but the source is in its way.
             let Ok(mut slot) = slots.acquire() else { return };
-            if gate.would_wait() {
-                self.recorder.flush();
-            }
-            let Some((ticket, resumed)) = gate.start() else { break };
+            let Some((ticket, resumed)) = gate.start(thread, || self.recorder.flush()) else { break };
             let waited = Instant::now().saturating_duration_since(asked.max(resumed));
             // The trace of an epoch that has been read is complete in the file. Rounds are too many for that.
             if epoch.replace((ticket.generation, ticket.epoch)).is_some_and(|last| last.1 != ticket.epoch)
@@ -94,7 +91,7 @@ impl<C: ?Sized> Worker<C> {
             }
             let meta = self.load(ticket, slot.content(), waited);
             if meta.result.is_err() {
-                gate.failed(ticket);
+                gate.failed(thread, ticket);
             }
             if slot.commit(meta).is_err() {
                 return;

@@ -61,6 +61,9 @@ fn every_value_that_is_taken() {
     for depth in 1..=MAX_HOST_DEPTH {
         assert_eq!(from(&[("TWINBUF_DEPTH", &depth.to_string())]).unwrap().depth, Some(depth));
     }
+    for workers in [1, 2, MAX_WORKERS] {
+        assert_eq!(from(&[("TWINBUF_WORKERS", &workers.to_string())]).unwrap().workers, Some(workers));
+    }
     for (value, every) in [
         ("on", 100),
         ("True", 100),
@@ -111,6 +114,7 @@ fn every_other_value_is_an_error() {
     for (switch, values, bad) in [
         ("TWINBUF_OVERLAP", ON_OR_OFF, &["", " ", "2", "yes", "no", "-1", "on off", "1.0", "١"][..]),
         ("TWINBUF_HINTS", ON_OR_OFF, &["", "yes", "offf", "10"]),
+        ("TWINBUF_WORKERS", "a whole number from 1 to 64", &["", "0", "65", "-1", "two"]),
         ("TWINBUF_DEPTH", depth, &["", "0", "9", "-1", "two", "2.0", "0x2", "18446744073709551616"]),
         ("TWINBUF_BREAKDOWN", steps, &["", "-1", "00", "every", "1.5", "18446744073709551616"]),
     ] {

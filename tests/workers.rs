@@ -1,0 +1,282 @@
+//! Several threads that read: the plan's order whatever their number, errors in order, memory as spelled out.
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use common::{RECORD, batches, files, open, plan, record};
+use twinbuf::loader::MAX_HOST_DEPTH;
+use twinbuf::transform::{RecordTransform, per_record};
+use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan};
+
+/// A random augmentation: the record, changed by numbers that its seed gives.
+fn augment() -> impl RecordTransform {
+    per_record(RECORD, |record, out, context| {
+        let mut random = context.seed;
+        for (out, byte) in out.iter_mut().zip(record) {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(context.step | 1);
+            *out = byte ^ random.to_le_bytes()[7];
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn an_epoch_is_the_same_with_any_number_of_workers() {
+    let (_dir, paths) = files(&[40, 1, 62]);
+    let plan = plan(103, 10);
+    let build = |workers, depth, overlap| {
+        let builder = Loader::builder(open(&paths), plan).transform(augment());
+        builder.workers(workers).host_depth(depth).overlap(overlap).build().unwrap()
+    };
+    let mut first = build(1, 2, false);
+    let expected: Vec<Vec<u8>> = first.epochs(3..6).map(|batch| batch.unwrap().to_vec()).collect();
+    assert_eq!(expected.len(), 33);
+    assert!(!expected.concat().chunks_exact(RECORD).any(|found| found == record(0)), "augmented");
+    for workers in 1..=4 {
+        for depth in 1..=MAX_HOST_DEPTH {
+            for overlap in [false, true] {
+                let which = format!("workers {workers}, depth {depth}, overlap {overlap}");
+                let mut loader = build(workers, depth, overlap);
+                let found = loader.epochs(3..6).map(|batch| batch.unwrap().to_vec());
+                assert!(found.eq(expected.iter().cloned()), "{which}");
+                let report = loader.report();
+                assert_eq!((report.batches, report.loads), (33, 33), "one read a batch: {which}");
+                assert_eq!(report.workers, if overlap { workers as u64 } else { 1 }, "{which}");
+                // From the middle of an epoch on, too, and after epochs that were left early.
+                for taken in [0, 1, 4, 11] {
+                    let epoch = loader.epoch(3).take(taken).map(|batch| batch.unwrap().to_vec());
+                    assert!(epoch.eq(expected[..taken].iter().cloned()), "{which}, left after {taken}");
+                    let checkpoint = loader.checkpoint();
+                    let rest = loader.epochs_from(&checkpoint, 6).unwrap();
+                    let rest = rest.map(|batch| batch.unwrap().to_vec());
+                    assert!(rest.eq(expected[taken..].iter().cloned()), "{which}, resumed after {taken}");
+                }
+                loader.close().unwrap();
+            }
+        }
+    }
+}
+
+/// Records that can be cloned, and fail at record `at`.
+#[derive(Clone)]
+struct Failing {
+    records: u64,
+    at: u64,
+    /// Clones that are alive.
+    _alive: Arc<()>,
+}
+
+impl Dataset for Failing {
+    fn records(&self) -> u64 {
+        self.records
+    }
+    fn record_bytes(&self) -> usize {
+        8
+    }
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        for (i, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
+            if i == self.at {
+                return Err(format!("no record {i}").into());
+            }
+            out.copy_from_slice(&i.to_le_bytes());
+        }
+        Ok(out.len())
+    }
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+#[test]
+fn an_error_comes_in_order_and_the_next_epoch_goes_on() {
+    let plan = Plan::builder(24).batch(2).build().unwrap();
+    for workers in 1..=5 {
+        for at in 0..12 {
+            let alive = Arc::new(());
+            let dataset = Failing { records: 24, at: 2 * at, _alive: alive.clone() };
+            let mut loader = Loader::builder(dataset, plan).workers(workers).build().unwrap();
+            for epoch in 0..3 {
+                let mut found = loader.epoch(epoch);
+                for step in 0..at {
+                    let batch = found.next().unwrap().unwrap();
+                    assert_eq!((batch.step(), batch.cast::<u64>().unwrap()[0]), (step, 2 * step));
+                }
+                let error = found.next().unwrap().unwrap_err();
+                let expected = format!("epoch {epoch}, step {at}: the batch could not be read: no record");
+                assert!(format!("{error:#}").starts_with(&expected), "{workers} workers: {error:#}");
+                assert!(found.next().is_none());
+            }
+            // Met ahead of a caller who leaves: told when the loader is closed.
+            drop(loader.epoch(3));
+            let closed = loader.close();
+            assert!(matches!(closed, Ok(()) | Err(Error::Load { .. })), "{closed:?}");
+            assert_eq!(Arc::strong_count(&alive), 1, "every thread has ended");
+        }
+    }
+}
+
+#[test]
+fn the_first_error_is_told_by_close() {
+    let plan = Plan::builder(4).batch(1).build().unwrap();
+    /// Each batch fails, the first one only once the others have.
+    #[derive(Clone)]
+    struct Late(Arc<Barrier>);
+    impl Dataset for Late {
+        fn records(&self) -> u64 {
+            4
+        }
+        fn record_bytes(&self) -> usize {
+            1
+        }
+        fn read(&mut self, batch: &BatchPlan, _: &mut [u8]) -> Result<usize, BoxError> {
+            self.0.wait();
+            Err(format!("record {}", batch.runs().next().unwrap().start).into())
+        }
+        fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+            Some(Box::new(self.clone()))
+        }
+    }
+    let meet = Arc::new(Barrier::new(4));
+    let mut loader = Loader::builder(Late(meet), plan).workers(4).build().unwrap();
+    let epoch = loader.epoch(0);
+    while epoch.report().loads < 4 {
+        thread::yield_now();
+    }
+    drop(epoch);
+    let error = loader.close().unwrap_err();
+    assert!(format!("{error:#}").ends_with("step 0: the batch could not be read: record 0"), "{error:#}");
+}
+
+/// A batch is read once as many threads as that are reading.
+#[derive(Clone)]
+struct Together(Arc<Barrier>, Arc<AtomicUsize>);
+
+impl Dataset for Together {
+    fn records(&self) -> u64 {
+        12
+    }
+    fn record_bytes(&self) -> usize {
+        1
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.0.wait();
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Ok(out.len())
+    }
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+#[test]
+fn workers_read_at_the_same_time() {
+    let plan = Plan::builder(12).batch(1).build().unwrap();
+    for workers in 2..=4 {
+        let (barrier, read) = (Arc::new(Barrier::new(workers)), Arc::new(AtomicUsize::new(0)));
+        let dataset = Together(barrier, read.clone());
+        let mut loader = Loader::builder(dataset, plan).workers(workers).build().unwrap();
+        assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 12, "one alone would wait for ever");
+        assert_eq!(read.load(Ordering::Relaxed), 12);
+    }
+}
+
+#[test]
+fn batches_are_kept_and_dropped_on_another_thread() {
+    let (_dir, paths) = files(&[60]);
+    let mut loader = Loader::builder(open(&paths), plan(60, 3)).workers(3).build().unwrap();
+    let expected = batches(&mut loader, 0).into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    // All slots of all workers at once, given back in another order.
+    let (sender, receiver) = std::sync::mpsc::sync_channel::<Vec<twinbuf::Batch>>(0);
+    let other = thread::spawn(move || {
+        let mut found = Vec::new();
+        for mut batches in receiver {
+            found.extend(batches.iter().map(|batch| batch.to_vec()));
+            while let Some(batch) = batches.pop() {
+                drop(batch);
+            }
+        }
+        found
+    });
+    let mut epoch = loader.epoch(0);
+    loop {
+        let kept = epoch.by_ref().take(6).map(Result::unwrap).collect::<Vec<_>>();
+        if kept.is_empty() {
+            break;
+        }
+        sender.send(kept).unwrap();
+    }
+    drop(sender);
+    assert!(other.join().unwrap() == expected);
+}
+
+#[test]
+fn every_slot_held_is_an_error_and_no_deadlock() {
+    let (_dir, paths) = files(&[60]);
+    let builder = Loader::builder(open(&paths), plan(60, 3)).workers(2).host_depth(2);
+    let mut loader = builder.held_timeout(Duration::from_millis(5)).build().unwrap();
+    let mut epoch = loader.epoch(0);
+    let kept = epoch.by_ref().take(4).map(Result::unwrap).collect::<Vec<_>>();
+    let error = epoch.next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::SlotHeld { option: "host_depth", slots: 4, .. }), "{error}");
+    drop(kept);
+    drop(epoch);
+    assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 20);
+}
+
+#[test]
+fn what_cannot_work_is_refused() {
+    let (_dir, paths) = files(&[64]);
+    let builder = || Loader::builder(open(&paths), plan(64, 8));
+    let refused = |workers| builder().workers(workers).build().unwrap_err().to_string();
+    assert_eq!(refused(0), "option `workers`: wanted 1 to 64 threads, found 0");
+    assert_eq!(refused(65), "option `workers`: wanted 1 to 64 threads, found 65");
+    let (dataset, _) = common::Faulty::new(64, common::Fault::None, 0);
+    let error = Loader::builder(dataset, plan(64, 8)).workers(2).build().unwrap_err();
+    let expected = "option `workers`: wanted 1 thread: the data set has no `try_clone`, found 2";
+    assert_eq!(error.to_string(), expected);
+
+    struct Alone;
+    impl RecordTransform for Alone {
+        fn out_bytes(&self, bytes: usize) -> Result<usize, BoxError> {
+            Ok(bytes)
+        }
+        fn apply(
+            &mut self,
+            records: &[u8],
+            out: &mut [u8],
+            _: &twinbuf::transform::Context<'_>,
+        ) -> Result<(), BoxError> {
+            out.copy_from_slice(records);
+            Ok(())
+        }
+    }
+    let error = builder().transform(Alone).workers(2).build().unwrap_err();
+    assert!(error.to_string().contains("the transform has no `try_clone`"), "{error}");
+    // One needs no other.
+    assert_eq!(builder().transform(Alone).build().unwrap().epoch(0).count(), 8);
+    assert_eq!(builder().transform(Alone).workers(2).overlap(false).build().unwrap().epoch(0).count(), 8);
+}
+
+#[test]
+fn memory_is_that_of_all_workers() {
+    let (_dir, paths) = files(&[64]);
+    let build = |workers, limit| {
+        let builder = Loader::builder(open(&paths), plan(64, 8)).workers(workers).host_depth(3);
+        builder.memory_limit(limit).transform(augment()).build()
+    };
+    // Three slots and one batch before the transform.
+    let each = 4 * 8 * RECORD as u64;
+    for workers in 1..=4 {
+        let wanted = each * workers as u64;
+        assert!(build(workers, wanted).is_ok());
+        let error = build(workers, wanted - 1).unwrap_err();
+        assert!(matches!(error, Error::Memory { wanted: found, .. } if found == wanted), "{error}");
+        let sum =
+            "workers, each with 3 host slots of 8 records of 512 bytes and 4096 bytes before the transform";
+        assert_eq!(error.to_string().contains(sum), workers > 1, "{error}");
+    }
+}
