@@ -1,0 +1,187 @@
+"""A device that runs as late as it may: streams are queues, and memory is reused at once.
+
+It has the same interface as torch's streams in `twinbuf._streams`, so that the very same code runs on it. Its
+memory is that of the CPU. What is enqueued runs when somebody waits for it, or when its stream is the eager
+one: with the side stream late a copy that nobody waits for is seen to be missing, with the caller's stream
+late a buffer that is reused too early is seen to be overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+POISON = 0xA5
+
+# The operations that can be left out, one for each edge.
+EDGES = ("start", "slot", "fill", "direct", "wait", "keep")
+
+
+def _done(_: object) -> bool:
+    return True
+
+
+class LateStream:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queue: deque[Callable[[], bool]] = deque()
+        self.enqueued = 0
+        self.done = 0
+
+    def push(self, operation: Callable[[], bool]) -> None:
+        self.queue.append(operation)
+        self.enqueued += 1
+
+
+class LateEvent:
+    def __init__(self, device: Late) -> None:
+        self._device = device
+        self._stream: LateStream | None = None
+        self._at = 0
+
+    def record(self, stream: LateStream) -> None:
+        with self._device.lock:
+            self._stream, self._at = stream, stream.enqueued
+
+    def reached(self) -> bool:
+        return self._stream is None or self._stream.done >= self._at
+
+    def wait(self, stream: LateStream) -> None:
+        edge = "start" if stream is not self._device.main else "wait"
+        self._device.log.append((edge, stream.name))
+        if self._device.without != edge:
+            self._device.enqueue(stream, lambda: self._device.run_to(self))
+
+    def synchronize(self) -> None:
+        self._device.log.append(("synchronize", ""))
+        if self._device.without not in ("slot", "direct"):
+            self._device.run_to(self)
+
+
+class Late:
+    """The device. `eager` is the stream that runs at once, as far as it need not wait: "main", "side" or
+    none."""
+
+    def __init__(self, eager: str, without: str = "") -> None:
+        self.eager, self.without = eager, without
+        self.main = LateStream("main")
+        self.sides: list[LateStream] = []
+        self.lock = threading.RLock()
+        self.log: list[tuple[str, str]] = []
+        self._current = threading.local()
+        self._free: list[tuple[torch.Tensor, LateStream | None, int]] = []
+        self._kept: dict[int, list[LateStream]] = {}
+        self.memory: dict[int, torch.Tensor] = {}
+        self.hosts = 0
+
+    # What `Upload` calls.
+
+    def side(self) -> LateStream:
+        self.sides.append(LateStream("side"))
+        return self.sides[-1]
+
+    def current(self) -> LateStream:
+        return getattr(self._current, "stream", self.main)
+
+    @contextlib.contextmanager
+    def using(self, stream: LateStream) -> Iterator[None]:
+        before, self._current.stream = self.current(), stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def event(self) -> LateEvent:
+        return LateEvent(self)
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        self.hosts += 1
+        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        nbytes = tensor.numel() * tensor.element_size()
+        with self.lock:
+            raw = self._take(nbytes)
+            layout = torch.empty_like(tensor, device="meta")
+            out = raw[:nbytes].view(tensor.dtype).as_strided(layout.shape, layout.stride())
+            self.memory[id(out)] = raw
+            weakref.finalize(out, self._release, id(out), raw, self.current())
+        return out
+
+    def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        # What a kernel has: addresses, no objects that keep anything.
+        target, source = out.detach().view(out.shape), tensor.detach()
+        self.log.append(("copy", self.current().name))
+        self.enqueue(self.current(), lambda: _done(target.copy_(source)))
+
+    def keep(self, tensor: torch.Tensor, stream: LateStream) -> None:
+        self.log.append(("keep", stream.name))
+        if self.without != "keep":
+            with self.lock:
+                self._kept.setdefault(id(tensor), []).append(stream)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self.memory
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        return getattr(tensor, "in_page_locked_memory", False)
+
+    def move(self, item: Any, non_blocking: bool) -> Any:
+        self.log.append(("move", self.current().name))
+        return item.to("cpu", non_blocking=True) if non_blocking else item.to("cpu")
+
+    # What the tests call.
+
+    def kernel(self, tensor: torch.Tensor, use: Callable[[torch.Tensor], None]) -> None:
+        """Enqueue a read of the tensor on the current stream."""
+        address = tensor.detach().view(tensor.shape)
+        self.enqueue(self.current(), lambda: use(address.clone()) is None)
+
+    def finish(self) -> None:
+        """Run everything, the eager stream first."""
+        streams = [self.main, *self.sides]
+        for stream in streams if self.eager == "main" else reversed(streams):
+            self._run(stream, stream.enqueued)
+
+    # How it runs.
+
+    def enqueue(self, stream: LateStream, operation: Callable[[], bool]) -> None:
+        with self.lock:
+            stream.push(operation)
+            if stream.name == self.eager:
+                self._run(stream, stream.enqueued)
+
+    def run_to(self, event: LateEvent) -> bool:
+        with self.lock:
+            if event._stream is not None:
+                self._run(event._stream, event._at)
+        return True
+
+    def _run(self, stream: LateStream, end: int) -> None:
+        with self.lock:
+            while stream.done < end:
+                stream.queue.popleft()()
+                stream.done += 1
+
+    # Memory: of a freed tensor at once for the stream that allocated it, unless another one is to be waited
+    # for.
+
+    def _take(self, nbytes: int) -> torch.Tensor:
+        for index, (raw, reader, at) in enumerate(self._free):
+            if raw.numel() >= nbytes and (reader is None or reader.done >= at):
+                del self._free[index]
+                return raw
+        return torch.full((max(nbytes, 1),), POISON, dtype=torch.uint8)
+
+    def _release(self, key: int, raw: torch.Tensor, owner: LateStream) -> None:
+        with self.lock:
+            del self.memory[key]
+            readers = self._kept.pop(key, [])
+            reader = next((each for each in readers if each is not owner), None)
+            self._free.append((raw, reader, reader.enqueued if reader else 0))

@@ -1,0 +1,377 @@
+"""Prefetch in a thread: the same items, errors and state, and no thread that is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import twinbuf as tb
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "twinbuf-prefetch"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    for thread in threads():
+        thread.join(10)
+    assert threads() == []
+
+
+class Source:
+    """An iterable that notes what is asked of it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.closed = threading.Event()
+        self.fetched = threading.Semaphore(0)
+        self.count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            for number in range(self.length):
+                self.count += 1
+                self.fetched.release()
+                yield number
+        finally:
+            self.closed.set()
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 50])
+def test_the_same_items_again_and_again(length: int, depth: int) -> None:
+    batches = tb.prefetch(Source(length), depth=depth)
+    assert len(batches) == length
+    for _ in range(3):
+        assert list(batches) == list(range(length))
+
+
+def test_depth_items_are_fetched_ahead_and_no_more() -> None:
+    source = Source(100)
+    items = iter(tb.prefetch(source, depth=3))
+    assert next(items) == 0
+    for _ in range(4):  # the one in use and three ahead
+        assert source.fetched.acquire(timeout=10)
+    assert not source.fetched.acquire(timeout=0.05)
+    assert source.count == 4
+
+
+def test_a_depth_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="depth of at least 1 wanted, found 0"):
+        tb.prefetch([], depth=0)
+
+
+def test_an_error_arrives_in_order_with_its_traceback() -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise KeyError("the third")
+
+    items = iter(tb.prefetch(failing()))
+    assert [next(items), next(items)] == [1, 2]
+    with pytest.raises(KeyError, match="the third") as caught:
+        next(items)
+    assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    with pytest.raises(StopIteration):
+        next(items)
+
+
+def test_an_iterator_that_goes_on_after_an_error_is_asked_only_if_the_caller_asks() -> None:
+    class Flaky:
+        count = 0
+
+        def __iter__(self) -> Flaky:
+            return self
+
+        def __next__(self) -> int:
+            self.count += 1
+            if self.count % 2 == 0:
+                raise OSError(self.count)
+            return self.count
+
+    flaky = Flaky()
+    items = iter(tb.prefetch(flaky))
+    assert next(items) == 1
+    with pytest.raises(OSError, match="2"):
+        next(items)
+    assert flaky.count == 2
+    assert next(items) == 3
+    del items
+
+
+def test_break_closes_a_generator_and_ends_the_thread() -> None:
+    source = Source(1000)
+    for number in tb.prefetch(source):
+        if number == 3:
+            break
+    assert source.closed.wait(10)
+
+
+def test_the_collector_ends_the_thread_of_an_iterator_in_a_cycle() -> None:
+    source = Source(1000)
+
+    def abandon() -> None:
+        items = iter(tb.prefetch(source))
+        cycle: list[Any] = [items]
+        cycle.append(cycle)
+        next(items)
+
+    abandon()
+    gc.collect()
+    assert source.closed.wait(10)
+
+
+def test_a_new_iteration_waits_for_the_thread_of_the_one_before() -> None:
+    class Exclusive:
+        busy = False
+
+        def __iter__(self) -> Iterator[int]:
+            assert not self.busy
+            self.busy = True
+            try:
+                yield from range(100)
+            finally:
+                self.busy = False
+
+    batches = tb.prefetch(Exclusive())
+    for _ in range(50):
+        for _ in batches:
+            break
+
+
+def test_an_iterator_is_continued_after_break() -> None:
+    batches = tb.prefetch(iter(range(10)))
+    for number in batches:
+        if number == 3:
+            break
+    assert list(batches) == [4, 5, 6, 7, 8, 9]
+    assert list(batches) == []
+
+
+def test_close_ends_it() -> None:
+    source = Source(1000)
+    batches = tb.prefetch(source)
+    items = iter(batches)
+    next(items)
+    batches.close()
+    assert source.closed.is_set()
+    assert list(items) == []
+
+
+class Item:
+    pass
+
+
+def test_items_are_not_kept() -> None:
+    made: list[weakref.ref[Item]] = []
+
+    def make() -> Item:
+        item = Item()
+        made.append(weakref.ref(item))
+        return item
+
+    def items() -> Iterator[Item]:
+        for _ in range(4):
+            yield make()
+
+    batches = iter(tb.prefetch(items(), depth=1))
+    for count in range(4):
+        item = next(batches)
+        assert made[count]() is item
+        del item
+        assert made[count]() is None
+    assert list(batches) == []
+
+
+def test_attributes_are_those_of_the_iterable() -> None:
+    source = Source(3)
+    batches = tb.prefetch(source)
+    assert batches.length == 3
+    with pytest.raises(AttributeError):
+        _ = batches.nothing
+    with pytest.raises(TypeError):
+        len(tb.prefetch(iter([1])))
+    with pytest.raises(AttributeError, match="state_dict"):
+        tb.prefetch([1]).state_dict()
+
+
+class Stateful:
+    """Counts as StatefulDataLoader does, and hands out its own dictionary."""
+
+    def __init__(self) -> None:
+        self.state = {"next": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        while self.state["next"] < 10:
+            self.state["next"] += 1
+            yield self.state["next"] - 1
+        self.state["next"] = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = dict(state)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7])
+def test_the_state_is_that_of_the_items_received(depth: int) -> None:
+    for taken in range(11):
+        batches = tb.prefetch(Stateful(), depth=depth)
+        items = iter(batches)
+        assert [next(items) for _ in range(taken)] == list(range(taken))
+        state = batches.state_dict()
+        del items
+        assert batches.state_dict() == state
+        resumed = tb.prefetch(Stateful(), depth=depth)
+        resumed.load_state_dict(state)
+        assert list(resumed) == list(range(taken, 10)), taken
+        assert resumed.state_dict() == {"next": 0}
+        batches.load_state_dict(state)
+        assert list(batches) == list(range(taken, 10)), taken
+
+
+def test_the_mode_of_the_thread_is_the_callers() -> None:
+    torch = pytest.importorskip("torch")
+
+    def modes() -> Iterator[tuple[bool, bool]]:
+        yield torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    assert list(tb.prefetch(modes())) == [(True, False)]
+    with torch.no_grad():
+        assert list(tb.prefetch(modes())) == [(False, False)]
+    with torch.inference_mode():
+        assert list(tb.prefetch(modes())) == [(False, True)]
+
+
+def loader(**options: Any) -> Any:
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.arange(40.0), torch.arange(40))
+    generator = torch.Generator().manual_seed(7)
+    return DataLoader(data, batch_size=4, shuffle=True, generator=generator, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}])
+def test_around_a_data_loader(options: dict[str, Any]) -> None:
+    plain, wrapped = loader(**options), tb.prefetch(loader(**options))
+    assert len(wrapped) == 10 and wrapped.batch_size == 4
+    for _ in range(2):
+        assert [x.tolist() for x, _ in wrapped] == [x.tolist() for x, _ in plain]
+    for _ in wrapped:  # and left early
+        break
+    assert len(list(wrapped)) == 10
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_around_a_stateful_data_loader(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    torch = pytest.importorskip("torch")
+
+    def make() -> Any:
+        generator = torch.Generator().manual_seed(7)
+        data = torch.arange(24)
+        return stateful.StatefulDataLoader(
+            data, batch_size=4, shuffle=True, generator=generator, num_workers=workers
+        )
+
+    wanted = [batch.tolist() for batch in make()]
+    for taken in range(1, 6, 2 if workers else 1):
+        batches = tb.prefetch(make())
+        items = iter(batches)
+        first = [next(items).tolist() for _ in range(taken)]
+        state = batches.state_dict()
+        batches.close()
+        resumed = tb.prefetch(make())
+        resumed.load_state_dict(state)
+        assert first + [batch.tolist() for batch in resumed] == wanted
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_is_told_and_can_start_its_own() -> None:
+    batches = tb.prefetch(range(100))
+    items = iter(batches)
+    next(items)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            try:
+                next(items)
+            except RuntimeError as error:
+                os.write(write, str(error).encode())
+            os.write(write, f" {sum(tb.prefetch(range(5)))}".encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as answer:
+        told = answer.read()
+    assert "threads do not survive a fork" in told and told.endswith(" 10")
+
+
+def run(program: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for a single process")
+def test_ctrl_c_while_waiting_ends_at_once() -> None:
+    program = """
+import time, threading, twinbuf as tb
+class Stuck:
+    def __iter__(self): return self
+    def __next__(self):
+        print("waiting", flush=True)
+        threading.Event().wait()
+try:
+    for item in tb.prefetch(Stuck()): pass
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    process = run(program)
+    assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (out, process.returncode) == ("interrupted\n", 0), err
+
+
+def test_the_interpreter_exits_with_iterators_left() -> None:
+    program = """
+import twinbuf as tb
+left = [iter(tb.prefetch(iter(range(10**9)))) for _ in range(4)]
+print([next(each) for each in left])
+"""
+    process = run(program)
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("[0, 0, 0, 0]\n", "", 0)
+
+
+def test_torch_is_not_needed() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+import numpy, twinbuf as tb
+print(sum(int(x.sum()) for x in tb.prefetch([numpy.arange(3), numpy.arange(4)])))
+"""
+    out, err = run(program).communicate(timeout=60)
+    assert out == "9\n", err

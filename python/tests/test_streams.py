@@ -1,0 +1,189 @@
+"""The copies to a device: every edge is there, and each one is needed."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from late import EDGES, Late  # noqa: E402
+
+import twinbuf as tb  # noqa: E402
+from twinbuf import _streams  # noqa: E402
+
+ITEMS = 12
+Pair = namedtuple("Pair", "x y")
+
+
+def batch(step: int) -> dict[str, Any]:
+    return {
+        "x": torch.full((4, 3), step, dtype=torch.float32),
+        "rest": [np.full(5, step, "int64"), "name", step],
+    }
+
+
+def host_batches(device: Late) -> Iterator[Any]:
+    yield from (batch(step) for step in range(ITEMS))
+
+
+def own_page_locked_batches(device: Late) -> Iterator[Any]:
+    x = torch.zeros(4, 3)
+    x.in_page_locked_memory = True  # type: ignore[attr-defined]
+    for step in range(ITEMS):
+        x.fill_(step)
+        yield {"x": x, "rest": [torch.full((5,), step)]}
+
+
+def device_batches(device: Late) -> Iterator[Any]:
+    for step in range(ITEMS):
+        x, y = device.empty_like(torch.zeros(4, 3)), device.empty_like(torch.zeros(5))
+        device.copy(x, device.table[step])  # type: ignore[attr-defined]
+        device.copy(y, device.table[step, 0, 0].expand(5))  # type: ignore[attr-defined]
+        yield {"x": x, "rest": [y]}
+
+
+def all_right(make: Callable[[Late], Iterator[Any]], eager: str, without: str = "") -> bool:
+    """Whether every kernel of the caller has read what its batch should be."""
+    device = Late(eager, without)
+    table = device.table = torch.zeros(ITEMS, 4, 3)  # type: ignore[attr-defined]
+    steps = torch.arange(float(ITEMS))[:, None, None]
+    device.enqueue(device.main, lambda: table.copy_(steps.expand(ITEMS, 4, 3)) is not None)
+    read: list[tuple[int, torch.Tensor]] = []
+    kept = []
+
+    def use(step: int) -> Callable[[torch.Tensor], None]:
+        return lambda values: read.append((step, values))
+
+    for step, item in enumerate(tb.prefetch(make(device), device=device)):
+        device.kernel(item["x"], use(step))
+        device.kernel(item["rest"][0], use(step))
+        if step % 5 == 0:
+            kept.append((step, item["x"]))
+        del item
+    device.finish()
+    for step, x in kept:
+        device.kernel(x, use(step))
+    device.finish()
+    return len(read) == 2 * ITEMS + len(kept) and all((values == step).all() for step, values in read)
+
+
+@pytest.mark.parametrize("eager", ["main", "side", ""])
+@pytest.mark.parametrize("make", [host_batches, own_page_locked_batches, device_batches])
+def test_every_kernel_reads_its_batch(make: Callable[[Late], Iterator[Any]], eager: str) -> None:
+    assert all_right(make, eager)
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_no_edge_can_be_left_out(edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, eager = {
+        "start": (device_batches, "side"),
+        "slot": (host_batches, ""),
+        "fill": (host_batches, "side"),
+        "direct": (own_page_locked_batches, ""),
+        "wait": (host_batches, "main"),
+        "keep": (host_batches, "side"),
+    }[edge]
+    if edge == "fill":  # the copy is enqueued first
+        filled: list[Any] = []
+        fill = _streams._fill
+        monkeypatch.setattr(_streams, "_fill", lambda *args: filled.append(args))
+        record = _streams.Upload.receive
+        monkeypatch.setattr(
+            _streams.Upload, "receive", lambda *args: ([fill(*each) for each in filled], record(*args))[1]
+        )
+    assert not all_right(make, eager, edge)
+
+
+def test_slots_are_reused_and_grow() -> None:
+    device = Late("side")
+    items = [torch.full((size,), float(size)) for size in (4, 4, 4, 4, 4, 4, 1000, 4)]
+    for item, got in zip(items, tb.prefetch(items, device=device), strict=True):
+        assert torch.equal(item, got)
+    assert device.hosts == 3  # two, and the larger one
+
+
+@dataclass(frozen=True)
+class Sample:
+    x: torch.Tensor
+    name: str
+
+
+def test_every_kind_of_nesting_arrives() -> None:
+    class Own(dict):  # type: ignore[type-arg]
+        pass
+
+    x = torch.arange(6.0).reshape(2, 3)
+    item = {
+        "tuple": (x, 1),
+        "named": Pair(x, None),
+        "list": [x, [x]],
+        "data": Sample(x, "name"),
+        "own": Own(a=x),
+        "array": np.arange(4, dtype="u1"),
+        "scalar": torch.tensor(3, dtype=torch.int64),
+        "empty": torch.zeros(0, 3),
+        "transposed": x.T,
+        "channels": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "expanded": x[:1].expand(5, 3),
+        "bool": torch.tensor([True, False]),
+        "bfloat16": x.to(torch.bfloat16),
+        "backwards": np.arange(5.0)[::-1],
+        "big endian": np.arange(5, dtype=">i4"),
+        "words": np.array(["a", "b"]),
+        "text": "text",
+    }
+    device = Late("side")
+    for keep_going in (item, item):
+        (got,) = tb.prefetch([keep_going], device=device)
+        assert type(got["named"]) is Pair and type(got["own"]) is Own and type(got["data"]) is Sample
+        assert got["data"].name == "name" and got["words"] is item["words"] and got["text"] == "text"
+        leaves = [
+            got["tuple"][0],
+            got["named"].x,
+            got["list"][0],
+            got["list"][1][0],
+            got["data"].x,
+            got["own"]["a"],
+        ]
+        assert all(torch.equal(leaf, x) and device.owns(leaf) for leaf in leaves)
+        for name in ("scalar", "empty", "transposed", "channels", "expanded", "bool", "bfloat16"):
+            assert torch.equal(got[name], item[name]) and device.owns(got[name]), name
+        for name in ("array", "backwards", "big endian"):
+            assert np.array_equal(got[name].numpy(), item[name]) and device.owns(got[name]), name
+        assert got["channels"].is_contiguous(memory_format=torch.channels_last)
+    assert item["tuple"][0] is x  # the caller's own object is as it was
+
+
+def test_objects_that_move_themselves_do_so_on_the_callers_stream() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
+    weight = torch.ones(3, requires_grad=True)
+    sparse = torch.eye(3).to_sparse()
+
+    class Graph:
+        def to(self, device: object) -> str:
+            return f"moved to {device}"
+
+    device = Late("side")
+    (got,) = tb.prefetch([(weight, sparse, Graph())], device=device)
+    assert [entry for entry in device.log if entry[0] == "move"] == [("move", "main")] * 3
+    assert got[0] is weight and got[2] == "moved to cpu"
+    assert not torch.accelerator.is_available() or tb.prefetch([packed], device=device)
+
+
+def test_on_the_cpu_arrays_become_tensors() -> None:
+    x = np.arange(4.0)
+    (got,) = tb.prefetch([{"x": x, "y": torch.ones(2), "back": x[::-1]}], device="cpu")
+    assert got["x"].data_ptr() == x.ctypes.data and got["back"].tolist() == [3.0, 2.0, 1.0, 0.0]
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(RuntimeError, match="device cuda wanted, found no accelerator"):
+        tb.prefetch([1], device="cuda")

@@ -1,0 +1,329 @@
+"""Copies to a device: page-locked slots that are reused, a side stream, and the events between the two sides.
+
+The edges, each of which a test removes to see the batches go wrong:
+
+========================  =============================================================================
+what waits                for what
+========================  =============================================================================
+the side stream           the caller's current stream when the iteration starts (:meth:`Upload.start`)
+filling a slot            the copy that last read this slot (``slot.copied.synchronize()``)
+the copy                  the fill: it is enqueued after the fill has returned
+the next item             the copy, where that reads the iterable's own page-locked memory
+the caller's stream       the copy (``copied.wait(current)``)
+reuse of device memory    the caller's stream (``record_stream``): a batch may be kept for any time
+========================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ._tree import map_leaves
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGN = 256  # bytes; what torch's own allocators align to
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def record(self, stream: Any) -> None:
+        """Mark the end of what ``stream`` has been given so far."""
+
+    def wait(self, stream: Any) -> None:
+        """Make ``stream`` wait for the marked point, without blocking the caller."""
+
+    def synchronize(self) -> None:
+        """Block the caller until the marked point is reached."""
+
+
+class Streams(Protocol):
+    """What an upload needs of a device: torch's is :class:`Accelerator`, the tests have one that runs
+    late."""
+
+    def side(self) -> Any:
+        """Make a new stream."""
+
+    def current(self) -> Any:
+        """Return the current stream of the calling thread."""
+
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Make ``stream`` the current one of the calling thread."""
+
+    def event(self) -> Event:
+        """Make an event."""
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        """Allocate page-locked bytes."""
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Allocate on the device, for the current stream."""
+
+    def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Enqueue a copy on the current stream."""
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Keep the memory of a tensor that is freed from being reused before ``stream`` is done with it."""
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor is on the device already."""
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor is in page-locked memory."""
+
+    def move(self, item: Any, non_blocking: bool) -> Any:
+        """Move an object by its own ``to``, on the current stream."""
+
+
+class Accelerator:
+    """Torch's device-neutral streams of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        found = torch.accelerator.current_accelerator(check_available=True)
+        if found is None or found.type != device.type:
+            raise RuntimeError(f"prefetch: device {device} wanted, found {found or 'no accelerator'}")
+        index = torch.accelerator.current_device_index() if device.index is None else device.index
+        self._device = torch.device(device.type, index)
+        self._torch = torch
+
+    def side(self) -> Any:
+        return self._torch.Stream(device=self._device)
+
+    def current(self) -> Any:
+        return self._torch.accelerator.current_stream(self._device)
+
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = stream  # sets the thread's device as well
+        return context
+
+    def event(self) -> Event:
+        # Blocking: without it a thread that synchronizes spins.
+        event: Event = self._torch.Event(self._device, blocking=True)
+        return event
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._torch.empty_like(tensor, device=self._device, requires_grad=False)
+
+    def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        out.copy_(tensor, non_blocking=True)
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self._device
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_pinned()
+
+    def move(self, item: Any, non_blocking: bool) -> Any:
+        return item.to(self._device, non_blocking=True) if non_blocking else item.to(self._device)
+
+
+@dataclass
+class _Slot:
+    """Page-locked bytes, and the end of the copies that read them last."""
+
+    copied: Event
+    bytes: torch.Tensor | None = None
+
+    def reserve(self, nbytes: int, streams: Streams) -> torch.Tensor:
+        """Wait for the last copy out of the slot, and make it large enough."""
+        self.copied.synchronize()
+        if self.bytes is None or self.bytes.numel() < nbytes:
+            self.bytes = None  # freed first
+            self.bytes = streams.host(nbytes)
+        return self.bytes
+
+
+@dataclass
+class Sent:
+    """An item on its way to the device."""
+
+    item: Any
+    copied: Event
+    on_device: list[torch.Tensor]
+    late: bool
+
+
+@dataclass(frozen=True)
+class _Late:
+    """An object that is moved when it is handed over."""
+
+    item: Any
+    pinned: bool
+
+
+@dataclass
+class _Copies:
+    """The copies of one item: each source, its place on the device and its offset in the slot."""
+
+    bounced: list[tuple[Any, torch.Tensor, int]] = field(default_factory=list)
+    direct: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    on_device: list[torch.Tensor] = field(default_factory=list)
+    nbytes: int = 0
+    late: bool = False
+
+
+class Upload:
+    """Sends items to a device through two page-locked slots.
+
+    :meth:`start` and :meth:`receive` run in the caller's thread, :meth:`send` in the thread that fetches,
+    inside :meth:`using`.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._side = streams.side()
+        self._slots = [_Slot(streams.event()), _Slot(streams.event())]
+        self._next = 0
+
+    def start(self) -> None:
+        """Let the side stream wait for what the caller has enqueued: the iterable may use its results."""
+        before = self._streams.event()
+        before.record(self._streams.current())
+        before.wait(self._side)
+
+    def using(self) -> AbstractContextManager[Any]:
+        """Make the side stream current: what the iterable itself enqueues on the device goes there too."""
+        return self._streams.using(self._side)
+
+    def send(self, item: Any) -> Sent:
+        """Enqueue the copies of all tensors and arrays in ``item``."""
+        import torch
+
+        copies = _Copies()
+        with torch.no_grad():
+            moved = map_leaves(self._planner(copies), item)
+            slot = self._slots[self._next]
+            if copies.bounced:
+                self._next = 1 - self._next
+                self._bounce(copies, slot)
+            for source, out in copies.direct:
+                self._streams.copy(out, source)
+        copied = self._streams.event()
+        copied.record(self._side)
+        if copies.bounced:
+            slot.copied = copied
+        if copies.direct:
+            # The iterable may fill this memory again when it is asked for the next item.
+            copied.synchronize()
+        return Sent(moved, copied, copies.on_device, copies.late)
+
+    def receive(self, sent: Sent) -> Any:
+        """Let the caller's current stream wait for the copies, and return the item."""
+        current = self._streams.current()
+        sent.copied.wait(current)
+        for tensor in sent.on_device:
+            self._streams.keep(tensor, current)
+        if not sent.late:
+            return sent.item
+
+        def move(part: Any) -> Any:
+            return self._streams.move(part.item, part.pinned) if isinstance(part, _Late) else part
+
+        return map_leaves(move, sent.item)
+
+    def _bounce(self, copies: _Copies, slot: _Slot) -> None:
+        host = slot.reserve(copies.nbytes, self._streams)
+        for source, out, offset in copies.bounced:
+            nbytes = out.numel() * out.element_size()
+            place = host[offset : offset + nbytes].view(out.dtype).as_strided(out.shape, out.stride())
+            _fill(place, source)
+            self._streams.copy(out, place)
+
+    def _planner(self, copies: _Copies) -> Callable[[Any], Any]:
+        """Return what replaces each leaf by its place on the device and notes the copy to make."""
+        import torch
+
+        streams = self._streams
+
+        def plan(leaf: Any) -> Any:
+            if type(leaf) in (torch.Tensor, torch.nn.Parameter):
+                if streams.owns(leaf):
+                    copies.on_device.append(leaf)
+                    return leaf
+                plain = leaf.device.type == "cpu" and leaf.layout == torch.strided and not leaf.is_quantized
+                if plain and not leaf.requires_grad:
+                    return place(leaf, leaf)
+            elif (like := _array_like(leaf)) is not None:
+                return place(leaf, like)
+            elif not _moves_itself(leaf):
+                return leaf
+            # Another layout, part of a graph, or a class of somebody else: by its own `to`, on the caller's
+            # stream.
+            copies.late = True
+            pins = not isinstance(leaf, torch.Tensor) and callable(getattr(leaf, "pin_memory", None))
+            return _Late(leaf.pin_memory() if pins else leaf, pins)
+
+        def place(leaf: Any, like: torch.Tensor) -> torch.Tensor:
+            out = streams.empty_like(like)
+            copies.on_device.append(out)
+            if leaf is like and streams.pinned(like) and like.stride() == out.stride():
+                copies.direct.append((like, out))
+            else:
+                copies.bounced.append((leaf, out, copies.nbytes))
+                copies.nbytes += -(-out.numel() * out.element_size() // ALIGN) * ALIGN
+            return out
+
+        return plan
+
+
+def _moves_itself(leaf: Any) -> bool:
+    """Return whether to call the object's own ``to``: a container only if it has ``pin_memory`` as well."""
+    import torch
+
+    if isinstance(leaf, type) or not callable(getattr(leaf, "to", None)):
+        return False
+    contains = isinstance(leaf, (Mapping, list, tuple)) or dataclasses.is_dataclass(leaf)
+    return isinstance(leaf, torch.Tensor) or not contains or callable(getattr(leaf, "pin_memory", None))
+
+
+def _fill(place: torch.Tensor, source: Any) -> None:
+    import torch
+
+    if isinstance(source, torch.Tensor):
+        place.copy_(source)
+    else:
+        import numpy
+
+        numpy.copyto(place.numpy(), source)  # any strides; without the GIL
+
+
+def _array_like(leaf: Any) -> torch.Tensor | None:
+    """Return a tensor of the array's shape and type that takes no memory, or None for other objects."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(leaf, numpy.ndarray):
+        return None
+    import torch
+
+    try:
+        dtype = torch.from_numpy(numpy.empty(0, leaf.dtype.newbyteorder("="))).dtype
+    except TypeError:  # strings, objects, and numbers that torch has not
+        return None
+    return torch.empty(leaf.shape, dtype=dtype, device="meta")
+
+
+def as_tensors(item: Any) -> Any:
+    """Return ``item`` with its numpy arrays as tensors of the same memory."""
+    import torch
+
+    def change(leaf: Any) -> Any:
+        if _array_like(leaf) is None:
+            return leaf
+        usable = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
+        return torch.from_numpy(leaf if usable else leaf.astype(leaf.dtype.newbyteorder("=")))
+
+    return map_leaves(change, item)
