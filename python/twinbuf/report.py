@@ -53,6 +53,9 @@ class Report:
         One sentence: what to change.
     bytes
         The bytes of all batches, or None if they were not counted.
+    with_prefetch
+        What the same steps would take with `prefetch`, or None where they are overlapped already. It is more
+        than `ideal`: the first load and the last use have nothing beside them, and steps differ.
     steps
         The last steps, for `trace`. Long runs keep only the newest.
     text
@@ -71,6 +74,7 @@ class Report:
     overlap: bool
     advice: str
     bytes: int | None = None
+    with_prefetch: float | None = None
     steps: Sequence[Step] = field(default=(), repr=False)
     text: str | None = field(default=None, repr=False)
 
@@ -137,23 +141,67 @@ class Report:
         unit, scale = ("ms", 1e3) if self.wall < 0.5 else ("s", 1.0)
         waited = self.wait / self.wall if self.wall > 0 else 0.0
         au = "" if self.au is None else f", AU {self.au:.3f}"
+        batches = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+        prefetch = ""
+        if self.with_prefetch:
+            prefetch = f", `prefetch` {max(1.0, self.wall / self.with_prefetch):.2f} x"
         name = f"{self.name}: " if self.name else ""
         return (
-            f"{name}{self.batches} batches in {self.wall * scale:.3f} {unit}, waited {waited:.0%}{au}\n"
+            f"{name}{batches} in {self.wall * scale:.3f} {unit}, waited {waited:.0%}{au}\n"
             f"load {self.load * scale:.3f} {unit}, compute {self.compute * scale:.3f} {unit}\n"
             f"{self.verdict}: at best {self.ideal * scale:.3f} {unit}. "
-            f"Overlap can still gain at most {self.remaining_speedup:.2f} x.\n{self.advice}"
+            f"Overlap can still gain at most {self.remaining_speedup:.2f} x{prefetch}.\n{self.advice}"
         )
 
     def _repr_html_(self) -> str:
-        """Draw two bars, wait and compute, for notebooks."""
-        wall = max(self.wall, 1e-12)
-        bars = []
-        for label, seconds, colour in (("wait", self.wait, "#c44e52"), ("compute", self.compute, "#4c72b0")):
-            width = 100 * min(1.0, seconds / wall)
-            bars.append(
-                f'<div style="background:{colour};width:{width:.1f}%;height:1.2em" '
-                f'title="{label} {seconds:.3f} s, {width:.0f} %"></div>'
+        """Draw where the time went, for notebooks: the text has the page's colour, light or dark."""
+        return f"<div>{_svg(self)}<pre>{html.escape(str(self))}</pre></div>"
+
+
+_WAIT, _COMPUTE, _BEST = "#d9594c", "#4c86c6", "#5a9e6f"  # on white and on black alike
+
+# The steps that the picture shows.
+_DRAWN = 40
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A rectangle of the picture: seconds from the left end, its length, and what it stands for."""
+
+    start: float
+    seconds: float
+    colour: str
+    title: str
+
+
+def _svg(report: Report) -> str:
+    """Draw the bars: as it was, with `prefetch`, at best; and the last steps."""
+    wait = _Span(0.0, report.wait, _WAIT, "wait")
+    bars = [("as it was", [wait, _Span(report.wait, report.compute, _COMPUTE, "compute")])]
+    if report.with_prefetch is not None:
+        bars.append(("with prefetch", [_Span(0.0, report.with_prefetch, _BEST, "with prefetch")]))
+    bars.append(("at best", [_Span(0.0, report.ideal, _BEST, "the longer of load and compute")]))
+    wall = max(report.wall, report.ideal)
+    rows = [(label, spans, wall) for label, spans in bars]
+    steps = report.steps[-_DRAWN:]
+    if steps:
+        spans = []
+        for step in steps:
+            start, name = step.start - steps[0].start, f"epoch {step.epoch}, step {step.step}"
+            spans.append(_Span(start, step.wait, _WAIT, f"{name}: wait"))
+            spans.append(_Span(start + step.wait, step.compute, _COMPUTE, f"{name}: compute"))
+        rows.append((f"last {len(steps)} steps", spans, spans[-1].start + spans[-1].seconds))
+    parts = []
+    for row, (label, spans, length) in enumerate(rows):
+        y, scale = 8 + 26 * row, 560 / max(length, 1e-12)
+        parts.append(f'<text x="0" y="{y + 14}" fill="currentColor">{html.escape(label)}</text>')
+        for span in spans:
+            parts.append(
+                f'<rect x="{120 + scale * span.start:.2f}" y="{y}" width="{scale * span.seconds:.2f}" '
+                f'height="18" fill="{span.colour}"><title>{span.title} {span.seconds:.4g} s</title></rect>'
             )
-        strip = '<div style="display:flex;max-width:40em">' + "".join(bars) + "</div>"
-        return f"<div>{strip}<pre>{html.escape(str(self))}</pre></div>"
+    height = 8 + 26 * len(rows)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 690 {height}" width="690" role="img" '
+        f'aria-label="where the time went" font-family="sans-serif" font-size="13">{"".join(parts)}</svg>'
+    )
