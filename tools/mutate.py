@@ -77,7 +77,7 @@ LOGIC = [
     (STATE, "TX_DONE without the lap", "if lap.0 == 0 { Self::TX_DONE_EVEN }", "if lap.0 < 9 { Self::TX_DONE_EVEN }"),
     (STATE, "abandon sets TX_DONE", "ABANDON: State = State(Self::TX_GONE)", "ABANDON: State = State(Self::TX_GONE | Self::TX_DONE_EVEN | Self::TX_DONE_ODD)"),
     (STATE, "the lap does not flip", "Lap(self.0 ^ State::LAP)", "Lap(self.0)"),
-    (STATE, "the producer's lap is not compared", "} else if self.0 & Self::LAP == lap.0 {", "} else if true || lap.0 == 0 {"),
+    (STATE, "the producer's lap is not compared", "} else if self.0 & (Self::FULL | Self::LAP) == lap.0 {", "} else if self.0 & Self::FULL == 0 && lap.0 < 9 {"),
     (STATE, "the consumer's lap is not compared", "if self.0 & (Self::FULL | Self::LAP) == Self::FULL | lap.0 {", "if self.0 & Self::FULL != 0 && lap.0 < 9 {"),
     (STATE, "a cancelled slot is read", "if self.0 & Self::CANCELLED != 0 {", "if false && self.0 == 0 {"),
     (STATE, "FULL does not win over TX_GONE", "if self.0 & (Self::FULL | Self::LAP) == Self::FULL | lap.0 {", "if self.0 & (Self::FULL | Self::LAP) == Self::FULL | lap.0 && self.0 & Self::TX_GONE == 0 {"),
@@ -89,13 +89,14 @@ LOGIC = [
     (RAW, "the end is not set on the first slot", "self.words().iter().enumerate() {", "self.words().iter().enumerate().skip(1) {"),
     (RAW, "no look after registering", "let mut seen = self.state();\n        loop {", "let mut seen = before;\n        loop {"),
     (RAW, "registered only when announced", "Ok(()) => return None,", "Ok(()) => { self.waiting().cell(side).register(waker); return None }"),
-    (RAW, "a wake before the handle moves on", "before_wake();\n        let old = State::from_bits(seen);\n        if old.has_waiter() {\n            self.wake(sides);\n        }\n", "let old = State::from_bits(seen);\n        if old.has_waiter() {\n            self.wake(sides);\n        }\n        before_wake();\n"),
+    (RAW, "a wake before the handle moves on", "before_wake();\n        let old = State::from_bits(seen);\n        if old.has_waiter() {\n            wake(self.waiting(), Word::new(word), sides);\n        }\n", "let old = State::from_bits(seen);\n        if old.has_waiter() {\n            wake(self.waiting(), Word::new(word), sides);\n        }\n        before_wake();\n"),
     (RAW, "sleeps without an announcement", "if let Err(now) = self.announce(seen) {", "if let Err(now) = Ok::<(), State>(()) {"),
     (RAW, "a panicking waker keeps the next one asleep", "let _rest = Rest(waiting, rest);\n        waiting.cell(*first).wake();", "let _rest = Rest(waiting, &[]);\n        waiting.cell(*first).wake();\n        wake_each(waiting, rest);"),
     (RAW, "a timed wait waits without its deadline", "strategy.wait_until(word, expected, self.0);", "strategy.wait(word, expected);"),
     (RAW, "the deadline is never over", "strategy.expired(self.0).then_some(TimedOut(seen))", "(strategy.expired(self.0) && false).then_some(TimedOut(seen))"),
     (RAW, "the shares of two rings are taken for one's", "Arc::ptr_eq(ours, theirs) && count.of(ours) == 2", "{ let _ = theirs; count.of(ours) == 2 }"),
     (RAW, "a guard's share is not counted", "count.of(ours) == 2", "count.of(ours) >= 2"),
+    (RAW, "a share is never given up", "give_up(owner);", "core::mem::forget(owner);"),
     (RING, "split again, the words are not reset", "self.words = sync::words();\n", "();\n"),
     (RING, "split again on the heap, the words are not reset", "self.words = HeapWords::new(self.slots.len());\n", "();\n"),
     (RING, "split again, the wakers stay", "self.waiting.restart();\n        self.taken", "self.taken"),
@@ -122,12 +123,12 @@ LOGIC = [
     (CONSUMER, "a read guard has no share", "seq, share: self.share.clone() }", "seq, share: Share::BORROWED }"),
     (CONSUMER, "the consumer does not move on from a cancelled place", "drop(self.read_slot(seen));", "let at = self.at; drop(self.read_slot(seen)); self.at = at;"),
     (CONSUMER, "a cancelled place is not released", "drop(self.read_slot(seen));", "core::mem::forget(self.read_slot(seen));"),
-    (CONSUMER, "a timed receive does not wait for a held slot", "filled(seen, lap).filter(|found| !matches!(found, Found::Over(RecvError::SlotHeld)))", "filled(seen, lap)"),
-    (CONSUMER, "a held slot is reported as an empty one", "Some(_) => Err(RecvTimeoutError::SlotHeld),", "Some(_) => Err(RecvTimeoutError::Timeout),"),
+    (CONSUMER, "a timed receive does not wait for a held slot", "!matches!(view, ConsumerView::Empty | ConsumerView::Held)", "!matches!(view, ConsumerView::Empty)"),
+    (CONSUMER, "a held slot is reported as an empty one", "ConsumerView::Held => Err(RecvTimeoutError::SlotHeld),", "ConsumerView::Held => Err(RecvTimeoutError::Timeout),"),
 ]
 # Where one replacement is not enough: (file, what) -> further replacements in the same mutant.
 ALSO = {
-    "no look after registering": [("if let Some(found) = ready(self.state()) {", "let before = self.state();\n        if let Some(found) = ready(before) {")],
+    "no look after registering": [("let seen = self.state();\n        if ready(seen) {", "let before = self.state();\n        let seen = before;\n        if ready(seen) {")],
     "registered only when announced": [("        self.waiting().cell(side).register(waker);\n        let mut", "        let mut")],
 }
 
@@ -244,7 +245,7 @@ def pattern_mutants(file, source):
             torn = f"{{ let old = {load}; {store.format(new)}; old }}"
         yield mutant("torn", f"{operation} as a load and a store", at, call.start(), end, torn)
 
-    for call in re.finditer(r"[\w.]+(?:\(\*?\w+\))?\.wake\(", code):
+    for call in re.finditer(r"(?:[\w.]+(?:\(\*?\w+\))?\.|\b)wake\(", code):
         if "fn " in code[code.rfind("\n", 0, call.start()) : call.start()]:
             continue
         end = call_end(code, call.end() - 1)

@@ -76,9 +76,10 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// ```
     #[inline]
     pub fn try_recv(&mut self) -> Result<ReadSlot<'r, T, W>, TryRecvError> {
-        match filled(self.slot().state(), self.at.lap) {
-            Some(found) => Ok(self.take(found)?),
-            None => Err(TryRecvError::Empty),
+        let seen = self.slot().state();
+        match seen.for_consumer(self.at.lap) {
+            ConsumerView::Empty => Err(TryRecvError::Empty),
+            _ => Ok(self.take(seen)?),
         }
     }
 
@@ -114,9 +115,8 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// ```
     #[inline]
     pub fn recv(&mut self) -> Result<ReadSlot<'r, T, W>, RecvError> {
-        let lap = self.at.lap;
-        let Ok(found) = self.wait(|seen| filled(seen, lap), &Forever);
-        self.take(found)
+        let Ok(seen) = self.wait(not_empty, &Forever);
+        self.take(seen)
     }
 
     /// The next slot, waiting until it is filled, but no longer than `timeout`.
@@ -143,9 +143,8 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         match self.ring.strategy().after(timeout) {
             Some(deadline) => self.recv_deadline(deadline),
             None => {
-                let lap = self.at.lap;
-                let Ok(found) = self.wait(|seen| filled_and_not_held(seen, lap), &Forever);
-                Ok(self.take(found)?)
+                let Ok(seen) = self.wait(neither_empty_nor_held, &Forever);
+                Ok(self.take(seen)?)
             }
         }
     }
@@ -168,12 +167,11 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     where
         W: WaitUntil,
     {
-        let lap = self.at.lap;
-        match self.wait(|seen| filled_and_not_held(seen, lap), &Until(deadline)) {
-            Ok(found) => Ok(self.take(found)?),
-            Err(TimedOut(seen)) => match filled(seen, lap) {
-                Some(_) => Err(RecvTimeoutError::SlotHeld),
-                None => Err(RecvTimeoutError::Timeout),
+        match self.wait(neither_empty_nor_held, &Until(deadline)) {
+            Ok(seen) => Ok(self.take(seen)?),
+            Err(TimedOut(seen)) => match seen.for_consumer(self.at.lap) {
+                ConsumerView::Held => Err(RecvTimeoutError::SlotHeld),
+                _ => Err(RecvTimeoutError::Timeout),
             },
         }
     }
@@ -196,8 +194,8 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// ```
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<ReadSlot<'r, T, W>, RecvError>> {
         let lap = self.at.lap;
-        match self.slot().poll(Side::Consumer, cx.waker(), |seen| filled(seen, lap)) {
-            Some(found) => Poll::Ready(self.take(found)),
+        match self.slot().poll(Side::Consumer, cx.waker(), |seen| not_empty(seen.for_consumer(lap))) {
+            Some(seen) => Poll::Ready(self.take(seen)),
             None => {
                 let again = self.pending.replace(self.at.seq) == Some(self.at.seq);
                 self.stats.waits += u64::from(!again);
@@ -301,9 +299,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     pub fn len(&self) -> usize {
         let mut at = self.at;
         let mut len = 0;
-        while len < self.ring.len()
-            && matches!(filled(self.ring.slot(at).state(), at.lap), Some(Found::Slot(_)))
-        {
+        while len < self.ring.len() && self.ring.slot(at).state().for_consumer(at.lap) == ConsumerView::Full {
             at = at.next(self.ring.len());
             len += 1;
         }
@@ -321,17 +317,27 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.ring.slot(self.at)
     }
 
-    /// Acts on what was found in the word of the next slot: moves on, unless that is the end.
-    #[inline]
-    fn take(&mut self, found: Found) -> Result<ReadSlot<'r, T, W>, RecvError> {
-        match found {
-            Found::Slot(seen) => Ok(self.read_slot(seen)),
-            Found::Cancelled(seen) => {
+    /// Acts on the state in which the next slot was found, which is not empty: moves on, unless that is the end.
+    fn take(&mut self, seen: State) -> Result<ReadSlot<'r, T, W>, RecvError> {
+        match seen.for_consumer(self.at.lap) {
+            ConsumerView::Full => Ok(self.read_slot(seen)),
+            view => Err(self.no_slot(seen, view)),
+        }
+    }
+
+    /// Why there is no slot to read, in a place that is neither full nor empty. Passes a cancelled one.
+    #[cold]
+    fn no_slot(&mut self, seen: State, view: ConsumerView) -> RecvError {
+        debug_assert!(!matches!(view, ConsumerView::Full | ConsumerView::Empty));
+        match view {
+            ConsumerView::Cancelled => {
                 // Dropping the guard of a cancelled slot releases it.
                 drop(self.read_slot(seen));
-                Err(RecvError::Cancelled)
+                RecvError::Cancelled
             }
-            Found::Over(error) => Err(error),
+            ConsumerView::Held => RecvError::SlotHeld,
+            ConsumerView::Finished => RecvError::Finished,
+            ConsumerView::Abandoned | ConsumerView::Full | ConsumerView::Empty => RecvError::Abandoned,
         }
     }
 
@@ -344,50 +350,42 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         ReadSlot { slot, seen, lap, seq, share: self.share.clone() }
     }
 
+    /// Waits until the next slot is in a state that is `ready`.
     #[inline]
     fn wait<P: Patience<W>>(
         &mut self,
-        ready: impl Fn(State) -> Option<Found>,
+        ready: impl Fn(ConsumerView) -> bool,
         patience: &P,
-    ) -> Result<Found, P::Over> {
+    ) -> Result<State, P::Over> {
         let seen = self.slot().state();
-        if let Some(found) = ready(seen) {
-            return Ok(found);
-        }
-        let (found, spurious) = self.slot().wait(seen, ready, patience);
+        if ready(seen.for_consumer(self.at.lap)) { Ok(seen) } else { self.wait_longer(seen, ready, patience) }
+    }
+
+    #[cold]
+    fn wait_longer<P: Patience<W>>(
+        &mut self,
+        seen: State,
+        ready: impl Fn(ConsumerView) -> bool,
+        patience: &P,
+    ) -> Result<State, P::Over> {
+        let lap = self.at.lap;
+        let (found, spurious) = self.slot().wait(seen, |seen| ready(seen.for_consumer(lap)), patience);
         self.stats.waits += 1;
         self.stats.spurious_wakes += spurious;
         found
     }
 }
 
-/// What a waiting consumer makes of a word.
-#[derive(Clone, Copy)]
-enum Found {
-    /// Its slot is filled; in this state.
-    Slot(State),
-    /// Its slot was cancelled; in this state.
-    Cancelled(State),
-    /// There is no slot to wait for.
-    Over(RecvError),
+/// What a receive waits for.
+#[inline]
+fn not_empty(view: ConsumerView) -> bool {
+    view != ConsumerView::Empty
 }
 
+/// What a receive with a timeout waits for: it also waits while the slot is held.
 #[inline]
-fn filled(seen: State, lap: Lap) -> Option<Found> {
-    match seen.for_consumer(lap) {
-        ConsumerView::Full => Some(Found::Slot(seen)),
-        ConsumerView::Cancelled => Some(Found::Cancelled(seen)),
-        ConsumerView::Empty => None,
-        ConsumerView::Finished => Some(Found::Over(RecvError::Finished)),
-        ConsumerView::Abandoned => Some(Found::Over(RecvError::Abandoned)),
-        ConsumerView::Held => Some(Found::Over(RecvError::SlotHeld)),
-    }
-}
-
-/// As `filled`, for a wait that goes on while the slot is held as it does while it is empty.
-#[inline]
-fn filled_and_not_held(seen: State, lap: Lap) -> Option<Found> {
-    filled(seen, lap).filter(|found| !matches!(found, Found::Over(RecvError::SlotHeld)))
+fn neither_empty_nor_held(view: ConsumerView) -> bool {
+    !matches!(view, ConsumerView::Empty | ConsumerView::Held)
 }
 
 impl<T, W: Wait> Drop for Consumer<'_, T, W> {

@@ -88,10 +88,10 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     #[inline]
     pub fn try_acquire(&mut self) -> Result<WriteSlot<'_, 'r, T, W>, TryAcquireError> {
         let seen = self.slot().state();
-        match free(seen, self.at.lap) {
-            Some(found) => Ok(self.write_slot(found?)),
-            None => Err(TryAcquireError::Full),
+        if !free_or_closed(seen, self.at.lap) {
+            return Err(TryAcquireError::Full);
         }
+        Ok(self.write_slot(seen)?)
     }
 
     /// The next slot, waiting until it is free.
@@ -116,8 +116,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// ```
     #[inline]
     pub fn acquire(&mut self) -> Result<WriteSlot<'_, 'r, T, W>, Closed> {
-        let Ok(found) = self.wait(&Forever);
-        found.map(|seen| self.write_slot(seen))
+        let Ok(seen) = self.wait(&Forever);
+        self.write_slot(seen)
     }
 
     /// The next slot, waiting until it is free, but no longer than `timeout`.
@@ -173,7 +173,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         W: WaitUntil,
     {
         match self.wait(&Until(deadline)) {
-            Ok(found) => Ok(self.write_slot(found?)),
+            Ok(seen) => Ok(self.write_slot(seen)?),
             Err(TimedOut(_)) => Err(AcquireTimeoutError::Timeout),
         }
     }
@@ -196,7 +196,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// assert!(matches!(tx.poll_acquire(&mut cx), Poll::Ready(Ok(_))));
     /// ```
     pub fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<Result<WriteSlot<'_, 'r, T, W>, Closed>> {
-        self.poll_free(cx).map(|found| found.map(|seen| self.write_slot(seen)))
+        self.poll_free(cx).map(|seen| self.write_slot(seen))
     }
 
     /// The next slot, when it is free. Dropping the future loses nothing.
@@ -226,8 +226,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
     pub async fn acquire_async(&mut self) -> Result<WriteSlot<'_, 'r, T, W>, Closed> {
-        let seen = poll_fn(|cx| self.poll_free(cx)).await?;
-        Ok(self.write_slot(seen))
+        let seen = poll_fn(|cx| self.poll_free(cx)).await;
+        self.write_slot(seen)
     }
 
     /// Waits for the next slot, lets `fill` fill it in place, and commits it.
@@ -405,10 +405,10 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.ring.slot(self.at)
     }
 
-    /// The guard of the next slot, which the caller found free in state `seen`.
+    /// The guard of the next slot, which the caller found free or closed in state `seen`.
     #[inline]
-    fn write_slot(&mut self, seen: State) -> WriteSlot<'_, 'r, T, W> {
-        WriteSlot { producer: self, seen }
+    fn write_slot(&mut self, seen: State) -> Result<WriteSlot<'_, 'r, T, W>, Closed> {
+        if seen.is_closed() { Err(Closed) } else { Ok(WriteSlot { producer: self, seen }) }
     }
 
     #[inline]
@@ -417,21 +417,24 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     }
 
     #[inline]
-    fn wait<P: Patience<W>>(&mut self, patience: &P) -> Result<Result<State, Closed>, P::Over> {
+    fn wait<P: Patience<W>>(&mut self, patience: &P) -> Result<State, P::Over> {
         let lap = self.at.lap;
         let seen = self.slot().state();
-        if let Some(found) = free(seen, lap) {
-            return Ok(found);
-        }
-        let (found, spurious) = self.slot().wait(seen, |seen| free(seen, lap), patience);
+        if free_or_closed(seen, lap) { Ok(seen) } else { self.wait_longer(seen, patience) }
+    }
+
+    #[cold]
+    fn wait_longer<P: Patience<W>>(&mut self, seen: State, patience: &P) -> Result<State, P::Over> {
+        let lap = self.at.lap;
+        let (found, spurious) = self.slot().wait(seen, |seen| free_or_closed(seen, lap), patience);
         self.stats.waits += 1;
         self.stats.spurious_wakes += spurious;
         found
     }
 
-    fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<Result<State, Closed>> {
+    fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<State> {
         let lap = self.at.lap;
-        if let Some(found) = self.slot().poll(Side::Producer, cx.waker(), |seen| free(seen, lap)) {
+        if let Some(found) = self.slot().poll(Side::Producer, cx.waker(), |seen| free_or_closed(seen, lap)) {
             return Poll::Ready(found);
         }
         let again = self.pending.replace(self.at.seq) == Some(self.at.seq);
@@ -441,13 +444,12 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     }
 }
 
-/// What a waiting producer makes of a word: the state in which its slot is free, or the end.
+/// Whether a producer on lap `lap` has nothing to wait for.
 #[inline]
-fn free(seen: State, lap: Lap) -> Option<Result<State, Closed>> {
+fn free_or_closed(seen: State, lap: Lap) -> bool {
     match seen.for_producer(lap) {
-        ProducerView::Free => Some(Ok(seen)),
-        ProducerView::Full | ProducerView::Reserved => None,
-        ProducerView::Closed => Some(Err(Closed)),
+        ProducerView::Free | ProducerView::Closed => true,
+        ProducerView::Full | ProducerView::Reserved => false,
     }
 }
 

@@ -120,12 +120,27 @@ impl<'r, T> Share<'r, T> {
 
     /// The slots of the ring of which this is the last share.
     #[cfg(feature = "alloc")]
-    pub(crate) fn into_slots(self) -> Option<Vec<T>> {
+    pub(crate) fn into_slots(mut self) -> Option<Vec<T>> {
         let owner = {
-            let (_count, owner) = self.owner?;
+            let (_count, owner) = self.owner.take()?;
             owner
         };
         owner.into_slots()
+    }
+}
+
+#[cfg(feature = "alloc")]
+impl<T> Drop for Share<'_, T> {
+    /// Small enough to be inlined into the drop of a guard, which then stays in registers.
+    #[inline]
+    fn drop(&mut self) {
+        #[inline(never)]
+        fn give_up<O: ?Sized>(owner: (Count, Arc<O>)) {
+            drop(owner);
+        }
+        if let Some(owner) = self.owner.take() {
+            give_up(owner);
+        }
     }
 }
 
@@ -405,33 +420,26 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         before_wake();
         let old = State::from_bits(seen);
         if old.has_waiter() {
-            self.wake(sides);
+            wake(self.waiting(), Word::new(word), sides);
         }
         old
     }
 
-    #[cold]
-    fn wake(self, sides: &[Side]) {
-        let waiting = self.waiting();
-        waiting.strategy.wake(Word::new(self.word()));
-        wake_each(waiting, sides);
-    }
-
-    /// Blocks until `ready` makes something of the word's state, or `patience` is over.
+    /// Blocks until the word is in a state that is `ready`, or `patience` is over.
     ///
     /// Also returns how often it was woken (or returned from its wait) for nothing.
-    pub(crate) fn wait<R, P: Patience<W>>(
+    pub(crate) fn wait<P: Patience<W>>(
         self,
         mut seen: State,
-        ready: impl Fn(State) -> Option<R>,
+        ready: impl Fn(State) -> bool,
         patience: &P,
-    ) -> (Result<R, P::Over>, u64) {
+    ) -> (Result<State, P::Over>, u64) {
         let strategy = &self.waiting().strategy;
         let mut round = 0;
         let mut spurious = 0;
         loop {
-            if let Some(found) = ready(seen) {
-                return (Ok(found), spurious);
+            if ready(seen) {
+                return (Ok(seen), spurious);
             }
             if let Some(over) = patience.over(strategy, seen) {
                 return (Err(over), spurious);
@@ -452,17 +460,18 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         }
     }
 
-    /// What `ready` makes of the word's state; if nothing, leaves `waker` to be woken when the word changes.
-    pub(crate) fn poll<R>(self, side: Side, waker: &Waker, ready: impl Fn(State) -> Option<R>) -> Option<R> {
-        if let Some(found) = ready(self.state()) {
-            return Some(found);
+    /// The word's state if it is `ready`; otherwise leaves `waker` to be woken when the word changes.
+    pub(crate) fn poll(self, side: Side, waker: &Waker, ready: impl Fn(State) -> bool) -> Option<State> {
+        let seen = self.state();
+        if ready(seen) {
+            return Some(seen);
         }
         // First the waker, then the announcement: a side that finds the announcement finds the waker.
         self.waiting().cell(side).register(waker);
         let mut seen = self.state();
         loop {
-            if let Some(found) = ready(seen) {
-                return Some(found);
+            if ready(seen) {
+                return Some(seen);
             }
             match self.announce(seen) {
                 Ok(()) => return None,
@@ -488,6 +497,14 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
             Err(now) => Err(State::from_bits(now)),
         }
     }
+}
+
+/// Wakes the threads that wait on `word` and the tasks of these sides. Takes two pointers and not a [`SlotRef`], which
+/// would be written to the stack for each hand-off.
+#[cold]
+fn wake<W: Wait>(waiting: &Waiting<W>, word: Word<'_>, sides: &[Side]) {
+    waiting.strategy.wake(word);
+    wake_each(waiting, sides);
 }
 
 /// Wakes the tasks of these sides; the later ones also if the waker of an earlier one panics.

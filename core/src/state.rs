@@ -198,10 +198,10 @@ impl State {
     pub const fn for_producer(self, lap: Lap) -> ProducerView {
         if self.0 & Self::RX_GONE != 0 {
             ProducerView::Closed
+        } else if self.0 & (Self::FULL | Self::LAP) == lap.0 {
+            ProducerView::Free
         } else if self.0 & Self::FULL != 0 {
             ProducerView::Full
-        } else if self.0 & Self::LAP == lap.0 {
-            ProducerView::Free
         } else {
             ProducerView::Reserved
         }
