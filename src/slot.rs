@@ -57,6 +57,8 @@ pub struct Ticket {
     pub(crate) ordinal: u64,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
+    /// The number of steps in this epoch.
+    pub(crate) steps: u64,
     /// The last epoch that the same call asks for.
     pub(crate) last: u64,
 }

@@ -42,10 +42,7 @@ pub trait RecordTransform: Send {
 /// Which records a transform is applied to.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
-    plan: &'a BatchPlan,
-    epoch: u64,
-    step: u64,
-    seed: u64,
+    batch: &'a BatchPlan,
 }
 
 /// Which record a transform is applied to.
@@ -63,17 +60,17 @@ pub struct RecordContext {
 }
 
 impl<'a> Context<'a> {
-    /// The context of the records of `plan`, which are part of the batch of a step, in a plan of this seed. The
-    /// loader makes it; tests of a transform may.
+    /// The context of the records of a batch, or of a part of one. The loader makes it; tests of a transform may.
     #[must_use]
-    pub const fn new(plan: &'a BatchPlan, seed: u64, epoch: u64, step: u64) -> Self {
-        Self { plan, epoch, step, seed }
+    pub const fn new(batch: &'a BatchPlan) -> Self {
+        Self { batch }
     }
 
     /// The records, in the order in which their bytes are.
     pub fn records(&self) -> impl Iterator<Item = RecordContext> + use<'a> {
-        let Self { plan, epoch, step, seed } = *self;
-        plan.runs().flatten().map(move |number| {
+        let batch = self.batch;
+        let (epoch, step, seed) = (batch.epoch(), batch.step(), batch.seed());
+        batch.runs().flatten().map(move |number| {
             let seed = mix(mix(mix(seed).wrapping_add(epoch)).wrapping_add(number));
             RecordContext { number, epoch, step, seed }
         })
@@ -179,7 +176,7 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
 ///     Ok(())
 /// });
 /// # let plan = Plan::builder(2).batch(2).build()?.batch(0, 0).unwrap();
-/// # let context = Context::new(&plan, 3, 0, 0);
+/// # let context = Context::new(&plan);
 /// let mut out = [0; 8];
 /// images.apply(b"xabcdyefgh".as_slice(), &mut out, &context)?;
 /// assert!(out.starts_with(b"abcd") || out.starts_with(b"dcba"));

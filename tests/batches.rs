@@ -90,7 +90,7 @@ fn a_batch_says_which_it_is() {
     for (step, batch) in (0..).zip(loader.epoch(3)) {
         let batch = batch.unwrap();
         assert_eq!((batch.epoch(), batch.step()), (3, step));
-        assert_eq!(Some(*batch.plan()), plan.batch(3, step));
+        assert_eq!(Some(batch.plan()), plan.batch(3, step).as_ref());
     }
 }
 

@@ -136,7 +136,7 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
         "",
         "{}",
         "[1]",
-        r#"{"version":2,"epoch":0,"step":0,"plan":null,"record_bytes":null,"fingerprint":null}"#,
+        r#"{"version":3,"epoch":0,"step":0,"plan":null,"record_bytes":null,"fingerprint":null}"#,
     ] {
         std::fs::write(&path, text).unwrap();
         let error = Checkpoint::load_or_start(&path).unwrap_err();
@@ -227,9 +227,11 @@ fn another_plan_or_data_set_is_refused_and_changes_nothing() {
     let text = |wanted: &str, found: &str| (wanted.to_string(), found.to_string());
     let (field, wanted, found) = foreign(load(&paths, RECORD, plan(2)));
     assert_eq!((field, (wanted, found)), ("seed", text("1", "2")));
-    let other = Plan::builder(24).batch(3).seed(1).shuffle(Shuffle::Records).build().unwrap();
+    let other = Plan::builder(24).batch(4).seed(1).shuffle(Shuffle::Chunks { records: 4 }).build().unwrap();
     let (field, wanted, found) = foreign(load(&paths, RECORD, other));
-    assert_eq!((field, (wanted, found)), ("batch size", text("4", "3")));
+    assert_eq!((field, (wanted, found)), ("shuffle", text("Records", "Chunks { records: 4 }")));
+    let (field, wanted, found) = foreign(load(&paths, RECORD, plan(1).with_range(8..32).unwrap()));
+    assert_eq!((field, (wanted, found)), ("range of records", text("0..24", "8..32")));
     assert_eq!(foreign(load(&same_shape, RECORD, plan(1))).0, "data set fingerprint");
     assert_eq!(foreign(load(&paths, 2 * RECORD, plan(1))).0, "record size");
     let mut far = serde_json::to_value(&before).unwrap();
@@ -249,7 +251,7 @@ fn a_checkpoint_is_saved_under_stable_names_and_nothing_else_is_read() {
     let loader = Loader::builder(open(&paths), plan).build().unwrap();
     let mut state = serde_json::to_value(loader.checkpoint()).unwrap();
     let names: Vec<_> = state.as_object().unwrap().keys().cloned().collect();
-    assert_eq!(names, ["epoch", "fingerprint", "plan", "record_bytes", "step", "version"]);
+    assert_eq!(names, ["before", "epoch", "fingerprint", "plan", "record_bytes", "step", "version"]);
     state["depth"] = 2.into();
     assert!(
         serde_json::from_value::<Checkpoint>(state)

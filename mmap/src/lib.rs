@@ -90,7 +90,7 @@ pub use error::{Error, FormatError};
 pub use files::files;
 pub use format::Cut;
 pub use hint::{HINT_CHUNK, HintStats};
-pub use plan::{BatchPlan, LaunchError, Plan, PlanBuilder, PlanError, Shuffle, Tail};
+pub use plan::{BatchPlan, LaunchError, Leg, Plan, PlanBuilder, PlanError, Rest, Shuffle, Tail};
 pub use read::ReadMode;
 pub use records::{Location, Options, Records};
 pub use shard::Shard;

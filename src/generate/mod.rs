@@ -290,7 +290,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     fn ticket(&self) -> Ticket {
         // One generation: rounds that were made for a call that was left early come first in the next one.
         let n = self.next;
-        Ticket { generation: 0, seq: n, ordinal: n, epoch: n, step: 0, last: n }
+        Ticket { generation: 0, seq: n, ordinal: n, epoch: n, step: 0, steps: 1, last: n }
     }
 }
 

@@ -84,7 +84,11 @@ impl BatchMeta {
     /// The position after the batch.
     pub(crate) fn checkpoint(&self) -> Checkpoint {
         let (_, identity) = self.records();
-        Checkpoint { identity: Some(**identity), epoch: self.ticket.epoch, step: self.ticket.step + 1 }
+        Checkpoint {
+            identity: Some((**identity).clone()),
+            epoch: self.ticket.epoch,
+            step: self.ticket.step + 1,
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use super::Loader;
 use super::checkpoint::Identity;
 use super::prefetch::Prefetch;
 use super::reader::{Reader, Transforming};
+use super::schedule::Schedule;
 use super::sizes::{Depths, Sizes};
 #[cfg(feature = "cuda")]
 use crate::backend::Cuda;
@@ -239,7 +240,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let records_in = |bytes: u64| bytes.div_ceil((record_bytes as u64).max(1));
         let window =
             hint_window.map_or_else(|| plan.batch_records().max(records_in(HINT_WINDOW)), records_in);
-        let identity = Arc::new(Identity::new(&plan, record_bytes, fingerprint));
+        let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint));
         let prefetch = (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window))));
         let datasets = copies(dataset, workers, "the data set", Dataset::try_clone)?;
         let mut transforms = match transform {
@@ -257,8 +258,8 @@ impl<B: Backend> LoaderBuilder<B> {
                     scratch: Buffer::new(sizes.scratch).ok_or_else(|| too_large(&sizes))?,
                 }),
             };
-            let (identity, prefetch) = (identity.clone(), prefetch.clone());
-            let reader = Reader { dataset, plan, identity, record_bytes, transform, prefetch, cache_policy };
+            let (schedule, prefetch) = (schedule.clone(), prefetch.clone());
+            let reader = Reader { dataset, schedule, record_bytes, transform, prefetch, cache_policy };
             sources.push(Box::new(reader));
         }
         let options = stage::Options {
@@ -271,7 +272,7 @@ impl<B: Backend> LoaderBuilder<B> {
             slots: (sizes.slot, host_depth, &sizes),
         };
         let stage = Stage::start(backend, sources, options)?;
-        Ok(Loader { stage, plan, identity, epochs_begun: 0, position: (0, 0) })
+        Ok(Loader::new(stage, schedule))
     }
 }
 

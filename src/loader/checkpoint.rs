@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use twinbuf_mmap::Plan;
+use twinbuf_mmap::{Leg, Plan, Rest};
 
 use crate::error::Error;
 
@@ -13,7 +13,8 @@ use crate::error::Error;
 /// `Serialize` and `Deserialize` and has `save` and `load_or_start`. The names of its fields are a stable format.
 ///
 /// Depth, overlap, hints, rank and transform are not part of it. It is the same for all ranks of a step: any rank
-/// resumes from any other rank's checkpoint.
+/// resumes from any other rank's checkpoint. So do loaders with another batch size or another number of ranks: they go
+/// on with the records of the epoch that were not seen yet, each once, and [`step`](Self::step) counts on.
 ///
 /// With [`Tail::Keep`](crate::Tail::Keep) a rank may have no batch in the last step. It has done that step when its
 /// epoch has ended. Rank 0 has a batch in every step.
@@ -39,6 +40,22 @@ use crate::error::Error;
 /// assert_eq!((batch.epoch(), batch.step()), (3, 2));
 /// # Ok::<(), BoxError>(())
 /// ```
+/// # After a loss spike
+///
+/// Resume from a checkpoint before the spike and skip the batches that led to it:
+/// `loader.epochs_from(&checkpoint.skip(200), 5)`.
+///
+/// # Saved checkpoints
+///
+/// The JSON of version 2 has these fields; version 1, without `before`, is read too.
+///
+/// | field | is |
+/// | --- | --- |
+/// | `version` | 2 |
+/// | `epoch`, `step` | of the next batch |
+/// | `before` | the steps of this epoch that were done with other batch sizes or numbers of ranks, in order: `batch`, `world`, `steps` |
+/// | `plan` | the [`Plan`] of rank 0 |
+/// | `record_bytes`, `fingerprint` | of the data set |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -53,13 +70,24 @@ pub struct Checkpoint {
 }
 
 /// Which batches a loader delivers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// That of rank 0, which has as many steps as any rank: a step is a step of all ranks.
     pub(crate) plan: Plan,
     pub(crate) record_bytes: u64,
     /// [`Dataset::fingerprint`](crate::Dataset::fingerprint).
     pub(crate) fingerprint: u64,
+    /// The steps of this epoch that were done with another batch size or number of ranks.
+    pub(crate) before: Vec<Leg>,
+}
+
+/// Where a loader goes on.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub(crate) epoch: u64,
+    pub(crate) step: u64,
+    /// What is left of an epoch that was begun with another batch size or number of ranks.
+    pub(crate) begun: Option<(Rest, Identity)>,
 }
 
 impl Checkpoint {
@@ -81,6 +109,39 @@ impl Checkpoint {
         self.step
     }
 
+    /// The records of its epoch that all ranks together have had before it. 0 for [`start`](Self::start).
+    #[must_use]
+    pub fn records_seen(&self) -> u64 {
+        let Some(Identity { plan, before, .. }) = &self.identity else { return 0 };
+        let of = |batch: u64, world: u64, steps: u64| batch.saturating_mul(world).saturating_mul(steps);
+        let legs = before.iter().map(|leg| of(leg.batch, leg.world, leg.steps));
+        let steps: u64 = before.iter().map(|leg| leg.steps).sum();
+        let own = of(plan.batch_records(), plan.world(), self.step.saturating_sub(steps));
+        legs.fold(own, u64::saturating_add).min(plan.records())
+    }
+
+    /// The position `steps` steps later, also across the end of the epoch: the batches in between are never delivered.
+    ///
+    /// From [`start`](Self::start) it stays in epoch 0.
+    #[must_use]
+    pub fn skip(mut self, mut steps: u64) -> Self {
+        if let Some(identity) = &mut self.identity {
+            let end = identity.plan.rest(&identity.before).map_or(self.step, |rest| rest.longest_end());
+            let room = end.saturating_sub(self.step);
+            if steps > room {
+                steps -= room;
+                let each = identity.plan.steps().max(1);
+                // To the end of an epoch, not to the start of the next.
+                let epochs = (steps - 1) / each;
+                (self.epoch, self.step) = (self.epoch.saturating_add(1).saturating_add(epochs), 0);
+                steps -= epochs * each;
+                identity.before.clear();
+            }
+        }
+        self.step = self.step.saturating_add(steps);
+        self
+    }
+
     /// The plan that it belongs to, as rank 0 has it; `None` for [`start`](Self::start).
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
@@ -100,16 +161,18 @@ impl Identity {
         let Ok(plan) = plan.with_rank(0, plan.world()) else {
             unreachable!("there is a plan of another rank")
         };
-        Self { plan, record_bytes: record_bytes as u64, fingerprint }
+        Self { plan, record_bytes: record_bytes as u64, fingerprint, before: Vec::new() }
     }
 
-    /// Whether a loader of this identity can go on at `checkpoint`. The error names the field that differs.
-    pub(crate) fn check(&self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        let Some(other) = &checkpoint.identity else { return Ok(()) };
+    /// Where a loader of this identity goes on, as the rank of `plan`. The error names the field that differs.
+    pub(crate) fn resume(&self, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
+        let &Checkpoint { ref identity, epoch, step } = checkpoint;
+        let Some(other) = identity else {
+            at_most(step, self.plan.steps())?;
+            return Ok(Start { epoch, step, begun: None });
+        };
         let (own, found) = (&self.plan, &other.plan);
         same("range of records", &own.range(), &found.range())?;
-        same("batch size", &own.batch_records(), &found.batch_records())?;
-        same("number of ranks", &own.world(), &found.world())?;
         same("shuffle", &own.shuffle(), &found.shuffle())?;
         same("seed", &own.seed(), &found.seed())?;
         same("tail", &own.tail(), &found.tail())?;
@@ -119,12 +182,50 @@ impl Identity {
             let (wanted, found) = (print(self.fingerprint), print(other.fingerprint));
             return Err(Error::Checkpoint { field: "data set fingerprint", wanted, found });
         }
-        if checkpoint.step > own.steps() {
-            let wanted = format!("at most the {} steps of an epoch", own.steps());
-            return Err(Error::Checkpoint { field: "step", wanted, found: checkpoint.step.to_string() });
+        // Both describe the past of the checkpoint, so what is wrong with them is wrong with it.
+        let wrong = |error| Error::Checkpoint {
+            field: "number of steps",
+            wanted: "as many as the epoch has".into(),
+            found: format!("{error}"),
+        };
+        let rest = found.rest(&other.before).map_err(wrong)?;
+        let end = rest.longest_end();
+        at_most(step, end)?;
+        let Some(steps) = step.checked_sub(rest.first()) else {
+            let (wanted, found) =
+                (format!("at least the {} steps before it", rest.first()), step.to_string());
+            return Err(Error::Checkpoint { field: "step", wanted, found });
+        };
+        let mut before = other.before.clone();
+        let sizes = |plan: &Plan| (plan.batch_records(), plan.world());
+        if sizes(own) != sizes(found) {
+            if step == end {
+                return Ok(match epoch.checked_add(1) {
+                    Some(next) => Start { epoch: next, step: 0, begun: None },
+                    None => Start { epoch, step: own.steps(), begun: None },
+                });
+            }
+            let (batch, world) = sizes(found);
+            before.extend((steps > 0).then_some(Leg { batch, world, steps }));
+            // Back at what it was before.
+            if before.last().is_some_and(|last| (last.batch, last.world) == sizes(own)) {
+                before.pop();
+            }
         }
-        Ok(())
+        let begun = match before[..] {
+            [] => None,
+            _ => Some((plan.rest(&before).map_err(wrong)?, Self { before, ..self.clone() })),
+        };
+        Ok(Start { epoch, step, begun })
     }
+}
+
+fn at_most(step: u64, steps: u64) -> Result<(), Error> {
+    if step <= steps {
+        return Ok(());
+    }
+    let wanted = format!("at most the {steps} steps of an epoch");
+    Err(Error::Checkpoint { field: "step", wanted, found: step.to_string() })
 }
 
 fn same<T: PartialEq + fmt::Debug>(field: &'static str, own: &T, found: &T) -> Result<(), Error> {

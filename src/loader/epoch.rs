@@ -7,7 +7,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::Loader;
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, Start};
+use super::schedule::Begun;
 use crate::backend::{Backend, Host, Waiting};
 use crate::error::Error;
 use crate::observe::report::Report;
@@ -25,6 +26,8 @@ pub struct Epochs<'l, B: Backend = Host> {
     loader: &'l mut Loader<B>,
     /// The next batch; past the end of its epoch if the epoch is over.
     next: Ticket,
+    /// The number after that of the last step of any rank in this epoch.
+    longest: u64,
     ended: bool,
 }
 
@@ -40,13 +43,13 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
 
     /// Exact, unless an error ends the iteration early.
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let steps = self.loader.plan.steps();
+        let steps = self.loader.schedule.plan.steps();
         let left = if self.ended {
             Some(0)
         } else {
             (self.next.last - self.next.epoch)
                 .checked_mul(steps)
-                .and_then(|more| more.checked_add(steps - self.next.step))
+                .and_then(|more| more.checked_add(self.next.steps.saturating_sub(self.next.step)))
         };
         let left = left.and_then(|left| usize::try_from(left).ok());
         (left.unwrap_or(usize::MAX).min(1), left)
@@ -56,21 +59,30 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
 impl<B: Backend> FusedIterator for Epochs<'_, B> {}
 
 impl<'l, B: Backend> Epochs<'l, B> {
-    /// From `step` of `epoch` to the end of epoch `last`; nothing if `last` is `None`.
-    pub(super) fn new(loader: &'l mut Loader<B>, (epoch, step): (u64, u64), last: Option<u64>) -> Self {
+    /// From `start` to the end of epoch `last`; nothing if `last` is `None`.
+    pub(super) fn new(loader: &'l mut Loader<B>, start: Start, last: Option<u64>) -> Self {
         let generation = loader.stage.next_generation();
-        let (ordinal, steps) = (loader.epochs_begun, loader.plan.steps());
+        let ordinal = loader.epochs_begun;
+        let Start { epoch, step, begun } = start;
+        let steps = begun.as_ref().map_or_else(|| loader.schedule.plan.steps(), |(rest, _)| rest.end());
         let last_epoch = last.unwrap_or(epoch);
-        let mut next = Ticket { generation, seq: 0, ordinal, epoch, step, last: last_epoch };
-        let mut epochs = Self { loader, next, ended: last.is_none() };
+        let mut next = Ticket { generation, seq: 0, ordinal, epoch, step, steps, last: last_epoch };
+        let mut epochs = Self { loader, next, longest: 0, ended: last.is_none() };
         if epochs.ended {
             return epochs;
         }
         epochs.begin_epoch();
+        if let Some((rest, identity)) = begun {
+            epochs.longest = rest.longest_end();
+            epochs.loader.identity = identity.into();
+            let identity = epochs.loader.identity.clone();
+            epochs.loader.schedule.begin(Begun { generation, epoch, rest, identity });
+        }
         if let (Some(gate), false) = (epochs.loader.stage.gate(), epochs.loader.stage.is_orphaned()) {
             // A rank with a step fewer than the checkpoint's may have no batch left in this epoch.
             if next.step >= steps && next.epoch < next.last {
-                next = Ticket { ordinal: ordinal + 1, epoch: epoch + 1, step: 0, ..next };
+                let steps = epochs.loader.schedule.plan.steps();
+                next = Ticket { ordinal: ordinal + 1, epoch: epoch + 1, step: 0, steps, ..next };
             }
             gate.begin(next);
         }
@@ -130,10 +142,9 @@ impl<'l, B: Backend> Epochs<'l, B> {
             let at = self.loader.stage.naming().at(self.next);
             return Poll::Ready(Some(Err(Error::Forked { at })));
         }
-        let steps = self.loader.plan.steps();
-        while self.next.step >= steps {
+        while self.next.step >= self.next.steps {
             // A rank that has no part in the last step has done it by asking.
-            self.loader.position = (self.next.epoch, self.loader.identity.plan.steps());
+            self.loader.position = (self.next.epoch, self.longest);
             if self.next.epoch == self.next.last {
                 self.end();
                 return Poll::Ready(None);
@@ -142,7 +153,8 @@ impl<'l, B: Backend> Epochs<'l, B> {
             self.loader.stage.asked(self.next, now);
             self.loader.stage.recorder().epoch_ended(now);
             let (ordinal, epoch) = (self.next.ordinal + 1, self.next.epoch + 1);
-            self.next = Ticket { ordinal, epoch, step: 0, ..self.next };
+            let steps = self.loader.schedule.plan.steps();
+            self.next = Ticket { ordinal, epoch, step: 0, steps, ..self.next };
             self.begin_epoch();
         }
         let Poll::Ready(found) = self.loader.stage.receive(self.next, waiting) else { return Poll::Pending };
@@ -160,7 +172,10 @@ impl<'l, B: Backend> Epochs<'l, B> {
         }))
     }
 
+    /// An epoch of the loader's own plan.
     fn begin_epoch(&mut self) {
+        self.longest = self.loader.schedule.identity.plan.steps();
+        self.loader.identity = self.loader.schedule.identity.clone();
         self.loader.position = (self.next.epoch, self.next.step);
         self.loader.epochs_begun += 1;
         self.loader.stage.recorder().began(self.next);

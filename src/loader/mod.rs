@@ -6,6 +6,7 @@ pub(crate) mod checkpoint;
 mod epoch;
 mod prefetch;
 mod reader;
+mod schedule;
 mod sizes;
 mod switches;
 
@@ -18,8 +19,9 @@ use twinbuf_mmap::Plan;
 pub use self::batch::Batch;
 pub use self::builder::LoaderBuilder;
 pub use self::checkpoint::Checkpoint;
-use self::checkpoint::Identity;
+use self::checkpoint::{Identity, Start};
 pub use self::epoch::Epochs;
+use self::schedule::Schedule;
 pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
 #[cfg(feature = "cuda")]
 pub use crate::backend::{Cuda, DeviceBatch};
@@ -63,12 +65,13 @@ use crate::stage::Stage;
 /// ```
 pub struct Loader<B: Backend = Host> {
     stage: Stage<B>,
-    plan: Plan,
-    identity: Arc<Identity>,
+    schedule: Schedule,
     /// Epochs begun so far.
     epochs_begun: u64,
     /// The epoch begun last, and the step of its next batch.
     position: (u64, u64),
+    /// What a checkpoint there belongs to.
+    identity: Arc<Identity>,
 }
 
 impl Loader {
@@ -80,9 +83,14 @@ impl Loader {
 }
 
 impl<B: Backend> Loader<B> {
+    fn new(stage: Stage<B>, schedule: Schedule) -> Self {
+        let identity = schedule.identity.clone();
+        Self { stage, schedule, epochs_begun: 0, position: (0, 0), identity }
+    }
+
     /// The batches of one epoch, in order; see [`epochs`](Self::epochs).
     pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
-        Epochs::new(self, (epoch, 0), Some(epoch))
+        Epochs::new(self, Start { epoch, step: 0, begun: None }, Some(epoch))
     }
 
     /// The batches of several epochs, in order: `loader.epochs(0..3)`.
@@ -105,7 +113,7 @@ impl<B: Backend> Loader<B> {
     /// ```
     pub fn epochs(&mut self, epochs: Range<u64>) -> Epochs<'_, B> {
         let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
-        Epochs::new(self, (epochs.start, 0), last)
+        Epochs::new(self, Start { epoch: epochs.start, step: 0, begun: None }, last)
     }
 
     /// The batches from a checkpoint to the end of epoch `epochs - 1`: what is left of a training of so many epochs.
@@ -113,13 +121,24 @@ impl<B: Backend> Loader<B> {
     /// They are the batches that the other loader would have delivered next, byte for byte if the transform is the
     /// same. Depth, overlap, hints and rank may differ.
     ///
+    /// With another batch size or another number of ranks, this plan's batches are made of what is left of the epoch:
+    /// all ranks together deliver every record that was not seen before the checkpoint, once. Their steps are numbered
+    /// on. Later epochs are the plan's.
+    ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] if the checkpoint belongs to another plan or data set; it names the field that differs.
+    /// [`Error::Checkpoint`] if the checkpoint belongs to another data set, range, shuffle, seed or tail; it names the
+    /// field that differs.
     pub fn epochs_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<Epochs<'_, B>, Error> {
-        self.identity.check(checkpoint)?;
-        let last = epochs.checked_sub(1).filter(|&last| checkpoint.epoch <= last);
-        Ok(Epochs::new(self, (checkpoint.epoch, checkpoint.step), last))
+        let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
+        let last = epochs.checked_sub(1).filter(|&last| start.epoch <= last);
+        if last.is_none() {
+            // Nothing is left to begin, but the place is not lost.
+            self.position = (start.epoch, start.step);
+            let begun = start.begun.as_ref().map(|(_, identity)| Arc::new(identity.clone()));
+            self.identity = begun.unwrap_or_else(|| self.schedule.identity.clone());
+        }
+        Ok(Epochs::new(self, start, last))
     }
 
     /// The position after the last batch that the caller received.
@@ -129,7 +148,7 @@ impl<B: Backend> Loader<B> {
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         let (epoch, step) = self.position;
-        Checkpoint { identity: Some(*self.identity), epoch, step }
+        Checkpoint { identity: Some((*self.identity).clone()), epoch, step }
     }
 
     /// Where the time went so far.
@@ -147,7 +166,7 @@ impl<B: Backend> Loader<B> {
     /// The plan whose batches this loads.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.schedule.plan
     }
 
     /// Joins the reading thread and returns an error that has not been delivered. Dropping the loader joins it too.
@@ -166,7 +185,7 @@ impl<B: Backend> fmt::Debug for Loader<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loader")
             .field("name", &self.stage.naming().loader)
-            .field("plan", &self.plan)
+            .field("plan", &self.schedule.plan)
             .field("overlap", &self.stage.gate().is_some())
             .field("trace", &self.stage.trace_path())
             .finish_non_exhaustive()

@@ -1,7 +1,8 @@
 //! The prefetch window: asks the system for pages of records before they are read.
 
-use twinbuf_mmap::{BatchPlan, HintStats, Plan};
+use twinbuf_mmap::{BatchPlan, HintStats};
 
+use super::schedule::Schedule;
 use crate::dataset::Dataset;
 use crate::slot::Ticket;
 
@@ -10,18 +11,14 @@ use crate::slot::Ticket;
 pub(crate) struct Prefetch {
     /// How far the window may reach beyond the current batch, in records.
     window: u64,
-    generation: u64,
     /// The batch at the end of the window.
-    epoch: u64,
-    step: u64,
+    at: Ticket,
     /// Records of that batch that have been asked for.
     done: u64,
     /// From the start of the current batch to the end of the window; each batch counts as a full one.
     ahead: u64,
     /// The record after the last one that was asked for.
     next: Option<u64>,
-    /// The last epoch that will be read; the window does not reach beyond it.
-    last: u64,
     /// Only the first batch of the generation has been asked for.
     fresh: bool,
 }
@@ -30,13 +27,10 @@ impl Prefetch {
     pub(crate) fn new(window: u64) -> Self {
         Self {
             window,
-            generation: 0,
-            epoch: 0,
-            step: 0,
+            at: Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: 0, last: 0 },
             done: 0,
             ahead: 0,
             next: None,
-            last: 0,
             fresh: false,
         }
     }
@@ -46,42 +40,44 @@ impl Prefetch {
     ///
     /// The first batch of a generation has not been asked for. It is asked for alone, so that it does not wait for
     /// those after it, and not even that if it is one run, because it is read at once.
-    pub(crate) fn before(&mut self, dataset: &mut dyn Dataset, plan: &Plan, ticket: Ticket) -> HintStats {
-        let batch = plan.batch_records();
-        if ticket.generation < self.generation {
+    pub(crate) fn before(
+        &mut self,
+        dataset: &mut dyn Dataset,
+        schedule: &Schedule,
+        ticket: Ticket,
+    ) -> HintStats {
+        if ticket.generation < self.at.generation {
             // Another worker has begun with what the caller asked for since.
             return HintStats::default();
         }
-        if self.generation == ticket.generation {
-            self.ahead = self.ahead.saturating_sub(batch);
+        if self.at.generation == ticket.generation {
+            self.ahead = self.ahead.saturating_sub(schedule.plan.batch_records());
             self.fresh = false;
-            return self.extend(dataset, plan, self.window);
+            return self.extend(dataset, schedule, self.window);
         }
-        self.generation = ticket.generation;
-        (self.epoch, self.step, self.done, self.ahead) = (ticket.epoch, ticket.step, 0, 0);
-        (self.last, self.fresh) = (ticket.last, true);
-        let first = plan.batch(ticket.epoch, ticket.step);
-        self.next = first.and_then(|first| first.runs().next()).map(|run| run.start);
-        self.extend(dataset, plan, 0)
+        (self.at, self.done, self.ahead, self.fresh) = (ticket, 0, 0, true);
+        let first = schedule.batch(ticket);
+        self.next = first.and_then(|(first, _)| first.runs().next()).map(|run| run.start);
+        self.extend(dataset, schedule, 0)
     }
 
     /// After the first batch of a generation has been read: asks for those after it.
-    pub(crate) fn after(&mut self, dataset: &mut dyn Dataset, plan: &Plan) -> HintStats {
+    pub(crate) fn after(&mut self, dataset: &mut dyn Dataset, schedule: &Schedule) -> HintStats {
         let fresh = std::mem::take(&mut self.fresh);
-        if fresh { self.extend(dataset, plan, self.window) } else { HintStats::default() }
+        if fresh { self.extend(dataset, schedule, self.window) } else { HintStats::default() }
     }
 
     /// Extends the window to `window` records past the current batch, by at most two batches.
-    fn extend(&mut self, dataset: &mut dyn Dataset, plan: &Plan, window: u64) -> HintStats {
-        let batch = plan.batch_records();
+    fn extend(&mut self, dataset: &mut dyn Dataset, schedule: &Schedule, window: u64) -> HintStats {
+        let batch = schedule.plan.batch_records();
         let until = batch.saturating_add(window).min(self.ahead.saturating_add(batch.saturating_mul(2)));
         let mut hints = HintStats::default();
         while self.ahead < until {
-            let Some(records) = plan.batch(self.epoch, self.step) else {
-                if self.epoch >= self.last || self.step == 0 {
+            let Some((records, _)) = schedule.batch(self.at) else {
+                if self.at.epoch >= self.at.last || self.at.step == 0 {
                     break;
                 }
-                (self.epoch, self.step, self.done) = (self.epoch + 1, 0, 0);
+                (self.at.epoch, self.at.step, self.done) = (self.at.epoch + 1, 0, 0);
                 continue;
             };
             let end = records.len().min(self.done.saturating_add(until - self.ahead));
@@ -90,7 +86,7 @@ impl Prefetch {
             }
             if end == records.len() {
                 self.ahead = self.ahead.saturating_add(batch - self.done);
-                (self.step, self.done) = (self.step + 1, 0);
+                (self.at.step, self.done) = (self.at.step + 1, 0);
             } else {
                 self.ahead += end - self.done;
                 self.done = end;

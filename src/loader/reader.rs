@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy, Plan};
+use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy};
 
 use super::checkpoint::Identity;
 use super::prefetch::Prefetch;
+use super::schedule::Schedule;
 use crate::dataset::Dataset;
 use crate::error::{At, Error};
 use crate::slot::Ticket;
@@ -16,8 +17,7 @@ use crate::transform::{Context, RecordTransform};
 /// A data set as the source of a stage.
 pub(crate) struct Reader {
     pub(crate) dataset: Box<dyn Dataset>,
-    pub(crate) plan: Plan,
-    pub(crate) identity: Arc<Identity>,
+    pub(crate) schedule: Schedule,
     /// Of a record in the file.
     pub(crate) record_bytes: usize,
     pub(crate) transform: Option<Transforming>,
@@ -29,10 +29,11 @@ pub(crate) struct Reader {
 impl Source<[u8]> for Reader {
     fn load(&mut self, load: Load<'_>, out: &mut [u8]) -> Result<usize, Error> {
         let Load { ticket, plan, naming, stats, who } = load;
-        let Some(plan) = plan else { unreachable!("a batch of records has a plan") };
         let at = || naming.at(ticket);
+        // A call that was left long ago: the batch will be discarded.
+        let Some(plan) = plan else { return Err(Error::ThreadGone { at: at() }) };
         if let Some(prefetch) = &self.prefetch {
-            stats.hints = lock(prefetch).before(&mut *self.dataset, &self.plan, ticket);
+            stats.hints = lock(prefetch).before(&mut *self.dataset, &self.schedule, ticket);
         }
         let (dataset, record_bytes) = (&mut *self.dataset, self.record_bytes);
         let len = match &mut self.transform {
@@ -49,7 +50,7 @@ impl Source<[u8]> for Reader {
                     let records = &mut scratch[..bytes(part.len(), record_bytes)];
                     read(dataset, &part, records, &at)?;
                     let (front, rest) = out.split_at_mut(bytes(part.len(), *out_bytes));
-                    let context = Context::new(&part, self.plan.seed(), ticket.epoch, ticket.step);
+                    let context = Context::new(&part);
                     let start = Instant::now();
                     *who = "transform";
                     transform
@@ -64,7 +65,7 @@ impl Source<[u8]> for Reader {
             }
         };
         if let Some(prefetch) = &self.prefetch {
-            stats.hints += lock(prefetch).after(dataset, &self.plan);
+            stats.hints += lock(prefetch).after(dataset, &self.schedule);
         }
         if self.cache_policy != CachePolicy::Keep && dataset.evict(plan, self.cache_policy).is_err() {
             stats.evict_failed = 1;
@@ -73,9 +74,7 @@ impl Source<[u8]> for Reader {
     }
 
     fn records(&self, ticket: Ticket) -> Option<(BatchPlan, Arc<Identity>)> {
-        let plan = self.plan.batch(ticket.epoch, ticket.step);
-        debug_assert!(plan.is_some(), "a step of the plan: {ticket:?}");
-        Some((plan?, self.identity.clone()))
+        self.schedule.batch(ticket)
     }
 
     fn bytes(&self, records: &BatchPlan) -> usize {

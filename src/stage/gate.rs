@@ -21,7 +21,7 @@ struct State {
     next: Vec<u64>,
     /// The last epoch that may be started; `None` if there is nothing to start.
     last: Option<u64>,
-    /// Steps in an epoch.
+    /// Steps in an epoch after that of `first`.
     steps: u64,
     /// The first batch that failed, if the caller has not been told yet: neither it nor what comes after it is started.
     failed: Option<u64>,
@@ -41,13 +41,18 @@ impl State {
     /// A batch of the generation; `None` if epochs have no steps, and after the largest number of an epoch.
     fn ticket(&self, seq: u64) -> Option<Ticket> {
         let first = self.first;
-        if first.step >= self.steps {
+        let (at, here) = (seq - first.seq, first.steps.saturating_sub(first.step));
+        if here == 0 {
             return None;
         }
-        let step = first.step + (seq - first.seq);
-        let epochs = step / self.steps;
+        if at < here {
+            return Some(Ticket { seq, step: first.step + at, ..first });
+        }
+        // The epoch of the first batch may have another number of steps than those after it.
+        let (at, steps) = (at - here, self.steps);
+        let epochs = at.checked_div(steps)?.checked_add(1)?;
         let epoch = first.epoch.checked_add(epochs)?;
-        Some(Ticket { seq, ordinal: first.ordinal + epochs, epoch, step: step % self.steps, ..first })
+        Some(Ticket { seq, ordinal: first.ordinal + epochs, epoch, step: at % steps, steps, ..first })
     }
 }
 
@@ -55,7 +60,7 @@ impl Gate {
     /// A gate in front of epochs of `steps` steps for so many threads, closed until the first
     /// [`begin`](Self::begin) or [`grant`](Self::grant).
     pub(crate) fn new(steps: u64, threads: usize) -> Self {
-        let first = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, last: 0 };
+        let first = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps, last: 0 };
         let next = (0..threads as u64).collect();
         let resumed = Instant::now();
         let state = State { first, next, last: None, steps, failed: None, resumed, closed: false };

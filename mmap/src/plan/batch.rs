@@ -3,16 +3,19 @@
 use std::fmt;
 use std::iter::FusedIterator;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::chunks::ShuffledChunks;
+use super::leg::{self, Seam, Stretch};
 use super::permute::Key;
+
 use super::shuffle::Shuffle;
 use super::window::Windows;
 
 /// The records of one rank at one step, in the order in which they are read. It holds at least one.
 ///
 /// A batch is a few words that name the records; it holds none of their bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::len_without_is_empty, reason = "a batch holds at least one record")]
 pub struct BatchPlan {
     pub(super) first: u64,
@@ -20,11 +23,15 @@ pub struct BatchPlan {
     pub(super) seed: u64,
     pub(super) shuffle: Shuffle,
     pub(super) epoch: u64,
-    /// Positions in the epoch's order, `start < end`. Past the last record they start again at the first.
+    pub(super) step: u64,
+    /// Positions in the epoch's order, `start < end`. Past the last record they start again at the first. With seams,
+    /// positions among those that are left.
     pub(super) start: u64,
     pub(super) end: u64,
     /// The positions, from the first to the second, of all batches that follow each other at this rank.
     pub(super) share: (u64, u64),
+    /// Where the legs before this one left off, if what is left is not all at the end of the order.
+    pub(super) seams: Option<Arc<[Seam]>>,
 }
 
 /// The last such part of a window (1/8) asks for nothing more, so that the disk has read the next window in time.
@@ -35,6 +42,24 @@ impl BatchPlan {
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.end - self.start
+    }
+
+    /// The epoch it is part of.
+    #[must_use]
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Its step within the epoch.
+    #[must_use]
+    pub const fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The seed of the plan it is part of.
+    #[must_use]
+    pub const fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// The records at these positions of the batch, in its order, or `None` if there are none or the batch
@@ -58,7 +83,7 @@ impl BatchPlan {
         (start < end && end <= self.len()).then(|| Self {
             start: self.start + start,
             end: self.start + end,
-            ..*self
+            ..self.clone()
         })
     }
 
@@ -73,7 +98,7 @@ impl BatchPlan {
 
     /// The same as a type that can be named.
     pub(crate) fn pieces(&self) -> Runs {
-        let Self { first, records, seed, shuffle, epoch, start, end, .. } = *self;
+        let &Self { first, records, seed, shuffle, epoch, start, end, .. } = self;
         let order = match shuffle {
             Shuffle::None => Order::Same,
             Shuffle::Chunks { records: chunk } => {
@@ -84,7 +109,7 @@ impl BatchPlan {
                 Order::Windows(Windows::new(records, chunk, chunks, seed, epoch))
             }
         };
-        Runs { order, first, records, at: start, end, next: None }
+        Runs { order, first, records, seams: self.seams.clone(), at: start, end, next: None }
     }
 
     /// With a windowed shuffle: the chunks of the window that comes next, shared out evenly among the batches of this
@@ -105,12 +130,13 @@ impl BatchPlan {
 
     /// With a windowed shuffle: all chunks of the windows in which this batch lies. `None` with any other.
     pub(crate) fn own_chunks(&self) -> Option<Vec<Range<u64>>> {
-        let windows = self.windows()?;
+        let batch = self.placed()?;
+        let windows = batch.windows()?;
         let mut ranges = Vec::new();
-        for (window, _) in self.touched(&windows) {
+        for (window, _) in batch.touched(&windows) {
             ranges.extend(windows.ranges(window, 0..windows.chunks(window)));
         }
-        Some(self.moved(ranges))
+        Some(batch.moved(ranges))
     }
 
     /// The share of another window's chunks that belongs to this batch, or to it and to all before it in its window. It
@@ -121,17 +147,19 @@ impl BatchPlan {
         lead: u64,
         with_earlier: bool,
     ) -> Option<Vec<Range<u64>>> {
-        let windows = self.windows()?;
+        let batch = self.placed()?;
+        let share = batch.share;
+        let windows = batch.windows()?;
         let mut ranges = Vec::new();
-        for (window, part) in self.touched(&windows) {
+        for (window, part) in batch.touched(&windows) {
             let Some(other) = beside(window).filter(|&other| other < windows.len()) else { continue };
             let there = windows.positions(other);
-            if there.end <= self.share.0 || self.share.1 <= there.start {
+            if there.end <= share.0 || share.1 <= there.start {
                 continue;
             }
             // What the batches of this share have of the window, and this one of that.
             let here = windows.positions(window);
-            let (from, to) = (here.start.max(self.share.0), here.end.min(self.share.1));
+            let (from, to) = (here.start.max(share.0), here.end.min(share.1));
             let chunks = windows.chunks(other);
             let scaled = |at: u64| {
                 let lead = if at == from { 0 } else { ((to - from) / lead).min(to - at) };
@@ -142,20 +170,36 @@ impl BatchPlan {
             let first = if with_earlier { 0 } else { scaled(part.start) };
             ranges.extend(windows.ranges(other, first..scaled(part.end)));
         }
-        Some(self.moved(ranges))
+        Some(batch.moved(ranges))
     }
 
     /// Numbers for the window in which this batch begins and for the one before, if whole windows are worth reading for
     /// it.
     pub(crate) fn window_ids(&self) -> Option<[usize; 2]> {
-        let window = self.windows()?.window_of(self.start);
+        let batch = self.placed()?;
+        let window = batch.windows()?.window_of(batch.start);
         let key = Key::new(self.seed, self.epoch);
         Some([window, window.wrapping_sub(1)].map(|window| key.of(window).id()))
     }
 
+    /// The same batch in positions of the epoch's order. `None` for one that has seams in it.
+    fn placed(&self) -> Option<Self> {
+        let Some(seams) = &self.seams else { return Some(self.clone()) };
+        let Stretch { position, back, ahead } = leg::find(seams, self.start)?;
+        let share =
+            (position - back.min(self.start - self.share.0), position + ahead.min(self.share.1 - self.start));
+        (self.len() <= ahead).then(|| Self {
+            start: position,
+            end: position + self.len(),
+            share,
+            seams: None,
+            ..self.clone()
+        })
+    }
+
     /// `None` also for the one batch of a share: it visits too few records of its windows.
     fn windows(&self) -> Option<Windows> {
-        let Self { records, seed, shuffle, epoch, .. } = *self;
+        let &Self { records, seed, shuffle, epoch, .. } = self;
         match shuffle {
             Shuffle::Window { records: chunk, chunks } if self.share != (self.start, self.end) => {
                 Some(Windows::new(records, chunk, chunks, seed, epoch))
@@ -204,6 +248,7 @@ pub(crate) struct Runs {
     first: u64,
     /// Records in the plan.
     records: u64,
+    seams: Option<Arc<[Seam]>>,
     /// The position of the next record, and where positions end.
     at: u64,
     end: u64,
@@ -217,8 +262,15 @@ impl Runs {
         if self.at == self.end {
             return None;
         }
-        let position = self.at % self.records;
-        let wanted = (self.end - self.at).min(self.records - position);
+        let (position, most) = match self.seams.as_deref() {
+            None => (self.at % self.records, u64::MAX),
+            Some(seams) => match leg::find(seams, self.at) {
+                Some(Stretch { position, ahead, .. }) => (position, ahead),
+                // Past what is left the order starts again at its front.
+                None => ((self.at - leg::left(seams).unwrap_or_default()) % self.records, u64::MAX),
+            },
+        };
+        let wanted = (self.end - self.at).min(self.records - position).min(most);
         let piece = match &mut self.order {
             Order::Same => position..position + wanted,
             Order::Chunks(chunks) => {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Plan, Shuffle, Tail};
+use super::{Leg, Plan, Shuffle, Tail};
 
 /// Sets up a [`Plan`]; made by [`Plan::builder`].
 #[derive(Clone, Debug)]
@@ -129,6 +129,13 @@ pub enum PlanError {
         /// The number of ranks.
         world: u64,
     },
+    /// An epoch has fewer steps than are said to be done: [`Plan::rest`].
+    Leg {
+        /// The steps that are said to be done.
+        leg: Leg,
+        /// Records that were left before them.
+        left: u64,
+    },
 }
 
 impl fmt::Display for PlanError {
@@ -158,6 +165,11 @@ impl fmt::Display for PlanError {
                 f,
                 "one step of {world} ranks needs {batch} records for each: together with the data set more \
                  than 2^64",
+            ),
+            Self::Leg { leg: Leg { batch, world, steps }, left } => write!(
+                f,
+                "{steps} steps of {world} ranks with {batch} records for each do not fit into the {left} records \
+                 that were left",
             ),
         }
     }

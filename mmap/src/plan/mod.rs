@@ -4,7 +4,9 @@ mod batch;
 mod builder;
 mod chunks;
 mod launch;
+mod leg;
 mod permute;
+mod rest;
 mod shuffle;
 #[cfg(test)]
 mod tests;
@@ -16,6 +18,8 @@ pub use batch::BatchPlan;
 pub(crate) use batch::Runs;
 pub use builder::{PlanBuilder, PlanError};
 pub use launch::LaunchError;
+pub use leg::Leg;
+pub use rest::Rest;
 pub use shuffle::Shuffle;
 
 /// The order of the records of every epoch, cut into batches and split over ranks.
@@ -24,10 +28,10 @@ pub use shuffle::Shuffle;
 /// found in O(1), which is also what makes resuming at a step free.
 ///
 /// An epoch's order is a sequence of positions, and each position has a record. Step `s` of rank `r` covers the `batch`
-/// positions from `(s * world + r) * batch` on. All ranks together walk through the epoch front to back, so a change of
-/// the world size at a step boundary can continue from the same position. [`Shuffle::Window`] differs: there, step `s`
-/// of rank `r` begins at `(r * full + s) * batch`, where `full` is the number of steps in which every rank has a whole
-/// batch. Ranks then read different parts of the files, and a change of the world size starts a new epoch.
+/// positions from `(s * world + r) * batch` on. All ranks together walk through the epoch front to back.
+/// [`Shuffle::Window`] differs: there, step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the
+/// number of steps in which every rank has a whole batch, so that ranks read different parts of the files. The number
+/// of ranks and the batch size may change between any two steps: [`rest`](Self::rest).
 ///
 /// ```
 /// use twinbuf_mmap::{Shuffle, Plan, Tail};
@@ -198,18 +202,28 @@ impl Plan {
     /// The records of this rank at `step` of `epoch`, or `None` past the end of the epoch.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchPlan> {
-        let full = self.full_steps();
-        let positions = if step < full {
-            self.whole_batch(step)
-        } else if step == full {
-            self.last_batch()?
-        } else {
-            return None;
-        };
+        let (positions, share) = self.positions(step)?;
+        Some(self.batch_of(epoch, step, positions, share))
+    }
+
+    /// The batch of these positions, which is part of a share.
+    fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchPlan {
         let &Plan { first, records, seed, shuffle, .. } = self;
         let Range { start, end } = positions;
-        let share = if step < full { self.share() } else { start..end };
-        Some(BatchPlan { first, records, seed, shuffle, epoch, start, end, share: (share.start, share.end) })
+        let share = (share.start, share.end);
+        BatchPlan { first, records, seed, shuffle, epoch, step, start, end, share, seams: None }
+    }
+
+    /// The positions of a step, and those of all batches that follow each other at this rank.
+    fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
+        let full = self.full_steps();
+        if step < full {
+            Some((self.whole_batch(step), self.share()))
+        } else if step == full {
+            self.last_batch().map(|last| (last.clone(), last))
+        } else {
+            None
+        }
     }
 
     /// The plan, if its numbers fit each other.

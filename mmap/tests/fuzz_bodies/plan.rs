@@ -103,8 +103,12 @@ fn parts(batch: &BatchPlan, at: u64) {
     let len = batch.len();
     let at = at % (len + u64::from(len < u64::MAX));
     let parts = [batch.part(0..at), batch.part(at..len)];
-    assert_eq!(parts.map(|part| part.map_or(0, |part| part.len())), [at, len - at], "{batch:?}");
-    assert_eq!((batch.part(0..len), batch.part(at..at)), (Some(*batch), None), "{batch:?}");
+    assert_eq!(
+        parts.each_ref().map(|part| part.as_ref().map_or(0, BatchPlan::len)),
+        [at, len - at],
+        "{batch:?}"
+    );
+    assert_eq!((batch.part(0..len), batch.part(at..at)), (Some(batch.clone()), None), "{batch:?}");
     assert!(len == u64::MAX || batch.part(at..len + 1).is_none(), "{batch:?}");
     if len <= LISTED {
         let listed = parts.into_iter().flatten().flat_map(|part| part.runs().flatten());

@@ -4,13 +4,13 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use twinbuf_mmap::Plan;
+use twinbuf_mmap::{Leg, Plan};
 
 use super::{Checkpoint, Identity};
 use crate::error::{BoxError, Error};
 
-/// The version of the format that is written, and the only one that is read.
-const VERSION: u32 = 1;
+/// The version of the format that is written. Version 1 had no `before`.
+const VERSION: u32 = 2;
 
 /// The fields of a [`Checkpoint`]. Those that say what it belongs to are `null` in one that marks the start.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -19,6 +19,8 @@ pub(super) struct Saved {
     version: u32,
     epoch: u64,
     step: u64,
+    #[serde(default)]
+    before: Vec<Leg>,
     plan: Option<Plan>,
     record_bytes: Option<u64>,
     fingerprint: Option<u64>,
@@ -27,14 +29,13 @@ pub(super) struct Saved {
 impl From<Checkpoint> for Saved {
     fn from(checkpoint: Checkpoint) -> Self {
         let Checkpoint { identity, epoch, step } = checkpoint;
-        Self {
-            version: VERSION,
-            epoch,
-            step,
-            plan: identity.map(|identity| identity.plan),
-            record_bytes: identity.map(|identity| identity.record_bytes),
-            fingerprint: identity.map(|identity| identity.fingerprint),
-        }
+        let (plan, record_bytes, fingerprint, before) = match identity {
+            Some(Identity { plan, record_bytes, fingerprint, before }) => {
+                (Some(plan), Some(record_bytes), Some(fingerprint), before)
+            }
+            None => (None, None, None, Vec::new()),
+        };
+        Self { version: VERSION, epoch, step, before, plan, record_bytes, fingerprint }
     }
 }
 
@@ -42,15 +43,18 @@ impl TryFrom<Saved> for Checkpoint {
     type Error = String;
 
     fn try_from(saved: Saved) -> Result<Self, String> {
-        let Saved { version, epoch, step, plan, record_bytes, fingerprint } = saved;
-        if version != VERSION {
-            return Err(format!("field `version`: wanted {VERSION}, found {version}"));
+        let Saved { version, epoch, step, before, plan, record_bytes, fingerprint } = saved;
+        if !(1..=VERSION).contains(&version) {
+            return Err(format!("field `version`: wanted 1 to {VERSION}, found {version}"));
         }
         let identity = match (plan, record_bytes, fingerprint) {
             (Some(plan), Some(record_bytes), Some(fingerprint)) => {
-                Some(Identity { plan, record_bytes, fingerprint })
+                if before.iter().try_fold(0_u64, |sum, leg| sum.checked_add(leg.steps)).is_none() {
+                    return Err("field `before`: wanted fewer than 2^64 steps".into());
+                }
+                Some(Identity { plan, record_bytes, fingerprint, before })
             }
-            (None, None, None) if (epoch, step) == (0, 0) => None,
+            (None, None, None) if epoch == 0 && before.is_empty() => None,
             _ => {
                 return Err("wanted `plan`, `record_bytes` and `fingerprint`, found some of them null".into());
             }

@@ -1,0 +1,67 @@
+//! Parts of an epoch that were done with one batch size on one number of ranks, and where they left off.
+
+/// Steps of an epoch that were done with one batch size on one number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+pub struct Leg {
+    /// Records in a batch of one rank.
+    pub batch: u64,
+    /// The number of ranks.
+    pub world: u64,
+    /// Steps that all of them did.
+    pub steps: u64,
+}
+
+/// Where a leg left off at each rank, in an order in which every rank has a share of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Seam {
+    /// Shares that the leg visited.
+    pub(super) world: u64,
+    /// Positions in a share, and those of them that it visited.
+    pub(super) share: u64,
+    pub(super) done: u64,
+    /// Positions that were left.
+    pub(super) left: u64,
+}
+
+impl Seam {
+    /// Where the position `at` of those that were left lies among those that there were before the leg, and the
+    /// stretch of positions around it that lie as they were: so many before `at`, and so many from it on.
+    fn before(&self, at: u64) -> (u64, u64, u64) {
+        let Self { world, share, done, left } = *self;
+        let each = share - done;
+        if at < each * world {
+            let (rank, within) = (at / each, at % each);
+            (rank * share + done + within, within, each - within)
+        } else {
+            (at + world * done, at - each * world, left - at)
+        }
+    }
+}
+
+/// The positions of a stretch that lie one after the other in the epoch's order.
+pub(super) struct Stretch {
+    /// Where `at` lies in the epoch's order.
+    pub(super) position: u64,
+    /// Positions of the stretch before that one, and from it on.
+    pub(super) back: u64,
+    pub(super) ahead: u64,
+}
+
+/// Finds a position of those that are left after all seams, or `None` past them.
+pub(super) fn find(seams: &[Seam], at: u64) -> Option<Stretch> {
+    if at >= seams.last()?.left {
+        return None;
+    }
+    let mut found = Stretch { position: at, back: u64::MAX, ahead: u64::MAX };
+    for seam in seams.iter().rev() {
+        let (position, back, ahead) = seam.before(found.position);
+        found = Stretch { position, back: found.back.min(back), ahead: found.ahead.min(ahead) };
+    }
+    Some(found)
+}
+
+/// Positions that are left after all seams.
+pub(super) fn left(seams: &[Seam]) -> Option<u64> {
+    seams.last().map(|seam| seam.left)
+}

@@ -1,0 +1,158 @@
+//! The rest of an epoch whose batch size or number of ranks changes in the middle of it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::leg::{Leg, Seam};
+use super::{BatchPlan, Plan, PlanError, Shuffle};
+
+/// What is left of an epoch after [`Leg`]s that other plans did: every record that they did not visit, once; made by
+/// [`Plan::rest`].
+///
+/// Its steps are numbered on from those of the legs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// The plan over the positions that are left.
+    left: Plan,
+    /// Records in the whole epoch.
+    records: u64,
+    /// Steps of all legs.
+    base: u64,
+    /// Positions before those that are left. With seams they are not all at the front, and this is 0.
+    front: u64,
+    seams: Option<Arc<[Seam]>>,
+}
+
+impl Plan {
+    /// What is left of an epoch after `legs`: all that other batch sizes or other numbers of ranks did not visit, cut
+    /// into this plan's batches and split over its ranks. The order, the seed and the range must be the same.
+    ///
+    /// Records that were not visited come in the epoch's order. With [`Tail::Drop`](crate::Tail::Drop) those that do
+    /// not fill a last step of this plan are left out. With [`Shuffle::Window`] each rank has its own part of what is
+    /// left. It takes O(1) memory for each leg.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Leg`] for a leg with more whole steps than there were.
+    ///
+    /// ```
+    /// use twinbuf_mmap::{Leg, Plan};
+    ///
+    /// // One rank did three steps of four records. Two ranks go on with batches of eight.
+    /// let legs = [Leg { batch: 4, world: 1, steps: 3 }];
+    /// let plan = Plan::builder(44).batch(8).rank(1, 2).build()?;
+    /// let rest = plan.rest(&legs)?;
+    /// assert_eq!((rest.first(), rest.end()), (3, 5));
+    /// let batch = rest.batch(0, 4).expect("a step that is left");
+    /// assert!(batch.runs().eq([36..44]));
+    /// # Ok::<(), twinbuf_mmap::PlanError>(())
+    /// ```
+    pub fn rest(&self, legs: &[Leg]) -> Result<Rest, PlanError> {
+        let (mut left, mut base) = (self.records, 0_u64);
+        let mut seams = Vec::new();
+        for leg in legs {
+            let &Leg { batch, world, steps } = leg;
+            let whole = batch.checked_mul(world).and_then(|step| left.checked_div(step)).unwrap_or(0);
+            if steps > whole {
+                return Err(PlanError::Leg { leg: *leg, left });
+            }
+            // No more than `left`, since the steps are whole ones; and steps have records, so their sum is no larger.
+            left -= steps * batch * world;
+            base += steps;
+            if steps > 0 {
+                seams.push(Seam { world, share: whole * batch, done: steps * batch, left });
+            }
+        }
+        let windows = matches!(self.shuffle, Shuffle::Window { .. });
+        let front = if windows { 0 } else { self.records - left };
+        let seams = (windows && !seams.is_empty()).then(|| seams.into());
+        Ok(Rest { left: Self { records: left, ..*self }, records: self.records, base, front, seams })
+    }
+}
+
+impl Rest {
+    /// The number of its first step: steps that were done.
+    #[must_use]
+    pub const fn first(&self) -> u64 {
+        self.base
+    }
+
+    /// The number after that of this rank's last step.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.base + self.left.steps()
+    }
+
+    /// The number after that of the last step of any rank.
+    #[must_use]
+    pub fn longest_end(&self) -> u64 {
+        self.base + Plan { rank: 0, ..self.left }.steps()
+    }
+
+    /// The records of this rank at `step` of `epoch`, or `None` for a step that is not left.
+    #[must_use]
+    pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchPlan> {
+        let (positions, share) = self.left.positions(step.checked_sub(self.base)?)?;
+        let moved = |range: Range<u64>| range.start + self.front..range.end + self.front;
+        let batch =
+            Plan { records: self.records, ..self.left }.batch_of(epoch, step, moved(positions), moved(share));
+        Some(BatchPlan { seams: self.seams.clone(), ..batch })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn what_a_window_visits_was_asked_for_also_after_a_change() {
+        let shuffle = Shuffle::Window { records: 50, chunks: 6 };
+        let plan =
+            |rank| Plan::builder(9999).batch(30).shuffle(shuffle).seed(9).rank(rank, 2).build().unwrap();
+        let legs = [Leg { batch: 20, world: 3, steps: 40 }, Leg { batch: 8, world: 1, steps: 99 }];
+        let mut visited = BTreeSet::new();
+        for rank in 0..2 {
+            let rest = plan(rank).rest(&legs).unwrap();
+            let mut there = BTreeSet::new();
+            let (mut together, mut asked) = (0, 0);
+            for step in rest.first()..rest.end() {
+                let batch = rest.batch(4, step).unwrap();
+                visited.extend(batch.runs().flatten());
+                // A batch across a seam hints its own records.
+                let Some(ahead) = batch.chunks_ahead() else { continue };
+                together += 1;
+                // After a seam, and at the first step, a batch finds its window cold and asks for all of it.
+                let own = batch.own_chunks().unwrap().into_iter().flatten();
+                if batch.runs().flatten().any(|record| !there.contains(&record)) {
+                    there.extend(own);
+                }
+                assert!(batch.runs().flatten().all(|record| there.contains(&record)), "step {step}");
+                let ahead: Vec<u64> = ahead.into_iter().flatten().collect();
+                asked += ahead.len();
+                there.extend(&ahead);
+            }
+            assert!(together > 100, "{together} of {rest:?}");
+            // Around a seam chunks are asked for again, and nowhere else.
+            assert!(asked < there.len() * 5 / 4, "{asked} of {}", there.len());
+        }
+        assert_eq!(visited.len(), (9999 - 40 * 60 - 99 * 8) / 60 * 60);
+    }
+
+    #[test]
+    fn a_past_of_no_steps_is_none() {
+        let plan =
+            Plan::builder(100).batch(10).shuffle(Shuffle::Window { records: 5, chunks: 3 }).build().unwrap();
+        let rest = plan.rest(&[Leg { batch: 3, world: 2, steps: 0 }]).unwrap();
+        assert_eq!((rest.first(), rest.end(), rest.longest_end()), (0, 10, 10));
+        assert!((0..11).all(|step| rest.batch(2, step) == plan.batch(2, step)));
+        assert_eq!(
+            plan.rest(&[Leg { batch: 3, world: 11, steps: 3 }]).unwrap().end(),
+            3,
+            "one record is left"
+        );
+        let leg = Leg { batch: 3, world: 11, steps: 4 };
+        assert_eq!(plan.rest(&[leg]), Err(PlanError::Leg { leg, left: 100 }));
+    }
+}

@@ -1,0 +1,59 @@
+//! Which batch a step is: one of the plan's, or one of what is left of an epoch that was begun under another plan.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use twinbuf_mmap::{BatchPlan, Plan, Rest};
+
+use super::checkpoint::Identity;
+use crate::slot::Ticket;
+
+/// The batches of a loader, shared by all its threads.
+#[derive(Clone, Debug)]
+pub(crate) struct Schedule {
+    pub(crate) plan: Plan,
+    pub(crate) identity: Arc<Identity>,
+    /// The last [`KEPT`] calls that went on in the middle of an epoch of another plan, the oldest first.
+    begun: Arc<Mutex<Vec<Begun>>>,
+}
+
+/// Older calls than these load batches that are discarded.
+const KEPT: usize = 8;
+
+/// An epoch that was begun under another plan.
+#[derive(Clone, Debug)]
+pub(crate) struct Begun {
+    pub(crate) generation: u64,
+    pub(crate) epoch: u64,
+    pub(crate) rest: Rest,
+    pub(crate) identity: Arc<Identity>,
+}
+
+impl Schedule {
+    pub(crate) fn new(plan: Plan, identity: Identity) -> Self {
+        Self { plan, identity: Arc::new(identity), begun: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Begun>> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Goes on in an epoch of another plan, for one call.
+    pub(crate) fn begin(&self, epoch: Begun) {
+        let mut begun = self.lock();
+        if begun.len() == KEPT {
+            begun.remove(0);
+        }
+        begun.push(epoch);
+    }
+
+    /// The records of a step, and where a checkpoint after it belongs. `None` past the end of the epoch, and perhaps for
+    /// a call that is over.
+    pub(crate) fn batch(&self, ticket: Ticket) -> Option<(BatchPlan, Arc<Identity>)> {
+        let Ticket { generation, epoch, step, .. } = ticket;
+        let begun = self.lock();
+        match begun.iter().rfind(|begun| (begun.generation, begun.epoch) == (generation, epoch)) {
+            Some(begun) => Some((begun.rest.batch(epoch, step)?, begun.identity.clone())),
+            None => Some((self.plan.batch(epoch, step)?, self.identity.clone())),
+        }
+    }
+}

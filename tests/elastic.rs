@@ -1,0 +1,273 @@
+//! Checkpoints that move: loaders with another batch size or another number of ranks go on with what is left.
+
+#![allow(clippy::cast_possible_truncation)] // small numbers
+
+mod common;
+
+use common::{RECORD, files, open};
+use twinbuf::{BatchPlan, BoxError, Checkpoint, Dataset, Loader, Plan, Shuffle, Tail};
+
+/// Record `i` is the number `i`.
+struct Numbers(u64);
+
+impl Dataset for Numbers {
+    fn records(&self) -> u64 {
+        self.0
+    }
+
+    fn record_bytes(&self) -> usize {
+        8
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
+            out.copy_from_slice(&record.to_le_bytes());
+        }
+        Ok(out.len())
+    }
+}
+
+/// `SplitMix64`, so that a failing history can be told by its number.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+fn saved(checkpoint: &Checkpoint) -> Checkpoint {
+    serde_json::from_str(&serde_json::to_string(checkpoint).unwrap()).unwrap()
+}
+
+/// Up to `steps` steps of one rank, and the checkpoint after them. The records go to `seen`.
+fn go_on(
+    plan: Plan,
+    from: &Checkpoint,
+    steps: Option<u64>,
+    overlap: bool,
+    seen: &mut Vec<u64>,
+) -> (u64, Checkpoint) {
+    let mut loader = Loader::builder(Numbers(plan.range().end), plan).overlap(overlap).build().unwrap();
+    let mut epochs = loader.epochs_from(from, from.epoch() + 1).unwrap();
+    let (mut taken, promised) = (0, epochs.size_hint().1.unwrap() as u64);
+    // Asked once more than there are batches: a rank without a part in the last step does it by asking.
+    while steps.is_none_or(|steps| taken < steps) {
+        let Some(batch) = epochs.next() else { break };
+        let batch = batch.unwrap();
+        assert_eq!((batch.epoch(), batch.step()), (from.epoch(), from.step() + taken));
+        taken += 1;
+        seen.extend(batch.cast::<u64>().unwrap());
+        assert_eq!(batch.checkpoint(), epochs.checkpoint());
+    }
+    assert!(taken == promised || steps == Some(taken), "{taken} of {promised} batches");
+    (taken, saved(&epochs.checkpoint()))
+}
+
+/// One epoch over ranks and batches that change at random steps. Returns how often it changed.
+fn history(number: u64) -> u32 {
+    let mut random = Random(number);
+    let (first, records) = (random.below(3) * 17, 1 + random.below(300));
+    let shuffle = match number % 4 {
+        0 => Shuffle::None,
+        1 => Shuffle::Chunks { records: 1 + random.below(20) },
+        2 => Shuffle::Records,
+        _ => Shuffle::Window { records: 1 + random.below(12), chunks: 1 + random.below(6) },
+    };
+    let tail = [Tail::Keep, Tail::Keep, Tail::Drop, Tail::Wrap][random.below(4) as usize];
+    let plan = |batch, world| {
+        let plan = Plan::builder(first + records).batch(batch).shuffle(shuffle).tail(tail).rank(0, world);
+        let plan = if shuffle == Shuffle::None { plan } else { plan.seed(number) };
+        plan.build().and_then(|plan| plan.with_range(first..first + records))
+    };
+    let start = Checkpoint::start();
+    let epoch = random.below(3);
+    // Any loader's checkpoint at the start of that epoch.
+    let Ok(one) = plan(1, 1) else { unreachable!("batches of one record fit") };
+    let mut place = Loader::builder(Numbers(one.range().end), one).overlap(false).build().unwrap();
+    let mut checkpoint = if epoch == 0 {
+        start
+    } else {
+        drop(place.epochs(epoch..epoch + 1));
+        place.checkpoint()
+    };
+
+    let (mut seen, mut changes) = (Vec::new(), 0);
+    let step = loop {
+        let batch = [4, 8, 4, 8, 1 + random.below(9)][random.below(5) as usize];
+        let world = 1 + random.below(3);
+        let Ok(plan) = plan(batch, world) else { continue };
+        let left = random.below(8);
+        // The last part of the history goes on to the end.
+        let steps = (left > 0).then(|| random.below(records / (batch * world) + 2));
+        let before = checkpoint.clone();
+        let mut ends = Vec::new();
+        let mut most = 0;
+        for rank in 0..world {
+            let plan = plan.with_rank(rank, world).unwrap();
+            let (taken, end) = go_on(plan, &before, steps, number % 50 == 0, &mut seen);
+            most = most.max(taken);
+            ends.push(end);
+        }
+        changes += 1;
+        // A rank that has no part in a last step is behind until it has asked for it.
+        let furthest = ends.iter().max_by_key(|end| (end.epoch(), end.step())).unwrap().clone();
+        if furthest.epoch() > before.epoch() {
+            assert!(most == 0, "history {number}: the epoch was over");
+            break before.plan().map_or(0, |plan| plan.batch_records() * plan.world());
+        }
+        if steps.is_none() {
+            assert!(ends.iter().all(|end| *end == furthest), "history {number}: {ends:?}");
+            let over = furthest.step() - before.step() == most;
+            assert!(over, "history {number}: {furthest:?} after {most} steps from {before:?}");
+            break batch * world;
+        }
+        let seen_now = furthest.records_seen();
+        if tail != Tail::Wrap {
+            assert_eq!(seen_now, seen.len() as u64, "history {number}: {furthest:?}");
+        }
+        checkpoint = furthest;
+    };
+    let mut counts = vec![0_u32; usize::try_from(records).unwrap()];
+    for record in &seen {
+        counts[usize::try_from(record - first).unwrap()] += 1;
+    }
+    let missing = counts.iter().filter(|&&count| count == 0).count() as u64;
+    let twice = counts.iter().filter(|&&count| count > 1).count() as u64;
+    let what = format!("history {number}: {shuffle:?}, {tail:?}, {missing} missing, {twice} twice");
+    match tail {
+        Tail::Keep => assert!(missing == 0 && twice == 0, "{what}"),
+        Tail::Drop => assert!(missing < step && twice == 0, "{what}"),
+        Tail::Wrap => assert_eq!(missing, 0, "{what}"),
+    }
+    changes
+}
+
+#[test]
+fn a_thousand_histories_of_ranks_and_batch_sizes_see_every_record_once() {
+    let changes: u32 = (0..1000).map(history).sum();
+    assert!(changes > 2000, "{changes} changes");
+    println!("1000 histories, {changes} pieces");
+}
+
+#[test]
+fn a_batch_size_that_grows_in_mid_epoch() {
+    let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Records).seed(3).build().unwrap();
+    let build = |batch| Loader::builder(Numbers(44), plan(batch)).build().unwrap();
+    let order: Vec<u64> =
+        build(1).epoch(1).flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect();
+
+    let mut small = build(4);
+    assert_eq!(small.epoch(1).take(3).count(), 3);
+    let checkpoint = saved(&small.checkpoint());
+    assert_eq!((checkpoint.epoch(), checkpoint.step(), checkpoint.records_seen()), (1, 3, 12));
+
+    let mut large = build(8);
+    let mut epochs = large.epochs_from(&checkpoint, 3).unwrap();
+    assert_eq!(epochs.size_hint().1, Some(4 + 5));
+    let mut at = 12;
+    for step in 3..7 {
+        let batch = epochs.next().unwrap().unwrap();
+        assert_eq!((batch.epoch(), batch.step()), (1, step));
+        assert_eq!(batch.cast::<u64>().unwrap(), &order[at..at + 8]);
+        at += 8;
+        assert_eq!(batch.checkpoint().records_seen(), at as u64);
+    }
+    // The next epoch is the plan's own.
+    let batch = epochs.next().unwrap().unwrap();
+    assert_eq!((batch.epoch(), batch.step()), (2, 0));
+    assert_eq!(Some(batch.plan()), plan(8).batch(2, 0).as_ref());
+    let text = serde_json::to_value(batch.checkpoint()).unwrap();
+    assert_eq!(text["before"], serde_json::json!([]));
+    drop((batch, epochs));
+    // Back at the size that it began with, nothing of the other is left in the checkpoint.
+    let mut again = build(4);
+    let rest = again.epochs_from(&checkpoint, 2).unwrap();
+    assert_eq!(rest.checkpoint(), checkpoint);
+}
+
+#[test]
+fn steps_after_a_loss_spike_are_skipped() {
+    let plan = Plan::builder(40).batch(4).build().unwrap();
+    let build = || Loader::builder(Numbers(40), plan).build().unwrap();
+    let mut loader = build();
+    assert_eq!(loader.epoch(0).take(3).count(), 3);
+    let checkpoint = loader.checkpoint();
+    let at = |checkpoint: &Checkpoint| (checkpoint.epoch(), checkpoint.step());
+    for (steps, wanted) in [(0, (0, 3)), (4, (0, 7)), (7, (0, 10)), (8, (1, 1)), (17, (1, 10)), (18, (2, 1))]
+    {
+        let skipped = saved(&checkpoint.clone().skip(steps));
+        assert_eq!(at(&skipped), wanted, "{steps} steps");
+        let mut loader = build();
+        let mut left = loader.epochs_from(&skipped, 4).unwrap();
+        assert_eq!(left.size_hint().1, Some(37 - steps as usize), "{steps} steps");
+        let next = left.next().unwrap().unwrap();
+        let (epoch, step) = if wanted.1 == 10 { (wanted.0 + 1, 0) } else { wanted };
+        assert_eq!((next.epoch(), next.step()), (epoch, step), "{steps} steps");
+    }
+    // Of an epoch that was begun with another batch size.
+    let mut large =
+        Loader::builder(Numbers(40), Plan::builder(40).batch(7).build().unwrap()).build().unwrap();
+    let mut left = large.epochs_from(&checkpoint.skip(1), 1).unwrap();
+    assert_eq!(left.next().unwrap().unwrap().cast::<u64>().unwrap(), (16..23).collect::<Vec<u64>>());
+    let skipped = saved(&left.checkpoint().skip(1));
+    drop(left);
+    assert_eq!(at(&skipped), (0, 6));
+    let next = large.epochs_from(&skipped, 1).unwrap().next().unwrap().unwrap();
+    assert_eq!(next.cast::<u64>().unwrap(), (30..37).collect::<Vec<u64>>());
+    assert_eq!(at(&skipped.skip(1)), (0, 7), "the end of the epoch");
+    // From the start of any training.
+    let mut loader = build();
+    let skipped = saved(&Checkpoint::start().skip(4));
+    assert_eq!(loader.epochs_from(&skipped, 1).unwrap().count(), 6);
+}
+
+#[test]
+fn a_past_that_cannot_be_is_refused() {
+    let (_dir, paths) = files(&[40]);
+    let plan = Plan::builder(40).batch(4).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    assert_eq!(loader.epoch(0).take(5).count(), 5);
+    let good = serde_json::to_value(loader.checkpoint()).unwrap();
+    assert_eq!(good["record_bytes"], RECORD);
+    for (before, step, wanted) in [
+        (
+            serde_json::json!([{"batch": 8, "world": 1, "steps": 6}]),
+            6,
+            "the checkpoint has another number of steps: wanted as many as the epoch has, found 6 steps of 1 ranks \
+             with 8 records for each do not fit into the 40 records that were left",
+        ),
+        (
+            serde_json::json!([{"batch": 0, "world": 1, "steps": 6}]),
+            6,
+            "the checkpoint has another number of steps: wanted as many as the epoch has, found 6 steps of 1 ranks \
+             with 0 records for each do not fit into the 40 records that were left",
+        ),
+        (
+            serde_json::json!([{"batch": 8, "world": 1, "steps": 2}]),
+            1,
+            "the checkpoint has another step: wanted at least the 2 steps before it, found 1",
+        ),
+        (
+            serde_json::json!([{"batch": 8, "world": 1, "steps": 2}]),
+            9,
+            "the checkpoint has another step: wanted at most the 8 steps of an epoch, found 9",
+        ),
+    ] {
+        let mut bad = good.clone();
+        (bad["before"], bad["step"]) = (before, step.into());
+        let bad: Checkpoint = serde_json::from_value(bad).unwrap();
+        assert_eq!(loader.epochs_from(&bad, 1).unwrap_err().to_string(), wanted);
+    }
+    let mut bad = good.clone();
+    bad["before"] = serde_json::json!([{"batch": 1, "world": 1, "steps": u64::MAX}, {"batch": 1, "world": 1, "steps": 1}]);
+    assert!(serde_json::from_value::<Checkpoint>(bad).is_err());
+    // Version 1 had no such field.
+    let mut old = good.clone();
+    old.as_object_mut().unwrap().remove("before");
+    old["version"] = 1.into();
+    assert_eq!(serde_json::from_value::<Checkpoint>(old).unwrap(), loader.checkpoint());
+}
