@@ -58,7 +58,7 @@ pub trait Dataset: Send {
     }
 
     /// Reads the records of `batch`, in its order, into `out`, which is exactly as long as they are together.
-    /// Says how many bytes it read.
+    /// Returns how many bytes it read.
     ///
     /// With a [`transform`](crate::loader::LoaderBuilder::transform) it is asked for a batch part by part.
     ///
@@ -120,7 +120,7 @@ impl Dataset for Arc<Records> {
 
     fn part_bytes(&self) -> usize {
         match self.read_mode() {
-            // Each part is a request of its own, which the disk finishes before it gets the next.
+            // Each part is a separate request, which the disk finishes before it gets the next.
             ReadMode::Direct => 4 << 20,
             _ => 256 << 10,
         }
@@ -131,7 +131,7 @@ impl Dataset for Arc<Records> {
     }
 
     fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
-        // Asking for pages that are there costs as much as reading small records out of them.
+        // Asking for pages that are in memory costs as much as reading small records out of them.
         if self.seems_cached(batch) {
             return HintStats::default();
         }

@@ -101,7 +101,7 @@ impl RecordTransform for Transform {
     }
 }
 
-/// Numbers of one type to numbers of another, each by itself; see [`twinbuf_mmap::transform`] for the rounding.
+/// Converts numbers of one type to another, one by one; see [`twinbuf_mmap::transform`] for the rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Convert {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::{BoxError, Records};
 
-/// What a file begins with says what it is.
+/// Recognizes a file's format by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Format {

@@ -12,7 +12,7 @@ use twinbuf::{BoxError, Records};
 use crate::data::{Format, Shape, tells};
 use crate::text;
 
-/// Says what files hold: format, records, and how much of them is in the page cache
+/// Shows what files hold: format, records, and how much of them is in the page cache
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The files
@@ -78,7 +78,7 @@ enum Cache {
     },
 }
 
-/// What the block device under a file says of itself, in KiB.
+/// What the block device under a file reports, in KiB.
 #[derive(Serialize)]
 struct Device {
     #[serde(serialize_with = "text::path")]

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     match found.and_then(|text| say(&text)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may be listening: then the exit code has to do.
+            // The standard error may be closed; the exit code remains.
             let _ = writeln!(io::stderr(), "twinbuf: {}", text::printable(&chain(&*error)));
             ExitCode::from(2)
         }

@@ -17,7 +17,7 @@ use crate::text;
 /// Measures what overlapping the reading of these files with compute would gain
 ///
 /// Reads a part of an epoch twice: batch by batch with the compute after each, then with the next batch read
-/// ahead. A busy loop stands in for the compute.
+/// ahead. A busy loop takes the place of the compute.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The files, one data set
@@ -162,7 +162,7 @@ fn open(options: &Options) -> Result<Records, BoxError> {
         (Format::Raw, None) if shape.record_bytes.is_none() && shape.dtype.is_none() => {
             let path = files[0].display();
             return Err(format!(
-                "{path}: has no header that says what its records are: give --record-bytes or --dtype"
+                "{path}: has no header that describes its records: give --record-bytes or --dtype"
             )
             .into());
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serializer;
 
-/// What a file or a path says, on one line and without orders to the terminal: control characters are escaped.
+/// Text from a file or a path on one line, with control characters escaped, so that it cannot command the terminal.
 pub(crate) fn printable(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escaped).collect()

@@ -212,7 +212,7 @@ impl Timeline {
 
     /// Every wait, the longest first.
     pub(crate) fn stalls(&self) -> Vec<Stall<'_>> {
-        // The work on each batch, with the track that it stands on.
+        // The work on each batch, with its track.
         let mut work: HashMap<_, Vec<(usize, &Span)>> = HashMap::new();
         for (i, track) in self.tracks.iter().enumerate() {
             for span in track.work() {

@@ -10,7 +10,7 @@ use crate::html;
 use crate::summary::Summary;
 use crate::timeline::Timeline;
 
-/// Says where the time of a traced run went; the traces of several ranks are put on one clock
+/// Shows where the time of a traced run went; the traces of several ranks are put on one clock
 ///
 /// Reads what `Profile::chrome` wrote, also of a program that was killed.
 #[derive(clap::Args)]

@@ -448,7 +448,7 @@ fn way_out(found: &str) -> &'static str {
         }
         "|O" => "it holds Python objects: save numbers of one type, such as `x.astype('<f4')`",
         "<f16" | "<f12" => "save it with `numpy.save(path, x.astype('<f8'))`",
-        _ if found.starts_with("[(") => "save each field by itself with `numpy.save(path, x[name])`",
+        _ if found.starts_with("[(") => "save each field separately with `numpy.save(path, x[name])`",
         _ if found.starts_with("<M8") || found.starts_with("<m8") => {
             "save it with `numpy.save(path, x.view(numpy.int64))`"
         }

@@ -10,7 +10,7 @@ impl Records {
     /// in memory are read when they are touched. Unix only.
     ///
     /// The slice runs from the first byte of the first record to the last byte of the last one, as in the file: bytes
-    /// that overlapping windows share are there once, and so are the bytes in gaps between windows.
+    /// that overlapping windows share are read once, and so are the bytes in gaps between windows.
     ///
     /// # Safety
     ///
@@ -41,7 +41,7 @@ mod in_place {
     ///
     /// # Safety
     ///
-    /// Nobody writes to the file or truncates it while the slice lives, and all of `bytes` are in it.
+    /// The file is neither written to nor truncated while the slice lives, and it contains all of `bytes`.
     pub(super) unsafe fn bytes<'a>(shard: &'a Shard, bytes: &Range<u64>) -> Result<&'a [u8], Error> {
         let map = shard.mapping()?;
         // Within the mapping, whose length is a usize.

@@ -119,7 +119,7 @@ pub(crate) mod sealed {
 /// What a backend needs to know to make its sides.
 #[allow(missing_debug_implementations, reason = "of a sealed trait")]
 pub struct Sides<'a> {
-    /// Loading threads, each with slots of its own.
+    /// Loading threads, each with its own slots.
     pub(crate) lanes: usize,
     /// Bytes of a slot.
     pub(crate) slot: usize,

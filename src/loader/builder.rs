@@ -44,7 +44,7 @@ pub struct LoaderBuilder<B: Backend = Host> {
     pub(crate) options: Options,
 }
 
-/// What a loader is built from, whatever its backend is.
+/// The options of a loader that do not depend on the backend.
 pub(crate) struct Options {
     pub(crate) name: Option<String>,
     dataset: Box<dyn Dataset>,
@@ -85,7 +85,7 @@ impl LoaderBuilder {
 }
 
 impl<B: Backend> LoaderBuilder<B> {
-    /// Names the loader in errors, reports and traces, and gives it switches of its own in the environment; see
+    /// Names the loader in errors, reports and traces, and gives it its own switches in the environment; see
     /// [`from_env`](Self::from_env). Default: no name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.options.name = Some(name.into());
@@ -94,7 +94,7 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// Sets the number of threads that read, transform and decode, 1 to 64. Default: 1.
     ///
-    /// Each has `host_depth` slots of its own, on a device also `device_depth` and a copy stream. Batches are dealt to
+    /// Each has its own `host_depth` slots, on a device also `device_depth` and a copy stream. Batches are dealt to
     /// them in turn and received in turn, so that the batches and their order are the same for any number. Use more
     /// than one where a batch takes more CPU time than a step: decoding, slow transforms. One is enough for records
     /// that are only read. Without [`overlap`](Self::overlap) there are no threads, and one set of slots.
@@ -278,7 +278,7 @@ impl<B: Backend> LoaderBuilder<B> {
 
 #[cfg(feature = "cuda")]
 impl LoaderBuilder {
-    /// Copies each batch to the device of `context` on a stream of its own, while the one before is in use.
+    /// Copies each batch to the device of `context` on a separate stream, while the one before is in use.
     ///
     /// Host slots are page-locked then, and there are two device slots of the same size. Epochs yield
     /// [`DeviceBatch`](crate::loader::DeviceBatch)es. Without overlap there is no thread: each batch is read and

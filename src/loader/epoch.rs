@@ -18,7 +18,7 @@ use crate::slot::Ticket;
 ///
 /// After an error it ends. Dropping it early leaves the rest unread.
 ///
-/// As an iterator it sleeps until each batch is there. [`try_next`](Self::try_next) does not wait,
+/// As an iterator it sleeps until the next batch is ready. [`try_next`](Self::try_next) does not wait,
 /// [`next_timeout`](Self::next_timeout) waits for a limited time and [`next_async`](Self::next_async) waits as a
 /// task; calls of all kinds may be mixed. With the feature `stream` it is a `futures_core::Stream` too.
 #[must_use = "batches are delivered only by iterating"]

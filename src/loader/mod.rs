@@ -38,7 +38,7 @@ use crate::stage::Stage;
 ///
 /// A thread reads while the caller iterates. Between the two are `host_depth` buffers of one batch each, allocated
 /// once: nothing is allocated or copied per batch. The thread lives as long as the loader. There can be several
-/// [`workers`](LoaderBuilder::workers), each with a thread and buffers of its own.
+/// [`workers`](LoaderBuilder::workers), each with its own thread and buffers.
 ///
 /// The plan alone determines the batches and their order. They are the same with overlap on or off, with any number of
 /// workers and at any depth.

@@ -167,7 +167,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
     /// | `TWINBUF_BREAKDOWN` | a number of steps; `on`: 100; `off` or 0: none | [`breakdown`](Self::breakdown) |
     ///
-    /// A loader with a name has switches of its own: for the name `valid`, `TWINBUF_VALID_OVERLAP=0` wins over
+    /// A loader with a name has its own switches: for the name `valid`, `TWINBUF_VALID_OVERLAP=0` wins over
     /// `TWINBUF_OVERLAP=1`. Values may be in capitals and have spaces around them, except paths.
     ///
     /// Where the plan has several ranks, the rank becomes part of the trace's file name: `trace.json` is

@@ -123,12 +123,12 @@ impl Breakdown {
     }
 
     /// One that logs the first 10 steps and every `steps`-th, counted from 0; only the first 10 if that is 0.
-    /// The log goes to the standard error, unless [`sink`](Breakdown::sink) says otherwise.
+    /// The log goes to the standard error, unless [`sink`](Breakdown::sink) sends it elsewhere.
     #[must_use]
     pub fn every(steps: u64) -> Self {
         let inner = Inner {
             every: steps,
-            // Not `eprintln`: it panics where nobody listens any more, and the training would end with it.
+            // Not `eprintln`: it panics if the standard error is closed, which would end the training.
             sink: Some(Box::new(|line| drop(writeln!(std::io::stderr(), "{line}")))),
             training: Table::default(),
             validation: Table::default(),
@@ -290,7 +290,7 @@ impl Breakdown {
         }
     }
 
-    /// Says that the loader does not overlap, because this is on.
+    /// Logs that the loader does not overlap while the breakdown is on.
     pub(crate) fn overlap_is_off(&self) {
         self.log("breakdown: overlap is off while this is on, so that every phase is timed for itself");
     }

@@ -82,7 +82,7 @@ pub struct Report {
     pub bytes: u64,
     /// Batches whose load was started, for the caller or ahead of it.
     pub loads: u64,
-    /// Threads that load; 1 too if the caller loads by itself. The times of `read` and `transform` are of all of them.
+    /// The number of loading threads; 1 if the caller loads. `read` and `transform` add up the time of all threads.
     pub workers: u64,
     /// From the first time that a batch of each epoch was asked for to its end, added up; the batch in use not yet.
     pub wall: Duration,
@@ -447,7 +447,7 @@ mod tests {
         let cold = Report { first, ..overlapped };
         assert!(cold.advice().contains("the first batch"), "{cold}");
 
-        // Compute 99 to 1: overlapped or not, there is nothing to gain, and it says so.
+        // Compute 99 to 1: there is nothing to gain, with overlap or without.
         let dominated = report(10, 990, 991);
         assert!((dominated.possible_speedup() - 1000.0 / 990.0).abs() < 1e-9);
         assert!(dominated.to_string().contains("ComputeBound"), "{dominated}");

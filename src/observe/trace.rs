@@ -2,12 +2,12 @@
 //!
 //! The format is the JSON array of the Trace Event Format, whose closing bracket is optional: what has been
 //! written is always a list of whole events, so the file can be opened while the program runs and after a
-//! kill. The bracket comes when the loader is dropped, and makes it plain JSON. One event stands on a line.
+//! kill. The bracket comes when the loader is dropped, and makes it plain JSON. Each event is one line.
 //!
 //! A rank is a process of the trace, so that the files of several ranks can be put together: numbers of
 //! processes and ids of arrows differ between ranks. Times count from when the file was opened, because
 //! microseconds since 1970 with three decimals do not fit a `f64`, which is what the viewers read; the event
-//! `clock_origin` says when that start was.
+//! `clock_origin` is the time of that start.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -49,7 +49,7 @@ impl Trace {
     /// with a batch if the last write is 250 ms old, and after an epoch. A program that is killed loses what has not
     /// been written and the events that had not ended.
     ///
-    /// Loaders and generators of one process may share a path. Each has rows of its own, named after the loader:
+    /// Loaders and generators of one process may share a path. Each gets its own rows, named after the loader:
     /// `valid: train`. The list ends when the last of them is closed or dropped. Another process needs another path.
     /// A process forked from the loader's records nothing.
     #[must_use]

@@ -1,7 +1,7 @@
 //! Threads that load ahead of the caller, or the caller itself that loads when it asks: what a loader and a generator
 //! are made of.
 //!
-//! Each thread has slots of its own. Batches are dealt to the threads in turn and received from them in turn, so that
+//! Each thread has its own slots. Batches are dealt to the threads in turn and received from them in turn, so that
 //! their order does not depend on the number of threads.
 
 pub(crate) mod gate;

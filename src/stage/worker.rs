@@ -72,7 +72,7 @@ impl<C: ?Sized> Worker<C> {
     }
 
     /// A loading thread: loads the batches that are its own, as far as there are slots and leave, until the gate is
-    /// closed or nobody receives any more.
+    /// closed or the receiver is gone.
     pub(crate) fn run<S: Slots<Content = C>>(mut self, thread: usize, gate: &Gate, mut slots: S) {
         let mut epoch = None;
         loop {

@@ -19,7 +19,7 @@ pub enum Error {
         epoch: u64,
         /// The step of the batch within the epoch.
         step: u64,
-        /// What the function says.
+        /// The error of the function.
         source: Arc<BoxError>,
     },
     /// There is no such slice.

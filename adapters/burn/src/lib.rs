@@ -30,7 +30,7 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 ///   [`num_items`](DataLoader::num_items) without one. [`Error`] is the `source` of burn's `DatasetError`.
 /// - A [`Loader`] belongs to one thread and this does not: it keeps one between epochs, with its buffers and its
 ///   thread, and builds another if it is iterated a second time meanwhile.
-/// - [`to_device`](DataLoader::to_device) counts epochs on its own, from where this one stands.
+/// - [`to_device`](DataLoader::to_device) counts epochs separately, from this one's current epoch.
 /// - [`slice`](DataLoader::slice) is a fixed range of the *records*, planned as this is: with the same order, seed
 ///   and batch. What the plan's `Tail::Drop` leaves over goes to the last slice. With `Tail::Wrap` there are more
 ///   items than records: those past the last record are none, and a slice of nothing else is empty. Only plans of
@@ -108,7 +108,7 @@ impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoaderBuilder<D, O> {
         self
     }
 
-    /// The epoch of the first iterator, to go on with a training; 0 unless said otherwise.
+    /// The epoch of the first iterator, to resume a training. Default: 0.
     pub fn first_epoch(mut self, epoch: u64) -> Self {
         self.first_epoch = epoch;
         self

@@ -1,4 +1,4 @@
-//! Reads the records that are this process's, as the program that launched it says, and writes down which they were.
+//! Reads the records of this rank, as the launcher's variables define it, and lists them.
 //!
 //! `twinbuf-ranks FILE FOLDER` reads two epochs of FILE, whose records are their own numbers (u64, little-endian), and
 //! writes a line `epoch step number` for each record to `FOLDER/<rank>.txt`. `tools/ranks.sh` runs it under launchers.
@@ -25,7 +25,7 @@ fn main() -> Result<(), BoxError> {
             }
         }
     }
-    // A rank that is there twice is an error of the launch.
+    // A rank that appears twice is an error of the launcher.
     let mut out = std::fs::File::create_new(Path::new(&folder).join(format!("{}.txt", plan.rank())))?;
     std::io::Write::write_all(&mut out, lines.as_bytes())?;
     println!("rank {} of {}: {} records in 2 epochs", plan.rank(), plan.world(), lines.lines().count());

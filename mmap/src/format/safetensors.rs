@@ -27,7 +27,7 @@ impl Records {
     ///
     /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadHeader`];
     /// - [`FormatError::DataLength`]: the tensors do not end where the file does;
-    /// - [`FormatError::NoTensor`], which has the names of those that are there;
+    /// - [`FormatError::NoTensor`], which lists the names that the file has;
     /// - [`FormatError::UnsupportedType`]: floats of 4 or 6 bits, and scales of 8 bits (`F8_E8M0`);
     /// - [`FormatError::BadShape`]: no axis, or rows of no element;
     /// - [`Error::Mixed`]: its rows are not those of the first file.

@@ -80,7 +80,7 @@ impl Plan {
     /// per process.
     ///
     /// torchrun is often started by another launcher: if `TORCHELASTIC_RUN_ID` is set and both of torchrun's variables
-    /// are, they win. Slurm's are read only if no other pair is there, because under Slurm the other launchers are
+    /// are, they win. Slurm's are read only if no other pair is set, because under Slurm the other launchers are
     /// started once a node. All other pairs must agree, and so must `PMIX_RANK` and `PALS_RANKID`.
     ///
     /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, however many tasks the job has,

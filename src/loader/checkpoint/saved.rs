@@ -66,7 +66,7 @@ impl TryFrom<Saved> for Checkpoint {
 impl Checkpoint {
     /// Writes the checkpoint to a JSON file.
     ///
-    /// A file that is there is replaced in one step, so that a crash leaves either the old checkpoint or the new one.
+    /// An existing file is replaced in one step: a crash leaves either the old checkpoint or the new one.
     ///
     /// # Errors
     ///
