@@ -1,10 +1,34 @@
-//! The module `twinbuf._twinbuf`: the loader as Python sees it.
+//! The module `twinbuf._twinbuf`: the loader as Python sees it. What needs no Rust is beside it, in `twinbuf/`.
+
+mod batch;
+mod dataset;
+mod dlpack;
+mod dtype;
+mod engine;
+mod errors;
+mod iterator;
+mod loader;
+mod plan;
+mod records;
+mod report;
 
 use pyo3::prelude::*;
 
+/// No part of it relies on the GIL: what is shared is behind locks.
 #[pymodule(gil_used = false)]
 mod _twinbuf {
     use super::*;
+
+    #[pymodule_export]
+    use crate::batch::Batch;
+    #[pymodule_export]
+    use crate::engine::_close_all;
+    #[pymodule_export]
+    use crate::loader::Loader;
+    #[pymodule_export]
+    use crate::plan::{Chunks, Plan, Window};
+    #[pymodule_export]
+    use crate::records::Records;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -108,9 +108,9 @@ pub struct Report {
     /// Of a generator.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) generated: bool,
-    /// A thread loads ahead.
+    /// Whether a thread loads ahead of the caller: `false` also where the environment or a breakdown turned it off.
     #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) overlap: bool,
+    pub overlap: bool,
 }
 
 impl Report {

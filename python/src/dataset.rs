@@ -1,0 +1,188 @@
+//! Data sets written in Python: any object with `__len__`, `dtype`, `shape` and `read_into(indices, out)`.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
+use twinbuf::{BatchPlan, BoxError, Dataset};
+
+use crate::dtype::{self, Layout};
+use crate::plan;
+use crate::records::Records;
+
+/// What a record of `data` is made of: of `Records`, or of what its attributes `dtype` and `shape` say.
+pub(crate) fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
+    if let Ok(records) = data.cast::<Records>() {
+        return Ok(records.get().layout());
+    }
+    let attribute = |name: &str| {
+        data.getattr(name).map_err(|_| {
+            PyTypeError::new_err(format!(
+                "data: wanted Records, or an object with `__len__`, `read_into(indices, out)` and the `dtype` and \
+                 `shape` of a record, found {} without `{name}`",
+                data.get_type()
+            ))
+        })
+    };
+    attribute("read_into")?;
+    let dtype = dtype::parse(&attribute("dtype")?)?;
+    let shape = attribute("shape")?.extract::<Vec<usize>>()?;
+    let layout = Layout { dtype, shape };
+    match layout.bytes() {
+        Some(0) | None => {
+            Err(PyTypeError::new_err("shape: wanted records of at least one element that fit memory"))
+        }
+        Some(_) => Ok(layout),
+    }
+}
+
+/// A Python object as a data set. The thread that reads it takes the GIL for each batch.
+pub(crate) struct PythonData {
+    object: Py<PyAny>,
+    records: u64,
+    bytes: usize,
+    layout: Layout,
+    /// Set if the object kept `out`: then the memory of the slots is never given back.
+    kept: Arc<AtomicBool>,
+}
+
+impl PythonData {
+    pub(crate) fn new(data: &Bound<'_, PyAny>, kept: Arc<AtomicBool>) -> PyResult<Self> {
+        let layout = layout(data)?;
+        let bytes = layout.bytes().unwrap_or_default();
+        let (object, records) = (data.clone().unbind(), data.len()? as u64);
+        Ok(Self { object, records, bytes, layout, kept })
+    }
+
+    fn call(&self, py: Python<'_>, batch: &BatchPlan, out: &mut [u8]) -> PyResult<()> {
+        let records = isize::try_from(batch.len())?;
+        let lent = Bound::new(py, Lent::new(out, records, &self.layout))?;
+        let indices = plan::indices(py, batch)?;
+        let view = PyMemoryView::from(&lent)?;
+        let result = self.object.bind(py).call_method1("read_into", (indices, &view));
+        if let Err(error) = &result {
+            // The frames in the traceback keep the view otherwise.
+            if let Some(traceback) = error.traceback(py) {
+                let _ = py
+                    .import("traceback")
+                    .and_then(|module| module.call_method1("clear_frames", (traceback,)));
+            }
+        }
+        let returned = view.call_method0("release").is_ok();
+        drop(view);
+        if !returned || lent.get().exports.load(Ordering::Relaxed) > 0 {
+            // Relaxed: read by the thread that drops the loader, which is told of this error before.
+            self.kept.store(true, Ordering::Relaxed);
+            result?;
+            return Err(PyBufferError::new_err(
+                "read_into kept `out` or an array on it: fill it and let it go, because the slot is used again",
+            ));
+        }
+        result.map(drop)
+    }
+}
+
+impl Dataset for PythonData {
+    fn records(&self) -> u64 {
+        self.records
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        let bytes = out.len();
+        // The interpreter may be about to exit: then nothing asks for this batch any more.
+        match Python::try_attach(|py| self.call(py, batch, out)) {
+            Some(result) => result?,
+            None => return Err("the interpreter is shutting down".into()),
+        }
+        Ok(bytes)
+    }
+}
+
+/// The slot that is being filled, lent to `read_into` as a buffer.
+#[pyclass(frozen, module = "twinbuf._twinbuf")]
+pub(crate) struct Lent {
+    data: *mut u8,
+    bytes: isize,
+    size: isize,
+    format: *mut std::ffi::c_char,
+    shape: Box<[isize]>,
+    strides: Box<[isize]>,
+    /// Views that have not been released.
+    exports: AtomicUsize,
+}
+
+// SAFETY: the memory is lent for the time of one call; `PythonData::call` finds out whether a view outlived it.
+unsafe impl Send for Lent {}
+// SAFETY: nothing but the count of exports changes.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    fn new(out: &mut [u8], records: isize, layout: &Layout) -> Self {
+        let shape: Box<[isize]> =
+            std::iter::once(records).chain(layout.shape.iter().map(|&axis| axis as isize)).collect();
+        let size = layout.dtype.size() as isize;
+        let mut strides = vec![size; shape.len()].into_boxed_slice();
+        for axis in (1..shape.len()).rev() {
+            strides[axis - 1] = strides[axis] * shape[axis];
+        }
+        // Types without a format are lent as unsigned numbers of their size.
+        let format = dtype::format(layout.dtype).unwrap_or(if size == 1 { c"B" } else { c"H" });
+        Self {
+            data: out.as_mut_ptr(),
+            bytes: out.len() as isize,
+            size,
+            format: format.as_ptr().cast_mut(),
+            shape,
+            strides,
+            exports: AtomicUsize::new(0),
+        }
+    }
+}
+
+#[pymethods]
+impl Lent {
+    /// # Safety
+    ///
+    /// Python calls it with a view to fill, as the buffer protocol has it.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let lent = slf.get();
+        lent.exports.fetch_add(1, Ordering::Relaxed);
+        let wanted = |flag: c_int| flags & flag == flag;
+        let filled = ffi::Py_buffer {
+            buf: lent.data.cast::<c_void>(),
+            len: lent.bytes,
+            itemsize: lent.size,
+            readonly: 0,
+            ndim: if wanted(ffi::PyBUF_ND) { lent.shape.len() as c_int } else { 1 },
+            format: if wanted(ffi::PyBUF_FORMAT) { lent.format } else { ptr::null_mut() },
+            shape: if wanted(ffi::PyBUF_ND) { lent.shape.as_ptr().cast_mut() } else { ptr::null_mut() },
+            strides: match wanted(ffi::PyBUF_STRIDES) {
+                true => lent.strides.as_ptr().cast_mut(),
+                false => ptr::null_mut(),
+            },
+            suboffsets: ptr::null_mut(),
+            internal: ptr::null_mut(),
+            // Keeps shape and strides.
+            obj: slf.clone().into_any().into_ptr(),
+        };
+        // SAFETY: Python passes a view that may be written.
+        unsafe { view.write(filled) };
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// Python calls it once for each view.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.exports.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,192 @@
+//! Batches as DLPack tensors, version 1.0, and without a version for older readers.
+//!
+//! The structures are those of dlpack.h. A capsule that nobody has taken the tensor out of deletes it.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyMemoryError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::batch::Lease;
+use crate::dtype;
+
+/// Host memory: `kDLCPU`, device 0.
+pub(crate) const HOST: (i32, i32) = (1, 0);
+
+#[repr(C)]
+struct Device {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+struct Managed {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+struct Versioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    /// None: the tensor can be written to, and is no copy.
+    flags: u64,
+    tensor: Tensor,
+}
+
+/// What a tensor keeps: its memory, and its axes in DLPack's type.
+struct Context {
+    shape: Box<[i64]>,
+    strides: Box<[i64]>,
+    lease: Arc<Lease>,
+}
+
+const NAME: &CStr = c"dltensor";
+const NAME_VERSIONED: &CStr = c"dltensor_versioned";
+
+/// A capsule with a tensor that looks into the batch.
+pub(crate) fn capsule<'py>(
+    py: Python<'py>,
+    lease: Arc<Lease>,
+    versioned: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let axes = |axes: &[isize]| axes.iter().map(|&axis| axis as i64).collect();
+    let mut context = Box::new(Context { shape: axes(&lease.shape), strides: axes(&lease.strides), lease });
+    let (code, bits) = dtype::dlpack(context.lease.layout.dtype);
+    let tensor = Tensor {
+        data: context.lease.data.cast::<c_void>(),
+        device: Device { kind: HOST.0, id: HOST.1 },
+        ndim: context.shape.len() as i32,
+        dtype: DataType { code, bits, lanes: 1 },
+        // The boxes do not move with the context.
+        shape: context.shape.as_mut_ptr(),
+        strides: context.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    let context = Box::into_raw(context).cast::<c_void>();
+    if versioned {
+        let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Versioned));
+        let tensor = Box::new(Versioned { major: 1, minor: 0, context, deleter, flags: 0, tensor });
+        wrap(py, Box::into_raw(tensor).cast::<c_void>(), NAME_VERSIONED, drop_versioned, |tensor| {
+            // SAFETY: the tensor that was just made.
+            unsafe { delete_versioned(tensor.cast::<Versioned>()) }
+        })
+    } else {
+        let deleter = Some(delete as unsafe extern "C" fn(*mut Managed));
+        let tensor = Box::new(Managed { tensor, context, deleter });
+        wrap(py, Box::into_raw(tensor).cast::<c_void>(), NAME, drop_plain, |tensor| {
+            // SAFETY: the tensor that was just made.
+            unsafe { delete(tensor.cast::<Managed>()) }
+        })
+    }
+}
+
+fn wrap<'py>(
+    py: Python<'py>,
+    tensor: *mut c_void,
+    name: &'static CStr,
+    destructor: ffi::PyCapsule_Destructor,
+    delete: impl FnOnce(*mut c_void),
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the pointer is not null, the name lives for ever, and this thread is attached to the interpreter.
+    let capsule = unsafe { ffi::PyCapsule_New(tensor, name.as_ptr(), Some(destructor)) };
+    if capsule.is_null() {
+        delete(tensor);
+        return Err(PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err("no memory for a capsule")));
+    }
+    // SAFETY: a new reference that is not null.
+    Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
+}
+
+/// Gives the batch up. Any thread may call it, attached to the interpreter or not.
+///
+/// # Safety
+///
+/// `tensor` is one that [`capsule`] made, and is not used again.
+unsafe extern "C" fn delete(tensor: *mut Managed) {
+    // SAFETY: it was made by `Box::into_raw`, and the caller gives it up.
+    let tensor = unsafe { Box::from_raw(tensor) };
+    // SAFETY: so was its context.
+    drop(unsafe { Box::from_raw(tensor.context.cast::<Context>()) });
+}
+
+/// As [`delete`].
+///
+/// # Safety
+///
+/// As for [`delete`].
+unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
+    // SAFETY: it was made by `Box::into_raw`, and the caller gives it up.
+    let tensor = unsafe { Box::from_raw(tensor) };
+    // SAFETY: so was its context.
+    drop(unsafe { Box::from_raw(tensor.context.cast::<Context>()) });
+}
+
+/// Deletes the tensor unless it was taken out: then the capsule was renamed.
+///
+/// # Safety
+///
+/// Python calls it once, with a capsule that [`wrap`] made.
+unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python passes the capsule that goes.
+    let tensor = unsafe { unclaimed(capsule, NAME) };
+    if !tensor.is_null() {
+        // SAFETY: a capsule of this name holds such a tensor.
+        unsafe { delete(tensor.cast::<Managed>()) };
+    }
+}
+
+/// As [`drop_plain`].
+///
+/// # Safety
+///
+/// As for [`drop_plain`].
+unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python passes the capsule that goes.
+    let tensor = unsafe { unclaimed(capsule, NAME_VERSIONED) };
+    if !tensor.is_null() {
+        // SAFETY: a capsule of this name holds such a tensor.
+        unsafe { delete_versioned(tensor.cast::<Versioned>()) };
+    }
+}
+
+/// What the capsule holds, or null if it has another name by now.
+///
+/// # Safety
+///
+/// `capsule` is one, and this thread is attached to the interpreter.
+unsafe fn unclaimed(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
+        return ptr::null_mut();
+    }
+    // SAFETY: the capsule has this name.
+    unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) }
+}

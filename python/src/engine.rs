@@ -1,0 +1,290 @@
+//! What a loader and its iterators share: the loader of the crate and the iteration that borrows it, behind a lock.
+//!
+//! The loader lends itself to one iteration at a time. Here both are one value, so that a Python iterator needs no
+//! lifetime. No call waits with both the lock and the GIL, and none holds the lock for longer than a slice of a wait.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use self_cell::{MutBorrow, self_cell};
+use twinbuf::Checkpoint;
+use twinbuf::loader::Epochs;
+
+use crate::batch::Lease;
+use crate::dtype::Layout;
+use crate::errors::{self, Failure};
+use crate::report::Step;
+
+/// Steps that a report can draw.
+const STEPS: usize = 10_000;
+
+type Iteration<'l> = Epochs<'l>;
+
+self_cell!(
+    /// An iteration and the loader that it borrows.
+    pub(crate) struct Running {
+        owner: MutBorrow<twinbuf::Loader>,
+        #[covariant]
+        dependent: Iteration,
+    }
+);
+
+#[allow(clippy::large_enum_variant, reason = "there is one for each loader")]
+pub(crate) enum Run {
+    Idle(twinbuf::Loader),
+    Running(Running),
+    Closed,
+}
+
+impl Run {
+    /// Ends the iteration, if there is one.
+    pub(crate) fn into_loader(self) -> Option<twinbuf::Loader> {
+        match self {
+            Self::Idle(loader) => Some(loader),
+            Self::Running(running) => Some(running.into_owner().into_inner()),
+            Self::Closed => None,
+        }
+    }
+}
+
+pub(crate) struct State {
+    pub(crate) run: Run,
+    /// Counts iterations: only the newest gets batches.
+    pub(crate) iteration: u64,
+    /// Where the next iteration begins, if a state was loaded or an epoch set.
+    pub(crate) resume: Option<Checkpoint>,
+    /// The epoch of the next `iter(loader)`.
+    pub(crate) next_epoch: u64,
+    /// The last iteration came to its end.
+    pub(crate) exhausted: bool,
+    /// The report of a loader that was closed.
+    pub(crate) last_report: Option<twinbuf::Report>,
+    pub(crate) steps: Steps,
+}
+
+/// The times of the last steps.
+#[derive(Default)]
+pub(crate) struct Steps {
+    pub(crate) begin: Option<Instant>,
+    /// When the next batch was asked for.
+    pub(crate) asked: Option<Instant>,
+    /// When the batch in use was asked for and received.
+    pub(crate) open: Option<(u64, u64, Instant, Instant)>,
+    pub(crate) done: VecDeque<Step>,
+}
+
+impl Steps {
+    pub(crate) fn received(&mut self, batch: &twinbuf::Batch, now: Instant) {
+        self.open = Some((batch.epoch(), batch.step(), self.asked.unwrap_or(now), now));
+    }
+
+    /// The next batch is asked for: the use of the last one is over.
+    pub(crate) fn asked(&mut self, now: Instant) {
+        self.asked = Some(now);
+        let begin = *self.begin.get_or_insert(now);
+        if let Some((epoch, step, asked, received)) = self.open.take() {
+            if self.done.len() == STEPS {
+                self.done.pop_front();
+            }
+            self.done.push_back(Step {
+                epoch,
+                step,
+                start: (asked - begin).as_secs_f64(),
+                wait: (received - asked).as_secs_f64(),
+                compute: (now - received).as_secs_f64(),
+            });
+        }
+    }
+}
+
+/// What the loader and its iterators share.
+pub(crate) struct Shared {
+    pub(crate) state: Mutex<State>,
+    pub(crate) name: Option<String>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) depth: usize,
+    /// A thread reads ahead, so that asking for a batch without waiting does not read it.
+    pub(crate) overlap: bool,
+    pub(crate) process: u32,
+    /// Batches and arrays that are in use.
+    pub(crate) alive: Arc<AtomicUsize>,
+    /// A data set kept the memory of a slot.
+    pub(crate) kept: Arc<AtomicBool>,
+}
+
+/// Loaders whose threads must end before the interpreter does.
+static LOADERS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// Has `_close_all` end the loader's thread too.
+pub(crate) fn register(shared: &Arc<Shared>) {
+    let mut loaders = LOADERS.lock().unwrap_or_else(PoisonError::into_inner);
+    loaders.retain(|loader| loader.strong_count() > 0);
+    loaders.push(Arc::downgrade(shared));
+}
+
+/// What came of asking for a batch.
+pub(crate) enum Asked {
+    Batch(Arc<Lease>),
+    End,
+    NotYet,
+    Failed(Box<twinbuf::Error>),
+    /// Another iteration has begun since.
+    Replaced,
+    Closed,
+}
+
+impl Shared {
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    pub(crate) fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_forked() {
+            let message = "the loading thread stayed in the process that this one was forked from: build the loader \
+                           after the fork, or start processes by `spawn`";
+            return Err(errors::raise(py, Failure::new("ForkedError", message)));
+        }
+        Ok(())
+    }
+
+    /// The state. Never waits for the lock with the GIL, whose holder may wait for the GIL.
+    pub(crate) fn with<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
+        match self.state.try_lock() {
+            Ok(mut state) => use_it(&mut state),
+            Err(TryLockError::Poisoned(poisoned)) => use_it(&mut poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => py.detach(|| use_it(&mut self.lock())),
+        }
+    }
+
+    /// As `with`, for what may read data or join a thread, which may need the GIL.
+    pub(crate) fn detached<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
+        py.detach(|| use_it(&mut self.lock()))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for the next batch, and waits for it as long as `timeout`.
+    pub(crate) fn ask(&self, state: &mut State, iteration: u64, first: bool, timeout: Duration) -> Asked {
+        if state.iteration != iteration {
+            return if matches!(state.run, Run::Closed) { Asked::Closed } else { Asked::Replaced };
+        }
+        let Run::Running(running) = &mut state.run else { return Asked::End };
+        if first {
+            state.steps.asked(Instant::now());
+        }
+        let found = running.with_dependent_mut(|_, epochs| match timeout.is_zero() {
+            true => epochs.try_next(),
+            false => epochs.next_timeout(timeout),
+        });
+        match found {
+            Poll::Pending => Asked::NotYet,
+            Poll::Ready(Some(Ok(batch))) => {
+                state.steps.received(&batch, Instant::now());
+                Asked::Batch(Arc::new(Lease::new(batch, self.layout.clone(), self.alive.clone())))
+            }
+            Poll::Ready(Some(Err(error))) => {
+                state.rest();
+                Asked::Failed(Box::new(error))
+            }
+            Poll::Ready(None) => {
+                state.exhausted = true;
+                state.rest();
+                Asked::End
+            }
+        }
+    }
+}
+
+impl State {
+    /// Ends the iteration, if there is one.
+    pub(crate) fn rest(&mut self) {
+        let run = std::mem::replace(&mut self.run, Run::Closed);
+        self.run = run.into_loader().map_or(Run::Closed, Run::Idle);
+        self.steps.asked(Instant::now());
+    }
+
+    /// Begins an iteration from a step of an epoch, or from where a loaded state says, to the end of epoch `last`.
+    pub(crate) fn begin(&mut self, first: u64, last: Option<u64>) -> Result<u64, Box<twinbuf::Error>> {
+        self.rest();
+        // A state goes on within these epochs; one that is past them leaves nothing to do, except of a single epoch.
+        let single = last == Some(first);
+        let resume = self.resume.take().filter(|resume| match single {
+            true => first == resume.epoch(),
+            false => first <= resume.epoch(),
+        });
+        self.iteration += 1;
+        self.exhausted = false;
+        let run = std::mem::replace(&mut self.run, Run::Closed);
+        let Some(loader) = run.into_loader() else { return Ok(self.iteration) };
+        let end = last.map_or(0, |last| last.saturating_add(1));
+        let begun = Running::try_new_or_recover(MutBorrow::new(loader), |loader| match &resume {
+            Some(resume) => loader.borrow_mut().epochs_from(resume, end),
+            None => Ok(loader.borrow_mut().epochs(first..end)),
+        });
+        match begun {
+            Ok(running) => {
+                self.run = Run::Running(running);
+                Ok(self.iteration)
+            }
+            Err((loader, error)) => {
+                self.run = Run::Idle(loader.into_inner());
+                Err(Box::new(error))
+            }
+        }
+    }
+
+    pub(crate) fn report(&self) -> twinbuf::Report {
+        match &self.run {
+            Run::Idle(loader) => loader.report(),
+            Run::Running(running) => running.borrow_dependent().report(),
+            Run::Closed => self.last_report.clone().unwrap_or_default(),
+        }
+    }
+
+    pub(crate) fn checkpoint(&self) -> Option<Checkpoint> {
+        self.resume.clone().or_else(|| match &self.run {
+            Run::Idle(loader) => Some(loader.checkpoint()),
+            Run::Running(running) => Some(running.borrow_dependent().checkpoint()),
+            Run::Closed => None,
+        })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let run = std::mem::replace(&mut state.run, Run::Closed);
+        end(run, &self.kept);
+    }
+}
+
+/// Drops a loader, which joins its thread. That may need the GIL to finish a batch.
+pub(crate) fn end(run: Run, kept: &AtomicBool) {
+    // Relaxed: the error that says so was delivered, or the view's memory is not reached by this thread.
+    if kept.load(Ordering::Relaxed) {
+        // Python code has a view of a slot, which must stay memory for ever.
+        std::mem::forget(run);
+        return;
+    }
+    let mut run = Some(run);
+    if Python::try_attach(|py| py.detach(|| drop(run.take()))).is_none() {
+        drop(run);
+    }
+}
+
+/// Ends the threads of all loaders. Registered with `atexit`: a thread that reads a data set written in Python must
+/// not ask for an interpreter that is gone.
+#[pyfunction]
+pub(crate) fn _close_all(py: Python<'_>) {
+    let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
+    for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.is_forked()) {
+        let run = shared.detached(py, |state| std::mem::replace(&mut state.run, Run::Closed));
+        end(run, &shared.kept);
+    }
+}

@@ -1,0 +1,196 @@
+//! Errors of the crates as Python exceptions.
+//!
+//! The classes are defined in Python (`twinbuf/errors.py`), because those of files derive from `OSError` too, which a
+//! class of the stable interface cannot.
+
+use std::error::Error as StdError;
+use std::fmt::{self, Write};
+use std::io;
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use twinbuf::loader::At;
+use twinbuf::mmap;
+use twinbuf::{BoxError, Error};
+
+/// What an exception is made of.
+#[derive(Debug, Default)]
+pub(crate) struct Failure {
+    class: &'static str,
+    message: String,
+    path: Option<PathBuf>,
+    offset: Option<u64>,
+    errno: Option<i32>,
+    at: Option<At>,
+}
+
+impl Failure {
+    pub(crate) fn new(class: &'static str, message: impl Into<String>) -> Self {
+        Self { class, message: message.into(), ..Self::default() }
+    }
+
+    /// An error of the files.
+    pub(crate) fn of_file(error: &mmap::Error) -> Self {
+        use mmap::Error as E;
+        let class = match error {
+            E::NotFound { .. } | E::NoFiles { .. } => "MissingFileError",
+            E::PermissionDenied { .. } => "FilePermissionError",
+            E::NoPaths | E::ZeroRecord | E::ZeroStride | E::NoSuchRecord { .. } => "OptionError",
+            _ => "FileError",
+        };
+        let (path, offset) = place(error);
+        let errno = StdError::source(error).and_then(errno);
+        Self { path, offset, errno, ..Self::new(class, chain(error)) }
+    }
+}
+
+/// The path and the offset of an error of the files.
+fn place(error: &mmap::Error) -> (Option<PathBuf>, Option<u64>) {
+    use mmap::Error as E;
+    match error {
+        E::NoFiles { path }
+        | E::NotFound { path }
+        | E::PermissionDenied { path }
+        | E::NotAFile { path, .. }
+        | E::Replaced { path }
+        | E::Open { path, .. }
+        | E::TooShort { path, .. }
+        | E::TooLarge { path }
+        | E::Mixed { path, .. }
+        | E::AcrossFiles { path, .. }
+        | E::System { path, .. } => (Some(path.clone()), None),
+        E::Ragged { path, offset, .. } | E::Truncated { path, offset, .. } | E::Read { path, offset, .. } => {
+            (Some(path.clone()), Some(*offset))
+        }
+        E::Format(error) => place_in_header(error),
+        _ => (None, None),
+    }
+}
+
+fn place_in_header(error: &mmap::FormatError) -> (Option<PathBuf>, Option<u64>) {
+    use mmap::FormatError as F;
+    match error {
+        F::NotHeaderless { path, .. }
+        | F::HeaderCutOff { path, .. }
+        | F::BadShape { path, .. }
+        | F::NoTensor { path, .. } => (Some(path.clone()), None),
+        F::BadMagic { path, offset, .. }
+        | F::BadVersion { path, offset, .. }
+        | F::HeaderTooLong { path, offset, .. }
+        | F::BadHeader { path, offset, .. }
+        | F::UnsupportedType { path, offset, .. }
+        | F::BigEndian { path, offset, .. }
+        | F::FortranOrder { path, offset }
+        | F::DataLength { path, offset, .. } => (Some(path.clone()), Some(*offset)),
+        _ => (None, None),
+    }
+}
+
+fn errno(error: &(dyn StdError + 'static)) -> Option<i32> {
+    error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error)
+}
+
+/// The error's line and those of its sources.
+fn chain(error: &dyn StdError) -> String {
+    let mut line = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let _ = write!(line, ": {error}");
+        source = error.source();
+    }
+    line
+}
+
+/// An exception of one of the classes in `twinbuf.errors`.
+pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
+    let Failure { class, message, path, offset, errno, at } = failure;
+    let made = || -> PyResult<PyErr> {
+        let class = py.import("twinbuf.errors")?.getattr(class)?;
+        let error = class.call1((message,))?;
+        if let Some(path) = path {
+            error.setattr("path", path)?;
+        }
+        error.setattr("offset", offset)?;
+        if let Some(errno) = errno {
+            error.setattr("errno", errno)?;
+        }
+        if let Some(At { loader, epoch, step, .. }) = at {
+            error.setattr("loader", loader.as_deref())?;
+            error.setattr("epoch", epoch)?;
+            error.setattr("step", step)?;
+        }
+        Ok(PyErr::from_value(error))
+    };
+    made().unwrap_or_else(|error| error)
+}
+
+pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
+    raise(py, Failure::new("OptionError", in_python(&error.to_string())))
+}
+
+/// An error of a loader or generator. One that Python code raised comes back as it was, with a note that names the
+/// batch.
+pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
+    let line = error.to_string();
+    let whole = in_python(&format!("{error:#}"));
+    match error {
+        Error::Load { at, source } => load(py, line, whole, at, source),
+        Error::Hook { at, source } => load(py, line, whole, at, source),
+        Error::Transform { at, .. } => raise(py, Failure { at, ..Failure::new("LoaderError", whole) }),
+        Error::Length { at, .. } | Error::Panicked { at, .. } | Error::ThreadGone { at } => {
+            raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
+        }
+        Error::SlotHeld { at, slots, .. } => {
+            let message = format!(
+                "{at}: all {slots} slots are in use by batches and arrays that were kept: keep fewer than {slots}, \
+                 raise `depth`, or keep copies (`batch.numpy().copy()`, `batch.torch().clone()`)"
+            );
+            raise(py, Failure { at: Some(at), ..Failure::new("SlotHeldError", message) })
+        }
+        Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
+        Error::Checkpoint { .. } => raise(py, Failure::new("CheckpointError", whole)),
+        Error::Option { .. } | Error::Memory { .. } | Error::Switch { .. } | Error::UnknownSwitch { .. } => {
+            option(py, whole)
+        }
+        Error::Fingerprint(source) => match source.downcast::<mmap::Error>() {
+            Ok(error) => raise(py, Failure::of_file(&error)),
+            Err(_) => raise(py, Failure::new("LoaderError", whole)),
+        },
+        Error::Trace { path, source } => {
+            let errno = source.raw_os_error();
+            raise(py, Failure { path: Some(path), errno, ..Failure::new("FileError", whole) })
+        }
+        _ => raise(py, Failure::new("LoaderError", whole)),
+    }
+}
+
+fn load(py: Python<'_>, line: String, whole: String, at: At, source: BoxError) -> PyErr {
+    let source = match source.downcast::<PyErr>() {
+        Ok(raised) => {
+            // A note that cannot be added is no reason to hide the error.
+            let _ = raised.value(py).call_method1("add_note", (line,));
+            return *raised;
+        }
+        Err(source) => source,
+    };
+    let failure = match source.downcast::<mmap::Error>() {
+        Ok(error) => Failure { message: whole, ..Failure::of_file(&error) },
+        Err(_) => Failure::new("LoaderError", whole),
+    };
+    raise(py, Failure { at: Some(at), ..failure })
+}
+
+/// The names of options as Python has them.
+pub(crate) fn in_python(text: &str) -> String {
+    text.replace("`host_depth`", "`depth`")
+        .replace("`overlap(true)`", "`overlap=True`")
+        .replace("`overlap(false)`", "`overlap=False`")
+        .replace("set `Options::partial`", "open whole files")
+}
+
+/// Logs a warning by `logging.getLogger("twinbuf")`.
+pub(crate) fn warn(py: Python<'_>, message: &str) -> PyResult<()> {
+    let logger = py.import("logging")?.call_method1("getLogger", ("twinbuf",))?;
+    logger.call_method1("warning", ("%s", message))?;
+    Ok(())
+}

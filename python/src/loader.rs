@@ -1,0 +1,281 @@
+//! `Loader`: builds a loader, begins its iterations, saves and restores its position.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyRange};
+use twinbuf::Checkpoint;
+
+use crate::dataset::{self, PythonData};
+use crate::engine::{self, Run, Shared, State, Steps};
+use crate::errors::{self, Failure};
+use crate::iterator::{Batches, closed};
+use crate::plan::Plan;
+use crate::records::Records;
+use crate::report;
+
+/// Reads the batches of a plan ahead of their use.
+///
+/// A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn, allocated once; nothing
+/// is allocated or copied per batch, and the thread never takes the GIL (unless the data set is written in Python).
+///
+/// Iterate over ``epochs``, or over the loader itself, epoch after epoch. There is one iteration at a time: beginning
+/// another ends the one before. Switches such as ``TWINBUF_OVERLAP=0`` are taken from the environment.
+///
+/// Parameters
+/// ----------
+/// data
+///     `Records`, or an object with ``__len__``, the ``dtype`` and ``shape`` of a record, and ``read_into(indices,
+///     out)``, which fills ``out`` (a memoryview of shape ``(len(indices), *shape)``) with the records of these numbers
+///     (an array of int64).
+/// plan
+///     Which records make which batch.
+/// name
+///     Names the loader in errors, reports and traces, and in its own switches: ``TWINBUF_TRAIN_DEPTH=3``.
+/// depth
+///     The number of slots.
+/// overlap
+///     Whether a thread reads ahead. With False each batch is read when it is asked for; the batches are the same.
+/// held_timeout
+///     Seconds to wait for a slot that is still in use, before `SlotHeldError`.
+/// trace
+///     A file for a Chrome trace of both threads.
+#[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
+pub(crate) struct Loader {
+    shared: Arc<Shared>,
+    plan: Py<Plan>,
+}
+
+impl Loader {
+    fn iterate(&self, py: Python<'_>, first: u64, last: Option<u64>, next: Option<u64>) -> PyResult<Batches> {
+        self.shared.check_process(py)?;
+        let begun = self.shared.with(py, |state| {
+            if let Run::Closed = state.run {
+                return Ok(None);
+            }
+            state.next_epoch = next.unwrap_or(state.next_epoch);
+            state.begin(first, last).map(Some)
+        });
+        match begun {
+            Ok(Some(iteration)) => Ok(Batches::new(self.shared.clone(), iteration)),
+            Ok(None) => Err(closed(py)),
+            Err(error) => Err(errors::loading(py, *error)),
+        }
+    }
+}
+
+#[pymethods]
+impl Loader {
+    #[new]
+    #[pyo3(signature = (data, plan, *, name=None, depth=2, overlap=true, held_timeout=10.0, trace=None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords")]
+    fn new(
+        data: &Bound<'_, PyAny>,
+        plan: Bound<'_, Plan>,
+        name: Option<String>,
+        depth: usize,
+        overlap: bool,
+        held_timeout: f64,
+        trace: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let py = data.py();
+        let held_timeout = Duration::try_from_secs_f64(held_timeout)
+            .map_err(|_| PyValueError::new_err("held_timeout: wanted seconds, at least 0"))?;
+        let kept = Arc::new(AtomicBool::new(false));
+        let layout = Arc::new(dataset::layout(data)?);
+        let inner = plan.get().inner;
+        let builder = match data.cast::<Records>() {
+            Ok(records) => twinbuf::Loader::builder(records.get().inner.clone(), inner),
+            Err(_) => twinbuf::Loader::builder(PythonData::new(data, kept.clone())?, inner),
+        };
+        let builder = builder.host_depth(depth).overlap(overlap).held_timeout(held_timeout);
+        let builder = name.iter().fold(builder, |builder, name| builder.name(name));
+        let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
+        let built = py.detach(|| builder.from_env()?.build()).map_err(|error| errors::loading(py, error))?;
+        let overlap = built.report().overlap;
+        let state = State {
+            run: Run::Idle(built),
+            iteration: 0,
+            resume: None,
+            next_epoch: 0,
+            exhausted: false,
+            last_report: None,
+            steps: Steps::default(),
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            name,
+            layout,
+            depth,
+            overlap,
+            process: std::process::id(),
+            alive: Arc::default(),
+            kept,
+        });
+        engine::register(&shared);
+        Ok(Self { shared, plan: plan.unbind() })
+    }
+
+    /// The batches of several epochs: ``epochs(3)`` is epochs 0, 1 and 2, ``epochs(range(3, 5))`` is 3 and 4.
+    ///
+    /// There is no gap between two epochs. After `load_state_dict` it goes on from there: ``epochs(3)`` is what is left
+    /// of three epochs.
+    #[pyo3(signature = (epochs, /))]
+    fn epochs(&self, epochs: &Bound<'_, PyAny>) -> PyResult<Batches> {
+        let (first, end) = match epochs.cast::<PyRange>() {
+            Ok(range) => {
+                let part = |name: &str| range.getattr(name)?.extract::<i64>();
+                if part("step")? != 1 {
+                    return Err(PyValueError::new_err("epochs: wanted a range with a step of 1"));
+                }
+                let clamped = |number: i64| {
+                    u64::try_from(number).map_err(|_| {
+                        PyValueError::new_err(format!("epochs: wanted epochs from 0 on, found {number}"))
+                    })
+                };
+                (clamped(part("start")?)?, clamped(part("stop")?)?)
+            }
+            Err(_) => (0, epochs.extract::<u64>()?),
+        };
+        self.iterate(epochs.py(), first, (first < end).then(|| end - 1), None)
+    }
+
+    /// The batches of one epoch, or what is left of it after `load_state_dict`.
+    fn epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<Batches> {
+        self.iterate(py, epoch, Some(epoch), Some(epoch + 1))
+    }
+
+    /// The batches of the next epoch, from 0 on; of the one that was set; or what is left after `load_state_dict`.
+    fn __iter__(&self, py: Python<'_>) -> PyResult<Batches> {
+        let epoch =
+            self.shared.with(py, |state| state.resume.as_ref().map_or(state.next_epoch, Checkpoint::epoch));
+        self.epoch(py, epoch)
+    }
+
+    /// Make ``epoch`` the one that ``iter(loader)`` begins next.
+    fn set_epoch(&self, py: Python<'_>, epoch: u64) {
+        self.shared.with(py, |state| {
+            state.next_epoch = epoch;
+            state.resume.take_if(|resume| resume.epoch() != epoch);
+        });
+    }
+
+    /// The steps of this rank in an epoch.
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.plan.get().inner.steps())?)
+    }
+
+    /// The plan whose batches this loads.
+    #[getter]
+    fn plan(&self, py: Python<'_>) -> Py<Plan> {
+        self.plan.clone_ref(py)
+    }
+
+    /// The position after the last batch that was received, as a dict of plain values to save with the model.
+    ///
+    /// Batches that were only read ahead do not count. The same for all ranks: any rank resumes from any rank's state.
+    fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.shared.check_process(py)?;
+        let (checkpoint, exhausted) =
+            self.shared.with(py, |state| (state.checkpoint(), state.exhausted && state.resume.is_none()));
+        let checkpoint = checkpoint.ok_or_else(|| closed(py))?;
+        let text = serde_json::to_string(&checkpoint).map_err(|error| errors::option(py, error))?;
+        let state = py.import("json")?.call_method1("loads", (text,))?;
+        if exhausted {
+            // The end of an epoch that was left is the start of the next.
+            state.set_item("epoch", checkpoint.epoch() + 1)?;
+            state.set_item("step", 0)?;
+        }
+        Ok(state)
+    }
+
+    /// Go on from a state of `state_dict` with the next iteration.
+    ///
+    /// Raises `CheckpointError` if the state belongs to another plan or data set; the message names the field that
+    /// differs. Depth, overlap and rank may differ.
+    #[pyo3(signature = (state, /))]
+    fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
+        self.shared.check_process(py)?;
+        let text = py.import("json")?.call_method1("dumps", (state,))?.extract::<String>()?;
+        let checkpoint: Checkpoint = serde_json::from_str(&text)
+            .map_err(|error| errors::raise(py, Failure::new("CheckpointError", error.to_string())))?;
+        let checked = self.shared.with(py, |state| {
+            state.rest();
+            let Run::Idle(loader) = &mut state.run else { return Ok(false) };
+            // Asks for nothing, and checks that it could.
+            drop(loader.epochs_from(&checkpoint, 0)?);
+            state.iteration += 1;
+            state.next_epoch = checkpoint.epoch() + 1;
+            state.exhausted = false;
+            state.resume = Some(checkpoint);
+            Ok(true)
+        });
+        match checked {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(closed(py)),
+            Err(error) => Err(errors::loading(py, error)),
+        }
+    }
+
+    /// Where the time went so far.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.shared.check_process(py)?;
+        let (report, steps) = self
+            .shared
+            .with(py, |state| (state.report(), state.steps.done.iter().copied().collect::<Vec<_>>()));
+        report::report(py, self.shared.name.as_deref(), &report, &steps)
+    }
+
+    /// End the thread, and raise an error that no batch has told of. Batches that are in use stay.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.check_process(py)?;
+        let shared = &self.shared;
+        let result = shared.detached(py, |state| {
+            state.rest();
+            state.iteration += 1;
+            state.last_report = Some(state.report());
+            match std::mem::replace(&mut state.run, Run::Closed) {
+                // Relaxed: as in `end`.
+                run if shared.kept.load(Ordering::Relaxed) => {
+                    std::mem::forget(run);
+                    Ok(())
+                }
+                Run::Idle(loader) => loader.close(),
+                _ => Ok(()),
+            }
+        });
+        result.map_err(|error| errors::loading(py, error))
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let closed = self.close(py);
+        // The loop's own exception is the one to tell of.
+        if kind.is_none() { closed } else { Ok(()) }
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let name = self.shared.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
+        Ok(format!("<Loader{name}: {}, depth {}>", self.plan.bind(py).repr()?, self.shared.depth))
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a Loader cannot be pickled, because it owns a thread and open files: build it in the process that uses it, \
+             and send its `state_dict()`",
+        ))
+    }
+}

@@ -1,0 +1,238 @@
+//! `Plan`: which records make which batch.
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyByteArray;
+use twinbuf::{BatchPlan, Shuffle, Tail};
+
+use crate::dataset;
+use crate::errors;
+
+/// Bytes in a chunk of a windowed shuffle, unless its records are counted: long enough a stretch for any disk.
+const CHUNK: u64 = 1 << 20;
+
+/// The order of the records of every epoch, cut into batches and split over ranks.
+///
+/// A plan is a pure function of its arguments: the same batches on any machine, at any depth, after any resumption. It
+/// holds no table.
+///
+/// Parameters
+/// ----------
+/// data
+///     The data set, or the number of its records.
+/// batch
+///     Records in a batch of one rank.
+/// shuffle
+///     ``None``: the order of the files. ``"full"``: every record by itself. ``Window(n)``: records mixed within
+///     windows of n chunks from all over the files, nearly as random and nearly as fast as in order. ``Chunks(n)``:
+///     whole chunks of n records.
+/// seed
+///     Seed of the shuffle.
+/// rank, world
+///     This process and the number of them. ``rank="env"`` takes both from the launcher's variables (torchrun, Open
+///     MPI, Slurm and others). Default: rank 0 of 1.
+/// drop_last
+///     Whether to leave out the records that do not fill a last step. With False they make a smaller batch, and with
+///     several ranks the last step is filled up from the front of the epoch, so that all ranks have the same number of
+///     steps.
+#[pyclass(frozen, eq, module = "twinbuf", name = "Plan")]
+#[derive(PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) inner: twinbuf::Plan,
+}
+
+/// A shuffle that mixes records within windows of ``chunks`` chunks, which come from all over the files.
+///
+/// A chunk has ``records`` records; by default as many as 1 MiB holds. The page cache must hold two windows.
+#[pyclass(frozen, eq, module = "twinbuf", name = "Window")]
+#[derive(PartialEq)]
+pub(crate) struct Window {
+    #[pyo3(get)]
+    chunks: u64,
+    #[pyo3(get)]
+    records: Option<u64>,
+}
+
+#[pymethods]
+impl Window {
+    #[new]
+    #[pyo3(signature = (chunks, records=None))]
+    fn new(chunks: u64, records: Option<u64>) -> Self {
+        Self { chunks, records }
+    }
+
+    fn __repr__(&self) -> String {
+        match self.records {
+            Some(records) => format!("Window({}, {records})", self.chunks),
+            None => format!("Window({})", self.chunks),
+        }
+    }
+}
+
+/// A shuffle of chunks of ``records`` consecutive records, whose inner order stays.
+#[pyclass(frozen, eq, module = "twinbuf", name = "Chunks")]
+#[derive(PartialEq)]
+pub(crate) struct Chunks {
+    #[pyo3(get)]
+    records: u64,
+}
+
+#[pymethods]
+impl Chunks {
+    #[new]
+    fn new(records: u64) -> Self {
+        Self { records }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Chunks({})", self.records)
+    }
+}
+
+/// The rank, or where to find it.
+#[derive(FromPyObject)]
+enum Rank {
+    Number(u64),
+    Word(String),
+}
+
+#[pymethods]
+impl Plan {
+    #[new]
+    #[pyo3(signature = (data, batch, *, shuffle=None, seed=None, rank=None, world=None, drop_last=true))]
+    #[allow(clippy::too_many_arguments, reason = "keywords")]
+    fn new(
+        data: &Bound<'_, PyAny>,
+        batch: u64,
+        shuffle: Option<&Bound<'_, PyAny>>,
+        seed: Option<u64>,
+        rank: Option<Rank>,
+        world: Option<u64>,
+        drop_last: bool,
+    ) -> PyResult<Self> {
+        let py = data.py();
+        let records = match data.extract::<u64>() {
+            Ok(records) => records,
+            Err(_) => data.len()? as u64,
+        };
+        let shuffle = shuffle.map_or(Ok(Shuffle::None), |shuffle| shuffle_of(shuffle, data))?;
+        let builder = match (rank, world) {
+            (None, None) => twinbuf::Plan::builder(records),
+            (Some(Rank::Number(rank)), Some(world)) => twinbuf::Plan::builder(records).rank(rank, world),
+            (Some(Rank::Word(word)), None) if word == "env" => {
+                twinbuf::Plan::from_env(records).map_err(|error| errors::option(py, error))?
+            }
+            _ => {
+                return Err(PyValueError::new_err(
+                    "rank, world: wanted both as numbers, or rank=\"env\" alone, or neither",
+                ));
+            }
+        };
+        let builder = builder.batch(batch).shuffle(shuffle);
+        let builder = seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));
+        let build = |tail| builder.clone().tail(tail).build().map_err(|error| errors::option(py, error));
+        let inner = match drop_last {
+            true => build(Tail::Drop)?,
+            false => match build(Tail::Keep)? {
+                plan if plan.world() > 1 => build(Tail::Wrap)?,
+                plan => plan,
+            },
+        };
+        Ok(Self { inner })
+    }
+
+    /// The steps of this rank in an epoch.
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.inner.steps())?)
+    }
+
+    /// Records in a full batch of one rank.
+    #[getter]
+    fn batch(&self) -> u64 {
+        self.inner.batch_records()
+    }
+
+    #[getter]
+    fn seed(&self) -> u64 {
+        self.inner.seed()
+    }
+
+    #[getter]
+    fn rank(&self) -> u64 {
+        self.inner.rank()
+    }
+
+    #[getter]
+    fn world(&self) -> u64 {
+        self.inner.world()
+    }
+
+    /// The numbers of the records of one batch, in its order, as an array of int64.
+    fn indices<'py>(&self, py: Python<'py>, epoch: u64, step: u64) -> PyResult<Bound<'py, PyAny>> {
+        match self.inner.batch(epoch, step) {
+            Some(batch) => indices(py, &batch),
+            None => Err(pyo3::exceptions::PyIndexError::new_err(format!(
+                "step: wanted one below {}, found {step}",
+                self.inner.steps()
+            ))),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let plan = &self.inner;
+        let (rank, world) = (plan.rank(), plan.world());
+        let shuffle = match plan.shuffle() {
+            Shuffle::None => "None".to_owned(),
+            Shuffle::Records => "'full'".to_owned(),
+            Shuffle::Chunks { records } => format!("Chunks({records})"),
+            Shuffle::Window { records, chunks } => format!("Window({chunks}, {records})"),
+        };
+        format!(
+            "Plan({}, {}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
+            plan.records(),
+            plan.batch_records(),
+            plan.seed(),
+            if plan.tail() == Tail::Drop { "True" } else { "False" },
+        )
+    }
+}
+
+fn shuffle_of(shuffle: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<Shuffle> {
+    if let Ok(window) = shuffle.cast::<Window>() {
+        let Window { chunks, records } = *window.get();
+        let records = match records {
+            Some(records) => records,
+            None => {
+                let bytes = dataset::layout(data).ok().and_then(|layout| layout.bytes()).ok_or_else(|| {
+                    PyValueError::new_err(
+                        "shuffle: the size of a record is unknown: wanted Window(chunks, records), found Window(chunks)",
+                    )
+                })?;
+                (CHUNK / (bytes as u64).max(1)).max(1)
+            }
+        };
+        return Ok(Shuffle::Window { records, chunks });
+    }
+    if let Ok(chunks) = shuffle.cast::<Chunks>() {
+        return Ok(Shuffle::Chunks { records: chunks.get().records });
+    }
+    if shuffle.extract::<String>().is_ok_and(|word| word == "full") {
+        return Ok(Shuffle::Records);
+    }
+    Err(PyTypeError::new_err(format!(
+        "shuffle: wanted None, \"full\", Window(n) or Chunks(n), found {}",
+        shuffle.repr()?
+    )))
+}
+
+/// The numbers of a batch's records as an array of numpy.
+pub(crate) fn indices<'py>(py: Python<'py>, batch: &BatchPlan) -> PyResult<Bound<'py, PyAny>> {
+    let len = usize::try_from(batch.len())?;
+    let bytes = PyByteArray::new_with(py, len * 8, |bytes| {
+        for (out, record) in bytes.chunks_exact_mut(8).zip(batch.runs().flatten()) {
+            out.copy_from_slice(&record.to_ne_bytes());
+        }
+        Ok(())
+    })?;
+    py.import("numpy")?.call_method1("frombuffer", (bytes, "int64"))
+}

@@ -1,0 +1,72 @@
+"""What can go wrong: every exception that this package raises itself.
+
+An exception that your own code raises, in a data set or in ``make`` and ``before`` of `generate`, reaches the
+loop as it was raised, with a note that names the batch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "CheckpointError",
+    "Error",
+    "FileError",
+    "ForkedError",
+    "LoaderError",
+    "OptionError",
+    "SlotHeldError",
+]
+
+
+class Error(Exception):
+    """Base of all exceptions of this package.
+
+    Attributes
+    ----------
+    path, offset
+        The file and the byte in it, where there is one.
+    loader, epoch, step
+        The name of the loader and the batch, where there is one.
+    """
+
+    path: Path | None = None
+    offset: int | None = None
+    loader: str | None = None
+    epoch: int | None = None
+    step: int | None = None
+
+
+class FileError(Error, OSError):
+    """A file cannot be opened or read, or is not what it should be."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """There is no such file, or a pattern matches none."""
+
+
+class FilePermissionError(FileError, PermissionError):
+    """The file may not be read by this process."""
+
+
+class OptionError(Error, ValueError):
+    """An option has a value that cannot work."""
+
+
+class CheckpointError(Error, ValueError):
+    """A state belongs to another plan or another data set."""
+
+
+class LoaderError(Error, RuntimeError):
+    """The loader cannot go on."""
+
+
+class SlotHeldError(LoaderError):
+    """The next slot is still used by a batch or an array that was kept."""
+
+
+class ForkedError(LoaderError):
+    """The loader is used in a process that was forked from the one it was built in."""
