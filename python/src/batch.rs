@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use twinbuf::BatchPlan;
 
 use crate::dlpack;
 use crate::dtype::{self, Layout};
@@ -27,11 +26,10 @@ pub(crate) struct Lease {
     byte_strides: Box<[isize]>,
     epoch: u64,
     step: u64,
-    records: BatchPlan,
     /// The leases of the loader that are alive.
     alive: Arc<AtomicUsize>,
-    /// Only kept: its memory is reached through `data`.
-    _batch: Mutex<twinbuf::Batch>,
+    /// Its memory is reached through `data` alone.
+    batch: Mutex<twinbuf::Batch>,
 }
 
 // SAFETY: the memory behind `data` belongs to the batch, which is `Send`, and which nothing else reaches while the lease
@@ -44,10 +42,9 @@ impl Lease {
     pub(crate) fn new(mut batch: twinbuf::Batch, layout: Arc<Layout>, alive: Arc<AtomicUsize>) -> Self {
         let bytes: &mut [u8] = &mut batch;
         let (data, bytes) = (bytes.as_mut_ptr(), bytes.len());
-        let records = *batch.plan();
         let axes = layout.shape.iter().map(|&axis| axis as isize);
         // A batch lies in memory, so its records are fewer than `isize::MAX`.
-        let shape: Box<[isize]> = std::iter::once(records.len() as isize).chain(axes).collect();
+        let shape: Box<[isize]> = std::iter::once(batch.plan().len() as isize).chain(axes).collect();
         let mut strides = vec![1; shape.len()].into_boxed_slice();
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis];
@@ -57,8 +54,8 @@ impl Lease {
         let (epoch, step) = (batch.epoch(), batch.step());
         // Relaxed: a count for a message.
         alive.fetch_add(1, Ordering::Relaxed);
-        let _batch = Mutex::new(batch);
-        Self { data, bytes, layout, shape, strides, byte_strides, epoch, step, records, alive, _batch }
+        let batch = Mutex::new(batch);
+        Self { data, bytes, layout, shape, strides, byte_strides, epoch, step, alive, batch }
     }
 }
 
@@ -130,7 +127,9 @@ impl Batch {
     /// The numbers of its records in the data set, in its order, as an array of int64.
     #[getter]
     fn indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        plan::indices(py, &self.lease()?.records)
+        let lease = self.lease()?;
+        let batch = lease.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        plan::indices(py, batch.plan())
     }
 
     /// Let go of the slot now. Arrays that were made from the batch keep it until they are gone too.

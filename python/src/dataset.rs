@@ -96,6 +96,12 @@ impl Dataset for PythonData {
         self.bytes
     }
 
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        let object = Python::try_attach(|py| self.object.clone_ref(py))?;
+        let Self { records, bytes, .. } = *self;
+        Some(Box::new(Self { object, records, bytes, layout: self.layout.clone(), kept: self.kept.clone() }))
+    }
+
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
         let bytes = out.len();
         // The interpreter may be about to exit: then nothing asks for this batch any more.

@@ -106,7 +106,8 @@ pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     pub(crate) name: Option<String>,
     pub(crate) layout: Arc<Layout>,
-    pub(crate) depth: usize,
+    /// Of all workers.
+    pub(crate) slots: usize,
     /// A thread reads ahead, so that asking for a batch without waiting does not read it.
     pub(crate) overlap: bool,
     pub(crate) process: u32,

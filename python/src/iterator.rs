@@ -115,7 +115,7 @@ impl Wait {
                 &format!(
                     "{name}waiting for a slot: {alive} of {} are in use by batches and arrays that were kept; keep \
                      fewer, raise `depth`, or keep copies",
-                    shared.depth
+                    shared.slots
                 ),
             )?;
         }

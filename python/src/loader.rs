@@ -37,7 +37,10 @@ use crate::report;
 /// name
 ///     Names the loader in errors, reports and traces, and in its own switches: ``TWINBUF_TRAIN_DEPTH=3``.
 /// depth
-///     The number of slots.
+///     The number of slots, of each worker.
+/// workers
+///     The number of threads that read, each its share of the batches. One is enough for files; more help a data set
+///     written in Python whose ``read_into`` decodes and lets go of the GIL. It is then called by several threads.
 /// overlap
 ///     Whether a thread reads ahead. With False each batch is read when it is asked for; the batches are the same.
 /// held_timeout
@@ -71,13 +74,14 @@ impl Loader {
 #[pymethods]
 impl Loader {
     #[new]
-    #[pyo3(signature = (data, plan, *, name=None, depth=2, overlap=true, held_timeout=10.0, trace=None))]
+    #[pyo3(signature = (data, plan, *, name=None, depth=2, workers=1, overlap=true, held_timeout=10.0, trace=None))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         data: &Bound<'_, PyAny>,
         plan: Bound<'_, Plan>,
         name: Option<String>,
         depth: usize,
+        workers: usize,
         overlap: bool,
         held_timeout: f64,
         trace: Option<PathBuf>,
@@ -92,7 +96,7 @@ impl Loader {
             Ok(records) => twinbuf::Loader::builder(records.get().inner.clone(), inner),
             Err(_) => twinbuf::Loader::builder(PythonData::new(data, kept.clone())?, inner),
         };
-        let builder = builder.host_depth(depth).overlap(overlap).held_timeout(held_timeout);
+        let builder = builder.host_depth(depth).workers(workers).overlap(overlap).held_timeout(held_timeout);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let built = py.detach(|| builder.from_env()?.build()).map_err(|error| errors::loading(py, error))?;
@@ -110,7 +114,7 @@ impl Loader {
             state: Mutex::new(state),
             name,
             layout,
-            depth,
+            slots: depth * workers,
             overlap,
             process: std::process::id(),
             alive: Arc::default(),
@@ -269,7 +273,7 @@ impl Loader {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let name = self.shared.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
-        Ok(format!("<Loader{name}: {}, depth {}>", self.plan.bind(py).repr()?, self.shared.depth))
+        Ok(format!("<Loader{name}: {}, {} slots>", self.plan.bind(py).repr()?, self.shared.slots))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -131,6 +131,7 @@ class Loader:
         *,
         name: str | None = None,
         depth: int = 2,
+        workers: int = 1,
         overlap: bool = True,
         held_timeout: float = 10.0,
         trace: _Path | None = None,
