@@ -1,7 +1,9 @@
 //! Reads batches into the caller's buffer.
 
+use std::fs::File;
+
 use crate::direct::{BounceBuffer, Direct};
-use crate::file::Opened;
+use crate::file::{Opened, read_at};
 use crate::records::Records;
 use crate::shard::Shard;
 use crate::spans::Span;
@@ -114,6 +116,30 @@ impl Records {
             let (part, rest) = std::mem::take(&mut out).split_at_mut_checked(len).unwrap_or_default();
             out = rest;
             Ok((span, part))
+        })
+    }
+}
+
+impl Shard {
+    /// The file as it is to be read.
+    fn opened(&self) -> Result<Opened<'_>, Error> {
+        match &self.direct {
+            Some(direct) => direct.opened(&self.file),
+            None => self.file.file(),
+        }
+    }
+
+    /// Fills `out` with the bytes from `start` on of the file, which [`opened`](Self::opened) gave.
+    fn read_exact(
+        &self,
+        file: &File,
+        out: &mut [u8],
+        start: u64,
+        bounce: &mut BounceBuffer,
+    ) -> Result<(), Error> {
+        self.file.read_exact_by(out, start, |out, offset| match &self.direct {
+            Some(direct) => direct.read_at(file, out, offset, bounce),
+            None => read_at(file, out, offset),
         })
     }
 }

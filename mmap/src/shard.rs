@@ -1,12 +1,11 @@
-//! One file of a data set: where its records lie, and how their bytes are read.
+//! One file of a data set, and where its records lie.
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
 use crate::Error;
-use crate::direct::{BounceBuffer, Direct};
-use crate::file::{DataFile, Opened, read_at};
+use crate::direct::Direct;
+use crate::file::DataFile;
 
 /// One file of a data set.
 #[derive(Debug)]
@@ -35,28 +34,6 @@ impl Shard {
     #[must_use]
     pub const fn records(&self) -> Range<u64> {
         self.first..self.first + self.records
-    }
-
-    /// The file as it is to be read.
-    pub(crate) fn opened(&self) -> Result<Opened<'_>, Error> {
-        match &self.direct {
-            Some(direct) => direct.opened(&self.file),
-            None => self.file.file(),
-        }
-    }
-
-    /// Fills `out` with the bytes from `start` on of the file, which [`opened`](Self::opened) gave.
-    pub(crate) fn read_exact(
-        &self,
-        file: &File,
-        out: &mut [u8],
-        start: u64,
-        bounce: &mut BounceBuffer,
-    ) -> Result<(), Error> {
-        self.file.read_exact_by(out, start, |out, offset| match &self.direct {
-            Some(direct) => direct.read_at(file, out, offset, bounce),
-            None => read_at(file, out, offset),
-        })
     }
 
     /// The mapping, or why there is none.
