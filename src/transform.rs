@@ -60,13 +60,13 @@ pub struct RecordContext {
 }
 
 impl<'a> Context<'a> {
-    /// The context of the records of a batch, or of a part of one. The loader makes it; tests of a transform may.
+    /// Makes the context of the records of a batch, or of a part of one. The loader does it; tests of a transform may.
     #[must_use]
     pub const fn new(batch: &'a BatchPlan) -> Self {
         Self { batch }
     }
 
-    /// The records, in the order in which their bytes are.
+    /// Returns the records, in the order of their bytes.
     pub fn records(&self) -> impl Iterator<Item = RecordContext> + use<'a> {
         let batch = self.batch;
         let (epoch, step, seed) = (batch.epoch(), batch.step(), batch.seed());
@@ -157,8 +157,8 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
         .map_err(|error| format!("the slot cannot hold such numbers: {error}").into())
 }
 
-/// A transform that calls `apply` for each record with its bytes, the `out_bytes` bytes that it becomes, and which
-/// record it is.
+/// Makes a transform that calls `apply` for each record with its bytes, the `out_bytes` bytes that it becomes, and
+/// which record it is.
 ///
 /// With several [`workers`](crate::loader::LoaderBuilder::workers) each has a clone of `apply`.
 ///

@@ -56,7 +56,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         &mut self.share
     }
 
-    /// The next slot, if it is filled now. Never waits: one atomic load, and at a cancelled place its release.
+    /// Returns the next slot if it is filled now. Never waits: one atomic load, and at a cancelled place its release.
     ///
     /// # Errors
     ///
@@ -83,13 +83,14 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// The next slot, waiting until it is filled.
+    /// Waits until the next slot is filled and returns it.
     ///
     /// # Errors
     ///
-    /// [`Finished`](RecvError::Finished) after the last slot, at every further call. [`Abandoned`](RecvError::Abandoned)
-    /// where the producer is gone and the next place is neither filled nor the end; also at every further call, unless
-    /// a [`ReservedSlot`](crate::ReservedSlot) is committed there later. [`Cancelled`](RecvError::Cancelled) once, in the place of a slot that was reserved and dropped;
+    /// [`Finished`](RecvError::Finished) after the last slot, at every further call.
+    /// [`Abandoned`](RecvError::Abandoned) where the producer is gone and the next place is neither filled nor the
+    /// end; also at every further call, unless a [`ReservedSlot`](crate::ReservedSlot) is committed there later.
+    /// [`Cancelled`](RecvError::Cancelled) once, in the place of a slot that was reserved and dropped;
     /// [`SlotHeld`](RecvError::SlotHeld) if the next slot in turn is held by a guard that this consumer returned: a
     /// thread that waits for a guard that it holds would wait for ever. Where another thread drops the guard, wait
     /// for it by [`recv_timeout`](Consumer::recv_timeout). Once the producer is gone the end is returned even so.
@@ -119,7 +120,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.take(seen)
     }
 
-    /// The next slot, waiting until it is filled, but no longer than `timeout`.
+    /// Waits until the next slot is filled, at most for `timeout`, and returns it.
     ///
     /// # Errors
     ///
@@ -149,8 +150,8 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// The next slot, waiting until it is filled, but no longer than until `deadline`, which may lie in the
-    /// past: then a slot that is filled is returned all the same.
+    /// Waits until the next slot is filled, at most until `deadline`, and returns it. A slot that is filled is
+    /// returned even if the deadline has passed.
     ///
     /// # Errors
     ///
@@ -176,7 +177,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// The next slot, or the promise that the task of `cx` is woken when it is filled.
+    /// Returns the next slot, or arranges for the task of `cx` to be woken when it is filled.
     ///
     /// Only the waker of the last call is woken; one that was left by an earlier call is dropped.
     ///
@@ -205,7 +206,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// The next slot, when it is filled. Dropping the future loses nothing.
+    /// Waits as a task until the next slot is filled and returns it. Dropping the future loses nothing.
     ///
     /// The future is `Send` if the consumer is, so a task may be moved between threads while it waits.
     ///
@@ -233,12 +234,12 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// The slots in order, until the producer finishes.
+    /// Iterates over the slots in order, until the producer finishes.
     ///
     /// An item does not borrow the iterator: two may be held at once. A loop that hands its items to other threads
     /// must be ready for [`SlotHeld`](RecvError::SlotHeld), which ends the iterator where such a thread is late:
-    /// receive by [`recv_timeout`](Consumer::recv_timeout) there, which waits for the slot. A [`Cancelled`](RecvError::Cancelled) item is
-    /// followed by the next slot; after any other error the iterator ends.
+    /// receive by [`recv_timeout`](Consumer::recv_timeout) there, which waits for the slot. A
+    /// [`Cancelled`](RecvError::Cancelled) item is followed by the next slot; after any other error the iterator ends.
     ///
     /// # Errors
     ///
@@ -262,7 +263,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         Iter { consumer: self, ended: false }
     }
 
-    /// What this consumer has done so far. Counters of the handle itself: reading and keeping them costs the
+    /// Returns what this consumer has done so far. Counters of the handle itself: reading and keeping them costs the
     /// other side nothing.
     ///
     /// ```
@@ -277,13 +278,13 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         ConsumerStats { handoffs: self.at.seq, ..self.stats }
     }
 
-    /// The number of slots of the ring.
+    /// Returns the number of slots of the ring.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.ring.len()
     }
 
-    /// The number of slots that the next calls would return without a wait, up to the first place that is open,
+    /// Returns how many slots the next calls would return without a wait, up to the first place that is open,
     /// cancelled or held. The producer may be adding to them. Zero is not a sign of the end: only a receive is.
     ///
     /// ```
@@ -447,8 +448,8 @@ impl<'c, 'r, T, W: Wait> IntoIterator for &'c mut Consumer<'r, T, W> {
 ///
 /// It may outlive the consumer and be dropped on any thread. From owned or `static` handles it is `'static` and keeps
 /// the ring alive, so it fits into a task, a tensor or a foreign object. A guard that is leaked (`mem::forget`) costs
-/// its slot: the ring runs out of slots ([`SlotHeld`](RecvError::SlotHeld), and the end once the producer is gone), it never
-/// hands one out twice.
+/// its slot: the ring runs out of slots ([`SlotHeld`](RecvError::SlotHeld), and the end once the producer is gone),
+/// it never hands one out twice.
 ///
 /// It does not outlive a ring that is borrowed:
 ///
@@ -491,7 +492,7 @@ impl<T, W: Wait> ReadSlot<'_, T, W> {
     #[inline]
     pub fn release(self) {}
 
-    /// The number of this hand-off, from 0: that of the [`WriteSlot`](crate::WriteSlot) it was filled by.
+    /// Returns the number of this hand-off, from 0: that of the [`WriteSlot`](crate::WriteSlot) it was filled by.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);

@@ -66,7 +66,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         }
     }
 
-    /// The next slot, if it is free now. Never waits: at most one atomic load.
+    /// Returns the next slot if it is free now. Never waits: at most one atomic load.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Ok(self.write_slot(seen)?)
     }
 
-    /// The next slot, waiting until it is free.
+    /// Waits until the next slot is free and returns it.
     ///
     /// With a [`ReservedSlot`] for each slot of the ring, that is until the oldest of them was committed *and* the
     /// consumer has released it: do not wait for a guard that this very thread holds.
@@ -120,7 +120,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.write_slot(seen)
     }
 
-    /// The next slot, waiting until it is free, but no longer than `timeout`.
+    /// Waits until the next slot is free, at most for `timeout`, and returns it.
     ///
     /// # Errors
     ///
@@ -151,8 +151,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         }
     }
 
-    /// The next slot, waiting until it is free, but no longer than until `deadline`, which may lie in the past:
-    /// then a slot that is free is returned all the same.
+    /// Waits until the next slot is free, at most until `deadline`, and returns it. A slot that is free is returned
+    /// even if the deadline has passed.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         }
     }
 
-    /// The next slot, or the promise that the task of `cx` is woken when it is free.
+    /// Returns the next slot, or arranges for the task of `cx` to be woken when it is free.
     ///
     /// Only the waker of the last call is woken; one that was left by an earlier call is dropped.
     ///
@@ -199,7 +199,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.poll_free(cx).map(|seen| self.write_slot(seen))
     }
 
-    /// The next slot, when it is free. Dropping the future loses nothing.
+    /// Waits as a task until the next slot is free and returns it. Dropping the future loses nothing.
     ///
     /// # Errors
     ///
@@ -286,7 +286,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Ok(result)
     }
 
-    /// The end of the data: the consumer receives what was committed, then `Finished`.
+    /// Ends the data: the consumer receives what was committed, then `Finished`.
     ///
     /// Finish after the last commit. At the place of a [`ReservedSlot`] that is still open the consumer reads
     /// [`Abandoned`](crate::RecvError::Abandoned), since an open guard and a leaked one look alike. A commit that
@@ -319,7 +319,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.slot().state().is_closed()
     }
 
-    /// What this producer has done so far. Counters of the handle itself: reading and keeping them costs the
+    /// Returns what this producer has done so far. Counters of the handle itself: reading and keeping them costs the
     /// other side nothing.
     ///
     /// ```
@@ -334,13 +334,13 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         ProducerStats { handoffs: self.at.seq, ..self.stats }
     }
 
-    /// The number of slots of the ring.
+    /// Returns the number of slots of the ring.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.ring.len()
     }
 
-    /// The number of slots that are handed over and not yet released, cancelled places among them: what the consumer
+    /// Returns how many slots are handed over and not yet released, cancelled places among them: what the consumer
     /// has and has still to receive. After the consumer has gone it no longer changes.
     ///
     /// ```
@@ -575,7 +575,7 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
     /// ```
     pub fn abort(self) {}
 
-    /// The number of this hand-off, from 0.
+    /// Returns the number of this hand-off, from 0.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -675,7 +675,7 @@ impl<T, W: Wait> ReservedSlot<'_, T, W> {
         if old.is_closed() { Err(Closed) } else { Ok(()) }
     }
 
-    /// The number of this hand-off, from 0: its place in the order in which the consumer receives.
+    /// Returns the number of this hand-off, from 0: its place in the order in which the consumer receives.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.at.seq

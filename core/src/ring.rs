@@ -105,7 +105,7 @@ impl<T: UnwindSafe, const N: usize, W: RefUnwindSafe> RefUnwindSafe for Ring<T, 
 
 impl<T, const N: usize> Ring<T, N, Spin> {
     const_fn! {
-        /// A ring of these slots whose blocking calls [`Spin`]. Each slot starts with the value given here.
+        /// Makes a ring of these slots whose blocking calls [`Spin`]. Each slot starts with the value given here.
         ///
         /// `const`, so that a ring can be a `static`. Other strategies: [`with_wait`](Ring::with_wait).
         ///
@@ -123,7 +123,7 @@ impl<T, const N: usize> Ring<T, N, Spin> {
 
 impl<T, const N: usize, W> Ring<T, N, W> {
     const_fn! {
-        /// A ring of these slots whose blocking calls wait by `wait`.
+        /// Makes a ring of these slots whose blocking calls wait by `wait`.
         ///
         /// ```
         /// use twinbuf_core::{DoubleBuffer, Park};
@@ -141,7 +141,7 @@ impl<T, const N: usize, W> Ring<T, N, W> {
         }
     }
 
-    /// The slots' values, in the order they were given in.
+    /// Returns the slots' values, in the order they were given in.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([10, 20]);
@@ -157,7 +157,8 @@ impl<T, const N: usize, W> Ring<T, N, W> {
 }
 
 impl<T, const N: usize, W: Wait> Ring<T, N, W> {
-    /// The two handles, borrowing the ring: no allocation, and the ring can be split again when they are gone.
+    /// Returns the two handles, which borrow the ring: no allocation, and the ring can be split again when they are
+    /// gone.
     ///
     /// Starts afresh: every slot is free, whatever an earlier pair of handles left behind.
     ///
@@ -174,7 +175,7 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
         handles(self.by_ref(), &Share::BORROWED)
     }
 
-    /// The two handles of a ring that lives for ever, such as a `static`: once.
+    /// Returns the two handles of a ring that lives for ever, such as a `static`; once.
     ///
     /// `None` if the ring was split before, in whatever way.
     ///
@@ -196,8 +197,8 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
         Some(handles(self.by_ref(), &Share::BORROWED))
     }
 
-    /// The two handles, owning the ring together: it moves to the heap, and is freed with the last of the handles and
-    /// guards.
+    /// Returns the two handles, which own the ring together: it moves to the heap, and is freed with the last of the
+    /// handles and guards.
     ///
     /// The ring passes over the stack on its way. For slots too large for that take a [`HeapRing`].
     ///
@@ -279,7 +280,7 @@ impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for HeapRing<T, W> {}
 
 #[cfg(feature = "alloc")]
 impl<T> HeapRing<T, Spin> {
-    /// A ring of these slots whose blocking calls [`Spin`].
+    /// Makes a ring of these slots whose blocking calls [`Spin`].
     ///
     /// # Panics
     ///
@@ -292,7 +293,7 @@ impl<T> HeapRing<T, Spin> {
 
 #[cfg(feature = "alloc")]
 impl<T, W> HeapRing<T, W> {
-    /// A ring of these slots whose blocking calls wait by `wait`.
+    /// Makes a ring of these slots whose blocking calls wait by `wait`.
     ///
     /// A vector with room to spare is first cut to its length, which may move the slots within the heap.
     ///
@@ -309,13 +310,13 @@ impl<T, W> HeapRing<T, W> {
         }
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.slots.len()
     }
 
-    /// The slots' values, in the order they were given in and in the memory that the ring had for them.
+    /// Returns the slots' values, in the order they were given in and in the memory that the ring had for them.
     #[must_use]
     pub fn into_vec(self) -> Vec<T> {
         sync::heap_values(self.slots)
@@ -324,13 +325,13 @@ impl<T, W> HeapRing<T, W> {
 
 #[cfg(feature = "alloc")]
 impl<T, W: Wait> HeapRing<T, W> {
-    /// The two handles, borrowing the ring, as [`Ring::split`].
+    /// Returns the two handles, which borrow the ring, as [`Ring::split`] does.
     pub fn split(&mut self) -> (Producer<'_, T, W>, Consumer<'_, T, W>) {
         self.restart();
         handles(self.by_ref(), &Share::BORROWED)
     }
 
-    /// The two handles, owning the ring together: it is freed with the last of the handles and guards.
+    /// Returns the two handles, which own the ring together: it is freed with the last of the handles and guards.
     #[must_use]
     pub fn into_handles<'r>(mut self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
     where
@@ -375,7 +376,8 @@ fn handles<'r, T, W: Wait>(
     (Producer::new(ring, share.clone()), Consumer::new(ring, share.clone()))
 }
 
-/// The two handles of a new double buffer on the heap, owning it together; blocking calls [`Park`](crate::Park).
+/// Makes a double buffer on the heap and returns its two handles, which own it together. Blocking calls
+/// [`Park`](crate::Park).
 ///
 /// For other strategies: [`HeapRing::with_wait`].
 ///

@@ -95,7 +95,7 @@ impl Lap {
     /// The lap in which both handles start.
     pub const FIRST: Lap = Lap(0);
 
-    /// The parity of the lap that follows.
+    /// Returns the parity of the lap that follows.
     #[must_use]
     pub const fn next(self) -> Lap {
         Lap(self.0 ^ State::LAP)
@@ -163,7 +163,7 @@ impl State {
     /// The bits set on every word when the consumer is dropped.
     pub const CLOSE: State = State(Self::RX_GONE);
 
-    /// The bits that `finish` sets on the word of the slot that it leaves unfilled, on lap `lap`.
+    /// Returns the bits that `finish` sets on the word of the slot that it leaves unfilled, on lap `lap`.
     #[must_use]
     pub const fn finish(lap: Lap) -> State {
         State(Self::TX_GONE | Self::done(lap))
@@ -173,13 +173,13 @@ impl State {
         if lap.0 == 0 { Self::TX_DONE_EVEN } else { Self::TX_DONE_ODD }
     }
 
-    /// The state that these bits of a word mean.
+    /// Returns the state that these bits of a word mean.
     #[must_use]
     pub const fn from_bits(bits: u32) -> State {
         State(bits)
     }
 
-    /// The bits to store in the word.
+    /// Returns the bits to store in the word.
     #[must_use]
     pub const fn bits(self) -> u32 {
         self.0
@@ -191,7 +191,7 @@ impl State {
         State(self.0 | bits.0)
     }
 
-    /// What the producer, on lap `lap`, reads in the word of the slot that it would fill next.
+    /// Returns what the producer, on lap `lap`, reads in the word of the slot that it would fill next.
     ///
     /// `Closed` wins over `Full`: the consumer that would release the slot is gone.
     #[must_use]
@@ -207,7 +207,7 @@ impl State {
         }
     }
 
-    /// What the consumer, on lap `lap`, reads in the word of the slot that it would read next.
+    /// Returns what the consumer, on lap `lap`, reads in the word of the slot that it would read next.
     ///
     /// `FULL` wins over `TX_GONE`: everything committed before the end is delivered before the end.
     #[must_use]

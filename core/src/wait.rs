@@ -38,15 +38,15 @@ impl<'a> Word<'a> {
         Self(word)
     }
 
-    /// The value of the word now. Relaxed: it tells whether the word has changed and publishes nothing. The ring
-    /// reads the word again before it acts.
+    /// Returns the value of the word now. Relaxed: it tells whether the word has changed and publishes nothing. The
+    /// ring reads the word again before it acts.
     #[must_use]
     pub fn load(self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The address of the word, for a system call or as a key. Only reads through it are allowed, and they must be
-    /// atomic.
+    /// Returns the address of the word, for a system call or as a key. Only reads through it are allowed, and they
+    /// must be atomic.
     #[must_use]
     pub fn as_ptr(self) -> *const u32 {
         core::ptr::from_ref(self.0).cast()

@@ -28,7 +28,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `len` zeros, all of them touched, so that no read pays for it. `None` if there is no memory.
+    /// Allocates `len` zeros and touches all of them, so that no read pays for it. `None` if there is no memory.
     #[must_use]
     pub fn new(len: usize) -> Option<Self> {
         let align = if len < HUGE { 1 } else { HUGE };

@@ -69,14 +69,15 @@ impl Records {
         Ok(residency)
     }
 
-    /// Whether a batch is probably in the page cache, so that [`will_need`](Self::will_need) has nothing to ask for: the
-    /// first bytes of up to 4 of its records, spread over it, all are. With [`Shuffle::Window`](crate::Shuffle::Window)
-    /// the chunks of the next window that `will_need` would ask for must be there too. `false` if that is unknown, and in [`ReadMode::Direct`], for which it does not matter.
+    /// Whether a batch is probably in the page cache, so that [`will_need`](Self::will_need) has nothing to ask for:
+    /// the first bytes of up to 4 of its records, spread over it, all are. With
+    /// [`Shuffle::Window`](crate::Shuffle::Window) the chunks of the next window that `will_need` would ask for must
+    /// be there too. `false` if that is unknown, and in [`ReadMode::Direct`], for which it does not matter.
     ///
-    /// Unlike [`residency_of`](Self::residency_of) it takes a few microseconds, whatever the batch, and is right also for
-    /// files that belong to others: it reads a byte of each, if that needs no disk (`preadv2(2)` with
-    /// `RWF_NOWAIT`, Linux 4.14). Of a batch of which half the pages are in the cache it returns `true` in one case of 16, of
-    /// nine in ten in two cases of three. What is not there the kernel may begin to read.
+    /// Unlike [`residency_of`](Self::residency_of) it takes a few microseconds, whatever the batch, and is right also
+    /// for files that belong to others: it reads a byte of each, if that needs no disk (`preadv2(2)` with
+    /// `RWF_NOWAIT`, Linux 4.14). Of a batch of which half the pages are in the cache it returns `true` in one case
+    /// of 16, of nine in ten in two cases of three. What is not there the kernel may begin to read.
     #[must_use]
     pub fn seems_cached(&self, batch: &BatchPlan) -> bool {
         // To look at what is not there would bring it.

@@ -5,17 +5,18 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// The files that `sources` name: each a file, a folder (the files in it, without those in folders below and without
-/// those whose name begins with a dot) or a pattern (`*`, `?`, `[...]`, and `**` for folders at any depth).
+/// Returns the files that `sources` name: each a file, a folder (the files in it, without those in folders below and
+/// without those whose name begins with a dot) or a pattern (`*`, `?`, `[...]`, and `**` for folders at any depth).
 ///
-/// The files of one source are sorted in natural order: numbers in names count as numbers, so that `shard-10` comes after
+/// The files of one source are sorted in natural order: numbers in names count as numbers, so that `shard-10` comes
+/// after
 /// `shard-9`. The order of the sources stays. Print the result once: it is the order of the data set.
 ///
 /// # Errors
 ///
 /// [`Error::NoFiles`] for a folder without files and a pattern that matches nothing, also if it is no pattern;
-/// [`Error::NotFound`], [`Error::PermissionDenied`] and [`Error::Open`] if a folder cannot be read. A path without any of
-/// the characters `*?[` is given back as it is, and found missing when it is opened.
+/// [`Error::NotFound`], [`Error::PermissionDenied`] and [`Error::Open`] if a folder cannot be read. A path without
+/// any of the characters `*?[` is given back as it is, and found missing when it is opened.
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;

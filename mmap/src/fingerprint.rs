@@ -9,7 +9,7 @@ const SHARDS: usize = 16;
 const SAMPLE: usize = 4096;
 
 impl Records {
-    /// A number that stays with the data set, so that what was saved for one, such as a step to resume at, is
+    /// Computes a number that stays with the data set, so that what was saved for one, such as a step to resume at, is
     /// not used with another.
     ///
     /// It is taken of the type, shape and stride of the records; of the number of files, and for each of the

@@ -48,8 +48,8 @@ impl Records {
     /// Asks the kernel to read the pages of `batch` into its cache, in pieces of at most `piece` bytes.
     ///
     /// It does not wait for them. Call it for the next batch on the thread that reads, before reading the
-    /// present one; see [`HINT_CHUNK`] for the reason for pieces. A piece is rounded down to whole pages and is at least one
-    /// page.
+    /// present one; see [`HINT_CHUNK`] for the reason for pieces. A piece is rounded down to whole pages and is at
+    /// least one page.
     ///
     /// The hints follow the order of the files, not of the batch. Each page is hinted once, however many records lie on
     /// it, and those that touch together. That takes 32 bytes of memory for each run of the batch, and the time
@@ -70,9 +70,10 @@ impl Records {
     /// | 100 000 of 256 bytes | not in the cache | 841 ms | 365 ms |
     /// | | in the cache | 72 ms | 20 ms |
     ///
-    /// With [`Shuffle::Window`](crate::Shuffle::Window) earlier batches have hinted the pages of this one, because whole
-    /// chunks are read for all batches of a window. This call hints the batch's share of the next window's chunks. If the
-    /// batch is not in the cache, as at the start of an epoch, it hints all chunks of the batch's own window first.
+    /// With [`Shuffle::Window`](crate::Shuffle::Window) earlier batches have hinted the pages of this one, because
+    /// whole chunks are read for all batches of a window. This call hints the batch's share of the next window's
+    /// chunks. If the batch is not in the cache, as at the start of an epoch, it hints all chunks of the batch's own
+    /// window first.
     ///
     /// In [`ReadMode::Direct`](crate::ReadMode::Direct) nothing is read from the cache, and this does nothing.
     ///

@@ -56,7 +56,7 @@ impl Records {
         Ok(self)
     }
 
-    /// How [`read`](Self::read) gets the bytes.
+    /// Returns how [`read`](Self::read) gets the bytes.
     #[must_use]
     pub fn read_mode(&self) -> ReadMode {
         // All files are read in one mode, and there is at least one.

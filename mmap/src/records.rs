@@ -121,8 +121,9 @@ pub struct Location {
 /// share no cursor, so several threads may read at once.
 ///
 /// The files must not be written to meanwhile. A read of a truncated file is [`Error::Truncated`]; bytes that change
-/// under the reader are delivered as they are found. On Unix a file that stays open is read on as it was when its name is
-/// deleted or given to another file, as `mv` and most programs that save do; see [`Options::open`] for how many do.
+/// under the reader are delivered as they are found. On Unix a file that stays open is read on as it was when its
+/// name is deleted or given to another file, as `mv` and most programs that save do; see [`Options::open`] for how
+/// many do.
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, Records};
@@ -272,7 +273,7 @@ impl Records {
         self.kind.bytes
     }
 
-    /// What a record is made of: [`DType::U8`] if the files were opened without a type.
+    /// Returns the element type of a record: [`DType::U8`] if the files were opened without a type.
     #[must_use]
     pub const fn dtype(&self) -> DType {
         self.kind.dtype
@@ -298,13 +299,13 @@ impl Records {
         self.bytes
     }
 
-    /// The files, in the order in which they were given.
+    /// Returns the files, in the order in which they were given.
     #[must_use]
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// The files that were left out because they do not hold one record: [`Options::skip_short`].
+    /// Returns the files that were left out because they do not hold one record: [`Options::skip_short`].
     #[must_use]
     pub fn skipped(&self) -> &[PathBuf] {
         &self.skipped

@@ -24,13 +24,13 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The path as it was given.
+    /// Returns the path as it was given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.file.path
     }
 
-    /// The numbers of its records in the data set.
+    /// Returns the numbers of its records in the data set.
     #[must_use]
     pub const fn records(&self) -> Range<u64> {
         self.first..self.first + self.records

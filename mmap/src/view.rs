@@ -6,7 +6,7 @@ use crate::Error;
 use crate::records::Records;
 
 impl Records {
-    /// The bytes of `records`, which must lie in one file, in place: nothing is copied, and pages that are not
+    /// Returns the bytes of `records`, which must lie in one file, in place: nothing is copied, and pages that are not
     /// in memory are read when they are touched. Unix only.
     ///
     /// The slice runs from the first byte of the first record to the last byte of the last one, as in the file: bytes

@@ -19,7 +19,8 @@ use crate::loader::checkpoint::Checkpoint;
 use crate::observe::trace::Track;
 use crate::slot::{BatchMeta, Naming, Ticket};
 
-/// Batches end up in the memory of a CUDA device: [`DeviceBatch`]. See [`LoaderBuilder::cuda`](crate::loader::LoaderBuilder::cuda).
+/// Batches end up in the memory of a CUDA device: [`DeviceBatch`]. See
+/// [`LoaderBuilder::cuda`](crate::loader::LoaderBuilder::cuda).
 #[derive(Clone, Debug)]
 pub struct Cuda {
     pub(crate) context: Arc<CudaContext>,
@@ -35,7 +36,7 @@ pub struct DeviceBatch {
 }
 
 impl DeviceBatch {
-    /// The epoch it belongs to.
+    /// Returns the epoch that the batch belongs to.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.lease.meta().ticket.epoch
@@ -47,19 +48,19 @@ impl DeviceBatch {
         self.lease.meta().ticket.step
     }
 
-    /// The records it is made of.
+    /// Returns the records of the batch.
     #[must_use]
     pub fn plan(&self) -> &BatchPlan {
         &self.lease.meta().records().0
     }
 
-    /// The position after this batch: resuming there delivers the next one first.
+    /// Returns the position after this batch: resuming there delivers the next batch first.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.lease.meta().checkpoint()
     }
 
-    /// The lease alone, for the calls that consume it: [`Lease::into_owned`], [`Lease::on_this_thread`].
+    /// Returns the lease alone, for the calls that consume it: [`Lease::into_owned`], [`Lease::on_this_thread`].
     #[must_use]
     pub fn into_lease(self) -> Lease<BatchMeta> {
         self.lease

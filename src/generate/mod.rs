@@ -113,7 +113,7 @@ pub struct GeneratorBuilder<'h, T> {
 type Make<T> = Box<dyn FnMut(u64, &mut T) -> Result<(), BoxError> + Send>;
 type Hook<'h> = Box<dyn FnMut(u64) -> Result<(), BoxError> + 'h>;
 
-/// A generator of rounds that `make` makes, in two slots that start as `T::default()`.
+/// Builds a generator of rounds that `make` makes, in two slots that start as `T::default()`.
 ///
 /// See [`with_slots`] for values that have no default or that reserve memory up front.
 pub fn generate<'h, T, E, F>(make: F) -> GeneratorBuilder<'h, T>
@@ -125,7 +125,7 @@ where
     with_slots([T::default(), T::default()], make)
 }
 
-/// A generator of rounds that `make` makes in `slots`. Defaults: overlap, no hook, no trace.
+/// Builds a generator of rounds that `make` makes in `slots`. Defaults: overlap, no hook, no trace.
 ///
 /// `make` gets the number of the round, from 0, and a slot, which still holds the round before the last one. It is
 /// called once for every round, in order. After an error or a panic it is called again for the same round if the
@@ -169,7 +169,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
         self
     }
 
-    /// How long to wait for a round that is still held, when its slot is the next to be filled. Default: 10 s.
+    /// Sets how long to wait for a round that is still held, when its slot is the next to be filled. Default: 10 s.
     ///
     /// Rounds may be dropped on other threads. When the time is over the iterator ends with [`Error::SlotHeld`], also
     /// if the caller itself holds the round.
@@ -238,7 +238,7 @@ impl<T> Source<T> for Maker<T> {
 }
 
 impl<'h, T: Send + 'static> Generator<'h, T> {
-    /// The next `n` rounds, in order.
+    /// Iterates over the next `n` rounds, in order.
     ///
     /// The numbers go on from call to call. If the iterator is dropped early, no further round is started; one that
     /// has been made ahead, or for which the hook has run, comes first in the next call.
@@ -265,13 +265,13 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         Rounds { generator: self, end, started: Instant::now(), hook_failed: None, ended: false }
     }
 
-    /// Where the time went so far. `read` is the closure.
+    /// Reports where the time went so far. `read` is the closure.
     #[must_use]
     pub fn report(&self) -> Report {
         self.stage.report()
     }
 
-    /// A handle of the breakdown that the generator was built with, for the phases of the loop itself.
+    /// Returns a handle of the breakdown that the generator was built with, for the phases of the loop itself.
     #[must_use]
     pub fn breakdown(&self) -> Breakdown {
         self.stage.breakdown().clone()

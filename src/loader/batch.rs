@@ -21,7 +21,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The epoch it belongs to.
+    /// Returns the epoch that the batch belongs to.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.meta().ticket.epoch
@@ -33,19 +33,19 @@ impl Batch {
         self.meta().ticket.step
     }
 
-    /// The records it is made of.
+    /// Returns the records of the batch.
     #[must_use]
     pub fn plan(&self) -> &BatchPlan {
         &self.meta().records().0
     }
 
-    /// The position after this batch: resuming there delivers the next one first.
+    /// Returns the position after this batch: resuming there delivers the next batch first.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.meta().checkpoint()
     }
 
-    /// The bytes as values of type `T`, in place: `batch.cast::<f32>()?`.
+    /// Returns the bytes as values of type `T`, in place: `batch.cast::<f32>()?`.
     ///
     /// No byte order is converted: a big-endian machine sees the numbers of little-endian files reversed.
     ///
@@ -56,7 +56,7 @@ impl Batch {
         bytemuck::try_cast_slice(self).map_err(|_| self.not_whole::<T>())
     }
 
-    /// The bytes as values of type `T` that can be changed, in place.
+    /// Returns the bytes as mutable values of type `T`, in place.
     ///
     /// # Errors
     ///

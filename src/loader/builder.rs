@@ -144,7 +144,7 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// What to do with a batch's cached pages after it has been read. Default: [`CachePolicy::Keep`].
+    /// Sets what happens to a batch's cached pages after it has been read. Default: [`CachePolicy::Keep`].
     ///
     /// [`CachePolicy::Drop`] keeps a data set that is larger than memory from evicting everything else, but the next
     /// epoch finds nothing of it in the cache. Failures are counted in the [`Report`](crate::Report).
@@ -171,7 +171,7 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// How long to wait for a batch that is still held, when its slot is the next to be filled. Default: 10 s.
+    /// Sets how long to wait for a batch that is still held, when its slot is the next to be filled. Default: 10 s.
     ///
     /// Batches may be dropped on other threads. When the time is over the epoch ends with [`Error::SlotHeld`], also
     /// if the caller itself holds the batch.
@@ -199,8 +199,8 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if a number is out of range, there are several workers and the data set or the transform cannot
-    /// be cloned, the plan is for more records than the data set has or
+    /// [`Error::Option`] if a number is out of range, there are several workers and the data set or the transform
+    /// cannot be cloned, the plan is for more records than the data set has or
     /// the slots do not fit the memory; [`Error::Memory`] if they do not fit the limit; [`Error::Transform`] if
     /// the records cannot be transformed; [`Error::Device`] if the device has no such slots;
     /// [`Error::Fingerprint`] if the data set cannot tell its own; [`Error::Trace`] if the trace's file cannot be

@@ -91,25 +91,25 @@ pub(crate) struct Start {
 }
 
 impl Checkpoint {
-    /// The start of a training: the first step of epoch 0, of any plan and data set.
+    /// Makes the checkpoint of the start of a training: the first step of epoch 0, of any plan and data set.
     #[must_use]
     pub const fn start() -> Self {
         Self { identity: None, epoch: 0, step: 0 }
     }
 
-    /// The epoch of the next batch.
+    /// Returns the epoch of the next batch.
     #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The step of the next batch; the number of steps in an epoch if the epoch is over.
+    /// Returns the step of the next batch; the number of steps in an epoch if the epoch is over.
     #[must_use]
     pub const fn step(&self) -> u64 {
         self.step
     }
 
-    /// The records of its epoch that all ranks together have had before it. 0 for [`start`](Self::start).
+    /// Returns how many records of its epoch all ranks together have received before it. 0 for [`start`](Self::start).
     #[must_use]
     pub fn records_seen(&self) -> u64 {
         let Some(Identity { plan, before, .. }) = &self.identity else { return 0 };
@@ -142,7 +142,7 @@ impl Checkpoint {
         self
     }
 
-    /// The plan that it belongs to, as rank 0 has it; `None` for [`start`](Self::start).
+    /// Returns the plan that it belongs to, as rank 0 has it; `None` for [`start`](Self::start).
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
         self.identity.as_ref().map(|identity| &identity.plan)

@@ -89,7 +89,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
         epochs
     }
 
-    /// The next batch if it has been loaded, [`Poll::Pending`] if not. Without overlap it is loaded now.
+    /// Returns the next batch if it has been loaded, [`Poll::Pending`] if not. Without overlap it is loaded now.
     ///
     /// From the first call on, the caller counts as waiting for the batch in the [`Report`].
     ///
@@ -100,8 +100,8 @@ impl<'l, B: Backend> Epochs<'l, B> {
         self.advance(Waiting::Try)
     }
 
-    /// The next batch if it is loaded within `timeout`, [`Poll::Pending`] if not. Nothing is lost: the batch comes
-    /// with a later call.
+    /// Returns the next batch if it is loaded within `timeout`, [`Poll::Pending`] if not. Nothing is lost: the batch
+    /// comes with a later call.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<B::Batch, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),
@@ -109,7 +109,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
         }
     }
 
-    /// The next batch, or [`Poll::Pending`] if it has not been loaded; then the task of `cx` will be woken.
+    /// Returns the next batch, or [`Poll::Pending`] if it has not been loaded; the task of `cx` is then woken later.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<B::Batch, Error>>> {
         self.advance(Waiting::Poll(cx))
     }
@@ -120,13 +120,13 @@ impl<'l, B: Backend> Epochs<'l, B> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Where the time went so far; see [`Loader::report`].
+    /// Reports where the time went so far; see [`Loader::report`].
     #[must_use]
     pub fn report(&self) -> Report {
         self.loader.report()
     }
 
-    /// The position after the last batch that was received; see [`Loader::checkpoint`].
+    /// Returns the position after the last batch that was received; see [`Loader::checkpoint`].
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.loader.checkpoint()

@@ -88,12 +88,12 @@ impl<B: Backend> Loader<B> {
         Self { stage, schedule, epochs_begun: 0, position: (0, 0), identity }
     }
 
-    /// The batches of one epoch, in order; see [`epochs`](Self::epochs).
+    /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).
     pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
         Epochs::new(self, Start { epoch, step: 0, begun: None }, Some(epoch))
     }
 
-    /// The batches of several epochs, in order: `loader.epochs(0..3)`.
+    /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`.
     ///
     /// There is no gap between two epochs: the first batch of the next one is read during the last step of this one.
     /// Dropping the iterator early leaves the rest unread.
@@ -116,7 +116,8 @@ impl<B: Backend> Loader<B> {
         Epochs::new(self, Start { epoch: epochs.start, step: 0, begun: None }, last)
     }
 
-    /// The batches from a checkpoint to the end of epoch `epochs - 1`: what is left of a training of so many epochs.
+    /// Iterates over the batches from a checkpoint to the end of epoch `epochs - 1`: what is left of a training of so
+    /// many epochs.
     ///
     /// They are the batches that the other loader would have delivered next, byte for byte if the transform is the
     /// same. Depth, overlap, hints and rank may differ.
@@ -141,7 +142,7 @@ impl<B: Backend> Loader<B> {
         Ok(Epochs::new(self, start, last))
     }
 
-    /// The position after the last batch that the caller received.
+    /// Returns the position after the last batch that the caller received.
     ///
     /// Batches that were only read ahead do not count; the batch in use does. At the end of an epoch it is the end of
     /// all ranks' epoch, also where this rank has a step fewer ([`Tail::Keep`](crate::Tail::Keep)).
@@ -151,19 +152,19 @@ impl<B: Backend> Loader<B> {
         Checkpoint { identity: Some((*self.identity).clone()), epoch, step }
     }
 
-    /// Where the time went so far.
+    /// Reports where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
         self.stage.report()
     }
 
-    /// A handle of the breakdown that the loader was built with, for the phases of the loop itself.
+    /// Returns a handle of the breakdown that the loader was built with, for the phases of the loop itself.
     #[must_use]
     pub fn breakdown(&self) -> Breakdown {
         self.stage.breakdown().clone()
     }
 
-    /// The plan whose batches this loads.
+    /// Returns the plan whose batches this loads.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.schedule.plan

@@ -46,8 +46,8 @@ impl Schedule {
         begun.push(epoch);
     }
 
-    /// The records of a step, and where a checkpoint after it belongs. `None` past the end of the epoch, and perhaps for
-    /// a call that is over.
+    /// The records of a step, and where a checkpoint after it belongs. `None` past the end of the epoch, and perhaps
+    /// for a call that is over.
     pub(crate) fn batch(&self, ticket: Ticket) -> Option<(BatchPlan, Arc<Identity>)> {
         let Ticket { generation, epoch, step, .. } = ticket;
         let begun = self.lock();

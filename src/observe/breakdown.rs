@@ -116,14 +116,14 @@ struct Times {
 }
 
 impl Breakdown {
-    /// One that does nothing.
+    /// Makes a breakdown that does nothing.
     #[must_use]
     pub const fn off() -> Self {
         Self { on: None }
     }
 
-    /// One that logs the first 10 steps and every `steps`-th, counted from 0; only the first 10 if that is 0.
-    /// The log goes to the standard error, unless [`sink`](Breakdown::sink) sends it elsewhere.
+    /// Makes a breakdown that logs the first 10 steps and every `steps`-th, counted from 0; only the first 10 if that
+    /// is 0. The log goes to the standard error, unless [`sink`](Breakdown::sink) sends it elsewhere.
     #[must_use]
     pub fn every(steps: u64) -> Self {
         let inner = Inner {
@@ -222,7 +222,7 @@ impl Breakdown {
         }
     }
 
-    /// The end of a step, or of a batch of validation: it lasted from the start of its first phase until now.
+    /// Ends a step, or a batch of validation: it lasted from the start of its first phase until now.
     /// What none of its phases accounts for is shown as `other`; what lies between two steps is in neither.
     ///
     /// A validation in between is left out, and phases that are not within one another never add up to more than

@@ -35,7 +35,8 @@ pub enum Verdict {
     TransformBound,
     /// Copying to the device is at least [`BOUND_RATIO`] times everything else that goes on beside it.
     TransferBound,
-    /// Of a [`Generator`](crate::generate::Generator): making the rounds is at least [`BOUND_RATIO`] times the caller's own work.
+    /// Of a [`Generator`](crate::generate::Generator): making the rounds is at least [`BOUND_RATIO`] times the
+    /// caller's own work.
     GenerationBound,
     /// None of them is so much longer than the others: here overlap gains the most, up to half of the time.
     Balanced,
@@ -142,7 +143,8 @@ impl Report {
         self.evict_failed += stats.evict_failed;
     }
 
-    /// The time that reading, transforming, copying to the device and the caller's work take one after the other.
+    /// Returns the time that reading, transforming, copying to the device and the caller's work take one after the
+    /// other.
     #[must_use]
     pub fn serial(&self) -> Duration {
         let [_, transfer, train] = self.stages();
@@ -163,9 +165,9 @@ impl Report {
         self.each(self.read.busy + self.transform)
     }
 
-    /// What perfect overlap would take: the longest of the loads, the copies to the device and the caller's work, each
-    /// added up, the loads divided by the number of [`workers`](Self::workers). No overlap takes less, with however
-    /// many slots.
+    /// Returns what perfect overlap would take: the longest of the loads, the copies to the device and the caller's
+    /// work, each added up, the loads divided by the number of [`workers`](Self::workers). No overlap takes less,
+    /// with however many slots.
     ///
     /// Two slots come near it where the batches are alike. Where now the one and now the other takes longer, more of
     /// them are needed. And the first load of an epoch and its last use have nothing beside them: where epochs have
@@ -175,8 +177,8 @@ impl Report {
         self.stages().into_iter().max().unwrap_or_default()
     }
 
-    /// How many times faster than one after the other perfect overlap is: `serial / ideal`, from 1 to the number
-    /// of stages and of workers beyond the first together.
+    /// Returns how many times faster perfect overlap is than one stage after the other: `serial / ideal`, from 1 to
+    /// the number of stages and of workers beyond the first together.
     #[must_use]
     pub fn possible_speedup(&self) -> f64 {
         ratio(self.serial(), self.ideal())
@@ -189,8 +191,8 @@ impl Report {
         ratio(self.wall, self.ideal()).max(1.0)
     }
 
-    /// Accelerator utilization as `MLPerf` Storage defines it: the caller's compute time over the total time, without
-    /// the first step. `None` before the second step has ended.
+    /// Returns the accelerator utilization as `MLPerf` Storage defines it: the caller's compute time over the total
+    /// time, without the first step. `None` before the second step has ended.
     #[must_use]
     pub fn au(&self) -> Option<f64> {
         let total = self.wall.saturating_sub(self.first.busy + self.first.waiting);
@@ -204,7 +206,7 @@ impl Report {
         if self.wall.is_zero() { 0.0 } else { self.batches as f64 / self.wall.as_secs_f64() }
     }
 
-    /// What to change: one sentence that names the option, if one helps.
+    /// Recommends a change: one sentence that names the option, if one helps.
     #[must_use]
     pub fn advice(&self) -> &'static str {
         let remaining = self.remaining_speedup();
@@ -235,7 +237,7 @@ impl Report {
         }
     }
 
-    /// Which stage decides.
+    /// Returns which stage limits the run.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let [load, transfer, train] = self.stages().map(|time| time.as_secs_f64());

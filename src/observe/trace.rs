@@ -32,7 +32,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A Chrome trace of the first 5 epochs in the file `path`, which is created anew.
+    /// Writes a Chrome trace of the first 5 epochs to the file `path`, which is created anew.
     ///
     /// Row `train`, the caller: `epoch`; within it one `chunk` per step, made up of `queue_wait` (the caller waits for
     /// the batch; on a device `gpu_queue_wait`, then `gpu_copy_wait` until it is copied) and `train` (the caller uses
@@ -57,7 +57,7 @@ impl Trace {
         Self { path: path.into(), epochs: 5 }
     }
 
-    /// How many epochs to record, from the first one started.
+    /// Sets how many epochs to record, from the first one started.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.epochs = epochs;

@@ -192,7 +192,7 @@ impl<B: Backend> Stage<B> {
         self.running.trace.as_ref().map(|trace| trace.path())
     }
 
-    /// Where the time went so far.
+    /// Reports where the time went so far.
     pub(crate) fn report(&self) -> Report {
         // Relaxed: a count. Handing a batch over made the loads before it visible.
         let loads = self.loads.load(Ordering::Relaxed);

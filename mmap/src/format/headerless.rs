@@ -10,8 +10,8 @@ impl Records {
     /// its `data/openwebtext/prepare.py`), or token ids of 32 bits (`DType::U32`).
     ///
     /// A row is one element. Only the length of the files can be checked, and that none begins as a file of another
-    /// format does: `.npy`, llm.c's tokens, `safetensors`, zip (`.npz`, `.pt`), gzip, zstd, HDF5, Parquet, Arrow, tar and
-    /// pickles are refused, because their headers would be read as numbers.
+    /// format does: `.npy`, llm.c's tokens, `safetensors`, zip (`.npz`, `.pt`), gzip, zstd, HDF5, Parquet, Arrow, tar
+    /// and pickles are refused, because their headers would be read as numbers.
     ///
     /// # Errors
     ///

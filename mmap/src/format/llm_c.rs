@@ -16,7 +16,8 @@ impl Records {
     /// Opens token shards (`.bin`) with the header that llm.c and modded-nanogpt write. A row is one token.
     ///
     /// All numbers are little-endian. The header is 256 int32: magic, version and the number of tokens, which
-    /// follow it; the other 253 are ignored. The header distinguishes two kinds (`HEADERS_INFO` in llm.c's `dev/data/data_common.py`):
+    /// follow it; the other 253 are ignored. The header distinguishes two kinds (`HEADERS_INFO` in llm.c's
+    /// `dev/data/data_common.py`):
     ///
     /// | magic | version | tokens | written by |
     /// | --- | --- | --- | --- |
@@ -28,9 +29,9 @@ impl Records {
     /// # Errors
     ///
     /// Those of [`open_headerless`](Self::open_headerless) but [`Error::Ragged`], and
-    /// [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`]; [`FormatError::BadHeader`] for a
-    /// negative number of tokens; [`FormatError::DataLength`] where that number is not what the file holds;
-    /// [`Error::Mixed`] where one file has tokens of 16 bits and another of 32.
+    /// [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`];
+    /// [`FormatError::BadHeader`] for a negative number of tokens; [`FormatError::DataLength`] where that number is
+    /// not what the file holds; [`Error::Mixed`] where one file has tokens of 16 bits and another of 32.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, DType, Records};

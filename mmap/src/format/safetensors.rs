@@ -56,8 +56,8 @@ impl Records {
         Self::options().open_safetensors(paths, tensor, cut)
     }
 
-    /// Opens every tensor of one file, in the order of their names, each when the iterator reaches it. The header is read
-    /// once: opened one by one, the tensors of a model would take a time that grows with the square of their
+    /// Opens every tensor of one file, in the order of their names, each when the iterator reaches it. The header is
+    /// read once: opened one by one, the tensors of a model would take a time that grows with the square of their
     /// number.
     ///
     /// # Errors

@@ -44,7 +44,7 @@ impl BatchPlan {
         self.end - self.start
     }
 
-    /// The epoch it is part of.
+    /// Returns the epoch that the batch is part of.
     #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
@@ -56,13 +56,13 @@ impl BatchPlan {
         self.step
     }
 
-    /// The seed of the plan it is part of.
+    /// Returns the seed of the plan that the batch is part of.
     #[must_use]
     pub const fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The records at these positions of the batch, in its order, or `None` if there are none or the batch
+    /// Returns the records at these positions of the batch, in its order, or `None` if there are none or the batch
     /// has no such positions. Takes O(1).
     ///
     /// ```
@@ -87,7 +87,7 @@ impl BatchPlan {
         })
     }
 
-    /// The records as ranges of consecutive ones, in batch order.
+    /// Returns the records as ranges of consecutive ones, in batch order.
     ///
     /// A range that begins where the one before it ends is joined to it, so a sequential batch is one range.
     /// Each range takes O(1) for every chunk in it.

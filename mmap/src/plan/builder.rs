@@ -42,13 +42,13 @@ impl PlanBuilder {
         self
     }
 
-    /// How an epoch's records are shuffled. Default: [`Shuffle::None`].
+    /// Sets how an epoch's records are shuffled. Default: [`Shuffle::None`].
     pub const fn shuffle(mut self, shuffle: Shuffle) -> Self {
         self.plan.shuffle = shuffle;
         self
     }
 
-    /// The seed of the shuffle, which must be set too. Default: 0, which shuffles as well as any other.
+    /// Sets the seed of the shuffle, which must be set too. Default: 0, which shuffles as well as any other.
     pub const fn seed(mut self, seed: u64) -> Self {
         (self.plan.seed, self.seeded) = (seed, true);
         self
@@ -61,7 +61,7 @@ impl PlanBuilder {
         self
     }
 
-    /// What becomes of the records that do not fill a last step. Default: [`Tail::Drop`].
+    /// Sets what becomes of the records that do not fill a last step. Default: [`Tail::Drop`].
     pub const fn tail(mut self, tail: Tail) -> Self {
         self.plan.tail = tail;
         self

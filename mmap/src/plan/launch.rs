@@ -15,8 +15,8 @@ struct Launcher {
 
 /// Launchers that start the processes themselves.
 ///
-/// Sources: torchrun's documentation ("Environment Variables"); Open MPI's manual of `mpirun` ("Environment Variables");
-/// the PMI-1 wire protocol of Hydra (MPICH, Intel MPI); MVAPICH2's user guide; Horovod's `gloo_run.py`;
+/// Sources: torchrun's documentation ("Environment Variables"); Open MPI's manual of `mpirun` ("Environment
+/// Variables"); the PMI-1 wire protocol of Hydra (MPICH, Intel MPI); MVAPICH2's user guide; Horovod's `gloo_run.py`;
 /// `flux-environment(7)`; IBM's documentation of `jsrun`.
 const LAUNCHERS: [Launcher; 7] = [
     TORCHRUN,
@@ -62,8 +62,8 @@ const MARKS: [&str; 14] = [
 ];
 
 impl Plan {
-    /// As [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment. Rank 0 of
-    /// 1 if no launcher did.
+    /// As [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment. Rank 0
+    /// of 1 if no launcher did.
     ///
     /// | launcher | rank | world size |
     /// | --- | --- | --- |
@@ -84,8 +84,8 @@ impl Plan {
     /// started once a node. All other pairs must agree, and so must `PMIX_RANK` and `PALS_RANKID`.
     ///
     /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, however many tasks the job has,
-    /// because only `srun` sets the world size. But `sbatch` passes Slurm's variables on, even with `--export=NONE`: if a
-    /// process of another step calls it, unset `SLURM_STEP_NUM_TASKS` for it.
+    /// because only `srun` sets the world size. But `sbatch` passes Slurm's variables on, even with `--export=NONE`:
+    /// if a process of another step calls it, unset `SLURM_STEP_NUM_TASKS` for it.
     ///
     /// # Errors
     ///
@@ -358,8 +358,8 @@ mod tests {
         assert_eq!(of(&[("PMIX_RANK", "0")]), Err(LaunchError::NoWorld { name: "PMIX_RANK" }));
     }
 
-    /// All variables alone, and each with each other, at rank 1 of 2: the right numbers or an error, and never rank 0 of
-    /// 1, which reads everything once for each rank.
+    /// All variables alone, and each with each other, at rank 1 of 2: the right numbers or an error, and never rank 0
+    /// of 1, which reads everything once for each rank.
     #[test]
     fn no_variable_gives_a_silent_rank_0_of_1() {
         let pairs = || LAUNCHERS.iter().chain([&SLURM]);

@@ -147,7 +147,7 @@ impl Plan {
         self.records
     }
 
-    /// The numbers of these records: `0..records`, unless [`with_range`](Self::with_range) set others.
+    /// Returns the numbers of these records: `0..records`, unless [`with_range`](Self::with_range) set others.
     #[must_use]
     pub const fn range(&self) -> Range<u64> {
         self.first..self.first + self.records
@@ -159,31 +159,31 @@ impl Plan {
         self.batch
     }
 
-    /// The seed of the shuffle; 0 without one.
+    /// Returns the seed of the shuffle; 0 without one.
     #[must_use]
     pub const fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// How an epoch's records are shuffled.
+    /// Returns how an epoch's records are shuffled.
     #[must_use]
     pub const fn shuffle(&self) -> Shuffle {
         self.shuffle
     }
 
-    /// The rank whose batches these are, below [`world`](Self::world).
+    /// Returns the rank whose batches these are, below [`world`](Self::world).
     #[must_use]
     pub const fn rank(&self) -> u64 {
         self.rank
     }
 
-    /// The number of ranks that share an epoch.
+    /// Returns the number of ranks that share an epoch.
     #[must_use]
     pub const fn world(&self) -> u64 {
         self.world
     }
 
-    /// What becomes of the records that do not fill a last step.
+    /// Returns what becomes of the records that do not fill a last step.
     #[must_use]
     pub const fn tail(&self) -> Tail {
         self.tail
@@ -199,7 +199,7 @@ impl Plan {
         self.full_steps() + u64::from(self.last_batch().is_some())
     }
 
-    /// The records of this rank at `step` of `epoch`, or `None` past the end of the epoch.
+    /// Returns the records of this rank at `step` of `epoch`, or `None` past the end of the epoch.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchPlan> {
         let (positions, share) = self.positions(step)?;

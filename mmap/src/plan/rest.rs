@@ -71,25 +71,25 @@ impl Plan {
 }
 
 impl Rest {
-    /// The number of its first step: steps that were done.
+    /// Returns the number of its first step: the steps that were done.
     #[must_use]
     pub const fn first(&self) -> u64 {
         self.base
     }
 
-    /// The number after that of this rank's last step.
+    /// Returns one more than the number of this rank's last step.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.base + self.left.steps()
     }
 
-    /// The number after that of the last step of any rank.
+    /// Returns one more than the number of the last step of any rank.
     #[must_use]
     pub fn longest_end(&self) -> u64 {
         self.base + Plan { rank: 0, ..self.left }.steps()
     }
 
-    /// The records of this rank at `step` of `epoch`, or `None` for a step that is not left.
+    /// Returns the records of this rank at `step` of `epoch`, or `None` for a step that is not left.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchPlan> {
         let (positions, share) = self.left.positions(step.checked_sub(self.base)?)?;

@@ -304,7 +304,8 @@ fn few<R: Raw, const N: usize>(src: &[u8], apart: &mut [[R; WINDOW]]) {
     }
 }
 
-/// The same for pixels of `pixel` bytes, of which it takes the first `N` channels. Where they have less, what is left in
+/// The same for pixels of `pixel` bytes, of which it takes the first `N` channels. Where they have less, what is left
+/// in
 /// `apart` for the others has no meaning.
 #[inline(always)]
 fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDOW]; N]) {

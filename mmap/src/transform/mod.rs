@@ -115,7 +115,7 @@ impl Transform {
         Ok(Self { affine: Some(Affine::new(scale, shift)), ..self })
     }
 
-    /// From pictures of `pixels` pixels (at least 1; height times width), each with its channels side by side
+    /// Converts pictures of `pixels` pixels (at least 1; height times width), each with its channels side by side
     /// (HWC), to pictures with one plane after the other (CHW). The source then holds whole pictures.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl Transform {
         Ok(Self { pixels: Some(pixels), ..self })
     }
 
-    /// The type of the source's numbers.
+    /// Returns the type of the source's numbers.
     #[must_use]
     pub const fn dtype(&self) -> DType {
         self.dtype

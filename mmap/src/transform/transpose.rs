@@ -5,8 +5,8 @@ use super::raw::Raw;
 /// Bytes of a row: those of the least vector register.
 pub(super) const ROW: usize = 16;
 
-/// Transposes a square of `N` rows, each of `N` numbers of type `R`, so that number `j` of row `i` becomes number `i` of
-/// row `j`. `N` is `ROW / R::BYTES`.
+/// Transposes a square of `N` rows, each of `N` numbers of type `R`, so that number `j` of row `i` becomes number `i`
+/// of row `j`. `N` is `ROW / R::BYTES`.
 ///
 /// Each round shuffles all numbers as cards are: one from the first half, one from the second, and so on. The number
 /// at index `i` goes where the bits of `i`, rotated by one, say; after as many rounds as the index of a row has bits,
