@@ -4,13 +4,11 @@
 //! cargo run --release --example hello -- any.file
 //! ```
 
-use std::sync::Arc;
-
 use twinbuf::{BoxError, Loader, Plan, Records, Shuffle, Tail};
 
 fn main() -> Result<(), BoxError> {
     let path = std::env::args().nth(1).ok_or("usage: hello FILE")?;
-    let data = Arc::new(Records::options().partial(true).open([path], 1024)?);
+    let data = Records::options().partial(true).open([path], 1024)?;
     let plan =
         Plan::builder(data.len()).batch(256).shuffle(Shuffle::Records).seed(42).tail(Tail::Keep).build()?;
     let mut loader = Loader::builder(data, plan).build()?;

@@ -4,14 +4,13 @@
 //! cargo run --release --features serde --example resume -- any.file
 //! ```
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use twinbuf::{BoxError, Checkpoint, Loader, Plan, Records, Shuffle};
 
 fn main() -> Result<(), BoxError> {
     let path = std::env::args().nth(1).ok_or("usage: resume FILE")?;
-    let data = Arc::new(Records::options().partial(true).open([path], 1024)?);
+    let data = Records::options().partial(true).open([path], 1024)?;
     let plan = Plan::builder(data.len()).batch(16).shuffle(Shuffle::Records).seed(42).build()?;
     let mut loader = Loader::builder(data, plan).build()?;
     let start = Checkpoint::load_or_start("resume.json")?;

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchPlan, CachePolicy, HINT_CHUNK, HintStats, ReadMode, Records};
+use twinbuf_mmap::{BatchPlan, CachePolicy, DType, HINT_CHUNK, HintStats, ReadMode, Records};
 
 use crate::error::BoxError;
 
 /// A source of fixed-size records that a [`Loader`](crate::Loader) reads batches from.
 ///
-/// [`Records`] in an [`Arc`] is one; anything else that can fill a buffer can be one.
+/// [`Records`] in an [`Arc`] is one; anything else that can fill a buffer can be one. Several of them make batches with
+/// several fields: [`Fields`](crate::loader::Fields).
 ///
 /// A method that panics ends the epoch with [`Error::Panicked`](crate::Error::Panicked); one that is called to build
 /// the loader (`records`, `record_bytes`, `part_bytes`, `fingerprint`) panics there.
@@ -47,6 +48,17 @@ pub trait Dataset: Send {
 
     /// The size of a record in bytes.
     fn record_bytes(&self) -> usize;
+
+    /// The type of a record's elements and their number along each axis, for
+    /// [`Batch::fields`](crate::Batch::fields). Default: `None`, bytes that may be taken as anything.
+    fn element(&self) -> Option<(DType, Vec<usize>)> {
+        None
+    }
+
+    /// What errors call it. Default: the name of its type.
+    fn name(&self) -> String {
+        std::any::type_name::<Self>().to_string()
+    }
 
     /// How many bytes it is asked for at a time where a [`transform`](crate::loader::LoaderBuilder::transform) follows,
     /// as far as records are that small. Asked once, when the loader is built.
@@ -116,6 +128,15 @@ impl Dataset for Arc<Records> {
 
     fn record_bytes(&self) -> usize {
         Records::record_bytes(self)
+    }
+
+    fn element(&self) -> Option<(DType, Vec<usize>)> {
+        Some((self.dtype(), self.shape().to_vec()))
+    }
+
+    fn name(&self) -> String {
+        let (first, others) = (self.shards()[0].path().display(), self.shards().len() - 1);
+        if others == 0 { first.to_string() } else { format!("{first} and {others} more") }
     }
 
     fn part_bytes(&self) -> usize {

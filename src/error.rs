@@ -90,6 +90,17 @@ pub enum Error {
         /// The error of the crate `twinbuf-cuda`.
         source: BoxError,
     },
+    /// A batch has another field than was asked for.
+    Field {
+        /// The batch.
+        at: At,
+        /// The field, counted from 0.
+        field: usize,
+        /// What the batch has.
+        wanted: String,
+        /// What was asked for.
+        found: String,
+    },
     /// A batch is not a whole number of values of the requested type.
     Cast {
         /// The batch.
@@ -198,6 +209,9 @@ impl Error {
             Self::Hook { at, .. } => write!(f, "{at}: the hook failed"),
             Self::Device(_) => f.write_str("the device failed"),
             Self::Upload { at, .. } => write!(f, "{at}: the batch could not be copied to the device"),
+            Self::Field { at, field, wanted, found } => {
+                write!(f, "{at}: field {field}: wanted {wanted}, found {found}")
+            }
             Self::Cast { at, wanted, found } => {
                 write!(f, "{at}: wanted a whole number of {wanted}, found {found} bytes")
             }

@@ -16,13 +16,12 @@
 //! # Example
 //!
 //! ```
-//! use std::sync::Arc;
 //! use twinbuf::{Loader, Plan, Records, Shuffle};
 //!
 //! # let dir = tempfile::tempdir()?;
 //! # let path = dir.path().join("tokens.bin");
 //! # std::fs::write(&path, vec![1u8; 1024 * 64])?;
-//! let data = Arc::new(Records::open([&path], 1024)?);
+//! let data = Records::open([&path], 1024)?;
 //! let plan = Plan::builder(data.len()).batch(16).shuffle(Shuffle::Records).seed(1).build()?;
 //! let mut loader = Loader::builder(data, plan).build()?;
 //! for batch in loader.epochs(0..3) {

@@ -8,6 +8,7 @@ use twinbuf_mmap::{BatchPlan, HintStats};
 
 use crate::error::{At, Error};
 use crate::loader::checkpoint::Identity;
+use crate::loader::layout::Layout;
 
 /// A slot of the ring: the content of one batch, and what is known about it.
 #[derive(Debug)]
@@ -33,14 +34,23 @@ impl<T> Slot<T> {
 pub struct BatchMeta {
     pub(crate) ticket: Ticket,
     /// `None` for rounds of a generator, which are not made of records.
-    pub(crate) records: Option<(BatchPlan, Arc<Identity>)>,
+    pub(crate) records: Option<Origin>,
     /// The bytes of the batch, or why it could not be loaded.
     pub(crate) result: Result<usize, Error>,
     pub(crate) stats: LoadStats,
 }
 
+/// Which records a batch is made of, and how they lie in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) plan: BatchPlan,
+    /// What a checkpoint after the batch belongs to.
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) layout: Arc<Layout>,
+}
+
 impl BatchMeta {
-    pub(crate) fn records(&self) -> &(BatchPlan, Arc<Identity>) {
+    pub(crate) fn records(&self) -> &Origin {
         let Some(records) = &self.records else { unreachable!("a loader's batch is made of records") };
         records
     }

@@ -1,9 +1,9 @@
 //! What becomes of records on their way from the file into the slot.
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use twinbuf_mmap::BatchPlan;
 use twinbuf_mmap::transform as kernels;
 pub use twinbuf_mmap::transform::Transform;
+use twinbuf_mmap::{BatchPlan, DType};
 
 use crate::error::BoxError;
 
@@ -19,6 +19,12 @@ pub trait RecordTransform: Send {
     /// If such records cannot be transformed: the loader is not built
     /// ([`Error::Transform`](crate::Error::Transform)).
     fn out_bytes(&self, record_bytes: usize) -> Result<usize, BoxError>;
+
+    /// The type of what it makes, for [`Batch::fields`](crate::Batch::fields). Default: `None`, bytes that may be taken as
+    /// anything.
+    fn dtype(&self) -> Option<DType> {
+        None
+    }
 
     /// Transforms `records`, one or more whole ones, to all of `out`.
     ///
@@ -91,6 +97,10 @@ impl RecordTransform for Transform {
         bytes.ok_or_else(|| "the record would not fit the memory".into())
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(DType::F32)
+    }
+
     fn apply(&mut self, records: &[u8], out: &mut [u8], _: &Context<'_>) -> Result<(), BoxError> {
         Transform::apply(self, records, numbers_mut(out)?)?;
         Ok(())
@@ -134,6 +144,15 @@ impl RecordTransform for Convert {
             return Err(kernels::TransformError::SourceLength { wanted, found }.into());
         }
         (record_bytes / wanted).checked_mul(after).ok_or_else(|| "the record would not fit the memory".into())
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(match self {
+            Self::U16ToU32 => DType::U32,
+            Self::U16ToI64 => DType::I64,
+            Self::F32ToF16 => DType::F16,
+            Self::F32ToBf16 => DType::Bf16,
+        })
     }
 
     fn apply(&mut self, records: &[u8], out: &mut [u8], _: &Context<'_>) -> Result<(), BoxError> {

@@ -51,7 +51,7 @@ impl DeviceBatch {
     /// Returns the records of the batch.
     #[must_use]
     pub fn plan(&self) -> &BatchPlan {
-        &self.lease.meta().records().0
+        &self.lease.meta().records().plan
     }
 
     /// Returns the position after this batch: resuming there delivers the next batch first.

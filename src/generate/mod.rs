@@ -6,7 +6,6 @@
 use std::fmt;
 use std::iter::FusedIterator;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -17,11 +16,10 @@ use crate::backend::Waiting;
 use crate::backend::host::{Value, Values};
 use crate::error::{At, BoxError, Error};
 use crate::loader::builder::HELD_TIMEOUT;
-use crate::loader::checkpoint::Identity;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::report::Report;
 use crate::observe::trace::Trace;
-use crate::slot::{Naming, Slot, Ticket};
+use crate::slot::{Naming, Origin, Slot, Ticket};
 use crate::stage::worker::{Load, Source};
 use crate::stage::{self, Stage};
 
@@ -228,7 +226,7 @@ impl<T> Source<T> for Maker<T> {
         Ok(size_of::<T>())
     }
 
-    fn records(&self, _: Ticket) -> Option<(BatchPlan, Arc<Identity>)> {
+    fn records(&self, _: Ticket) -> Option<Origin> {
         None
     }
 

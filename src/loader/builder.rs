@@ -1,5 +1,6 @@
 //! Sets up a loader: its options, the memory it takes, its thread.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,8 +11,9 @@ use twinbuf_mmap::{Buffer, CachePolicy, Plan};
 
 use super::Loader;
 use super::checkpoint::Identity;
+use super::fields;
 use super::prefetch::Prefetch;
-use super::reader::{Reader, Transforming};
+use super::reader::{FieldReader, Reader, Transforming};
 use super::schedule::Schedule;
 use super::sizes::{Depths, Sizes};
 #[cfg(feature = "cuda")]
@@ -47,7 +49,8 @@ pub struct LoaderBuilder<B: Backend = Host> {
 /// The options of a loader that do not depend on the backend.
 pub(crate) struct Options {
     pub(crate) name: Option<String>,
-    dataset: Box<dyn Dataset>,
+    /// One for each field.
+    datasets: Vec<Box<dyn Dataset>>,
     pub(crate) plan: Plan,
     pub(crate) workers: usize,
     pub(crate) host_depth: usize,
@@ -55,7 +58,8 @@ pub(crate) struct Options {
     pub(crate) hints: bool,
     hint_window: Option<u64>,
     cache_policy: CachePolicy,
-    transform: Option<Box<dyn RecordTransform>>,
+    /// By the number of the field.
+    transforms: BTreeMap<usize, Box<dyn RecordTransform>>,
     memory_limit: Option<u64>,
     held_timeout: Duration,
     pub(crate) trace: Option<Trace>,
@@ -63,10 +67,10 @@ pub(crate) struct Options {
 }
 
 impl LoaderBuilder {
-    pub(crate) fn new(dataset: Box<dyn Dataset>, plan: Plan) -> Self {
+    pub(crate) fn new(datasets: Vec<Box<dyn Dataset>>, plan: Plan) -> Self {
         let options = Options {
             name: None,
-            dataset,
+            datasets,
             plan,
             workers: 1,
             host_depth: 2,
@@ -74,7 +78,7 @@ impl LoaderBuilder {
             hints: true,
             hint_window: None,
             cache_policy: CachePolicy::Keep,
-            transform: None,
+            transforms: BTreeMap::new(),
             memory_limit: None,
             held_timeout: HELD_TIMEOUT,
             trace: None,
@@ -157,8 +161,16 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// The transform runs on the reading thread, on 256 KiB at a time that have just been read. Slots then hold the
     /// transformed records.
-    pub fn transform(mut self, transform: impl RecordTransform + 'static) -> Self {
-        self.options.transform = Some(Box::new(transform));
+    ///
+    /// Of several data sets, those of the first are transformed; see [`transform_field`](Self::transform_field).
+    pub fn transform(self, transform: impl RecordTransform + 'static) -> Self {
+        self.transform_field(0, transform)
+    }
+
+    /// Transforms one field of the records, counted from 0: of `(images, labels)`, field 0 is the images. The others stay
+    /// as they are. Each field can have a transform of its own.
+    pub fn transform_field(mut self, field: usize, transform: impl RecordTransform + 'static) -> Self {
+        self.options.transforms.insert(field, Box::new(transform));
         self
     }
 
@@ -207,9 +219,10 @@ impl<B: Backend> LoaderBuilder<B> {
     /// made; [`Error::Spawn`] if the system starts no thread.
     pub fn build(self) -> Result<Loader<B>, Error> {
         let Self { backend, options } = self;
-        let Options { mut dataset, plan, workers, host_depth, overlap, hints, hint_window, .. } = options;
-        let Options { name, cache_policy, transform, memory_limit, held_timeout, trace, breakdown, .. } =
-            options;
+        let Options { mut datasets, plan, workers, host_depth, overlap, hints, hint_window, .. } = options;
+        let Options {
+            name, cache_policy, mut transforms, memory_limit, held_timeout, trace, breakdown, ..
+        } = options;
         if overlap && breakdown.is_on() {
             breakdown.overlap_is_off();
         }
@@ -223,45 +236,61 @@ impl<B: Backend> LoaderBuilder<B> {
             let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
             return Err(Error::Option { option: "host_depth", wanted, found: host_depth.to_string() });
         }
-        if plan.range().end > dataset.records() {
+        fields::check(&datasets)?;
+        let records = datasets[0].records();
+        if plan.range().end > records {
             return Err(Error::Option {
                 option: "plan",
-                wanted: format!("a plan for at most the data set's {} records", dataset.records()),
+                wanted: format!("a plan for at most the data set's {records} records"),
                 found: format!("one for {}", plan.range().end),
             });
         }
-        let record_bytes = dataset.record_bytes();
+        if let Some(field) = transforms.keys().find(|&&field| field >= datasets.len()) {
+            let wanted = format!("a field below {}", datasets.len());
+            return Err(Error::Option { option: "transform_field", wanted, found: field.to_string() });
+        }
+        let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         let depths = Depths { workers, host: host_depth, device: backend.device_depth() };
-        let sizes = Sizes::new(&plan, depths, (record_bytes, dataset.part_bytes()), transform.as_deref())?;
+        let each = datasets.iter().enumerate();
+        let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
+        let (sizes, layout) = Sizes::new(&plan, depths, each)?;
         memory_limit.map_or(Ok(()), |limit| sizes.check(limit))?;
-        let fingerprint = dataset.fingerprint().map_err(Error::Fingerprint)?;
+        let fingerprint = fields::fingerprint(&mut datasets)?;
         let trace = trace.map(|trace| trace.open(name.as_deref(), plan.rank(), plan.world())).transpose();
         let trace = trace.map_err(Error::trace)?;
         let records_in = |bytes: u64| bytes.div_ceil((record_bytes as u64).max(1));
         let window =
             hint_window.map_or_else(|| plan.batch_records().max(records_in(HINT_WINDOW)), records_in);
-        let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint));
+        let field_bytes: Vec<usize> = layout.0.iter().map(|field| field.bytes).collect();
+        let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint), layout);
         let prefetch = (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window))));
-        let datasets = copies(dataset, workers, "the data set", Dataset::try_clone)?;
-        let mut transforms = match transform {
-            Some(transform) => copies(transform, workers, "the transform", RecordTransform::try_clone)?,
-            None => Vec::new(),
-        };
-        let mut sources: Vec<Box<dyn Source<[u8]>>> = Vec::with_capacity(workers);
-        for dataset in datasets {
-            let transform = match transforms.pop() {
-                None => None,
-                Some(transform) => Some(Transforming {
-                    transform,
-                    out_bytes: sizes.out_bytes,
-                    part: sizes.part,
-                    scratch: Buffer::new(sizes.scratch).ok_or_else(|| too_large(&sizes))?,
-                }),
-            };
+        let reader = |_| {
             let (schedule, prefetch) = (schedule.clone(), prefetch.clone());
-            let reader = Reader { dataset, schedule, record_bytes, transform, prefetch, cache_policy };
-            sources.push(Box::new(reader));
+            Reader { fields: Vec::new(), schedule, prefetch, cache_policy }
+        };
+        let mut readers: Vec<Reader> = (0..workers).map(reader).collect();
+        for (index, dataset) in datasets.into_iter().enumerate() {
+            let record_bytes = dataset.record_bytes();
+            let (part, scratch) = sizes.parts[index];
+            let datasets = copies(dataset, workers, "the data set", Dataset::try_clone)?;
+            let mut transforms = match transforms.remove(&index) {
+                Some(transform) => copies(transform, workers, "the transform", RecordTransform::try_clone)?,
+                None => Vec::new(),
+            };
+            for (reader, dataset) in readers.iter_mut().zip(datasets) {
+                let transform = match transforms.pop() {
+                    None => None,
+                    Some(transform) => Some(Transforming {
+                        transform,
+                        out_bytes: field_bytes[index],
+                        part,
+                        scratch: Buffer::new(scratch).ok_or_else(|| too_large(&sizes))?,
+                    }),
+                };
+                reader.fields.push(FieldReader { dataset, record_bytes, transform });
+            }
         }
+        let sources = readers.into_iter().map(|reader| Box::new(reader) as Box<dyn Source<[u8]>>).collect();
         let options = stage::Options {
             naming: Naming { loader: name.map(Into::into), rounds: false },
             overlap,
@@ -354,7 +383,7 @@ impl<B: Backend> fmt::Debug for LoaderBuilder<B> {
             .field("hints", hints)
             .field("hint_window", hint_window)
             .field("cache_policy", &self.options.cache_policy)
-            .field("transform", &self.options.transform.is_some())
+            .field("transform", &!self.options.transforms.is_empty())
             .field("memory_limit", memory_limit)
             .field("trace", trace)
             .finish_non_exhaustive()

@@ -4,6 +4,8 @@ pub(crate) mod batch;
 pub(crate) mod builder;
 pub(crate) mod checkpoint;
 mod epoch;
+mod fields;
+pub(crate) mod layout;
 mod prefetch;
 mod reader;
 mod schedule;
@@ -16,16 +18,16 @@ use std::sync::Arc;
 
 use twinbuf_mmap::Plan;
 
-pub use self::batch::Batch;
+pub use self::batch::{Batch, Numbers};
 pub use self::builder::LoaderBuilder;
 pub use self::checkpoint::Checkpoint;
 use self::checkpoint::{Identity, Start};
 pub use self::epoch::Epochs;
+pub use self::fields::Fields;
 use self::schedule::Schedule;
 pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
 #[cfg(feature = "cuda")]
 pub use crate::backend::{Cuda, DeviceBatch};
-use crate::dataset::Dataset;
 pub use crate::error::At;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
@@ -46,13 +48,12 @@ use crate::stage::Stage;
 /// # Examples
 ///
 /// ```
-/// use std::sync::Arc;
 /// use twinbuf::{Loader, Plan, Records, Shuffle};
 ///
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("data.bin");
 /// # std::fs::write(&path, vec![7u8; 64 * 100])?;
-/// let data = Arc::new(Records::open([&path], 64)?); // records of 64 bytes
+/// let data = Records::open([&path], 64)?; // records of 64 bytes
 /// let plan = Plan::builder(data.len()).batch(8).shuffle(Shuffle::Records).seed(42).build()?;
 /// let mut loader = Loader::builder(data, plan).build()?;
 /// for batch in loader.epochs(0..2) {
@@ -77,8 +78,10 @@ pub struct Loader<B: Backend = Host> {
 impl Loader {
     /// Starts to build a loader of `plan`'s batches from `dataset`. Defaults: two host slots, overlap and page hints,
     /// no trace.
-    pub fn builder(dataset: impl Dataset + 'static, plan: Plan) -> LoaderBuilder {
-        LoaderBuilder::new(Box::new(dataset), plan)
+    ///
+    /// A tuple of data sets is a data set with several [`Fields`].
+    pub fn builder(dataset: impl Fields, plan: Plan) -> LoaderBuilder {
+        LoaderBuilder::new(dataset.into_fields(), plan)
     }
 }
 

@@ -3,8 +3,10 @@
 use twinbuf_mmap::{BatchPlan, HintStats};
 
 use super::schedule::Schedule;
-use crate::dataset::Dataset;
-use crate::slot::Ticket;
+use crate::slot::{Origin, Ticket};
+
+/// Asks for the pages of some records, in all data sets.
+pub(crate) type Ask<'a> = &'a mut dyn FnMut(&BatchPlan) -> HintStats;
 
 /// The window of records after the batch that is being read whose pages have been asked for. It reaches into the
 /// next epoch. Several workers share one, and begin their batches nearly in order.
@@ -40,12 +42,7 @@ impl Prefetch {
     ///
     /// The first batch of a generation has not been asked for. It is asked for alone, so that it does not wait for
     /// those after it, and not even that if it is one run, because it is read at once.
-    pub(crate) fn before(
-        &mut self,
-        dataset: &mut dyn Dataset,
-        schedule: &Schedule,
-        ticket: Ticket,
-    ) -> HintStats {
+    pub(crate) fn before(&mut self, ask: Ask<'_>, schedule: &Schedule, ticket: Ticket) -> HintStats {
         if ticket.generation < self.at.generation {
             // Another worker has begun with what the caller asked for since.
             return HintStats::default();
@@ -53,27 +50,27 @@ impl Prefetch {
         if self.at.generation == ticket.generation {
             self.ahead = self.ahead.saturating_sub(schedule.plan.batch_records());
             self.fresh = false;
-            return self.extend(dataset, schedule, self.window);
+            return self.extend(ask, schedule, self.window);
         }
         (self.at, self.done, self.ahead, self.fresh) = (ticket, 0, 0, true);
         let first = schedule.batch(ticket);
-        self.next = first.and_then(|(first, _)| first.runs().next()).map(|run| run.start);
-        self.extend(dataset, schedule, 0)
+        self.next = first.and_then(|first| first.plan.runs().next()).map(|run| run.start);
+        self.extend(ask, schedule, 0)
     }
 
     /// After the first batch of a generation has been read: asks for those after it.
-    pub(crate) fn after(&mut self, dataset: &mut dyn Dataset, schedule: &Schedule) -> HintStats {
+    pub(crate) fn after(&mut self, ask: Ask<'_>, schedule: &Schedule) -> HintStats {
         let fresh = std::mem::take(&mut self.fresh);
-        if fresh { self.extend(dataset, schedule, self.window) } else { HintStats::default() }
+        if fresh { self.extend(ask, schedule, self.window) } else { HintStats::default() }
     }
 
     /// Extends the window to `window` records past the current batch, by at most two batches.
-    fn extend(&mut self, dataset: &mut dyn Dataset, schedule: &Schedule, window: u64) -> HintStats {
+    fn extend(&mut self, ask: Ask<'_>, schedule: &Schedule, window: u64) -> HintStats {
         let batch = schedule.plan.batch_records();
         let until = batch.saturating_add(window).min(self.ahead.saturating_add(batch.saturating_mul(2)));
         let mut hints = HintStats::default();
         while self.ahead < until {
-            let Some((records, _)) = schedule.batch(self.at) else {
+            let Some(Origin { plan: records, .. }) = schedule.batch(self.at) else {
                 if self.at.epoch >= self.at.last || self.at.step == 0 {
                     break;
                 }
@@ -82,7 +79,7 @@ impl Prefetch {
             };
             let end = records.len().min(self.done.saturating_add(until - self.ahead));
             if let Some(part) = records.part(self.done..end) {
-                hints += self.ask(dataset, &part);
+                hints += self.ask(ask, &part);
             }
             if end == records.len() {
                 self.ahead = self.ahead.saturating_add(batch - self.done);
@@ -97,12 +94,12 @@ impl Prefetch {
 
     /// Records that continue where the last ones ended are left to the system, which reads ahead of sequential reads
     /// in larger requests: 1465 MiB/s instead of 616 (`bench/disk`, section `sequential`).
-    fn ask(&mut self, dataset: &mut dyn Dataset, records: &BatchPlan) -> HintStats {
+    fn ask(&mut self, ask: Ask<'_>, records: &BatchPlan) -> HintStats {
         let first = records.runs().next();
         let goes_on = self.next.is_some_and(|next| first == Some(next..next + records.len()));
         // Not by going through all runs, which would be done once more to read them.
         let last = records.len().checked_sub(1).and_then(|last| records.part(last..last + 1));
         self.next = last.and_then(|last| last.runs().next()).map(|run| run.end);
-        if goes_on { HintStats::default() } else { dataset.will_need(records) }
+        if goes_on { HintStats::default() } else { ask(records) }
     }
 }

@@ -3,83 +3,115 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy};
+use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy, HintStats};
 
-use super::checkpoint::Identity;
 use super::prefetch::Prefetch;
 use super::schedule::Schedule;
 use crate::dataset::Dataset;
 use crate::error::{At, Error};
-use crate::slot::Ticket;
+use crate::slot::{LoadStats, Origin, Ticket};
 use crate::stage::worker::{Load, Source};
 use crate::transform::{Context, RecordTransform};
 
-/// A data set as the source of a stage.
+/// Data sets as the source of a stage.
 pub(crate) struct Reader {
-    pub(crate) dataset: Box<dyn Dataset>,
+    /// At least one.
+    pub(crate) fields: Vec<FieldReader>,
     pub(crate) schedule: Schedule,
-    /// Of a record in the file.
-    pub(crate) record_bytes: usize,
-    pub(crate) transform: Option<Transforming>,
     /// The window of pages to ask for ahead of the reading, if there is one; all workers have the same.
     pub(crate) prefetch: Option<Arc<Mutex<Prefetch>>>,
     pub(crate) cache_policy: CachePolicy,
 }
 
+/// One data set, and what becomes of its records.
+pub(crate) struct FieldReader {
+    pub(crate) dataset: Box<dyn Dataset>,
+    /// Of a record in the file.
+    pub(crate) record_bytes: usize,
+    pub(crate) transform: Option<Transforming>,
+}
+
 impl Source<[u8]> for Reader {
     fn load(&mut self, load: Load<'_>, out: &mut [u8]) -> Result<usize, Error> {
-        let Load { ticket, plan, naming, stats, who } = load;
+        let Load { ticket, records, naming, stats, who } = load;
         let at = || naming.at(ticket);
         // A call that was left long ago: the batch will be discarded.
-        let Some(plan) = plan else { return Err(Error::ThreadGone { at: at() }) };
+        let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
+        let (fields, schedule) = (&mut self.fields, &self.schedule);
         if let Some(prefetch) = &self.prefetch {
-            stats.hints = lock(prefetch).before(&mut *self.dataset, &self.schedule, ticket);
+            stats.hints = lock(prefetch).before(&mut |records| will_need(fields, records), schedule, ticket);
         }
-        let (dataset, record_bytes) = (&mut *self.dataset, self.record_bytes);
-        let len = match &mut self.transform {
-            None => {
-                let len = bytes(plan.len(), record_bytes);
-                read(dataset, plan, &mut out[..len], &at)?;
-                len
-            }
-            Some(Transforming { transform, out_bytes, part, scratch }) => {
-                let len = bytes(plan.len(), *out_bytes);
-                let mut out = &mut out[..len];
-                let mut done = 0;
-                while let Some(part) = plan.part(done..plan.len().min(done + *part)) {
-                    let records = &mut scratch[..bytes(part.len(), record_bytes)];
-                    read(dataset, &part, records, &at)?;
-                    let (front, rest) = out.split_at_mut(bytes(part.len(), *out_bytes));
-                    let context = Context::new(&part);
-                    let start = Instant::now();
-                    *who = "transform";
-                    transform
-                        .apply(records, front, &context)
-                        .map_err(|source| Error::Transform { at: Some(at()), source })?;
-                    *who = "data set";
-                    stats.transform += start.elapsed();
-                    out = rest;
-                    done += part.len();
-                }
-                len
-            }
-        };
+        let mut len = 0;
+        for (index, field) in fields.iter_mut().enumerate() {
+            let range = layout.range(index, count(plan.len())).unwrap_or_default();
+            len = range.end;
+            field.load(plan, &mut out[range], &at, stats, who)?;
+        }
         if let Some(prefetch) = &self.prefetch {
-            stats.hints += lock(prefetch).after(dataset, &self.schedule);
+            stats.hints += lock(prefetch).after(&mut |records| will_need(fields, records), schedule);
         }
-        if self.cache_policy != CachePolicy::Keep && dataset.evict(plan, self.cache_policy).is_err() {
-            stats.evict_failed = 1;
+        if self.cache_policy != CachePolicy::Keep {
+            let failed = fields.iter_mut().map(|field| field.dataset.evict(plan, self.cache_policy).is_err());
+            // All of them are asked.
+            stats.evict_failed = failed.fold(0, |any, failed| any | u64::from(failed));
         }
         Ok(len)
     }
 
-    fn records(&self, ticket: Ticket) -> Option<(BatchPlan, Arc<Identity>)> {
+    fn records(&self, ticket: Ticket) -> Option<Origin> {
         self.schedule.batch(ticket)
     }
 
     fn bytes(&self, records: &BatchPlan) -> usize {
-        bytes(records.len(), self.record_bytes)
+        self.fields.iter().fold(0, |sum, field| sum.saturating_add(bytes(records.len(), field.record_bytes)))
     }
+}
+
+impl FieldReader {
+    /// Reads and transforms the records to all of `out`.
+    fn load(
+        &mut self,
+        plan: &BatchPlan,
+        mut out: &mut [u8],
+        at: &dyn Fn() -> At,
+        stats: &mut LoadStats,
+        who: &mut &'static str,
+    ) -> Result<(), Error> {
+        let Self { dataset, record_bytes, transform } = self;
+        let Some(Transforming { transform, out_bytes, part, scratch }) = transform else {
+            return read(&mut **dataset, plan, out, at);
+        };
+        let mut done = 0;
+        while let Some(part) = plan.part(done..plan.len().min(done + *part)) {
+            let records = &mut scratch[..bytes(part.len(), *record_bytes)];
+            read(&mut **dataset, &part, records, at)?;
+            let (front, rest) = out.split_at_mut(bytes(part.len(), *out_bytes));
+            let start = Instant::now();
+            *who = "transform";
+            transform
+                .apply(records, front, &Context::new(&part))
+                .map_err(|source| Error::Transform { at: Some(at()), source })?;
+            *who = "data set";
+            stats.transform += start.elapsed();
+            out = rest;
+            done += part.len();
+        }
+        Ok(())
+    }
+}
+
+/// Asks for the pages of some records of all fields.
+fn will_need(fields: &mut [FieldReader], records: &BatchPlan) -> HintStats {
+    let mut hints = HintStats::default();
+    for field in fields {
+        hints += field.dataset.will_need(records);
+    }
+    hints
+}
+
+/// A number of records that fit the memory.
+fn count(records: u64) -> usize {
+    usize::try_from(records).unwrap_or(usize::MAX)
 }
 
 /// A data set that panicked while it was asked for pages leaves a window that is still one.
@@ -103,7 +135,7 @@ fn read(
 
 /// The bytes of so many records. The builder has checked that a full batch fits a slot, so this does not overflow.
 fn bytes(records: u64, record_bytes: usize) -> usize {
-    usize::try_from(records).unwrap_or(usize::MAX).saturating_mul(record_bytes)
+    count(records).saturating_mul(record_bytes)
 }
 
 /// A transform and the memory between it and the file.

@@ -2,16 +2,18 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use twinbuf_mmap::{BatchPlan, Plan, Rest};
+use twinbuf_mmap::{Plan, Rest};
 
 use super::checkpoint::Identity;
-use crate::slot::Ticket;
+use super::layout::Layout;
+use crate::slot::{Origin, Ticket};
 
 /// The batches of a loader, shared by all its threads.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     pub(crate) plan: Plan,
     pub(crate) identity: Arc<Identity>,
+    layout: Arc<Layout>,
     /// The last [`KEPT`] calls that went on in the middle of an epoch of another plan, the oldest first.
     begun: Arc<Mutex<Vec<Begun>>>,
 }
@@ -29,8 +31,8 @@ pub(crate) struct Begun {
 }
 
 impl Schedule {
-    pub(crate) fn new(plan: Plan, identity: Identity) -> Self {
-        Self { plan, identity: Arc::new(identity), begun: Arc::default() }
+    pub(crate) fn new(plan: Plan, identity: Identity, layout: Layout) -> Self {
+        Self { plan, identity: Arc::new(identity), layout: Arc::new(layout), begun: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Begun>> {
@@ -46,14 +48,15 @@ impl Schedule {
         begun.push(epoch);
     }
 
-    /// The records of a step, and where a checkpoint after it belongs. `None` past the end of the epoch, and perhaps
-    /// for a call that is over.
-    pub(crate) fn batch(&self, ticket: Ticket) -> Option<(BatchPlan, Arc<Identity>)> {
+    /// Returns the records of a step. `None` past the end of the epoch, and perhaps for a call that is over.
+    pub(crate) fn batch(&self, ticket: Ticket) -> Option<Origin> {
         let Ticket { generation, epoch, step, .. } = ticket;
         let begun = self.lock();
-        match begun.iter().rfind(|begun| (begun.generation, begun.epoch) == (generation, epoch)) {
-            Some(begun) => Some((begun.rest.batch(epoch, step)?, begun.identity.clone())),
-            None => Some((self.plan.batch(epoch, step)?, self.identity.clone())),
-        }
+        let (plan, identity) =
+            match begun.iter().rfind(|begun| (begun.generation, begun.epoch) == (generation, epoch)) {
+                Some(begun) => (begun.rest.batch(epoch, step)?, &begun.identity),
+                None => (self.plan.batch(epoch, step)?, &self.identity),
+            };
+        Some(Origin { plan, identity: identity.clone(), layout: self.layout.clone() })
     }
 }

@@ -1,7 +1,6 @@
 //! The loading side: fills slots from a source, ahead of their use.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use twinbuf_mmap::BatchPlan;
@@ -9,10 +8,9 @@ use twinbuf_mmap::BatchPlan;
 use super::gate::Gate;
 use crate::backend::sealed::{SlotGuard, Slots};
 use crate::error::Error;
-use crate::loader::checkpoint::Identity;
 use crate::observe::recorder::LoadRecorder;
 use crate::observe::spans;
-use crate::slot::{BatchMeta, LoadStats, Naming, Ticket};
+use crate::slot::{BatchMeta, LoadStats, Naming, Origin, Ticket};
 use crate::thread::panic_message;
 
 /// Where batches come from: a data set, or a closure that makes them.
@@ -21,7 +19,7 @@ pub(crate) trait Source<C: ?Sized>: Send {
     fn load(&mut self, load: Load<'_>, out: &mut C) -> Result<usize, Error>;
 
     /// Which records the batch is made of, if it is made of records.
-    fn records(&self, ticket: Ticket) -> Option<(BatchPlan, Arc<Identity>)>;
+    fn records(&self, ticket: Ticket) -> Option<Origin>;
 
     /// The bytes of the batch before a transform.
     fn bytes(&self, records: &BatchPlan) -> usize;
@@ -30,7 +28,7 @@ pub(crate) trait Source<C: ?Sized>: Send {
 /// One call of [`Source::load`].
 pub(crate) struct Load<'a> {
     pub(crate) ticket: Ticket,
-    pub(crate) plan: Option<&'a BatchPlan>,
+    pub(crate) records: Option<&'a Origin>,
     pub(crate) naming: &'a Naming,
     /// Filled in by the source, but for the time it took as a whole.
     pub(crate) stats: &'a mut LoadStats,
@@ -52,14 +50,14 @@ impl<C: ?Sized> Worker<C> {
         let mut stats = LoadStats { waited, ..LoadStats::default() };
         let mut who = if naming.rounds { "closure" } else { "data set" };
         let records = source.records(ticket);
-        let plan = records.as_ref().map(|(plan, _)| plan);
+        let plan = records.as_ref().map(|records| &records.plan);
         let span = spans::load(ticket.epoch, ticket.step, plan.map_or(0, |plan| source.bytes(plan)));
         recorder.started();
         let start = Instant::now();
         // A source that panicked is called again only if the caller goes on. What it then does is up to it, and
         // memory-safe.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
-            let load = Load { ticket, plan, naming, stats: &mut stats, who: &mut who };
+            let load = Load { ticket, records: records.as_ref(), naming, stats: &mut stats, who: &mut who };
             span.in_scope(|| source.load(load, out))
         }));
         let result = loaded.unwrap_or_else(|panic| {

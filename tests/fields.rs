@@ -1,0 +1,227 @@
+//! Several data sets in one batch, their records matched by number.
+
+#![allow(clippy::cast_possible_truncation)] // small numbers
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use common::{RECORD, files, open};
+use tempfile::TempDir;
+use twinbuf::mmap::{Cut, DType};
+use twinbuf::transform::{Transform, per_record};
+use twinbuf::{BatchPlan, BoxError, Checkpoint, Dataset, Error, Loader, Plan, Records, Shuffle, Tail};
+
+const RECORDS: u64 = 61;
+
+/// Images of three bytes, so that labels after them need a gap, and labels.
+fn pair() -> (TempDir, PathBuf, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let (images, labels) = (dir.path().join("images.bin"), dir.path().join("labels.bin"));
+    std::fs::write(&images, (0..RECORDS).flat_map(|i| [i as u8, 100 + i as u8, 7]).collect::<Vec<u8>>())
+        .unwrap();
+    std::fs::write(&labels, (0..RECORDS).flat_map(|i| (i as i64 - 30).to_le_bytes()).collect::<Vec<u8>>())
+        .unwrap();
+    (dir, images, labels)
+}
+
+fn open_pair(images: &PathBuf, labels: &PathBuf) -> (Records, Records) {
+    (Records::open([images], 3).unwrap(), Records::open_headerless([labels], DType::I64, Cut::Rows).unwrap())
+}
+
+fn plan(batch: u64) -> Plan {
+    let plan = Plan::builder(RECORDS).batch(batch).shuffle(Shuffle::Records).seed(4).tail(Tail::Keep);
+    plan.build().unwrap()
+}
+
+#[test]
+fn records_are_matched_by_number_whatever_the_options() {
+    let (_dir, images, labels) = pair();
+    for (overlap, workers, depth) in [(false, 1, 1), (true, 1, 1), (true, 1, 3), (true, 3, 2)] {
+        let builder = Loader::builder(open_pair(&images, &labels), plan(8));
+        let mut loader = builder.overlap(overlap).workers(workers).host_depth(depth).build().unwrap();
+        let mut seen = 0;
+        for batch in loader.epochs(0..2) {
+            let batch = batch.unwrap();
+            let (pixels, classes) = batch.fields::<(u8, i64)>().unwrap();
+            assert_eq!(pixels.len(), classes.len() * 3);
+            for ((record, pixels), class) in batch.plan().runs().flatten().zip(pixels.chunks(3)).zip(classes)
+            {
+                assert_eq!(
+                    (pixels, *class),
+                    (&[record as u8, 100 + record as u8, 7][..], record as i64 - 30)
+                );
+                seen += 1;
+            }
+            assert_eq!((batch.field_shape(0).unwrap(), batch.field_shape(1).unwrap()), (&[3][..], &[][..]));
+        }
+        assert_eq!(seen, 2 * RECORDS);
+        let report = loader.report();
+        assert!(report.bytes >= 2 * RECORDS * 11, "{report:?}");
+        loader.close().unwrap();
+    }
+}
+
+#[test]
+fn each_field_has_a_transform_of_its_own() {
+    let (_dir, images, labels) = pair();
+    let to_f32 = Transform::new(DType::U8, 1).unwrap();
+    let builder = Loader::builder(open_pair(&images, &labels), plan(8));
+    let mut loader = builder
+        .transform(to_f32)
+        .transform_field(
+            1,
+            per_record(4, |label, out, context| {
+                let label = i64::from_le_bytes(label.try_into()?);
+                assert_eq!(label, context.number as i64 - 30);
+                out.copy_from_slice(&i32::try_from(label)?.to_le_bytes());
+                Ok(())
+            }),
+        )
+        .build()
+        .unwrap();
+    for batch in loader.epoch(3) {
+        let batch = batch.unwrap();
+        let (pixels, classes) = batch.fields::<(f32, i32)>().unwrap();
+        for ((record, pixels), class) in batch.plan().runs().flatten().zip(pixels.chunks(3)).zip(classes) {
+            let record = record as f32;
+            assert_eq!((pixels, *class as f32), (&[record, 100.0 + record, 7.0][..], record - 30.0));
+        }
+    }
+    let error = Loader::builder(open_pair(&images, &labels), plan(8))
+        .transform_field(2, per_record(4, |_, _, _| Ok(())))
+        .build()
+        .unwrap_err();
+    assert_eq!(error.to_string(), "option `transform_field`: wanted a field below 2, found 2");
+}
+
+#[test]
+fn fields_that_do_not_match_are_refused_and_named() {
+    let (_dir, images, labels) = pair();
+    let (_short_dir, short) = files(&[RECORDS - 1]);
+    let refused = |error: Result<Loader, Error>| error.unwrap_err().to_string();
+    let (pixels, classes) = open_pair(&images, &labels);
+    let error = refused(Loader::builder((pixels, classes, open(&short)), plan(8)).build());
+    assert_eq!(
+        error,
+        format!(
+            "option `dataset`: wanted fields with the same number of records, found 61 in {} and 60 in {}",
+            images.display(),
+            short[0].display()
+        )
+    );
+    // Windows of another number.
+    let windows = Cut::Windows { rows: 4, stride: 4 };
+    let inputs = Records::open_headerless([&labels], DType::I64, windows).unwrap();
+    let error = refused(Loader::builder((inputs, open_pair(&images, &labels).0), plan(8)).build());
+    assert!(error.contains("found 15 in ") && error.contains(" and 61 in "), "{error}");
+}
+
+#[test]
+fn other_types_and_other_numbers_of_fields_are_refused() {
+    let (_dir, images, labels) = pair();
+    let mut loader = Loader::builder(open_pair(&images, &labels), plan(8)).build().unwrap();
+    let batch = loader.epoch(0).next().unwrap().unwrap();
+    let refused = [
+        (batch.fields::<(u8, f64)>().map(drop), "epoch 0, step 0: field 1: wanted i64 [], found f64"),
+        (batch.fields::<(u8, i32)>().map(drop), "epoch 0, step 0: field 1: wanted i64 [], found i32"),
+        (batch.fields::<(u8,)>().map(drop), "epoch 0, step 0: field 0: wanted types for 2 fields, found 1"),
+        (
+            batch.fields::<(u8, i64, u8)>().map(drop),
+            "epoch 0, step 0: field 0: wanted types for 2 fields, found 3",
+        ),
+        (batch.cast::<u8>().map(drop), "epoch 0, step 0: field 0: wanted types for 2 fields, found 1"),
+        (batch.field_shape(2).map(drop), "epoch 0, step 0: field 2: wanted a field below 2, found 2"),
+        (
+            batch.field::<[u8; 5]>(0).map(drop),
+            "epoch 0, step 0: wanted a whole number of [u8; 5], found 24 bytes",
+        ),
+    ];
+    for (found, wanted) in refused {
+        assert_eq!(found.unwrap_err().to_string(), wanted);
+    }
+    assert_eq!(batch.field::<u8>(1).unwrap().len(), 64, "anything may be looked at as bytes");
+    assert_eq!(batch.field::<[u8; 3]>(0).unwrap().len(), 8);
+}
+
+/// A field that counts what it is asked for.
+struct Asked(Arc<Records>, Arc<std::sync::Mutex<Vec<u64>>>);
+
+impl Dataset for Asked {
+    fn records(&self) -> u64 {
+        self.0.len()
+    }
+    fn record_bytes(&self) -> usize {
+        self.0.record_bytes()
+    }
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Dataset::read(&mut self.0, batch, out)
+    }
+    fn will_need(&mut self, batch: &BatchPlan) -> twinbuf::mmap::HintStats {
+        self.1.lock().unwrap().extend(batch.runs().flatten());
+        Dataset::will_need(&mut self.0, batch)
+    }
+}
+
+#[test]
+fn pages_are_asked_for_in_every_field() {
+    let (_dir, paths) = files(&[RECORDS]);
+    let asked: [Arc<std::sync::Mutex<Vec<u64>>>; 2] = Default::default();
+    let field = |i: usize| Asked(open(&paths), asked[i].clone());
+    let mut loader = Loader::builder((field(0), field(1)), plan(8)).build().unwrap();
+    assert_eq!(loader.epoch(0).count(), 8);
+    drop(loader);
+    let [mut a, mut b] = asked.map(|asked| std::mem::take(&mut *asked.lock().unwrap()));
+    assert!(a.len() as u64 > RECORDS / 2, "{a:?}");
+    a.sort_unstable();
+    b.sort_unstable();
+    assert_eq!(a, b);
+}
+
+#[test]
+fn a_checkpoint_belongs_to_all_fields() {
+    let (_dir, images, labels) = pair();
+    let build = |fields: (Records, Records)| Loader::builder(fields, plan(8)).build().unwrap();
+    let mut loader = build(open_pair(&images, &labels));
+    assert_eq!(loader.epoch(0).take(3).count(), 3);
+    let text = serde_json::to_string(&loader.checkpoint()).unwrap();
+    let checkpoint: Checkpoint = serde_json::from_str(&text).unwrap();
+    let mut again = build(open_pair(&images, &labels));
+    let batch = again.epochs_from(&checkpoint, 1).unwrap().next().unwrap().unwrap();
+    assert_eq!(batch.step(), 3);
+    // Other labels, or the same files the other way round.
+    let mut bytes = std::fs::read(&labels).unwrap();
+    bytes[0] ^= 1;
+    let other = labels.with_file_name("other.bin");
+    std::fs::write(&other, bytes).unwrap();
+    let mut different = build(open_pair(&images, &other));
+    let (pixels, classes) = open_pair(&images, &labels);
+    let mut turned = build((classes, pixels));
+    let (pixels, _) = open_pair(&images, &labels);
+    let mut alone = Loader::builder(pixels, plan(8)).build().unwrap();
+    for (loader, field) in [
+        (&mut different, "data set fingerprint"),
+        (&mut turned, "data set fingerprint"),
+        (&mut alone, "record size"),
+    ] {
+        match loader.epochs_from(&checkpoint, 1).map(drop) {
+            Err(Error::Checkpoint { field: found, .. }) => assert_eq!(found, field),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn memory_is_that_of_all_fields() {
+    let (_dir, paths) = files(&[RECORDS]);
+    let build = |limit| Loader::builder((open(&paths), open(&paths)), plan(8)).memory_limit(limit).build();
+    let slot = (2 * 8 * RECORD) as u64;
+    build(2 * slot).unwrap();
+    let error = build(2 * slot - 1).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "option `memory_limit`: wanted at least 16384 bytes (2 host slots of 8 records of 1024 bytes in 2 fields), \
+         found 16383"
+    );
+}
