@@ -184,6 +184,20 @@ def test_a_prefetched_loop_has_the_loads_of_the_thread() -> None:
     assert 0 < report.load < report.wall
 
 
+def test_a_loader_is_asked_for_its_own_report(tmp_path: Any) -> None:
+    np = pytest.importorskip("numpy")
+    np.save(tmp_path / "x.npy", np.zeros((64, 4), "float32"))
+    data = tb.Records.open_npy(tmp_path / "x.npy")
+    for overlap in (True, False):
+        loader = tb.Loader(data, tb.Plan(data, batch=4), overlap=overlap)
+        items = tb.watch(loader)
+        assert len([batch.release() for batch in items]) == 16
+        report = items.report()
+        assert report.batches == 16 and report.overlap == overlap and report.with_prefetch is None
+        assert report.load == loader.report().load > 0
+        assert report.advice == loader.report().advice
+
+
 def test_items_and_attributes_are_those_of_the_iterable() -> None:
     class Item:
         pass

@@ -74,7 +74,7 @@ class Watched(Generic[T]):
 
     def __init__(self, iterable: Iterable[T], name: str, line: str) -> None:
         self._iterable = iterable
-        self._record = _Record(name, line, _workers(iterable))
+        self._record = _Record(name, line, _workers(iterable), _own_report(iterable))
 
     def __iter__(self) -> Iterator[T]:
         """Start an epoch."""
@@ -98,6 +98,14 @@ def _workers(iterable: object) -> int:
     """Return how many workers a `DataLoader` has; those of a prefetched one are behind its thread."""
     workers = getattr(iterable, "num_workers", 0)
     return workers if isinstance(workers, int) and not isinstance(iterable, Prefetcher) else 0
+
+
+def _own_report(iterable: object) -> Callable[[], Report] | None:
+    """Return what makes the report of a `Loader`: it knows what its reading took."""
+    report: Callable[[], Report] | None = getattr(iterable, "report", None)
+    if isinstance(iterable, Prefetcher) or not callable(report) or not isinstance(report(), Report):
+        return None
+    return report
 
 
 class _Items(Generic[T]):
@@ -132,6 +140,7 @@ class _Record:
     name: str
     line: str
     workers: int
+    own: Callable[[], Report] | None
     epochs: int = 0
     batches: int = 0
     wall: float = 0.0
@@ -151,6 +160,8 @@ class _Record:
         load = self.load if self.prefetched else self.wait
         if self.workers and blocked > self.wait_cpu and blocked > (1 - 1 / _WORTH_IT) * self.wall:
             load = self.wall  # the workers are busy all the time, or as good as that
+        own = self.own() if self.own is not None else None
+        ahead = self.prefetched or self.workers > 0 or (own is not None and own.overlap)
         figures: dict[str, Any] = {
             "name": self.name,
             "epochs": self.epochs,
@@ -158,14 +169,15 @@ class _Record:
             "wall": self.wall,
             "wait": self.wait,
             "compute": self.compute,
-            "load": load,
+            "load": load if own is None else own.load,
             "first_wait": self.first_wait,
             "first_compute": self.first_compute,
-            "overlap": self.prefetched or self.workers > 0,
+            "overlap": ahead,
             "steps": tuple(self.steps),
-            "with_prefetch": None if self.prefetched or self.workers else self.overlapped,
+            "with_prefetch": None if ahead or own is not None else self.overlapped,
         }
-        return Report(advice=self._advice(Report(advice="", **figures)), **figures)
+        advice = self._advice(Report(advice="", **figures)) if own is None else own.advice
+        return Report(advice=advice, **figures)
 
     def _advice(self, report: Report) -> str:
         gain = report.remaining_speedup
@@ -178,6 +190,8 @@ class _Record:
             return f"{self.line}: put `tb.prefetch(...)` in place of `tb.watch(...)`.{held}"
         if gain > _WORTH_IT and 2 * report.first_wait > report.wall - report.ideal:
             return "Most of that is the wait for the first batch: call `iter()` before other preparations."
+        if self.prefetched and gain > _WORTH_IT and report.compute > 2 * report.load:
+            return "The thread runs late: other programs, or Python code of this one, keep it from running."
         if self.prefetched and gain > _WORTH_IT:
             return "Raise the `depth` of `prefetch`: single batches take longer than the others."
         if self.workers and gain > _WORTH_IT:
