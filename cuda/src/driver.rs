@@ -1,46 +1,45 @@
-//! Finding the driver, before cudarc does: cudarc panics where there is none.
+//! The driver: loaded here before cudarc loads it, because cudarc panics if there is none; and its errors as ours.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
+use cudarc::driver::{CudaContext, DriverError};
 use libloading::Library;
 
-use crate::cu::check;
 use crate::error::Error;
 
-/// The names to try, in cudarc's order, so that both find the same library. With the development files or the
-/// toolkit's stub `libcuda.so` exists; with the driver alone only `libcuda.so.1` does.
+/// The names to try, in cudarc's order, so that both find the same library. `libcuda.so` exists if the development files
+/// or the toolkit's stub are installed; the driver alone installs only `libcuda.so.1`.
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 #[cfg(windows)]
 const NAMES: [&str; 2] = ["cuda.dll", "nvcuda.dll"];
 
-// `CUresult` as a number: a newer driver may return one that no enumeration here has.
+// `CUresult` as a number: a newer driver may return a code that cudarc's enum lacks.
 const SUCCESS: u32 = 0;
 const STUB_LIBRARY: u32 = 34;
 const NO_DEVICE: u32 = 100;
 const NOT_READY: u32 = 600;
 const NOT_SUPPORTED: u32 = 801;
 
-/// The driver's functions that are called without cudarc.
+/// The driver functions that are called without cudarc.
 pub(crate) struct Driver {
     library: &'static str,
     init: unsafe extern "C" fn(c_uint) -> u32,
     device_count: unsafe extern "C" fn(*mut c_int) -> u32,
-    // The first version of this function, which every driver has: cudarc, built for CUDA 13, calls the second and
-    // panics with drivers before 12.8, which lack it.
+    // The first version of this function, which every driver has. cudarc, built for CUDA 13, calls the second version,
+    // which drivers before 12.8 lack, and panics there.
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> u32,
     error_name: unsafe extern "C" fn(u32, *mut *const c_char) -> u32,
-    /// Since 12.8. The first version of it, which newer drivers keep.
+    /// The first version of the function: since 12.8, and kept by newer drivers. `None` in older drivers.
     memcpy_batch_async: Option<MemcpyBatchAsync>,
 }
 
-/// `cuMemcpyBatchAsync`: targets, sources, sizes, their count, attributes, which copies they begin at, their count,
-/// which copy failed, the stream.
+/// `cuMemcpyBatchAsync`: targets, sources, sizes, count; attributes, the index of the first copy each applies to, their
+/// count; the index of a failed copy; the stream.
 type MemcpyBatchAsync = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
@@ -57,23 +56,23 @@ type MemcpyBatchAsync = unsafe extern "C" fn(
 #[repr(C)]
 struct CopyAttributes {
     source_access_order: u32,
-    /// Kind and number of a place, for managed memory only: none.
+    /// Location type and id. For managed memory only, so unset here.
     source: [u32; 2],
     target: [u32; 2],
     flags: u32,
 }
 
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: the sources are read in the stream's order, as by any other copy.
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: sources are read in stream order, as by a single copy.
 const STREAM_ORDER: u32 = 1;
 
-/// The context of device number `ordinal`, from 0: its primary context, which frameworks share.
+/// Returns the primary context of device `ordinal`, counted from 0. Frameworks share this context.
 ///
-/// The same as [`CudaContext::new`], except that it returns an error where that panics.
+/// It is [`CudaContext::new`] with errors in place of its panics.
 ///
 /// # Errors
 ///
 /// [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`], [`Error::NoDevice`]; [`Error::Option`] if
-/// there are devices, but not this one; [`Error::Driver`] if the driver fails.
+/// `ordinal` is out of range; [`Error::Driver`] if the driver fails.
 ///
 /// # Examples
 ///
@@ -83,7 +82,7 @@ const STREAM_ORDER: u32 = 1;
 /// match context(0) {
 ///     Ok(ctx) => println!("{}", ctx.name().unwrap()),
 ///     Err(error @ (Error::NoDriver { .. } | Error::StubDriver { .. } | Error::NoDevice { .. })) => {
-///         println!("on the CPU, then: {error}");
+///         println!("running on the CPU: {error}");
 ///     }
 ///     Err(error) => panic!("{error}"),
 /// }
@@ -97,8 +96,20 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
     check("cuDevicePrimaryCtxRetain", CudaContext::new(ordinal))
 }
 
+/// Converts cudarc's result of a driver call.
+///
+/// The code's name comes from the driver, not from cudarc's enum, which may lack the codes of a newer driver.
+pub(crate) fn check<T>(call: &'static str, result: Result<T, DriverError>) -> Result<T, Error> {
+    result.map_err(|DriverError(found)| {
+        let code = found as u32;
+        // The driver returned an error, so it is loaded.
+        let name = Driver::load().map_or_else(|_| format!("{found:?}"), |driver| driver.name(code));
+        Error::Driver { call, code, name }
+    })
+}
+
 impl Driver {
-    /// The driver, loaded for as long as the program runs: cudarc keeps pointers into it.
+    /// The driver. It stays loaded until the process ends, because cudarc keeps pointers into it.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
         if let Some(driver) = DRIVER.get() {
@@ -106,8 +117,8 @@ impl Driver {
         }
         let mut tried = Vec::new();
         for name in NAMES {
-            // SAFETY: loading a library runs its initializers; the CUDA driver's may run at any time, and cudarc
-            // would load the same library.
+            // SAFETY: loading a library runs its initializers. The CUDA driver's may run at any time; cudarc loads the
+            // same library.
             match unsafe { Library::new(name) } {
                 Ok(library) => {
                     let driver = Self::of(name, &library)?;
@@ -115,9 +126,9 @@ impl Driver {
                     return Ok(DRIVER.get_or_init(|| driver));
                 }
                 Err(error) => {
-                    // What the system said is the source of what libloading says.
-                    let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                    let reason = said.strip_prefix(&format!("{name}: ")).unwrap_or(&said);
+                    // libloading wraps the system's message, which begins with the library's name.
+                    let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                    let reason = message.strip_prefix(&format!("{name}: ")).unwrap_or(&message);
                     tried.push((name.to_string(), reason.to_string()));
                 }
             }
@@ -128,7 +139,7 @@ impl Driver {
     fn of(name: &'static str, library: &Library) -> Result<Self, Error> {
         macro_rules! function {
             ($function:literal) => {
-                // SAFETY: the type is that of the function of this name in cuda.h, with the result as a number.
+                // SAFETY: the field's type is the function's type in cuda.h, with the result as a number.
                 *unsafe { library.get($function) }
                     .map_err(|_| Error::NotADriver { library: name.to_string(), function: $function })?
             };
@@ -139,14 +150,14 @@ impl Driver {
             device_count: function!("cuDeviceGetCount"),
             event_elapsed_time: function!("cuEventElapsedTime"),
             error_name: function!("cuGetErrorName"),
-            // SAFETY: the type is that of the function of this name in cuda.h of 12.8, with the result as a number.
+            // SAFETY: the field's type is the function's type in cuda.h of 12.8, with the result as a number.
             memcpy_batch_async: unsafe { library.get(b"cuMemcpyBatchAsync") }.ok().map(|function| *function),
         })
     }
 
-    /// Initializes the driver and returns how many devices there are, at least one.
+    /// Initializes the driver and returns the number of devices, at least one.
     fn start(&self) -> Result<usize, Error> {
-        // SAFETY: takes no pointers; the only flags there are is 0.
+        // SAFETY: takes no pointers; the flags must be 0.
         self.check("cuInit", unsafe { (self.init)(0) })?;
         let mut devices = 0;
         // SAFETY: the pointer is valid for the call.
@@ -157,26 +168,25 @@ impl Driver {
         }
     }
 
-    /// Milliseconds from one event to another, which both have timing and have been recorded; `None` if one of
-    /// them is not complete yet.
+    /// Milliseconds from one recorded timing event to another; `None` if one of them is not complete.
     ///
     /// # Safety
     ///
     /// Both events exist.
     pub(crate) unsafe fn milliseconds(&self, start: CUevent, end: CUevent) -> Result<Option<f32>, Error> {
         let mut milliseconds = 0.0;
-        // SAFETY: the pointer is valid for the call; the events exist, says the caller.
+        // SAFETY: the pointer is valid for the call; the caller guarantees the events.
         match unsafe { (self.event_elapsed_time)(&raw mut milliseconds, start, end) } {
             NOT_READY => Ok(None),
             code => self.check("cuEventElapsedTime", code).map(|()| Some(milliseconds)),
         }
     }
 
-    /// Enqueues several copies by one call. `None` if the driver has no such call, or not for this.
+    /// Enqueues several host-to-device copies with one call. `None` if the driver lacks the call or does not support it.
     ///
     /// # Safety
     ///
-    /// As for as many `cuMemcpyHtoDAsync`; the stream is no default stream.
+    /// For each copy, as for `cuMemcpyHtoDAsync`. The stream is not a default stream.
     pub(crate) unsafe fn copy_batch(
         &self,
         targets: &mut [CUdeviceptr],
@@ -188,8 +198,8 @@ impl Driver {
         let mut attributes =
             CopyAttributes { source_access_order: STREAM_ORDER, source: [0; 2], target: [0; 2], flags: 0 };
         let (mut first, mut failed) = (0, 0);
-        // SAFETY: the caller answers for the copies; all pointers are valid for the call, which reads as many of each
-        // as there are sizes, and one of the attributes.
+        // SAFETY: the caller guarantees the copies. All pointers are valid for the call, which reads `sizes.len()`
+        // targets, sources and sizes, and one attribute.
         let code = unsafe {
             copy(
                 targets.as_mut_ptr(),
@@ -215,14 +225,14 @@ impl Driver {
         }
     }
 
-    /// What the driver calls this `CUresult`, which may be newer than every enumeration here.
-    pub(crate) fn name(&self, code: u32) -> String {
+    /// The driver's name for this `CUresult`.
+    fn name(&self, code: u32) -> String {
         let mut name = ptr::null();
         // SAFETY: the pointer is valid for the call.
         match unsafe { (self.error_name)(code, &raw mut name) } {
-            // SAFETY: the driver has set it to a C string of its own, which stays.
+            // SAFETY: the driver set it to a static C string.
             SUCCESS if !name.is_null() => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
-            _ => "a CUresult that the driver does not know".to_string(),
+            _ => "unknown CUresult".to_string(),
         }
     }
 }

@@ -1,13 +1,14 @@
-//! The three edges that keep the streams apart, one function each; the crate's documentation has the picture.
+//! The three edges between host, copy stream and compute streams, one function each; the crate's documentation has a
+//! diagram.
 //!
-//! The tests take each of them away in turn, and the checker must notice. Without `cfg(test)` there is no switch.
+//! The tests remove each edge in turn, and the checker must report it. Only `cfg(test)` builds can remove one.
 
 use cudarc::driver::sys::{CUevent, CUstream};
 
 use crate::cu;
 use crate::error::Error;
 
-/// Edge 1: the host may write the host slot again. `false` if it may not yet, unless this is to `wait`.
+/// Edge 1: returns whether the host may refill the host slot. Blocks until it may, if `wait` is set.
 ///
 /// # Safety
 ///
@@ -17,7 +18,7 @@ pub(crate) unsafe fn refill_after_copy(copied: CUevent, wait: bool) -> Result<bo
     if Edge::RefillAfterCopy.is_missing() {
         return Ok(true);
     }
-    // SAFETY: it exists, says the caller. Mostly it is complete, and a look costs less than a wait.
+    // SAFETY: the caller guarantees the event. It is usually complete, and a query costs less than a wait.
     let done = unsafe { cu::is_complete(copied) }?;
     if !done && wait {
         // SAFETY: as above.
@@ -26,7 +27,7 @@ pub(crate) unsafe fn refill_after_copy(copied: CUevent, wait: bool) -> Result<bo
     Ok(done || wait)
 }
 
-/// Edge 2: `stream` may use the batch.
+/// Edge 2: makes `stream` wait for the copy before it uses the batch.
 ///
 /// # Safety
 ///
@@ -36,11 +37,11 @@ pub(crate) unsafe fn use_after_copy(stream: CUstream, copied: CUevent) -> Result
     if Edge::UseAfterCopy.is_missing() {
         return Ok(());
     }
-    // SAFETY: both exist, says the caller.
+    // SAFETY: the caller guarantees that both exist.
     unsafe { cu::wait(stream, copied) }
 }
 
-/// Edge 3: the copy stream may write the device slot again.
+/// Edge 3: makes the copy stream wait for a use before it refills the device slot.
 ///
 /// # Safety
 ///
@@ -50,7 +51,7 @@ pub(crate) unsafe fn copy_after_use(copy_stream: CUstream, consumed: CUevent) ->
     if Edge::CopyAfterUse.is_missing() {
         return Ok(());
     }
-    // SAFETY: both exist, says the caller.
+    // SAFETY: the caller guarantees that both exist.
     unsafe { cu::wait(copy_stream, consumed) }
 }
 

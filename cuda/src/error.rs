@@ -1,91 +1,84 @@
-//! What can go wrong between a host slot and a lease.
+//! The errors of this crate.
 
 use std::fmt;
 use std::io;
+use std::sync::OnceLock;
 
-use cudarc::driver::DriverError;
-
-use crate::driver::Driver;
+/// The error that ended an uploader, shared by both of its sides. Set once, before either side sees the end.
+pub(crate) type Fate = OnceLock<Error>;
 
 /// Why there is no driver, no uploader, no slot or no batch.
 ///
-/// An error of the driver ends an uploader: after every batch that was copied before, both sides get that same
-/// error, again and again.
+/// A driver error ends an uploader. Batches copied before it are still delivered; after them, both sides return that
+/// same error from every call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// No CUDA driver is installed: none of these libraries could be loaded.
     NoDriver {
-        /// Each name tried, with what the system said.
+        /// Each library name that was tried, and the system's error for it.
         tried: Vec<(String, String)>,
     },
-    /// The library that was found is no CUDA driver: it lacks a function.
+    /// A library with the driver's name was found, but it lacks a function of the driver.
     NotADriver {
         /// The name it was loaded by.
         library: String,
-        /// The function it lacks.
+        /// The missing function.
         function: &'static str,
     },
-    /// The toolkit's stub was found in place of the driver. It is for linking only.
+    /// The toolkit's stub was found in place of the driver. The stub is for linking only.
     StubDriver {
         /// The name it was loaded by.
         library: String,
     },
-    /// The driver works, and finds no device that it can use.
+    /// The driver works, but it has no usable device.
     NoDevice {
         /// The name the driver was loaded by.
         library: String,
     },
-    /// A call of the driver failed; CUDA also reports errors of earlier work this way.
+    /// A driver call failed. CUDA also reports errors of earlier work this way.
     Driver {
         /// The function.
         call: &'static str,
-        /// What it returned, a `CUresult`.
+        /// The `CUresult` it returned.
         code: u32,
-        /// The driver's name for that.
+        /// The driver's name for that code.
         name: String,
     },
     /// An argument or option has a value that cannot work.
     Option {
-        /// The argument or the builder's method.
+        /// The argument, or the builder's method.
         option: &'static str,
-        /// What values it takes.
+        /// The values it accepts.
         wanted: String,
         /// The value it was given.
         found: String,
     },
     /// The copy thread could not be started.
     Spawn {
-        /// What the system said.
+        /// The system's error.
         kind: io::ErrorKind,
     },
     /// The stream belongs to another context than the uploader.
     OtherContext,
-    /// The stream is the per-thread default stream, which is another stream on another thread: use it through
-    /// [`Lease::on_this_thread`](crate::Lease::on_this_thread).
+    /// The stream is the per-thread default stream. Its handle names a different stream on every thread, so a lease,
+    /// which may move between threads, could not order its release. Copy the batch with
+    /// [`Lease::into_owned`](crate::Lease::into_owned), which accepts it, or use a stream from `ctx.new_stream()` or
+    /// `ctx.default_stream()`.
     PerThreadStream,
-    /// The device slot whose turn it is, is held by a lease that is still there, or was leaked.
-    AllHeld {
+    /// The next device slot in turn is held by a lease that is still alive or was leaked.
+    SlotHeld {
         /// The number of device slots.
         device_depth: usize,
     },
-    /// The next batch is not there yet. With `overlap(false)`, where only the caller commits, `recv` says so too:
-    /// waiting would never end.
+    /// The next batch is not ready. With `overlap(false)`, where the same thread commits and receives, `recv` returns
+    /// this too, because waiting would never end.
     Empty,
     /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`, or
-    /// [`on_copied`](crate::Uploader::on_copied) panicked: what was received may not be all.
+    /// [`on_copied`](crate::Uploader::on_copied) panicked: the batches received so far may not be all of them.
     Abandoned,
-    /// The [`DeviceBatches`](crate::DeviceBatches) are gone: nobody will receive what is filled now.
+    /// The [`DeviceBatches`](crate::DeviceBatches) were dropped: no one receives what is committed.
     Closed,
-}
-
-impl Error {
-    pub(crate) fn driver(call: &'static str, error: DriverError) -> Self {
-        let code = error.0 as u32;
-        // It returned an error, so it is loaded. Not the enumeration's own name: a newer driver's code may be none.
-        let name = Driver::load().map_or_else(|_| format!("{:?}", error.0), |driver| driver.name(code));
-        Self::Driver { call, code, name }
-    }
 }
 
 impl fmt::Display for Error {
@@ -104,12 +97,12 @@ impl fmt::Display for Error {
             }
             Self::StubDriver { library } => write!(
                 f,
-                "{library}: wanted a CUDA driver, found the toolkit's stub, which is for linking only: take its folder \
-                 out of the library path, and install the NVIDIA driver"
+                "{library}: wanted a CUDA driver, found the toolkit's stub, which is for linking only: remove its folder \
+                 from the library path, and install the NVIDIA driver"
             ),
             Self::NoDevice { library } => write!(
                 f,
-                "{library}: the CUDA driver found no device: look at `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+                "{library}: the CUDA driver found no device: check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
             ),
             Self::Driver { call, code, name } => write!(f, "{call}: {name} ({code})"),
             Self::Option { option, wanted, found } => {
@@ -117,26 +110,24 @@ impl fmt::Display for Error {
             }
             Self::Spawn { kind } => write!(f, "the copy thread could not be started: {kind}"),
             Self::OtherContext => {
-                f.write_str("wanted a stream of the uploader's context, found one of another")
+                f.write_str("wanted a stream of the uploader's context, found one of another context")
             }
             Self::PerThreadStream => f.write_str(
-                "wanted a stream that is the same on every thread, found the per-thread default stream: use \
-                 `on_this_thread` first",
+                "wanted a stream that is the same on every thread, found the per-thread default stream: copy the batch \
+                 with `into_owned`, or use a stream from `new_stream` or `default_stream`",
             ),
-            Self::AllHeld { device_depth } => write!(
+            Self::SlotHeld { device_depth } => write!(
                 f,
-                "wanted the next of {device_depth} device slots, found it held by a lease: drop that, or raise \
+                "wanted the next of {device_depth} device slots, found it held by a lease: drop that lease, or raise \
                  `device_depth`"
             ),
-            Self::Empty => f.write_str(
-                "the next batch is not there: nothing was committed, or its copy was not issued yet",
+            Self::Empty => {
+                f.write_str("the next batch is not ready: it was not committed, or its copy was not issued yet")
+            }
+            Self::Abandoned => f.write_str(
+                "the host slots were dropped without `finish`, or `on_copied` panicked: the data may be incomplete",
             ),
-            Self::Abandoned => {
-                f.write_str("the host slots were dropped without `finish`, or `on_copied` panicked: the data may be incomplete")
-            }
-            Self::Closed => {
-                f.write_str("the device batches are gone: nobody will receive what is filled now")
-            }
+            Self::Closed => f.write_str("the device batches were dropped: no one receives what is committed"),
         }
     }
 }

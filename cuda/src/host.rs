@@ -1,4 +1,4 @@
-//! The reading side: page-locked host slots, filled one after the other.
+//! The reading side: fills page-locked host slots in turn.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,17 +8,17 @@ use std::thread::{self, JoinHandle};
 
 use twinbuf_core::{Park, Producer, ReservedSlot, WriteSlot};
 
-use crate::copy::{ByHand, Fate};
-use crate::cu::HostBytes;
-use crate::error::Error;
+use crate::copy::by_hand::ByHand;
+use crate::error::{Error, Fate};
+use crate::memory::HostBytes;
 use crate::slot::{HostBuf, Layout};
 
-/// The side that fills host slots; made by [`Uploader::build`](crate::Uploader::build).
+/// Fills host slots; made by [`Uploader::build`](crate::Uploader::build).
 ///
-/// Dropping it tells the other side that the data may be incomplete; only [`finish`](HostSlots::finish) is the
-/// end.
+/// Call [`finish`](HostSlots::finish) at the end of the data. If it is dropped without that, the other side receives
+/// [`Error::Abandoned`] after the last batch, because the data may be incomplete.
 pub struct HostSlots<M: 'static> {
-    // Dropped in this order: the copy thread is joined when both sides are gone.
+    // Dropped in this order: the copy thread is joined after both sides are gone.
     side: Side<M>,
     device_depth: usize,
     fate: Arc<Fate>,
@@ -26,22 +26,22 @@ pub struct HostSlots<M: 'static> {
 }
 
 enum Side<M: 'static> {
-    /// A thread copies what is committed.
+    /// The copy thread copies committed slots.
     Ahead(Producer<'static, HostBuf<M>, Park>, Arc<Layout>),
-    /// `commit` does.
+    /// `commit` copies them.
     ByHand(Box<ByHand<M>>),
 }
 
-/// The copy thread, joined when both sides of the uploader have been dropped, unless that happens on it.
+/// The copy thread, joined when both sides of the uploader have been dropped.
 pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // Code of the caller's that runs on the copy thread, as a waker, may be the last that has a side: then this is
-        // that thread, which cannot wait for its own end, and comes to it by itself.
+        // The caller's code on the copy thread, such as a waker, may drop the last side. A thread cannot join itself; it
+        // ends on its own.
         let other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
         if let Some(thread) = self.0.take().filter(other) {
-            // A panic (in `on_copied`) has been reported by its hook, and to both sides as the end.
+            // A panic in `on_copied` was reported by the panic hook, and both sides see the end.
             let _ = thread.join();
         }
     }
@@ -62,13 +62,13 @@ impl<M: 'static> HostSlots<M> {
         Self { side: Side::ByHand(Box::new(by_hand)), device_depth, fate, _thread: None }
     }
 
-    /// The next host slot, waiting until its last copy is done.
+    /// Returns the next host slot, waiting until its previous copy is done.
     ///
     /// # Errors
     ///
-    /// The error that ended the uploader, or [`Error::Closed`] once the [`DeviceBatches`](crate::DeviceBatches)
-    /// are gone. With `overlap(false)` also [`Error::AllHeld`], if there is no device slot for a batch: a lease has
-    /// to be dropped first, and on this thread nobody would.
+    /// The error that ended the uploader, or [`Error::Closed`] if the [`DeviceBatches`](crate::DeviceBatches) were
+    /// dropped. With `overlap(false)` also [`Error::SlotHeld`] if the next device slot is held by a lease: the caller has
+    /// to drop it first.
     pub fn acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
         let Self { side, device_depth, fate, .. } = self;
         let ended = || fate.get().cloned().unwrap_or(Error::Closed);
@@ -94,7 +94,7 @@ impl<M: 'static> HostSlots<M> {
         Ok(HostSlot { slot, layout, flushed: 0, fate })
     }
 
-    /// The end of the data: the other side receives what was committed, then `None`.
+    /// Ends the data: the other side receives what was committed, then `None`.
     pub fn finish(self) {
         match self.side {
             Side::Ahead(ring, _) => ring.finish(),
@@ -103,33 +103,33 @@ impl<M: 'static> HostSlots<M> {
     }
 }
 
-/// A free host slot, to be filled in place: page-locked memory, as long as the uploader's slots. CUDA promises no
-/// alignment of it.
+/// A free host slot to fill in place: page-locked memory of the uploader's slot size. CUDA does not guarantee its
+/// alignment.
 ///
-/// **Dropping it does not hand it over**, as in [`twinbuf_core::WriteSlot`]: call [`commit`](HostSlot::commit).
-/// What is in it is what was there before, from 0 on.
+/// **Dropping it does not hand it over**, as with [`twinbuf_core::WriteSlot`]: call [`commit`](HostSlot::commit). It
+/// contains the bytes of an earlier batch, or zeros.
 ///
-/// A host slot that was made write-combined is slow to read: fill it in order, and do not read it.
-#[must_use = "a slot that is dropped without `commit` is not handed over"]
+/// A write-combined slot is slow to read: fill it in order, and do not read it.
+#[must_use = "a slot dropped without `commit` is not handed over"]
 pub struct HostSlot<'p, M: 'static> {
     slot: Slot<'p, M>,
     layout: Arc<Layout>,
-    /// How many bytes, from the slot's start, have been handed over.
+    /// Bytes at the slot's start that have been handed over.
     flushed: usize,
     fate: &'p Fate,
 }
 
 enum Slot<'p, M: 'static> {
     Whole(WriteSlot<'p, 'static, HostBuf<M>, Park>),
-    /// The chunks that have not been handed over, in order; at least one.
+    /// The chunks that have not been handed over, in order. Not empty.
     Chunks(VecDeque<ReservedSlot<'static, HostBuf<M>, Park>>),
     ByHand(Turn<'p, M>),
 }
 
-/// A slot's turn by hand.
+/// A slot of [`ByHand`].
 struct Turn<'p, M: 'static> {
     by_hand: &'p mut ByHand<M>,
-    /// Its batch was handed over whole.
+    /// The batch was handed over.
     ended: bool,
 }
 
@@ -142,21 +142,21 @@ impl<M: 'static> Drop for Turn<'_, M> {
 }
 
 impl<M: 'static> HostSlot<'_, M> {
-    /// Hands the first `len` bytes over, to be copied, and `meta` with them, to be found in their
-    /// [`Lease`](crate::Lease). No bytes are a batch too: so a reader tells its own errors, in their order.
+    /// Hands over the first `len` bytes, which are copied to the device, with the value `meta`, which the batch's
+    /// [`Lease`](crate::Lease) returns. `len` may be 0: a reader can report its own errors, in order, as empty batches.
     ///
-    /// Of several [`arrays`](crate::Uploader::arrays) it is the first; the others are empty.
+    /// With several [`arrays`](crate::Uploader::arrays), `len` is the length of the first; the others are empty.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if the slot is shorter than `len`; nothing was handed over. The error that ended the
-    /// uploader, or [`Error::Closed`]: nobody will receive it.
+    /// [`Error::Option`] if the slot is shorter than `len`. The error that ended the uploader, or [`Error::Closed`]. The
+    /// batch is not handed over then.
     pub fn commit(self, len: usize, meta: M) -> Result<(), Error> {
         self.commit_arrays(&[len], meta)
     }
 
-    /// The same for several [`arrays`](crate::Uploader::arrays): the first bytes of each, as many as `lens` tells. They
-    /// are copied by one call of the driver where it has one (`cuMemcpyBatchAsync`, since 12.8).
+    /// Hands over the first `lens[i]` bytes of each of several [`arrays`](crate::Uploader::arrays). One driver call copies
+    /// them all if the driver has it (`cuMemcpyBatchAsync`, since 12.8).
     ///
     /// # Errors
     ///
@@ -179,10 +179,10 @@ impl<M: 'static> HostSlot<'_, M> {
         }
         let Self { slot, layout, flushed, fate } = &mut self;
         let closed = |_| fate.get().cloned().unwrap_or(Error::Closed);
-        // Write-combined memory needs no fence of its own. On x86 the ring hands over by a locked instruction, which
-        // drains the write-combining buffers (Intel SDM, volume 3, "Memory Types"). On aarch64 such memory is Normal
-        // Non-cacheable, so that the ring's release orders the stores before the hand-over, and the driver's own
-        // barrier before it starts the engine is behind that (Arm ARM, B2.3).
+        // Write-combined memory needs no fence here. On x86 the ring hands over with a locked instruction, which drains
+        // the write-combining buffers (Intel SDM, volume 3, "Memory Types"). On aarch64 such memory is Normal
+        // Non-cacheable: the ring's release orders the stores before the hand-over, and the driver's barrier before it
+        // starts the copy engine comes after that (Arm ARM, B2.3).
         match slot {
             Slot::Chunks(chunks) => {
                 while let Some(mut chunk) = chunks.pop_front() {
@@ -208,15 +208,16 @@ impl<M: 'static> HostSlot<'_, M> {
         }
     }
 
-    /// Starts the copy of the whole [`chunks`](crate::Uploader::chunk_bytes) among the slot's first `filled` bytes,
-    /// while the rest is being filled. **The slot is then what comes after them**: [`flushed`](HostSlot::flushed) bytes
-    /// less at its start. Its last chunk waits for [`commit`](HostSlot::commit).
+    /// Starts the copy of every complete [chunk](crate::Uploader::chunk_bytes) within the slot's first `filled` bytes,
+    /// while the rest is being filled.
     ///
-    /// If the slot is then dropped, the batch is not handed over.
+    /// **The slot then dereferences to what follows them**: its first [`flushed`](HostSlot::flushed) bytes are no longer
+    /// accessible. `filled` still counts from the slot's original start. The last chunk is copied by
+    /// [`commit`](HostSlot::commit). If the slot is dropped instead, the batch is not handed over.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if the slot is shorter; the error that ended the uploader, or [`Error::Closed`].
+    /// [`Error::Option`] if the slot is shorter than `filled`; the error that ended the uploader, or [`Error::Closed`].
     pub fn flush(&mut self, filled: usize) -> Result<(), Error> {
         if filled > self.layout.bytes {
             let wanted = format!("at most the slot's {} bytes", self.layout.bytes);
@@ -227,16 +228,16 @@ impl<M: 'static> HostSlot<'_, M> {
         if until <= self.flushed {
             return Ok(());
         }
-        // From here on it is not written to, whatever comes of it.
+        // From here on these bytes are not written to, even if a call below fails.
         let mut part = self.flushed..until;
         let count = part.len() / chunk;
         self.flushed = until;
         match &mut self.slot {
-            Slot::Whole(_) => Ok(()), // of one chunk
+            Slot::Whole(_) => Ok(()), // has one chunk
             Slot::Chunks(chunks) => {
                 for _ in 0..count {
                     let Some(mut chunk) = chunks.pop_front() else { break };
-                    // One copy for all of them.
+                    // One copy for all of these chunks; the others are empty.
                     chunk.set_part(std::mem::replace(&mut part, until..until));
                     chunk.commit().map_err(|_| self.fate.get().cloned().unwrap_or(Error::Closed))?;
                 }
@@ -249,13 +250,13 @@ impl<M: 'static> HostSlot<'_, M> {
         }
     }
 
-    /// How many bytes, from the slot's start, [`flush`](HostSlot::flush) has handed over.
+    /// Bytes at the slot's start that [`flush`](HostSlot::flush) has handed over.
     #[must_use]
     pub fn flushed(&self) -> usize {
         self.flushed
     }
 
-    /// Where each of the [`arrays`](crate::Uploader::arrays) lies in the whole slot.
+    /// The byte range of each of the [`arrays`](crate::Uploader::arrays) in the whole slot.
     #[must_use]
     pub fn arrays(&self) -> &[Range<usize>] {
         self.layout.arrays()
@@ -275,10 +276,10 @@ impl<M: 'static> Deref for HostSlot<'_, M> {
 
     fn deref(&self) -> &[u8] {
         let rest = self.layout.bytes - self.flushed;
-        // SAFETY: within the slot, whose memory has as many bytes (`build` compares them).
+        // SAFETY: in bounds of the slot's memory (`build` checks its length).
         let start = unsafe { self.memory().start().add(self.flushed) };
-        // SAFETY: that many bytes, all set, of a slot that this guard has alone, from `flushed` on: the copies of its
-        // last batch are over, and this batch's are of what comes before.
+        // SAFETY: `rest` initialized bytes, which this guard owns: the copies of the slot's previous batch are done, and
+        // this batch's copies read only the bytes before `flushed`.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), rest) }
     }
 }
@@ -288,7 +289,7 @@ impl<M: 'static> DerefMut for HostSlot<'_, M> {
         let rest = self.layout.bytes - self.flushed;
         // SAFETY: as in `deref`.
         let start = unsafe { self.memory().start().add(self.flushed) };
-        // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+        // SAFETY: as in `deref`; `&mut self` excludes other references.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), rest) }
     }
 }

@@ -1,25 +1,25 @@
-//! The training side: batches in device memory, leased from their slots.
+//! A batch in device memory, leased from its slot.
 
 use std::fmt;
-use std::marker::PhantomData;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::thread::ThreadId;
 
 use bytemuck::AnyBitPattern;
 use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
-use twinbuf_core::{Consumer, Park, ReadSlot, RecvError, TryRecvError};
+use twinbuf_core::{Park, ReadSlot};
 
-use crate::copy::{Clock, CopyTime, Fate};
-use crate::cu::{self, BesideCaptures, Current, check};
+use crate::cu::{self, BesideCaptures, Current};
+use crate::driver::check;
 use crate::error::Error;
-use crate::host::Thread;
 use crate::slot::{DeviceBuf, Layout};
-use crate::view::View;
+use crate::time::{Clock, CopyTime};
 
-/// What a batch can be seen as in device memory: a type that every sequence of bytes is a value of.
+mod view;
+
+pub use view::View;
+
+/// A type that a batch can be viewed as in device memory: every bit pattern is a value of it.
 pub trait Element: DeviceRepr + AnyBitPattern {}
 
 impl<T: DeviceRepr + AnyBitPattern> Element for T {}
@@ -27,126 +27,16 @@ impl<T: DeviceRepr + AnyBitPattern> Element for T {}
 /// `CU_STREAM_PER_THREAD` of cuda.h.
 const PER_THREAD: usize = 2;
 
-/// The side that receives batches; made by [`Uploader::build`](crate::Uploader::build).
-pub struct DeviceBatches<M: 'static> {
-    // Dropped in this order: the copy thread is joined when both sides are gone.
-    ring: Consumer<'static, DeviceBuf<M>, Park>,
-    layout: Arc<Layout>,
-    clock: Option<Arc<Clock>>,
-    ctx: Arc<CudaContext>,
-    fate: Arc<Fate>,
-    thread: Option<Arc<Thread>>,
-}
-
-impl<M: 'static> DeviceBatches<M> {
-    pub(crate) fn new(
-        ring: Consumer<'static, DeviceBuf<M>, Park>,
-        layout: Arc<Layout>,
-        clock: Option<Arc<Clock>>,
-        ctx: Arc<CudaContext>,
-        fate: Arc<Fate>,
-        thread: Option<Arc<Thread>>,
-    ) -> Self {
-        Self { ring, layout, clock, ctx, fate, thread }
-    }
-
-    /// The next batch, waiting until its copy has been issued; `None` after
-    /// [`finish`](crate::HostSlots::finish).
-    ///
-    /// The copy may still be running: the streams that use the batch wait for it, the host does not. If it fails,
-    /// CUDA says so in every later call, and the batch after this one is that error.
-    ///
-    /// # Errors
-    ///
-    /// After all batches that came before: the error that ended the uploader, [`Error::Abandoned`] if the host
-    /// slots were dropped without `finish`; again and again. [`Error::AllHeld`] if the next device slot in turn is
-    /// held by a lease, or was when it was leaked: waiting for oneself would never end. With `overlap(false)`
-    /// [`Error::Empty`] if nothing was committed.
-    pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
-        if !self.overlap() {
-            return self.try_recv();
-        }
-        let received = self.ring.recv();
-        self.lease(received)
-    }
-
-    /// The next batch, if its copy has been issued by now. Never waits.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Empty`] if it has not; the others as [`recv`](DeviceBatches::recv).
-    pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
-        let received = match self.ring.try_recv() {
-            Ok(slot) => Ok(slot),
-            Err(TryRecvError::Empty) => return Err(Error::Empty),
-            Err(TryRecvError::Finished) => Err(RecvError::Finished),
-            // Nothing here reserves slots, so none is cancelled.
-            Err(TryRecvError::Abandoned | TryRecvError::Cancelled) => Err(RecvError::Abandoned),
-            Err(TryRecvError::SlotHeld) => Err(RecvError::SlotHeld),
-        };
-        self.lease(received)
-    }
-
-    /// The next batch, or the promise that the task of `cx` is woken when its copy has been issued.
-    ///
-    /// # Errors
-    ///
-    /// As [`recv`](DeviceBatches::recv).
-    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
-        if self.overlap() {
-            self.ring.poll_recv(cx).map(|received| self.lease(received))
-        } else {
-            Poll::Ready(self.try_recv())
-        }
-    }
-
-    /// What a receive from the ring means.
-    fn lease(
-        &self,
-        received: Result<ReadSlot<'static, DeviceBuf<M>, Park>, RecvError>,
-    ) -> Result<Option<Lease<M>>, Error> {
-        match received {
-            Ok(slot) => {
-                let (layout, clock, ctx) = (self.layout.clone(), self.clock.clone(), self.ctx.clone());
-                Ok(Some(Lease { slot, layout, clock, ctx }))
-            }
-            Err(RecvError::Finished) => Ok(None),
-            Err(RecvError::Abandoned | RecvError::Cancelled) => {
-                Err(self.fate.get().cloned().unwrap_or(Error::Abandoned))
-            }
-            Err(RecvError::SlotHeld) => Err(Error::AllHeld { device_depth: self.ring.depth() }),
-        }
-    }
-
-    fn overlap(&self) -> bool {
-        self.thread.is_some()
-    }
-
-    /// The thread that issues the copies, and wakes tasks. For a thread that fills the slots: whoever runs on this one
-    /// cannot wait for that one's end.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn copy_thread(&self) -> Option<ThreadId> {
-        self.thread.as_ref()?.0.as_ref().map(|thread| thread.thread().id())
-    }
-
-    /// The context that the batches are in.
-    #[must_use]
-    pub fn context(&self) -> &Arc<CudaContext> {
-        &self.ctx
-    }
-}
-
 /// One batch in device memory, in its slot.
 ///
-/// When it is dropped, an event is recorded on every stream it was used on, and the next copy into the slot waits
-/// for those: drop it as soon as the work is *enqueued*. Dropping waits for nothing, unless an event cannot be
-/// recorded: then for that stream. Leases may be dropped in any order, on any thread. One that is leaked
-/// (`mem::forget`) costs its slot; the slot is never filled again.
+/// Dropping it records an event on every stream that it was used on, and the next copy into the slot waits for those
+/// events: so drop it as soon as the work that reads it is *enqueued*. Dropping does not block, unless an event cannot be
+/// recorded; then it waits for that stream. Leases may be dropped in any order and on any thread. A leaked lease
+/// (`mem::forget`) costs its slot, which is never refilled.
 ///
-/// What calls the driver, dropping too, leaves the calling thread's current context as it was.
+/// Every call, and the drop, leaves the calling thread's current context as it was.
 ///
-/// `M` is what the reading side committed with the batch; it is dropped with the lease.
+/// `M` is the value committed with the batch. It is dropped with the lease.
 pub struct Lease<M: 'static> {
     slot: ReadSlot<'static, DeviceBuf<M>, Park>,
     layout: Arc<Layout>,
@@ -155,32 +45,40 @@ pub struct Lease<M: 'static> {
 }
 
 impl<M: 'static> Lease<M> {
-    /// The batch as elements of type `T`, for use on `stream`: what is enqueued there from now on runs after the
-    /// copy, and the slot's next copy runs after what is enqueued there until the lease is dropped.
+    pub(crate) fn new(
+        slot: ReadSlot<'static, DeviceBuf<M>, Park>,
+        layout: Arc<Layout>,
+        clock: Option<Arc<Clock>>,
+        ctx: Arc<CudaContext>,
+    ) -> Self {
+        Self { slot, layout, clock, ctx }
+    }
+
+    /// Views the batch as elements of type `T`, for use on `stream`.
     ///
-    /// Call it for each stream; a second time for one costs nothing. The [`View`] is for this stream: cudarc's copies
-    /// on another one are ordered too, but wait on the host.
+    /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after the work that was
+    /// enqueued on `stream` before the lease is dropped. Call this once for each stream that uses the batch; repeated
+    /// calls for one stream cost nothing. cudarc's safe copies of the [`View`] on another stream are ordered too, but
+    /// block the host.
     ///
-    /// **Not while the stream is being captured** into a graph, nor may the lease be dropped then: a captured stream
-    /// cannot wait for a copy outside of its graph, and no copy for an event that the graph records. Call this for
-    /// the stream that launches the graph. The copy thread and a capture on another thread, in any mode, leave each
-    /// other alone.
+    /// **Do not call this while `stream` is being captured** into a graph, and do not drop the lease then: a captured
+    /// stream cannot wait for a copy outside its graph, and the copy cannot wait for an event that the graph records.
+    /// Call it for the stream that launches the graph. Captures on other threads, in any mode, are not affected.
     ///
     /// # Errors
     ///
-    /// [`Error::OtherContext`]; [`Error::PerThreadStream`], for which there is
-    /// [`on_this_thread`](Lease::on_this_thread); [`Error::Option`] if the batch is no whole number of `T`;
-    /// [`Error::Driver`] if the stream could not be made to wait: do not use the batch on it.
+    /// [`Error::OtherContext`]; [`Error::PerThreadStream`]; [`Error::Option`] if the batch is not a whole number of `T`;
+    /// [`Error::Driver`] if the stream could not be made to wait, in which case the batch must not be used on it.
     pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
         self.on_range(0..self.len(), stream)
     }
 
-    /// Some of the batch's bytes as elements of type `T`, the rest as [`on`](Lease::on): for batches of several
+    /// Views a range of the batch's bytes as elements of type `T`; otherwise as [`on`](Lease::on). For batches of several
     /// arrays.
     ///
     /// # Errors
     ///
-    /// As [`on`](Lease::on); [`Error::Option`] if the batch has no such bytes, or they do not begin on `T`'s alignment.
+    /// As [`on`](Lease::on); [`Error::Option`] if the range is out of bounds or not aligned for `T`.
     pub fn on_range<T: Element>(
         &self,
         bytes: Range<usize>,
@@ -190,119 +88,108 @@ impl<M: 'static> Lease<M> {
         self.view(bytes, stream)
     }
 
-    /// The batch as memory of your own, copied there by the device, on `stream`: for frameworks that want to own
-    /// what they compute with. The slot is free as soon as that copy is done.
+    /// Copies the batch, on the device and on `stream`, into new memory: for frameworks that own their memory. The host
+    /// does not wait. The slot is refilled once that copy is done.
     ///
-    /// It is allocated as cudarc does it (`cuMemAllocAsync` where the device can), so it is dropped in `stream`.
+    /// The per-thread default stream is accepted, because its use ends within this call. The slice itself is bound to
+    /// it, as every slice that cudarc allocates on that stream: cudarc frees it on the per-thread stream of the thread
+    /// that drops it. Drop it on this thread, or synchronize this thread's stream first.
+    ///
+    /// The memory comes from cudarc (`cuMemAllocAsync` if the device supports it).
     ///
     /// # Errors
     ///
-    /// As [`on`](Lease::on); [`Error::Driver`] if there is no memory, [`Error::Option`] if the batch is empty.
+    /// As [`on`](Lease::on), without [`Error::PerThreadStream`]; [`Error::Driver`] if there is no memory,
+    /// [`Error::Option`] if the batch is empty.
     pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
-        self.refuse_per_thread(stream.cu_stream())?;
-        self.copy(stream)
+        // `self` is dropped here, on the thread where the stream's handle was used.
+        let view = self.view::<T>(0..self.len(), stream)?;
+        if view.is_empty() {
+            let (wanted, found) = ("a batch with bytes".to_string(), "an empty one".to_string());
+            return Err(Error::Option { option: "self", wanted, found });
+        }
+        let _current = Current::enter(&self.ctx)?;
+        // SAFETY: the copy below fills it before it is returned.
+        let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
+        check("cuMemcpyDtoDAsync", stream.memcpy_dtod(&view, &mut owned))?;
+        Ok(owned)
     }
 
-    /// The batch's device address, for use on `stream` by code that does not know cudarc; the rest as
-    /// [`on`](Lease::on). A null `stream` is the *legacy* default stream, whatever the other code was compiled for.
+    /// Returns the batch's device address, for use on `stream` by code that does not use cudarc; otherwise as
+    /// [`on`](Lease::on). A null `stream` is the *legacy* default stream, regardless of how the other code was compiled.
     ///
     /// # Safety
     ///
-    /// The stream belongs to the uploader's context, and exists until the lease has been dropped. The memory is
-    /// used on this stream only, as far as [`len`](Lease::len) reaches, and only by work that is enqueued before
-    /// the lease is dropped.
+    /// The stream belongs to the uploader's context and exists until the lease has been dropped. The memory is used on
+    /// this stream only, within [`len`](Lease::len) bytes, and only by work that is enqueued before the lease is dropped.
     ///
     /// # Errors
     ///
     /// [`Error::PerThreadStream`], [`Error::Driver`].
     pub unsafe fn on_raw(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
         self.refuse_per_thread(stream)?;
-        // SAFETY: the caller has promised what is needed.
-        unsafe { self.address_on(stream) }
+        let _current = Current::enter(&self.ctx)?;
+        // SAFETY: the caller guarantees the stream, whose handle names the same stream on every thread; its context has
+        // just been entered.
+        unsafe { self.slot.use_on(stream, None) }?;
+        Ok(self.slot.address())
     }
 
-    /// The event that the copy is complete, for code that makes its own streams wait for it; `None` if the batch is
-    /// empty. Valid while the lease is. What such a stream does is ordered before the slot's next copy only by
-    /// [`on_raw`](Lease::on_raw).
+    /// The event that completes with the copy, for code that makes its own streams wait; `None` if the batch is empty.
+    /// Valid while the lease is alive. Such a wait does not order the slot's next copy after that stream's work; only
+    /// [`on_raw`](Lease::on_raw) does.
     #[must_use]
     pub fn copied_event(&self) -> Option<CUevent> {
         (!self.is_empty()).then(|| self.slot.copied.raw())
     }
 
-    /// The same lease, bound to this thread, for use on the per-thread default stream: the same handle means
-    /// another stream on another thread, and the end of the use has to be recorded on the right one.
-    ///
-    /// It cannot be sent to another thread:
-    ///
-    /// ```compile_fail,E0277
-    /// fn send<T: Send>(_: T) {}
-    /// fn test(lease: twinbuf_cuda::Lease<()>) {
-    ///     send(lease.on_this_thread());
-    /// }
-    /// ```
-    ///
-    /// A lease can:
-    ///
-    /// ```
-    /// fn send<T: Send>(_: T) {}
-    /// fn test(lease: twinbuf_cuda::Lease<()>) {
-    ///     send(lease);
-    /// }
-    /// ```
-    #[must_use]
-    pub fn on_this_thread(self) -> LocalLease<M> {
-        LocalLease { lease: self, _here: PhantomData }
-    }
-
-    /// The batch's length in bytes; of several arrays, where the last one ends.
+    /// The batch's length in bytes. For several arrays, the end of the last one.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slot.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the batch has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the batch's part of array `i` lies, for [`on_range`](Lease::on_range); `None` if there is no such array
-    /// ([`Uploader::arrays`](crate::Uploader::arrays)).
+    /// The byte range of array `i` in this batch, for [`on_range`](Lease::on_range); `None` if the uploader has no such
+    /// array ([`Uploader::arrays`](crate::Uploader::arrays)).
     #[must_use]
     pub fn array(&self, i: usize) -> Option<Range<usize>> {
         let start = self.layout.arrays().get(i)?.start;
         let len = self.slot.lens.get(i).copied().unwrap_or(0);
-        // An empty one may begin behind the batch's end.
+        // An empty array's offset may be past the batch's end.
         Some(if len > 0 { start..start + len } else { 0..0 })
     }
 
-    /// The number of the batch, from 0, in the order of the commits.
+    /// The batch's number, from 0, in commit order.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.slot.seq()
     }
 
-    /// What was committed with the batch.
+    /// The value committed with the batch.
     #[must_use]
     pub fn meta(&self) -> &M {
-        let Some(meta) = &self.slot.meta else { unreachable!("committed with it, and taken by `drop` only") };
+        let Some(meta) = &self.slot.meta else { unreachable!("set by the commit, taken by `drop` only") };
         meta
     }
 
-    /// The same, to be changed or moved out.
+    /// The value committed with the batch, to modify or move out.
     #[must_use]
     pub fn meta_mut(&mut self) -> &mut M {
-        let Some(meta) = &mut self.slot.meta else {
-            unreachable!("committed with it, and taken by `drop` only")
-        };
+        let Some(meta) = &mut self.slot.meta else { unreachable!("set by the commit, taken by `drop` only") };
         meta
     }
 
-    /// Whether the batch has been copied by now. Does not wait.
+    /// Whether the copy is done. Does not wait.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`], if the copy has failed too.
+    /// [`Error::Driver`], also if the copy failed.
     pub fn is_copied(&self) -> Result<bool, Error> {
         if self.is_empty() {
             return Ok(true);
@@ -313,27 +200,27 @@ impl<M: 'static> Lease<M> {
         unsafe { cu::is_complete(self.slot.copied.raw()) }
     }
 
-    /// When the batch was copied; `None` while it still is, if it is empty, or if the uploader takes no
+    /// When the batch was copied. `None` while the copy runs, if the batch is empty, or if the uploader does not take
     /// [`times`](crate::Uploader::times). Does not wait.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`], if the copy has failed too.
+    /// [`Error::Driver`], also if the copy failed.
     pub fn copied(&self) -> Result<Option<CopyTime>, Error> {
         let (Some(clock), Some(start), false) = (&self.clock, &self.slot.start, self.is_empty()) else {
             return Ok(None);
         };
         let _current = Current::enter(&self.ctx)?;
-        // SAFETY: the slot's events, which are for timing and were recorded before the batch was handed over.
+        // SAFETY: the slot's events. They are for timing and were recorded before the batch was handed over.
         unsafe { clock.time(start.raw(), self.slot.copied.raw(), self.slot.issued) }
     }
 
-    /// Blocks until the batch has been copied, and tells when that was, as [`copied`](Lease::copied). Streams need no
-    /// such wait: it is for a host that wants one stage after the other.
+    /// Blocks until the copy is done, and returns when it ran, as [`copied`](Lease::copied). Streams do not need this; it
+    /// is for a host that runs one stage after the other.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`], if the copy has failed too.
+    /// [`Error::Driver`], also if the copy failed.
     pub fn wait_copied(&self) -> Result<Option<CopyTime>, Error> {
         if !self.is_copied()? {
             let _current = Current::enter(&self.ctx)?;
@@ -348,15 +235,7 @@ impl<M: 'static> Lease<M> {
         if stream.addr() == PER_THREAD { Err(Error::PerThreadStream) } else { Ok(()) }
     }
 
-    pub(crate) fn context(&self) -> &Arc<CudaContext> {
-        &self.ctx
-    }
-
-    pub(crate) fn slot(&self) -> &DeviceBuf<M> {
-        &self.slot
-    }
-
-    /// `on_range`, where the stream's handle means the same until the lease is dropped.
+    /// `on_range` for a stream whose handle names the same stream until the lease is dropped.
     fn view<T: Element>(&self, bytes: Range<usize>, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
         if *stream.context() != self.ctx {
             return Err(Error::OtherContext);
@@ -371,40 +250,17 @@ impl<M: 'static> Lease<M> {
             return Err(Error::Option {
                 option: "T",
                 wanted: if whole {
-                    format!("a type whose alignment byte {} of the batch has", bytes.start)
+                    format!("a type that byte {} of the batch is aligned for", bytes.start)
                 } else {
-                    format!("a type that a batch of {} bytes is a whole number of", bytes.len())
+                    format!("a type whose size divides the batch's {} bytes", bytes.len())
                 },
                 found: format!("{} of {} bytes", std::any::type_name::<T>(), size_of::<T>()),
             });
         }
         let _current = Current::enter(&self.ctx)?;
-        // SAFETY: the `Arc` keeps the stream; it is of our context, which has just been entered.
+        // SAFETY: the `Arc` keeps the stream alive; it belongs to our context, which has just been entered.
         unsafe { self.slot.use_on(stream.cu_stream(), Some(stream.clone())) }?;
         Ok(View::new(self, start, bytes.len() / size_of::<T>(), stream.clone()))
-    }
-
-    fn copy<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
-        let view = self.view::<T>(0..self.len(), stream)?;
-        if view.is_empty() {
-            let (wanted, found) = ("a batch with bytes".to_string(), "an empty one".to_string());
-            return Err(Error::Option { option: "self", wanted, found });
-        }
-        let _current = Current::enter(&self.ctx)?;
-        // SAFETY: filled by the copy below before anybody sees it.
-        let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
-        check("cuMemcpyDtoDAsync", stream.memcpy_dtod(&view, &mut owned))?;
-        Ok(owned)
-    }
-
-    /// # Safety
-    ///
-    /// As `on_raw`; and the handle means the same stream until the lease is dropped.
-    unsafe fn address_on(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
-        let _current = Current::enter(&self.ctx)?;
-        // SAFETY: the caller has promised what is needed.
-        unsafe { self.slot.use_on(stream, None) }?;
-        Ok(self.slot.address())
     }
 }
 
@@ -415,97 +271,8 @@ impl<M: 'static> Drop for Lease<M> {
     }
 }
 
-/// A [`Lease`] that stays on its thread, and so can be used on the per-thread default stream too; see
-/// [`Lease::on_this_thread`].
-pub struct LocalLease<M: 'static> {
-    lease: Lease<M>,
-    _here: PhantomData<*const ()>,
-}
-
-impl<M: 'static> LocalLease<M> {
-    /// As [`Lease::on`], on any stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lease::on`], without [`Error::PerThreadStream`].
-    pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
-        self.lease.view(0..self.lease.len(), stream)
-    }
-
-    /// As [`Lease::on_range`], on any stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lease::on_range`], without [`Error::PerThreadStream`].
-    pub fn on_range<T: Element>(
-        &self,
-        bytes: Range<usize>,
-        stream: &Arc<CudaStream>,
-    ) -> Result<View<'_, T>, Error> {
-        self.lease.view(bytes, stream)
-    }
-
-    /// As [`Lease::into_owned`], on any stream.
-    ///
-    /// The slice can be sent to another thread; this lease could not. On the per-thread default stream that is no
-    /// use: cudarc frees the slice in the stream that the handle means on the thread that drops it, and nothing
-    /// orders that behind this thread's work. Drop it here, or wait for this thread's stream first.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lease::into_owned`], without [`Error::PerThreadStream`].
-    pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
-        self.lease.copy(stream)
-    }
-
-    /// As [`Lease::on_raw`], on any stream.
-    ///
-    /// # Safety
-    ///
-    /// As [`Lease::on_raw`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Driver`].
-    pub unsafe fn on_raw(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
-        // SAFETY: as the caller says, and the lease stays on this thread.
-        unsafe { self.lease.address_on(stream) }
-    }
-
-    /// As [`Lease::meta_mut`].
-    #[must_use]
-    pub fn meta_mut(&mut self) -> &mut M {
-        self.lease.meta_mut()
-    }
-}
-
-// Not `DerefMut`: by that the lease could be swapped out, and sent to another thread after all.
-impl<M: 'static> Deref for LocalLease<M> {
-    type Target = Lease<M>;
-
-    fn deref(&self) -> &Lease<M> {
-        &self.lease
-    }
-}
-
-impl<M: 'static> fmt::Debug for DeviceBatches<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBatches")
-            .field("depth", &self.ring.depth())
-            .field("overlap", &self.overlap())
-            .field("error", &self.fate.get())
-            .finish_non_exhaustive()
-    }
-}
-
 impl<M: 'static> fmt::Debug for Lease<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease").field("seq", &self.seq()).field("bytes", &self.len()).finish_non_exhaustive()
-    }
-}
-
-impl<M: 'static> fmt::Debug for LocalLease<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LocalLease").field(&self.lease).finish()
     }
 }

@@ -1,34 +1,36 @@
-//! Batches from the host to a CUDA device: page-locked host slots, device slots, a copy stream of its own.
+//! Uploads batches from the host to a CUDA device while the previous batch is in use: page-locked host slots, device
+//! slots, and a copy stream.
 //!
-//! * [`Uploader`] makes it: [`HostSlots`], which the reading side fills, and [`DeviceBatches`], which the
-//!   training side receives. Both hand-overs, reader to copy thread to trainer, are [`twinbuf_core::Ring`]s.
-//! * [`Lease`]: one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and gives a [`View`]
-//!   for cudarc's copies and kernels; dropping the lease makes the next copy into that memory wait for that stream. Raw pointers and streams for other frameworks; [`into_owned`](Lease::into_owned) for those
-//!   that want a [`CudaSlice`](cudarc::driver::CudaSlice).
-//! * Between the first batch and the last nothing waits on the host but the copy thread, which sleeps; no
-//!   synchronization of the whole device. The exceptions: dropping the last side joins the copy thread; giving back
-//!   the slot of a leaked lease waits for the context; dropping a lease waits for a stream on which no event can be
-//!   recorded.
-//! * A good neighbour: the context's event tracking, its count of streams, the calling thread's current context and
-//!   captures on other threads stay as they are.
-//! * No driver, a stub in its place, no device: three different errors of [`context`], never a panic.
-//! * It does **not** read files, convert numbers or make tensors: a batch is bytes, with a value of yours beside
-//!   it.
+//! * [`Uploader`] builds the two sides: [`HostSlots`], which the reading side fills, and [`DeviceBatches`], which the
+//!   training side receives. Both hand-overs, reader to copy thread and copy thread to trainer, are
+//!   [`twinbuf_core::Ring`]s.
+//! * A [`Lease`] is one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and returns a [`View`]
+//!   for cudarc's copies and kernels. Dropping the lease makes the next copy into that memory wait for that stream.
+//!   [`on_raw`](Lease::on_raw) serves other frameworks, [`into_owned`](Lease::into_owned) those that need a
+//!   [`CudaSlice`](cudarc::driver::CudaSlice).
+//! * Between the first batch and the last, only the copy thread waits on the host, asleep, and the device is never
+//!   synchronized as a whole. Exceptions: dropping the second side joins the copy thread; freeing the slot of a leaked
+//!   lease waits for the context; dropping a lease waits for a stream on which no event can be recorded.
+//! * It leaves the caller's context alone: event tracking, the count of streams, the calling thread's current context,
+//!   and captures on other threads are unchanged.
+//! * A missing driver, the toolkit's stub and a missing device are three different errors of [`context`], and never a
+//!   panic.
+//! * It does **not** read files, convert numbers or make tensors: a batch is bytes, with a value of the caller's.
 //!
 //! # Example
 //!
 //! ```no_run
 //! use twinbuf_cuda::{Error, Uploader, context};
 //!
-//! let ctx = context(0)?; // or the context you have
+//! let ctx = context(0)?; // or an existing Arc<CudaContext>
 //! let stream = ctx.new_stream().unwrap();
 //! let (mut slots, mut batches) = Uploader::new(&ctx, 1 << 20).build::<u64>()?;
 //!
 //! std::thread::spawn(move || {
 //!     for step in 0..100 {
-//!         let mut slot = slots.acquire()?; // page-locked memory, free again
-//!         slot[..4096].fill(7); // read the batch into it
-//!         slot.commit(4096, step)?; // the copy starts, in the background
+//!         let mut slot = slots.acquire()?; // page-locked memory, whose previous copy is done
+//!         slot[..4096].fill(7); // read a batch into it
+//!         slot.commit(4096, step)?; // the copy starts in the background
 //!     }
 //!     slots.finish();
 //!     Ok::<(), Error>(())
@@ -44,8 +46,8 @@
 //!
 //! # The edges
 //!
-//! A copy engine and a compute stream run by themselves; what one may overwrite, the other may still read. Three
-//! waits, and no others, keep them apart, for host slot `h` and device slot `d`:
+//! The copy engine and the compute streams run on their own: each could overwrite what another still reads. Exactly three
+//! waits prevent that, shown for host slot `h` and device slot `d`:
 //!
 //! ```text
 //! reader        fill h ───┐                                  ┌── fill h again
@@ -58,14 +60,15 @@
 //!                  of the last use                                  (lease dropped)
 //! ```
 //!
-//! 1. **The host waits for `copied`** before `h` goes back to the reader: by an event that blocks the copy thread,
-//!    not by a host function on the stream, which does not run after an error.
-//! 2. **Every stream that uses the batch waits for `copied`**: [`Lease::on`], once a stream.
-//! 3. **The copy stream waits for `consumed`**, recorded on each of those streams when the lease is dropped.
+//! 1. **The host waits for `copied`** before the reader refills `h`: the copy thread queries the event, or blocks on it. A
+//!    host function on the stream could not do this, because it does not run after an error.
+//! 2. **Every stream that uses the batch waits for `copied`**: [`Lease::on`], once per stream.
+//! 3. **The copy stream waits for `consumed`**, which is recorded on each of those streams when the lease is dropped.
 //!
-//! cudarc's own event tracking plays no part in this: with it switched off or on, the edges are the same.
+//! cudarc's own event tracking is not involved: the edges are the same with it on or off.
 #![deny(missing_docs)]
 
+mod batches;
 mod copy;
 mod cu;
 mod driver;
@@ -73,20 +76,22 @@ mod edge;
 mod error;
 mod host;
 mod lease;
+pub mod lent;
+mod memory;
 mod slot;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
+mod time;
 mod uploader;
-mod view;
 
-pub use copy::{Copied, CopyTime};
+pub use batches::DeviceBatches;
 pub use cudarc;
 pub use driver::context;
 pub use error::Error;
 pub use host::{HostSlot, HostSlots};
-pub use lease::{DeviceBatches, Element, Lease, LocalLease};
-pub use uploader::{LentDevice, LentHost, MAX_DEPTH, Uploader};
-pub use view::View;
+pub use lease::{Element, Lease, View};
+pub use time::{Copied, CopyTime};
+pub use uploader::Uploader;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

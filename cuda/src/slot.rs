@@ -1,4 +1,4 @@
-//! The two kinds of slots: page-locked host memory, and device memory with its events.
+//! The two kinds of slots: host memory, and device memory with its events.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -8,26 +8,27 @@ use std::time::Instant;
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUstream};
 use cudarc::driver::{CudaContext, CudaStream};
 
-use crate::cu::{self, BesideCaptures, Current, DeviceBytes, Event, HostBytes, Stream};
+use crate::cu::{self, BesideCaptures, Current, Event, Stream};
 use crate::edge;
 use crate::error::Error;
+use crate::memory::{DeviceBytes, HostBytes};
 
-/// Arrays that every slot consists of, one behind the other.
+/// The arrays of a slot, one after the other, and its chunks.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// Where each begins and ends.
+    /// The byte range of each array in the slot.
     arrays: Vec<Range<usize>>,
-    /// All of them.
+    /// The slot's bytes.
     pub(crate) bytes: usize,
-    /// How much of a slot is handed over at once while it is still being filled.
+    /// Bytes of a chunk, the unit that is handed over while the slot is being filled.
     pub(crate) chunk: usize,
 }
 
-/// Arrays begin at multiples of this, as device allocations do.
+/// Arrays are aligned to this many bytes, as device allocations are.
 const ALIGNMENT: usize = 256;
 
 impl Layout {
-    /// `None` if they are more than can be addressed.
+    /// `None` if the sum overflows.
     pub(crate) fn new(arrays: &[usize], chunk: Option<usize>) -> Option<Self> {
         let mut bytes = 0_usize;
         let mut ranges = Vec::with_capacity(arrays.len());
@@ -39,7 +40,7 @@ impl Layout {
         Some(Self { arrays: ranges, bytes, chunk: chunk.unwrap_or(bytes).min(bytes) })
     }
 
-    /// Of a slot.
+    /// The number of chunks of a slot.
     pub(crate) fn chunks(&self) -> usize {
         self.bytes.div_ceil(self.chunk)
     }
@@ -49,16 +50,16 @@ impl Layout {
     }
 }
 
-/// A host slot, or the turn of one of its chunks.
+/// A host slot, or one of its chunks: what the ring hands over.
 pub(crate) struct HostBuf<M> {
     pub(crate) memory: Arc<HostBytes>,
-    /// What of the slot is to be copied, in order.
+    /// The byte ranges of the slot to copy, in order.
     pub(crate) pieces: Vec<Range<usize>>,
-    /// How much of each array the batch takes. With the last chunk, as what follows.
+    /// Bytes of each array in this batch. Set with the last chunk, as is `meta`.
     pub(crate) lens: Vec<usize>,
     /// Whether this is the batch's last chunk.
     pub(crate) last: bool,
-    /// What travels with the batch.
+    /// The caller's value.
     pub(crate) meta: Option<M>,
 }
 
@@ -67,46 +68,46 @@ pub(crate) struct DeviceBuf<M> {
     bytes: DeviceBytes,
     /// The copy stream.
     stream: Arc<Stream>,
-    /// How many of the bytes the batch takes.
+    /// Bytes of the batch in this slot; its length.
     pub(crate) len: usize,
-    /// How much of each array.
+    /// Bytes of each array.
     pub(crate) lens: Vec<usize>,
     pub(crate) meta: Option<M>,
-    /// Just before the copy into this slot was issued.
+    /// The time just before the batch's first copy was issued.
     pub(crate) issued: Instant,
-    /// Recorded on the copy stream before that copy, if times are asked for.
+    /// Recorded on the copy stream before that copy. `None` if copies are not timed.
     pub(crate) start: Option<Event>,
-    /// Recorded behind it; for timing only with `start`. Blocks: the copy thread waits for it.
+    /// Recorded after the batch's last copy. A timing event only if `start` is one. The copy thread blocks on it.
     pub(crate) copied: Event,
-    /// Changed by the lease through `&`, because several views of a batch may exist.
+    /// Modified through `&`, because several views of a batch may exist.
     uses: RefCell<Uses>,
 }
 
-/// Which streams use a device slot, and the events that end that.
+/// The streams that use a device slot, and the events that mark the end of their use.
 #[derive(Default)]
 struct Uses {
-    /// The streams that the present lease was used on.
+    /// The streams that the current lease was used on.
     streams: Vec<UsedOn>,
-    /// One event for each stream at least, kept for the next batch.
+    /// At least one event for each of those streams, reused by later batches.
     consumed: Vec<Event>,
-    /// How many of those the next copy has to wait for.
+    /// How many of the events the next copy must wait for.
     recorded: usize,
-    /// Set if a use could not be recorded and could not be waited for either: the slot must not be filled again.
+    /// Set if a use could neither be recorded nor waited for: the slot must not be refilled.
     lost: Option<Error>,
 }
 
 struct UsedOn {
     stream: CUstream,
-    /// Keeps it alive until its use is recorded; `None` where the caller has promised that.
+    /// Keeps the stream alive until its use is recorded. `None` if the caller guarantees that.
     _owner: Option<Arc<CudaStream>>,
 }
 
-// SAFETY: a handle of the driver, which is thread-safe. The one handle that means another stream on another thread is
-// accepted only by a `LocalLease`, which does not leave its thread, and is forgotten when that is dropped.
+// SAFETY: a handle of the driver, which is thread-safe. The one handle that names a different stream on every thread, the
+// per-thread default stream, is accepted only by `Lease::into_owned`, which ends the use before it returns.
 unsafe impl Send for UsedOn {}
 
 impl<M> HostBuf<M> {
-    /// The turns of one slot's chunks.
+    /// The chunks of one slot.
     pub(crate) fn chunks(memory: HostBytes, layout: &Layout) -> impl Iterator<Item = Self> + use<M> {
         let (memory, arrays) = (Arc::new(memory), layout.arrays.len());
         (0..layout.chunks()).map(move |_| Self {
@@ -118,14 +119,14 @@ impl<M> HostBuf<M> {
         })
     }
 
-    /// To be copied: this part of the slot; more of the batch follows.
+    /// Sets this chunk to copy `part` of the slot; more of the batch follows.
     pub(crate) fn set_part(&mut self, part: Range<usize>) {
         self.pieces.clear();
         self.pieces.extend(Some(part).filter(|part| !part.is_empty()));
         self.last = false;
     }
 
-    /// To be copied: what of these arrays has not been yet. Nothing of the batch follows.
+    /// Sets this chunk to copy what is left of the batch after the first `flushed` bytes of the slot.
     pub(crate) fn set_rest(&mut self, layout: &Layout, lens: &[usize], flushed: usize, meta: M) {
         self.pieces.clear();
         let rest =
@@ -139,7 +140,7 @@ impl<M> HostBuf<M> {
 }
 
 impl<M> DeviceBuf<M> {
-    /// A slot of these bytes. `stream` is the copy stream, and its context the calling thread's.
+    /// A slot in `bytes`. `stream` is the copy stream; its context is current.
     pub(crate) fn new(stream: &Arc<Stream>, bytes: DeviceBytes, timed: bool) -> Result<Self, Error> {
         let ctx = stream.context();
         let start = timed.then(|| Event::new(ctx, CUevent_flags::CU_EVENT_DEFAULT as u32)).transpose()?;
@@ -152,7 +153,7 @@ impl<M> DeviceBuf<M> {
         Ok(Self { bytes, stream, len: 0, lens: Vec::new(), meta: None, issued, start, copied, uses })
     }
 
-    /// It now holds a batch of these lengths.
+    /// Sets the lengths of the batch that the slot holds.
     pub(crate) fn set_lens(&mut self, layout: &Layout, lens: &[usize]) {
         self.lens.clear();
         self.lens.extend_from_slice(lens);
@@ -161,7 +162,7 @@ impl<M> DeviceBuf<M> {
         self.len = ends.max().unwrap_or(0);
     }
 
-    /// Where its bytes are.
+    /// The slot's device address.
     pub(crate) fn address(&self) -> CUdeviceptr {
         self.bytes.start()
     }
@@ -170,12 +171,12 @@ impl<M> DeviceBuf<M> {
         self.stream.context()
     }
 
-    /// Lets `stream` use the batch: it waits for the copy, and is remembered for [`end_uses`](Self::end_uses).
+    /// Makes `stream` wait for the copy, and remembers it for [`end_uses`](Self::end_uses).
     ///
     /// # Safety
     ///
-    /// The stream exists until `end_uses`, or `owner` is the one that keeps it, and it belongs to this slot's
-    /// context, which is the calling thread's. `end_uses` is called on a thread where the handle means the same.
+    /// The stream exists until `end_uses`, or `owner` keeps it alive. It belongs to this slot's context, which is current.
+    /// `end_uses` is called on a thread where the handle names the same stream.
     pub(crate) unsafe fn use_on(
         &self,
         stream: CUstream,
@@ -185,32 +186,32 @@ impl<M> DeviceBuf<M> {
         if uses.streams.iter().any(|used| used.stream == stream) {
             return Ok(());
         }
-        // Made here, where the caller hears of an error, not when the lease is dropped.
+        // Created here, where an error can be returned, and not when the lease is dropped.
         if uses.consumed.len() == uses.streams.len() {
             uses.consumed.push(Event::new(self.context(), CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?);
         }
         if self.len > 0 {
-            // SAFETY: the caller says so of the stream; the event is ours.
+            // SAFETY: the caller guarantees the stream; the event is ours.
             unsafe { edge::use_after_copy(stream, self.copied.raw()) }?;
         }
         uses.streams.push(UsedOn { stream, _owner: owner });
         Ok(())
     }
 
-    /// Makes a stream wait for the copy that is not remembered: whoever calls this waits for its use.
+    /// Makes `stream` wait for the copy without remembering it: the caller waits for the use itself.
     ///
     /// # Safety
     ///
-    /// The stream exists, belongs to this slot's context, which is the calling thread's.
+    /// The stream exists and belongs to this slot's context, which is current.
     pub(crate) unsafe fn use_meanwhile(&self, stream: CUstream) -> Result<(), Error> {
         if self.len > 0 {
-            // SAFETY: the caller says so of the stream; the event is ours.
+            // SAFETY: the caller guarantees the stream; the event is ours.
             unsafe { edge::use_after_copy(stream, self.copied.raw()) }?;
         }
         Ok(())
     }
 
-    /// The lease is dropped: records behind what each stream was given to do with the batch.
+    /// Ends the lease: records an event on each stream that used the batch.
     pub(crate) fn end_uses(&self) {
         let uses = &mut *self.uses.borrow_mut();
         uses.recorded = uses.streams.len();
@@ -220,10 +221,10 @@ impl<M> DeviceBuf<M> {
         let bound = Current::enter(self.context());
         for (used, consumed) in uses.streams.drain(..).zip(&uses.consumed) {
             let ended = bound.as_ref().map_err(Clone::clone).and_then(|_| {
-                // SAFETY: `use_on`'s caller has said that the stream exists until now.
+                // SAFETY: the caller of `use_on` guarantees that the stream still exists.
                 unsafe { cu::record(consumed.raw(), used.stream) }.or_else(|error| {
-                    // Without the event only the stream's end says that the use is over. The next copy then waits
-                    // for an older record of the event, which is complete.
+                    // Without the event, wait for the stream itself. The next copy then waits for an older record of
+                    // the event, which is complete.
                     let _beside = BesideCaptures::enter();
                     // SAFETY: as above.
                     unsafe { cu::synchronize(used.stream) }.map_err(|_| error)
@@ -235,7 +236,7 @@ impl<M> DeviceBuf<M> {
         }
     }
 
-    /// Makes the copy stream wait for every recorded use. After that the slot may be filled in that stream.
+    /// Makes the copy stream wait for every recorded use. Copies enqueued after this may refill the slot.
     pub(crate) fn copy_after_uses(&mut self) -> Result<(), Error> {
         let copy_stream = self.stream.raw();
         let uses = self.uses.get_mut();
@@ -252,16 +253,14 @@ impl<M> DeviceBuf<M> {
 }
 
 impl<M> Drop for DeviceBuf<M> {
-    /// The memory is given back in the copy stream (`DeviceBytes`), so behind the copies; here it is put behind the
-    /// uses too.
+    /// Orders the free after the uses. `DeviceBytes` frees the memory in the copy stream, so after the copies too.
     fn drop(&mut self) {
         let _current = Current::enter_to_free(self.stream.context());
         let uses = self.uses.get_mut();
         let leaked = !uses.streams.is_empty();
         if leaked || uses.lost.is_some() || self.copy_after_uses().is_err() {
             let _beside = BesideCaptures::enter();
-            // A lease was leaked, or an error has come between. If this fails too, so does everything else in
-            // this context, and nothing runs in it any more.
+            // A lease was leaked, or a call failed. If this wait fails too, the context is lost and no work runs in it.
             let _ = cu::synchronize_context();
         }
     }

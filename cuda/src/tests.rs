@@ -1,6 +1,6 @@
-//! The edges: with all three no access is unordered, whatever the seed; without any one of them the checker says so.
+//! The three edges: with all of them, no access is unordered, for any seed; with one removed, the checker reports it.
 //!
-//! Unit tests, because only here an edge can be taken away.
+//! Unit tests, because only the crate itself can remove an edge.
 
 use std::sync::{Arc, Once};
 use std::thread;
@@ -9,9 +9,10 @@ use cudarc::driver::sys;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
-use crate::cu::{self, HostBytes};
+use crate::driver::check;
 use crate::edge::Edge;
-use crate::{Error, HostSlots, LentDevice, LentHost, Uploader, context};
+use crate::memory::HostBytes;
+use crate::{Error, HostSlots, Uploader, context, lent};
 
 const BATCHES: u32 = 10;
 const BYTES: usize = 512;
@@ -56,13 +57,13 @@ impl Slots {
                 let host = (0..host).map(|_| {
                     let memory = HostBytes::new(ctx, BYTES, 0)?;
                     // SAFETY: the lender has it.
-                    Ok(unsafe { LentHost::new(memory.start(), BYTES, memory) })
+                    Ok(unsafe { lent::Host::new(memory.start(), BYTES, memory) })
                 });
                 let device = (0..device).map(|_| {
                     let memory = stream.alloc_zeros::<u8>(BYTES).unwrap();
                     let at = memory.device_ptr(stream).0;
                     // SAFETY: the lender has it, and the stream is waited for below.
-                    unsafe { LentDevice::new(at, BYTES, memory) }
+                    unsafe { lent::Device::new(at, BYTES, memory) }
                 });
                 let (host, device) = (host.collect::<Result<_, Error>>()?, device.collect());
                 stream.synchronize().unwrap();
@@ -114,7 +115,7 @@ fn train(
         let to = unsafe { target.add(BYTES * seq as usize) };
         // SAFETY: both are long enough, and the target is read after the streams are done.
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, BYTES, stream.cu_stream()) };
-        cu::check("cuMemcpyDtoHAsync", copied.result())
+        check("cuMemcpyDtoHAsync", copied.result())
     };
     if overlap {
         thread::scope(|scope| {

@@ -1,31 +1,32 @@
-//! Puts the two sides together.
+//! The builder: allocates the slots, and connects the two sides.
 
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, sys};
 use twinbuf_core::{Consumer, HeapRing, Park, Producer};
 
-use crate::copy::{self, ByHand, Clock, Copied, Copies, Fate, OnCopied};
-use crate::cu::{BesideCaptures, Current, DeviceBytes, HostBytes, Lender, Stream, check};
-use crate::driver::Driver;
-use crate::error::Error;
+use crate::batches::DeviceBatches;
+use crate::copy::by_hand::ByHand;
+use crate::copy::{self, Copies};
+use crate::cu::{BesideCaptures, Current, Stream};
+use crate::driver::{Driver, check};
+use crate::error::{Error, Fate};
 use crate::host::{HostSlots, Thread};
-use crate::lease::DeviceBatches;
+use crate::lent;
+use crate::memory::{DeviceBytes, HostBytes};
 use crate::slot::{DeviceBuf, HostBuf, Layout};
+use crate::time::{Clock, Copied, OnCopied};
 
-/// The most slots that either side can have.
-pub const MAX_DEPTH: usize = 8;
-
-/// Makes the two sides of an upload: [`HostSlots`] and [`DeviceBatches`].
+/// Builds the two sides of an upload: [`HostSlots`] and [`DeviceBatches`].
 ///
-/// It takes `host_depth × slot_bytes` of page-locked host memory and `device_depth × slot_bytes` of device memory,
-/// all of it when it is built; nothing is allocated per batch.
+/// [`build`](Uploader::build) allocates all memory: `host_depth × slot_bytes` of page-locked host memory and
+/// `device_depth × slot_bytes` of device memory. Nothing is allocated per batch. Page-locking takes long beside a batch:
+/// keep an uploader for many epochs. The host slots are on the NUMA node of the thread that calls `build`, unless a policy
+/// (`numactl`) chooses another: on a machine with several, build on a thread that is bound near the device.
 ///
-/// A process forked from this one has neither CUDA nor the copy thread: forget both sides there (`mem::forget`), since
-/// dropping them waits for that thread. (`twinbuf`'s loader does so by itself.)
+/// In a forked child process neither CUDA nor the copy thread works: forget both sides there (`mem::forget`), because
+/// dropping them joins that thread. (`twinbuf`'s loader does this.)
 ///
 /// # Examples
 ///
@@ -34,7 +35,7 @@ pub const MAX_DEPTH: usize = 8;
 ///
 /// let ctx = context(0)?;
 /// let (mut slots, mut batches) = Uploader::new(&ctx, 1 << 20)
-///     .overlap(false) // no thread: `commit` issues the copy
+///     .overlap(false) // no copy thread: `commit` issues the copy
 ///     .build::<&str>()?;
 /// let stream = ctx.default_stream();
 ///
@@ -42,21 +43,21 @@ pub const MAX_DEPTH: usize = 8;
 /// for _ in 0..10 {
 ///     let batch = batches.recv()?.unwrap();
 ///     let view = batch.on::<u8>(&stream)?;
-///     // enqueue the work on `view`, then, while it runs: hand the batch back, start the next copy
+///     // enqueue work on `view`; while it runs, release the batch and start the next copy
 ///     drop(batch);
 ///     slots.acquire()?.commit(1 << 20, "next")?;
 /// }
 /// # Ok::<(), Error>(())
 /// ```
-#[must_use = "nothing is made before `build`"]
+#[must_use = "a builder does nothing until `build`"]
 pub struct Uploader {
     ctx: Arc<CudaContext>,
     arrays: Vec<usize>,
     chunk_bytes: Option<usize>,
     host_depth: usize,
     device_depth: usize,
-    host_slots: Option<Vec<LentHost>>,
-    device_slots: Option<Vec<LentDevice>>,
+    host_slots: Option<Vec<lent::Host>>,
+    device_slots: Option<Vec<lent::Device>>,
     write_combined: bool,
     overlap: bool,
     times: bool,
@@ -64,7 +65,10 @@ pub struct Uploader {
 }
 
 impl Uploader {
-    /// An uploader in this context, for batches of at most `slot_bytes`: two slots on either side, a copy thread.
+    /// The most slots on either side.
+    pub const MAX_DEPTH: usize = 8;
+
+    /// An uploader in this context for batches of at most `slot_bytes`, with two slots on either side and a copy thread.
     pub fn new(ctx: &Arc<CudaContext>, slot_bytes: usize) -> Self {
         Self {
             ctx: ctx.clone(),
@@ -81,95 +85,95 @@ impl Uploader {
         }
     }
 
-    /// Several arrays a slot instead of one blob, each of at most as many bytes: they begin at multiples of 256 bytes
-    /// ([`HostSlot::arrays`](crate::HostSlot::arrays)), and of each only what a batch has is copied
-    /// ([`HostSlot::commit_arrays`](crate::HostSlot::commit_arrays)).
+    /// Divides each slot into several arrays of at most `bytes[i]` bytes, in place of one of `slot_bytes`.
+    ///
+    /// Arrays begin at multiples of 256 bytes ([`HostSlot::arrays`](crate::HostSlot::arrays)). Only the bytes that a batch
+    /// uses of each are copied ([`HostSlot::commit_arrays`](crate::HostSlot::commit_arrays)).
     pub fn arrays(mut self, bytes: &[usize]) -> Self {
         self.arrays = bytes.to_vec();
         self
     }
 
-    /// How large the pieces are whose copy [`HostSlot::flush`](crate::HostSlot::flush) starts while the rest of the
-    /// slot is being filled; 4 to 16 MiB are usual. Default: the whole slot, so that nothing is copied before `commit`.
+    /// The size of the chunks that [`HostSlot::flush`](crate::HostSlot::flush) copies while the rest of the slot is being
+    /// filled, usually 4 to 16 MiB. Default: the whole slot, which is copied at `commit`.
     pub fn chunk_bytes(mut self, bytes: usize) -> Self {
         self.chunk_bytes = Some(bytes);
         self
     }
 
-    /// Host slots that somebody else has allocated, in the place of [`host_depth`](Uploader::host_depth) new ones.
-    pub fn host_slots(mut self, slots: Vec<LentHost>) -> Self {
+    /// Uses these host slots, which the caller allocated, in place of [`host_depth`](Uploader::host_depth) new ones.
+    pub fn host_slots(mut self, slots: Vec<lent::Host>) -> Self {
         self.host_depth = slots.len();
         self.host_slots = Some(slots);
         self
     }
 
-    /// Device slots that somebody else has allocated, in the place of [`device_depth`](Uploader::device_depth) new
+    /// Uses these device slots, which the caller allocated, in place of [`device_depth`](Uploader::device_depth) new
     /// ones.
-    pub fn device_slots(mut self, slots: Vec<LentDevice>) -> Self {
+    pub fn device_slots(mut self, slots: Vec<lent::Device>) -> Self {
         self.device_depth = slots.len();
         self.device_slots = Some(slots);
         self
     }
 
-    /// How many host slots there are, 1 to [`MAX_DEPTH`]; 2 unless said otherwise. With one, reading and copying
-    /// take turns.
+    /// The number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one, reading and copying
+    /// alternate.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.host_depth = slots;
         self
     }
 
-    /// How many device slots there are, 1 to [`MAX_DEPTH`]; 2 unless said otherwise. With one, copying and
-    /// computing take turns.
+    /// The number of device slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one, copying and computing
+    /// alternate.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.device_depth = slots;
         self
     }
 
-    /// Whether the host slots are write-combined memory: not cached, which may make the copy faster and makes
-    /// reading them on the host very slow. `false` unless said otherwise.
+    /// Whether the host slots are write-combined: not cached, which may speed up the copy, and makes reading them on the
+    /// host very slow. Default: `false`.
     pub fn write_combined(mut self, write_combined: bool) -> Self {
         self.write_combined = write_combined;
         self
     }
 
-    /// Whether a thread issues the copies; `true` unless said otherwise. If not,
-    /// [`commit`](crate::HostSlot::commit) does, and nothing here waits for another thread: for a caller that
-    /// drives both sides by hand.
+    /// Whether a copy thread issues the copies. Default: `true`. If `false`, [`commit`](crate::HostSlot::commit) issues
+    /// them, and no call waits for another thread: for a caller that drives both sides from one thread.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Whether each copy is timed, for [`Lease::copied`](crate::Lease::copied): one more event a batch, and events
-    /// that keep time. Default: only with [`on_copied`](Uploader::on_copied).
+    /// Whether each copy is timed, for [`Lease::copied`](crate::Lease::copied): this costs one more event per batch, and
+    /// timing events cost more. Default: only with [`on_copied`](Uploader::on_copied).
     pub fn times(mut self, times: bool) -> Self {
         self.times = times;
         self
     }
 
-    /// Calls `on_copied` after each copy, in order, once its host slot is free: on the copy thread, or in `acquire`
-    /// with `overlap(false)`. Empty batches are not copied. If it panics, the uploader ends.
+    /// Calls `on_copied` for each completed copy, in order, after its host slot has been released: on the copy thread, or
+    /// in `acquire` with `overlap(false)`. Empty batches are not copied. If it panics, the uploader ends.
     ///
-    /// It comes when the copies are next looked at, not when one ends: on the copy thread soon after, with
-    /// `overlap(false)` up to as many batches late as there are slots. It never comes for copies that still run when the
-    /// [`DeviceBatches`] are dropped, or, with `overlap(false)`, the [`HostSlots`] without
-    /// [`finish`](HostSlots::finish). [`Lease::copied`](crate::Lease::copied) tells one batch's time at once.
+    /// The call comes when the copies are next polled: soon on the copy thread; with `overlap(false)` as many batches
+    /// late as there are slots. There is no call for copies that still run when the [`DeviceBatches`] are dropped, or,
+    /// with `overlap(false)`, when the [`HostSlots`] are dropped without [`finish`](HostSlots::finish).
+    /// [`Lease::copied`](crate::Lease::copied) returns one batch's time at once.
     pub fn on_copied(mut self, on_copied: impl FnMut(Copied) + Send + 'static) -> Self {
         self.on_copied = Some(Box::new(on_copied));
         self
     }
 
-    /// Allocates the slots and starts the thread. `M` is what travels with each batch.
+    /// Allocates the slots and starts the copy thread. `M` is the type of the value committed with each batch.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if a depth or the size is out of range; [`Error::Driver`] if there is not that much
-    /// memory, or the driver fails; [`Error::Spawn`] if the system starts no thread. Nothing is left behind.
+    /// [`Error::Option`] if a depth or size is out of range; [`Error::Driver`] if there is not enough memory or the driver
+    /// fails; [`Error::Spawn`] if the thread cannot be started. Everything allocated before the error is freed.
     pub fn build<M: Send + 'static>(self) -> Result<(HostSlots<M>, DeviceBatches<M>), Error> {
         let Self { ctx, arrays, chunk_bytes, host_depth, device_depth, overlap, .. } = self;
         for (option, depth) in [("host_depth", host_depth), ("device_depth", device_depth)] {
-            if !(1..=MAX_DEPTH).contains(&depth) {
-                let wanted = format!("1 to {MAX_DEPTH} slots");
+            if !(1..=Self::MAX_DEPTH).contains(&depth) {
+                let wanted = format!("1 to {} slots", Self::MAX_DEPTH);
                 return Err(Error::Option { option, wanted, found: depth.to_string() });
             }
         }
@@ -179,7 +183,7 @@ impl Uploader {
         };
         at_least_one("chunk_bytes", chunk_bytes.unwrap_or(1))?;
         let Some(layout) = Layout::new(&arrays, chunk_bytes) else {
-            let wanted = "as many bytes as can be addressed".to_string();
+            let wanted = "a sum of bytes that fits in memory".to_string();
             return Err(Error::Option { option: "arrays", wanted, found: format!("{arrays:?}") });
         };
         at_least_one("slot_bytes", layout.bytes)?;
@@ -195,7 +199,7 @@ impl Uploader {
         let driver = Driver::load()?;
         let _current = Current::enter(&ctx)?;
         let _beside = BesideCaptures::enter();
-        // cudarc keeps errors of drops for its next call; not to be taken for one of ours.
+        // cudarc keeps errors of drops for its next call. Return such an error here, under its own name.
         check("a call before this uploader's", ctx.check_err())?;
         let stream = Arc::new(Stream::new(&ctx)?);
         let timed = self.times || self.on_copied.is_some();
@@ -233,78 +237,20 @@ impl Uploader {
                 .name("twinbuf-copy".to_string())
                 .spawn(move || {
                     let copies = Copies::new(driver, stream, copies_layout, clock, on_copied, limit);
-                    copy::run(&mut host_rx, device_tx, copies, &seen);
+                    copy::thread::run(&mut host_rx, device_tx, copies, &seen);
                 })
                 .map_err(|error| Error::Spawn { kind: error.kind() })?;
             let thread = Arc::new(Thread(Some(thread)));
             let slots = HostSlots::ahead(host_tx, layout.clone(), device_depth, fate.clone(), thread.clone());
             (slots, Some(thread))
         } else {
-            // A slot's chunks are handed over in its one turn.
+            // One `HostBuf` per slot: by hand, a slot's chunks are handed over one by one through it.
             let host = host.into_iter().step_by(layout.chunks()).collect();
             let copies = Copies::new(driver, stream, copies_layout, clock.clone(), self.on_copied, limit);
             let by_hand = ByHand::new(copies, host, device_tx, fate.clone());
             (HostSlots::by_hand(by_hand, device_depth, fate.clone()), None)
         };
         Ok((slots, DeviceBatches::new(device_rx, layout, clock, ctx, fate, thread)))
-    }
-}
-
-/// Host memory that somebody else has allocated, as one slot; see [`Uploader::host_slots`].
-pub struct LentHost {
-    start: NonNull<u8>,
-    len: usize,
-    lender: Lender,
-}
-
-impl LentHost {
-    /// `len` bytes at `start`, of any alignment. `lender` keeps them allocated, and is dropped when nothing uses them
-    /// any more, on whatever thread that happens. Page-locked memory is copied while the program goes on; any other is
-    /// staged by the driver first.
-    ///
-    /// # Safety
-    ///
-    /// The bytes can be read and written, are initialized, and are nobody else's until `lender` is dropped.
-    pub unsafe fn new(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
-        Self { start, len, lender: Box::new(lender) }
-    }
-}
-
-// SAFETY: memory that is nobody else's, and a `Send` lender.
-unsafe impl Send for LentHost {}
-
-/// Device memory that somebody else has allocated, as one slot; see [`Uploader::device_slots`].
-pub struct LentDevice {
-    start: CUdeviceptr,
-    len: usize,
-    lender: Lender,
-}
-
-impl LentDevice {
-    /// `len` bytes at `start`. `lender` keeps them allocated, and is dropped when everything that was enqueued for them
-    /// here is done, on whatever thread that happens.
-    ///
-    /// # Safety
-    ///
-    /// The bytes are of the uploader's context, and nobody else's until `lender` is dropped: no work uses them that was
-    /// enqueued before and is not done.
-    pub unsafe fn new(start: CUdeviceptr, len: usize, lender: impl Send + 'static) -> Self {
-        Self { start, len, lender: Box::new(lender) }
-    }
-}
-
-impl fmt::Debug for LentHost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LentHost").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for LentDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LentDevice")
-            .field("start", &self.start)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
     }
 }
 

@@ -10,7 +10,7 @@ use std::thread;
 
 use common::{copy_threads, must_end, start};
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, MAX_DEPTH, Uploader};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader};
 use twinbuf_cuda_sim::{Options, Sim};
 
 const BYTES: usize = 1024;
@@ -39,7 +39,9 @@ fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBat
 #[test]
 fn batches_arrive_in_order_with_what_was_committed_at_any_depth() {
     must_end(|| {
-        for (host_depth, device_depth) in (1..=MAX_DEPTH).flat_map(|h| (1..=MAX_DEPTH).map(move |d| (h, d))) {
+        for (host_depth, device_depth) in
+            (1..=Uploader::MAX_DEPTH).flat_map(|h| (1..=Uploader::MAX_DEPTH).map(move |d| (h, d)))
+        {
             for overlap in [true, false] {
                 let (_sim, ctx) = start(1, true);
                 let stream = ctx.new_stream().unwrap();
@@ -87,7 +89,7 @@ fn by_hand_the_next_copy_is_started_while_the_last_batch_is_in_use() {
     for value in 2..50 {
         let batch = batches.recv().unwrap().unwrap();
         commit(&mut slots, BYTES, value).unwrap(); // the other device slot
-        assert_eq!(slots.acquire().unwrap_err(), Error::AllHeld { device_depth: 2 });
+        assert_eq!(slots.acquire().unwrap_err(), Error::SlotHeld { device_depth: 2 });
         assert_eq!(bytes(&batch, &stream)[0], value - 1);
     }
 }
@@ -168,7 +170,7 @@ fn leases_are_dropped_in_any_order_on_any_thread() {
         });
         for round in 0..20 {
             let mut leases: Vec<_> = (0..3).map(|_| batches.recv().unwrap().unwrap()).collect();
-            assert_eq!(batches.recv().unwrap_err(), Error::AllHeld { device_depth: 3 });
+            assert_eq!(batches.recv().unwrap_err(), Error::SlotHeld { device_depth: 3 });
             leases.rotate_left(round % 3);
             if round % 2 == 0 {
                 leases.reverse();
@@ -208,9 +210,9 @@ fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
             if overlap {
                 commit(&mut slots, BYTES, 3).unwrap();
             } else {
-                assert_eq!(slots.acquire().unwrap_err(), Error::AllHeld { device_depth: 2 });
+                assert_eq!(slots.acquire().unwrap_err(), Error::SlotHeld { device_depth: 2 });
             }
-            assert_eq!(batches.recv().unwrap_err(), Error::AllHeld { device_depth: 2 });
+            assert_eq!(batches.recv().unwrap_err(), Error::SlotHeld { device_depth: 2 });
             if let Some(held) = sim.peek(address, BYTES) {
                 assert_eq!(held, [1; BYTES]);
             }
@@ -361,14 +363,14 @@ fn arguments_that_cannot_work_are_refused_by_name() {
     let error = batch.on::<f32>(&stream).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "option `T`: wanted a type that a batch of 6 bytes is a whole number of, found f32 of 4 bytes"
+        "option `T`: wanted a type whose size divides the batch's 6 bytes, found f32 of 4 bytes"
     );
     assert!(batch.on::<[f32; 0]>(&stream).is_err());
     assert_eq!(batch.on::<u16>(&stream).unwrap().len(), 3);
 }
 
 #[test]
-fn the_per_thread_stream_needs_a_lease_that_stays() {
+fn the_per_thread_stream_is_refused_but_for_a_copy_whose_use_ends_in_the_call() {
     let (_sim, ctx) = start(1, false);
     let stream = ctx.per_thread_stream();
     let (mut slots, mut batches) = uploader(&ctx, false);
@@ -378,18 +380,11 @@ fn the_per_thread_stream_needs_a_lease_that_stays() {
         assert_eq!(batch.on::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
         // SAFETY: refused.
         assert_eq!(unsafe { batch.on_raw(stream.cu_stream()) }, Err(Error::PerThreadStream));
-        let batch = batch.on_this_thread();
-        let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
-        stream.memcpy_dtod(&batch.on::<u8>(&stream).unwrap(), &mut copy).unwrap();
-        drop(batch);
-        assert_eq!(stream.clone_dtoh(&copy).unwrap(), [value; BYTES]);
+        let owned = batch.into_owned::<u8>(&stream).unwrap();
+        assert_eq!(stream.clone_dtoh(&owned).unwrap(), [value; BYTES]);
     }
-    commit(&mut slots, BYTES, 1).unwrap();
-    let batch = batches.recv().unwrap().unwrap();
-    assert_eq!(batch.into_owned::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
-    commit(&mut slots, BYTES, 1).unwrap();
-    let batch = batches.recv().unwrap().unwrap().on_this_thread();
-    assert_eq!(batch.into_owned::<u8>(&stream).unwrap().len(), BYTES);
+    let message = Error::PerThreadStream.to_string();
+    assert!(message.contains("`into_owned`") && message.contains("`new_stream`"), "{message}");
 }
 
 #[test]
@@ -475,7 +470,7 @@ fn receiving_without_waiting_and_by_a_task() {
             }
         };
         assert_eq!(second.wait_copied().unwrap(), None, "nothing to copy");
-        assert_eq!(batches.try_recv().unwrap_err(), Error::AllHeld { device_depth: 2 });
+        assert_eq!(batches.try_recv().unwrap_err(), Error::SlotHeld { device_depth: 2 });
         drop((first, second));
         slots.finish();
         assert!(batches.recv().unwrap().is_none());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use common::{copy_threads, must_end, start};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, LentDevice, LentHost, Uploader};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader, lent};
 use twinbuf_cuda_sim::{Failure, Live, Sim};
 
 const BATCHES: u64 = 5;
@@ -39,13 +39,13 @@ impl Slots {
                     let mut memory = vec![0_u8; BYTES].into_boxed_slice();
                     let at = NonNull::from(&mut memory[..]).cast();
                     // SAFETY: the lender has it.
-                    unsafe { LentHost::new(at, BYTES, memory) }
+                    unsafe { lent::Host::new(at, BYTES, memory) }
                 });
                 let device = (0..2).map(|_| {
                     let memory = stream.alloc_zeros::<u8>(BYTES).unwrap();
                     let at = memory.device_ptr(stream).0;
                     // SAFETY: the lender has it, and the stream is waited for below.
-                    unsafe { LentDevice::new(at, BYTES, memory) }
+                    unsafe { lent::Device::new(at, BYTES, memory) }
                 });
                 let uploader = uploader.host_slots(host.collect()).device_slots(device.collect());
                 stream.synchronize().unwrap();

@@ -360,7 +360,7 @@ fn a_tensor_of_a_frameworks_costs_one_copy_on_the_device_and_no_wait() {
         let batch = batches.recv().unwrap().unwrap();
         let copies = sim.calls_of("cuMemcpyDtoDAsync_v2");
         let before = calls(sim.control());
-        let owned = batch.on_this_thread().into_owned::<f32>(&stream).unwrap();
+        let owned = batch.into_owned::<f32>(&stream).unwrap();
         let made = since(sim.control(), before);
         println!("into_owned: {made:?}");
         if !sim.is_real() {

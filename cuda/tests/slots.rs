@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{must_end, start};
 use cudarc::driver::{CudaStream, DevicePtr};
-use twinbuf_cuda::{DeviceBatches, Error, Lease, LentDevice, LentHost, Uploader};
+use twinbuf_cuda::{DeviceBatches, Error, Lease, Uploader, lent};
 use twinbuf_cuda_sim::{Control, Failure};
 
 const CHUNK: usize = 256;
@@ -202,14 +202,14 @@ fn slots_of_somebody_elses_are_filled_where_they_are_and_given_back() {
                     // SAFETY: as many bytes.
                     unsafe { at.write_bytes(0, BYTES + 1) };
                     // SAFETY: the lender has it.
-                    unsafe { LentHost::new(at, BYTES + 1, Lender(pinned, lent.clone())) }
+                    unsafe { lent::Host::new(at, BYTES + 1, Lender(pinned, lent.clone())) }
                 });
             let mut places = Vec::new();
             let device = (0..2).map(|_| stream.alloc_zeros::<u8>(BYTES).unwrap()).map(|slice| {
                 let at = slice.device_ptr(&stream).0;
                 places.push(at);
                 // SAFETY: the lender has it, and the stream is waited for below.
-                unsafe { LentDevice::new(at, BYTES, Lender(slice, lent.clone())) }
+                unsafe { lent::Device::new(at, BYTES, Lender(slice, lent.clone())) }
             });
             let build = Uploader::new(&ctx, BYTES).host_slots(host.collect()).device_slots(device.collect());
             stream.synchronize().unwrap();
@@ -253,10 +253,10 @@ fn arguments_that_cannot_work_are_refused_by_name() {
     assert_eq!(option(Uploader::new(&ctx, 1).chunk_bytes(0)), "chunk_bytes: at least 1 byte, 0");
     assert_eq!(option(Uploader::new(&ctx, 1).arrays(&[])), "slot_bytes: at least 1 byte, 0");
     let huge = Uploader::new(&ctx, 1).arrays(&[usize::MAX, 1]);
-    assert!(option(huge).starts_with("arrays: as many bytes as can be addressed"));
+    assert!(option(huge).starts_with("arrays: a sum of bytes that fits in memory"));
     assert_eq!(option(Uploader::new(&ctx, 1).host_slots(Vec::new())), "host_depth: 1 to 8 slots, 0");
     // SAFETY: refused before it is used.
-    let short = unsafe { LentDevice::new(4096, 7, ()) };
+    let short = unsafe { lent::Device::new(4096, 7, ()) };
     let short = Uploader::new(&ctx, 8).device_slots(vec![short]);
     assert_eq!(option(short), "device_slots: slots of at least 8 bytes, 7");
 

@@ -60,7 +60,7 @@ impl DeviceBatch {
         self.lease.meta().checkpoint()
     }
 
-    /// Returns the lease alone, for the calls that consume it: [`Lease::into_owned`], [`Lease::on_this_thread`].
+    /// Returns the lease alone, for [`Lease::into_owned`], which consumes it.
     #[must_use]
     pub fn into_lease(self) -> Lease<BatchMeta> {
         self.lease
@@ -135,7 +135,7 @@ struct Copies {
 }
 
 /// How many copies are remembered.
-const LAST: usize = 4 * twinbuf_cuda::MAX_DEPTH;
+const LAST: usize = 4 * Uploader::MAX_DEPTH;
 
 impl CopyLog {
     fn lock(&self) -> MutexGuard<'_, Copies> {
@@ -227,7 +227,7 @@ impl Slots for HostSide {
     fn acquire(&mut self) -> Result<HostGuard<'_>, NoSlot> {
         let Self { host, committed, log } = self;
         let slot = host.acquire().map_err(|error| match error {
-            twinbuf_cuda::Error::AllHeld { .. } => NoSlot::Held,
+            twinbuf_cuda::Error::SlotHeld { .. } => NoSlot::Held,
             _ => NoSlot::Gone,
         })?;
         Ok(HostGuard { slot, committed, log })
@@ -235,7 +235,7 @@ impl Slots for HostSide {
 
     fn acquire_within(&mut self, timeout: Duration) -> Result<HostGuard<'_>, NoSlot> {
         let started = Instant::now();
-        while let Err(twinbuf_cuda::Error::AllHeld { .. }) = self.host.acquire() {
+        while let Err(twinbuf_cuda::Error::SlotHeld { .. }) = self.host.acquire() {
             if started.elapsed() >= timeout {
                 return Err(NoSlot::Held);
             }
@@ -278,7 +278,7 @@ impl DeviceSide {
     }
 
     fn receive_once(&mut self, waiting: &mut Waiting<'_, '_>) -> Received<Lease<BatchMeta>> {
-        use twinbuf_cuda::Error::{Abandoned, AllHeld, Empty};
+        use twinbuf_cuda::Error::{Abandoned, Empty, SlotHeld};
         let received = match waiting {
             Waiting::Block | Waiting::Drain => self.device.recv(),
             Waiting::Try | Waiting::Until(_) => self.device.try_recv(),
@@ -296,7 +296,7 @@ impl DeviceSide {
             Err(Empty) if matches!(waiting, Waiting::Try | Waiting::Until(_)) && !self.inline => {
                 Received::NotYet
             }
-            Err(AllHeld { .. }) => Received::SlotHeld,
+            Err(SlotHeld { .. }) => Received::SlotHeld,
             Ok(None) | Err(Abandoned | Empty) => Received::Gone,
             Err(error) => Received::Failed(error.into()),
         }

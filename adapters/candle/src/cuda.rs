@@ -51,9 +51,7 @@ fn owned<T: CudaDType + Element>(
     device: &Device,
 ) -> Result<Tensor, TensorError> {
     let device = device.as_cuda_device().map_err(TensorError::Candle)?;
-    // Bound to this thread, because candle's usual stream is this thread's.
-    let lease = batch.into_lease().on_this_thread();
-    let numbers = lease.into_owned::<T>(&device.cuda_stream()).map_err(TensorError::Device)?;
+    let numbers = batch.into_lease().into_owned::<T>(&device.cuda_stream()).map_err(TensorError::Device)?;
     let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(numbers, device.clone()));
     Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false))
 }

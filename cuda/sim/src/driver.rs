@@ -1,8 +1,9 @@
-//! The driver itself, which the cdylib exports: data flows from `calls` (the `cu*` functions) through `machine`
-//! (streams, events, memory) to `worker` (what a stream does), with `clock` checking every access on the way and
-//! `capture` the calls that a captured stream forbids.
+//! The driver that the cdylib exports. Data flows from `calls` (the `cu*` functions) through `machine` (streams, events,
+//! memory) to `machine::worker` (a stream's thread). `clock` checks every access on the way; `capture` rejects the calls
+//! that a captured stream forbids.
 //!
-//! In the rlib that test code links these functions are dead: their state is the cdylib's own.
+//! The rlib that test code links contains these functions too, but does not use them: the driver's state is in the
+//! cdylib.
 
 mod calls;
 mod capture;
@@ -11,7 +12,6 @@ mod codes;
 mod failures;
 mod hooks;
 mod machine;
-mod worker;
 
 /// Whether a number is a `CUresult` that this driver can return as an error.
 pub(crate) fn is_error(code: u32) -> bool {

@@ -16,9 +16,11 @@ mod abi;
 mod control;
 #[allow(non_snake_case, reason = "the names of the CUDA driver API")]
 mod driver;
+mod options;
 
 pub use abi::Live;
-pub use control::{Control, DRIVER_VARIABLE, Failure, Held, Installed, Kernel, Options, Sim, checksum_of};
+pub use control::{Control, DRIVER_VARIABLE, Held, Kernel, Sim, checksum_of};
+pub use options::{Failure, Installed, Options};
 
 /// FNV-1a, 64 bits: <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.
 pub(crate) const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;

@@ -1,4 +1,4 @@
-//! A batch on one stream: its address with a type, ordered wherever cudarc reads it.
+//! A typed view of a batch on one stream, ordered wherever cudarc reads it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,33 +10,33 @@ use cudarc::driver::{
     CudaContext, CudaStream, DevicePtr, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
 };
 
+use super::Lease;
 use crate::cu::Current;
 use crate::error::Error;
-use crate::lease::Lease;
 
 /// `CU_STREAM_LEGACY` of cuda.h: the legacy default stream, whose usual handle is null.
 const LEGACY: usize = 1;
 
 /// A batch, or a part of it, as elements of type `T` on one stream; made by [`Lease::on`].
 ///
-/// It can be read by cudarc's safe copies (`stream.memcpy_dtod(&view, ..)`, `memcpy_dtoh`, `clone_dtoh`) and whatever
-/// else takes a [`DevicePtr`]; and it can be an argument of a kernel, on the view's own stream, as a pointer.
+/// cudarc's safe copies (`stream.memcpy_dtod(&view, ..)`, `memcpy_dtoh`, `clone_dtoh`) and everything else that accepts a
+/// [`DevicePtr`] can read it. It can be a kernel argument, as a pointer, on its own stream.
 ///
-/// **A copy on another stream than the view's** is ordered too, at the cost of a wait of the host for that stream: call
-/// [`Lease::on`] for each stream. A copy to another *context* is refused, with an error of the driver: nothing would
-/// order it before the slot's next copy. Copy within the context first ([`Lease::into_owned`]).
+/// **A copy on another stream** is ordered too, but makes the host wait for that stream: call [`Lease::on`] for each
+/// stream instead. A copy to another *context* fails with a driver error, because it could not be ordered before the
+/// slot's next copy: copy within the context first ([`Lease::into_owned`]).
 pub struct View<'l, T> {
     lease: &'l dyn Leased,
     start: CUdeviceptr,
     len: usize,
-    /// It is for this stream, which the lease waits for when it is dropped.
+    /// The stream that the view is for. The lease records its use when it is dropped.
     stream: Arc<CudaStream>,
-    /// What [`DeviceSlice::stream`] gives: see there.
+    /// Returned by [`DeviceSlice::stream`]; see there.
     elsewhere: Arc<CudaStream>,
     _elements: PhantomData<&'l [T]>,
 }
 
-/// A lease of any metadata.
+/// A lease, without the type of its metadata.
 trait Leased {
     fn context(&self) -> &Arc<CudaContext>;
 
@@ -48,55 +48,54 @@ trait Leased {
 
 impl<M: 'static> Leased for Lease<M> {
     fn context(&self) -> &Arc<CudaContext> {
-        Lease::context(self)
+        &self.ctx
     }
 
     unsafe fn wait_for_copy(&self, stream: CUstream) -> Result<(), Error> {
-        let _current = Current::enter(Lease::context(self))?;
-        // SAFETY: as the caller says; the context has just been entered.
-        unsafe { self.slot().use_meanwhile(stream) }
+        let _current = Current::enter(&self.ctx)?;
+        // SAFETY: the caller guarantees the stream; its context has just been entered.
+        unsafe { self.slot.use_meanwhile(stream) }
     }
 }
 
 impl<'l, T> View<'l, T> {
-    pub(crate) fn new<M: 'static>(
+    pub(super) fn new<M: 'static>(
         lease: &'l Lease<M>,
         start: CUdeviceptr,
         len: usize,
         stream: Arc<CudaStream>,
     ) -> Self {
         let handle = std::ptr::without_provenance_mut(LEGACY);
-        // SAFETY: the driver has this stream in every context, for ever.
-        let elsewhere = unsafe { Lease::context(lease).wrap_borrowed_stream(handle) };
+        // SAFETY: every context has this stream as long as it exists.
+        let elsewhere = unsafe { lease.ctx.wrap_borrowed_stream(handle) };
         Self { lease, start, len, stream, elsewhere, _elements: PhantomData }
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether it has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The stream that it is for.
+    /// The stream that the view is for.
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Its device address. Whoever uses it does so on [`stream`](View::stream), by work that is enqueued before the
-    /// lease is dropped.
+    /// The device address. Use it only on [`stream`](View::stream), in work that is enqueued before the lease is dropped.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.start
     }
 
-    /// Some of its elements, on the same stream; `None` if it has no such.
+    /// A sub-range of the elements, on the same stream; `None` if it is out of bounds.
     #[must_use]
     pub fn slice(&self, elements: Range<usize>) -> Option<Self> {
         if elements.start > elements.end || elements.end > self.len {
@@ -118,8 +117,9 @@ impl<T> DeviceSlice<T> for View<'_, T> {
         self.len
     }
 
-    /// Not the stream that the view is for, which [`View::stream`] gives, but one by which cudarc's copies to other
-    /// contexts are recognized, and refused: they ask for this one's address, and then copy on another.
+    /// Not the view's stream, which [`View::stream`] returns, but the legacy default stream. Only cudarc's copies between
+    /// contexts ask for the address on this stream, and then copy on another one: so `device_ptr` recognizes and refuses
+    /// them.
     #[allow(clippy::misnamed_getters, reason = "see above")]
     fn stream(&self) -> &Arc<CudaStream> {
         &self.elsewhere
@@ -127,9 +127,10 @@ impl<T> DeviceSlice<T> for View<'_, T> {
 }
 
 impl<T> DevicePtr<T> for View<'_, T> {
-    /// Makes the stream wait for the copy, if it is not the view's, and the host for what is then enqueued there.
+    /// On another stream than the view's: makes that stream wait for the copy, and the host wait for that stream
+    /// afterwards.
     ///
-    /// The address is 0, which the driver refuses, where that order cannot be had.
+    /// Returns address 0, which the driver rejects, if the access cannot be ordered.
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         if *stream == *self.stream {
             return (self.start, SyncOnDrop::Sync(None));
@@ -137,17 +138,17 @@ impl<T> DevicePtr<T> for View<'_, T> {
         if stream.cu_stream().addr() == LEGACY || stream.context() != self.lease.context() {
             return (0, SyncOnDrop::Sync(None));
         }
-        // SAFETY: the stream exists, and is of this context.
+        // SAFETY: the stream exists and belongs to this context.
         match unsafe { self.lease.wait_for_copy(stream.cu_stream()) } {
             Ok(()) => (self.start, SyncOnDrop::sync_stream(stream)),
-            // The call this is for returns an error of its own.
+            // The copy then fails with an error of its own.
             Err(_) => (0, SyncOnDrop::Sync(None)),
         }
     }
 }
 
-// SAFETY: the argument is the device address, which stays where it is as long as the view is borrowed: `LaunchArgs`
-// keeps pointers to its arguments. Whoever launches a kernel answers for its stream.
+// SAFETY: the argument is the device address. `LaunchArgs` keeps a pointer to it, and the view is borrowed for as long.
+// Launching is unsafe: the caller guarantees that the kernel runs on the view's stream.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b View<'_, T>> for LaunchArgs<'a> {
     fn arg(&mut self, view: &'b View<'_, T>) -> &mut Self {
         self.arg(&view.start)

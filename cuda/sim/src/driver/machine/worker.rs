@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use super::codes::{Code, ILLEGAL_ADDRESS, SUCCESS};
-use super::machine::{Core, HostFunction, Source, Work, changed, lock, run_function, wait, wait_passed};
+use super::work::{HostFunction, Source, Work, wait_passed};
+use super::{Core, changed, lock, run_function, wait};
+use crate::driver::codes::{Code, ILLEGAL_ADDRESS, SUCCESS};
 use crate::{FNV_PRIME, FNV_START};
 
 /// A stream's thread.

@@ -1,0 +1,103 @@
+//! What every call does first: count, check the context, let an injected error strike.
+
+use crate::driver::codes::{
+    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, NOT_PERMITTED,
+    NOT_SUPPORTED, STUB_LIBRARY, SUCCESS,
+};
+use crate::driver::machine::{Core, in_function, lock};
+
+/// A place for a result, given by the caller.
+#[repr(transparent)]
+pub(super) struct Out<T>(pub(super) *mut T);
+
+impl<T> Out<T> {
+    pub(super) fn set(&self, value: T) -> Result<(), Code> {
+        if self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: whoever calls the driver gives a pointer that may be written.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+}
+
+/// What a call needs before its body runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Needs {
+    Nothing,
+    /// `cuInit`.
+    Driver,
+    /// And an error-free context.
+    Health,
+    /// And that it is current on this thread.
+    Context,
+    /// Gives something back: the body runs whatever error is injected or sticky, and the error is returned.
+    Return,
+    /// The same, and it returns no sticky error.
+    Release,
+}
+
+/// What a stub, or a driver without a device, returns from every call but `cuDeviceGetCount`.
+fn absent(core: &Core, name: &str) -> Option<Code> {
+    match core.options.kind {
+        1 => Some(STUB_LIBRARY),
+        2 if name == "cuInit" => Some(NO_DEVICE),
+        2 if name != "cuDeviceGetCount" => Some(NOT_INITIALIZED),
+        _ => None,
+    }
+}
+
+/// Counts a call, checks what it needs, lets an injected error strike, and runs its body.
+pub(super) fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Result<(), Code>) -> Code {
+    // The real driver forbids it and may hang instead of saying so.
+    if in_function() {
+        return NOT_PERMITTED;
+    }
+    let mut core = lock();
+    *core.calls.entry(name).or_insert(0) += 1;
+    let injected = core.failures.call(name);
+    if let Some(code) = absent(&core, name) {
+        return code;
+    }
+    let gives_back = matches!(needs, Needs::Return | Needs::Release);
+    if let Some(injected) = injected.filter(|injected| !injected.effect && !gives_back) {
+        return injected.code;
+    }
+    if needs != Needs::Nothing && !core.initialized && core.options.kind == 0 {
+        return NOT_INITIALIZED;
+    }
+    let sticky =
+        if matches!(needs, Needs::Nothing | Needs::Driver | Needs::Release) { SUCCESS } else { core.lost };
+    if sticky != SUCCESS && needs != Needs::Return {
+        return sticky;
+    }
+    let ready = if needs == Needs::Context { current(&core) } else { Ok(()) };
+    let run = core.run;
+    let permitted = ready.and_then(|()| core.captures.call(run, name));
+    let result = permitted.and_then(|()| body(core)).map_or_else(|code| code, |()| SUCCESS);
+    match injected {
+        Some(injected) => injected.code,
+        None if sticky != SUCCESS => sticky,
+        None => result,
+    }
+}
+
+/// The context is current and alive.
+pub(super) fn current(core: &Core) -> Result<(), Code> {
+    if core.current() == 0 {
+        return Err(INVALID_CONTEXT);
+    }
+    if core.device().is_none_or(|device| core.retains[device] == 0) {
+        return Err(CONTEXT_IS_DESTROYED);
+    }
+    Ok(())
+}
+
+/// A default stream needs a current context; a created one has its own.
+pub(super) fn stream(core: &mut Core, handle: usize) -> Result<u64, Code> {
+    if handle <= 2 {
+        current(core)?;
+    }
+    let stream = core.stream(handle)?;
+    if core.captures.holds(stream) { Err(NOT_SUPPORTED) } else { Ok(stream) }
+}

@@ -1,0 +1,67 @@
+//! What each host thread knows, as a vector clock.
+
+use super::memory::Space;
+use super::{Actor, HOST, IN_FUNCTION, OWN_AGENT, State};
+use crate::driver::clock::{Agent, Clock};
+
+impl State {
+    fn agent(&mut self) -> Agent {
+        if self.options.host_threads_apart == 0 {
+            return HOST;
+        }
+        let (run, agent) = OWN_AGENT.get();
+        if run == self.run {
+            return agent;
+        }
+        let agent = self.handle();
+        OWN_AGENT.set((self.run, agent));
+        agent
+    }
+
+    /// What this thread knows.
+    pub(super) fn known(&mut self) -> &mut Clock {
+        let agent = self.agent();
+        self.hosts.entry(agent).or_default()
+    }
+
+    /// This thread learns what a clock knows.
+    pub(in crate::driver) fn learn(&mut self, clock: &Clock) {
+        self.known().join(clock);
+    }
+
+    /// This thread's next step; inside a host function, its stream's step.
+    pub(super) fn host_step(&mut self) -> Actor {
+        if let Some((agent, step, clock)) = IN_FUNCTION.with_borrow(Clone::clone) {
+            return Actor { agent, step, clock };
+        }
+        let agent = self.agent();
+        let known = self.known();
+        Actor { step: known.tick(agent), clock: known.clone(), agent }
+    }
+
+    pub(in crate::driver) fn release(&mut self, token: u64) {
+        let Actor { clock, .. } = self.host_step();
+        self.tokens.entry(token).or_default().join(&clock);
+    }
+
+    pub(in crate::driver) fn acquire(&mut self, token: u64) {
+        let clock = self.tokens.get(&token).cloned().unwrap_or_default();
+        let inside = IN_FUNCTION.with_borrow_mut(|inside| {
+            if let Some((_, _, known)) = inside {
+                known.join(&clock);
+            }
+            inside.is_some()
+        });
+        if !inside {
+            self.learn(&clock);
+        }
+    }
+
+    /// The host accesses a range that it has announced; page-locked or not.
+    pub(in crate::driver) fn host_access(&mut self, address: u64, bytes: usize, write: bool) {
+        let actor = self.host_step();
+        let what = if write { "host write" } else { "host read" };
+        // Memory that is not page-locked: nothing of the device's touches it later than its call.
+        let _ = self.access((Space::Host, address, bytes), &actor, write, what);
+    }
+}

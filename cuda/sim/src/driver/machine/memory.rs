@@ -1,0 +1,220 @@
+//! Page-locked and device memory: allocations, and the check of every access.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+
+use super::{Actor, HOST, LEGACY, State};
+use crate::driver::clock::{Access, History};
+use crate::driver::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+
+/// Page-locked memory is page-aligned, as the driver's.
+const PAGE: usize = 4096;
+/// Violations kept until they are read; one broken edge may show in every batch.
+const MOST_VIOLATIONS: usize = 64;
+
+/// One allocation; its entry stays when it is freed, so that a later use is recognized. Addresses are never
+/// given out twice in one run.
+pub(in crate::driver) struct Allocation {
+    base: u64,
+    bytes: usize,
+    /// Device memory's contents, until the free has run.
+    pub(in crate::driver) data: Option<Vec<u8>>,
+    /// Its free was called.
+    freed: bool,
+    history: History,
+}
+
+/// Host or device: two address spaces, checked in the same way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::driver) enum Space {
+    Host,
+    Device,
+}
+
+impl Space {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Host => "page-locked",
+            Self::Device => "device",
+        }
+    }
+}
+
+fn host_layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, PAGE).expect("a size that `allocate_host` has checked")
+}
+
+/// Frees the host memory of an earlier run. Memory that was never freed may still be in use: it stays.
+pub(super) fn clear_host(host: &mut BTreeMap<u64, Allocation>) {
+    for (base, old) in std::mem::take(host) {
+        if old.freed {
+            // SAFETY: allocated by `allocate_host` with this layout; its free was called, and the workers that
+            // could still read it have ended.
+            unsafe { dealloc(base as *mut u8, host_layout(old.bytes)) };
+        }
+    }
+}
+
+impl State {
+    fn allocations(&mut self, space: Space) -> &mut BTreeMap<u64, Allocation> {
+        match space {
+            Space::Host => &mut self.host,
+            Space::Device => &mut self.device,
+        }
+    }
+
+    /// The allocation that holds all of a range.
+    fn holder(&mut self, space: Space, address: u64, bytes: usize) -> Option<&mut Allocation> {
+        let (_, allocation) = self.allocations(space).range_mut(..=address).next_back()?;
+        let end = address.checked_add(bytes as u64)?;
+        (end <= allocation.base + allocation.bytes as u64).then_some(allocation)
+    }
+
+    pub(in crate::driver) fn is_pinned(&mut self, address: usize, bytes: usize) -> bool {
+        self.holder(Space::Host, address as u64, bytes).is_some()
+    }
+
+    /// Device memory's bytes, if an allocation holds the whole range and its free has not run.
+    pub(in crate::driver) fn bytes(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
+        let allocation = self.holder(Space::Device, address, bytes)?;
+        let from = usize::try_from(address - allocation.base).ok()?;
+        allocation.data.as_mut()?.get_mut(from..from + bytes)
+    }
+
+    pub(in crate::driver) fn report(&mut self, sentence: String) {
+        if self.violations.len() < MOST_VIOLATIONS && !self.violations.contains(&sentence) {
+            self.violations.push(sentence);
+        }
+    }
+
+    /// Checks one access, and remembers it.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` if no allocation holds the range, or its free was called (which is also reported).
+    pub(in crate::driver) fn access(
+        &mut self,
+        (space, address, bytes): (Space, u64, usize),
+        actor: &Actor,
+        write: bool,
+        what: &'static str,
+    ) -> Result<(), Code> {
+        let allocation = self.holder(space, address, bytes).ok_or(INVALID_VALUE)?;
+        let from = address - allocation.base;
+        let to = from + bytes as u64;
+        if allocation.freed {
+            self.report(format!("{what} of {} memory +{from:#x}..+{to:#x} after its free", space.name()));
+            return Err(INVALID_VALUE);
+        }
+        let new = Access { agent: actor.agent, step: actor.step, from, to, write, what };
+        let races = allocation.history.add(new, &actor.clock);
+        for old in races {
+            let sentence = format!(
+                "{} memory +{:#x}..+{:#x}: {} is not ordered after {}",
+                space.name(),
+                old.from.max(from),
+                old.to.min(to),
+                self.who(&new),
+                self.who(&old),
+            );
+            self.report(sentence);
+        }
+        Ok(())
+    }
+
+    fn who(&self, access: &Access) -> String {
+        let agent = match access.agent {
+            HOST => "the host".to_owned(),
+            id if LEGACY.contains(&id) => "the legacy default stream".to_owned(),
+            id if access.what.starts_with("host") && !self.streams.contains_key(&id) => {
+                format!("host thread {id:#x}")
+            }
+            id => format!("stream {id:#x}"),
+        };
+        let kind = if access.write { "write" } else { "read" };
+        format!("{} ({kind}, {agent})", access.what)
+    }
+
+    pub(in crate::driver) fn allocate_device(&mut self, bytes: usize) -> Result<u64, Code> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if self.live.device_bytes.saturating_add(bytes as u64) > self.options.device_bytes {
+            return Err(OUT_OF_MEMORY);
+        }
+        let base = self.next_address;
+        // 512 is the driver's alignment; a gap, so that one byte too far is found.
+        self.next_address += (bytes as u64).next_multiple_of(512) + 512;
+        let data = Some(vec![0xCD; bytes]);
+        self.device.insert(base, Allocation { base, bytes, data, freed: false, history: History::default() });
+        self.live.device_allocations += 1;
+        self.live.device_bytes += bytes as u64;
+        self.live.peak_device_bytes = self.live.peak_device_bytes.max(self.live.device_bytes);
+        Ok(base)
+    }
+
+    pub(in crate::driver) fn allocate_host(&mut self, bytes: usize) -> Result<u64, Code> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let total = self.live.host_bytes.saturating_add(bytes as u64);
+        if total > self.options.host_bytes || Layout::from_size_align(bytes, PAGE).is_err() {
+            return Err(OUT_OF_MEMORY);
+        }
+        // SAFETY: the layout's size is not 0.
+        let memory = unsafe { alloc(host_layout(bytes)) };
+        if memory.is_null() {
+            return Err(OUT_OF_MEMORY);
+        }
+        // SAFETY: just allocated with this size.
+        unsafe { memory.write_bytes(0xA5, bytes) };
+        let base = memory as u64;
+        self.host
+            .insert(base, Allocation { base, bytes, data: None, freed: false, history: History::default() });
+        self.live.host_allocations += 1;
+        self.live.host_bytes = total;
+        self.live.peak_host_bytes = self.live.peak_host_bytes.max(total);
+        Ok(base)
+    }
+
+    /// Checks a free as a write of all of it by `actor` and counts it as freed. Device memory's contents stay
+    /// until [`State::forget`], host memory stays until the next run: whoever still uses it finds no other's data.
+    pub(in crate::driver) fn free(
+        &mut self,
+        space: Space,
+        base: u64,
+        actor: &Actor,
+        what: &'static str,
+    ) -> Result<(), Code> {
+        let allocation = self.allocations(space).get(&base).filter(|allocation| !allocation.freed);
+        let bytes = allocation.ok_or(INVALID_VALUE)?.bytes;
+        self.access((space, base, bytes), actor, true, what)?;
+        if let Some(allocation) = self.allocations(space).get_mut(&base) {
+            allocation.freed = true;
+        }
+        match space {
+            Space::Host => {
+                self.live.host_allocations -= 1;
+                self.live.host_bytes -= bytes as u64;
+            }
+            Space::Device => {
+                self.live.device_allocations -= 1;
+                self.live.device_bytes -= bytes as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`State::free`], by the calling host thread.
+    pub(in crate::driver) fn free_by_host(&mut self, space: Space, base: u64) -> Result<(), Code> {
+        let actor = self.host_step();
+        self.free(space, base, &actor, "host free")
+    }
+
+    /// A device allocation's contents are gone.
+    pub(in crate::driver) fn forget(&mut self, base: u64) {
+        if let Some(allocation) = self.device.get_mut(&base) {
+            allocation.data = None;
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Streams, their queues and events.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::work::{HostFunction, Mark, Work};
+use super::{Actor, LEGACY, OWN_STREAM, State, changed, worker};
+use crate::driver::clock::Clock;
+use crate::driver::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+
+#[derive(Default)]
+pub(in crate::driver) struct Stream {
+    pub(in crate::driver) queue: VecDeque<Work>,
+    /// The worker is at an operation that it has taken from the queue.
+    pub(in crate::driver) busy: bool,
+    pub(in crate::driver) destroyed: bool,
+    clock: Clock,
+    /// Synchronizes with the legacy default stream.
+    blocking: bool,
+    /// A default stream: made by the driver, not counted.
+    default: bool,
+    device: usize,
+}
+
+pub(super) struct Event {
+    device: usize,
+    last: Option<Arc<Mark>>,
+    flags: u32,
+}
+
+impl State {
+    fn add_stream(&mut self, blocking: bool, default: bool) -> u64 {
+        let id = self.handle();
+        self.insert_stream(id, blocking, default);
+        id
+    }
+
+    fn insert_stream(&mut self, id: u64, blocking: bool, default: bool) {
+        let device = self.device().unwrap_or(0);
+        self.streams.insert(id, Stream { blocking, default, device, ..Stream::default() });
+        self.live.threads += 1;
+        // The stream's number in this run, not its handle: a seed gives the same delays in every run.
+        self.streams_begun += 1;
+        let (run, seed) = (self.run, self.options.seed.wrapping_add(self.streams_begun << 32));
+        let thread = std::thread::Builder::new().name(format!("cuda-sim-{id:x}"));
+        let worker = thread.spawn(move || worker::run(id, run, seed)).expect("a thread for a stream");
+        self.workers.retain(|worker| !worker.is_finished());
+        self.workers.push(worker);
+    }
+
+    pub(in crate::driver) fn create_stream(&mut self, flags: u32) -> Result<u64, Code> {
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        self.live.streams += 1;
+        Ok(self.add_stream(flags == 0, false))
+    }
+
+    pub(in crate::driver) fn destroy_stream(&mut self, handle: usize) -> Result<(), Code> {
+        let stream =
+            self.streams.get_mut(&(handle as u64)).filter(|stream| !stream.destroyed && !stream.default);
+        stream.ok_or(INVALID_HANDLE)?.destroyed = true;
+        self.live.streams -= 1;
+        Ok(())
+    }
+
+    /// The stream behind a handle: a created one, the legacy default stream (0, 1) or the thread's own (2).
+    pub(in crate::driver) fn stream(&mut self, handle: usize) -> Result<u64, Code> {
+        match handle {
+            0 | 1 => {
+                let legacy = LEGACY[self.device().unwrap_or(0)];
+                if !self.streams.contains_key(&legacy) {
+                    self.insert_stream(legacy, false, true);
+                }
+                Ok(legacy)
+            }
+            2 => {
+                let (device, mut own) = (self.device().unwrap_or(0), OWN_STREAM.get());
+                if own[device].0 == self.run {
+                    return Ok(own[device].1);
+                }
+                own[device] = (self.run, self.add_stream(true, true));
+                OWN_STREAM.set(own);
+                Ok(own[device].1)
+            }
+            handle => match self.streams.get(&(handle as u64)) {
+                Some(stream) if !stream.destroyed && !stream.default => Ok(handle as u64),
+                _ => Err(INVALID_HANDLE),
+            },
+        }
+    }
+
+    fn at(&mut self, stream: u64) -> &mut Stream {
+        self.streams.get_mut(&stream).expect("a handle that `stream` gave under this lock")
+    }
+
+    /// The next step of a stream: after everything that this thread knows, and after what implicit
+    /// synchronization with the legacy default stream orders before it.
+    pub(in crate::driver) fn step(&mut self, stream: u64) -> Actor {
+        let device = self.at(stream).device;
+        let before: Vec<u64> = if stream == LEGACY[device] {
+            let others = self.streams.iter().filter(|(_, other)| other.device == device);
+            others.filter(|(_, other)| other.blocking && !other.destroyed).map(|(id, _)| *id).collect()
+        } else if self.at(stream).blocking && self.streams.contains_key(&LEGACY[device]) {
+            vec![LEGACY[device]]
+        } else {
+            Vec::new()
+        };
+        for other in before {
+            let mark = self.mark(other);
+            self.follow(stream, mark);
+        }
+        let known = self.known().clone();
+        let clock = &mut self.at(stream).clock;
+        clock.join(&known);
+        Actor { step: clock.tick(stream), clock: clock.clone(), agent: stream }
+    }
+
+    pub(in crate::driver) fn push(&mut self, stream: u64, work: Work) {
+        self.at(stream).queue.push_back(work);
+        changed();
+    }
+
+    /// Enqueues a host function, which acts as the stream's present step.
+    pub(in crate::driver) fn push_function(&mut self, stream: u64, function: HostFunction, argument: usize) {
+        let Actor { step, clock, .. } = self.step(stream);
+        self.push(stream, Work::Host { function, argument, step, clock });
+    }
+
+    /// Enqueues a mark at a stream's end without a step of its own.
+    fn mark(&mut self, stream: u64) -> Arc<Mark> {
+        let mark = Arc::new(Mark { clock: self.at(stream).clock.clone(), ..Mark::default() });
+        self.push(stream, Work::Record(mark.clone()));
+        mark
+    }
+
+    /// A stream's later work waits for a mark.
+    fn follow(&mut self, stream: u64, mark: Arc<Mark>) {
+        self.at(stream).clock.join(&mark.clock);
+        self.push(stream, Work::Wait(mark));
+    }
+
+    /// Enqueues a mark at a stream's end.
+    pub(in crate::driver) fn record(&mut self, stream: u64) -> Arc<Mark> {
+        self.step(stream);
+        self.mark(stream)
+    }
+
+    /// Marks at the ends of all streams.
+    pub(in crate::driver) fn record_all(&mut self) -> Vec<Arc<Mark>> {
+        let all: Vec<u64> = self.streams.keys().copied().collect();
+        all.into_iter().map(|stream| self.mark(stream)).collect()
+    }
+
+    /// The same of the current context's alone.
+    pub(in crate::driver) fn record_current(&mut self) -> Vec<Arc<Mark>> {
+        let device = self.device();
+        let streams = self.streams.iter().filter(|(_, stream)| Some(stream.device) == device);
+        let all: Vec<u64> = streams.map(|(id, _)| *id).collect();
+        all.into_iter().map(|stream| self.mark(stream)).collect()
+    }
+
+    /// Whether a stream has done everything; if so, this thread knows it.
+    pub(in crate::driver) fn is_idle(&mut self, stream: u64) -> bool {
+        let stream = self.at(stream);
+        let idle = stream.queue.is_empty() && !stream.busy;
+        if idle {
+            let clock = stream.clock.clone();
+            self.learn(&clock);
+        }
+        idle
+    }
+
+    pub(in crate::driver) fn create_event(&mut self, flags: u32) -> Result<u64, Code> {
+        // BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS (which needs DISABLE_TIMING).
+        if flags > 7 || flags & 6 == 4 {
+            return Err(INVALID_VALUE);
+        }
+        let id = self.handle();
+        let device = self.device().unwrap_or(0);
+        self.events.insert(id, Event { device, last: None, flags });
+        self.live.events += 1;
+        Ok(id)
+    }
+
+    pub(in crate::driver) fn destroy_event(&mut self, handle: usize) -> Result<(), Code> {
+        self.events.remove(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        self.live.events -= 1;
+        Ok(())
+    }
+
+    pub(in crate::driver) fn record_event(&mut self, handle: usize, stream: u64) -> Result<(), Code> {
+        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        // An event is recorded in its own context only; every other may wait for it.
+        if event.device != self.at(stream).device {
+            return Err(INVALID_HANDLE);
+        }
+        let mark = self.record(stream);
+        self.events.get_mut(&(handle as u64)).ok_or(INVALID_HANDLE)?.last = Some(mark);
+        Ok(())
+    }
+
+    /// A stream waits for an event's last record; for one never recorded it does not.
+    pub(in crate::driver) fn wait_event(&mut self, stream: u64, handle: usize) -> Result<(), Code> {
+        if let Some(mark) = self.last_record(handle)? {
+            self.step(stream);
+            self.follow(stream, mark);
+        }
+        Ok(())
+    }
+
+    pub(in crate::driver) fn last_record(&self, handle: usize) -> Result<Option<Arc<Mark>>, Code> {
+        Ok(self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?.last.clone())
+    }
+
+    /// When an event that measures time was passed.
+    pub(in crate::driver) fn passed_at(&self, handle: usize) -> Result<Instant, Code> {
+        const DISABLE_TIMING: u32 = 2;
+        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        if event.flags & DISABLE_TIMING != 0 {
+            return Err(INVALID_HANDLE);
+        }
+        let mark = event.last.as_ref().ok_or(INVALID_HANDLE)?;
+        mark.passed.get().map(|(at, _)| *at).ok_or(NOT_READY)
+    }
+}

@@ -1,0 +1,71 @@
+//! What streams are given to do, and marks in their queues.
+
+use std::ffi::c_void;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::{Core, wait};
+use crate::driver::clock::Clock;
+use crate::driver::codes::{CONTEXT_IS_DESTROYED, Code, SUCCESS};
+
+/// What one `cuEventRecord` captured: later records of the event make new ones.
+#[derive(Default)]
+pub(in crate::driver) struct Mark {
+    /// When the stream came by, and the sticky error at that time.
+    pub(in crate::driver) passed: OnceLock<(Instant, Code)>,
+    pub(in crate::driver) clock: Clock,
+}
+
+/// A host function of `cuLaunchHostFunc`.
+pub(in crate::driver) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// Work in a stream's queue.
+pub(in crate::driver) enum Work {
+    Upload { to: u64, from: Source },
+    Download { to: usize, from: u64, bytes: usize },
+    Copy { to: u64, from: u64, bytes: usize },
+    Set { to: u64, bytes: usize, value: u8 },
+    Kernel { id: u64, at: u64, bytes: usize, fill: Option<u8>, duration_us: u32 },
+    Host { function: HostFunction, argument: usize, step: u64, clock: Clock },
+    Free(u64),
+    Record(Arc<Mark>),
+    Wait(Arc<Mark>),
+}
+
+/// Where an upload's bytes come from.
+pub(in crate::driver) enum Source {
+    /// Page-locked memory, read when the copy runs; beside it what it held when the copy was enqueued.
+    Pinned { address: usize, then: Vec<u8> },
+    /// A copy made when the copy was enqueued.
+    Staged(Vec<u8>),
+}
+
+/// Waits until a mark is passed, and gives the error it was passed with.
+pub(in crate::driver) fn wait_passed(mut core: Core, mark: &Mark) -> (Core, Code) {
+    let run = core.run;
+    loop {
+        if let Some((_, code)) = mark.passed.get() {
+            return (core, *code);
+        }
+        if core.run != run {
+            // The run ended under this call.
+            return (core, CONTEXT_IS_DESTROYED);
+        }
+        core = wait(core);
+    }
+}
+
+/// Waits until these marks are passed; the calling host thread then knows what came before them.
+pub(in crate::driver) fn synchronize(mut core: Core, marks: &[Arc<Mark>]) -> Result<(), Code> {
+    let mut result = Ok(());
+    for mark in marks {
+        let (next, code) = wait_passed(core, mark);
+        core = next;
+        if code == SUCCESS {
+            core.learn(&mark.clock);
+        } else {
+            result = Err(code);
+        }
+    }
+    result
+}

@@ -1,0 +1,132 @@
+//! The training side: receives batches in device memory.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::thread::ThreadId;
+
+use cudarc::driver::CudaContext;
+use twinbuf_core::{Consumer, Park, ReadSlot, RecvError, TryRecvError};
+
+use crate::error::{Error, Fate};
+use crate::host::Thread;
+use crate::lease::Lease;
+use crate::slot::{DeviceBuf, Layout};
+use crate::time::Clock;
+
+/// Receives batches in device memory; made by [`Uploader::build`](crate::Uploader::build).
+pub struct DeviceBatches<M: 'static> {
+    // Dropped in this order: the copy thread is joined after both sides are gone.
+    ring: Consumer<'static, DeviceBuf<M>, Park>,
+    layout: Arc<Layout>,
+    clock: Option<Arc<Clock>>,
+    ctx: Arc<CudaContext>,
+    fate: Arc<Fate>,
+    thread: Option<Arc<Thread>>,
+}
+
+impl<M: 'static> DeviceBatches<M> {
+    pub(crate) fn new(
+        ring: Consumer<'static, DeviceBuf<M>, Park>,
+        layout: Arc<Layout>,
+        clock: Option<Arc<Clock>>,
+        ctx: Arc<CudaContext>,
+        fate: Arc<Fate>,
+        thread: Option<Arc<Thread>>,
+    ) -> Self {
+        Self { ring, layout, clock, ctx, fate, thread }
+    }
+
+    /// Receives the next batch, waiting until its copy has been issued. Returns `None` after
+    /// [`finish`](crate::HostSlots::finish).
+    ///
+    /// The copy may still be running: the streams that use the batch wait for it, the host does not. If the copy fails,
+    /// CUDA reports the error from every later call, and the next receive returns it.
+    ///
+    /// # Errors
+    ///
+    /// After all batches that came before: the error that ended the uploader, or [`Error::Abandoned`] if the host slots
+    /// were dropped without `finish`; every later call returns it too. [`Error::SlotHeld`] if a lease holds the next
+    /// device slot in turn, or was leaked with it: waiting for it could block forever. With `overlap(false)`,
+    /// [`Error::Empty`] if nothing was committed.
+    pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
+        if !self.overlap() {
+            return self.try_recv();
+        }
+        let received = self.ring.recv();
+        self.lease(received)
+    }
+
+    /// Receives the next batch if its copy has been issued. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Empty`] if its copy has not been issued; otherwise as [`recv`](DeviceBatches::recv).
+    pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
+        let received = match self.ring.try_recv() {
+            Ok(slot) => Ok(slot),
+            Err(TryRecvError::Empty) => return Err(Error::Empty),
+            Err(TryRecvError::Finished) => Err(RecvError::Finished),
+            // Device slots are not reserved, so none is cancelled.
+            Err(TryRecvError::Abandoned | TryRecvError::Cancelled) => Err(RecvError::Abandoned),
+            Err(TryRecvError::SlotHeld) => Err(RecvError::SlotHeld),
+        };
+        self.lease(received)
+    }
+
+    /// Receives the next batch, or arranges for the task of `cx` to be woken when its copy has been issued.
+    ///
+    /// # Errors
+    ///
+    /// As [`recv`](DeviceBatches::recv).
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
+        if self.overlap() {
+            self.ring.poll_recv(cx).map(|received| self.lease(received))
+        } else {
+            Poll::Ready(self.try_recv())
+        }
+    }
+
+    /// Converts what the ring returned.
+    fn lease(
+        &self,
+        received: Result<ReadSlot<'static, DeviceBuf<M>, Park>, RecvError>,
+    ) -> Result<Option<Lease<M>>, Error> {
+        match received {
+            Ok(slot) => Ok(Some(Lease::new(slot, self.layout.clone(), self.clock.clone(), self.ctx.clone()))),
+            Err(RecvError::Finished) => Ok(None),
+            Err(RecvError::Abandoned | RecvError::Cancelled) => {
+                Err(self.fate.get().cloned().unwrap_or(Error::Abandoned))
+            }
+            Err(RecvError::SlotHeld) => Err(Error::SlotHeld { device_depth: self.ring.depth() }),
+        }
+    }
+
+    fn overlap(&self) -> bool {
+        self.thread.is_some()
+    }
+
+    /// The thread that issues the copies and wakes tasks. Code on that thread must not wait for the thread that fills
+    /// the slots.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn copy_thread(&self) -> Option<ThreadId> {
+        self.thread.as_ref()?.0.as_ref().map(|thread| thread.thread().id())
+    }
+
+    /// The context of the batches.
+    #[must_use]
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.ctx
+    }
+}
+
+impl<M: 'static> fmt::Debug for DeviceBatches<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBatches")
+            .field("depth", &self.ring.depth())
+            .field("overlap", &self.overlap())
+            .field("error", &self.fate.get())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,127 @@
+//! The copy thread: copies committed host slots until the data end, a side is dropped, or something fails.
+
+use twinbuf_core::{
+    AcquireTimeoutError, Consumer, Park, Producer, ReadSlot, RecvError, RecvTimeoutError, WriteSlot,
+};
+
+use super::Copies;
+use crate::cu::BesideCaptures;
+use crate::error::{Error, Fate};
+use crate::slot::{DeviceBuf, HostBuf};
+
+/// How copying ended without an error.
+enum End {
+    /// The producer has finished, and all batches were copied.
+    Finished,
+    /// One of the two sides was dropped.
+    Abandoned,
+}
+
+/// The body of the copy thread.
+pub(crate) fn run<'h, M>(
+    host: &mut Consumer<'h, HostBuf<M>, Park>,
+    mut device: Producer<'_, DeviceBuf<M>, Park>,
+    copies: Copies<ReadSlot<'h, HostBuf<M>, Park>>,
+    fate: &Fate,
+) {
+    match copy_all(host, &mut device, copies) {
+        Ok(End::Finished) => device.finish(),
+        Ok(End::Abandoned) => drop(device),
+        Err(error) => {
+            // Set before the rings end, because both sides look here when they see the end.
+            let _ = fate.set(error);
+            drop(device);
+        }
+    }
+}
+
+fn copy_all<'h, M>(
+    host: &mut Consumer<'h, HostBuf<M>, Park>,
+    device: &mut Producer<'_, DeviceBuf<M>, Park>,
+    mut copies: Copies<ReadSlot<'h, HostBuf<M>, Park>>,
+) -> Result<End, Error> {
+    copies.bind()?;
+    let _beside = BesideCaptures::enter();
+    let mut seq = 0;
+    // Reused for every chunk, so that nothing is allocated per batch.
+    let (mut pieces, mut lens) = (Vec::new(), Vec::new());
+    'batches: loop {
+        copies.make_room()?;
+        let first = match next(host, &mut copies)? {
+            Ok(chunk) => chunk,
+            Err(RecvError::Cancelled) => continue, // a slot of several chunks was dropped without a commit
+            Err(end) => {
+                copies.retire_all()?;
+                return Ok(if end == RecvError::Finished { End::Finished } else { End::Abandoned });
+            }
+        };
+        let Some(mut slot) = device_slot(device, &mut copies)? else { return Ok(End::Abandoned) };
+        copies.bind()?;
+        copies.begin(&mut slot)?;
+        let mut chunk = first;
+        while !chunk.last {
+            let from = chunk.memory.start();
+            pieces.clone_from(&chunk.pieces);
+            // SAFETY: the chunk's guard keeps the producer from writing to these pieces, which are in bounds: all slots
+            // of an uploader have one size. `make_room` has retired the device slot's previous copy.
+            unsafe { copies.part(&slot, from, &pieces, chunk) }?;
+            chunk = match next(host, &mut copies)? {
+                Ok(chunk) => chunk,
+                Err(RecvError::Cancelled) => {
+                    copies.bind()?;
+                    copies.abandon()?;
+                    continue 'batches;
+                }
+                Err(_) => return Ok(End::Abandoned), // the rest of the batch will not come
+            };
+            copies.bind()?;
+        }
+        slot.meta = chunk.meta.take();
+        let from = chunk.memory.start();
+        pieces.clone_from(&chunk.pieces);
+        lens.clone_from(&chunk.lens);
+        // SAFETY: as above.
+        unsafe { copies.part(&slot, from, &pieces, chunk) }?;
+        copies.end(seq, &mut slot, &lens)?;
+        seq += 1;
+        // Hand the batch over while the copy runs: the streams that use it wait, the host does not.
+        if slot.commit().is_err() {
+            return Ok(End::Abandoned);
+        }
+    }
+}
+
+/// Waits for the next chunk, and retires copies meanwhile.
+///
+/// A batch that arrives while copies run is queued behind them without a gap. If none arrives, the reader may be waiting
+/// for a slot whose copy has just ended. No call waits for both a ring and an event, so the events are polled.
+fn next<'h, M>(
+    host: &mut Consumer<'h, HostBuf<M>, Park>,
+    copies: &mut Copies<ReadSlot<'h, HostBuf<M>, Park>>,
+) -> Result<Result<ReadSlot<'h, HostBuf<M>, Park>, RecvError>, Error> {
+    while let Some(pause) = copies.pause() {
+        match host.recv_timeout(pause) {
+            Ok(batch) => return Ok(Ok(batch)),
+            Err(RecvTimeoutError::Timeout) => copies.retire_done()?,
+            Err(RecvTimeoutError::Cancelled) => return Ok(Err(RecvError::Cancelled)),
+            Err(_) => break, // the end, which the call below returns again
+        }
+    }
+    Ok(host.recv())
+}
+
+/// Waits for the next device slot in the same way. `None` if the receiving side was dropped.
+fn device_slot<'p, 'd, H, M>(
+    device: &'p mut Producer<'d, DeviceBuf<M>, Park>,
+    copies: &mut Copies<H>,
+) -> Result<Option<WriteSlot<'p, 'd, DeviceBuf<M>, Park>>, Error> {
+    while let Some(pause) = copies.pause() {
+        match device.acquire_timeout(pause).map(drop) {
+            // Dropped without a commit, the slot is returned again below.
+            Ok(()) => break,
+            Err(AcquireTimeoutError::Timeout) => copies.retire_done()?,
+            Err(AcquireTimeoutError::Closed) => return Ok(None),
+        }
+    }
+    Ok(device.acquire().ok())
+}

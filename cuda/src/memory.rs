@@ -1,0 +1,131 @@
+//! The memory of slots, page-locked and on the device: our own or lent.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaContext, result};
+
+use crate::cu::{BesideCaptures, Current, Stream};
+use crate::driver::check;
+use crate::error::Error;
+
+/// Keeps lent memory allocated; dropped when the memory is no longer used.
+pub(crate) type Lender = Box<dyn Send>;
+
+/// A device slot's memory, freed in the copy stream. Not cudarc's `CudaSlice`, which creates two events for cudarc's
+/// tracking.
+pub(crate) struct DeviceBytes {
+    start: CUdeviceptr,
+    stream: Arc<Stream>,
+    /// `None` if the memory is ours.
+    lender: Option<Lender>,
+}
+
+impl DeviceBytes {
+    /// Allocates `len` bytes, at least one, uninitialized. The stream's context is current.
+    pub(crate) fn new(stream: &Arc<Stream>, len: usize) -> Result<Self, Error> {
+        let start = if stream.context().has_async_alloc() {
+            // SAFETY: the stream exists; the memory is filled before it is read.
+            check("cuMemAllocAsync", unsafe { result::malloc_async(stream.raw(), len) })
+        } else {
+            // SAFETY: as above.
+            check("cuMemAlloc", unsafe { result::malloc_sync(len) })
+        }?;
+        Ok(Self { start, stream: stream.clone(), lender: None })
+    }
+
+    /// Lent memory in the stream's context.
+    pub(crate) fn lent(stream: &Arc<Stream>, start: CUdeviceptr, lender: Lender) -> Self {
+        Self { start, stream: stream.clone(), lender: Some(lender) }
+    }
+
+    pub(crate) fn start(&self) -> CUdeviceptr {
+        self.start
+    }
+}
+
+impl Drop for DeviceBytes {
+    fn drop(&mut self) {
+        let _current = Current::enter_to_free(self.stream.context());
+        if let Some(lender) = self.lender.take() {
+            // The lender may do anything with the memory, without an order behind the stream. So the stream's work must
+            // be over; if it cannot be waited for, the memory is never returned.
+            match self.stream.settle() {
+                Ok(()) => drop(lender),
+                Err(_) => std::mem::forget(lender),
+            }
+        } else if self.stream.context().has_async_alloc() {
+            // SAFETY: allocated by `new` and freed once, in the copy stream: after the copies into it, and after its
+            // uses, which the stream waits for (`DeviceBuf::drop`).
+            let _ = unsafe { result::free_async(self.start, self.stream.raw()) };
+        } else {
+            let _beside = BesideCaptures::enter();
+            // This free is not ordered in the stream, so the stream's work must be over. If the wait fails, the context
+            // is lost and no work runs in it.
+            let _ = self.stream.settle();
+            // SAFETY: allocated by `new` and freed once.
+            let _ = unsafe { result::free_sync(self.start) };
+        }
+    }
+}
+
+/// A host slot's memory. Accessed through pointers, because one part of a slot is copied while another is being filled.
+pub(crate) struct HostBytes {
+    start: NonNull<u8>,
+    owner: Owner,
+}
+
+enum Owner {
+    /// Page-locked memory of ours.
+    Context(Arc<CudaContext>),
+    Lender(#[allow(dead_code, reason = "dropped with this")] Lender),
+}
+
+// SAFETY: plain memory; the slot's owner (`HostSlot`) or the guards of its copies (`Copies`) access it. A `Lender` is
+// `Send`.
+unsafe impl Send for HostBytes {}
+// SAFETY: as above; the lender is not reachable through `&`.
+unsafe impl Sync for HostBytes {}
+
+impl HostBytes {
+    /// Allocates `len` bytes, at least one, zeroed. `flags` are `CU_MEMHOSTALLOC_*`. `ctx` is current.
+    ///
+    /// The pages are touched here, by the calling thread: so Linux places them on that thread's NUMA node, unless a
+    /// policy (`numactl`) places them elsewhere.
+    pub(crate) fn new(ctx: &Arc<CudaContext>, len: usize, flags: u32) -> Result<Self, Error> {
+        // SAFETY: the memory is zeroed below, before it is read.
+        let start = check("cuMemHostAlloc", unsafe { result::malloc_host(len, flags) })?;
+        let Some(start) = NonNull::new(start.cast::<u8>()) else {
+            return Err(Error::Driver {
+                call: "cuMemHostAlloc",
+                code: 0,
+                name: "a null pointer".to_string(),
+            });
+        };
+        // SAFETY: `len` bytes were allocated there.
+        unsafe { start.write_bytes(0, len) };
+        Ok(Self { start, owner: Owner::Context(ctx.clone()) })
+    }
+
+    /// Lent memory.
+    pub(crate) fn lent(start: NonNull<u8>, lender: Lender) -> Self {
+        Self { start, owner: Owner::Lender(lender) }
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for HostBytes {
+    fn drop(&mut self) {
+        if let Owner::Context(ctx) = &self.owner {
+            let _current = Current::enter_to_free(ctx);
+            let _beside = BesideCaptures::enter();
+            // SAFETY: allocated by `new` and freed once. No copy reads it: memory whose copies could not be waited for
+            // is leaked instead (`Copies::settle`).
+            let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! When copies ran: the device's timing events, mapped onto the host's clock.
+
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use cudarc::driver::sys::CUevent;
+
+use crate::cu::{self, Event, Stream};
+use crate::driver::Driver;
+use crate::error::Error;
+
+/// When a copy ran, by the device's clock, mapped onto the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopyTime {
+    /// When it began. Never before the copy was issued, and never so late that it would end after this was computed.
+    /// Within those bounds it is as exact as the device's clock, which is aligned with the host's once, when the
+    /// uploader is built: the two drift apart, and CUDA reports times as a 32-bit float of milliseconds, in steps of
+    /// 0.06 ms after ten minutes and 0.25 ms after an hour.
+    pub start: Instant,
+    /// How long it took, from the events before and after it, to about half a microsecond. On an idle stream the first
+    /// event completes before the copy is enqueued, so this includes the microseconds that the host needs to enqueue it.
+    pub took: Duration,
+}
+
+/// A completed copy; see [`Uploader::on_copied`](crate::Uploader::on_copied).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Copied {
+    /// The number of its batch, as [`Lease::seq`](crate::Lease::seq).
+    pub seq: u64,
+    /// Bytes copied, at least one: an empty batch is not copied.
+    pub bytes: usize,
+    /// When it ran.
+    pub time: CopyTime,
+}
+
+pub(crate) type OnCopied = Box<dyn FnMut(Copied) + Send>;
+
+/// Converts events to times.
+pub(crate) struct Clock {
+    driver: &'static Driver,
+    base: Event,
+    /// Taken just before `base` was recorded on the idle stream. Waiting for `base` and then reading the host's clock
+    /// would add the time to wake up.
+    at: Instant,
+}
+
+impl Clock {
+    /// Aligns the two clocks; waits for the work in `stream`, the copy stream.
+    pub(crate) fn new(driver: &'static Driver, stream: &Stream) -> Result<Self, Error> {
+        let base = Event::new(stream.context(), sys::CUevent_flags::CU_EVENT_DEFAULT as u32)?;
+        // SAFETY: the stream exists.
+        unsafe { cu::synchronize(stream.raw()) }?;
+        let at = Instant::now();
+        // SAFETY: both exist.
+        unsafe { cu::record(base.raw(), stream.raw()) }?;
+        Ok(Self { driver, base, at })
+    }
+
+    /// When the copy between two events ran, which was issued at `issued`; `None` while it runs.
+    ///
+    /// # Safety
+    ///
+    /// Both events exist, are for timing, and were recorded.
+    pub(crate) unsafe fn time(
+        &self,
+        start: CUevent,
+        copied: CUevent,
+        issued: Instant,
+    ) -> Result<Option<CopyTime>, Error> {
+        // SAFETY: the caller guarantees the events.
+        let Some(took) = (unsafe { self.driver.milliseconds(start, copied) })? else { return Ok(None) };
+        // SAFETY: as above, and `base` is ours.
+        let Some(since) = (unsafe { self.driver.milliseconds(self.base.raw(), start) })? else {
+            return Ok(None);
+        };
+        let duration = |ms: f32| Duration::try_from_secs_f64(f64::from(ms) / 1e3).unwrap_or_default();
+        let took = duration(took);
+        // The copy is over, so it began at least `took` ago. `issued` is applied last: it holds even if the device
+        // reports too long a time.
+        let latest = Instant::now().checked_sub(took).unwrap_or(issued);
+        Ok(Some(CopyTime { start: (self.at + duration(since)).min(latest).max(issued), took }))
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::sync::Arc;
+
+    use twinbuf_cuda_sim::{Options, Sim};
+
+    use super::*;
+    use crate::memory::{DeviceBytes, HostBytes};
+    use crate::slot::DeviceBuf;
+
+    /// Sets the clocks a second apart, as if they had drifted.
+    #[test]
+    fn a_copy_begins_after_it_was_issued_and_ends_before_now_whatever_the_clocks_drift() {
+        let _sim = Sim::start(Options::default());
+        let ctx = crate::context(0).unwrap();
+        let stream = Arc::new(Stream::new(&ctx).unwrap());
+        let mut clock = Clock::new(Driver::load().unwrap(), &stream).unwrap();
+        let right = clock.at;
+        let second = Duration::from_secs(1);
+        let source = HostBytes::new(&ctx, 4096, 0).unwrap();
+        let bytes = DeviceBytes::new(&stream, 4096).unwrap();
+        let mut slot = DeviceBuf::<()>::new(&stream, bytes, true).unwrap();
+        for (name, at) in [("behind", right - second), ("right", right), ("ahead", right + second)] {
+            clock.at = at;
+            let issued = Instant::now();
+            let start = slot.start.as_ref().unwrap().raw();
+            let (copied, raw) = (slot.copied.raw(), stream.raw());
+            slot.len = 4096;
+            // SAFETY: both exist until the stream has been synchronized.
+            unsafe { cu::record(start, raw) }.unwrap();
+            // SAFETY: as above, and both ranges have `len` bytes.
+            unsafe { cu::copy_to_device(slot.address(), source.start().as_ptr(), slot.len, raw) }.unwrap();
+            // SAFETY: as above.
+            unsafe { cu::record(copied, raw) }.unwrap();
+            // SAFETY: as above.
+            unsafe { cu::synchronize(raw) }.unwrap();
+            // SAFETY: they exist, are for timing, and were recorded.
+            let time = unsafe { clock.time(start, copied, issued) }.unwrap().unwrap();
+            assert!(time.took > Duration::ZERO, "{name}");
+            assert!(issued <= time.start, "{name}: {:?} too early", issued - time.start);
+            let end = time.start + time.took;
+            let now = Instant::now();
+            assert!(end <= now, "{name}: {:?} too late", end - now);
+        }
+    }
+}
