@@ -271,7 +271,7 @@ fn one_run(
         wait_s: per_epoch(report.train.waiting),
         ideal_s: per_epoch(report.ideal()),
         batches: report.batches,
-        io_ops: report.loads,
+        io_ops: report.io_calls,
         order_hash: format!("{:016x}", order.0),
         final_loss: mean(&losses[losses.len() - tenth..]),
         first_loss: losses.first().copied(),

@@ -110,6 +110,8 @@ pub(crate) struct LoadStats {
     /// How long the loading thread waited for the slot, or for leave to start.
     pub(crate) waited: Duration,
     pub(crate) hints: HintStats,
+    /// System calls that read files.
+    pub(crate) io_calls: u64,
     /// Times that the pages could not be given up.
     pub(crate) evict_failed: u64,
 }

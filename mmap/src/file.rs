@@ -1,11 +1,17 @@
 //! One regular file, opened without waiting and read by position.
 
+use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, FormatError};
+
+thread_local! {
+    /// Reads that this thread has asked the system for.
+    pub(crate) static READ_CALLS: Cell<u64> = const { Cell::new(0) };
+}
 
 /// A regular file. While it is kept open it stays the same, also when its name is deleted or given to another file.
 #[derive(Debug)]
@@ -104,6 +110,7 @@ impl DataFile {
         let mut found = 0;
         while found < out.len() {
             let offset = start + found as u64;
+            READ_CALLS.with(|calls| calls.set(calls.get() + 1));
             match read_at(&mut out[found..], offset) {
                 Ok(0) => {
                     let (wanted, found) = (out.len() as u64, found as u64);

@@ -1,9 +1,10 @@
 //! Reads batches into the caller's buffer.
 
+use std::cell::Cell;
 use std::fs::File;
 
 use crate::direct::{BounceBuffer, Direct};
-use crate::file::{Opened, read_at};
+use crate::file::{Opened, READ_CALLS, read_at};
 use crate::records::Records;
 use crate::shard::Shard;
 use crate::spans::Span;
@@ -61,6 +62,13 @@ impl Records {
     pub fn read_mode(&self) -> ReadMode {
         // All files are read in one mode, and there is at least one.
         if self.shards()[0].direct.is_some() { ReadMode::Direct } else { ReadMode::Pread }
+    }
+
+    /// Returns how many system calls that read files this thread has made through this crate. Compare two of them to
+    /// count the calls of a read.
+    #[must_use]
+    pub fn read_calls() -> u64 {
+        READ_CALLS.with(Cell::get)
     }
 
     /// Reads the records of `batch`, one after the other in batch order, to the front of `out`. Returns the number of

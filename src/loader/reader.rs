@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy, HintStats};
+use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy, HintStats, Records};
 
 use super::prefetch::Prefetch;
 use super::schedule::Schedule;
@@ -41,12 +41,13 @@ impl Source<[u8]> for Reader {
         if let Some(prefetch) = &self.prefetch {
             stats.hints = lock(prefetch).before(&mut |records| will_need(fields, records), schedule, ticket);
         }
-        let mut len = 0;
+        let (mut len, io_calls) = (0, Records::read_calls());
         for (index, field) in fields.iter_mut().enumerate() {
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
             len = range.end;
             field.load(plan, &mut out[range], &at, stats, who)?;
         }
+        stats.io_calls = Records::read_calls() - io_calls;
         if let Some(prefetch) = &self.prefetch {
             stats.hints += lock(prefetch).after(&mut |records| will_need(fields, records), schedule);
         }

@@ -1,6 +1,7 @@
 //! Where the time goes: the report, the trace, the breakdown, and spans for `tracing`.
 
 pub(crate) mod breakdown;
+mod display;
 pub(crate) mod pause;
 pub(crate) mod recorder;
 pub(crate) mod report;
@@ -8,5 +9,5 @@ pub(crate) mod spans;
 pub(crate) mod trace;
 
 pub use self::breakdown::{Breakdown, Validation};
-pub use self::report::{BOUND_RATIO, Report, StageTimes, Verdict};
+pub use self::report::{BOUND_RATIO, EPOCHS, EpochTimes, Report, StageTimes, Verdict};
 pub use self::trace::Trace;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
 use super::pause::{self, Pauses};
-use super::report::Report;
+use super::report::{EPOCHS, EpochTimes, Report};
 use super::spans::{self, Span};
 use super::trace::Track;
 use crate::slot::{BatchMeta, LoadStats, Naming, Ticket};
@@ -40,6 +40,8 @@ struct Epoch {
     ticket: Ticket,
     started: Instant,
     span: Span,
+    /// What the report had before it.
+    before: EpochTimes,
 }
 
 /// The batch that the caller has.
@@ -78,7 +80,9 @@ impl Recorder {
     /// The epoch of `first` begins with that batch.
     pub(crate) fn began(&mut self, first: Ticket) {
         self.report.epochs += 1;
-        self.epoch = Some(Epoch { ticket: first, started: Instant::now(), span: spans::epoch(first.epoch) });
+        let before = EpochTimes::so_far(&self.report, first.epoch);
+        let (started, span) = (Instant::now(), spans::epoch(first.epoch));
+        self.epoch = Some(Epoch { ticket: first, started, span, before });
     }
 
     /// The caller asks for a batch, perhaps not for the first time: its use of the one before is over.
@@ -175,9 +179,22 @@ impl Recorder {
         self.track.used(id, used_from);
     }
 
+    /// Returns the report so far, the epoch under way included.
+    pub(crate) fn report(&self) -> Report {
+        let mut report = self.report.clone();
+        if let (Some(Epoch { ticket, before, .. }), false) = (&self.epoch, self.naming.rounds) {
+            let row = EpochTimes::so_far(&report, ticket.epoch).since(before);
+            push(&mut report.by_epoch, row);
+        }
+        report
+    }
+
     /// The epoch is over.
     pub(crate) fn epoch_ended(&mut self, now: Instant) {
-        if let (Some(Epoch { ticket, started, .. }), false) = (self.epoch.take(), self.naming.rounds) {
+        if let (Some(Epoch { ticket, started, before, .. }), false) = (self.epoch.take(), self.naming.rounds)
+        {
+            let row = EpochTimes::so_far(&self.report, ticket.epoch).since(&before);
+            push(&mut self.report.by_epoch, row);
             let id = crate::slot::BatchId { step: None, ..self.naming.id(ticket) };
             self.track.span("epoch", id, started, now);
         }
@@ -195,6 +212,16 @@ impl Recorder {
             self.pauses.unwatch();
             pause::pause((since, now));
         }
+    }
+}
+
+/// Adds a row, unless nothing came of the epoch.
+fn push(rows: &mut Vec<EpochTimes>, row: EpochTimes) {
+    if row.batches > 0 {
+        if rows.len() == EPOCHS {
+            rows.remove(0);
+        }
+        rows.push(row);
     }
 }
 

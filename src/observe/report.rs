@@ -1,6 +1,5 @@
 //! Where the time went, and what overlap can still gain.
 
-use std::fmt;
 use std::time::Duration;
 
 use twinbuf_mmap::HintStats;
@@ -48,6 +47,55 @@ const WORTH_IT: f64 = 1.05;
 /// By how much one stage must exceed the other to be said to decide alone.
 pub const BOUND_RATIO: f64 = 1.25;
 
+/// The number of epochs of which a report has rows.
+pub const EPOCHS: usize = 64;
+
+/// Where the time of one epoch went: its part of the figures of a [`Report`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct EpochTimes {
+    /// The epoch.
+    pub epoch: u64,
+    /// Batches that the caller received.
+    pub batches: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// System calls that read them.
+    pub io_calls: u64,
+    /// From the first time that a batch was asked for to the end; of an epoch under way, to the batch in use.
+    pub wall: Duration,
+    /// Reading and transforming them, on all loading threads together.
+    pub load: Duration,
+    /// The caller: using them, and waiting for them.
+    pub train: StageTimes,
+}
+
+impl EpochTimes {
+    /// All epochs so far, as if they were one.
+    pub(crate) fn so_far(report: &Report, epoch: u64) -> Self {
+        let &Report { batches, bytes, io_calls, wall, train, .. } = report;
+        let load = report.read.busy + report.transform;
+        Self { epoch, batches, bytes, io_calls, wall, load, train }
+    }
+
+    /// What came since `before`.
+    pub(crate) fn since(self, before: &Self) -> Self {
+        Self {
+            epoch: self.epoch,
+            batches: self.batches - before.batches,
+            bytes: self.bytes - before.bytes,
+            io_calls: self.io_calls - before.io_calls,
+            wall: self.wall.saturating_sub(before.wall),
+            load: self.load.saturating_sub(before.load),
+            train: StageTimes {
+                busy: self.train.busy.saturating_sub(before.train.busy),
+                waiting: self.train.waiting.saturating_sub(before.train.waiting),
+            },
+        }
+    }
+}
+
 /// Where the time of a loader's epochs went, up to now.
 ///
 /// All times are wall-clock times, measured on every batch that the caller received.
@@ -83,6 +131,9 @@ pub struct Report {
     pub bytes: u64,
     /// Batches whose load was started, for the caller or ahead of it.
     pub loads: u64,
+    /// System calls that read the files of [`Records`](crate::Records), for these batches; 0 if another data set reads
+    /// by other means.
+    pub io_calls: u64,
     /// The number of loading threads; 1 if the caller loads. `read` and `transform` add up the time of all threads.
     pub workers: u64,
     /// From the first time that a batch of each epoch was asked for to its end, added up; the batch in use not yet.
@@ -106,6 +157,8 @@ pub struct Report {
     pub hints: HintStats,
     /// Batches whose pages could not be given up as [`cache_policy`](crate::loader::LoaderBuilder::cache_policy) asks.
     pub evict_failed: u64,
+    /// The last epochs, up to [`EPOCHS`], the oldest first. None for a generator.
+    pub by_epoch: Vec<EpochTimes>,
     /// Of a generator.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) generated: bool,
@@ -141,6 +194,7 @@ impl Report {
         self.train.waiting += waited;
         self.hints += stats.hints;
         self.evict_failed += stats.evict_failed;
+        self.io_calls += stats.io_calls;
     }
 
     /// Returns the time that reading, transforming, copying to the device and the caller's work take one after the
@@ -260,216 +314,9 @@ impl Report {
     }
 }
 
-fn count(many: u64, one: &str, more: &str) -> String {
-    format!("{many} {}", if many == 1 { one } else { more })
-}
-
 fn ratio(a: Duration, b: Duration) -> f64 {
     if b.is_zero() { 1.0 } else { a.as_secs_f64() / b.as_secs_f64() }
 }
 
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unmeasured => "Unmeasured",
-            Self::ComputeBound => "ComputeBound",
-            Self::DiskBound => "DiskBound",
-            Self::TransformBound => "TransformBound",
-            Self::TransferBound => "TransferBound",
-            Self::GenerationBound => "GenerationBound",
-            Self::Balanced => "Balanced",
-        })
-    }
-}
-
-/// A few lines of text: the times of both stages, then the verdict and what overlap can still gain.
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Short runs in milliseconds, so that their figures have digits.
-        let (unit, scale) = if self.wall < Duration::from_millis(500) { ("ms", 1e3) } else { ("s", 1.0) };
-        let time = |time: Duration| time.as_secs_f64() * scale;
-        let mib = |bytes: u64| {
-            #[allow(clippy::cast_precision_loss)] // a size to read, not to calculate with
-            let mib = bytes as f64 / f64::from(1 << 20);
-            mib
-        };
-        if self.generated {
-            write!(f, "{}", count(self.batches, "round", "rounds"))?;
-        } else {
-            let epochs = count(self.epochs, "epoch", "epochs");
-            let batches = count(self.batches, "batch", "batches");
-            write!(f, "{epochs}, {batches}, {:.1} MiB", mib(self.bytes))?;
-        }
-        write!(f, " in {:.3} {unit}, {:.1} a second", time(self.wall), self.batches_per_second())?;
-        match self.au() {
-            Some(au) => writeln!(f, ", AU {au:.3}")?,
-            None => writeln!(f)?,
-        }
-        writeln!(f, "{:<9} {:>8} {:>10}", "stage", format!("busy {unit}"), format!("waiting {unit}"))?;
-        let row = |f: &mut fmt::Formatter<'_>, name, stage: StageTimes| {
-            writeln!(f, "{name:<9} {:>8.3} {:>10.3}", time(stage.busy), time(stage.waiting))
-        };
-        row(f, if self.generated { "generate" } else { "read" }, self.read)?;
-        if !self.transform.is_zero() {
-            writeln!(f, "transform {:>8.3}", time(self.transform))?;
-        }
-        if self.transfer_bytes > 0 {
-            let each_second = mib(self.transfer_bytes) / self.transfer.as_secs_f64().max(1e-9);
-            writeln!(f, "transfer  {:>8.3}    at {each_second:.0} MiB/s", time(self.transfer))?;
-        }
-        if !self.device.is_zero() {
-            writeln!(f, "device    {:>8.3}    of the caller's waiting", time(self.device))?;
-        }
-        row(f, "train", self.train)?;
-        if self.hints.calls > 0 {
-            writeln!(
-                f,
-                "page hints: {:.1} MiB in {} calls, {:.3} {unit} of the reading",
-                mib(self.hints.bytes),
-                self.hints.calls,
-                time(self.hints.time)
-            )?;
-        }
-        if self.evict_failed > 0 {
-            writeln!(f, "pages of {} batches could not be given up", self.evict_failed)?;
-        }
-        writeln!(
-            f,
-            "{}: one after the other {:.3} {unit}, at best {:.3} {unit} ({:.2} x). Better overlap can still gain {:.1} %.",
-            self.verdict(),
-            time(self.serial()),
-            time(self.ideal()),
-            self.possible_speedup(),
-            (1.0 - 1.0 / self.remaining_speedup()) * 100.0,
-        )?;
-        f.write_str(self.advice())
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn report(read_ms: u64, train_ms: u64, wall_ms: u64) -> Report {
-        let ms = Duration::from_millis;
-        Report {
-            batches: 1,
-            wall: ms(wall_ms),
-            read: StageTimes { busy: ms(read_ms), waiting: ms(0) },
-            train: StageTimes { busy: ms(train_ms), waiting: ms(0) },
-            ..Report::default()
-        }
-    }
-
-    #[test]
-    fn the_verdict_names_the_stage_that_decides() {
-        assert_eq!(Report::default().verdict(), Verdict::Unmeasured);
-        for (read, train, verdict) in [
-            (0, 0, Verdict::Unmeasured), // by a clock too coarse for it
-            (100, 10_000, Verdict::ComputeBound),
-            (100, 125, Verdict::ComputeBound),
-            (100, 124, Verdict::Balanced),
-            (100, 100, Verdict::Balanced),
-            (124, 100, Verdict::Balanced),
-            (125, 100, Verdict::DiskBound),
-            (10_000, 100, Verdict::DiskBound),
-        ] {
-            assert_eq!(report(read, train, 0).verdict(), verdict, "read {read}, train {train}");
-        }
-    }
-
-    #[test]
-    fn time_that_both_sides_wait_is_the_devices() {
-        let ms = Duration::from_millis;
-        let stage = |busy, waiting| StageTimes { busy: ms(busy), waiting: ms(waiting) };
-        let of = |read: StageTimes, train: StageTimes, transfer| {
-            let report = Report { batches: 1, wall: ms(4000), read, train, ..Report::default() };
-            report.with_transfers(1, ms(transfer), u64::from(transfer > 0))
-        };
-        // Only enqueued: the caller waits for the device, and so does the reader.
-        let enqueued = of(stage(1000, 3000), stage(10, 3990), 500);
-        assert_eq!((enqueued.device, enqueued.verdict()), (ms(3990), Verdict::ComputeBound));
-        assert!(
-            (enqueued.remaining_speedup() - 1.0).abs() < 1e-9,
-            "better overlap gains nothing: {enqueued}"
-        );
-        // Waits that have another cause.
-        for (read, train, transfer, verdict) in [
-            (stage(3900, 100), stage(10, 3990), 500, Verdict::DiskBound),
-            (stage(1000, 3000), stage(10, 3990), 3900, Verdict::TransferBound),
-            (stage(1000, 3000), stage(3900, 100), 500, Verdict::ComputeBound),
-            (stage(2000, 0), stage(10, 3990), 1990, Verdict::Balanced), // without overlap
-            (stage(1000, 3000), stage(10, 3990), 0, Verdict::DiskBound), // without a device
-        ] {
-            let report = of(read, train, transfer);
-            assert_eq!((report.device, report.verdict()), (ms(0), verdict), "{report}");
-        }
-    }
-
-    #[test]
-    fn nothing_takes_less_than_its_longest_stage() {
-        let ms = Duration::from_millis;
-        let stage = |busy, waiting| StageTimes { busy: ms(busy), waiting: ms(waiting) };
-        // Only enqueued: when the caller is done with a batch its copy is still on its way.
-        let (read, train) = (stage(200, 3800), stage(10, 3990));
-        let enqueued =
-            Report { batches: 10, wall: ms(4000), read, train, overlap: true, ..Report::default() };
-        let report = enqueued.with_transfers(10, ms(3900), 1);
-        assert_eq!((report.verdict(), report.ideal()), (Verdict::TransferBound, ms(3900)), "{report}");
-        assert!(report.to_string().contains("Better overlap can still gain 2.5 %."), "{report}");
-        assert!(report.to_string().ends_with("send smaller numbers."), "{report}");
-        // A transform is the reading thread's work.
-        let transformed = Report { transform: ms(900), ..self::report(200, 1000, 2000) };
-        assert_eq!(transformed.ideal(), ms(1100), "{transformed}");
-    }
-
-    #[test]
-    fn accelerator_utilization_leaves_the_first_step_aside() {
-        let ms = Duration::from_millis;
-        let first = StageTimes { busy: ms(10), waiting: ms(190) };
-        // 1000 ms in all, 200 of them the first step; 10 + 600 ms of compute.
-        let report = Report { batches: 61, first, ..report(500, 610, 1000) };
-        assert!((report.au().unwrap() - 600.0 / 800.0).abs() < 1e-9, "{report}");
-        assert!((report.batches_per_second() - 61.0).abs() < 1e-9);
-        assert!(report.to_string().contains("61.0 a second, AU 0.750\n"), "{report}");
-        assert_eq!(Report { batches: 1, ..report }.au(), None);
-        assert_eq!(Report::default().au(), None);
-    }
-
-    #[test]
-    fn the_gains_are_ratios_to_perfect_overlap() {
-        let balanced = report(1000, 1000, 2000);
-        assert!((balanced.possible_speedup() - 2.0).abs() < 1e-9);
-        assert!((balanced.remaining_speedup() - 2.0).abs() < 1e-9);
-        assert!(balanced.to_string().contains("Better overlap can still gain 50.0 %."), "{balanced}");
-        assert_eq!(balanced.advice(), "Set `overlap(true)`: it is off.");
-        let overlapped = Report { overlap: true, ..balanced };
-        assert!(overlapped.advice().starts_with("Raise `host_depth`"), "{overlapped}");
-        let first = StageTimes { busy: Duration::ZERO, waiting: Duration::from_millis(600) };
-        let cold = Report { first, ..overlapped };
-        assert!(cold.advice().contains("the first batch"), "{cold}");
-
-        // Compute 99 to 1: there is nothing to gain, with overlap or without.
-        let dominated = report(10, 990, 991);
-        assert!((dominated.possible_speedup() - 1000.0 / 990.0).abs() < 1e-9);
-        assert!(dominated.to_string().contains("ComputeBound"), "{dominated}");
-        assert!(dominated.to_string().contains("Better overlap can still gain 0.1 %."), "{dominated}");
-        assert!(dominated.to_string().ends_with("no option of the loader makes this faster."), "{dominated}");
-
-        // Slower than without: no overlap is to be made better then.
-        let small = Report { overlap: true, ..report(3, 2, 22) };
-        assert!(small.to_string().starts_with("0 epochs, 1 batch, "), "{small}");
-        assert!(small.to_string().starts_with("0 epochs, 1 batch, 0.0 MiB in 22.000 ms, "), "{small}");
-        assert!(small.advice().contains("waking threads"), "{small}");
-        // Without a thread there is none to wake.
-        assert!(!Report { overlap: false, ..small }.advice().contains("waking"));
-
-        // The first read took its time and failed.
-        let nothing = Report { epochs: 1, wall: Duration::from_millis(22), ..Report::default() };
-        assert!(nothing.to_string().contains("Better overlap can still gain 0.0 %."), "{nothing}");
-
-        // Hints make a read look shorter than the disk was busy: never a gain below nothing.
-        assert!((report(500, 1000, 900).remaining_speedup() - 1.0).abs() < 1e-9);
-        assert!((Report::default().possible_speedup() - 1.0).abs() < 1e-9);
-    }
-}
+mod tests;

@@ -197,7 +197,7 @@ impl<B: Backend> Stage<B> {
         // Relaxed: a count. Handing a batch over made the loads before it visible.
         let loads = self.loads.load(Ordering::Relaxed);
         let (time, bytes) = self.running.lanes.copies();
-        self.running.recorder.report.clone().with_transfers(loads, time, bytes)
+        self.running.recorder.report().with_transfers(loads, time, bytes)
     }
 
     /// Starts a new generation: what was loaded for an earlier one is discarded when it comes.

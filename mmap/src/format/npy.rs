@@ -28,7 +28,7 @@ impl Records {
     /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
     ///
     /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`],
-    /// [`FormatError::HeaderTooLong`] (more   than 10 000 bytes, numpy's own limit), [`FormatError::BadHeader`];
+    ///   [`FormatError::HeaderTooLong`] (more than 10 000 bytes, numpy's own limit), [`FormatError::BadHeader`];
     /// - [`FormatError::UnsupportedType`] (text, dates, objects, structures, `longdouble`), [`FormatError::BigEndian`],
     ///   [`FormatError::FortranOrder`];
     /// - [`FormatError::BadShape`]: no axis, rows of no element, or 2^64 bytes or more;

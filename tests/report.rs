@@ -1,0 +1,86 @@
+//! What a report counts, epoch by epoch, and its JSON: every figure under its field's name.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Fault, Faulty, RECORD, files, open, plan};
+use serde_json::json;
+use twinbuf::Loader;
+use twinbuf::observe::{EPOCHS, EpochTimes, Verdict};
+
+#[test]
+fn a_report_as_json() {
+    let (dataset, _) = Faulty::new(30, Fault::None, 0);
+    let mut loader = Loader::builder(dataset, plan(30, 8)).build().unwrap();
+    assert_eq!(loader.epoch(0).count(), 4);
+    let report = loader.report();
+    let found = serde_json::to_value(&report).unwrap();
+    assert_eq!((&found["epochs"], &found["batches"]), (&json!(1), &json!(4)));
+    assert_eq!(found["bytes"], 30 * RECORD as u64);
+    assert_eq!(found["hints"]["calls"], report.hints.calls);
+    for (stage, busy) in [("read", report.read.busy), ("train", report.train.busy)] {
+        let found = serde_json::from_value::<Duration>(found[stage]["busy"].clone()).unwrap();
+        assert_eq!(found, busy, "{stage}");
+    }
+    assert_eq!(serde_json::to_value(Verdict::DiskBound).unwrap(), "DiskBound");
+}
+
+#[test]
+fn every_system_call_that_reads_is_counted() {
+    let (_dir, paths) = files(&[30, 23]);
+    for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
+        let plan = plan(53, 8);
+        let builder = Loader::builder(open(&paths), plan).overlap(overlap).workers(workers);
+        let mut loader = builder.build().unwrap();
+        assert_eq!(loader.report().io_calls, 0, "those of the fingerprint are no batch's");
+        assert_eq!(loader.epoch(2).count(), 7);
+        // A call for each run, and one more where a run goes on in the other file.
+        let batches = (0..plan.steps()).map(|step| plan.batch(2, step).unwrap());
+        let calls: usize = batches
+            .flat_map(|batch| batch.runs())
+            .map(|run| 1 + usize::from(run.contains(&29) && run.contains(&30)))
+            .sum();
+        assert_eq!(loader.report().io_calls, calls as u64, "overlap {overlap}, {workers} workers");
+        assert!(
+            loader.report().to_string().contains(&format!(", {calls} I/O calls in ")),
+            "{}",
+            loader.report()
+        );
+    }
+}
+
+#[test]
+fn epochs_have_rows_that_add_up() {
+    let (_dir, paths) = files(&[40]);
+    let mut loader = Loader::builder(open(&paths), plan(40, 8)).build().unwrap();
+    assert!(loader.report().by_epoch.is_empty());
+    for batch in loader.epochs(3..6) {
+        std::hint::black_box(batch.unwrap()[0]);
+    }
+    assert_eq!(loader.epoch(9).take(2).count(), 2);
+    let report = loader.report();
+    let rows: Vec<_> = report.by_epoch.iter().map(|row| (row.epoch, row.batches)).collect();
+    assert_eq!(rows, [(3, 5), (4, 5), (5, 5), (9, 2)]);
+    let sum = |figure: fn(&EpochTimes) -> Duration| report.by_epoch.iter().map(figure).sum::<Duration>();
+    assert_eq!(sum(|row| row.wall), report.wall);
+    assert_eq!(sum(|row| row.load), report.read.busy + report.transform);
+    assert_eq!(sum(|row| row.train.busy), report.train.busy);
+    assert_eq!(sum(|row| row.train.waiting), report.train.waiting);
+    assert_eq!(report.by_epoch.iter().map(|row| row.io_calls).sum::<u64>(), report.io_calls);
+    let text = report.to_string();
+    assert!(text.contains("\nepoch ") && text.contains("\n9 "), "{text}");
+
+    // The epoch under way has its row too, up to the batch in use.
+    let mut epochs = loader.epochs(6..8);
+    let held = epochs.by_ref().nth(6).unwrap().unwrap();
+    let report = epochs.report();
+    let rows: Vec<_> = report.by_epoch[4..].iter().map(|row| (row.epoch, row.batches)).collect();
+    assert_eq!(rows, [(6, 5), (7, 2)]);
+    drop((held, epochs));
+    for epoch in 0..EPOCHS as u64 {
+        assert_eq!(loader.epoch(100 + epoch).count(), 5);
+    }
+    let rows = loader.report().by_epoch;
+    assert_eq!((rows.len(), rows[0].epoch), (EPOCHS, 100), "the last ones only");
+}
