@@ -14,8 +14,8 @@ import numpy as np
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """A folder that is removed afterwards. TWINBUF_EXAMPLES names the disk to put it on."""
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TWINBUF_EXAMPLES")) as name:
+    """A folder that is removed afterwards; TMPDIR names the disk to put it on."""
+    with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 
 

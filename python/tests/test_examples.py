@@ -22,7 +22,7 @@ def test_an_example(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "TWINBUF_EXAMPLES": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert done.returncode == 0, done.stderr
     assert "plain loop " in done.stdout and "the same losses" in done.stdout, done.stdout
