@@ -1,0 +1,111 @@
+//! Training on a device and validation on the host in one trace: its rows have names, and their sums are the reports'.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use common::{files, open, plan};
+use serde_json::Value;
+use twinbuf::observe::Trace;
+use twinbuf::{Breakdown, Loader, cuda};
+use twinbuf_cuda_sim::{Options, Sim};
+
+fn busy(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// For each row and each event on it, the sum in seconds.
+fn sums(events: &[Value]) -> BTreeMap<(String, String), f64> {
+    let rows: BTreeMap<u64, String> = events
+        .iter()
+        .filter(|event| event["name"] == "thread_name")
+        .map(|event| (event["tid"].as_u64().unwrap(), event["args"]["name"].as_str().unwrap().to_string()))
+        .collect();
+    let mut sums = BTreeMap::new();
+    for event in events.iter().filter(|event| event["ph"] == "X") {
+        let row = rows[&event["tid"].as_u64().unwrap()].clone();
+        let name = event["name"].as_str().unwrap().to_string();
+        *sums.entry((row, name)).or_default() += event["dur"].as_f64().unwrap() / 1e6;
+    }
+    sums
+}
+
+#[test]
+fn one_file_with_named_rows_whose_sums_are_the_reports() {
+    let (dir, paths) = files(&[96]);
+    let path = dir.path().join("trace.json");
+    let sim = Sim::start(Options { delay_us: 300, ..Options::seeded(5) });
+    let ctx = cuda::context(0).unwrap();
+    let trace = || Trace::new(&path).epochs(9);
+    for overlap in [true, false] {
+        let train = Loader::builder(open(&paths), plan(96, 8)).name("train").trace(trace()).overlap(overlap);
+        let mut train = train.cuda(ctx.clone()).build().unwrap();
+        let mut valid = Loader::builder(open(&paths), plan(96, 16))
+            .name("valid")
+            .trace(trace())
+            .overlap(overlap)
+            .build()
+            .unwrap();
+        let stream = ctx.new_stream().unwrap();
+        for batch in train.epochs(0..2) {
+            let batch = batch.unwrap();
+            drop(batch.on::<u8>(&stream).unwrap());
+            // The host waits for the copy, as a loop does that reads its loss.
+            stream.synchronize().unwrap();
+            busy(Duration::from_millis(1));
+            if batch.step() % 4 == 3 {
+                let breakdown = Breakdown::off();
+                let _validation = breakdown.validation(6);
+                for batch in valid.epoch(batch.step()) {
+                    std::hint::black_box(batch.unwrap()[0]);
+                    busy(Duration::from_micros(300));
+                }
+            }
+        }
+        let (train_report, valid_report) = (train.report(), valid.report());
+        train.close().unwrap();
+        valid.close().unwrap();
+        drop(stream);
+
+        let text = std::fs::read_to_string(&path).unwrap();
+        let events: Vec<Value> = serde_json::from_str(&text).expect("plain JSON, as viewers open it");
+        let sums = sums(&events);
+        let of = |row: &str, names: &[&str]| -> f64 {
+            names.iter().filter_map(|name| sums.get(&(row.to_string(), (*name).to_string()))).sum()
+        };
+        let mut checked = 0;
+        let mut same = |row: &str, names: &[&str], wanted: Duration| {
+            let (found, wanted) = (of(row, names), wanted.as_secs_f64());
+            assert!(wanted > 0.0, "{row} {names:?} of {train_report} {valid_report}");
+            assert!((found / wanted - 1.0).abs() < 0.01, "{row} {names:?}: {found} s, the report {wanted} s");
+            checked += 1;
+        };
+        same("train: train", &["train"], train_report.train.busy);
+        same("train: train", &["gpu_queue_wait", "gpu_copy_wait"], train_report.train.waiting);
+        // The wait for a copy is a row of its own, not part of the use.
+        if overlap {
+            assert!(of("train: train", &["gpu_copy_wait"]) > 0.0, "{train_report}");
+        }
+        same("train: read", &["disk_load"], train_report.read.busy);
+        same("train: upload", &["gpu_transfer"], train_report.transfer);
+        same("valid: train", &["train"], valid_report.train.busy);
+        same("valid: train", &["queue_wait"], valid_report.train.waiting);
+        same("valid: read", &["disk_load"], valid_report.read.busy);
+        // The validations lie in the training's epochs, and are neither its compute nor its wait.
+        let paused = of("train: train", &["pause"]);
+        assert!(paused >= valid_report.wall.as_secs_f64(), "{paused} of {valid_report}");
+        let steps = of("train: train", &["chunk"]) - paused;
+        let counted = (train_report.train.busy + train_report.train.waiting).as_secs_f64();
+        assert!((steps / counted - 1.0).abs() < 0.01, "{steps} s without pauses of {train_report}");
+        assert_eq!(checked, 7);
+        let rows: std::collections::BTreeSet<&String> = sums.keys().map(|(row, _)| row).collect();
+        assert_eq!(rows.len(), 5, "{rows:?}");
+    }
+    assert_eq!(sim.violations(), [""; 0]);
+}
