@@ -182,6 +182,19 @@ def test_on_the_cpu_arrays_become_tensors() -> None:
     assert got["x"].data_ptr() == x.ctypes.data and got["back"].tolist() == [3.0, 2.0, 1.0, 0.0]
 
 
+def test_the_batches_of_a_loader_become_tensors(tmp_path: Any) -> None:
+    values = np.arange(48, dtype="float32").reshape(12, 4)
+    np.save(tmp_path / "x.npy", values)
+    data = tb.Records.open_npy(tmp_path / "x.npy")
+    loader = tb.Loader(data, tb.Plan(data, batch=3))
+    device = Late("side")
+    got = list(tb.prefetch(loader.epochs(1), device=device))
+    assert all(device.owns(batch) for batch in got)
+    assert np.array_equal(np.concatenate([batch.numpy() for batch in got]), values)
+    tensors = (batch.clone() for batch in tb.prefetch(loader.epochs(1), device="cpu", depth=1))
+    assert np.array_equal(torch.cat(list(tensors)).numpy(), values)
+
+
 def test_a_device_that_is_not_there_is_named() -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")

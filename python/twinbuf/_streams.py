@@ -251,6 +251,7 @@ class Upload:
         streams = self._streams
 
         def plan(leaf: Any) -> Any:
+            leaf = _imported(leaf)
             if type(leaf) in (torch.Tensor, torch.nn.Parameter):
                 if streams.owns(leaf):
                     copies.on_device.append(leaf)
@@ -279,6 +280,16 @@ class Upload:
             return out
 
         return plan
+
+
+def _imported(leaf: Any) -> Any:
+    """Return the tensor of other libraries' arrays, as a `Batch` is, of the same memory."""
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__dlpack__") or isinstance(leaf, type):
+        return leaf
+    return leaf if type(leaf).__module__.partition(".")[0] == "numpy" else from_dlpack(leaf)
 
 
 def _moves_itself(leaf: Any) -> bool:
@@ -321,6 +332,7 @@ def as_tensors(item: Any) -> Any:
     import torch
 
     def change(leaf: Any) -> Any:
+        leaf = _imported(leaf)
         if _array_like(leaf) is None:
             return leaf
         usable = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
