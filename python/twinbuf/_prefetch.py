@@ -45,8 +45,8 @@ def prefetch(
         A ``DataLoader``, a generator, or anything else that can be iterated. An item must stay as it is when
         later ones are fetched, unless a device is given: then it is copied first.
     device
-        Where tensors and arrays are sent, a `Batch` too, however deep they are in dicts, lists, tuples, named
-        tuples and dataclasses. They go through page-locked memory that is reused, on a stream of their own; the
+        Where tensors and arrays are sent, a `Batch` too, however deep they are in dicts, lists, tuples and
+        dataclasses. They go through page-locked memory that is reused, on a stream of their own. The
         current stream waits for them when they are handed over. ``"cpu"`` makes tensors of arrays. Default:
         items are not touched, and torch is not needed.
     depth
