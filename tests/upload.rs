@@ -7,14 +7,16 @@ mod common;
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, open, plan};
+use common::{
+    Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, open, open_direct, plan,
+};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::{Cuda, DeviceBatch, LoaderBuilder};
 use twinbuf::observe::Trace;
 use twinbuf::transform::Convert;
-use twinbuf::{Error, Loader, Plan, cuda};
+use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
 const LAUNCH_FAILED: u32 = 719;
@@ -75,6 +77,102 @@ fn the_same_batches_as_without_a_device() {
             sim.drain();
             assert_eq!(sim.live().leaked(), Live::default());
         }
+    }
+}
+
+#[test]
+fn reads_past_the_page_cache_fill_page_locked_slots() {
+    // Records of 4 KiB, and of less than a block of the disk, which go through a bounce buffer.
+    for record_bytes in [4096, RECORD, 64] {
+        let (_dir, paths) = files(&[64, 32]);
+        let Some(data) = open_direct(&paths, record_bytes) else { return };
+        let plan = plan(data.len(), 7);
+        let mut host = Loader::builder(data.clone(), plan).overlap(false).build().unwrap();
+        let expected: Vec<Vec<u8>> = batches(&mut host, 0).into_iter().map(Result::unwrap).collect();
+        let (_sim, ctx) = start(1);
+        let stream = ctx.new_stream().unwrap();
+        let mut loader = Loader::builder(data, plan).cuda(ctx).build().unwrap();
+        let found: Vec<_> = loader.epoch(0).map(|batch| bytes(&batch.unwrap(), &stream)).collect();
+        assert!(found == expected, "records of {record_bytes} bytes");
+    }
+}
+
+/// Batches of 20 MiB, in records of 1 MiB. Reads a part of a batch that is not its first only once another copy has been
+/// issued since its first was read; fails at one record.
+struct Chunked {
+    sim: twinbuf_cuda_sim::Control,
+    copies: u64,
+    fails_at: Option<u64>,
+}
+
+impl Chunked {
+    const RECORD: usize = 1 << 20;
+    const BATCH: u64 = 20;
+    const STEPS: u64 = 3;
+}
+
+impl Dataset for Chunked {
+    fn records(&self) -> u64 {
+        Self::BATCH * Self::STEPS
+    }
+
+    fn record_bytes(&self) -> usize {
+        Self::RECORD
+    }
+
+    fn read(&mut self, part: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        let issued = || self.sim.calls_of("cuMemcpyHtoDAsync_v2");
+        let first = part.runs().flatten().next().unwrap();
+        if first % Self::BATCH == 0 {
+            self.copies = issued();
+        } else if !self.sim.is_real() {
+            let began = Instant::now();
+            while issued() == self.copies {
+                if began.elapsed() > Duration::from_secs(60) {
+                    return Err(format!("no copy was issued before record {first} was read").into());
+                }
+                thread::yield_now();
+            }
+        }
+        for (record, out) in part.runs().flatten().zip(out.chunks_exact_mut(Self::RECORD)) {
+            if self.fails_at == Some(record) {
+                return Err(format!("no record {record}").into());
+            }
+            out.fill(record.to_le_bytes()[0]);
+        }
+        Ok(out.len())
+    }
+}
+
+#[test]
+fn the_copy_of_a_large_batch_starts_while_the_rest_is_read() {
+    for (host_depth, fails_at) in [(1, None), (2, None), (2, Some(33))] {
+        let (sim, ctx) = start(1);
+        let stream = ctx.new_stream().unwrap();
+        let data = Chunked { sim: sim.control(), copies: 0, fails_at };
+        let plan = Plan::builder(data.records()).batch(Chunked::BATCH).build().unwrap();
+        let mut loader = Loader::builder(data, plan).host_depth(host_depth).cuda(ctx).build().unwrap();
+        let found: Vec<_> = loader.epoch(0).map(|batch| batch.map(|batch| bytes(&batch, &stream))).collect();
+        for (step, batch) in (0..).zip(&found) {
+            if fails_at.is_some_and(|record| record / Chunked::BATCH == step) {
+                let error = batch.as_ref().unwrap_err().to_string();
+                assert_eq!(error, "epoch 0, step 1: the batch could not be read");
+                continue;
+            }
+            let batch = batch.as_ref().unwrap();
+            let records = (step * Chunked::BATCH..).zip(batch.chunks_exact(Chunked::RECORD));
+            assert_eq!(batch.len() as u64, Chunked::BATCH * Chunked::RECORD as u64);
+            assert!(
+                records
+                    .into_iter()
+                    .all(|(record, bytes)| bytes.iter().all(|&byte| byte == record.to_le_bytes()[0]))
+            );
+        }
+        assert_eq!(found.len(), if fails_at.is_some() { 2 } else { 3 });
+        if !sim.is_real() && fails_at.is_none() {
+            assert_eq!(sim.calls_of("cuMemcpyHtoDAsync_v2"), 3 * 3, "20 MiB in chunks of 8");
+        }
+        loader.close().unwrap();
     }
 }
 

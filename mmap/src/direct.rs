@@ -32,14 +32,20 @@ pub(crate) struct BounceBuffer {
 
 impl BounceBuffer {
     const BLOCKS: usize = 3;
+    /// The most bytes of one read where all of it goes through this buffer.
+    const MOST: usize = 1 << 20;
 
     pub(crate) const fn new() -> Self {
         Self { bytes: Vec::new() }
     }
 
-    /// So many blocks, at a multiple of their size.
+    /// The usual number of blocks, at a multiple of their size.
     fn blocks(&mut self, block: usize) -> &mut [u8] {
-        let wanted = Self::BLOCKS * block;
+        self.aligned(Self::BLOCKS * block, block)
+    }
+
+    /// `wanted` bytes, a multiple of the block, at a multiple of it.
+    fn aligned(&mut self, wanted: usize, block: usize) -> &mut [u8] {
         // One more, for the way to the first multiple.
         self.bytes.resize(wanted + block, 0);
         let start = self.bytes.as_ptr().align_offset(block);
@@ -62,12 +68,26 @@ impl Direct {
     }
 
     /// One read, like `pread`: returns the number of bytes, 0 only at the end of the file.
+    ///
+    /// If the kernel cannot pin the pages of `out` (`EFAULT`), it reads into memory of our own and copies. Page-locked
+    /// memory that a device's driver allocated can be of that kind: the driver chooses how it maps such memory.
     pub(crate) fn read_at(
         &self,
         file: &File,
         out: &mut [u8],
         start: u64,
         bounce: &mut BounceBuffer,
+    ) -> io::Result<usize> {
+        self.read_with(out, start, bounce, |start, pieces| system::read(file, start, pieces))
+    }
+
+    /// The same by `read`, which gets a place in the file and the memory for what is there.
+    fn read_with(
+        &self,
+        out: &mut [u8],
+        start: u64,
+        bounce: &mut BounceBuffer,
+        mut read: impl FnMut(u64, [&mut [u8]; 3]) -> io::Result<usize>,
     ) -> io::Result<usize> {
         /// Below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).
         const MOST: usize = 1 << 30;
@@ -78,10 +98,18 @@ impl Direct {
             let cut = Alignment::new(out.as_ptr().addr(), len, start, block);
             let (before, after) = bounce.blocks(block).split_at_mut(cut.before);
             let after = &mut after[..cut.after];
-            match system::read(file, cut.file, [&mut *before, &mut out[cut.whole.clone()], &mut *after]) {
+            match read(cut.file, [&mut *before, &mut out[cut.whole.clone()], &mut *after]) {
                 Ok(read) => {
                     cut.settle(out, before, after);
                     return Ok(read.saturating_sub(cut.skip).min(len));
+                }
+                Err(error) if system::cannot_be_pinned(&error) && !cut.whole.is_empty() => {
+                    let len = len.min(BounceBuffer::MOST);
+                    let blocks = bounce.aligned((cut.skip + len).next_multiple_of(block), block);
+                    let read = read(cut.file, [&mut *blocks, &mut [], &mut []])?;
+                    let len = read.saturating_sub(cut.skip).min(len);
+                    out[..len].copy_from_slice(&blocks[cut.skip..cut.skip + len]);
+                    return Ok(len);
                 }
                 Err(error) => {
                     let larger = system::larger(block, &error).ok_or(error)?;
@@ -195,6 +223,11 @@ mod system {
         BLOCKS.into_iter().find(|&larger| too_small && larger > block)
     }
 
+    /// Whether `error` is that the kernel cannot pin the caller's pages, which a read past the page cache needs.
+    pub(super) fn cannot_be_pinned(error: &io::Error) -> bool {
+        error.raw_os_error() == Some(libc::EFAULT)
+    }
+
     /// The smallest block in which `read` reads.
     pub(super) fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
         let [mut block, ..] = BLOCKS;
@@ -244,6 +277,10 @@ mod system {
 
     pub(super) fn larger(_: usize, _: &io::Error) -> Option<usize> {
         None
+    }
+
+    pub(super) fn cannot_be_pinned(_: &io::Error) -> bool {
+        false
     }
 
     /// Never called: nothing is opened.
@@ -317,6 +354,38 @@ mod tests {
             assert_eq!(direct.read_at(&file, &mut out, 130, &mut BounceBuffer::new()).unwrap(), 9000);
             assert!(out == bytes[130..9130]);
         }
+    }
+
+    /// As memory that a device's driver has mapped may be.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_buffer_that_cannot_be_pinned_is_filled_by_a_copy() {
+        let data: Vec<u8> = (0..=250).cycle().take(3 << 20).collect();
+        let direct = Direct { file: None, block: AtomicUsize::new(512) };
+        for (start, len) in [(0, 4096), (130, 9000), (700, (1 << 20) + 5000), ((3 << 20) - 1000, 2000)] {
+            let mut out = vec![0xEE; len];
+            let mut refused = 0;
+            let read = direct.read_with(&mut out, start, &mut BounceBuffer::new(), |start, pieces| {
+                let [first, theirs, last] = pieces;
+                if !theirs.is_empty() {
+                    refused += 1;
+                    return Err(io::Error::from_raw_os_error(libc::EFAULT));
+                }
+                assert!(last.is_empty() && first.as_ptr().addr() % 512 == 0 && first.len() % 512 == 0);
+                let from = &data[usize::try_from(start).unwrap()..];
+                let len = first.len().min(from.len());
+                first[..len].copy_from_slice(&from[..len]);
+                Ok(len)
+            });
+            let start = usize::try_from(start).unwrap();
+            let expected = len.min(1 << 20).min(data.len() - start);
+            assert_eq!((read.unwrap(), refused), (expected, 1), "{start} {len}");
+            assert!(out[..expected] == data[start..start + expected], "{start} {len}");
+        }
+        // Memory of our own that is refused too is an error, not a loop.
+        let refuse = |_, _: [&mut [u8]; 3]| Err(io::Error::from_raw_os_error(libc::EFAULT));
+        let error = direct.read_with(&mut [0; 4096], 0, &mut BounceBuffer::new(), refuse).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 
     /// Some file systems (FUSE) let a signal interrupt a read.

@@ -99,6 +99,8 @@ pub struct HostSide {
     /// As the uploader numbers the batches.
     committed: u64,
     log: Arc<CopyLog>,
+    /// `None` if batches are smaller, or without overlap.
+    chunk: Option<usize>,
 }
 
 /// A page-locked host slot to be filled.
@@ -107,6 +109,7 @@ pub struct HostGuard<'s> {
     slot: HostSlot<'s, BatchMeta>,
     committed: &'s mut u64,
     log: &'s CopyLog,
+    chunk: Option<usize>,
 }
 
 /// The caller's side: leases of device slots.
@@ -133,6 +136,10 @@ struct Copies {
     /// The last copies: more than there are slots, so that the batch in use is among them.
     last: VecDeque<(Ticket, Instant, Duration)>,
 }
+
+/// Larger batches are copied in chunks of this size while the rest is being read: large enough for a copy at full speed,
+/// small beside what a large batch takes to read.
+const CHUNK: usize = 8 << 20;
 
 /// How many copies are remembered.
 const LAST: usize = 4 * Uploader::MAX_DEPTH;
@@ -201,7 +208,12 @@ impl Cuda {
             .host_depth(sides.host_depth)
             .device_depth(self.device_depth)
             .overlap(sides.overlap)
+            // A report may be asked for at any time, and has the time of the copies.
             .times(true);
+        let chunk = (sides.overlap && sides.slot > CHUNK).then_some(CHUNK);
+        if let Some(chunk) = chunk {
+            uploader = uploader.chunk_bytes(chunk);
+        }
         if sides.overlap {
             let log = log.clone();
             uploader =
@@ -211,7 +223,7 @@ impl Cuda {
             twinbuf_cuda::Error::Option { option, wanted, found } => Error::Option { option, wanted, found },
             error => Error::Device(error.into()),
         })?;
-        let slots = HostSide { host, committed: 0, log: log.clone() };
+        let slots = HostSide { host, committed: 0, log: log.clone(), chunk };
         Ok((slots, DeviceSide { device, depth: self.device_depth, log, inline: !sides.overlap }))
     }
 }
@@ -225,12 +237,12 @@ impl Slots for HostSide {
     type Guard<'s> = HostGuard<'s>;
 
     fn acquire(&mut self) -> Result<HostGuard<'_>, NoSlot> {
-        let Self { host, committed, log } = self;
+        let Self { host, committed, log, chunk } = self;
         let slot = host.acquire().map_err(|error| match error {
             twinbuf_cuda::Error::SlotHeld { .. } => NoSlot::Held,
             _ => NoSlot::Gone,
         })?;
-        Ok(HostGuard { slot, committed, log })
+        Ok(HostGuard { slot, committed, log, chunk: *chunk })
     }
 
     fn acquire_within(&mut self, timeout: Duration) -> Result<HostGuard<'_>, NoSlot> {
@@ -255,6 +267,17 @@ impl SlotGuard for HostGuard<'_> {
 
     fn content(&mut self) -> &mut [u8] {
         &mut self.slot
+    }
+
+    fn chunk(&self) -> Option<usize> {
+        self.chunk
+    }
+
+    fn flush(&mut self, filled: usize) -> usize {
+        let before = self.slot.flushed();
+        // An error is also the commit's.
+        let _ = self.slot.flush(before + filled);
+        self.slot.flushed() - before
     }
 
     fn commit(self, meta: BatchMeta) -> Result<(), NoSlot> {

@@ -80,10 +80,24 @@ pub(crate) mod sealed {
     pub trait SlotGuard {
         type Content: ?Sized;
 
+        /// The content to fill, without what was flushed.
         fn content(&mut self) -> &mut Self::Content;
 
+        /// How many bytes to fill between two calls of [`flush`](Self::flush); `None` if the slot goes as a whole.
+        fn chunk(&self) -> Option<usize> {
+            None
+        }
+
+        /// Sends the complete chunks of the content's first `filled` bytes on, while the rest is being filled. Returns
+        /// their bytes, which are no longer part of the content.
+        fn flush(&mut self, _filled: usize) -> usize {
+            0
+        }
+
         /// Hands the slot over.
-        fn commit(self, meta: BatchMeta) -> Result<(), NoSlot>;
+        fn commit(self, meta: BatchMeta) -> Result<(), NoSlot>
+        where
+            Self: Sized;
     }
 
     /// The side that is received from.

@@ -14,6 +14,7 @@ use twinbuf_mmap::BatchPlan;
 
 use crate::backend::Waiting;
 use crate::backend::host::{Value, Values};
+use crate::backend::sealed::SlotGuard;
 use crate::error::{At, BoxError, Error};
 use crate::loader::builder::HELD_TIMEOUT;
 use crate::observe::breakdown::Breakdown;
@@ -220,9 +221,10 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
 struct Maker<T>(Make<T>);
 
 impl<T> Source<T> for Maker<T> {
-    fn load(&mut self, load: Load<'_>, out: &mut T) -> Result<usize, Error> {
+    fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = T>) -> Result<usize, Error> {
         let Load { ticket, naming, .. } = load;
-        (self.0)(ticket.epoch, out).map_err(|source| Error::Load { at: naming.at(ticket), source })?;
+        (self.0)(ticket.epoch, slot.content())
+            .map_err(|source| Error::Load { at: naming.at(ticket), source })?;
         Ok(size_of::<T>())
     }
 

@@ -1,5 +1,6 @@
 //! Reads one batch of a data set into a slot: hints, read, transform, cache policy.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -7,6 +8,7 @@ use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy, HintStats, Records};
 
 use super::prefetch::Prefetch;
 use super::schedule::Schedule;
+use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
 use crate::error::{At, Error};
 use crate::slot::{LoadStats, Origin, Ticket};
@@ -32,7 +34,7 @@ pub(crate) struct FieldReader {
 }
 
 impl Source<[u8]> for Reader {
-    fn load(&mut self, load: Load<'_>, out: &mut [u8]) -> Result<usize, Error> {
+    fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
         let Load { ticket, records, naming, stats, who } = load;
         let at = || naming.at(ticket);
         // A call that was left long ago: the batch will be discarded.
@@ -41,11 +43,12 @@ impl Source<[u8]> for Reader {
         if let Some(prefetch) = &self.prefetch {
             stats.hints = lock(prefetch).before(&mut |records| will_need(fields, records), schedule, ticket);
         }
+        let mut slot = Filling { slot, flushed: 0 };
         let (mut len, io_calls) = (0, Records::read_calls());
         for (index, field) in fields.iter_mut().enumerate() {
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
             len = range.end;
-            field.load(plan, &mut out[range], &at, stats, who)?;
+            field.load(plan, range, &mut slot, &at, stats, who)?;
         }
         stats.io_calls = Records::read_calls() - io_calls;
         if let Some(prefetch) = &self.prefetch {
@@ -68,33 +71,60 @@ impl Source<[u8]> for Reader {
     }
 }
 
+/// A slot that is being filled from its start, some of which may have been sent on.
+struct Filling<'s> {
+    slot: &'s mut dyn SlotGuard<Content = [u8]>,
+    /// Bytes at the start that were sent on.
+    flushed: usize,
+}
+
+impl Filling<'_> {
+    /// Some bytes of the slot, counted from its start; none of them was marked as filled.
+    fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
+        &mut self.slot.content()[range.start - self.flushed..range.end - self.flushed]
+    }
+
+    /// All bytes before `end` are filled.
+    fn filled(&mut self, end: usize) {
+        self.flushed += self.slot.flush(end - self.flushed);
+    }
+}
+
 impl FieldReader {
-    /// Reads and transforms the records to all of `out`.
+    /// Reads and transforms the records to the range `out` of the slot: with a transform, or if the slot goes on to a
+    /// device in chunks, part by part.
     fn load(
         &mut self,
         plan: &BatchPlan,
-        mut out: &mut [u8],
+        out: Range<usize>,
+        slot: &mut Filling<'_>,
         at: &dyn Fn() -> At,
         stats: &mut LoadStats,
         who: &mut &'static str,
     ) -> Result<(), Error> {
         let Self { dataset, record_bytes, transform } = self;
-        let Some(Transforming { transform, out_bytes, part, scratch }) = transform else {
-            return read(&mut **dataset, plan, out, at);
-        };
-        let mut done = 0;
-        while let Some(part) = plan.part(done..plan.len().min(done + *part)) {
-            let records = &mut scratch[..bytes(part.len(), *record_bytes)];
-            read(&mut **dataset, &part, records, at)?;
-            let (front, rest) = out.split_at_mut(bytes(part.len(), *out_bytes));
-            let start = Instant::now();
-            *who = "transform";
-            transform
-                .apply(records, front, &Context::new(&part))
-                .map_err(|source| Error::Transform { at: Some(at()), source })?;
-            *who = "data set";
-            stats.transform += start.elapsed();
-            out = rest;
+        let out_bytes = transform.as_ref().map_or(*record_bytes, |transform| transform.out_bytes);
+        let chunk = slot.slot.chunk().map(|chunk| (chunk / out_bytes.max(1)).max(1) as u64);
+        let step = transform.as_ref().map(|transform| transform.part).or(chunk).unwrap_or(plan.len());
+        let (mut done, mut start) = (0, out.start);
+        while let Some(part) = plan.part(done..plan.len().min(done + step)) {
+            let end = start + bytes(part.len(), out_bytes);
+            let front = slot.bytes(start..end);
+            if let Some(Transforming { transform, scratch, .. }) = transform {
+                let records = &mut scratch[..bytes(part.len(), *record_bytes)];
+                read(&mut **dataset, &part, records, at)?;
+                let start = Instant::now();
+                *who = "transform";
+                transform
+                    .apply(records, front, &Context::new(&part))
+                    .map_err(|source| Error::Transform { at: Some(at()), source })?;
+                *who = "data set";
+                stats.transform += start.elapsed();
+            } else {
+                read(&mut **dataset, &part, front, at)?;
+            }
+            slot.filled(end);
+            start = end;
             done += part.len();
         }
         Ok(())

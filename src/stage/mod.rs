@@ -234,7 +234,7 @@ impl<B: Backend> Stage<B> {
             let (worker, slots) = &mut **inline;
             match slots.acquire_within(waiting.patience(self.held_timeout)) {
                 Ok(mut slot) => {
-                    let meta = worker.load(ticket, slot.content(), Duration::ZERO);
+                    let meta = worker.load(ticket, &mut slot, Duration::ZERO);
                     // If the backend has failed, the receiving side has the error.
                     let _ = slot.commit(meta);
                 }

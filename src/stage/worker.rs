@@ -15,8 +15,8 @@ use crate::thread::panic_message;
 
 /// Where batches come from: a data set, or a closure that makes them.
 pub(crate) trait Source<C: ?Sized>: Send {
-    /// Puts the batch into `out`, and returns its bytes.
-    fn load(&mut self, load: Load<'_>, out: &mut C) -> Result<usize, Error>;
+    /// Puts the batch into `slot`, and returns its bytes, with those that were flushed.
+    fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = C>) -> Result<usize, Error>;
 
     /// Which records the batch is made of, if it is made of records.
     fn records(&self, ticket: Ticket) -> Option<Origin>;
@@ -44,8 +44,13 @@ pub(crate) struct Worker<C: ?Sized> {
 }
 
 impl<C: ?Sized> Worker<C> {
-    /// Fills `out`, and returns what is known about the batch: its length, or why it could not be loaded.
-    pub(crate) fn load(&mut self, ticket: Ticket, out: &mut C, waited: Duration) -> BatchMeta {
+    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded.
+    pub(crate) fn load(
+        &mut self,
+        ticket: Ticket,
+        slot: &mut dyn SlotGuard<Content = C>,
+        waited: Duration,
+    ) -> BatchMeta {
         let Self { source, naming, recorder } = self;
         let mut stats = LoadStats { waited, ..LoadStats::default() };
         let mut who = if naming.rounds { "closure" } else { "data set" };
@@ -58,7 +63,7 @@ impl<C: ?Sized> Worker<C> {
         // memory-safe.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
             let load = Load { ticket, records: records.as_ref(), naming, stats: &mut stats, who: &mut who };
-            span.in_scope(|| source.load(load, out))
+            span.in_scope(|| source.load(load, slot))
         }));
         let result = loaded.unwrap_or_else(|panic| {
             Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
@@ -87,7 +92,7 @@ impl<C: ?Sized> Worker<C> {
             {
                 self.recorder.flush();
             }
-            let meta = self.load(ticket, slot.content(), waited);
+            let meta = self.load(ticket, &mut slot, waited);
             if meta.result.is_err() {
                 gate.failed(thread, ticket);
             }
