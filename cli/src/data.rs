@@ -8,6 +8,8 @@ use serde::Serialize;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::{BoxError, Records};
 
+use crate::text::quoted;
+
 /// Recognizes a file's format by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -71,9 +73,41 @@ pub(crate) struct Shape {
     /// Type of the elements, e.g. u16, one of which is a record: takes the files as plain bytes too
     #[arg(long, value_parser = dtype)]
     pub(crate) dtype: Option<DType>,
+    /// Tokens of a sequence: a record is that many inputs and the target of the last, one every T tokens; of llm.c's
+    /// files, or with --dtype
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "record_bytes")]
+    pub(crate) sequence: Option<u64>,
 }
 
 impl Shape {
+    fn cut(&self) -> Result<Cut, BoxError> {
+        let Some(tokens) = self.sequence else { return Ok(Cut::Rows) };
+        let tokens = usize::try_from(tokens).map_err(|_| format!("--sequence: {tokens} are too many"))?;
+        Ok(Cut::sequence(tokens))
+    }
+
+    /// The call that opens the files, as a program has it.
+    pub(crate) fn call(&self, paths: &[PathBuf], format: Format, tensor: &str) -> String {
+        let paths: Vec<String> = paths.iter().map(|path| quoted(path)).collect();
+        let paths = format!("[{}]", paths.join(", "));
+        let cut = match self.sequence {
+            Some(tokens) => format!("Cut::sequence({tokens})"),
+            None => "Cut::Rows".to_string(),
+        };
+        match (format, self.dtype) {
+            (Format::Npy, _) => format!("Records::open_npy({paths}, {cut})?"),
+            (Format::LlmC, _) => format!("Records::open_llm_c({paths}, {cut})?"),
+            (Format::Safetensors, _) => format!("Records::open_safetensors({paths}, {tensor:?}, {cut})?"),
+            (Format::Raw, Some(dtype)) => {
+                format!("Records::open_headerless({paths}, DType::{dtype:?}, {cut})?")
+            }
+            (Format::Raw, None) => {
+                let bytes = self.record_bytes.unwrap_or(1);
+                format!("Records::options().partial(true).open({paths}, {bytes})?")
+            }
+        }
+    }
+
     /// The format to take a file as.
     pub(crate) fn format(&self, path: &Path) -> Result<Format, BoxError> {
         if self.record_bytes.is_some() || self.dtype.is_some() { Ok(Format::Raw) } else { Format::of(path) }
@@ -81,11 +115,12 @@ impl Shape {
 
     /// Opens files of one format; of `safetensors` the tensor by that name.
     pub(crate) fn open(&self, paths: &[PathBuf], format: Format, tensor: &str) -> Result<Records, BoxError> {
+        let cut = self.cut()?;
         Ok(match (format, self.record_bytes, self.dtype) {
-            (Format::Npy, ..) => Records::open_npy(paths, Cut::Rows)?,
-            (Format::LlmC, ..) => Records::open_llm_c(paths, Cut::Rows)?,
-            (Format::Safetensors, ..) => Records::open_safetensors(paths, tensor, Cut::Rows)?,
-            (Format::Raw, _, Some(dtype)) => Records::open_headerless(paths, dtype, Cut::Rows)?,
+            (Format::Npy, ..) => Records::open_npy(paths, cut)?,
+            (Format::LlmC, ..) => Records::open_llm_c(paths, cut)?,
+            (Format::Safetensors, ..) => Records::open_safetensors(paths, tensor, cut)?,
+            (Format::Raw, _, Some(dtype)) => Records::open_headerless(paths, dtype, cut)?,
             (Format::Raw, bytes, None) => {
                 let bytes = bytes.unwrap_or(1);
                 let bytes =

@@ -212,19 +212,13 @@ impl Line<'_> {
                 break;
             }
             let x = self.x(time);
-            writeln!(
-                out,
-                "<path d=\"M{x:.1} {HEAD}V{height}\" stroke=\"#ddd\"/><text x=\"{x:.1}\" y=\"22\">{}</text>",
-                number as f64 * tick / 1000.0
-            )?;
+            write!(out, "<path d=\"M{x:.1} {HEAD}V{height}\" stroke=\"#ddd\"/>")?;
+            label(out, x, 22, &(number as f64 * tick / 1000.0).to_string())?;
         }
         for (epoch, start) in self.epochs.range(..).filter(|(_, start)| (*from..*to).contains(*start)) {
             let x = self.x(*start);
-            writeln!(
-                out,
-                "<path d=\"M{x:.1} 0V{height}\" stroke=\"#222\"/><text x=\"{:.1}\" y=\"10\">epoch {epoch}</text>",
-                x + 3.0
-            )?;
+            write!(out, "<path d=\"M{x:.1} 0V{height}\" stroke=\"#222\"/>")?;
+            label(out, x, 10, &format!("epoch {epoch}"))?;
         }
         for (i, track) in timeline.tracks.iter().enumerate() {
             self.row(out, track, HEAD + i as f64 * (ROW + GAP))?;
@@ -265,6 +259,16 @@ impl Line<'_> {
         }
         Ok(())
     }
+}
+
+/// Text beside a line at `x`: to its right, or to its left where the picture ends.
+fn label(out: &mut String, x: f64, y: u32, text: &str) -> fmt::Result {
+    // About seven pixels a character.
+    let (x, anchor) = match x + 3.0 + 7.0 * text.len() as f64 {
+        end if end > WIDTH => (x - 3.0, " text-anchor=\"end\""),
+        _ => (x + 3.0, ""),
+    };
+    writeln!(out, "<text x=\"{x:.1}\" y=\"{y}\"{anchor}>{text}</text>")
 }
 
 fn bar(out: &mut String, span: &Span, (x, y): (f64, f64), width: f64, origin: f64) -> fmt::Result {
@@ -334,6 +338,18 @@ mod tests {
             assert!((found - expected).abs() < 1e-6 * expected, "{long}: {found}");
             assert!(long / found <= 12.0);
         }
+    }
+
+    #[test]
+    fn labels_at_the_right_edge_are_not_cut() {
+        let mut out = String::new();
+        label(&mut out, 500.0, 10, "epoch 3").unwrap();
+        label(&mut out, WIDTH - 20.0, 10, "epoch 4").unwrap();
+        assert_eq!(
+            out,
+            "<text x=\"503.0\" y=\"10\">epoch 3</text>\n\
+             <text x=\"1177.0\" y=\"10\" text-anchor=\"end\">epoch 4</text>\n"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod data;
 mod html;
 mod inspect;
 mod probe;
+mod search;
 mod summary;
 mod text;
 mod timeline;

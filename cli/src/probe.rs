@@ -12,6 +12,7 @@ use twinbuf::observe::Verdict;
 use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle};
 
 use crate::data::{Format, Shape, tells, tensors};
+use crate::search::{Found, Modes, Setting};
 use crate::text;
 
 /// Measures what overlapping the reading of these files with compute would gain
@@ -109,19 +110,38 @@ struct Figures {
     /// The rounds' least and most.
     gain_range: [f64; 2],
     verdict: String,
+    /// Options of the loader.
+    #[serde(flatten)]
+    search: Option<Found>,
 }
 
 /// More of the bytes in memory than this, in percent, and the disk was not what was measured.
 const COLD: f64 = 1.0;
 
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
-    let records = Arc::new(open(options)?);
+    let (records, call) = open(options)?;
+    let base = Setting { direct: options.direct, ..Setting::DEFAULT };
+    // Past the page cache, if the system can.
+    let direct = open(options)?.0.with_read_mode(ReadMode::Direct).ok().map(Arc::new);
+    if options.direct && direct.is_none() {
+        // In the system's words.
+        records.with_read_mode(ReadMode::Direct)?;
+        return Err("--direct: the system cannot read past its page cache".into());
+    }
+    let modes = Modes { cached: Arc::new(records), direct };
+    let records = modes.of(base).clone();
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
     let steps = options.steps.min(plan.steps());
     // What is in the cache does not count for reads past it.
     let told = !options.direct && options.files.iter().all(|path| tells(path));
     // Files that are cold are made so again before each run, because the one before has filled the cache.
     let evict = options.cold || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
+    let one_run = |setting, overlap| -> Result<Run, BoxError> {
+        if evict {
+            records.evict()?;
+        }
+        one_run(modes.of(setting), plan, steps, (setting, overlap), options.compute_ms)
+    };
 
     let mut runs = Vec::new();
     for _ in 0..options.rounds {
@@ -130,10 +150,26 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
                 records.evict()?;
             }
             let cached = cached(&records, &plan, steps, told);
-            runs.push(Run { cached, ..one_run(&records, plan, steps, overlap, options.compute_ms)? });
+            runs.push(Run { cached, ..one_run(base, overlap)? });
         }
     }
-    let (figures, verdict) = figures(&records, &plan, &runs);
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let settings = Setting::all(options.order.0, modes.direct.is_some(), processors);
+    let mut measured: Vec<(Setting, Vec<f64>)> = settings.into_iter().map(|one| (one, Vec::new())).collect();
+    for _ in 0..options.rounds {
+        for (setting, walls) in &mut measured {
+            walls.push(seconds(one_run(*setting, true)?.report.wall));
+        }
+    }
+    measured.iter_mut().for_each(|(_, walls)| walls.sort_by(f64::total_cmp));
+    let (mut figures, verdict) = figures(&records, &plan, &runs);
+    let order = match options.order.0 {
+        Shuffle::Records => ".shuffle(Shuffle::Records).seed(42)".to_string(),
+        Shuffle::Chunks { records } => format!(".shuffle(Shuffle::Chunks {{ records: {records} }}).seed(42)"),
+        _ => String::new(),
+    };
+    let plan = format!("Plan::builder(data.len()).batch({}){order}.build()?", options.batch);
+    figures.search = Some(Found::new(&measured, &call, &plan));
     Ok(if options.json {
         serde_json::to_string_pretty(&figures)? + "\n"
     } else {
@@ -142,7 +178,8 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     })
 }
 
-fn open(options: &Options) -> Result<Records, BoxError> {
+/// The files, and the call that opens them in a program.
+fn open(options: &Options) -> Result<(Records, String), BoxError> {
     let Options { files, shape, .. } = options;
     let format = shape.format(&files[0])?;
     let tensor = match (format, &options.tensor) {
@@ -159,24 +196,41 @@ fn open(options: &Options) -> Result<Records, BoxError> {
                 return Err(format!("{path}: --tensor: wanted one of its tensors: {names}").into());
             }
         },
-        (Format::Raw, None) if shape.record_bytes.is_none() && shape.dtype.is_none() => {
+        (Format::LlmC, None) if shape.sequence.is_none() => {
             let path = files[0].display();
             return Err(format!(
-                "{path}: has no header that describes its records: give --record-bytes or --dtype"
+                "{path}: --sequence: wanted the tokens of a sequence, found tokens without one"
             )
             .into());
         }
+        (Format::Raw, None) if shape.record_bytes.is_none() && shape.dtype.is_none() => {
+            let path = files[0].display();
+            return Err(format!(
+                "{path}: has no header that says what its records are: give --record-bytes or --dtype"
+            )
+            .into());
+        }
+        (Format::Raw, None) if shape.record_bytes.is_some() => {
+            // Its header is no record.
+            if let found @ (Format::Npy | Format::Safetensors | Format::LlmC) = Format::of(&files[0])? {
+                let (path, found) = (files[0].display(), found.name());
+                return Err(format!(
+                    "{path}: --record-bytes: wanted a file of records alone, found {found}: leave it out"
+                )
+                .into());
+            }
+            String::new()
+        }
         _ => String::new(),
     };
-    let mode = if options.direct { ReadMode::Direct } else { ReadMode::Pread };
-    let records = shape.open(files, format, &tensor)?.with_read_mode(mode)?;
+    let records = shape.open(files, format, &tensor)?;
     if records.len() < options.batch {
         let (wanted, found) = (options.batch, records.len());
         return Err(
             format!("--batch: wanted at most the {found} records that there are, found {wanted}").into()
         );
     }
-    Ok(records)
+    Ok((records, shape.call(files, format, &tensor)))
 }
 
 struct Run {
@@ -191,10 +245,11 @@ fn one_run(
     records: &Arc<Records>,
     plan: Plan,
     steps: u64,
-    overlap: bool,
+    (setting, overlap): (Setting, bool),
     compute: Duration,
 ) -> Result<Run, BoxError> {
-    let mut loader = Loader::builder(records.clone(), plan).overlap(overlap).build()?;
+    let builder = setting.apply(Loader::builder(records.clone(), plan));
+    let mut loader = builder.overlap(overlap).build()?;
     let mut loads = Vec::new();
     let mut epoch = loader.epoch(0);
     for _ in 0..steps {
@@ -262,6 +317,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
         gain_measured: median(&gain),
         gain_range: ends(&gain),
         verdict: String::new(),
+        search: None,
     };
     // Of the round whose possible gain is the median one.
     let nearest = rounds.iter().map(|(run, _)| &run.report).min_by(|a, b| {
@@ -361,7 +417,11 @@ fn sentences(
         write!(out, "It saved nothing here ({gain_measured:.2} x as fast{range})")?;
     }
     let more = if *gain_measured > 1.05 * gain_possible { more(hinted) } else { "" };
-    writeln!(out, "{more}.").map(|()| out)
+    writeln!(out, "{more}.")?;
+    if let Some(search) = &found.search {
+        search.write(&mut out)?;
+    }
+    Ok(out)
 }
 
 /// Why more was gained than overlap can.

@@ -152,6 +152,18 @@ fn bad_input_is_one_line_and_exit_code_2() {
         (&["inspect", "data.bin", "--record-bytes", "10001"], "wanted at least 10001 bytes"),
         (&["probe", "data.bin"], "--batch <B>"),
         (&["probe", "data.bin", "--batch", "4", "--compute-ms", "0"], "give --record-bytes or --dtype"),
+        (
+            &["probe", "tokens.bin", "--batch", "4", "--compute-ms", "0"],
+            "--sequence: wanted the tokens of a sequence",
+        ),
+        (
+            &["probe", "tokens.bin", "--record-bytes", "20", "--batch", "4", "--compute-ms", "0"],
+            "wanted a file of records alone, found tokens with llm.c's header",
+        ),
+        (
+            &["probe", "tokens.bin", "--dtype", "u16", "--batch", "4", "--compute-ms", "0"],
+            "open it with `Records::open_llm_c`",
+        ),
         (&["probe", "images.npy", "--batch", "7", "--compute-ms", "0"], "at most the 6 records"),
         (&["probe", "images.npy", "--batch", "0", "--compute-ms", "0"], "0 is not in"),
         (&["probe", "images.npy", "--batch", "1", "--compute-ms", "NaN"], "0 to 60000 milliseconds"),
@@ -314,12 +326,45 @@ fn probe_measures_and_says_what_it_measured() {
     // Formats that say themselves what their records are.
     for arguments in [
         &["images.npy", "--batch", "2"][..],
-        &["tokens.bin", "--batch", "2"],
+        &["tokens.bin", "--sequence", "9", "--batch", "2"],
+        &["data.bin", "--dtype", "u16", "--sequence", "100", "--batch", "2"],
         &["two.safetensors", "--tensor", "x", "--batch", "2"],
         &["data.bin", "--dtype", "u16", "--batch", "2"],
     ] {
         has(&text(folder, &[&["probe", "--compute-ms", "0"], arguments].concat()), &["Overlap can save "]);
     }
+}
+
+#[test]
+fn probe_prints_the_lines_that_measured_best() {
+    let folder = samples();
+    let folder = folder.path();
+    let of = |arguments: &[&str]| {
+        text(folder, &[&["probe", "--compute-ms", "0", "--batch", "2"], arguments].concat())
+    };
+    let found = of(&["tokens.bin", "--sequence", "9", "--order", "records"]);
+    has(
+        &found,
+        &[
+            // 100 tokens: sequences of 10, one every 9.
+            "11 records of 20 B; ",
+            "\nOptions, overlapped:\n  the defaults  ",
+            "\n  .hints(false)  ",
+            "\n  .hint_window(8 << 20)  ",
+            "\nLines that measured best:\n    let data = Records::open_llm_c([\"tokens.bin\"], Cut::sequence(9))?",
+            "\n    let plan = Plan::builder(data.len()).batch(2).shuffle(Shuffle::Records).seed(42).build()?;\n",
+            "\n    let mut loader = Loader::builder(data, plan)",
+        ],
+    );
+    let found = json(folder, &["probe", "images.npy", "--compute-ms", "0", "--batch", "2", "--json"]);
+    assert_eq!(found["options"][0]["name"], "the defaults");
+    assert!(found["options"][0]["median_s"].as_f64().unwrap() > 0.0, "{found}");
+    assert!(
+        found["best"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("let data = Records::open_npy([\"images.npy\"], Cut::Rows)?")
+    );
 }
 
 /// Of so small a batch the time between its phases is most of what passes; no overlap hides that.

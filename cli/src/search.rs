@@ -1,0 +1,176 @@
+//! Which options of the loader are fastest on these files: each is measured in turn, and the best is printed as lines of
+//! a program.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use serde::Serialize;
+use twinbuf::loader::LoaderBuilder;
+use twinbuf::{Records, Shuffle};
+
+/// Options that differ from the defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) direct: bool,
+    pub(crate) workers: usize,
+    pub(crate) hints: Hints,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hints {
+    Default,
+    Off,
+    /// Mebibytes of the window.
+    Window(u64),
+}
+
+impl Setting {
+    pub(crate) const DEFAULT: Self = Self { direct: false, workers: 1, hints: Hints::Default };
+
+    /// All that are worth a measurement, the defaults first.
+    pub(crate) fn all(shuffle: Shuffle, direct: bool, processors: usize) -> Vec<Self> {
+        let mut all = vec![Self::DEFAULT];
+        // In order the system reads ahead by itself, and the loader hints nothing.
+        if shuffle != Shuffle::None {
+            let hints = [Hints::Off, Hints::Window(8), Hints::Window(128)];
+            all.extend(hints.map(|hints| Self { hints, ..Self::DEFAULT }));
+        }
+        let modes = if direct { &[false, true][..] } else { &[false] };
+        for &direct in modes {
+            for workers in [1, 2, 4].into_iter().filter(|&workers| workers <= processors) {
+                let setting = Self { direct, workers, hints: Hints::Default };
+                all.extend((setting != Self::DEFAULT).then_some(setting));
+            }
+        }
+        all
+    }
+
+    pub(crate) fn apply(self, builder: LoaderBuilder) -> LoaderBuilder {
+        let builder = if self.workers > 1 { builder.workers(self.workers) } else { builder };
+        match self.hints {
+            Hints::Default => builder,
+            Hints::Off => builder.hints(false),
+            Hints::Window(mib) => builder.hint_window(mib << 20),
+        }
+    }
+
+    /// As calls in a program: those that make the data set, and those that build the loader.
+    fn calls(self) -> (&'static str, String) {
+        let mut builder = String::new();
+        if self.workers > 1 {
+            let _ = write!(builder, ".workers({})", self.workers);
+        }
+        match self.hints {
+            Hints::Default => {}
+            Hints::Off => builder.push_str(".hints(false)"),
+            Hints::Window(mib) => {
+                let _ = write!(builder, ".hint_window({mib} << 20)");
+            }
+        }
+        (if self.direct { ".with_read_mode(ReadMode::Direct)?" } else { "" }, builder)
+    }
+
+    fn name(self) -> String {
+        match self.calls() {
+            ("", builder) if builder.is_empty() => "the defaults".to_string(),
+            ("", builder) => builder,
+            (_, builder) if builder.is_empty() => "ReadMode::Direct".to_string(),
+            (_, builder) => format!("ReadMode::Direct, {builder}"),
+        }
+    }
+}
+
+/// What was measured of the options, in seconds.
+#[derive(Serialize)]
+pub(crate) struct Found {
+    options: Vec<Row>,
+    /// The lines of a program.
+    pub(crate) best: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    median_s: f64,
+    least_s: f64,
+    most_s: f64,
+}
+
+/// By so much the best must be faster than the defaults: runs differ as much by themselves.
+const WORTH_IT: f64 = 1.05;
+
+impl Found {
+    /// From the runs of each setting, the defaults first; each sorted.
+    pub(crate) fn new(runs: &[(Setting, Vec<f64>)], open: &str, plan: &str) -> Self {
+        let median = |runs: &[f64]| runs.get(runs.len() / 2).copied().unwrap_or(f64::MAX);
+        let rows = runs.iter().map(|(setting, runs)| Row {
+            name: setting.name(),
+            median_s: median(runs),
+            least_s: runs.first().copied().unwrap_or_default(),
+            most_s: runs.last().copied().unwrap_or_default(),
+        });
+        let defaults = runs.first().map_or(f64::MAX, |(_, runs)| median(runs));
+        let fastest = runs.iter().min_by(|a, b| median(&a.1).total_cmp(&median(&b.1)));
+        let best = match fastest {
+            Some((setting, runs)) if median(runs) * WORTH_IT < defaults => *setting,
+            _ => Setting::DEFAULT,
+        };
+        let (mode, builder) = best.calls();
+        let lines = [
+            format!("let data = {open}{mode};"),
+            format!("let plan = {plan};"),
+            format!("let mut loader = Loader::builder(data, plan){builder}.build()?;"),
+        ];
+        Self { options: rows.collect(), best: lines.into() }
+    }
+
+    pub(crate) fn write(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(out, "Options, overlapped:")?;
+        for Row { name, median_s, least_s, most_s } in &self.options {
+            let [median, least, most] = [median_s, least_s, most_s].map(|seconds| seconds * 1000.0);
+            writeln!(out, "  {name:<28} {median:>10.2} ms ({least:.2} to {most:.2})")?;
+        }
+        writeln!(out, "Lines that measured best:")?;
+        self.best.iter().try_for_each(|line| writeln!(out, "    {line}"))
+    }
+}
+
+/// The data sets that the settings read: through the page cache, and past it where the system can.
+pub(crate) struct Modes {
+    pub(crate) cached: Arc<Records>,
+    pub(crate) direct: Option<Arc<Records>>,
+}
+
+impl Modes {
+    pub(crate) fn of(&self, setting: Setting) -> &Arc<Records> {
+        match &self.direct {
+            Some(direct) if setting.direct => direct,
+            _ => &self.cached,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_clearly_faster_replaces_the_defaults() {
+        let direct = Setting { direct: true, workers: 2, hints: Hints::Default };
+        for (faster, builder) in
+            [(0.96, "Loader::builder(data, plan).build()?"), (0.5, "plan).workers(2).build()?")]
+        {
+            let runs = [(Setting::DEFAULT, vec![0.9, 1.0, 3.0]), (direct, vec![0.1, faster, 9.0])];
+            let found = Found::new(&runs, "Records::open([\"a\"], 8)?", "Plan::builder(data.len()).build()?");
+            assert!(found.best[2].contains(builder), "{:?}", found.best);
+            assert_eq!(found.best[0].contains("ReadMode::Direct"), faster < 0.9, "{:?}", found.best);
+        }
+    }
+
+    #[test]
+    fn hints_are_measured_only_where_the_loader_makes_some() {
+        assert_eq!(Setting::all(Shuffle::None, false, 1), [Setting::DEFAULT]);
+        assert_eq!(Setting::all(Shuffle::None, true, 2).len(), 4);
+        assert_eq!(Setting::all(Shuffle::Records, true, 4).len(), 4 + 2 + 3);
+    }
+}
