@@ -4,6 +4,7 @@ mod common;
 
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
+use std::task::Poll;
 use std::time::Duration;
 
 use common::{Gated, RECORD, at, batches, files, open, open_direct, plan, record};
@@ -192,6 +193,31 @@ fn holding_every_slot_is_an_error_and_no_deadlock() {
             4,
             "the loader goes on"
         );
+    }
+}
+
+#[test]
+fn every_batch_can_be_kept_in_memory_of_its_own() {
+    let (_dir, paths) = files(&[16]);
+    for overlap in [false, true] {
+        let mut loader =
+            Loader::builder(open(&paths), plan(16, 4)).overlap(overlap).host_depth(1).build().unwrap();
+        let expected: Vec<Vec<u8>> = batches(&mut loader, 1).into_iter().map(Result::unwrap).collect();
+        let mut epoch = loader.epoch(1);
+        let mut kept = Vec::new();
+        for bytes in &expected {
+            let batch = epoch.next_timeout(Duration::MAX);
+            let Poll::Ready(Some(Ok(batch))) = batch else { panic!("{batch:?}") };
+            assert!(epoch.held_for().is_none());
+            // The one slot is held.
+            assert!(kept.len() == 3 || epoch.try_next().is_pending());
+            assert_eq!(epoch.held_for().is_some(), kept.len() < 3);
+            let at = batch.as_ptr();
+            let buffer = batch.into_buffer().unwrap();
+            assert!(std::ptr::eq(buffer.as_ptr(), at), "nothing is copied");
+            kept.push((buffer, bytes));
+        }
+        assert!(kept.iter().all(|(buffer, bytes)| buffer.starts_with(bytes)));
     }
 }
 

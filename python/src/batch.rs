@@ -1,13 +1,15 @@
 //! `Batch`: the guard of a slot, and the arrays that look into it.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::mem;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use twinbuf::BatchPlan;
+use twinbuf::mmap::Buffer;
 
 use crate::dlpack;
 use crate::dtype::{self, Layout};
@@ -26,20 +28,27 @@ pub(crate) struct Lease {
     byte_strides: Box<[isize]>,
     epoch: u64,
     step: u64,
-    /// The leases of the loader that are alive.
-    alive: Arc<AtomicUsize>,
-    /// Its memory is reached through `data` alone.
-    batch: Mutex<twinbuf::Batch>,
+    memory: Mutex<Memory>,
 }
 
-// SAFETY: the memory behind `data` belongs to the batch, which is `Send`, and which nothing else reaches while the lease
+// SAFETY: the memory behind `data` belongs to `memory`, which is `Send`, and which nothing else reaches while the lease
 // lives. What threads do with the arrays on it at the same time is up to Python code, as with any array.
 unsafe impl Send for Lease {}
 // SAFETY: as above; all else is not changed after it was made.
 unsafe impl Sync for Lease {}
 
+/// What keeps the bytes. They are reached through [`Lease::data`] alone.
+enum Memory {
+    /// A slot of the loader.
+    Slot(twinbuf::Batch),
+    /// Taken out of the slot, because the loader needed it.
+    Own { _buffer: Buffer, records: BatchPlan },
+    /// Between the two.
+    Moving,
+}
+
 impl Lease {
-    pub(crate) fn new(mut batch: twinbuf::Batch, layout: Arc<Layout>, alive: Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(mut batch: twinbuf::Batch, layout: Arc<Layout>) -> Self {
         let bytes: &mut [u8] = &mut batch;
         let (data, bytes) = (bytes.as_mut_ptr(), bytes.len());
         let axes = layout.shape.iter().map(|&axis| axis as isize);
@@ -52,17 +61,30 @@ impl Lease {
         let size = layout.dtype.size() as isize;
         let byte_strides = strides.iter().map(|stride| stride * size).collect();
         let (epoch, step) = (batch.epoch(), batch.step());
-        // Relaxed: a count for a message.
-        alive.fetch_add(1, Ordering::Relaxed);
-        let batch = Mutex::new(batch);
-        Self { data, bytes, layout, shape, strides, byte_strides, epoch, step, alive, batch }
+        let memory = Mutex::new(Memory::Slot(batch));
+        Self { data, bytes, layout, shape, strides, byte_strides, epoch, step, memory }
     }
 }
 
-impl Drop for Lease {
-    fn drop(&mut self) {
-        // Relaxed: as above.
-        self.alive.fetch_sub(1, Ordering::Relaxed);
+impl Lease {
+    /// Frees the slot, which gets other memory. `None` if that was done before; `Some(false)` if there is no memory.
+    pub(crate) fn leave_slot(&self) -> Option<bool> {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        match mem::replace(&mut *memory, Memory::Moving) {
+            Memory::Slot(batch) => {
+                let records = batch.plan().clone();
+                let (left, now) = match batch.into_buffer() {
+                    Ok(buffer) => (true, Memory::Own { _buffer: buffer, records }),
+                    Err(batch) => (false, Memory::Slot(batch)),
+                };
+                *memory = now;
+                Some(left)
+            }
+            other => {
+                *memory = other;
+                None
+            }
+        }
     }
 }
 
@@ -71,9 +93,9 @@ impl Drop for Lease {
 /// Arrays made from it look into the slot: nothing is copied, and they can be written to. The slot is free again when
 /// the batch and all arrays on it are gone. Loops need no more: a name that is bound again lets go of what it had.
 ///
-/// The loader has ``depth`` slots and fills them in turn, so at most ``depth - 1`` batches can be kept while the next
-/// one is read. When a slot is needed that is still in use, the loader waits, and then raises `SlotHeldError`. It never
-/// overwrites data in use. To keep more, copy: ``batch.numpy().copy()``, ``batch.torch().clone()``.
+/// Data in use is never overwritten. The loader fills its ``depth`` slots in turn. When the next one is still in use, it
+/// waits 0.1 s; then the batch keeps its memory, the slot gets new memory of the same size, and a warning is logged
+/// once. To keep batches without that wait, copy them: ``batch.numpy().copy()``, ``batch.torch().clone()``.
 ///
 /// Attributes
 /// ----------
@@ -128,8 +150,12 @@ impl Batch {
     #[getter]
     fn indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let lease = self.lease()?;
-        let batch = lease.batch.lock().unwrap_or_else(PoisonError::into_inner);
-        plan::indices(py, batch.plan())
+        let records = match &*lease.memory.lock().unwrap_or_else(PoisonError::into_inner) {
+            Memory::Slot(batch) => batch.plan().clone(),
+            Memory::Own { records, .. } => records.clone(),
+            Memory::Moving => unreachable!("only within a lock"),
+        };
+        plan::indices(py, &records)
     }
 
     /// Let go of the slot now. Arrays that were made from the batch keep it until they are gone too.

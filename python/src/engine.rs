@@ -4,7 +4,7 @@
 //! lifetime. No call waits with both the lock and the GIL, and none holds the lock for longer than a slice of a wait.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use self_cell::{MutBorrow, self_cell};
 use twinbuf::Checkpoint;
-use twinbuf::loader::Epochs;
+use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
 
 use crate::batch::Lease;
 use crate::dtype::Layout;
@@ -64,6 +64,10 @@ pub(crate) struct State {
     /// The report of a loader that was closed.
     pub(crate) last_report: Option<twinbuf::Report>,
     pub(crate) steps: Steps,
+    /// Batches that were handed out and may be in use, in their order, with the number of their iteration.
+    pub(crate) leases: VecDeque<(u64, Weak<Lease>)>,
+    /// It was logged that a batch left its slot.
+    pub(crate) warned: bool,
 }
 
 /// The times of the last steps.
@@ -111,8 +115,6 @@ pub(crate) struct Shared {
     /// A thread reads ahead, so that asking for a batch without waiting does not read it.
     pub(crate) overlap: bool,
     pub(crate) process: u32,
-    /// Batches and arrays that are in use.
-    pub(crate) alive: Arc<AtomicUsize>,
     /// A data set kept the memory of a slot.
     pub(crate) kept: Arc<AtomicBool>,
 }
@@ -136,6 +138,18 @@ pub(crate) enum Asked {
     /// Another iteration has begun since.
     Replaced,
     Closed,
+}
+
+/// Whether a slot was freed.
+pub(crate) enum Freed {
+    No,
+    /// Of a batch of an earlier iteration.
+    LeftOver,
+    /// Of a batch that this iteration's loop has kept, for the first time or not.
+    Kept {
+        first: bool,
+    },
+    NoMemory,
 }
 
 impl Shared {
@@ -187,7 +201,9 @@ impl Shared {
             Poll::Pending => Asked::NotYet,
             Poll::Ready(Some(Ok(batch))) => {
                 state.steps.received(&batch, Instant::now());
-                Asked::Batch(Arc::new(Lease::new(batch, self.layout.clone(), self.alive.clone())))
+                let lease = Arc::new(Lease::new(batch, self.layout.clone()));
+                state.lent(&lease);
+                Asked::Batch(lease)
             }
             Poll::Ready(Some(Err(error))) => {
                 state.rest();
@@ -203,6 +219,41 @@ impl Shared {
 }
 
 impl State {
+    fn lent(&mut self, lease: &Arc<Lease>) {
+        while self.leases.front().is_some_and(|(_, lease)| lease.strong_count() == 0) {
+            self.leases.pop_front();
+        }
+        if self.leases.len() >= 2 * MAX_HOST_DEPTH {
+            self.leases.retain(|(_, lease)| lease.strong_count() > 0);
+        }
+        self.leases.push_back((self.iteration, Arc::downgrade(lease)));
+    }
+
+    /// If the next slot is in use: lets the oldest batch keep its memory, which frees its slot. Waits for it first, as
+    /// long as `patience`, unless it is of an iteration that is over: then a loop variable has it.
+    pub(crate) fn free_a_slot(&mut self, patience: Duration) -> Freed {
+        let Run::Running(running) = &self.run else { return Freed::No };
+        let Some(held_for) = running.borrow_dependent().held_for() else { return Freed::No };
+        while let Some((iteration, lease)) = self.leases.front() {
+            let Some(lease) = lease.upgrade() else {
+                self.leases.pop_front();
+                continue;
+            };
+            let left_over = *iteration != self.iteration;
+            if !left_over && held_for < patience {
+                return Freed::No;
+            }
+            self.leases.pop_front();
+            match lease.leave_slot() {
+                Some(true) if left_over => return Freed::LeftOver,
+                Some(true) => return Freed::Kept { first: !std::mem::replace(&mut self.warned, true) },
+                Some(false) => return Freed::NoMemory,
+                None => {}
+            }
+        }
+        Freed::No
+    }
+
     /// Ends the iteration, if there is one.
     pub(crate) fn rest(&mut self) {
         let run = std::mem::replace(&mut self.run, Run::Closed);

@@ -140,13 +140,6 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
         Error::Length { at, .. } | Error::Panicked { at, .. } | Error::ThreadGone { at } => {
             raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
         }
-        Error::SlotHeld { at, slots, .. } => {
-            let message = format!(
-                "{at}: all {slots} slots are in use by batches and arrays that were kept: keep fewer than {slots}, \
-                 raise `depth`, or keep copies (`batch.numpy().copy()`, `batch.torch().clone()`)"
-            );
-            raise(py, Failure { at: Some(at), ..Failure::new("SlotHeldError", message) })
-        }
         Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
         Error::Checkpoint { .. } => raise(py, Failure::new("CheckpointError", whole)),
         Error::Option { .. } | Error::Memory { .. } | Error::Switch { .. } | Error::UnknownSwitch { .. } => {

@@ -1,19 +1,19 @@
 //! The iterator of batches: waits in slices, and between two of them hears signals.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 
 use crate::batch::Batch;
-use crate::engine::{Asked, Shared, State};
+use crate::engine::{Asked, Freed, Shared, State};
 use crate::errors::{self, Failure};
 
 /// The longest that a signal waits to be heard.
 const SLICE: Duration = Duration::from_millis(50);
-/// From then on a wait for a slot that is kept is logged.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a slot that is in use is waited for: another thread may be about to let go of it.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 pub(crate) fn closed(py: Python<'_>) -> PyErr {
     errors::raise(py, Failure::new("LoaderError", "the loader was closed"))
@@ -47,12 +47,11 @@ impl Batches {
             true => shared.with(py, ask(true, Duration::ZERO)),
             false => shared.detached(py, ask(true, SLICE)),
         };
-        let mut wait = Wait { since: None, collected: false, warned: false };
         loop {
             match asked {
                 Asked::Batch(lease) => return Ok(Some(Batch::new(lease))),
                 Asked::End => return Ok(None),
-                Asked::NotYet => wait.go_on(py, shared)?,
+                Asked::NotYet => go_on(py, shared)?,
                 Asked::Failed(error) => return Err(errors::loading(py, *error)),
                 Asked::Closed => return Err(closed(py)),
                 Asked::Replaced => {
@@ -82,43 +81,25 @@ impl Drop for Batches {
     }
 }
 
-/// A wait for one batch.
-struct Wait {
-    since: Option<Instant>,
-    collected: bool,
-    warned: bool,
-}
-
-impl Wait {
-    /// Between two slices: hears signals, and looks for what keeps the slots.
-    fn go_on(&mut self, py: Python<'_>, shared: &Shared) -> PyResult<()> {
-        py.check_signals()?;
-        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
-        if self.warned || waited < 2 * SLICE {
-            return Ok(());
+/// Between two slices of a wait: hears signals, and frees a slot that has been in use for too long.
+fn go_on(py: Python<'_>, shared: &Shared) -> PyResult<()> {
+    py.check_signals()?;
+    match shared.detached(py, |state| state.free_a_slot(PATIENCE)) {
+        Freed::NoMemory => {
+            Err(PyMemoryError::new_err("no memory for a batch that was kept: let go of earlier batches"))
         }
-        // Relaxed: a count for a message.
-        let alive = shared.alive.load(Ordering::Relaxed);
-        let report = shared.with(py, |state| state.report());
-        if alive == 0 || report.loads > report.batches {
-            return Ok(()); // the batch is being read
-        }
-        if !self.collected {
-            // Batches in reference cycles, for example of an exception and its traceback, are gone after this.
-            self.collected = true;
-            py.import("gc")?.call_method0("collect")?;
-        } else if waited > PATIENCE {
-            self.warned = true;
+        Freed::Kept { first: true } => {
             let name = shared.name.as_deref().map_or(String::new(), |name| format!("{name}: "));
             errors::warn(
                 py,
                 &format!(
-                    "{name}waiting for a slot: {alive} of {} are in use by batches and arrays that were kept; keep \
-                     fewer, raise `depth`, or keep copies",
-                    shared.slots
+                    "{name}all {} slots were in use for {} s, so one got new memory: let go of batches, tensors and \
+                     arrays before the next but one is asked for, raise `depth`, or keep copies",
+                    shared.slots,
+                    PATIENCE.as_secs_f32()
                 ),
-            )?;
+            )
         }
-        Ok(())
+        Freed::No | Freed::LeftOver | Freed::Kept { first: false } => Ok(()),
     }
 }

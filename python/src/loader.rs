@@ -1,9 +1,9 @@
 //! `Loader`: builds a loader, begins its iterations, saves and restores its position.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -43,8 +43,6 @@ use crate::report;
 ///     written in Python whose ``read_into`` decodes and lets go of the GIL. It is then called by several threads.
 /// overlap
 ///     Whether a thread reads ahead. With False each batch is read when it is asked for; the batches are the same.
-/// held_timeout
-///     Seconds to wait for a slot that is still in use, before `SlotHeldError`.
 /// trace
 ///     A file for a Chrome trace of both threads.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
@@ -74,7 +72,7 @@ impl Loader {
 #[pymethods]
 impl Loader {
     #[new]
-    #[pyo3(signature = (data, plan, *, name=None, depth=2, workers=1, overlap=true, held_timeout=10.0, trace=None))]
+    #[pyo3(signature = (data, plan, *, name=None, depth=2, workers=1, overlap=true, trace=None))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         data: &Bound<'_, PyAny>,
@@ -83,12 +81,9 @@ impl Loader {
         depth: usize,
         workers: usize,
         overlap: bool,
-        held_timeout: f64,
         trace: Option<PathBuf>,
     ) -> PyResult<Self> {
         let py = data.py();
-        let held_timeout = Duration::try_from_secs_f64(held_timeout)
-            .map_err(|_| PyValueError::new_err("held_timeout: wanted seconds, at least 0"))?;
         let kept = Arc::new(AtomicBool::new(false));
         let layout = Arc::new(dataset::layout(data)?);
         let inner = plan.get().inner;
@@ -96,7 +91,7 @@ impl Loader {
             Ok(records) => twinbuf::Loader::builder(records.get().inner.clone(), inner),
             Err(_) => twinbuf::Loader::builder(PythonData::new(data, kept.clone())?, inner),
         };
-        let builder = builder.host_depth(depth).workers(workers).overlap(overlap).held_timeout(held_timeout);
+        let builder = builder.host_depth(depth).workers(workers).overlap(overlap);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let built = py.detach(|| builder.from_env()?.build()).map_err(|error| errors::loading(py, error))?;
@@ -109,6 +104,8 @@ impl Loader {
             exhausted: false,
             last_report: None,
             steps: Steps::default(),
+            leases: VecDeque::new(),
+            warned: false,
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
@@ -117,7 +114,6 @@ impl Loader {
             slots: depth * workers,
             overlap,
             process: std::process::id(),
-            alive: Arc::default(),
             kept,
         });
         engine::register(&shared);

@@ -18,7 +18,7 @@ import atexit
 from ._prefetch import Prefetcher, prefetch
 from ._twinbuf import Batch, Chunks, Loader, Plan, Records, Window, __version__, _close_all
 from ._watch import Watched, watch
-from .errors import CheckpointError, Error, FileError, ForkedError, LoaderError, OptionError, SlotHeldError
+from .errors import CheckpointError, Error, FileError, ForkedError, LoaderError, OptionError
 from .report import Report
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "Prefetcher",
     "Records",
     "Report",
-    "SlotHeldError",
     "Watched",
     "Window",
     "__version__",

@@ -133,7 +133,6 @@ class Loader:
         depth: int = 2,
         workers: int = 1,
         overlap: bool = True,
-        held_timeout: float = 10.0,
         trace: _Path | None = None,
     ) -> Self: ...
     def epochs(self, epochs: int | range, /) -> Iterator[Batch]: ...

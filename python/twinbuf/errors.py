@@ -15,7 +15,6 @@ __all__ = [
     "ForkedError",
     "LoaderError",
     "OptionError",
-    "SlotHeldError",
 ]
 
 
@@ -62,10 +61,6 @@ class CheckpointError(Error, ValueError):
 
 class LoaderError(Error, RuntimeError):
     """The loader cannot go on."""
-
-
-class SlotHeldError(LoaderError):
-    """The next slot is still used by a batch or an array that was kept."""
 
 
 class ForkedError(LoaderError):

@@ -140,6 +140,19 @@ impl Batch {
         At { loader: None, epoch: self.epoch(), step: Some(self.step()) }
     }
 
+    /// Takes the memory out of its slot, which gets other memory and is free: to keep a batch without a copy for longer
+    /// than the loader can wait. The bytes stay where they are, and the memory may be longer than the batch.
+    ///
+    /// # Errors
+    ///
+    /// The batch, if there is no other memory.
+    pub fn into_buffer(mut self) -> Result<Buffer, Self> {
+        match Buffer::new(self.slot.content.len()) {
+            Some(other) => Ok(std::mem::replace(&mut self.slot.content, other)),
+            None => Err(self),
+        }
+    }
+
     fn not_whole<T>(&self) -> Error {
         Error::Cast { at: self.at(), wanted: type_name::<T>(), found: self.len() }
     }

@@ -120,6 +120,13 @@ impl<'l, B: Backend> Epochs<'l, B> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
+    /// Returns how long calls of [`try_next`](Self::try_next) and [`next_timeout`](Self::next_timeout) have found the next slot
+    /// held by a batch that was received earlier. `None` if the last of them did not.
+    #[must_use]
+    pub fn held_for(&self) -> Option<Duration> {
+        self.loader.stage.held_for()
+    }
+
     /// Reports where the time went so far; see [`Loader::report`].
     #[must_use]
     pub fn report(&self) -> Report {

@@ -248,7 +248,10 @@ impl<B: Backend> Stage<B> {
             });
             let mut batch = match received {
                 Received::Batch(batch) => batch,
-                Received::NotYet => return Poll::Pending,
+                Received::NotYet => {
+                    self.held_since = None;
+                    return Poll::Pending;
+                }
                 Received::SlotHeld => {
                     let (option, slots) = lanes.slots();
                     let error = Error::SlotHeld { at: self.naming.at(ticket), option, slots };
@@ -295,6 +298,11 @@ impl<B: Backend> Stage<B> {
             }
         }
         Poll::Ready(Err(error))
+    }
+
+    /// Returns how long the next slot has been found held by calls that do not wait, if the last one found it so.
+    pub(crate) fn held_for(&self) -> Option<Duration> {
+        self.held_since.map(|since| since.elapsed())
     }
 
     /// Ends the threads, and returns the error that the caller has not been told of, if there is one.

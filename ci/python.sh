@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The Python package: lints, types, its tests with the real numpy and torch, and the wheel. Makes a virtual environment
+# in target/ and keeps it; the first run downloads torch.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo fmt --manifest-path python/Cargo.toml --check
+cargo clippy --manifest-path python/Cargo.toml --all-targets -- -D warnings
+
+venv=$PWD/target/python
+[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+export PIP_CACHE_DIR=$PWD/target/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
+"$venv/bin/pip" install maturin numpy torch torchdata safetensors pytest mypy ruff abi3audit
+PATH=$venv/bin:$PATH
+unset VIRTUAL_ENV
+
+ruff check python bench/python
+ruff format --check python bench/python
+(cd python && mypy)
+
+CARGO_TARGET_DIR=$PWD/python/target pip install --no-build-isolation --force-reinstall --no-deps ./python
+# From another folder, so that the installed package is tested and not the sources.
+root=$PWD
+cd "$venv"
+python -m mypy.stubtest twinbuf --allowlist "$root/ci/python-stubs.txt"
+python -m pytest -q --doctest-modules --pyargs twinbuf -p no:cacheprovider
+python -m pytest -q -c "$root/python/pyproject.toml" --rootdir "$root/python" -p no:cacheprovider "$root/python/tests"
+abi3audit --strict --assume-minimum-abi3 3.11 lib/python3*/site-packages/twinbuf/_twinbuf.abi3.so

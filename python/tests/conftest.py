@@ -1,0 +1,101 @@
+"""Files of every format, and what numpy reads from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import twinbuf as tb
+
+FORMATS = ("raw", "headerless", "llm_c", "npy", "npy_windows", "safetensors", "two_files")
+
+
+@dataclass
+class Case:
+    data: tb.Records
+    # Record by record, as numpy reads them.
+    records: np.ndarray
+
+
+def windows(rows: np.ndarray, size: int, stride: int) -> np.ndarray:
+    starts = range(0, len(rows) - size + 1, stride)
+    return np.stack([rows[start : start + size] for start in starts])
+
+
+def make(folder: Path, kind: str) -> Case:
+    rng = np.random.default_rng(7)
+    tokens = rng.integers(0, 50_000, 3001).astype(np.uint16)
+    rows = rng.standard_normal((203, 3, 5)).astype(np.float32)
+    path = folder / f"{kind}.bin"
+    if kind == "raw":
+        rows.tofile(path)
+        records = rows.view(np.uint8).reshape(203, 60)
+        return Case(tb.Records.open(path, 60), records)
+    if kind == "headerless":
+        tokens.tofile(path)
+        return Case(tb.Records.open_headerless(path, "uint16").windows(17, 16), windows(tokens, 17, 16))
+    if kind == "llm_c":
+        header = np.zeros(256, dtype=np.int32)
+        header[:3] = 20240520, 1, len(tokens)
+        path.write_bytes(header.tobytes() + tokens.tobytes())
+        return Case(tb.Records.open_llm_c(path).windows(33, 32), windows(tokens, 33, 32))
+    if kind == "npy":
+        np.save(folder / "a.npy", rows)
+        return Case(tb.Records.open_npy(folder / "a.npy"), rows)
+    if kind == "npy_windows":
+        np.save(folder / "a.npy", rows)
+        return Case(tb.Records.open_npy(folder / "a.npy").windows(4, 3), windows(rows, 4, 3))
+    if kind == "safetensors":
+        save_file({"x": rows, "y": np.arange(203)}, folder / "a.safetensors")
+        return Case(tb.Records.open_safetensors(folder / "a.safetensors", "x"), rows)
+    assert kind == "two_files"
+    np.save(folder / "part-9.npy", rows[:100])
+    np.save(folder / "part-10.npy", rows[100:])
+    return Case(tb.Records.open_npy(f"{folder}/part-*.npy"), rows)
+
+
+@pytest.fixture(params=FORMATS)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    return make(tmp_path, request.param)
+
+
+@pytest.fixture
+def npy(tmp_path: Path) -> Case:
+    """203 records of shape (3, 5), float32."""
+    return make(tmp_path, "npy")
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Callable[..., tb.Loader]:
+    """Loaders of 64 records, each four times its own number, in batches of 4."""
+    np.save(tmp_path / "numbers.npy", np.repeat(np.arange(64, dtype=np.int64)[:, None], 4, axis=1))
+    data = tb.Records.open_npy(tmp_path / "numbers.npy")
+
+    def loader(**options: object) -> tb.Loader:
+        shuffle = options.pop("shuffle", "full")
+        plan = tb.Plan(data, 4, shuffle=shuffle, seed=None if shuffle is None else 5)
+        return tb.Loader(data, plan, **options)
+
+    return loader
+
+
+def every_dtype(folder: Path) -> list[tuple[torch.dtype, Path]]:
+    """A safetensors file of each type that torch and the format share."""
+    from safetensors.torch import save_file as save
+
+    files = []
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32),
+        *(torch.int64, torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.float8_e4m3fn, torch.float8_e5m2),
+    ):
+        path = folder / f"{dtype}.safetensors"
+        save({"x": torch.arange(24).remainder(2).reshape(6, 4).to(dtype)}, path)
+        files.append((dtype, path))
+    return files

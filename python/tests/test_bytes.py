@@ -1,0 +1,95 @@
+"""Every batch is numpy's own slice of the file."""
+
+import numpy as np
+import pytest
+from conftest import Case
+
+import twinbuf as tb
+
+ORDERS = {"in order": None, "full": "full", "window": tb.Window(3, 10), "chunks": tb.Chunks(7)}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_every_batch_is_the_slice_of_its_records(case: Case, order: str, drop_last: bool) -> None:
+    world, seen = 4, []
+    for rank in range(world):
+        seed = None if ORDERS[order] is None else 11
+        plan = tb.Plan(
+            case.data, 5, shuffle=ORDERS[order], seed=seed, rank=rank, world=world, drop_last=drop_last
+        )
+        loader = tb.Loader(case.data, plan)
+        for epoch in range(2):
+            steps = 0
+            for batch in loader.epoch(epoch):
+                assert (batch.epoch, batch.step) == (epoch, steps)
+                expected = case.records[batch.indices]
+                found = batch.numpy()
+                assert found.dtype == expected.dtype
+                assert found.shape == expected.shape == (len(batch), *case.data.shape)
+                assert found.tobytes() == expected.tobytes()
+                assert (batch.indices == plan.indices(epoch, steps)).all()
+                steps += 1
+                seen += [] if epoch else batch.indices.tolist()
+            assert steps == len(plan) == len(loader)
+    if drop_last:
+        assert len(set(seen)) == len(seen) == len(case.records) // 20 * 20
+    else:
+        assert set(seen) == set(range(len(case.records)))
+
+
+@pytest.mark.parametrize("options", [{"overlap": False}, {"depth": 1}, {"depth": 5}, {"workers": 3}])
+def test_no_option_changes_a_batch(npy: Case, options: dict[str, int]) -> None:
+    plan = tb.Plan(npy.data, 10, shuffle="full", seed=3, drop_last=False)
+    batches = [batch.numpy().tobytes() for batch in tb.Loader(npy.data, plan).epochs(2)]
+    other = []
+    for batch in tb.Loader(npy.data, plan, **options).epochs(2):
+        other.append(batch.numpy().tobytes())
+        del batch
+    assert batches == other
+
+
+def test_ranks_come_from_the_launcher(npy: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    plan = tb.Plan(npy.data, 5, rank="env")
+    assert (plan.rank, plan.world) == (2, 4)
+    assert plan == tb.Plan(npy.data, 5, rank=2, world=4) != tb.Plan(npy.data, 5, rank=1, world=4)
+    monkeypatch.setenv("WORLD_SIZE", "four")
+    with pytest.raises(tb.OptionError, match="WORLD_SIZE"):
+        tb.Plan(npy.data, 5, rank="env")
+
+
+def test_the_default_chunk_of_a_window_is_a_mebibyte(npy: Case) -> None:
+    assert tb.Plan(npy.data, 5, shuffle=tb.Window(2)) == tb.Plan(
+        npy.data, 5, shuffle=tb.Window(2, (1 << 20) // 60)
+    )
+    with pytest.raises(ValueError, match="size of a record"):
+        tb.Plan(100, 5, shuffle=tb.Window(2))
+    assert len(tb.Plan(100, 5)) == 20
+
+
+def test_what_a_plan_refuses(npy: Case) -> None:
+    with pytest.raises(tb.OptionError, match="seed"):
+        tb.Plan(npy.data, 5, seed=1)
+    with pytest.raises(ValueError, match="both"):
+        tb.Plan(npy.data, 5, rank=1)
+    with pytest.raises(tb.OptionError, match="rank"):
+        tb.Plan(npy.data, 5, rank=4, world=4)
+    with pytest.raises(TypeError, match="shuffle"):
+        tb.Plan(npy.data, 5, shuffle="yes")  # type: ignore[arg-type]
+    with pytest.raises(tb.OptionError):
+        tb.Plan(npy.data, 0)
+    with pytest.raises(IndexError):
+        tb.Plan(npy.data, 5).indices(0, 1000)
+
+
+def test_records_tell_what_they_are(npy: Case) -> None:
+    data = npy.data
+    assert (len(data), data.dtype, data.shape, data.nbytes) == (203, "float32", (3, 5), 203 * 60)
+    assert [path.name for path in data.paths] == ["a.npy"]
+    assert "203 of float32 [3, 5]" in repr(data)
+    again = tb.Records.open_npy([str(data.paths[0]), data.paths[0]])
+    assert len(again) == 406
+    plan = tb.Plan(again, 203)
+    assert all(np.array_equal(batch.numpy(), npy.records) for batch in tb.Loader(again, plan).epoch(0))

@@ -1,0 +1,143 @@
+"""Data sets written in Python."""
+
+import gc
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import twinbuf as tb
+
+
+class Squares:
+    dtype, shape = np.dtype("float32"), (3,)
+
+    def __init__(self, records: int = 50) -> None:
+        self.records, self.threads = records, set()
+
+    def __len__(self) -> int:
+        return self.records
+
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        assert indices.dtype == np.int64
+        assert (out.shape, out.format, out.readonly) == ((len(indices), 3), "f", False)
+        self.threads.add(threading.current_thread().ident)
+        np.asarray(out)[:] = (indices**2)[:, None]
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"workers": 3}, {"depth": 4}])
+def test_batches_are_what_was_filled_in(options: dict[str, Any]) -> None:
+    data = Squares()
+    plan = tb.Plan(data, 8, shuffle="full", seed=2, drop_last=False)
+    loader = tb.Loader(data, plan, **options)
+    seen = []
+    for batch in loader.epochs(2):
+        assert (batch.numpy() == (plan.indices(batch.epoch, batch.step) ** 2)[:, None]).all()
+        seen += batch.indices.tolist()
+    assert sorted(seen) == sorted(list(range(50)) * 2)
+    main = threading.main_thread().ident
+    assert data.threads == {main} if options.get("overlap") is False else main not in data.threads
+    assert len(data.threads) == options.get("workers", 1)
+
+
+class Failing(Squares):
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        array = np.asarray(out)
+        if 30 in indices:
+            raise LookupError("thirty")
+        array[:] = 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_its_exception_reaches_the_loop_as_it_was_raised(overlap: bool) -> None:
+    data = Failing()
+    loader = tb.Loader(data, tb.Plan(data, 8), name="train", overlap=overlap)
+    steps = []
+    with pytest.raises(LookupError, match="thirty") as caught:
+        for batch in loader.epoch(0):
+            steps.append(batch.step)
+    assert steps == [0, 1, 2]
+    assert caught.value.__notes__ == ["train: epoch 0, step 3: the batch could not be read"]
+    assert "read_into" in "".join(traceback.format_exception(caught.value))
+    assert len(list(zip(range(3), loader.epoch(0), strict=False))) == 3
+
+
+class Keeping(Squares):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.kept = what, []
+
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        self.kept.append({"view": out, "slice": out[1:], "array": np.asarray(out)}[self.what])
+
+
+@pytest.mark.parametrize("what", ["view", "slice", "array"])
+def test_one_that_keeps_its_slot_is_told_off(what: str) -> None:
+    data = Keeping(what)
+    loader = tb.Loader(data, tb.Plan(data, 8))
+    if what == "view":
+        # The view was released: nothing can be reached through it.
+        assert len(list(loader.epoch(0))) == 6
+        with pytest.raises(ValueError, match="released"):
+            data.kept[0][0]
+        return
+    with pytest.raises(BufferError, match="kept `out`"):
+        next(loader.epoch(0))
+    del loader
+    gc.collect()
+    # The memory is still there.
+    np.asarray(data.kept[0])[:] = 1
+
+
+def test_what_it_lacks_is_named() -> None:
+    class Empty:
+        shape = (2,)
+
+        def __len__(self) -> int:
+            return 8
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None: ...
+
+    with pytest.raises(TypeError, match="without `dtype`"):
+        tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
+    Empty.dtype = torch.bfloat16  # type: ignore[attr-defined]
+    (batch, *_) = tb.Loader(Empty(), tb.Plan(8, 2)).epoch(0)  # type: ignore[arg-type]
+    assert batch.torch().dtype == torch.bfloat16
+    Empty.shape = (0,)  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="at least one element"):
+        tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
+
+
+def test_it_is_let_go_of_with_its_loader() -> None:
+    import weakref
+
+    data = Squares()
+    gone = weakref.ref(data)
+    loader = tb.Loader(data, tb.Plan(data, 8))
+    next(loader.epoch(0))
+    del data, loader
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_map_style_data_set_of_torch() -> None:
+    class Adapter(torch.utils.data.Dataset[Any]):
+        dtype, shape = torch.float32, (2,)
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor([index, -index], dtype=torch.float32)
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            rows = torch.frombuffer(out, dtype=torch.float32).view(-1, 2)
+            for row, index in zip(rows, indices, strict=True):
+                row.copy_(self[int(index)])
+
+    data = Adapter()
+    for batch in tb.Loader(data, tb.Plan(data, 5, shuffle="full")).epoch(0):
+        assert (batch.torch()[:, 0].numpy() == batch.indices).all()

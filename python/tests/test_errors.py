@@ -1,0 +1,153 @@
+"""Errors: of the files, of the options, and Ctrl-C."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Case
+
+import twinbuf as tb
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    for error in (FileNotFoundError, OSError, tb.FileError, tb.Error):
+        with pytest.raises(error, match=r"no such file") as caught:
+            tb.Records.open_npy(tmp_path / "missing.npy")
+        assert caught.value.path == tmp_path / "missing.npy"  # type: ignore[attr-defined]
+    with pytest.raises(FileNotFoundError, match="no files"):
+        tb.Records.open_npy(f"{tmp_path}/*.npy")
+    with pytest.raises(tb.OptionError, match="no files were given"):
+        tb.Records.open_npy([])
+
+
+def test_a_bad_header_has_path_and_offset(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY\x09\x00" + bytes(120))
+    with pytest.raises(tb.FileError, match="unknown version") as caught:
+        tb.Records.open_npy(path)
+    assert (caught.value.path, caught.value.offset) == (path, 6)
+    np.save(path, np.asfortranarray(np.zeros((4, 4))))
+    with pytest.raises(tb.FileError):
+        tb.Records.open_npy(path)
+    path.write_bytes(bytes(30))
+    with pytest.raises(tb.FileError, match="not whole") as caught:
+        tb.Records.open(path, 20)
+    assert caught.value.offset == 20
+    with pytest.raises(ValueError, match="open_headerless"):
+        tb.Records.open(path, 10).windows(2)
+    assert len(tb.Records.open([path, path], 30)) == 2
+    with pytest.raises(tb.OptionError):
+        tb.Records.open(path, 0)
+    with pytest.raises(ValueError, match="datetime64"):
+        tb.Records.open_headerless(path, "datetime64[s]")
+    with pytest.raises(TypeError):
+        tb.Records.open_headerless(path, "float8")
+    for dtype in ("<u2", np.uint16, np.dtype("uint16")):
+        assert tb.Records.open_headerless(path, dtype).dtype == "uint16"
+
+
+def test_short_files_are_left_out_on_request(tmp_path: Path) -> None:
+    for name, rows in (("a", 10), ("b", 3), ("c", 9)):
+        np.save(tmp_path / f"{name}.npy", np.arange(rows))
+    with pytest.raises(tb.FileError):
+        tb.Records.open_npy(tmp_path).windows(5)
+    data = tb.Records.open_npy(tmp_path, skip_short=True).windows(5)
+    assert (len(data), [path.name for path in data.skipped]) == (3, ["b.npy"])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_file_that_is_cut_off_while_it_is_read(npy: Case, overlap: bool) -> None:
+    (path,) = npy.data.paths
+    loader = tb.Loader(npy.data, tb.Plan(npy.data, 30), name="train", overlap=overlap)
+    os.truncate(path, 128 + 60 * 100)
+    steps = []
+    with pytest.raises(tb.FileError, match="truncated") as caught:
+        for batch in loader.epoch(0):
+            steps.append(batch.step)
+    error = caught.value
+    assert steps == [0, 1, 2]
+    assert (error.path, error.offset, error.loader, error.epoch, error.step) == (path, 6128, "train", 0, 3)
+    assert str(error).startswith("train: epoch 0, step 3: ")
+    assert len([1 for _ in zip(range(3), loader.epoch(0), strict=False)]) == 3
+
+
+def test_options(npy: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tb.Plan(npy.data, 5)
+    with pytest.raises(tb.OptionError, match="`depth`"):
+        tb.Loader(npy.data, plan, depth=0)
+    with pytest.raises(tb.OptionError, match="plan"):
+        tb.Loader(npy.data, tb.Plan(1000, 5))
+    with pytest.raises(TypeError, match="read_into"):
+        tb.Loader([1, 2, 3], plan)  # type: ignore[arg-type]
+    monkeypatch.setenv("TWINBUF_VALID_OVERLAP", "0")
+    assert tb.Loader(npy.data, plan).report().overlap
+    assert not tb.Loader(npy.data, plan, name="valid").report().overlap
+    monkeypatch.setenv("TWINBUF_OVERLAP", "maybe")
+    with pytest.raises(tb.OptionError, match="TWINBUF_OVERLAP"):
+        tb.Loader(npy.data, plan)
+
+
+class Blocked:
+    """A data set that never delivers until it is told to."""
+
+    dtype, shape = "uint8", (1,)
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 8
+
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        self.asked.set()
+        self.go.wait()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
+def test_ctrl_c_ends_a_wait_and_loses_no_batch() -> None:
+    data = Blocked()
+    loader = tb.Loader(data, tb.Plan(data, 4))
+    iterator = loader.epoch(0)
+    main, sent = threading.main_thread().ident, []
+
+    def interrupt() -> None:
+        data.asked.wait()
+        time.sleep(0.05)
+        sent.append(time.monotonic())
+        signal.pthread_kill(main, signal.SIGINT)  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    thread.join()
+    print(f"KeyboardInterrupt after {time.monotonic() - sent[0]:.3f} s")
+    data.go.set()
+    assert [batch.step for batch in iterator] == [0, 1]
+
+
+class FailsLater(Blocked):
+    """The second batch fails."""
+
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        if 4 in indices:
+            self.asked.set()
+            raise LookupError("four")
+
+
+def test_close_raises_what_no_batch_told_of() -> None:
+    data = FailsLater()
+    plan = tb.Plan(data, 4)
+    with pytest.raises(LookupError, match="four"), tb.Loader(data, plan) as loader:
+        iterator = loader.epoch(0)
+        next(iterator)
+        data.asked.wait()
+    # The loop's own exception comes first.
+    with pytest.raises(ZeroDivisionError), tb.Loader(data, plan) as loader:
+        iterator = loader.epoch(0)
+        next(iterator)
+        raise ZeroDivisionError

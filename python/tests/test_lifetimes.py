@@ -1,0 +1,322 @@
+"""A slot is free when the last array on it is gone, and never before."""
+
+import gc
+import itertools
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import twinbuf as tb
+
+Numbers = Callable[..., tb.Loader]
+
+
+def is_whole(array: np.ndarray, indices: np.ndarray) -> bool:
+    return bool((array == indices[:, None]).all())
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == "twinbuf"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5))))
+def test_del_in_any_order(numbers: Numbers, order: tuple[int, ...], caplog: pytest.LogCaptureFixture) -> None:
+    loader = numbers(depth=2)
+    batch = next(loader.epoch(0))
+    indices = batch.indices
+    things = [batch, batch.numpy(), batch.torch(), np.from_dlpack(batch), memoryview(batch)]
+    del batch
+    for number in order:
+        things[number] = None
+        for thing in things:
+            if thing is not None and not isinstance(thing, tb.Batch):
+                assert is_whole(np.asarray(thing), indices)
+    # The slot is free again.
+    assert [batch.step for batch in loader.epoch(1)] == list(range(16))
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize("last", range(5))
+def test_each_view_keeps_the_memory(numbers: Numbers, last: int, caplog: pytest.LogCaptureFixture) -> None:
+    loader = numbers(depth=1, name="train")
+    iterator = iter(loader)
+    batch = next(iterator)
+    indices = batch.indices
+    things = [batch, batch.numpy(), batch.torch(), np.from_dlpack(batch), memoryview(batch)]
+    kept = things[last]
+    del batch, things
+    assert [batch.step for batch in itertools.islice(iterator, 3)] == [1, 2, 3]
+    assert is_whole(kept.numpy() if isinstance(kept, tb.Batch) else np.asarray(kept), indices)
+    if isinstance(kept, tb.Batch):
+        assert (kept.indices == indices).all()
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("train: all 1 slots were in use for 0.1 s, so one got new memory")
+
+
+def test_release_leaves_arrays_alone(numbers: Numbers) -> None:
+    loader = numbers(depth=1)
+    iterator = loader.epochs(2)
+    with next(iterator) as batch:
+        array, indices = batch.numpy(), batch.indices
+    for use in (batch.numpy, batch.torch, lambda: memoryview(batch), lambda: len(batch), batch.__dlpack__):
+        with pytest.raises(ValueError, match="released"):
+            use()
+    assert "released" in repr(batch)
+    batch.release()
+    assert next(iterator).step == 1
+    assert is_whole(array, indices)
+
+
+def test_every_batch_can_be_kept(numbers: Numbers, caplog: pytest.LogCaptureFixture) -> None:
+    loader = numbers()
+    batches = list(loader.epochs(1))
+    assert [batch.step for batch in batches] == list(range(16))
+    for batch in batches:
+        assert is_whole(batch.numpy(), batch.indices)
+        assert (batch.indices == loader.plan.indices(0, batch.step)).all()
+    assert len({batch.torch().data_ptr() for batch in batches}) == 16
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_slice_of_a_tensor_keeps_the_memory(numbers: Numbers) -> None:
+    kept = []
+    for batch in numbers().epoch(0):
+        if batch.step % 5 == 0:
+            kept.append((batch.torch()[1:, :-1], batch.indices[1:]))
+    assert len(kept) == 4
+    assert all(is_whole(tensor.numpy(), indices) for tensor, indices in kept)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_loop_that_was_left_early_can_be_run_again(
+    numbers: Numbers, overlap: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = numbers(overlap=overlap)
+    for epoch in range(5):
+        for batch in loader.epoch(epoch):
+            array = batch.numpy()
+            if batch.step == epoch:
+                break
+        assert is_whole(array, batch.indices)
+    # `batch` and `array` are still bound, and their slot is the next in turn.
+    assert [batch.step for batch in loader.epoch(9)] == list(range(16))
+    assert warnings_of(caplog) == []
+
+
+def test_a_kept_batch_that_another_thread_lets_go_of_is_waited_for(
+    numbers: Numbers, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = numbers(depth=1)
+    iterator = loader.epoch(0)
+    held = [next(iterator)]
+    timer = threading.Timer(0.02, held.clear)
+    timer.start()
+    assert next(iterator).step == 1
+    timer.join()
+    assert warnings_of(caplog) == []
+
+
+def test_batches_in_reference_cycles_are_collected(numbers: Numbers) -> None:
+    gc.disable()
+    try:
+        seen = []
+        for batch in numbers(depth=1).epochs(3):
+            cycle: list[object] = [batch.numpy()]
+            cycle.append(cycle)
+            seen.append(batch.step)
+            del batch, cycle
+            if len(seen) == 4:
+                break
+        assert seen == [0, 1, 2, 3]
+    finally:
+        gc.enable()
+
+
+def test_an_exception_in_the_middle_of_an_epoch(numbers: Numbers) -> None:
+    loader = numbers()
+    for _ in range(20):
+        with pytest.raises(ZeroDivisionError):
+            for batch in loader.epochs(2):
+                tensor = batch.torch()
+                if batch.step == 3:
+                    tensor[0] = tensor[0].sum().item() // 0
+    steps = [batch.step for batch in loader.epoch(0)]
+    assert steps == list(range(16))
+
+
+def test_arrays_outlive_loader_and_iterator(numbers: Numbers) -> None:
+    loader = numbers(depth=3)
+    batches = list(itertools.islice(loader.epoch(0), 3))
+    arrays = [(batch.torch(), batch.indices) for batch in batches]
+    loader.close()
+    del loader, batches
+    gc.collect()
+    for tensor, indices in arrays:
+        assert is_whole(tensor.numpy(), indices)
+        tensor.zero_()
+
+
+def test_one_iteration_at_a_time(numbers: Numbers) -> None:
+    loader = numbers()
+    old = loader.epoch(0)
+    assert next(old).step == 0
+    new = loader.epoch(1)
+    with pytest.raises(tb.LoaderError, match="another iteration"):
+        next(old)
+    del old
+    assert [batch.step for batch in new] == list(range(16))
+    assert list(new) == []
+    loader.close()
+    loader.close()
+    with pytest.raises(tb.LoaderError, match="closed"):
+        loader.epoch(0)
+    assert loader.report().batches == 17
+
+
+def test_threads_share_an_iterator(numbers: Numbers) -> None:
+    iterator = numbers(depth=6).epochs(20)
+    seen: list[int] = []
+
+    def take() -> None:
+        for batch in iterator:
+            assert is_whole(batch.numpy(), batch.indices)
+            seen.extend(batch.indices.tolist())
+            del batch
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == sorted(list(range(64)) * 20)
+
+
+def test_tensors_are_let_go_of_in_other_threads(numbers: Numbers) -> None:
+    import queue
+
+    items: queue.Queue[torch.Tensor | None] = queue.Queue(1)
+    sums = []
+
+    def use() -> None:
+        while (item := items.get()) is not None:
+            sums.append(int(item.sum()))
+            del item
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    for batch in numbers(depth=4).epochs(5):
+        items.put(batch.torch())
+        del batch
+    items.put(None)
+    thread.join()
+    assert sum(sums) == 5 * 4 * sum(range(64))
+
+
+def test_a_hundred_thousand_batches_without_growth(numbers: Numbers) -> None:
+    loader = numbers()
+
+    def run(epochs: int) -> int:
+        for batch in loader.epochs(epochs):
+            batch.numpy()
+            batch.torch()
+            np.from_dlpack(batch)
+            memoryview(batch)
+        gc.collect()
+        return len(gc.get_objects())
+
+    run(100)
+    objects, peak = run(100), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert run(6250) <= objects + 50
+    # KiB on Linux: 100,000 batches that left a byte each would be 98.
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+    assert grown < 4096, f"{grown} KiB"
+    assert loader.report().batches == 16 * 6450
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_after_a_fork(numbers: Numbers) -> None:
+    loader = numbers(depth=3)
+    iterator = iter(loader)
+    batch = next(iterator)
+    array = batch.numpy()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert is_whole(array, batch.indices)
+            for use in (lambda: next(iterator), lambda: iter(loader), loader.report, loader.close):
+                try:
+                    use()
+                    raise AssertionError(use)
+                except tb.ForkedError as error:
+                    assert "spawn" in str(error)
+            del array, batch, iterator, loader
+            gc.collect()
+            code = len(list(numbers().epoch(0))[-1:]) - 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [batch.step for batch in iterator] == list(range(1, 16))
+
+
+def _sum_in_a_child(path: str, results: "multiprocessing.Queue[int]") -> None:
+    data = tb.Records.open_npy(path)
+    results.put(sum(int(batch.numpy().sum()) for batch in tb.Loader(data, tb.Plan(data, 4)).epoch(0)))
+
+
+def test_in_a_spawned_process(numbers: Numbers, tmp_path: os.PathLike[str]) -> None:
+    loader = numbers()
+    iterator = iter(loader)
+    next(iterator)
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=_sum_in_a_child, args=(f"{tmp_path}/numbers.npy", results))
+    process.start()
+    assert results.get(timeout=120) == 4 * sum(range(64))
+    process.join()
+    assert process.exitcode == 0
+
+
+EXIT = """
+import sys, threading, numpy as np, twinbuf as tb
+how, path = sys.argv[1:]
+data = tb.Records.open_npy(path)
+class Slow:
+    dtype, shape = "int64", (4,)
+    def __len__(self): return 64
+    def read_into(self, indices, out):
+        for _ in range(2000): pass
+        np.asarray(out)[:] = indices[:, None]
+source = Slow() if how.startswith("python") else data
+loader = tb.Loader(source, tb.Plan(source, 4), depth=4)
+iterator = loader.epochs(1000)
+batch = next(iterator)
+array, tensor_capsule = batch.numpy(), batch.__dlpack__()
+sys.modules["kept"] = [loader, iterator, batch, array]
+if how.endswith("thread"):
+    threading.Thread(target=lambda: [None for _ in iterator], daemon=True).start()
+if how.endswith("error"):
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["files", "python", "files-thread", "python-thread", "files-error", "python-error"]
+)
+def test_the_interpreter_exits_while_batches_load(
+    numbers: Numbers, tmp_path: os.PathLike[str], how: str
+) -> None:
+    numbers()
+    command = [sys.executable, "-X", "faulthandler", "-c", EXIT, how, f"{tmp_path}/numbers.npy"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (3 if how.endswith("error") else 0), done.stderr
+    assert done.stderr == ""

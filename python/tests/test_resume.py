@@ -1,0 +1,149 @@
+"""Positions: saved at any step, the rest of the batches is the same."""
+
+import copy
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Case
+
+import twinbuf as tb
+
+ORDERS = {"in order": None, "full": "full", "window": tb.Window(3, 10)}
+
+
+def bytes_of(batches: Iterator[tb.Batch]) -> list[tuple[int, int, bytes]]:
+    return [(batch.epoch, batch.step, batch.numpy().tobytes()) for batch in batches]
+
+
+def build(case: Case, order: str, **options: Any) -> tb.Loader:
+    seed = None if ORDERS[order] is None else 4
+    plan = tb.Plan(case.data, 20, shuffle=ORDERS[order], seed=seed, drop_last=False)
+    return tb.Loader(case.data, plan, **options)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_resume_at_every_step(npy: Case, order: str) -> None:
+    expected = bytes_of(build(npy, order).epochs(3))
+    states = [build(npy, order).state_dict()]
+    first = build(npy, order)
+    for _ in first.epochs(3):
+        states.append(first.state_dict())
+    assert len(states) == len(expected) + 1 == 34
+    for done, state in enumerate(states):
+        other = build(npy, order, depth=3, overlap=done % 2 == 0)
+        # As it comes back from a file.
+        other.load_state_dict(json.loads(json.dumps(state)))
+        assert other.state_dict() == state
+        assert bytes_of(other.epochs(3)) == expected[done:]
+
+
+def test_resume_epoch_by_epoch(npy: Case) -> None:
+    """As `StatefulDataLoader` is used: `for batch in loader`, once for each epoch."""
+    loader = build(npy, "full")
+    expected = [bytes_of(iter(loader)) for _ in range(3)]
+    assert [batches[0][0] for batches in expected] == [0, 1, 2]
+    for stop in range(3 * 11):
+        loader, state, rest = build(npy, "full"), None, []
+        for step, batch in enumerate(batch for _ in range(3) for batch in loader):
+            del batch
+            if step == stop:
+                state = loader.state_dict()
+                break
+        other = build(npy, "full")
+        assert state is not None
+        other.load_state_dict(copy.deepcopy(state))
+        for epoch in range(stop // 11, 3):
+            rest += bytes_of(iter(other))
+            assert other.state_dict() == {**state, "epoch": epoch + 1, "step": 0}
+        assert rest == [batch for batches in expected for batch in batches][stop + 1 :]
+
+
+def test_set_epoch(npy: Case) -> None:
+    loader = build(npy, "full")
+    loader.set_epoch(5)
+    assert {batch.epoch for batch in loader} == {5}
+    assert {batch.epoch for batch in loader} == {6}
+    assert {batch.epoch for batch in loader.epochs(range(2, 4))} == {2, 3}
+    next(loader.epoch(3))
+    state = loader.state_dict()
+    assert (state["epoch"], state["step"]) == (3, 1)
+    # The epoch that the state is of: the rest of it. Another: all of that.
+    for epoch, steps in ((3, 10), (4, 11), (2, 11)):
+        other = build(npy, "full")
+        other.load_state_dict(state)
+        other.set_epoch(epoch)
+        assert [batch.epoch for batch in other] == [epoch] * steps
+        other.load_state_dict(state)
+        assert [batch.epoch for batch in other.epoch(epoch)] == [epoch] * steps
+
+
+def test_epochs_takes_numbers_and_ranges(npy: Case) -> None:
+    loader = build(npy, "in order")
+    assert list(loader.epochs(0)) == list(loader.epochs(range(4, 2))) == []
+    with pytest.raises(ValueError, match="step of 1"):
+        loader.epochs(range(0, 4, 2))
+    with pytest.raises(ValueError, match="from 0 on"):
+        loader.epochs(range(-1, 2))
+    with pytest.raises(OverflowError):
+        loader.epochs(-1)
+    with pytest.raises(TypeError):
+        loader.epochs("3")  # type: ignore[arg-type]
+
+
+def test_a_state_of_another_plan_or_data_set_is_refused(npy: Case, tmp_path: Any) -> None:
+    state = build(npy, "full").state_dict()
+    with pytest.raises(tb.CheckpointError, match="seed"):
+        tb.Loader(npy.data, tb.Plan(npy.data, 20, shuffle="full", seed=9, drop_last=False)).load_state_dict(
+            state
+        )
+    with pytest.raises(tb.CheckpointError, match="shuffle"):
+        build(npy, "window").load_state_dict(state)
+    np.save(tmp_path / "other.npy", npy.records + 1)
+    other = tb.Records.open_npy(tmp_path / "other.npy")
+    with pytest.raises(tb.CheckpointError, match="data set"):
+        tb.Loader(other, tb.Plan(other, 20, shuffle="full", seed=4, drop_last=False)).load_state_dict(state)
+    for broken in ({}, {"epoch": 1}, {**state, "step": -1}, {**state, "more": 1}):
+        with pytest.raises(tb.CheckpointError):
+            build(npy, "full").load_state_dict(broken)
+    with pytest.raises(TypeError):
+        build(npy, "full").load_state_dict({**state, "epoch": object()})
+
+
+def test_any_rank_resumes_from_any_ranks_state(npy: Case) -> None:
+    def rank(rank: int) -> tb.Loader:
+        return tb.Loader(npy.data, tb.Plan(npy.data, 20, shuffle="full", rank=rank, world=2))
+
+    first = rank(0)
+    for batch in first.epoch(0):
+        if batch.step == 2:
+            break
+    other = rank(1)
+    other.load_state_dict(first.state_dict())
+    assert bytes_of(other.epochs(1)) == bytes_of(rank(1).epochs(1))[3:]
+
+
+def test_what_cannot_be_pickled_gives_the_reason(npy: Case) -> None:
+    loader = build(npy, "full")
+    for thing, reason in ((loader, "a thread"), (next(iter(loader)), "a slot"), (npy.data, "open files")):
+        with pytest.raises(TypeError, match=reason):
+            pickle.dumps(thing)
+        with pytest.raises(TypeError, match=reason):
+            copy.copy(thing)
+
+
+Make = Callable[..., tb.Loader]
+
+
+def test_a_state_loaded_in_the_middle_ends_the_iteration(numbers: Make) -> None:
+    loader = numbers()
+    iterator = loader.epoch(0)
+    state = loader.state_dict()
+    next(iterator)
+    loader.load_state_dict(state)
+    with pytest.raises(tb.LoaderError, match="another iteration"):
+        next(iterator)
+    assert len(list(loader.epochs(1))) == 16
