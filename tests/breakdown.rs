@@ -118,6 +118,20 @@ fn what_lies_between_two_steps_is_in_neither() {
 }
 
 #[test]
+fn a_validation_has_a_rhythm_of_its_own() {
+    let (breakdown, lines) = logged(100);
+    let breakdown = breakdown.validation_every(3);
+    let _validation = breakdown.validation(7);
+    for _ in 0..7 {
+        breakdown.phase("forward", || ());
+        breakdown.end_step();
+    }
+    let lines = lines.lock().unwrap();
+    let heads: Vec<&str> = lines.iter().map(|line| line.split(',').next().unwrap()).collect();
+    assert_eq!(heads, ["validation 3/7", "validation 6/7"]);
+}
+
+#[test]
 fn validation_is_kept_apart() {
     let (breakdown, lines) = logged(4);
     let step = |name| {

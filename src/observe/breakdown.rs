@@ -1,18 +1,15 @@
 //! Where the time of a step goes, phase by phase, as lines of a log and a table at the end.
 
-use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::pause::pause;
+use super::phases::{Summary, Table};
 
 /// The first steps, all of which are logged.
 const FIRST: u64 = 10;
-
-/// How many steps back the medians reach: so that memory does not grow with the run.
-const RECENT: usize = 1024;
 
 /// Times the phases of each step: those of the loader (`load`, `h2d`), and the caller's own, under the names
 /// that it gives them (`forward`, `backward`, `optimizer`).
@@ -62,6 +59,8 @@ type Sink = Box<dyn FnMut(&str) + Send>;
 struct Inner {
     /// 0: only the first steps are logged.
     every: u64,
+    /// The same of batches of a validation.
+    validation_every: u64,
     /// Taken out while it is called, so that a sink may use the breakdown itself.
     sink: Option<Sink>,
     training: Table,
@@ -86,35 +85,6 @@ struct Start {
     validated: Duration,
 }
 
-/// The steps of training or of validation.
-#[derive(Default)]
-struct Table {
-    steps: u64,
-    /// In the order of their first use.
-    phases: Vec<Phase>,
-    /// When the step that is under way began: with its first phase.
-    begun: Option<Instant>,
-    /// What no phase accounts for.
-    other: Times,
-    total: Times,
-}
-
-struct Phase {
-    name: &'static str,
-    /// Of the step that is under way.
-    now: Option<Duration>,
-    times: Times,
-}
-
-/// The times of one phase.
-#[derive(Default)]
-struct Times {
-    count: u64,
-    sum: Duration,
-    /// The last [`RECENT`] ones, the oldest first.
-    recent: VecDeque<Duration>,
-}
-
 impl Breakdown {
     /// Makes a breakdown that does nothing.
     #[must_use]
@@ -128,6 +98,7 @@ impl Breakdown {
     pub fn every(steps: u64) -> Self {
         let inner = Inner {
             every: steps,
+            validation_every: steps,
             // Not `eprintln`: it panics if the standard error is closed, which would end the training.
             sink: Some(Box::new(|line| drop(writeln!(std::io::stderr(), "{line}")))),
             training: Table::default(),
@@ -136,6 +107,16 @@ impl Breakdown {
             validated: Duration::ZERO,
         };
         Self { on: Some(Arc::new(Mutex::new(inner))) }
+    }
+
+    /// Logs every `batches`-th batch of a validation; none if that is 0. Default: as many as steps, see
+    /// [`every`](Breakdown::every).
+    #[must_use]
+    pub fn validation_every(self, batches: u64) -> Self {
+        if let Some(mut inner) = self.lock() {
+            inner.validation_every = batches;
+        }
+        self
     }
 
     /// Hands the lines of the log to `sink`, one a call and without their ends.
@@ -162,7 +143,8 @@ impl Breakdown {
 
     /// Runs `work` and counts its time for the phase `name` of this step.
     ///
-    /// A phase that runs several times in a step is added up. A phase within a phase counts for both.
+    /// A phase that runs several times in a step, as where gradients are accumulated over micro-steps, is added up, and
+    /// shown for each run too. A phase within a phase counts for both.
     ///
     /// It is of what it began in, training or a [`validation`](Breakdown::validation), and counts no time of the
     /// other: a phase around a validation counts what lies before and after it, and one that goes on beyond the end
@@ -230,7 +212,7 @@ impl Breakdown {
     pub fn end_step(&self) {
         let Some(mut inner) = self.lock() else { return };
         let now = Instant::now();
-        let every = inner.every;
+        let Inner { every, validation_every, .. } = *inner;
         let line = match &mut inner.validating {
             None => {
                 let step = inner.training.steps;
@@ -242,7 +224,7 @@ impl Breakdown {
             Some(validating) => {
                 validating.done += 1;
                 let Validating { batches, done, started } = *validating;
-                let logged = done.checked_rem(every) == Some(0);
+                let logged = done.checked_rem(validation_every) == Some(0);
                 let mut line = logged.then(|| {
                     format!("validation {done}/{batches}, {:.3} s so far:", (now - started).as_secs_f64())
                 });
@@ -279,8 +261,7 @@ impl Breakdown {
         let Some(Validating { done, started, .. }) = inner.validating.take() else { return };
         let took = started.elapsed();
         // A batch that was not ended is none.
-        inner.validation.begun = None;
-        inner.validation.phases.iter_mut().for_each(|phase| phase.now = None);
+        inner.validation.leave_step();
         inner.training.begun = inner.training.begun.map(|begun| begun + took);
         inner.validated += took;
         drop(inner);
@@ -336,79 +317,6 @@ impl Inner {
     }
 }
 
-impl Table {
-    /// Counts a time of the step that is under way, or that began at `start`.
-    fn count(&mut self, name: &'static str, start: Instant, time: Duration) {
-        self.begun = Some(self.begun.map_or(start, |begun| begun.min(start)));
-        let phase = match self.phases.iter_mut().position(|phase| phase.name == name) {
-            Some(at) => &mut self.phases[at],
-            None => {
-                self.phases.push(Phase { name, now: None, times: Times::default() });
-                let Some(phase) = self.phases.last_mut() else { unreachable!("just pushed") };
-                phase
-            }
-        };
-        phase.now = Some(phase.now.unwrap_or_default().saturating_add(time));
-    }
-
-    /// The step is over; writes its phases to `line`.
-    fn end_step(&mut self, now: Instant, mut line: Option<&mut String>) {
-        self.steps += 1;
-        let total = self.begun.take().map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun));
-        let mut known = Duration::ZERO;
-        for phase in &mut self.phases {
-            let Some(time) = phase.now.take() else { continue };
-            phase.times.add(time);
-            known = known.saturating_add(time);
-            write_ms(line.as_deref_mut(), phase.name, time);
-        }
-        let other = total.saturating_sub(known);
-        self.other.add(other);
-        self.total.add(total);
-        write_ms(line.as_deref_mut(), "other", other);
-        write_ms(line.as_deref_mut(), "total", total);
-        if let Some(line) = line {
-            line.push_str(" ms");
-        }
-    }
-}
-
-fn write_ms(line: Option<&mut String>, name: &str, time: Duration) {
-    if let Some(line) = line {
-        // Writing to a `String` does not fail.
-        let _ = write!(line, " {name} {:.3}", ms(time));
-    }
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-impl Times {
-    fn add(&mut self, time: Duration) {
-        if self.recent.len() == RECENT {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(time);
-        self.count += 1;
-        self.sum = self.sum.saturating_add(time);
-    }
-
-    fn mean_ms(&self) -> f64 {
-        ms(self.sum) / self.count.max(1) as f64
-    }
-
-    fn median(&self) -> Duration {
-        let mut sorted = Vec::from(self.recent.clone());
-        sorted.sort_unstable();
-        match sorted.len() {
-            0 => Duration::ZERO,
-            n if n % 2 == 1 => sorted[n / 2],
-            n => sorted[n / 2 - 1].saturating_add(sorted[n / 2]) / 2,
-        }
-    }
-}
-
 /// A table of training and one of validation, of those that had a step: of each phase the mean and the median
 /// (of its last 1024 times) over the steps that had it, and its share of all the steps' time.
 impl fmt::Display for Breakdown {
@@ -421,29 +329,6 @@ impl fmt::Display for Breakdown {
         }
         drop(inner);
         f.write_str(&text)
-    }
-}
-
-struct Summary<'t>(&'static str, &'static str, &'t Table);
-
-impl fmt::Display for Summary<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(what, of, table) = self;
-        let sum = table.total.sum;
-        write!(f, "{what}: {} {of}, {:.3} s", table.steps, sum.as_secs_f64())?;
-        write!(f, "\nphase               mean ms  median ms   share")?;
-        let phases = table.phases.iter().map(|phase| (phase.name, &phase.times));
-        for (name, times) in phases.chain([("other", &table.other), ("total", &table.total)]) {
-            let share = if sum.is_zero() { 0.0 } else { times.sum.as_secs_f64() / sum.as_secs_f64() };
-            write!(
-                f,
-                "\n{name:<16} {:>10.3} {:>10.3} {:>5.1} %",
-                times.mean_ms(),
-                ms(times.median()),
-                share * 100.0
-            )?;
-        }
-        Ok(())
     }
 }
 
@@ -473,82 +358,5 @@ impl fmt::Debug for Breakdown {
             .field("steps", &steps)
             .field("validation_batches", &batches)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians_of_the_last_times_only() {
-        let mut times = Times::default();
-        assert_eq!(times.median(), Duration::ZERO);
-        for (add, median) in [(30, 30), (10, 20), (20, 20), (40, 25)] {
-            times.add(Duration::from_nanos(add));
-            assert_eq!(times.median(), Duration::from_nanos(median));
-        }
-        for _ in 0..RECENT {
-            times.add(Duration::from_nanos(7));
-        }
-        assert_eq!(times.median(), Duration::from_nanos(7));
-        assert_eq!(times.recent.len(), RECENT);
-        assert_eq!(times.count, RECENT as u64 + 4);
-        assert_eq!(times.sum, Duration::from_nanos(100 + 7 * RECENT as u64));
-    }
-
-    #[test]
-    fn a_mean_of_more_times_than_32_bits_count() {
-        let before = u64::from(u32::MAX);
-        let mut times = Times { count: before, sum: Duration::from_secs(before), ..Times::default() };
-        for _ in 0..3 {
-            times.add(Duration::from_secs(1));
-            assert!((times.mean_ms() - 1000.0).abs() < 1e-6, "{}", times.mean_ms());
-        }
-    }
-
-    /// Times are given, so that the table can be compared.
-    #[test]
-    fn the_table() {
-        let breakdown = Breakdown::every(0).sink(|_| {});
-        {
-            let mut inner = breakdown.lock().unwrap();
-            let at = Instant::now();
-            for step in 1..=4 {
-                let ms = Duration::from_millis;
-                let table = &mut inner.training;
-                table.begun = Some(at);
-                if step == 1 {
-                    for name in ["load", "forward"] {
-                        table.phases.push(Phase { name, now: None, times: Times::default() });
-                    }
-                }
-                table.phases[0].now = Some(ms(step * 10));
-                if step % 2 == 0 {
-                    table.phases[1].now = Some(ms(50));
-                }
-                let mut line = String::new();
-                table.end_step(at + ms(100), Some(&mut line));
-                assert_eq!(
-                    line,
-                    [
-                        " load 10.000 other 90.000 total 100.000 ms",
-                        " load 20.000 forward 50.000 other 30.000 total 100.000 ms",
-                        " load 30.000 other 70.000 total 100.000 ms",
-                        " load 40.000 forward 50.000 other 10.000 total 100.000 ms",
-                    ][usize::try_from(step).unwrap() - 1]
-                );
-            }
-        }
-        assert_eq!(
-            breakdown.to_string(),
-            "\
-training: 4 steps, 0.400 s
-phase               mean ms  median ms   share
-load                 25.000     25.000  25.0 %
-forward              50.000     50.000  25.0 %
-other                50.000     50.000  50.0 %
-total               100.000    100.000 100.0 %"
-        );
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod breakdown;
 mod display;
 pub(crate) mod pause;
+mod phases;
 pub(crate) mod recorder;
 pub(crate) mod report;
 pub(crate) mod spans;
