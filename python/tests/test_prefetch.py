@@ -96,12 +96,14 @@ def test_an_error_arrives_in_order_with_its_traceback() -> None:
 def test_an_iterator_that_goes_on_after_an_error_is_asked_only_if_the_caller_asks() -> None:
     class Flaky:
         count = 0
+        asked = threading.Semaphore(0)
 
         def __iter__(self) -> Flaky:
             return self
 
         def __next__(self) -> int:
             self.count += 1
+            self.asked.release()
             if self.count % 2 == 0:
                 raise OSError(self.count)
             return self.count
@@ -111,7 +113,8 @@ def test_an_iterator_that_goes_on_after_an_error_is_asked_only_if_the_caller_ask
     assert next(items) == 1
     with pytest.raises(OSError, match="2"):
         next(items)
-    assert flaky.count == 2
+    assert flaky.asked.acquire(timeout=10) and flaky.asked.acquire(timeout=10)
+    assert not flaky.asked.acquire(timeout=0.05)
     assert next(items) == 3
     del items
 
@@ -122,6 +125,22 @@ def test_break_closes_a_generator_and_ends_the_thread() -> None:
         if number == 3:
             break
     assert source.closed.wait(10)
+
+
+def test_a_generator_that_somebody_holds_is_closed() -> None:
+    closed = threading.Event()
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield from range(1000)
+        finally:
+            closed.set()
+
+    held = numbers()
+    for _ in tb.prefetch(held):
+        break
+    assert closed.wait(10)
+    assert list(held) == []
 
 
 def test_the_collector_ends_the_thread_of_an_iterator_in_a_cycle() -> None:
@@ -246,6 +265,15 @@ def test_the_state_is_that_of_the_items_received(depth: int) -> None:
         assert resumed.state_dict() == {"next": 0}
         batches.load_state_dict(state)
         assert list(batches) == list(range(taken, 10)), taken
+
+
+def test_a_state_is_loaded_while_the_thread_runs() -> None:
+    batches = tb.prefetch(Stateful(), depth=5)
+    items = iter(batches)
+    assert [next(items), next(items)] == [0, 1]
+    batches.load_state_dict({"next": 7})
+    assert list(items) == []
+    assert list(batches) == [7, 8, 9]
 
 
 def test_the_mode_of_the_thread_is_the_callers() -> None:

@@ -15,6 +15,7 @@ nothing. `prefetch` and `watch` go around any other iterable.
 
 import atexit
 
+from ._generate import generate
 from ._prefetch import Prefetcher, prefetch
 from ._twinbuf import Batch, Chunks, Loader, Plan, Records, Window, __version__, _close_all
 from ._watch import Watched, watch
@@ -38,6 +39,7 @@ __all__ = [
     "Watched",
     "Window",
     "__version__",
+    "generate",
     "prefetch",
     "watch",
 ]

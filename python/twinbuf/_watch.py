@@ -75,6 +75,7 @@ class Watched(Generic[T]):
     def __init__(self, iterable: Iterable[T], name: str, line: str) -> None:
         self._iterable = iterable
         self._record = _Record(name, line, _workers(iterable), _own_report(iterable))
+        self._record.depth = isinstance(iterable, Prefetcher)
 
     def __iter__(self) -> Iterator[T]:
         """Start an epoch."""
@@ -152,6 +153,7 @@ class _Record:
     first_compute: float = 0.0
     overlapped: float = 0.0
     prefetched: bool = False
+    depth: bool = False
     start: float = 0.0
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_STEPS))
 
@@ -192,7 +194,7 @@ class _Record:
             return "Most of that is the wait for the first batch: call `iter()` before other preparations."
         if self.prefetched and gain > _WORTH_IT and report.compute > 2 * report.load:
             return "The thread runs late: other programs, or Python code of this one, keep it from running."
-        if self.prefetched and gain > _WORTH_IT:
+        if self.depth and gain > _WORTH_IT:
             return "Raise the `depth` of `prefetch`: single batches take longer than the others."
         if self.workers and gain > _WORTH_IT:
             return f"{self.line}: put `tb.prefetch(...)` around it: the loop unpacks what the workers made."

@@ -1,0 +1,100 @@
+"""Rounds made by code: in order, in lockstep with the weights, and with nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+import twinbuf as tb
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 20])
+def test_each_round_has_the_weights_of_two_before(rounds: int) -> None:
+    weight, copy, seen = [0], [0], []
+    threads = set()
+
+    def before(number: int) -> None:
+        threads.add(threading.get_ident())
+        copy[0] = weight[0]
+
+    def make(number: int) -> tuple[int, int]:
+        assert threading.get_ident() not in threads
+        return number, copy[0]
+
+    for games in tb.generate(make, before=before, rounds=rounds):
+        seen.append(games)
+        weight[0] += 1
+    assert seen == [(number, max(0, number - 1)) for number in range(rounds)]
+    assert threads <= {threading.get_ident()}
+
+
+def test_the_next_round_is_made_while_one_is_used() -> None:
+    meet = threading.Barrier(2, timeout=30)
+
+    def make(number: int) -> int:
+        if number:
+            meet.wait()
+        return number
+
+    for number in tb.generate(make, rounds=5):
+        if number < 4:
+            meet.wait()  # the loop and the next round are at work
+
+
+def test_nothing_is_made_while_before_runs() -> None:
+    making = threading.Lock()
+
+    def make(number: int) -> int:
+        with making:
+            return number
+
+    def before(number: int) -> None:
+        assert making.acquire(blocking=False)
+        making.release()
+
+    assert sum(tb.generate(make, before=before, rounds=200)) == 19900
+
+
+@pytest.mark.parametrize("where", ["make", "before"])
+def test_an_error_takes_the_place_of_its_round(where: str) -> None:
+    def fail(here: str) -> Any:
+        def call(number: int) -> int:
+            if here == where and number == 3:
+                raise OSError("lost")
+            return number
+
+        return call
+
+    rounds = tb.generate(fail("make"), before=fail("before"), rounds=9)
+    got = [next(rounds) for _ in range(3)]
+    with pytest.raises(OSError, match="lost"):
+        next(rounds)
+    assert got == [0, 1, 2]
+    with pytest.raises(StopIteration):
+        next(rounds)
+
+
+def test_leaving_early_ends_the_thread() -> None:
+    for number in tb.generate(lambda number: number):
+        if number == 3:
+            break
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "twinbuf-prefetch":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_it_is_known_to_watch() -> None:
+    items = tb.watch(tb.generate(lambda number: sum(range(1000)), rounds=9))
+    assert len(list(items)) == 9
+    report = items.report()
+    assert report.overlap and report.load > 0
+
+
+def test_a_negative_number_of_rounds_is_refused() -> None:
+    with pytest.raises(ValueError, match="found -1"):
+        tb.generate(lambda number: number, rounds=-1)
