@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs what a machine with a GPU is to run into one folder, built here: the GPU report, the main job with the upload
 # stage, and the tests that use a driver. That machine needs an NVIDIA driver, 64-bit x86 Linux and a C library as new
-# as the one here says it is (printed); no Rust, no toolkit. The report takes some minutes.
+# as this one's (printed); no Rust, no toolkit. The report takes some minutes.
 #
 #   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT [PART...]]` runs it all, or
 #                            the parts named of: tests, report, train

@@ -1,6 +1,6 @@
-//! Uploads batches and lets the device copy them once more, in place of training.
+//! Uploads batches, and copies each once more on the device in place of training.
 //!
-//! `cargo run --release -p twinbuf-cuda --example upload`; without a driver it says so and exits with 2.
+//! `cargo run --release -p twinbuf-cuda --example upload`. Without a driver it prints one line and exits with 2.
 
 use std::process::ExitCode;
 
@@ -27,7 +27,7 @@ fn run() -> Result<(), Error> {
     let reader = std::thread::spawn(move || {
         for step in 0..STEPS {
             let mut slot = slots.acquire()?;
-            slot.fill(u8::try_from(step % 251).unwrap_or_default()); // the reading
+            slot.fill(u8::try_from(step % 251).unwrap_or_default()); // in place of reading
             slot.commit(BYTES, step)?;
         }
         slots.finish();
@@ -35,7 +35,7 @@ fn run() -> Result<(), Error> {
     });
     let mut weights = stream.alloc_zeros::<f32>(BYTES / 4).map_err(driver)?;
     while let Some(batch) = batches.recv()? {
-        // The training: enqueued, not waited for.
+        // In place of training. Enqueued, not waited for.
         stream.memcpy_dtod(&batch.on::<f32>(&stream)?, &mut weights).map_err(driver)?;
     }
     if let Ok(result) = reader.join() {

@@ -216,10 +216,15 @@ impl<H> Copies<H> {
         Ok(true)
     }
 
+    /// Whether another copy has to wait for the oldest one.
+    fn is_full(&self) -> bool {
+        self.running.len() >= self.limit
+    }
+
     /// Waits until another copy may be issued.
     pub(crate) fn make_room(&mut self) -> Result<(), Error> {
         self.retire_done()?;
-        while self.running.len() >= self.limit {
+        while self.is_full() {
             self.retire(Patience::Wait)?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 #[allow(dead_code)]
-#[path = "../examples/gpu_report.rs"]
+#[path = "../examples/gpu_report/main.rs"]
 mod gpu_report;
 
 mod common;
@@ -27,6 +27,33 @@ fn the_report_has_every_figure() {
         }
         assert!(copies["pageable"]["plain"]["gb_s"].is_f64(), "{copies}");
         assert!(copies["plain_gaps"]["gap_median"].is_f64(), "{copies}");
+    }
+    let calls = &report["calls_per_batch"];
+    assert!(calls["host_seconds"].is_f64(), "{calls}");
+    if !sim.is_real() {
+        println!("calls a batch: {calls:#}");
+        let each = ["cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuStreamWaitEvent", "cuEventElapsedTime"];
+        assert_eq!(
+            each.map(|name| calls["by_name"][name].as_f64().unwrap()),
+            [1.0, 2.0, 2.0, 0.0],
+            "{calls}"
+        );
+    }
+    for depths in report["depths"].as_array().unwrap() {
+        for by_hand in ["cudarc_one_stream", "cudarc_two_streams"] {
+            assert!(depths[by_hand]["gb_s"].is_f64(), "{depths}");
+        }
+        let depths = depths["depths"].as_array().unwrap();
+        assert_eq!(depths.iter().map(|of| of["depth"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 4, 8]);
+        for of in depths {
+            assert!(of["uploader"]["gb_s"].is_f64() && of["over_one_stream"].is_f64(), "{of}");
+        }
+    }
+    let chunks = report["chunked"]["chunks"].as_array().unwrap();
+    assert!(chunks.len() > 1 && chunks.iter().all(|of| of["whole_over_this"].is_f64()), "{report}");
+    for of in ["alone", "idle_uploader", "busy_uploader"] {
+        let of = &report["neighbour"][of];
+        assert!(of["work_over_alone"].is_f64() && of["enqueue_over_alone"].is_f64(), "{of}");
     }
     assert!(report["overlap"]["hidden"].is_f64(), "{report}");
     assert!(!report.to_string().contains("\"error\""), "{report}");

@@ -43,6 +43,9 @@ impl<M: 'static> ByHand<M> {
             Some(Err(TryAcquireError::Closed)) => return Err(Error::Closed),
             None => return Err(self.fate.get().cloned().unwrap_or(Error::Closed)),
         }
+        if !self.copies.is_full() {
+            return Ok(());
+        }
         let entered = Current::enter(self.copies.stream.context());
         let _beside = BesideCaptures::enter();
         entered.and_then(|_current| self.copies.make_room()).map_err(|error| self.fail(error))

@@ -1,0 +1,133 @@
+//! Copies of one size: plain ones from three kinds of memory, and the same bytes through an uploader.
+
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use serde_json::{Value, json};
+use twinbuf_cuda::cudarc::driver::{
+    CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut, result, sys,
+};
+use twinbuf_cuda::{Copied, Uploader};
+
+use super::measure::{Source, fill, median, quantiles, rates, seconds};
+use super::{Extent, Result, or_error};
+
+/// One size: plain copies from three kinds of memory, and the same bytes through an uploader.
+pub(crate) fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
+    let stream = ctx.new_stream()?;
+    let mut target = stream.alloc_zeros::<u8>(size)?;
+    let count = extent.count(size);
+    let mut plain = |source: &Source| fill(&mut target, source, &stream, count);
+    let mut beside = |write_combined: bool| -> Result<Value> {
+        let flags = if write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
+        let source = Source::pinned(size, flags)?;
+        let uploader = Uploader::new(ctx, size).write_combined(write_combined);
+        uploads(uploader, extent, size, count, || plain(&source))
+    };
+    let (pinned, write_combined) = (beside(false)?, beside(true)?);
+    let source = Source::Pageable(vec![1; size]);
+    plain(&source)?; // not counted: first touches
+    let pageable = (0..extent.rounds).map(|_| seconds(|| plain(&source))).collect::<Result<_>>()?;
+    Ok(json!({
+        "pinned": pinned,
+        "write_combined": write_combined,
+        "pageable": { "plain": rates(size * count, pageable) },
+        "plain_gaps": or_error(plain_gaps(&stream, &mut target, size, count)),
+    }))
+}
+
+/// The gaps between copies that are enqueued at once, with the events that an uploader records around each: what is
+/// left of the uploader's own gaps is its share.
+fn plain_gaps(
+    stream: &Arc<CudaStream>,
+    target: &mut CudaSlice<u8>,
+    size: usize,
+    count: usize,
+) -> Result<Value> {
+    type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+    // The first version of this function, which every driver has: `CudaEvent::elapsed_ms`, built for CUDA 13, calls
+    // the second and panics with drivers before 12.8.
+    // SAFETY: the driver has been loaded.
+    let driver = unsafe { sys::culib() };
+    // SAFETY: the type is that of the function of this name in cuda.h.
+    let elapsed = unsafe { driver.get::<ElapsedTime>("cuEventElapsedTime") }?;
+    let source = Source::pinned(size, 0)?;
+    let (address, _record) = target.device_ptr_mut(stream);
+    let event = |flags| Ok::<_, Box<dyn Error>>(stream.context().new_event(Some(flags))?);
+    let mut events = Vec::new();
+    for _ in 0..count.clamp(2, 512) {
+        let start = event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        events.push((start, event(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC)?));
+    }
+    for (start, copied) in &events {
+        start.record(stream)?;
+        // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
+        unsafe { result::memcpy_htod_async(address, source.bytes(), stream.cu_stream()) }?;
+        copied.record(stream)?;
+    }
+    stream.synchronize()?;
+    let gap = |pair: &[(CudaEvent, CudaEvent)]| {
+        let mut milliseconds = 0.0;
+        // SAFETY: the pointer is valid for the call; both events exist, are for timing, and were recorded.
+        unsafe { elapsed(&raw mut milliseconds, pair[0].1.cu_event(), pair[1].0.cu_event()) }.result()?;
+        Ok(f64::from(milliseconds) / 1e3)
+    };
+    Ok(quantiles(events.windows(2).map(gap).collect::<Result<_>>()?))
+}
+
+/// Rounds of `plain` and of the same bytes through the ring, in turn: host slots committed as they are, leases
+/// dropped at once. With the gaps between the ring's copies.
+pub(crate) fn uploads(
+    uploader: Uploader,
+    extent: &Extent,
+    size: usize,
+    count: usize,
+    mut plain: impl FnMut() -> Result<()>,
+) -> Result<Value> {
+    let log = Arc::new(Mutex::new(Vec::<Copied>::new()));
+    let copied = log.clone();
+    let log_copy = move |copy| copied.lock().unwrap_or_else(PoisonError::into_inner).push(copy);
+    let (mut slots, batches) = uploader.on_copied(log_copy).build::<()>()?;
+    let (mut plains, mut rings) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| -> Result<()> {
+        // Both dropped in here, before the scope waits: without them the reader ends, whatever fails.
+        let mut batches = batches;
+        let (go, rounds) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            // A round at a time, so that none of its copies runs beside the plain ones.
+            for () in rounds {
+                (0..count).try_for_each(|_| slots.acquire()?.commit(size, ()))?;
+            }
+            slots.finish();
+            Ok::<(), twinbuf_cuda::Error>(())
+        });
+        let mut ring = || {
+            go.send(()).map_err(|_| "the reader has ended")?;
+            for _ in 1..count {
+                batches.recv()?.ok_or("a short round")?;
+            }
+            // The round is over when its last copy is.
+            batches.recv()?.ok_or("a short round")?.wait_copied()?;
+            Ok(())
+        };
+        plain()?; // not counted: first touches
+        seconds(&mut ring)?;
+        for _ in 0..extent.rounds {
+            plains.push(seconds(&mut plain)?);
+            rings.push(seconds(&mut ring)?);
+        }
+        Ok(())
+    })?;
+    let log = log.lock().unwrap_or_else(PoisonError::into_inner);
+    let within_a_round = log.windows(2).filter(|pair| pair[1].seq % count as u64 != 0);
+    let gaps = within_a_round
+        .map(|pair| pair[1].time.start.saturating_duration_since(pair[0].time.start + pair[0].time.took))
+        .map(|gap| gap.as_secs_f64())
+        .collect();
+    let mut figures = quantiles(gaps);
+    figures["uploader_over_plain"] =
+        median(plains.iter().zip(&rings).map(|(plain, ring)| plain / ring).collect()).into();
+    figures["plain"] = rates(size * count, plains);
+    figures["uploader"] = rates(size * count, rings);
+    Ok(figures)
+}

@@ -1,0 +1,85 @@
+//! What all measurements share: memory to copy from, timing, and figures.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use twinbuf_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, result};
+
+use super::Result;
+
+/// Host memory to copy from, page-locked or not.
+pub(crate) enum Source {
+    Pinned(*mut u8, usize),
+    Pageable(Vec<u8>),
+}
+
+impl Source {
+    pub(crate) fn pinned(bytes: usize, flags: u32) -> Result<Self> {
+        // SAFETY: set below, and freed by `drop`.
+        let start = unsafe { result::malloc_host(bytes, flags) }?.cast::<u8>();
+        // SAFETY: that many bytes were allocated.
+        unsafe { start.write_bytes(1, bytes) };
+        Ok(Self::Pinned(start, bytes))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            // SAFETY: allocated and set by `pinned`.
+            Self::Pinned(start, bytes) => unsafe { std::slice::from_raw_parts(*start, *bytes) },
+            Self::Pageable(bytes) => bytes,
+        }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if let Self::Pinned(start, _) = self {
+            // After an error there may be copies from it that nobody has waited for.
+            let _ = result::ctx::synchronize();
+            // SAFETY: allocated by `pinned`, and used by nothing any more.
+            let _ = unsafe { result::free_host(start.cast()) };
+        }
+    }
+}
+
+/// Copies to the target so many times, enqueued at once, and waits for that.
+pub(crate) fn fill(
+    target: &mut CudaSlice<u8>,
+    source: &Source,
+    stream: &Arc<CudaStream>,
+    times: usize,
+) -> Result<()> {
+    let bytes = &source.bytes()[..target.len()];
+    let (address, _record) = target.device_ptr_mut(stream);
+    for _ in 0..times {
+        // SAFETY: both are as long, and are there until the stream has been waited for.
+        unsafe { result::memcpy_htod_async(address, bytes, stream.cu_stream()) }?;
+    }
+    Ok(stream.synchronize()?)
+}
+
+pub(crate) fn seconds(round: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    round()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Rounds of `bytes` in so many seconds each, as GB/s: median, least, most.
+pub(crate) fn rates(bytes: usize, seconds: Vec<f64>) -> Value {
+    let mut rates: Vec<f64> = seconds.into_iter().map(|seconds| bytes as f64 / 1e9 / seconds).collect();
+    rates.sort_by(f64::total_cmp);
+    json!({ "gb_s": rates[rates.len() / 2], "min": rates[0], "max": rates[rates.len() - 1] })
+}
+
+/// Of the gaps between copies, at least one.
+pub(crate) fn quantiles(mut gaps: Vec<f64>) -> Value {
+    gaps.sort_by(f64::total_cmp);
+    let gap = |part: f64| gaps.get(((gaps.len() as f64 * part) as usize).min(gaps.len().saturating_sub(1)));
+    json!({ "gap_median": gap(0.5), "gap_p99": gap(0.99) })
+}
+
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
