@@ -13,8 +13,8 @@ export PIP_CACHE_DIR=$PWD/target/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 PATH=$venv/bin:$PATH
 unset VIRTUAL_ENV
 
-ruff check python bench/python
-ruff format --check python bench/python
+ruff check python
+ruff format --check python
 (cd python && mypy)
 
 CARGO_TARGET_DIR=$PWD/python/target pip install --no-build-isolation --force-reinstall --no-deps ./python

@@ -4,7 +4,7 @@
 //! lifetime. No call waits with both the lock and the GIL, and none holds the lock for longer than a slice of a wait.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -122,6 +122,10 @@ pub(crate) struct Shared {
 /// Loaders whose threads must end before the interpreter does.
 static LOADERS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
+/// Threads that have let go of the interpreter within a call. Where it exits before they have it back, Python ends them
+/// in the middle of that call (before 3.14), which aborts the process.
+static DETACHED: AtomicUsize = AtomicUsize::new(0);
+
 /// Has `_close_all` end the loader's thread too.
 pub(crate) fn register(shared: &Arc<Shared>) {
     let mut loaders = LOADERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,13 +175,17 @@ impl Shared {
         match self.state.try_lock() {
             Ok(mut state) => use_it(&mut state),
             Err(TryLockError::Poisoned(poisoned)) => use_it(&mut poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => py.detach(|| use_it(&mut self.lock())),
+            Err(TryLockError::WouldBlock) => self.detached(py, use_it),
         }
     }
 
     /// As `with`, for what may read data or join a thread, which may need the GIL.
     pub(crate) fn detached<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
-        py.detach(|| use_it(&mut self.lock()))
+        // SeqCst: not worth a thought, once a wait.
+        DETACHED.fetch_add(1, Ordering::SeqCst);
+        let result = py.detach(|| use_it(&mut self.lock()));
+        DETACHED.fetch_sub(1, Ordering::SeqCst);
+        result
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -336,7 +344,12 @@ pub(crate) fn end(run: Run, kept: &AtomicBool) {
 pub(crate) fn _close_all(py: Python<'_>) {
     let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.is_forked()) {
+        // From now on an iterator is at its end.
         let run = shared.detached(py, |state| std::mem::replace(&mut state.run, Run::Closed));
         end(run, &shared.kept);
+    }
+    let started = Instant::now();
+    while DETACHED.load(Ordering::SeqCst) > 0 && started.elapsed() < Duration::from_secs(1) {
+        py.detach(|| std::thread::sleep(Duration::from_millis(1)));
     }
 }

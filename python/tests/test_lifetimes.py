@@ -287,7 +287,8 @@ def test_in_a_spawned_process(numbers: Numbers, tmp_path: os.PathLike[str]) -> N
 
 
 EXIT = """
-import sys, threading, numpy as np, twinbuf as tb
+import logging, sys, threading, numpy as np, twinbuf as tb
+logging.disable()
 how, path = sys.argv[1:]
 data = tb.Records.open_npy(path)
 class Slow:
