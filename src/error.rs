@@ -118,6 +118,8 @@ pub enum Error {
         wanted: u64,
         /// Bytes of the limit.
         limit: u64,
+        /// Bytes that other loaders have of it; 0 if they do not share it.
+        taken: u64,
     },
     /// A checkpoint belongs to another plan or another data set.
     Checkpoint {
@@ -215,8 +217,12 @@ impl Error {
             Self::Cast { at, wanted, found } => {
                 write!(f, "{at}: wanted a whole number of {wanted}, found {found} bytes")
             }
-            Self::Memory { sum, wanted, limit } => {
-                write!(f, "option `memory_limit`: wanted at least {wanted} bytes ({sum}), found {limit}")
+            Self::Memory { sum, wanted, limit, taken } => {
+                write!(f, "option `memory_limit`: wanted at least {wanted} bytes ({sum}), found {limit}")?;
+                match taken {
+                    0 => Ok(()),
+                    _ => write!(f, ", of which other loaders have {taken}"),
+                }
             }
             Self::Checkpoint { field, wanted, found } => {
                 write!(f, "the checkpoint has another {field}: wanted {wanted}, found {found}")

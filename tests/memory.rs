@@ -8,9 +8,10 @@ use std::sync::mpsc::{Sender, channel};
 
 use common::{RECORD, files, open, plan};
 
+use twinbuf::loader::MemoryLimit;
 use twinbuf::mmap::{CachePolicy, HintStats, Residency};
 use twinbuf::transform::Convert;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle, Tail};
+use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle, Tail};
 
 #[test]
 fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
@@ -240,4 +241,34 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     }
     assert!(jumps.len() < 14, "some go on");
     assert_eq!(found, jumps);
+}
+
+#[test]
+fn one_limit_for_several_loaders() {
+    let (_dir, paths) = files(&[40]);
+    let plan = Plan::builder(40).batch(8).build().unwrap();
+    let slots = 2 * 8 * RECORD as u64;
+    let limit = MemoryLimit::new(2 * slots + 1);
+    let build = || Loader::builder(open(&paths), plan).memory_limit(&limit).build();
+    let (mut train, valid) = (build().unwrap(), build().unwrap());
+    assert_eq!(limit.taken(), 2 * slots);
+    assert_eq!(
+        build().unwrap_err().to_string(),
+        "option `memory_limit`: wanted at least 8192 bytes (2 host slots of 8 records of 512 bytes), found 16385, of which \
+         other loaders have 16384"
+    );
+    assert_eq!(limit.taken(), 2 * slots, "what was refused takes nothing");
+    // A loader that could not be built after all gives its part back.
+    drop(valid);
+    let failed =
+        Loader::builder(open(&paths), plan).memory_limit(&limit).trace("/no such folder/trace.json").build();
+    assert!(matches!(failed, Err(Error::Trace { .. })));
+    assert_eq!(limit.taken(), slots);
+    assert_eq!(train.epoch(0).count(), 5);
+    train.close().unwrap();
+    assert_eq!(limit.taken(), 0);
+    // A number is a limit of its own.
+    for _ in 0..2 {
+        Loader::builder(open(&paths), plan).memory_limit(slots).build().unwrap();
+    }
 }

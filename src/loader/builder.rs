@@ -12,6 +12,7 @@ use twinbuf_mmap::{Buffer, CachePolicy, Plan};
 use super::Loader;
 use super::checkpoint::Identity;
 use super::fields;
+use super::memory::MemoryLimit;
 use super::prefetch::Prefetch;
 use super::reader::{FieldReader, Reader, Transforming};
 use super::schedule::Schedule;
@@ -60,7 +61,7 @@ pub(crate) struct Options {
     cache_policy: CachePolicy,
     /// By the number of the field.
     transforms: BTreeMap<usize, Box<dyn RecordTransform>>,
-    memory_limit: Option<u64>,
+    pub(super) memory_limit: Option<MemoryLimit>,
     held_timeout: Duration,
     pub(crate) trace: Option<Trace>,
     pub(crate) breakdown: Breakdown,
@@ -174,12 +175,12 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Limits the memory of the slots, in bytes. Default: no limit.
+    /// Limits the memory of the slots, in bytes; a [`MemoryLimit`] is for several loaders together. Default: no limit.
     ///
     /// Counts for each worker `host_depth` batches, `device_depth` more on a device, and the scratch buffer of a
     /// transform. Does not count the system's page cache.
-    pub fn memory_limit(mut self, bytes: u64) -> Self {
-        self.options.memory_limit = Some(bytes);
+    pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
+        self.options.memory_limit = Some(limit.into());
         self
     }
 
@@ -254,7 +255,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
         let (sizes, layout) = Sizes::new(&plan, depths, each)?;
-        memory_limit.map_or(Ok(()), |limit| sizes.check(limit))?;
+        let taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
         let fingerprint = fields::fingerprint(&mut datasets)?;
         let trace = trace.map(|trace| trace.open(name.as_deref(), plan.rank(), plan.world())).transpose();
         let trace = trace.map_err(Error::trace)?;
@@ -301,7 +302,7 @@ impl<B: Backend> LoaderBuilder<B> {
             slots: (sizes.slot, host_depth, &sizes),
         };
         let stage = Stage::start(backend, sources, options)?;
-        Ok(Loader::new(stage, schedule))
+        Ok(Loader::new(stage, schedule, taken))
     }
 }
 

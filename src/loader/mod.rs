@@ -6,6 +6,7 @@ pub(crate) mod checkpoint;
 mod epoch;
 mod fields;
 pub(crate) mod layout;
+mod memory;
 mod prefetch;
 mod reader;
 mod schedule;
@@ -24,6 +25,8 @@ pub use self::checkpoint::Checkpoint;
 use self::checkpoint::{Identity, Start};
 pub use self::epoch::Epochs;
 pub use self::fields::Fields;
+pub use self::memory::MemoryLimit;
+use self::memory::Taken;
 use self::schedule::Schedule;
 pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
 #[cfg(feature = "cuda")]
@@ -73,6 +76,8 @@ pub struct Loader<B: Backend = Host> {
     position: (u64, u64),
     /// What a checkpoint there belongs to.
     identity: Arc<Identity>,
+    /// Its part of the memory limit, given back after the slots.
+    _taken: Option<Taken>,
 }
 
 impl Loader {
@@ -86,9 +91,9 @@ impl Loader {
 }
 
 impl<B: Backend> Loader<B> {
-    fn new(stage: Stage<B>, schedule: Schedule) -> Self {
+    fn new(stage: Stage<B>, schedule: Schedule, taken: Option<Taken>) -> Self {
         let identity = schedule.identity.clone();
-        Self { stage, schedule, epochs_begun: 0, position: (0, 0), identity }
+        Self { stage, schedule, epochs_begun: 0, position: (0, 0), identity, _taken: taken }
     }
 
     /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).

@@ -5,6 +5,7 @@ use std::fmt;
 use twinbuf_mmap::{DType, Plan, Tail};
 
 use super::layout::{Field, Layout};
+use super::memory::{MemoryLimit, Taken};
 use crate::backend::too_large;
 use crate::dataset::Dataset;
 use crate::error::Error;
@@ -79,15 +80,20 @@ impl Sizes {
         self.parts.iter().fold(0, |sum, (_, scratch)| sum.saturating_add(*scratch))
     }
 
-    /// Refuses a sum above `limit` bytes.
-    pub(super) fn check(&self, limit: u64) -> Result<(), Error> {
+    /// Takes the sum from the limit.
+    pub(super) fn take(&self, limit: MemoryLimit) -> Result<Taken, Error> {
         let Depths { workers, host, device } = self.depths;
         let wanted = (self.slot as u64)
             .checked_mul((host as u64).saturating_add(device as u64))
             .and_then(|slots| slots.checked_add(self.scratch() as u64))
             .and_then(|each| each.checked_mul(workers as u64))
             .ok_or_else(|| too_large(self))?;
-        if wanted > limit { Err(Error::Memory { sum: self.to_string(), wanted, limit }) } else { Ok(()) }
+        limit.take(wanted).map_err(|(limit, taken)| Error::Memory {
+            sum: self.to_string(),
+            wanted,
+            limit,
+            taken,
+        })
     }
 }
 

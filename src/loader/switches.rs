@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::builder::{LoaderBuilder, MAX_WORKERS};
+use super::memory::MemoryLimit;
 use crate::backend::{Backend, MAX_HOST_DEPTH};
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
@@ -11,11 +12,12 @@ use crate::observe::trace::Trace;
 
 /// What every switch begins with.
 const PREFIX: &str = "TWINBUF_";
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "TWINBUF_OVERLAP",
     "TWINBUF_WORKERS",
     "TWINBUF_DEPTH",
     "TWINBUF_HINTS",
+    "TWINBUF_MEMORY",
     "TWINBUF_TRACE",
     "TWINBUF_BREAKDOWN",
 ];
@@ -37,6 +39,8 @@ struct Switches {
     workers: Option<usize>,
     depth: Option<usize>,
     hints: Option<bool>,
+    /// Bytes, and whether they are for all loaders together.
+    memory: Option<(u64, bool)>,
     /// The trace's file; empty for none.
     trace: Option<PathBuf>,
     /// The steps between two lines; 0 for none.
@@ -68,6 +72,7 @@ impl Switches {
             workers: own.workers.or(all.workers),
             depth: own.depth.or(all.depth),
             hints: own.hints.or(all.hints),
+            memory: own.memory.map(|(bytes, _)| (bytes, false)).or(all.memory),
             trace: own.trace.or(all.trace),
             breakdown: own.breakdown.or(all.breakdown),
         })
@@ -84,6 +89,10 @@ impl Switches {
             "WORKERS" => {
                 let wanted = format!("a whole number from 1 to {MAX_WORKERS}");
                 self.workers = Some(parse(name, value, &wanted, |value| number(value, MAX_WORKERS))?);
+            }
+            "MEMORY" => {
+                let wanted = "a number of bytes, KiB, MiB or GiB, such as 512MiB";
+                self.memory = Some((parse(name, value, wanted, bytes)?, true));
             }
             "TRACE" => self.trace = Some(value.into()),
             _ => {
@@ -147,6 +156,13 @@ fn number(value: &str, most: usize) -> Option<usize> {
     value.parse().ok().filter(|number| (1..=most).contains(number))
 }
 
+/// A size such as `512mib`; values are in lower case by now.
+fn bytes(value: &str) -> Option<u64> {
+    let units = [("kib", 1 << 10), ("mib", 1 << 20), ("gib", 1 << 30), ("", 1_u64)];
+    let (number, unit) = units.iter().find_map(|(name, unit)| Some((value.strip_suffix(name)?, unit)))?;
+    number.trim_end().parse::<u64>().ok()?.checked_mul(*unit)
+}
+
 fn every(value: &str) -> Option<u64> {
     match value {
         "on" | "true" => Some(EVERY),
@@ -164,6 +180,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers) |
     /// | `TWINBUF_DEPTH` | 1 to [`MAX_HOST_DEPTH`] | [`host_depth`](Self::host_depth) |
     /// | `TWINBUF_HINTS` | as `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
+    /// | `TWINBUF_MEMORY` | bytes, or `512MiB`: of all loaders together | [`memory_limit`](Self::memory_limit) |
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
     /// | `TWINBUF_BREAKDOWN` | a number of steps; `on`: 100; `off` or 0: none | [`breakdown`](Self::breakdown) |
     ///
@@ -199,12 +216,16 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 
     fn apply(mut self, switches: Switches) -> Self {
-        let Switches { overlap, workers, depth, hints, trace, breakdown } = switches;
+        let Switches { overlap, workers, depth, hints, memory, trace, breakdown } = switches;
         let options = &mut self.options;
         options.overlap = overlap.unwrap_or(options.overlap);
         options.workers = workers.unwrap_or(options.workers);
         options.host_depth = depth.unwrap_or(options.host_depth);
         options.hints = hints.unwrap_or(options.hints);
+        if let Some((bytes, together)) = memory {
+            let limit = if together { MemoryLimit::of_process(bytes) } else { MemoryLimit::new(bytes) };
+            options.memory_limit = Some(limit);
+        }
         if let Some(path) = trace {
             let (rank, world) = (options.plan.rank(), options.plan.world());
             let path = if world > 1 { with_rank(&path, rank) } else { path };

@@ -84,6 +84,20 @@ fn every_value_that_is_taken() {
 }
 
 #[test]
+fn memory_is_for_all_loaders_together_or_for_one() {
+    for (value, bytes) in [("1000", 1000), ("64KiB", 64 << 10), (" 512 mib ", 512 << 20), ("2GiB", 2 << 30)] {
+        assert_eq!(from(&[("TWINBUF_MEMORY", value)]).unwrap().memory, Some((bytes, true)), "{value:?}");
+    }
+    for value in ["", "-1", "1.5GiB", "MiB", "1 TiB", "17179869184GiB", "1k"] {
+        let error = from(&[("TWINBUF_MEMORY", value)]).unwrap_err();
+        assert!(matches!(error, Error::Switch { .. }), "{value:?}: {error}");
+    }
+    let vars = [("TWINBUF_MEMORY", "1GiB"), ("TWINBUF_VALID_MEMORY", "1MiB")];
+    assert_eq!(for_loader("train", &vars).unwrap().memory, Some((1 << 30, true)));
+    assert_eq!(for_loader("valid", &vars).unwrap().memory, Some((1 << 20, false)));
+}
+
+#[test]
 fn a_loader_with_a_name_has_switches_of_its_own() {
     let vars = [
         ("TWINBUF_VALID_OVERLAP", "0"),

@@ -1,0 +1,88 @@
+//! A limit of memory, for one loader or for several together.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How much memory the slots of loaders may take: [`LoaderBuilder::memory_limit`](super::LoaderBuilder::memory_limit).
+///
+/// A number of bytes is the limit of one loader. Clones of a `MemoryLimit` are one limit for all loaders that are built
+/// with them, as for training and validation.
+///
+/// ```
+/// use twinbuf::loader::MemoryLimit;
+/// # use twinbuf::{BoxError, Loader, Plan, Records};
+/// # fn f(data: Records, plan: Plan, held_out: Records, valid_plan: Plan) -> Result<(), BoxError> {
+/// let limit = MemoryLimit::new(1 << 30);
+/// let train = Loader::builder(data, plan).memory_limit(&limit).build()?;
+/// let valid = Loader::builder(held_out, valid_plan).memory_limit(&limit).build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct MemoryLimit {
+    bytes: u64,
+    taken: Arc<Mutex<u64>>,
+}
+
+impl MemoryLimit {
+    /// Makes a limit of so many bytes.
+    #[must_use]
+    pub fn new(bytes: u64) -> Self {
+        Self { bytes, taken: Arc::default() }
+    }
+
+    /// Returns how many bytes the loaders have that are alive.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, u64> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes so many bytes until the result is dropped, or tells the limit and how many others have.
+    pub(super) fn take(self, bytes: u64) -> Result<Taken, (u64, u64)> {
+        let mut taken = self.lock();
+        match taken.checked_add(bytes).filter(|&sum| sum <= self.bytes) {
+            Some(sum) => *taken = sum,
+            None => return Err((self.bytes, *taken)),
+        }
+        drop(taken);
+        Ok(Taken { limit: self, bytes })
+    }
+
+    /// Returns the limit of this process's environment: the same one for each loader that asks for so many bytes.
+    pub(super) fn of_process(bytes: u64) -> Self {
+        static LIMIT: Mutex<Option<MemoryLimit>> = Mutex::new(None);
+        let mut limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*limit {
+            Some(limit) if limit.bytes == bytes => limit.clone(),
+            _ => limit.insert(Self::new(bytes)).clone(),
+        }
+    }
+}
+
+impl From<u64> for MemoryLimit {
+    fn from(bytes: u64) -> Self {
+        Self::new(bytes)
+    }
+}
+
+impl From<&Self> for MemoryLimit {
+    fn from(limit: &Self) -> Self {
+        limit.clone()
+    }
+}
+
+/// A loader's part of a limit.
+#[derive(Debug)]
+pub(super) struct Taken {
+    limit: MemoryLimit,
+    bytes: u64,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        *self.limit.lock() -= self.bytes;
+    }
+}

@@ -1,0 +1,60 @@
+//! The example `validation`: loaders with names, switches of their own, one trace and one memory limit.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn run(folder: &Path, variables: &[(&str, &str)]) -> Output {
+    // `cargo test` builds the example beside this test.
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    let mut command = Command::new(path.join("examples").join("validation"));
+    command.arg("data.bin").current_dir(folder).envs(variables.iter().copied()).output().unwrap()
+}
+
+#[test]
+fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("data.bin"), vec![1; 1000 * 1024]).unwrap();
+    // 4 slots of 16 KiB; without overlap a loader has as many.
+    let variables =
+        [("TWINBUF_TRACE", "trace.json"), ("TWINBUF_VALID_OVERLAP", "0"), ("TWINBUF_MEMORY", "64KiB")];
+    let Output { status, stdout, stderr } = run(folder.path(), &variables);
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    let text = String::from_utf8(stdout).unwrap();
+    assert!(
+        text.contains("train: 3 epochs, 168 batches") && text.contains("valid: 3 epochs, 18 batches"),
+        "{text}"
+    );
+
+    let events = std::fs::read_to_string(folder.path().join("trace.json")).unwrap();
+    let events: Vec<Value> = serde_json::from_str(&events).unwrap();
+    let rows: BTreeMap<u64, &str> = events
+        .iter()
+        .filter(|event| event["name"] == "thread_name")
+        .map(|event| (event["tid"].as_u64().unwrap(), event["args"]["name"].as_str().unwrap()))
+        .collect();
+    let mut names: Vec<&str> = rows.values().copied().collect();
+    names.sort_unstable();
+    assert_eq!(names, ["train: read", "train: train", "valid: read", "valid: train"]);
+    // Without overlap a load lies in the wait of its own loader.
+    let of = |row: &str, name: &str| -> Vec<(f64, f64)> {
+        let here =
+            |event: &&Value| event["name"] == name && rows.get(&event["tid"].as_u64().unwrap()) == Some(&row);
+        let span = |event: &Value| {
+            (event["ts"].as_f64().unwrap(), event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap())
+        };
+        events.iter().filter(here).map(span).collect()
+    };
+    let waits = of("valid: train", "queue_wait");
+    for (start, end) in of("valid: read", "disk_load") {
+        assert!(waits.iter().any(|wait| wait.0 <= start + 0.01 && end <= wait.1 + 0.01), "{start} to {end}");
+    }
+
+    let Output { status, stderr, .. } = run(folder.path(), &[("TWINBUF_MEMORY", "65535")]);
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert!(!status.success() && stderr.contains("taken: 32768"), "{stderr}");
+}
