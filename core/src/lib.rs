@@ -68,7 +68,7 @@
 //! | --- | --- |
 //! | (none) | [`Ring`], [`Spin`], async; `no_std` without `alloc` |
 //! | `alloc` | [`HeapRing`], of any depth; handles that own their ring |
-//! | `std` | [`Park`], [`Backoff`], [`SpinYield`], timeouts by `std::time::Instant`, [`channel`] |
+//! | `std` | [`Park`], [`Backoff`], [`Adaptive`], [`SpinYield`], timeouts by `std::time::Instant`, [`channel`] |
 //! | `portable-atomic` | targets without a 32-bit compare-exchange, such as `thumbv6m`, by `critical-section` |
 //! | `defmt` | `defmt::Format` for errors, states and statistics |
 
@@ -107,7 +107,7 @@ pub use ring::HeapRing;
 pub use ring::channel;
 pub use ring::{DoubleBuffer, Ring};
 #[cfg(feature = "std")]
-pub use wait::{Backoff, Park, SpinYield};
+pub use wait::{Adaptive, Backoff, Park, SpinYield};
 pub use wait::{Spin, Wait, WaitUntil, Word};
 
 #[cfg(doctest)]

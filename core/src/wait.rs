@@ -6,6 +6,7 @@
 //! | [`SpinYield`] | `std` | burns CPU time that no other thread asks for | as `Spin`, on a machine that others use too |
 //! | [`Park`] | `std` | sleeps in the kernel | batches take longer than a wake-up (some 10 µs): loaders |
 //! | [`Backoff`] | `std` | spins a little, then sleeps | hand-offs come in bursts |
+//! | [`Adaptive`] | `std` | spins a little where waits have been short, else sleeps at once | you do not know: loaders |
 //! | your own | | WFE/SEV, an RTOS semaphore | see [`Wait`] |
 //!
 //! The `try_*`, `poll_*` and `*_async` calls work with every strategy and never call it to wait.
@@ -245,10 +246,11 @@ impl Wait for Spin {
 }
 
 #[cfg(feature = "std")]
-pub use with_std::{Backoff, Park, SpinYield};
+pub use with_std::{Adaptive, Backoff, Park, SpinYield};
 
 #[cfg(feature = "std")]
 mod with_std {
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
     use super::{Spin, Wait, WaitUntil, Word, address};
@@ -290,6 +292,85 @@ mod with_std {
     impl Default for Backoff {
         fn default() -> Self {
             Self::new(1000)
+        }
+    }
+
+    /// Sleeps as [`Park`] does, and spins a little before it while recent waits were short.
+    ///
+    /// It keeps a moving mean of how long waits take. While that is below 100 µs, about what a sleep takes that spinning
+    /// could have saved, a waiting side spins for up to about 50 µs before it sleeps. So a ring whose hand-offs follow
+    /// each other quickly is not held up by wake-ups of the kernel (some 10 µs each), and one whose sides wait for long
+    /// uses no CPU time for it.
+    ///
+    /// One strategy is for one ring; both sides adapt it.
+    #[derive(Debug, Default)]
+    pub struct Adaptive {
+        /// The mean, in nanoseconds. Not the models' atomic: it is a guess, and any value is right.
+        mean: AtomicU32,
+    }
+
+    impl Adaptive {
+        /// A strategy that expects short waits until some have been timed.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self { mean: AtomicU32::new(0) }
+        }
+
+        // Every ordering is Relaxed: the mean is a guess, made from what was stored last, and publishes nothing.
+
+        fn expects_short(&self) -> bool {
+            self.mean.load(Ordering::Relaxed) < Self::SHORT
+        }
+
+        /// A wait begins: it is taken for one of no length, as it is if it ends while it spins.
+        fn begins(&self) {
+            let mean = self.mean.load(Ordering::Relaxed);
+            if mean > 0 {
+                self.mean.store(mean - mean.div_ceil(Self::OF), Ordering::Relaxed);
+            }
+        }
+
+        /// Sleeps, and counts the wait by what it took.
+        fn timed(&self, sleep: impl FnOnce()) {
+            let spun = self.expects_short();
+            let start = Instant::now();
+            sleep();
+            // That the spinning was for nothing counts as a long wait, however soon it ended after that: so it is where
+            // both sides share a processor.
+            let took =
+                if spun { Self::LONG } else { u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX) };
+            let mean = self.mean.load(Ordering::Relaxed);
+            self.mean.store(mean + took.min(Self::LONG) / Self::OF, Ordering::Relaxed);
+        }
+
+        /// In nanoseconds: as long as the spinning and a wake-up take.
+        const SHORT: u32 = 100_000;
+        /// Longer waits count as this.
+        const LONG: u32 = 4 * Self::SHORT;
+        /// Each wait is one part in so many of the mean.
+        const OF: u32 = 8;
+        /// One look and one pause of the processor each take 20 to 50 ns.
+        const ROUNDS: u32 = 1000;
+    }
+
+    impl Wait for Adaptive {
+        #[inline]
+        fn relax(&self, round: u32) -> bool {
+            if round == 0 {
+                self.begins();
+            }
+            sync::spin_loop();
+            round < Self::ROUNDS && self.expects_short()
+        }
+
+        #[inline]
+        fn wait(&self, word: Word<'_>, expected: u32) {
+            self.timed(|| address::wait(word, expected, None));
+        }
+
+        #[inline]
+        fn wake(&self, word: Word<'_>) {
+            Park.wake(word);
         }
     }
 
@@ -375,6 +456,9 @@ mod with_std {
     std_clock!(SpinYield, |this: &SpinYield, word, expected, _| this.wait(word, expected));
     std_clock!(Park, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
     std_clock!(Backoff, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
+    std_clock!(Adaptive, |this: &Adaptive, word, expected, deadline| {
+        this.timed(|| address::wait(word, expected, Some(deadline)));
+    });
 }
 
 /// The address wait of 64-bit Linux: one system call on the word itself.
@@ -425,5 +509,24 @@ mod address {
     pub(super) fn wake_all(word: Word<'_>) {
         // SAFETY: the key is the address of a borrowed word, as in `wait`.
         unsafe { unpark_all(word.as_ptr().addr(), DEFAULT_UNPARK_TOKEN) };
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    /// Nothing sleeps here: the word is never what is expected.
+    #[test]
+    fn spinning_for_nothing_ends_and_begins_again() {
+        let word = AtomicU32::new(1);
+        let adaptive = Adaptive::new();
+        let sleep = || adaptive.wait(Word::new(&word), 0);
+        assert!(adaptive.relax(0), "the first waits are taken for short");
+        let vain = (0..10).take_while(|_| adaptive.relax(0)).map(|_| sleep()).count();
+        assert!((1..10).contains(&vain), "{vain} times in vain");
+        let short = (0..1000).take_while(|_| !adaptive.relax(0)).map(|_| sleep()).count();
+        assert!((1..1000).contains(&short), "{short} short sleeps");
+        assert!(!adaptive.relax(u32::MAX), "never for ever");
     }
 }

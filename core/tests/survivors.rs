@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use twinbuf_core::{Backoff, DoubleBuffer, Park, RecvTimeoutError, Spin, SpinYield, Wait, WaitUntil, Word};
+use twinbuf_core::{
+    Adaptive, Backoff, DoubleBuffer, Park, RecvTimeoutError, Spin, SpinYield, Wait, WaitUntil, Word,
+};
 
 /// A deadline is over as soon as the clock shows it.
 #[test]
@@ -19,6 +21,7 @@ fn a_deadline_that_has_come_is_over() {
     over(&SpinYield);
     over(&Park);
     over(&Backoff::default());
+    over(&Adaptive::new());
 }
 
 /// `round` counts the times that one wait was told `true`, over all its sleeps, and starts anew with the next wait.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use pollster::block_on;
 use twinbuf_core::{
-    AcquireTimeoutError, Backoff, Closed, Consumer, DoubleBuffer, Park, Producer, ReadSlot, RecvError,
-    RecvTimeoutError, Ring, Spin, SpinYield, TryRecvError, Wait, WaitUntil, channel,
+    AcquireTimeoutError, Adaptive, Backoff, Closed, Consumer, DoubleBuffer, Park, Producer, ReadSlot,
+    RecvError, RecvTimeoutError, Ring, Spin, SpinYield, TryRecvError, Wait, WaitUntil, channel,
 };
 
 /// Longer than any test.
@@ -123,6 +123,7 @@ fn a_borrowed_ring_of_any_depth_and_strategy() {
     with::<3>(Park);
     with::<2>(SpinYield);
     with::<2>(Backoff::default());
+    with::<2>(Adaptive::new());
 }
 
 /// A producer that waits for this slot goes on when a thread that never saw the consumer drops its guard.
@@ -174,6 +175,7 @@ fn a_wait_ends_with_its_timeout() {
     with(SpinYield);
     with(Park);
     with(Backoff::default());
+    with(Adaptive::new());
 }
 
 #[test]
@@ -238,6 +240,7 @@ fn the_end_wakes_who_waits() {
     }
     with(Park);
     with(Backoff::new(10));
+    with(Adaptive::new());
 }
 
 #[test]
@@ -383,6 +386,12 @@ mod cpu_time {
     #[cfg_attr(miri, ignore = "Miri has no clock for CPU time")]
     fn backing_off() {
         waiting_side_sleeps(Backoff::default());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no clock for CPU time")]
+    fn adaptive() {
+        waiting_side_sleeps(Adaptive::new());
     }
 }
 

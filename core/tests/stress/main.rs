@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use pollster::block_on;
 use twinbuf_core::{
-    AcquireTimeoutError, Backoff, Closed, Consumer, Park, Producer, ReadSlot, RecvError, RecvTimeoutError,
-    Spin, SpinYield, TryAcquireError, TryRecvError, WaitUntil, WriteSlot,
+    AcquireTimeoutError, Adaptive, Backoff, Closed, Consumer, Park, Producer, ReadSlot, RecvError,
+    RecvTimeoutError, Spin, SpinYield, TryAcquireError, TryRecvError, WaitUntil, WriteSlot,
 };
 
 // More than a million together. Fewest by far for those that spin: on a busy machine the other side may not be running.
@@ -46,6 +46,12 @@ fn park() {
 fn backoff() {
     let wait = Backoff::new(100);
     stress("two threads, Backoff", 480_000, |random, at_most| two_threads::round(wait, random, at_most));
+}
+
+#[test]
+fn adaptive() {
+    let wait = Adaptive::new();
+    stress("two threads, Adaptive", 480_000, |random, at_most| two_threads::round(&wait, random, at_most));
 }
 
 #[test]
