@@ -11,7 +11,11 @@ use crate::loader::checkpoint::Identity;
 use crate::loader::layout::Layout;
 
 /// A slot of the ring: the content of one batch, and what is known about it.
+///
+/// No line of the cache, nor the pair that processors fetch, has parts of two slots: each is written while the other
+/// is read.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Slot<T> {
     pub(crate) content: T,
     /// `None` until the slot has been filled once.

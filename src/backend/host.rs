@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{
-    AcquireTimeoutError, Consumer, HeapRing, Park, Producer, ReadSlot, RecvError, RecvTimeoutError,
+    AcquireTimeoutError, Adaptive, Consumer, HeapRing, Producer, ReadSlot, RecvError, RecvTimeoutError,
     TryRecvError, WriteSlot,
 };
 use twinbuf_mmap::Buffer;
@@ -26,8 +26,8 @@ impl Backend for Host {
 
 impl sealed::Backend for Host {
     type Content = [u8];
-    type Slots = Producer<'static, Slot<Buffer>, Park>;
-    type Batches = Consumer<'static, Slot<Buffer>, Park>;
+    type Slots = Producer<'static, Slot<Buffer>, Adaptive>;
+    type Batches = Consumer<'static, Slot<Buffer>, Adaptive>;
 
     const WAIT: &'static str = "queue_wait";
 
@@ -35,7 +35,7 @@ impl sealed::Backend for Host {
         let ring = |_| {
             let slots = (0..sides.host_depth).map(|_| Buffer::new(sides.slot).map(Slot::new));
             let slots = slots.collect::<Option<Vec<_>>>().ok_or_else(|| too_large(sides.sum))?;
-            Ok(HeapRing::with_wait(slots, Park).into_handles())
+            Ok(HeapRing::with_wait(slots, Adaptive::new()).into_handles())
         };
         (0..sides.lanes).map(ring).collect()
     }
@@ -50,14 +50,14 @@ pub(crate) struct Value<T>(pub(crate) T);
 
 impl<T: Send + 'static> sealed::Backend for Values<T> {
     type Content = T;
-    type Slots = Producer<'static, Slot<Value<T>>, Park>;
-    type Batches = Consumer<'static, Slot<Value<T>>, Park>;
+    type Slots = Producer<'static, Slot<Value<T>>, Adaptive>;
+    type Batches = Consumer<'static, Slot<Value<T>>, Adaptive>;
 
     const WAIT: &'static str = "queue_wait";
 
     fn make(self, _: &Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let slots = self.0.map(|value| Slot::new(Value(value)));
-        Ok(vec![HeapRing::with_wait(slots.into(), Park).into_handles()])
+        Ok(vec![HeapRing::with_wait(slots.into(), Adaptive::new()).into_handles()])
     }
 }
 
@@ -90,9 +90,9 @@ impl<T: Send + 'static> Content for Value<T> {
     }
 }
 
-impl<C: Content> Slots for Producer<'static, Slot<C>, Park> {
+impl<C: Content> Slots for Producer<'static, Slot<C>, Adaptive> {
     type Content = C::Filled;
-    type Guard<'s> = WriteSlot<'s, 'static, Slot<C>, Park>;
+    type Guard<'s> = WriteSlot<'s, 'static, Slot<C>, Adaptive>;
 
     fn acquire(&mut self) -> Result<Self::Guard<'_>, NoSlot> {
         Producer::acquire(self).map_err(|_| NoSlot::Gone)
@@ -110,7 +110,7 @@ impl<C: Content> Slots for Producer<'static, Slot<C>, Park> {
     }
 }
 
-impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Park> {
+impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Adaptive> {
     type Content = C::Filled;
 
     fn content(&mut self) -> &mut C::Filled {
@@ -123,8 +123,8 @@ impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Park> {
     }
 }
 
-impl<C: Content> Batches for Consumer<'static, Slot<C>, Park> {
-    type Batch = ReadSlot<'static, Slot<C>, Park>;
+impl<C: Content> Batches for Consumer<'static, Slot<C>, Adaptive> {
+    type Batch = ReadSlot<'static, Slot<C>, Adaptive>;
 
     fn receive(&mut self, waiting: &mut Waiting<'_, '_>, held_timeout: Duration) -> Received<Self::Batch> {
         match waiting {
@@ -166,9 +166,9 @@ const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 fn receive_until<C: Content>(
-    ring: &mut Consumer<'static, Slot<C>, Park>,
+    ring: &mut Consumer<'static, Slot<C>, Adaptive>,
     deadline: Instant,
-) -> Received<ReadSlot<'static, Slot<C>, Park>> {
+) -> Received<ReadSlot<'static, Slot<C>, Adaptive>> {
     match ring.recv_deadline(deadline) {
         Ok(batch) => Received::Batch(batch),
         Err(RecvTimeoutError::Timeout) => Received::NotYet,

@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use twinbuf_core::{Park, ReadSlot};
+use twinbuf_core::{Adaptive, ReadSlot};
 use twinbuf_mmap::BatchPlan;
 
 use crate::backend::Waiting;
@@ -408,7 +408,7 @@ impl<T: Send + 'static> Drop for Rounds<'_, '_, T> {
 
 /// One round's data, in its slot. Dropping it frees the slot. It may be sent to another thread.
 pub struct Round<T: Send + 'static> {
-    slot: ReadSlot<'static, Slot<Value<T>>, Park>,
+    slot: ReadSlot<'static, Slot<Value<T>>, Adaptive>,
 }
 
 impl<T: Send + 'static> Round<T> {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use twinbuf_core::{Park, ReadSlot};
+use twinbuf_core::{Adaptive, ReadSlot};
 use twinbuf_mmap::{BatchPlan, Buffer};
 
 use super::checkpoint::Checkpoint;
@@ -20,7 +20,7 @@ use crate::slot::{BatchMeta, Origin, Slot};
 /// The bytes start at a multiple of 64. [`cast`](Self::cast) returns them as numbers. Dropping the batch frees its
 /// slot. A batch borrows nothing: it may be sent to another thread, and may outlive its loader.
 pub struct Batch {
-    slot: ReadSlot<'static, Slot<Buffer>, Park>,
+    slot: ReadSlot<'static, Slot<Buffer>, Adaptive>,
 }
 
 impl Batch {
@@ -208,9 +208,9 @@ impl BatchMeta {
     }
 }
 
-impl From<ReadSlot<'static, Slot<Buffer>, Park>> for Batch {
+impl From<ReadSlot<'static, Slot<Buffer>, Adaptive>> for Batch {
     #[doc(hidden)]
-    fn from(slot: ReadSlot<'static, Slot<Buffer>, Park>) -> Self {
+    fn from(slot: ReadSlot<'static, Slot<Buffer>, Adaptive>) -> Self {
         Self { slot }
     }
 }

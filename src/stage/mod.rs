@@ -23,7 +23,7 @@ use crate::observe::breakdown::Breakdown;
 use crate::observe::recorder::{LoadRecorder, Recorder};
 use crate::observe::report::Report;
 use crate::observe::trace::{LoaderTrace, Track};
-use crate::slot::{Naming, Ticket};
+use crate::slot::{BatchMeta, Naming, Ticket};
 use crate::thread::{ForkGuard, JoinOnDrop};
 
 /// A batch as a backend's receiving side hands it out.
@@ -227,14 +227,17 @@ impl<B: Backend> Stage<B> {
         ticket: Ticket,
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<Raw<B>, Error>> {
-        self.asked(ticket, Instant::now());
-        let Running { lanes, feed, recorder, .. } = &mut *self.running;
+        let asked = Instant::now();
+        self.asked(ticket, asked);
+        let Running { lanes, feed, recorder, trace } = &mut *self.running;
         let mut found = None;
+        // A batch that is there costs no second look at the clock, unless a trace shows how long that took.
+        let (mut look, mut there) = (matches!(feed, Feed::Threads(_)), false);
         if let Feed::Inline(inline) = feed {
             let (worker, slots) = &mut **inline;
             match slots.acquire_within(waiting.patience(self.held_timeout)) {
                 Ok(mut slot) => {
-                    let meta = worker.load(ticket, &mut slot, Duration::ZERO);
+                    let (meta, _) = worker.load(ticket, &mut slot, None);
                     // If the backend has failed, the receiving side has the error.
                     let _ = slot.commit(meta);
                 }
@@ -244,7 +247,17 @@ impl<B: Backend> Stage<B> {
         }
         loop {
             let received = found.take().unwrap_or_else(|| {
-                recorder.wait(|| lanes.of(ticket).receive(&mut waiting, self.held_timeout))
+                recorder.wait(|| {
+                    let lane = lanes.of(ticket);
+                    if mem::take(&mut look) {
+                        let found = lane.receive(&mut Waiting::Try, Duration::ZERO);
+                        if !matches!(found, Received::NotYet | Received::SlotHeld) {
+                            there = trace.is_none();
+                            return found;
+                        }
+                    }
+                    lane.receive(&mut waiting, self.held_timeout)
+                })
             });
             let mut batch = match received {
                 Received::Batch(batch) => batch,
@@ -266,22 +279,17 @@ impl<B: Backend> Stage<B> {
             if meta.ticket.generation != ticket.generation {
                 // Loaded ahead for a call that was left early: released, and on to the next.
                 recorder.discarded(meta.ticket);
+                there = false;
                 continue;
             }
             self.held_since = None;
-            let now = Instant::now();
-            // An error is moved out. The slot that it leaves is an empty batch.
-            match mem::replace(&mut meta.result, Ok(0)) {
-                Ok(len) => {
-                    meta.result = Ok(len);
-                    recorder.received(meta, now, lanes.copied(ticket));
-                    return Poll::Ready(Ok(batch));
-                }
-                Err(error) => {
-                    recorder.discarded(ticket);
-                    return Poll::Ready(Err(error));
-                }
+            let now = if there { asked } else { Instant::now() };
+            if meta.result.is_err() {
+                recorder.discarded(ticket);
+                return Poll::Ready(take_error(meta).map_or(Ok(batch), Err));
             }
+            recorder.received(meta, now, lanes.copied(ticket));
+            return Poll::Ready(Ok(batch));
         }
     }
 
@@ -336,8 +344,13 @@ fn drain<B: Backend>(batches: &mut B::Batches, generation: u64) -> Option<(u64, 
         };
         let meta = B::Batches::meta(&mut batch);
         if meta.ticket.generation == generation && meta.result.is_err() {
-            let error = mem::replace(&mut meta.result, Ok(0)).err();
-            return error.map(|error| (meta.ticket.seq, error));
+            return take_error(meta).map(|error| (meta.ticket.seq, error));
         }
     }
+}
+
+/// Moves the error out, if there is one; the slot that it leaves is an empty batch. A batch that was loaded is not
+/// written to, so that its line of the cache stays with both threads.
+fn take_error(meta: &mut BatchMeta) -> Option<Error> {
+    mem::replace(&mut meta.result, Ok(0)).err()
 }

@@ -44,21 +44,23 @@ pub(crate) struct Worker<C: ?Sized> {
 }
 
 impl<C: ?Sized> Worker<C> {
-    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded.
+    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded; and when that
+    /// was. The wait for it began at `since`, if there was one.
     pub(crate) fn load(
         &mut self,
         ticket: Ticket,
         slot: &mut dyn SlotGuard<Content = C>,
-        waited: Duration,
-    ) -> BatchMeta {
+        since: Option<Instant>,
+    ) -> (BatchMeta, Instant) {
         let Self { source, naming, recorder } = self;
-        let mut stats = LoadStats { waited, ..LoadStats::default() };
+        let mut stats = LoadStats::default();
         let mut who = if naming.rounds { "closure" } else { "data set" };
         let records = source.records(ticket);
         let plan = records.as_ref().map(|records| &records.plan);
         let span = spans::load(ticket.epoch, ticket.step, plan.map_or(0, |plan| source.bytes(plan)));
         recorder.started();
         let start = Instant::now();
+        stats.waited = since.map_or(Duration::ZERO, |since| start.saturating_duration_since(since));
         // A source that panicked is called again only if the caller goes on. What it then does is up to it, and
         // memory-safe.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
@@ -71,28 +73,28 @@ impl<C: ?Sized> Worker<C> {
         let end = Instant::now();
         stats.read = (end - start).saturating_sub(stats.transform);
         recorder.loaded(ticket, start, end, &stats);
-        BatchMeta { ticket, records, result, stats }
+        (BatchMeta { ticket, records, result, stats }, end)
     }
 
     /// A loading thread: loads the batches that are its own, as far as there are slots and leave, until the gate is
     /// closed or the receiver is gone.
     pub(crate) fn run<S: Slots<Content = C>>(mut self, thread: usize, gate: &Gate, mut slots: S) {
         let mut epoch = None;
+        let mut asked = Instant::now();
         loop {
-            let asked = Instant::now();
             // The wait for a slot may be long.
             self.recorder.write_if_due(asked);
             // The slot first: a batch counts as started only when nothing but the source is in its way.
             let Ok(mut slot) = slots.acquire() else { return };
             let Some((ticket, resumed)) = gate.start(thread, || self.recorder.flush()) else { break };
-            let waited = Instant::now().saturating_duration_since(asked.max(resumed));
             // The trace of an epoch that has been read is complete in the file. Rounds are too many for that.
             if epoch.replace((ticket.generation, ticket.epoch)).is_some_and(|last| last.1 != ticket.epoch)
                 && !self.naming.rounds
             {
                 self.recorder.flush();
             }
-            let meta = self.load(ticket, &mut slot, waited);
+            let (meta, end) = self.load(ticket, &mut slot, Some(asked.max(resumed)));
+            asked = end;
             if meta.result.is_err() {
                 gate.failed(thread, ticket);
             }
