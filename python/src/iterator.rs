@@ -41,17 +41,17 @@ impl Batches {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         let shared = &*self.shared;
         shared.check_process(py)?;
-        let ask = |first, timeout| move |state: &mut State| shared.ask(state, self.iteration, first, timeout);
+        let ask = |timeout| move |state: &mut State| shared.ask(state, self.iteration, true, timeout);
         let mut asked = match shared.overlap {
             // Most batches are there already: no reason to let go of the GIL, and to wait to get it back.
-            true => shared.with(py, ask(true, Duration::ZERO)),
-            false => shared.detached(py, ask(true, SLICE)),
+            true => shared.with(py, ask(Duration::ZERO)),
+            false => shared.detached(py, ask(SLICE)),
         };
         loop {
             match asked {
                 Asked::Batch(lease) => return Ok(Some(Batch::new(lease))),
                 Asked::End => return Ok(None),
-                Asked::NotYet => go_on(py, shared)?,
+                Asked::NotYet => py.check_signals()?,
                 Asked::Failed(error) => return Err(errors::loading(py, *error)),
                 Asked::Closed => return Err(closed(py)),
                 Asked::Replaced => {
@@ -59,7 +59,12 @@ impl Batches {
                     return Err(errors::raise(py, Failure::new("LoaderError", message)));
                 }
             }
-            asked = shared.detached(py, ask(false, SLICE));
+            let freed;
+            (freed, asked) = shared.detached(py, |state| {
+                let freed = state.free_a_slot(PATIENCE);
+                (freed, shared.ask(state, self.iteration, false, SLICE))
+            });
+            tell(py, shared, &freed)?;
         }
     }
 }
@@ -81,10 +86,9 @@ impl Drop for Batches {
     }
 }
 
-/// Between two slices of a wait: hears signals, and frees a slot that has been in use for too long.
-fn go_on(py: Python<'_>, shared: &Shared) -> PyResult<()> {
-    py.check_signals()?;
-    match shared.detached(py, |state| state.free_a_slot(PATIENCE)) {
+/// Logs that a slot was freed.
+fn tell(py: Python<'_>, shared: &Shared, freed: &Freed) -> PyResult<()> {
+    match freed {
         Freed::NoMemory => {
             Err(PyMemoryError::new_err("no memory for a batch that was kept: let go of earlier batches"))
         }
