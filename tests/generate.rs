@@ -563,6 +563,48 @@ fn a_caller_that_panics_joins_the_thread() {
 }
 
 #[test]
+fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
+    for overlap in [true, false] {
+        let calls = RefCell::new(Vec::new());
+        let made = Arc::new(Mutex::new(Vec::new()));
+        let seen = made.clone();
+        let make = move |round: u64, out: &mut u64| {
+            seen.lock().unwrap().push(round);
+            *out = round;
+            Ok::<(), BoxError>(())
+        };
+        let hook = |round: u64| {
+            calls.borrow_mut().push(round);
+            let failed =
+                calls.borrow().iter().filter(|&&call| call == round).count() == 1 && [0, 2].contains(&round);
+            if failed { Err(format!("no weights for round {round}")) } else { Ok(()) }
+        };
+        let mut generator = twinbuf::generate(make).overlap(overlap).before(hook).build().unwrap();
+        let told = |error: Error, round: u64| {
+            let text = format!("round {round}: the hook failed: no weights for round {round}");
+            assert_eq!(format!("{error:#}"), text);
+            assert!(matches!(error, Error::Hook { at, .. } if at == self::round(round)));
+        };
+        // Before the first round, and between two: after every round that was started.
+        told(generator.rounds(9).next().unwrap().unwrap_err(), 0);
+        let mut rounds = generator.rounds(9);
+        assert_eq!(*rounds.next().unwrap().unwrap(), 0);
+        assert_eq!(*rounds.next().unwrap().unwrap(), 1);
+        told(rounds.next().unwrap().unwrap_err(), 2);
+        assert!(rounds.next().is_none());
+        drop(rounds);
+        assert_eq!(*made.lock().unwrap(), [0, 1], "its round is not started");
+        let rest: Vec<u64> = generator.rounds(2).map(|round| *round.unwrap()).collect();
+        assert_eq!(rest, [2, 3]);
+        // It does not run after the last round, but before the next one that is asked for.
+        assert_eq!(*calls.borrow(), [0, 0, 1, 2, 2, 3]);
+        assert_eq!(*generator.rounds(1).next().unwrap().unwrap(), 4);
+        assert_eq!(calls.borrow().last(), Some(&4));
+        generator.close().unwrap();
+    }
+}
+
+#[test]
 fn a_hook_that_panics_leaves_its_round_unstarted() {
     for overlap in [false, true] {
         for at in 0..4 {

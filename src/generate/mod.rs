@@ -161,7 +161,10 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     ///
     /// This is the place to copy the model's current weights into what the closure reads. The hook runs within the
     /// call that receives round `n - 1`, before the first round too, and again before a round that failed and is
-    /// tried again. Its time counts as the caller's. If it fails, its round is not started, and the next call gets
+    /// tried again. It does not run after the last round that was asked for: the weights of the last training step are
+    /// published before the next round, or by the program itself.
+    ///
+    /// Its time counts as the caller's. If it fails, its round is not started, and the next call gets
     /// [`Error::Hook`].
     pub fn before<E: Into<BoxError>>(mut self, mut hook: impl FnMut(u64) -> Result<(), E> + 'h) -> Self {
         self.hook = Some(Box::new(move |round| hook(round).map_err(Into::into)));
