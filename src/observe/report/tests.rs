@@ -111,6 +111,7 @@ fn the_gains_are_ratios_to_perfect_overlap() {
     assert!(small.advice().contains("waking threads"), "{small}");
     // Without a thread there is none to wake.
     assert!(!Report { overlap: false, ..small }.advice().contains("waking"));
+    assert!(!report(1, 100, 220).advice().contains("waking"), "{}", report(1, 100, 220));
 
     // The first read took its time and failed.
     let nothing = Report { epochs: 1, wall: Duration::from_millis(22), ..Report::default() };
