@@ -1,0 +1,39 @@
+"""The programs in the README run."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_programs_in_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = np.zeros(256, dtype=np.int32)
+    header[:3] = 20240520, 1, 1024 * 100 + 1
+    tokens = np.arange(1024 * 100 + 1, dtype=np.uint16)
+    for number in range(2):
+        (tmp_path / f"fineweb_train_{number}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    monkeypatch.chdir(tmp_path)
+    steps = 0
+
+    def train(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> None:
+        nonlocal steps
+        steps += 1
+        if targets is not None:
+            assert inputs.shape == targets.shape == (32, 1024)
+            assert torch.equal(inputs[:, 1:].int(), targets[:, :-1].int())
+
+    names: dict[str, Any] = {"np": np, "train": train, "use": torch.sum, "dataloader": [torch.ones(3)] * 4}
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(blocks) == 6
+    for block in blocks:
+        exec(block.replace('"cuda"', '"cpu"'), names)
+    assert steps == 18 + 18
+    assert sum(len(batch) for batch in names["loader"].epochs(1)) == 1000
+    assert "3 epochs, 18 batches" in capsys.readouterr().out
