@@ -25,6 +25,10 @@ impl Dataset for Numbers {
         }
         Ok(out.len())
     }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(Self(self.0)))
+    }
 }
 
 /// `SplitMix64`, so that a failing history can be told by its number.
@@ -43,15 +47,17 @@ fn saved(checkpoint: &Checkpoint) -> Checkpoint {
     serde_json::from_str(&serde_json::to_string(checkpoint).unwrap()).unwrap()
 }
 
-/// Up to `steps` steps of one rank, and the checkpoint after them. The records go to `seen`.
+/// Up to `steps` steps of one rank, with so many threads, and the checkpoint after them. The records go to `seen`.
 fn go_on(
     plan: Plan,
     from: &Checkpoint,
     steps: Option<u64>,
-    overlap: bool,
+    workers: usize,
     seen: &mut Vec<u64>,
 ) -> (u64, Checkpoint) {
-    let mut loader = Loader::builder(Numbers(plan.range().end), plan).overlap(overlap).build().unwrap();
+    let builder = Loader::builder(Numbers(plan.range().end), plan);
+    let builder = if workers > 0 { builder.workers(workers) } else { builder.overlap(false) };
+    let mut loader = builder.build().unwrap();
     let mut epochs = loader.epochs_from(from, from.epoch() + 1).unwrap();
     let (mut taken, promised) = (0, epochs.size_hint().1.unwrap() as u64);
     // Asked once more than there are batches: a rank without a part in the last step does it by asking.
@@ -95,6 +101,8 @@ fn history(number: u64) -> u32 {
         place.checkpoint()
     };
 
+    // Mostly without threads, of which there would be thousands.
+    let workers = if number % 50 < 4 { 1 + random.below(3) as usize } else { 0 };
     let (mut seen, mut changes) = (Vec::new(), 0);
     let step = loop {
         let batch = [4, 8, 4, 8, 1 + random.below(9)][random.below(5) as usize];
@@ -108,7 +116,7 @@ fn history(number: u64) -> u32 {
         let mut most = 0;
         for rank in 0..world {
             let plan = plan.with_rank(rank, world).unwrap();
-            let (taken, end) = go_on(plan, &before, steps, number % 50 == 0, &mut seen);
+            let (taken, end) = go_on(plan, &before, steps, workers, &mut seen);
             most = most.max(taken);
             ends.push(end);
         }
