@@ -10,12 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, open, open_direct, plan,
+    Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, open, open_direct, plan, record,
 };
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::{Cuda, DeviceBatch, LoaderBuilder};
 use twinbuf::observe::Trace;
-use twinbuf::transform::Convert;
+use twinbuf::transform::{Convert, per_record};
 use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
@@ -34,6 +34,40 @@ fn bytes(batch: &DeviceBatch, stream: &Arc<CudaStream>) -> Vec<u8> {
     stream.memcpy_dtoh(&view, &mut bytes).unwrap();
     stream.synchronize().unwrap();
     bytes
+}
+
+#[test]
+fn the_fields_of_a_pair_lie_where_they_are_told() {
+    let (_dir, paths) = files(&[30]);
+    // Three bytes of each record, so that the second field begins after a gap.
+    let starts = || {
+        per_record(3, |record, out, _| {
+            out.copy_from_slice(&record[..3]);
+            Ok(())
+        })
+    };
+    let (sim, ctx) = start(3);
+    let stream = ctx.new_stream().unwrap();
+    let builder = Loader::builder((open(&paths), open(&paths)), plan(30, 7)).transform(starts());
+    let mut loader = builder.cuda(ctx.clone()).build().unwrap();
+    for batch in loader.epoch(2) {
+        let batch = batch.unwrap();
+        let records: Vec<u64> = batch.plan().runs().flatten().collect();
+        let ranges = [0, 1].map(|field| batch.field_range(field).unwrap());
+        assert_eq!((ranges[0].clone(), ranges[1].start % 64), (0..3 * records.len(), 0));
+        assert_eq!(batch.field_range(2), None);
+        let [short, long] = ranges.map(|range| {
+            let view = batch.on_range::<u8>(range, &stream).unwrap();
+            let mut bytes = vec![0; view.len()];
+            stream.memcpy_dtoh(&view, &mut bytes).unwrap();
+            stream.synchronize().unwrap();
+            bytes
+        });
+        assert_eq!(short, records.iter().flat_map(|&i| record(i)[..3].to_vec()).collect::<Vec<u8>>());
+        assert_eq!(long, records.iter().flat_map(|&i| record(i)).collect::<Vec<u8>>());
+    }
+    loader.close().unwrap();
+    assert_eq!(sim.violations(), [""; 0]);
 }
 
 #[test]

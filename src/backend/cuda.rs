@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::thread::{self, ThreadId};
@@ -17,7 +17,7 @@ use super::{Backend, NoSlot, Received, Sides, Waiting};
 use crate::error::Error;
 use crate::loader::checkpoint::Checkpoint;
 use crate::observe::trace::Track;
-use crate::slot::{BatchMeta, Naming, Ticket};
+use crate::slot::{BatchMeta, Naming, Origin, Ticket};
 
 /// Batches end up in the memory of a CUDA device: [`DeviceBatch`]. See
 /// [`LoaderBuilder::cuda`](crate::loader::LoaderBuilder::cuda).
@@ -52,6 +52,14 @@ impl DeviceBatch {
     #[must_use]
     pub fn plan(&self) -> &BatchPlan {
         &self.lease.meta().records().plan
+    }
+
+    /// Returns where a field of a batch from several data sets lies ([`Fields`](crate::loader::Fields)), in bytes:
+    /// `batch.on_range::<i64>(batch.field_range(1).ok_or("no labels")?, &stream)?`. `None` if there is no such field.
+    #[must_use]
+    pub fn field_range(&self, field: usize) -> Option<Range<usize>> {
+        let Origin { plan, layout, .. } = self.lease.meta().records();
+        layout.range(field, usize::try_from(plan.len()).ok()?)
     }
 
     /// Returns the position after this batch: resuming there delivers the next batch first.
