@@ -1,8 +1,8 @@
 //! Reads past the page cache (`O_DIRECT`): the disk writes into the caller's buffer, and no CPU copies.
 //!
-//! The kernel takes such a read only if its place in the file, its length and its place in memory are multiples
+//! [`system`] has the calls. The kernel takes such a read only if its place in the file, its length and its place in memory are multiples
 //! of the disk's block. What does not fit is read into blocks beside the buffer: the piece of a block before the
-//! first whole one and that after the last. All of it is one call, `preadv(2)`. If the whole blocks come to lie
+//! first whole one and that after the last. On Linux all of it is one call, `preadv(2)`. If the whole blocks come to lie
 //! up to a block too far back in the buffer, they are moved to their place afterwards.
 
 use std::fs::File;
@@ -10,11 +10,13 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::Error;
+use crate::{Error, system};
 use crate::file::{DataFile, Opened};
 
+/// Blocks that disks have, the smallest first: `queue/logical_block_size` on Linux.
+const BLOCKS: [usize; 2] = [512, 4096];
+
 /// A file opened for such reads.
-#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "none is opened"))]
 #[derive(Debug)]
 pub(crate) struct Direct {
     /// `None` if it is opened for each use.
@@ -56,7 +58,19 @@ impl BounceBuffer {
 impl Direct {
     /// Opens `data` a second time. `known` has the block of each file system seen so far.
     pub(crate) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Self, Error> {
-        system::open(data, known)
+        let file = system::reopen(data)?;
+        let system = system::file_system(&file).ok();
+        let block = match known.iter().find(|(known, _)| Some(*known) == system) {
+            Some(&(_, block)) => block,
+            None => {
+                let block = probe(|block| system::read(&file, 0, [block, &mut [], &mut []])).map_err(
+                    |source| Error::System { path: data.path.clone(), call: "preadv(O_DIRECT)", source },
+                )?;
+                known.extend(system.map(|system| (system, block)));
+                block
+            }
+        };
+        Ok(Self { file: data.is_kept().then_some(file), block: block.into() })
     }
 
     /// The file, opened for such reads.
@@ -112,7 +126,7 @@ impl Direct {
                     return Ok(len);
                 }
                 Err(error) => {
-                    let larger = system::larger(block, &error).ok_or(error)?;
+                    let larger = larger(block, &error).ok_or(error)?;
                     self.block.fetch_max(larger, Relaxed);
                 }
             }
@@ -168,125 +182,25 @@ impl Alignment {
     }
 }
 
-#[cfg(target_os = "linux")]
-mod system {
-    //! Linux's calls.
-
-    use std::fs::{File, OpenOptions};
-    use std::io;
-    use std::os::fd::AsRawFd;
-    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-
-    use super::{BounceBuffer, Direct};
-    use crate::Error;
-    use crate::file::DataFile;
-
-    /// Blocks that disks have, the smallest first: `queue/logical_block_size`.
-    const BLOCKS: [usize; 2] = [512, 4096];
-
-    /// Opens the same file once more.
-    pub(super) fn reopen(data: &DataFile) -> Result<File, Error> {
-        let file = data.file()?;
-        // By the descriptor, not by the path, which may name another file by now. The mode of this access
-        // belongs to the opening, so the descriptor itself cannot be changed without the other reads.
-        OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK)
-            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-            .map_err(|source| failed(data, "open(O_DIRECT)", source))
-    }
-
-    /// Finds out the block of the file if its file system is not among the `known`.
-    pub(super) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Direct, Error> {
-        let file = reopen(data)?;
-        let system = file.metadata().map_err(|source| failed(data, "fstat", source))?.dev();
-        let block = match known.iter().find(|(known, _)| *known == system) {
-            Some(&(_, block)) => block,
-            None => {
-                let block = probe(|block| read(&file, 0, [block, &mut [], &mut []]))
-                    .map_err(|source| failed(data, "preadv(O_DIRECT)", source))?;
-                known.push((system, block));
-                block
-            }
-        };
-        Ok(Direct { file: data.is_kept().then_some(file), block: block.into() })
-    }
-
-    fn failed(data: &DataFile, call: &'static str, source: io::Error) -> Error {
-        Error::System { path: data.path.clone(), call, source }
-    }
-
-    /// The next larger block, if `error` means that `block` is too small.
-    pub(super) fn larger(block: usize, error: &io::Error) -> Option<usize> {
-        // Not a multiple of the block: open(2).
-        let too_small = error.raw_os_error() == Some(libc::EINVAL);
-        BLOCKS.into_iter().find(|&larger| too_small && larger > block)
-    }
-
-    /// Whether `error` is that the kernel cannot pin the caller's pages, which a read past the page cache needs.
-    pub(super) fn cannot_be_pinned(error: &io::Error) -> bool {
-        error.raw_os_error() == Some(libc::EFAULT)
-    }
-
-    /// The smallest block in which `read` reads.
-    pub(super) fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
-        let [mut block, ..] = BLOCKS;
-        loop {
-            // At an odd multiple, so that larger ones do not pass for it.
-            let mut bounce = BounceBuffer::new();
-            let blocks = bounce.blocks(2 * block);
-            match read(&mut blocks[block..2 * block]) {
-                Ok(_) => return Ok(block),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => block = larger(block, &error).ok_or(error)?,
-            }
+/// Finds the smallest block in which `read` reads.
+fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
+    let [mut block, ..] = BLOCKS;
+    loop {
+        // At an odd multiple, so that larger ones do not pass for it.
+        let mut bounce = BounceBuffer::new();
+        let blocks = bounce.blocks(2 * block);
+        match read(&mut blocks[block..2 * block]) {
+            Ok(_) => return Ok(block),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => block = larger(block, &error).ok_or(error)?,
         }
-    }
-
-    /// Reads from `start` on into three pieces of memory, one after the other.
-    pub(super) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
-        let start = libc::off_t::try_from(start).map_err(|_| io::ErrorKind::FileTooLarge)?;
-        let pieces =
-            pieces.map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() });
-        // SAFETY: the descriptor is open as long as `file` lives. The kernel reads three entries and writes only
-        // to what they name, which are parts of three exclusive borrows; it has finished when the call returns.
-        let read = unsafe { libc::preadv(file.as_raw_fd(), pieces.as_ptr(), 3, start) };
-        usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 }
 
-#[cfg(not(target_os = "linux"))]
-mod system {
-    //! No such reads.
-
-    use std::fs::File;
-    use std::io;
-
-    use super::Direct;
-    use crate::Error;
-    use crate::file::DataFile;
-
-    /// Never called: nothing is opened.
-    pub(super) fn reopen(_: &DataFile) -> Result<File, Error> {
-        Err(Error::Unsupported { call: "open(O_DIRECT)" })
-    }
-
-    pub(super) fn open(_: &DataFile, _: &mut Vec<(u64, usize)>) -> Result<Direct, Error> {
-        Err(Error::Unsupported { call: "open(O_DIRECT)" })
-    }
-
-    pub(super) fn larger(_: usize, _: &io::Error) -> Option<usize> {
-        None
-    }
-
-    pub(super) fn cannot_be_pinned(_: &io::Error) -> bool {
-        false
-    }
-
-    /// Never called: nothing is opened.
-    pub(super) fn read(_: &File, _: u64, _: [&mut [u8]; 3]) -> io::Result<usize> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
+/// Returns the next larger block, if `error` means that `block` is too small.
+fn larger(block: usize, error: &io::Error) -> Option<usize> {
+    let too_small = system::too_small(error);
+    BLOCKS.into_iter().find(|&larger| too_small && larger > block)
 }
 
 #[cfg(test)]
@@ -393,7 +307,7 @@ mod tests {
     #[test]
     fn a_probe_that_is_interrupted_goes_on() {
         let mut asked = Vec::new();
-        let block = system::probe(|block| {
+        let block = probe(|block| {
             asked.push(block.len());
             match asked.len() {
                 1 | 3 => Err(io::Error::from_raw_os_error(libc::EINTR)),
@@ -402,7 +316,7 @@ mod tests {
             }
         });
         assert_eq!((block.unwrap(), asked), (4096, vec![512, 512, 4096, 4096]));
-        let failed = system::probe(|_| Err(io::Error::from_raw_os_error(libc::EIO)));
+        let failed = probe(|_| Err(io::Error::from_raw_os_error(libc::EIO)));
         assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::EIO));
     }
 

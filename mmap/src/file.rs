@@ -71,7 +71,6 @@ impl DataFile {
     }
 
     /// Whether the file is kept open.
-    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only direct reads ask"))]
     pub(crate) const fn is_kept(&self) -> bool {
         matches!(self.handle, Handle::Kept(_))
     }
@@ -91,6 +90,23 @@ impl DataFile {
                     Err(Error::Replaced { path: self.path.clone() })
                 }
             }
+        }
+    }
+
+    /// The same file, opened a second time by its path.
+    #[cfg(any(target_vendor = "apple", target_os = "freebsd"))]
+    pub(crate) fn open_again(&self, flags: libc::c_int) -> Result<File, Error> {
+        use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+        let failed = |source| Error::opening(&self.path, source);
+        let mut options = OpenOptions::new();
+        let again = options.read(true).custom_flags(flags | libc::O_NONBLOCK).open(&self.path);
+        let again = again.map_err(failed)?;
+        let [first, second] = [self.file()?.metadata(), again.metadata()];
+        let (first, second) = (first.map_err(failed)?, second.map_err(failed)?);
+        if (first.dev(), first.ino()) == (second.dev(), second.ino()) {
+            Ok(again)
+        } else {
+            Err(Error::Replaced { path: self.path.clone() })
         }
     }
 

@@ -73,13 +73,13 @@ mod fingerprint;
 mod format;
 mod hint;
 mod limit;
-#[cfg(unix)]
 mod page;
 mod plan;
 mod read;
 mod records;
 mod shard;
 mod spans;
+mod system;
 pub mod transform;
 mod view;
 

@@ -4,23 +4,28 @@ use std::ops::Range;
 
 /// Bytes in a page of memory.
 pub(crate) fn page_size() -> usize {
-    // SAFETY: sysconf reads a constant of the system; it takes no pointer and any name is allowed.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // POSIX has every system answer. Were it to fail (-1), 4096 is the smallest page of any that Rust knows.
-    usize::try_from(bytes).unwrap_or(4096)
+    /// The smallest page of any system, and Windows's on all processors.
+    const SMALLEST: usize = 4096;
+    #[cfg(not(unix))]
+    return SMALLEST;
+    #[cfg(unix)]
+    {
+        // SAFETY: sysconf reads a constant of the system; it takes no pointer and any name is allowed.
+        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        // POSIX has every system answer; a failure would be -1.
+        usize::try_from(bytes).unwrap_or(SMALLEST)
+    }
 }
 
-/// The bytes of the whole pages that hold `bytes`, cut at the end of a mapping of `len` bytes.
+/// The bytes of the whole pages that hold `bytes`, cut at `len`.
 ///
 /// A range wholly past the end gives an empty range.
-pub(crate) fn around(bytes: &Range<u64>, len: usize, page: usize) -> Range<usize> {
-    let clamp = |offset| usize::try_from(offset).map_or(len, |offset| offset.min(len));
-    let (start, end) = (clamp(bytes.start), clamp(bytes.end));
+pub(crate) fn around(bytes: &Range<u64>, len: u64, page: u64) -> Range<u64> {
+    let (start, end) = (bytes.start.min(len), bytes.end.min(len));
     if start >= end {
         return len..len;
     }
-    // A mapping is no longer than isize::MAX, so rounding up does not overflow.
-    start / page * page..end.next_multiple_of(page).min(len)
+    start / page * page..end.checked_next_multiple_of(page).map_or(len, |end| end.min(len))
 }
 
 #[cfg(test)]

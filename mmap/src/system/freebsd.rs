@@ -1,0 +1,78 @@
+//! FreeBSD: `posix_fadvise` for hints and for dropping pages, `O_DIRECT` for reads past the cache.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use super::Piece;
+use crate::file::{DataFile, read_at};
+use crate::shard::Shard;
+use crate::{Error, HintStats, Residency};
+
+/// One call each; file systems without a method for it (UFS) do nothing (`vop_stdadvise`).
+pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
+    for piece in pieces {
+        hinted.calls += 1;
+        match advise(piece.shard, &piece.bytes, libc::POSIX_FADV_WILLNEED) {
+            Ok(()) => hinted.bytes += piece.len(),
+            Err(_) => hinted.failed += 1,
+        }
+    }
+}
+
+fn advise(shard: &Shard, bytes: &Range<u64>, advice: libc::c_int) -> Result<(), Error> {
+    let failed = |source| Error::System { path: shard.path().to_owned(), call: "posix_fadvise", source };
+    let offset = |at: u64| libc::off_t::try_from(at).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()));
+    let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
+    let file = shard.file.file()?;
+    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, advice) } {
+        0 => Ok(()),
+        errno => Err(failed(io::Error::from_raw_os_error(errno))),
+    }
+}
+
+/// No call tells.
+pub(crate) fn seems_there(_: &File, _: u64) -> bool {
+    false
+}
+
+/// `mincore` has another meaning than Linux's.
+pub(crate) fn count(_: &mut Residency, _: &Shard, _: &Range<u64>) -> Result<(), Error> {
+    Err(Error::Unsupported { call: "mincore" })
+}
+
+pub(crate) fn uncache(shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
+    advise(shard, bytes, libc::POSIX_FADV_DONTNEED)
+}
+
+/// Written out first: dirty pages stay. A length of 0 is to the end of the file.
+pub(crate) fn evict(shard: &Shard) -> Result<(), Error> {
+    let sync = shard.file.file()?.sync_all();
+    sync.map_err(|source| Error::System { path: shard.path().to_owned(), call: "fsync", source })?;
+    uncache(shard, &(0..0))
+}
+
+/// Opens it by its path: `/dev/fd` would give the same opening once more.
+pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
+    data.open_again(libc::O_DIRECT)
+}
+
+pub(crate) fn file_system(file: &File) -> io::Result<u64> {
+    Ok(std::os::unix::fs::MetadataExt::dev(&file.metadata()?))
+}
+
+pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
+    super::one_by_one(start, pieces, |out, offset| read_at(file, out, offset))
+}
+
+/// A read that does not fit the blocks is refused by some file systems and goes through the cache of others.
+pub(crate) fn too_small(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINVAL)
+}
+
+/// Not known of this system.
+pub(crate) fn cannot_be_pinned(_: &io::Error) -> bool {
+    false
+}

@@ -1,0 +1,301 @@
+//! Linux and Android: `process_madvise` for hints, `posix_fadvise`, `mincore`, `O_DIRECT`.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use memmap2::{Advice, MmapRaw};
+
+use super::Piece;
+use crate::file::DataFile;
+use crate::page::{around, page_size};
+use crate::shard::Shard;
+use crate::{Error, HintStats, Residency};
+
+/// All pieces in one call, if the kernel has it for us; otherwise one call each.
+pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
+    let mapped: Vec<(&MmapRaw, Range<usize>)> = pieces
+        .iter()
+        .filter_map(|piece| {
+            // What is mapped has a length that fits.
+            let at = |offset| usize::try_from(offset).ok();
+            let map = piece.shard.map.as_ref().ok()?;
+            Some((map, at(piece.bytes.start)?..at(piece.bytes.end)?.min(map.len())))
+        })
+        .collect();
+    let asked = at_once(&mapped, hinted);
+    for (map, bytes) in &mapped[asked..] {
+        hinted.calls += 1;
+        match map.advise_range(Advice::WillNeed, bytes.start, bytes.len()) {
+            Ok(()) => hinted.bytes += bytes.len() as u64,
+            Err(_) => hinted.failed += 1,
+        }
+    }
+}
+
+/// Hints as many of the first pieces as one call takes, counts the call, and returns their number.
+fn at_once(pieces: &[(&MmapRaw, Range<usize>)], hinted: &mut HintStats) -> usize {
+    /// Bytes in one call, below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).
+    const BYTES: usize = 1 << 30;
+    /// The kernel has no such call for us, so it is not tried again. It guards no other data.
+    static REFUSED: AtomicBool = AtomicBool::new(false);
+
+    let mut bytes = 0_usize;
+    let fit = pieces.iter().take_while(|(_, piece)| {
+        bytes = bytes.saturating_add(piece.len());
+        bytes <= BYTES
+    });
+    let pieces = &pieces[..fit.count()];
+    if pieces.len() < 2 || REFUSED.load(Relaxed) {
+        return 0;
+    }
+    let taken = match process_madvise(pieces) {
+        Ok(taken) => taken,
+        Err(error) => {
+            if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)) {
+                REFUSED.store(true, Relaxed);
+            }
+            return 0;
+        }
+    };
+    // It stops before the first piece that fails.
+    let mut rest = taken;
+    let whole = pieces.iter().take_while(|(_, piece)| {
+        let left = rest.checked_sub(piece.len());
+        rest = left.unwrap_or(rest);
+        left.is_some()
+    });
+    let asked = whole.count();
+    hinted.calls += 1;
+    hinted.bytes += (taken - rest) as u64;
+    asked
+}
+
+/// Returns the number of bytes that were hinted, from the first piece on.
+fn process_madvise(pieces: &[(&MmapRaw, Range<usize>)]) -> io::Result<usize> {
+    let ranges: Vec<libc::iovec> = pieces
+        .iter()
+        .map(|(map, piece)| libc::iovec {
+            iov_base: map.as_mut_ptr().wrapping_add(piece.start).cast(),
+            iov_len: piece.len(),
+        })
+        .collect();
+    // Opened for each call, which costs little beside it: after a fork a kept one would name the parent.
+    // SAFETY: takes no pointer and cannot fail.
+    let this = unsafe { libc::getpid() };
+    // SAFETY: takes a process and flags, no pointer.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, this, 0) };
+    let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the kernel has just opened it for us, and nothing else has it.
+    let process = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the kernel reads the array, as long as said. Its ranges lie in mappings that are alive, and
+    // this advice changes the contents of no memory.
+    let taken = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            process.as_raw_fd(),
+            ranges.as_ptr(),
+            ranges.len(),
+            libc::MADV_WILLNEED,
+            0,
+        )
+    };
+    usize::try_from(taken).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads the byte, if that needs no disk.
+pub(crate) fn seems_there(file: &File, offset: u64) -> bool {
+    let mut byte = 0_u8;
+    let piece = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // The halves of the offset, of which a kernel of 64 bits takes the first as a whole and leaves the second.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "halves, where they are")]
+    let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
+    // By number: C libraries before 2018 have no such function.
+    // SAFETY: the descriptor is open as long as `file` lives; the kernel reads one entry and writes at most the
+    // byte that it names.
+    let read = unsafe {
+        libc::syscall(
+            libc::SYS_preadv2,
+            file.as_raw_fd(),
+            &raw const piece,
+            1_usize,
+            low,
+            high,
+            libc::RWF_NOWAIT,
+        )
+    };
+    read == 1
+}
+
+/// Pages of one call of `mincore`, one byte each, so that no memory grows with the file.
+const STRETCH: usize = 4096;
+
+/// `mincore`, a stretch of pages at a time; `cachestat` finds the stretches that it can skip.
+pub(crate) fn count(residency: &mut Residency, shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
+    let failed = |call, source| Error::System { path: shard.path().to_owned(), call, source };
+    let map = shard.mapping()?;
+    let page = page_size();
+    let mut flags = [0_u8; STRETCH];
+    let range = around(bytes, map.len() as u64, page as u64);
+    // Within the mapping, whose length is a usize.
+    let [start, end] = [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(map.len()));
+    for start in (start..end).step_by(STRETCH * page) {
+        let pages = (end - start).div_ceil(page).min(STRETCH);
+        residency.pages += pages as u64;
+        // Of fewer pages, as batches have, `mincore` is as fast.
+        if pages == STRETCH && matches!(cached(&*shard.file.file()?, start, pages * page), Ok(0)) {
+            continue;
+        }
+        let address = map.as_mut_ptr().wrapping_add(start);
+        // SAFETY: `start` is a multiple of the page size and so is the mapping's address. The `pages`
+        // pages from there on belong to the mapping, which `map` keeps alive. The kernel writes one
+        // byte a page, and `flags` has at least `pages` bytes. No byte of the mapping is touched.
+        let status = unsafe { libc::mincore(address.cast(), pages * page, flags.as_mut_ptr().cast()) };
+        if status != 0 {
+            return Err(failed("mincore", io::Error::last_os_error()));
+        }
+        // Only the lowest bit has a meaning; see mincore(2).
+        residency.resident += flags[..pages].iter().map(|flag| u64::from(flag & 1)).sum::<u64>();
+    }
+    Ok(())
+}
+
+/// Pages of the cache that hold `len` bytes, at least one, of a file, in a time that grows with their number alone.
+///
+/// 0 agrees with `mincore`, unless tmpfs has them in the swap cache. More is too many: it has those on their way
+/// from the disk, whose bytes cannot be read yet (`filemap_cachestat` in the kernel's `mm/filemap.c`,
+/// `mincore_page` in `mm/mincore.c`).
+fn cached(file: &File, start: usize, len: usize) -> io::Result<u64> {
+    /// Of the same number wherever the kernel has it, but on MIPS, where that is the number of no call.
+    const CACHESTAT: libc::c_long = 451;
+    let range = [start as u64, len as u64];
+    // Pages that are cached, dirty, being written, evicted, recently evicted: `include/uapi/linux/mman.h`.
+    let mut found = [0_u64; 5];
+    // By number: `libc` has no name for it.
+    // SAFETY: the descriptor is open as long as `file` lives; the kernel reads two numbers of 64 bits and
+    // writes five.
+    let status =
+        unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0_u32) };
+    if status == 0 { Ok(found[0]) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The cache forgets a whole file, after it is clean.
+pub(crate) fn evict(shard: &Shard) -> Result<(), Error> {
+    match shard.file.file()?.sync_all() {
+        // Read-only file systems lack the call (squashfs, erofs, iso9660; `vfs_fsync_range` in
+        // the kernel's `fs/sync.c`): there is nothing to write out.
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => {
+            return Err(Error::System { path: shard.path().to_owned(), call: "fsync", source: error });
+        }
+        _ => {}
+    }
+    // A length of 0 is to the end of the file: posix_fadvise(2).
+    uncache(shard, &(0..0))
+}
+
+/// Makes the cache forget clean pages that are mapped nowhere.
+pub(crate) fn uncache(shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
+    let failed = |source| Error::System { path: shard.path().to_owned(), call: "posix_fadvise", source };
+    // On a 32-bit system an offset can be too large for the call; the mapping was refused then, too.
+    let offset = |at: u64| libc::off_t::try_from(at).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()));
+    let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
+    let file = shard.file.file()?;
+    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(()),
+        errno => Err(failed(io::Error::from_raw_os_error(errno))),
+    }
+}
+
+/// Opens the same file once more, for reads past the cache.
+pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
+    let file = data.file()?;
+    // By the descriptor, not by the path, which may name another file by now. The mode of this access
+    // belongs to the opening, so the descriptor itself cannot be changed without the other reads.
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .map_err(|source| Error::System { path: data.path.clone(), call: "open(O_DIRECT)", source })
+}
+
+/// The blocks are the same for all files of a file system.
+pub(crate) fn file_system(file: &File) -> io::Result<u64> {
+    Ok(file.metadata()?.dev())
+}
+
+/// Not a multiple of the block: open(2).
+pub(crate) fn too_small(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINVAL)
+}
+
+/// Reads from `start` on into three pieces of memory, one after the other.
+pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
+    let start = libc::off_t::try_from(start).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    let pieces =
+        pieces.map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() });
+    // SAFETY: the descriptor is open as long as `file` lives. The kernel reads three entries and writes only
+    // to what they name, which are parts of three exclusive borrows; it has finished when the call returns.
+    let read = unsafe { libc::preadv(file.as_raw_fd(), pieces.as_ptr(), 3, start) };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// The kernel cannot pin the caller's pages.
+pub(crate) fn cannot_be_pinned(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::Records;
+
+    /// Three stretches and a half with a page here and there: counted at once, and page by page.
+    #[test]
+    fn stretches_are_counted_like_their_pages() {
+        let page = page_size();
+        let stretch = STRETCH * page;
+        let len = 3 * stretch + stretch / 2 + 100;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sparse");
+        let file = std::fs::File::create_new(&path).unwrap();
+        file.set_len(len as u64).unwrap();
+        let written = [0, 5, STRETCH - 1, 2 * STRETCH + 77, 2 * STRETCH + 78, 3 * STRETCH];
+        let write = || written.map(|at| file.write_all_at(&vec![1; page], (at * page) as u64).unwrap());
+        let records = Records::open([&path], 1).unwrap();
+        let count_parts = |bytes: Range<usize>, at_once: usize| {
+            let mut found = Residency::default();
+            for start in bytes.clone().step_by(at_once) {
+                let part = start as u64..start.saturating_add(at_once).min(bytes.end) as u64;
+                count(&mut found, &records.shards()[0], &part).unwrap();
+            }
+            found
+        };
+        for bytes in [
+            0..len,
+            0..stretch,
+            stretch..2 * stretch,
+            1..2 * stretch + 1,
+            stretch - 1..3 * stretch,
+            page - 1..2 * stretch + 77 * page + 1,
+            2 * stretch + 78 * page..len,
+            5 * page + 99..len + 2 * stretch,
+        ] {
+            let pages = bytes.start / page..bytes.end.min(len).div_ceil(page);
+            let least = written.iter().filter(|at| pages.contains(at)).count() as u64;
+            // Where memory is short, pages go between two looks, and come when they are written.
+            let found = (0..1000).find_map(|_| {
+                write();
+                let found = count_parts(bytes.clone(), usize::MAX);
+                let expected = count_parts(pages.start * page..pages.end * page, page);
+                (found == expected && found.resident >= least).then_some(found)
+            });
+            assert_eq!(found.map(|found| found.pages), Some(pages.len() as u64), "{bytes:?}");
+        }
+    }
+}
