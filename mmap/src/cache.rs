@@ -104,8 +104,9 @@ impl Records {
     fn seems_there(&self, record: u64) -> bool {
         let found = self.locate(record);
         found.is_some_and(|at| {
-            let file = self.shards()[at.shard].file.file();
-            file.is_ok_and(|file| system::seems_there(&file, at.offset))
+            let shard = &self.shards()[at.shard];
+            // To ask may begin to read, which may wait.
+            !shard.hints_wait && shard.file.file().is_ok_and(|file| system::seems_there(&file, at.offset))
         })
     }
 

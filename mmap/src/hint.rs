@@ -82,7 +82,8 @@ impl Records {
     ///
     /// A hint is only a hint. If it fails, the records are read all the same, later and slower; so a failure
     /// is counted in [`HintStats`] and is no error. Truncated files do no harm here: no byte of the mapping is
-    /// touched. Where a system has no such call this does nothing.
+    /// touched. Where a system has no such call this does nothing, nor
+    /// for files of FUSE, whose kernel side makes hints wait for answers once a few are under way (`max_background`).
     pub fn will_need(&self, batch: &BatchPlan, piece: NonZeroUsize) -> HintStats {
         if self.read_mode() == ReadMode::Direct {
             return HintStats::default();
@@ -122,6 +123,9 @@ fn ask(records: &Records, runs: impl Iterator<Item = Range<u64>>, piece: NonZero
             queue.hinted.failed += 1;
             break;
         };
+        if span.shard.hints_wait {
+            continue;
+        }
         found.push(Piece { shard: span.shard, bytes: around(&span.bytes, span.shard.bytes.end, page) });
     }
     found.sort_unstable_by_key(|found| (found.shard.records().start, found.bytes.start));

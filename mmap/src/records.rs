@@ -239,12 +239,14 @@ impl Records {
                 room = false;
                 shards.iter_mut().for_each(|shard| shard.map = Err(std::io::ErrorKind::OutOfMemory.into()));
             }
+            let hints_wait = crate::system::hints_wait(&*file.file()?);
             if shards.len() >= kept {
                 file.give_back();
             }
             shards.push(Shard {
                 #[cfg(unix)]
                 map,
+                hints_wait,
                 direct: None,
                 file,
                 bytes: offset..end,

@@ -15,6 +15,8 @@ pub struct Shard {
     /// error if the system refused this mapping, or had no room for all of them.
     #[cfg(unix)]
     pub(crate) map: std::io::Result<memmap2::MmapRaw>,
+    /// Hints for it could wait for its file system, and are left out.
+    pub(crate) hints_wait: bool,
     /// The file opened for direct reads, if they were chosen.
     pub(crate) direct: Option<Direct>,
     /// From the first byte of the first record to the last byte of the last.

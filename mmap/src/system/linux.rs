@@ -36,6 +36,29 @@ pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
     }
 }
 
+/// Whether hints for this file can wait for its file system.
+///
+/// FUSE has at most `max_background` such requests under way, 12 by default, and lets everything more wait until one
+/// is answered (`fuse_get_req` in the kernel's `fs/fuse/dev.c`).
+pub(crate) fn hints_wait(file: &File) -> bool {
+    /// `FUSE_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, also virtiofs's.
+    const FUSE: u64 = 0x6573_5546;
+    let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the descriptor is open as long as `file` lives; the kernel writes one `statfs`.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: the call has succeeded and so written it.
+    let found = unsafe { found.assume_init() };
+    #[allow(
+        clippy::useless_conversion,
+        clippy::unnecessary_fallible_conversions,
+        reason = "its type differs"
+    )]
+    let kind = u64::try_from(found.f_type);
+    kind.is_ok_and(|kind| kind == FUSE)
+}
+
 /// Hints as many of the first pieces as one call takes, counts the call, and returns their number.
 fn at_once(pieces: &[(&MmapRaw, Range<usize>)], hinted: &mut HintStats) -> usize {
     /// Bytes in one call, below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).

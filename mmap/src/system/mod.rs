@@ -55,6 +55,15 @@ pub(crate) use this::{evict, uncache};
 /// that takes no such reads.
 pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
 
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) use linux::hints_wait;
+
+/// No system that is known.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) const fn hints_wait(_: &std::fs::File) -> bool {
+    false
+}
+
 /// Bytes of one file, whole pages but at the end.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {

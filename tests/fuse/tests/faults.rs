@@ -1,0 +1,290 @@
+//! At every call in turn the file system delays, fails or truncates: batches are right, in order, up to one error with
+//! path and offset; nothing waits beyond a time-out, no hint waits, and no read is repeated in silence.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::task::Poll;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use twinbuf::mmap::{HINT_CHUNK, ReadMode};
+use twinbuf::{Error, Loader, Plan, Records, Shuffle, mmap};
+use twinbuf_fuse::{Caching, Call, Fault, Mounted};
+
+const RECORD: usize = 40_000;
+const RECORDS: u64 = 24;
+const FILES: usize = 2;
+const BATCH: u64 = 3;
+/// Inside a record of each file.
+const CUT: usize = 7 * RECORD + 100;
+/// What hangs fails.
+const HANGS: Duration = Duration::from_secs(120);
+
+/// How the files are read: with the kernel's cache, without, and by direct reads.
+const WAYS: [(Caching, ReadMode); 3] = [
+    (Caching::Pages, ReadMode::Pread),
+    (Caching::Nothing, ReadMode::Pread),
+    (Caching::Pages, ReadMode::Direct),
+];
+
+fn record(number: u64) -> Vec<u8> {
+    (0..RECORD as u64).map(|byte| (number * 31 + byte % 251) as u8).collect()
+}
+
+fn contents() -> Vec<Vec<u8>> {
+    let each = RECORDS / FILES as u64;
+    (0..FILES as u64).map(|file| (file * each..(file + 1) * each).flat_map(record).collect()).collect()
+}
+
+/// A file system, and its folder, which is removed after it.
+struct Fixture {
+    system: Mounted,
+    folder: TempDir,
+}
+
+impl Fixture {
+    /// `None`, said aloud, where there is no FUSE.
+    fn new(caching: Caching, background: u16) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        match Mounted::new(folder.path(), contents(), caching, background) {
+            Err(error) => {
+                assert!(std::env::var_os("TWINBUF_FUSE").is_none(), "{error}");
+                eprintln!("not checked: FUSE: {error} (TWINBUF_FUSE=1 makes this a failure)");
+                None
+            }
+            Ok(system) => Some(Self { system, folder }),
+        }
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        (0..FILES).map(|file| self.folder.path().join(format!("{file}.bin"))).collect()
+    }
+
+    fn open(&self, mode: ReadMode) -> Result<Records, mmap::Error> {
+        Records::open(self.paths(), RECORD)?.with_read_mode(mode)
+    }
+}
+
+/// Shuffled, so that hints and reads are both at work.
+fn plan() -> Plan {
+    Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Records).seed(5).build().unwrap()
+}
+
+fn loader(records: Records, overlap: bool) -> Result<Loader, Error> {
+    Loader::builder(Arc::new(records), plan()).overlap(overlap).hint_window(1 << 20).build()
+}
+
+/// The bytes of a batch.
+fn expected(step: u64) -> Vec<u8> {
+    plan().batch(0, step).unwrap().runs().flatten().flat_map(record).collect()
+}
+
+/// Runs `case` on another thread, and fails if it does not end.
+fn in_time(what: String, case: impl FnOnce() + Send + 'static) {
+    let (sender, receiver) = channel();
+    let thread = std::thread::spawn(move || {
+        case();
+        let _ = sender.send(());
+    });
+    match receiver.recv_timeout(HANGS) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("{what}: hangs"),
+        // Ended, or panicked.
+        _ => thread.join().unwrap_or_else(|_| panic!("{what}: failed")),
+    }
+}
+
+/// One error of a file: its path, the byte where it happened and the system's number, as far as it has them.
+fn check_error(error: &mmap::Error, fixture: &Fixture, fault: Fault) -> (PathBuf, Option<u64>) {
+    let number = |source: &std::io::Error| {
+        let Fault::Error(number) = fault else { panic!("{error:?}") };
+        assert_eq!(source.raw_os_error(), Some(number), "{error:?}");
+    };
+    let (path, offset) = match error {
+        mmap::Error::Read { path, offset, source } => {
+            number(source);
+            (path, Some(*offset))
+        }
+        mmap::Error::Open { path, source } | mmap::Error::System { path, source, .. } => {
+            number(source);
+            (path, None)
+        }
+        mmap::Error::Truncated { path, offset, .. } | mmap::Error::Ragged { path, offset, .. } => {
+            assert_eq!(fault, Fault::Truncate(CUT), "{error:?}");
+            (path, Some(*offset))
+        }
+        _ => panic!("{error:?}"),
+    };
+    assert!(fixture.paths().contains(path), "{error:?}");
+    assert!(error.to_string().starts_with(&format!("{path:?}: ")), "{error}");
+    (path.clone(), offset)
+}
+
+/// Whether one of the batch's records has this byte.
+fn in_batch(step: u64, fixture: &Fixture, path: &PathBuf, offset: u64) -> bool {
+    let file = fixture.paths().iter().position(|other| other == path).unwrap() as u64;
+    let each = RECORDS / FILES as u64;
+    plan().batch(0, step).unwrap().runs().flatten().any(|record| {
+        let start = (record % each) * RECORD as u64;
+        record / each == file && (start..=start + RECORD as u64).contains(&offset)
+    })
+}
+
+/// Whether the fault happened.
+fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault: Fault) -> bool {
+    let Some(fixture) = Fixture::new(caching, 12) else { return false };
+    fixture.system.fail_after(call, fault);
+    let records = match fixture.open(mode) {
+        Err(error) => {
+            check_error(&error, &fixture, fault);
+            return true;
+        }
+        // A file that is shorter when it is opened may be one that is well.
+        Ok(records) if records.len() < RECORDS => panic!("{} records", records.len()),
+        Ok(records) => records,
+    };
+    let mut loader = match loader(records, overlap) {
+        Err(Error::Fingerprint(source)) => {
+            check_error(source.downcast_ref().expect("an error of the files"), &fixture, fault);
+            return true;
+        }
+        loader => loader.unwrap(),
+    };
+    for epoch in [0, 1] {
+        let before = fixture.system.happened();
+        let mut failed = false;
+        for (step, batch) in (0_u64..).zip(loader.epoch(epoch)) {
+            assert!(!failed, "a batch after the error");
+            match batch {
+                Ok(batch) if epoch == 0 => assert!(*batch == *expected(step), "step {step}: other bytes"),
+                Ok(batch) => assert_eq!(batch.step(), step),
+                Err(Error::Load { at, source }) => {
+                    failed = true;
+                    assert_eq!((at.epoch, at.step), (epoch, Some(step)));
+                    let error = source.downcast_ref::<mmap::Error>().expect("an error of the files");
+                    let (path, offset) = check_error(error, &fixture, fault);
+                    if let (0, Some(offset)) = (epoch, offset) {
+                        assert!(in_batch(step, &fixture, &path, offset), "{error}: not in step {step}");
+                    }
+                    // An error that comes once is told at once: the read was not repeated.
+                    let happened = fixture.system.happened();
+                    if let (Caching::Nothing, 0, Some(read @ Call::Read(..))) = (caching, epoch, happened) {
+                        let repeated = fixture.system.calls()[call + 1..].contains(&read);
+                        assert!(!repeated || matches!(fault, Fault::Truncate(_)), "{read:?} again");
+                    }
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        // Without a cache nothing hides a read that failed. (The kernel repeats a read-ahead of its own that failed.)
+        let happened = fixture.system.happened();
+        if let (Caching::Nothing, 0, Some(Call::Read(..)), Fault::Error(_)) =
+            (caching, epoch, happened, fault)
+        {
+            assert!(failed, "the error of {happened:?} got lost");
+        }
+        if let (Some(_), Fault::Truncate(_), 1) = (before, fault, epoch) {
+            assert!(failed, "a truncated file is read to its end");
+        }
+    }
+    loader.close().unwrap();
+    fixture.system.happened().is_some()
+}
+
+#[test]
+fn every_call_fails_in_turn() {
+    let mut cases = 0;
+    for (caching, mode) in WAYS {
+        for overlap in [false, true] {
+            for fault in [Fault::Error(libc::EIO), Fault::Error(libc::ESTALE), Fault::Truncate(CUT)] {
+                for call in 0.. {
+                    let what = format!("{caching:?}, {mode:?}, overlap {overlap}, {fault:?} at call {call}");
+                    let (sender, receiver) = channel();
+                    in_time(what, move || {
+                        let _ = sender.send(one_case(caching, mode, overlap, call, fault));
+                    });
+                    if !receiver.recv().unwrap() {
+                        break;
+                    }
+                    cases += 1;
+                }
+            }
+        }
+    }
+    println!("{cases} cases");
+}
+
+#[test]
+fn every_read_is_delayed_in_turn() {
+    let mut cases = 0;
+    for (caching, mode) in WAYS {
+        for call in 0.. {
+            let (sender, receiver) = channel();
+            in_time(format!("{caching:?}, {mode:?}, call {call} delayed"), move || {
+                let _ = sender.send(delayed(caching, mode, call));
+            });
+            if !receiver.recv().unwrap() {
+                break;
+            }
+            cases += 1;
+        }
+    }
+    println!("{cases} cases");
+}
+
+/// Whether there was such a call.
+fn delayed(caching: Caching, mode: ReadMode, call: usize) -> bool {
+    let Some(fixture) = Fixture::new(caching, 12) else { return false };
+    let mut loader = loader(fixture.open(mode).unwrap(), true).unwrap();
+    fixture.system.fail_after(call, Fault::Delay);
+    let mut epoch = loader.epoch(0);
+    let (mut step, mut waited) = (0, false);
+    loop {
+        match epoch.next_timeout(Duration::from_millis(5)) {
+            // The call has returned though nobody answers.
+            Poll::Pending if fixture.system.holds() => {
+                waited = true;
+                fixture.system.release();
+            }
+            Poll::Pending => {}
+            Poll::Ready(None) => break,
+            Poll::Ready(Some(batch)) => {
+                assert!(*batch.unwrap() == *expected(step), "step {step}: other bytes");
+                step += 1;
+            }
+        }
+    }
+    assert_eq!(step, RECORDS / BATCH);
+    drop(epoch);
+    // What nobody waited for, such as a page that was hinted, may be left.
+    let happened = fixture.system.happened().is_some();
+    fixture.system.release();
+    loader.close().unwrap();
+    happened || waited
+}
+
+/// More is hinted than the kernel keeps under way for a file system, and nothing is answered.
+#[test]
+fn hints_wait_for_nothing() {
+    let Some(fixture) = Fixture::new(Caching::Pages, 1) else { return };
+    let fixture = Arc::new(fixture);
+    let records = fixture.open(ReadMode::Pread).unwrap();
+    fixture.system.fail_after(0, Fault::Delay);
+    let (sender, receiver) = channel();
+    let thread = std::thread::spawn(move || {
+        let all = Plan::builder(RECORDS).batch(RECORDS).build().unwrap().batch(0, 0).unwrap();
+        let seems = records.seems_cached(&all);
+        let _ = sender.send((records.will_need(&all, HINT_CHUNK), seems));
+        records
+    });
+    let hinted = receiver.recv_timeout(Duration::from_secs(20));
+    fixture.system.release();
+    let records = thread.join().unwrap();
+    let (hinted, seems) = hinted.expect("the hints wait for an answer");
+    assert!(!seems);
+    println!("{hinted:?}");
+    let mut out = vec![0; RECORD * RECORDS as usize];
+    let all = Plan::builder(RECORDS).batch(RECORDS).build().unwrap().batch(0, 0).unwrap();
+    records.read(&all, &mut out).unwrap();
+    assert!(out == contents().concat());
+}
