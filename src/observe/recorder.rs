@@ -1,7 +1,7 @@
 //! The recorder is told what happens to each batch, and keeps the report, the trace, the spans and the breakdown.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
@@ -231,12 +231,13 @@ pub(crate) struct LoadRecorder {
     /// The name of a load in the trace.
     span: &'static str,
     naming: Naming,
-    /// Loads so far, failed ones too; the caller's side reads it for its report.
-    loads: Arc<AtomicU64>,
+    /// Loads so far, failed ones too; the caller's side reads it for its report. Not `u64`: some 32-bit processors
+    /// have no atomics of 64 bits.
+    loads: Arc<AtomicUsize>,
 }
 
 impl LoadRecorder {
-    pub(crate) fn new(track: Track, span: &'static str, naming: Naming, loads: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(track: Track, span: &'static str, naming: Naming, loads: Arc<AtomicUsize>) -> Self {
         Self { track, span, naming, loads }
     }
 

@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -92,7 +92,7 @@ impl Trace {
         };
         drop(open);
         // Relaxed: a count.
-        let index = file.loaders.fetch_add(1, Ordering::Relaxed);
+        let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
             // As a JSON string has them.
             Some(loader) => {
@@ -119,7 +119,7 @@ impl TraceFile {
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
         let sink = ForkGuard::new(Mutex::new(Sink { file, whole: 0, error: None }));
-        let trace = Self { path, rank, start, ended: false, loaders: AtomicU64::new(0), sink };
+        let trace = Self { path, rank, start, ended: false, loaders: AtomicUsize::new(0), sink };
         // A thread is named in each, because Perfetto makes one of the process's number where none is.
         let first = format!(
             r#"[
@@ -167,7 +167,7 @@ struct TraceFile {
     /// The list has its closing bracket.
     ended: bool,
     /// Loaders that have opened it.
-    loaders: AtomicU64,
+    loaders: AtomicUsize,
     /// A forked process shares the file's position, and has a copy of what the tracks gathered: it writes
     /// nothing.
     sink: ForkGuard<Mutex<Sink>>,

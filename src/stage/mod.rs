@@ -9,7 +9,7 @@ pub(crate) mod worker;
 
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ pub(crate) struct Stage<B: Backend> {
     held_timeout: Duration,
     /// Since when the next slot has been found held by calls that do not wait.
     held_since: Option<Instant>,
-    loads: Arc<AtomicU64>,
+    loads: Arc<AtomicUsize>,
     /// Numbers the calls that ask for epochs, from 1.
     generation: u64,
 }
@@ -127,7 +127,7 @@ impl<B: Backend> Stage<B> {
         let lanes = sources.len();
         let sides =
             Sides { lanes, slot, host_depth, overlap, trace: trace.clone(), naming: naming.clone(), sum };
-        let loads = Arc::new(AtomicU64::new(0));
+        let loads = Arc::new(AtomicUsize::new(0));
         let (row, span) = if naming.rounds { ("generate", "generate") } else { ("read", "disk_load") };
         let gate = Arc::new(Gate::new(steps, lanes));
         let mut feed = Feed::Threads(Threads { gate: gate.clone(), join: Vec::new() });
@@ -195,7 +195,7 @@ impl<B: Backend> Stage<B> {
     /// Reports where the time went so far.
     pub(crate) fn report(&self) -> Report {
         // Relaxed: a count. Handing a batch over made the loads before it visible.
-        let loads = self.loads.load(Ordering::Relaxed);
+        let loads = self.loads.load(Ordering::Relaxed) as u64;
         let (time, bytes) = self.running.lanes.copies();
         self.running.recorder.report().with_transfers(loads, time, bytes)
     }
