@@ -140,7 +140,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The name of the call: `mmap`, `mincore`, `fsync`, `fstat`, `madvise`, `posix_fadvise`,
-        /// `open(O_DIRECT)` or `preadv(O_DIRECT)`.
+        /// `open(O_DIRECT)`, `preadv(O_DIRECT)`, `fcntl(F_NOCACHE)` or `ReOpenFile`.
         call: &'static str,
         /// The system's error.
         source: io::Error,
@@ -371,8 +371,18 @@ pub enum FormatError {
         /// Bytes from `offset` to the end of the file.
         found: u64,
     },
-    /// The file has no tensor of that name.
-    #[cfg(feature = "safetensors")]
+    /// The array is compressed, so that no row can be read by itself.
+    #[cfg(feature = "npz")]
+    Compressed {
+        /// The file.
+        path: PathBuf,
+        /// The name of the array.
+        name: String,
+        /// How it is compressed.
+        found: String,
+    },
+    /// The file has no tensor or array of that name.
+    #[cfg(any(feature = "safetensors", feature = "npz"))]
     NoTensor {
         /// The file.
         path: PathBuf,
@@ -428,11 +438,17 @@ impl fmt::Display for FormatError {
                 f,
                 "{path:?}: cut off or grown: from byte {offset} on wanted {wanted} bytes, found {found}"
             ),
-            #[cfg(feature = "safetensors")]
+            #[cfg(feature = "npz")]
+            Self::Compressed { path, name, found } => write!(
+                f,
+                "{path:?}: the array {name:?} is compressed: wanted it stored, found {found}: save it with \
+                 `numpy.savez(path, ...)`, not `numpy.savez_compressed`"
+            ),
+            #[cfg(any(feature = "safetensors", feature = "npz"))]
             Self::NoTensor { path, wanted, found } => {
                 // A model may have thousands.
                 let (shown, more) = found.split_at(found.len().min(16));
-                write!(f, "{path:?}: no such tensor: wanted {wanted:?}, found {shown:?}")?;
+                write!(f, "{path:?}: no such tensor or array: wanted {wanted:?}, found {shown:?}")?;
                 if more.is_empty() { Ok(()) } else { write!(f, " and {} more", more.len()) }
             }
         }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
 use crate::{Error, FormatError};
@@ -145,14 +145,19 @@ impl DataFile {
     ///
     /// Memory is taken only after the file is known to be that long.
     pub(crate) fn header(&self, start: usize, len: usize) -> Result<Vec<u8>, Error> {
-        let end = start.saturating_add(len) as u64;
-        if self.len < end {
-            return Err(
-                FormatError::HeaderCutOff { path: self.path.clone(), wanted: end, found: self.len }.into()
-            );
+        self.header_within(&(0..self.len), start as u64, len)
+    }
+
+    /// The bytes `start..start + len` of the header of a part of the file.
+    pub(crate) fn header_within(&self, part: &Range<u64>, start: u64, len: usize) -> Result<Vec<u8>, Error> {
+        let start = part.start.saturating_add(start);
+        let end = start.saturating_add(len as u64);
+        if part.end < end {
+            let (path, wanted, found) = (self.path.clone(), end, part.end);
+            return Err(FormatError::HeaderCutOff { path, wanted, found }.into());
         }
         let mut bytes = vec![0; len];
-        self.read_exact(&mut bytes, start as u64)?;
+        self.read_exact(&mut bytes, start)?;
         Ok(bytes)
     }
 }

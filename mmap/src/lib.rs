@@ -1,7 +1,7 @@
 //! Files of fixed-size records for training loops: plans, page hints ahead of use, and reads that cannot raise SIGBUS.
 //!
 //! - [`Records`] opens one or several files as one data set: plain bytes, tokens with llm.c's header or none, `.npy`,
-//!   or one tensor of `safetensors` (feature `safetensors`). A record is a row or a window over rows ([`Cut`]).
+//!   one array of `.npz` or one tensor of `safetensors` (features of these names). A record is a row or a window over rows ([`Cut`]).
 //!   Opening checks every header against the file's real size.
 //! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
 //!   any [`BatchPlan`] in O(1), the same on every machine. To resume, ask for another step.
@@ -21,7 +21,7 @@
 //! - write, decompress, or read records of several lengths.
 //! - give safe slices of a mapping: [`Records::view`] is `unsafe`, because any process may truncate the file.
 //!
-//! Runs on Unix and Windows. Hints need `madvise` (Unix), direct reads and counting pages need Linux.
+//! Runs on Unix and Windows. The README has a table of what hints, eviction and direct reads are on each system.
 //!
 //! # Example
 //!

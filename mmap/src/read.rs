@@ -20,8 +20,8 @@ pub enum ReadMode {
     /// offset on Windows.
     #[default]
     Pread,
-    /// Past the page cache, straight from the disk into the caller's buffer: `O_DIRECT`, one call for each run
-    /// of records. Linux only.
+    /// Past the page cache, straight from the disk into the caller's buffer, one call for each run of records:
+    /// `O_DIRECT` on Linux and FreeBSD, `F_NOCACHE` on macOS, `FILE_FLAG_NO_BUFFERING` on Windows.
     ///
     /// Use it for data that is larger than memory and read in runs of 1 MiB and more. An epoch of such data finds
     /// nothing in the cache anyway; the CPU copies nothing, no page of another program is pushed out, and read times
@@ -33,8 +33,8 @@ pub enum ReadMode {
     /// run does not begin at a multiple of the disk's block (512 or 4096 bytes), as after a header of 128
     /// bytes, it is moved by less than a block inside `out` afterwards.
     ///
-    /// Each file is opened a second time, through `/proc/self/fd`. Do not `fork` during such a read (NOTES in
-    /// `open(2)`).
+    /// Each file is opened a second time: through `/proc/self/fd` on Linux, through its handle on Windows, elsewhere by
+    /// its path, where it must be the same file. Do not `fork` during such a read (NOTES in `open(2)`).
     Direct,
 }
 
@@ -43,7 +43,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// For [`ReadMode::Direct`]: [`Error::Unsupported`] on another operating system; [`Error::System`] if the kernel
+    /// For [`ReadMode::Direct`]: [`Error::Unsupported`] where the system has no such reads; [`Error::Replaced`]; [`Error::System`] if the kernel
     /// refuses, as it does on some file systems.
     pub fn with_read_mode(mut self, mode: ReadMode) -> Result<Self, Error> {
         // The block is the same for all files of a file system.

@@ -361,7 +361,7 @@ fn many_names() {
     assert_eq!((found.len(), &*found[0], &*found[999]), (1000, "t0000", "t0999"));
     let message = error.to_string();
     assert!(message.ends_with("\"t0015\"] and 984 more"), "{message}");
-    assert!(message.contains("no such tensor: wanted \"t1000\", found [\"t0000\", "), "{message}");
+    assert!(message.contains("no such tensor or array: wanted \"t1000\", found [\"t0000\", "), "{message}");
 }
 
 /// Each message of a type or layout that numpy can save otherwise has the call that does.

@@ -67,7 +67,8 @@ const KNOWN: [Known; 12] = [
     Known {
         name: "zip (.npz, .pt)",
         begins: |front| front.starts(b"PK\x03\x04"),
-        advice: "save its arrays as .npy: `for name, x in numpy.load(path).items(): numpy.save(name, x)`",
+        advice: "open an array of it with `Records::open_npz`, or save its arrays as .npy: `for name, x in \
+                 numpy.load(path).items(): numpy.save(name, x)`",
     },
     Known {
         name: "gzip",

@@ -95,6 +95,6 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
         return Err(FormatError::BadHeader { path: path(), offset: 8, wanted, found }.into());
     };
     let array = Array { offset: HEADER as u64, dtype, shape: vec![tokens] };
-    check_length(file, &array)?;
+    check_length(file, file.len, &array)?;
     Ok(array)
 }

@@ -4,6 +4,8 @@ mod headerless;
 mod known;
 mod llm_c;
 mod npy;
+#[cfg(feature = "npz")]
+mod npz;
 #[cfg(feature = "safetensors")]
 mod safetensors;
 
@@ -92,9 +94,9 @@ fn data_bytes(dtype: DType, shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(dtype.size() as u64, |bytes, &axis| bytes.checked_mul(axis))
 }
 
-/// Checks that the array ends where the file does.
-fn check_length(file: &DataFile, array: &Array) -> Result<(), Error> {
-    let found = file.len.saturating_sub(array.offset);
+/// Checks that the array ends at byte `end` of the file.
+fn check_length(file: &DataFile, end: u64, array: &Array) -> Result<(), Error> {
+    let found = end.saturating_sub(array.offset);
     match data_bytes(array.dtype, &array.shape) {
         Some(wanted) if wanted == found => Ok(()),
         Some(wanted) => {

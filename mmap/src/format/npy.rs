@@ -2,6 +2,7 @@
 //!
 //! Read here and not by a crate: those that do (npyz, ndarray-npy) need about 30 more for the dictionary.
 
+use std::ops::Range;
 use std::path::Path;
 
 use super::{Array, check_length, excerpt, open};
@@ -74,49 +75,50 @@ impl Options {
         paths: impl IntoIterator<Item = P>,
         cut: Cut,
     ) -> Result<Records, Error> {
-        open(self, paths, cut, parse)
+        open(self, paths, cut, |file| parse(file, &(0..file.len)))
     }
 }
 
-fn parse(file: &DataFile) -> Result<Array, Error> {
+/// Reads the header of an array that is a part of the file.
+pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> {
     let path = || file.path.clone();
-    let start = file.header(0, MAGIC.len() + 2)?;
+    let header = |start: usize, len| file.header_within(part, start as u64, len);
+    let start = header(0, MAGIC.len() + 2)?;
     let (magic, version) = start.split_at(MAGIC.len());
     if magic != MAGIC {
         let (wanted, found) = ("\\x93NUMPY", magic.escape_ascii().to_string());
-        return Err(FormatError::BadMagic { path: path(), offset: 0, wanted, found }.into());
+        return Err(FormatError::BadMagic { path: path(), offset: part.start, wanted, found }.into());
     }
     // Version 2 widened the length from 16 to 32 bits; version 3 is version 2 with UTF-8 for Latin-1.
     let offset = start.len();
     let (text, length) = match *version {
         [1, 0] => {
-            let bytes = file.header(offset, 2)?;
+            let bytes = header(offset, 2)?;
             (offset + 2, u64::from(bytes[0]) | u64::from(bytes[1]) << 8)
         }
         [2 | 3, 0] => {
-            let bytes = file.header(offset, 4)?;
+            let bytes = header(offset, 4)?;
             (offset + 4, bytes.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte)))
         }
         _ => {
             let (wanted, found) = ("1.0, 2.0 or 3.0".to_owned(), format!("{}.{}", version[0], version[1]));
-            return Err(
-                FormatError::BadVersion { path: path(), offset: MAGIC.len() as u64, wanted, found }.into()
-            );
+            let offset = part.start + MAGIC.len() as u64;
+            return Err(FormatError::BadVersion { path: path(), offset, wanted, found }.into());
         }
     };
     // At most LONGEST, which is no more than 16 bits.
     let length = match usize::try_from(length) {
         Ok(fits) if length <= LONGEST => fits,
         _ => {
-            let (offset, wanted) = (offset as u64, LONGEST);
+            let (offset, wanted) = (part.start + offset as u64, LONGEST);
             return Err(FormatError::HeaderTooLong { path: path(), offset, wanted, found: length }.into());
         }
     };
-    let header = file.header(text, length)?;
-    let mut parser = Parser { file, start: text, text: &header, at: 0 };
+    let header = header(text, length)?;
+    let mut parser = Parser { file, start: part.start + text as u64, text: &header, at: 0 };
     let (dtype, shape) = parser.dictionary()?;
-    let array = Array { offset: (text + length) as u64, dtype, shape };
-    check_length(file, &array)?;
+    let array = Array { offset: part.start + (text + length) as u64, dtype, shape };
+    check_length(file, part.end, &array)?;
     Ok(array)
 }
 
@@ -124,7 +126,7 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
 struct Parser<'a> {
     file: &'a DataFile,
     /// The byte of the file with which `text` begins.
-    start: usize,
+    start: u64,
     text: &'a [u8],
     /// Bytes of `text` that have been read.
     at: usize,
@@ -309,7 +311,7 @@ impl<'a> Parser<'a> {
     }
 
     fn offset(&self, at: usize) -> u64 {
-        (self.start + at) as u64
+        self.start + at as u64
     }
 
     fn bad(&self, wanted: &'static str) -> Error {

@@ -1,0 +1,147 @@
+//! Arrays of `.npz`: found by name, read in place, refused where they are compressed.
+
+use std::path::{Path, PathBuf};
+
+use twinbuf_mmap::{Cut, DType, Error, FormatError, Plan, Records};
+
+/// One member of an archive as Python's `zipfile` writes it.
+struct Member<'a> {
+    name: &'a str,
+    /// 0 is stored, 8 is Deflate.
+    method: u16,
+    bytes: &'a [u8],
+}
+
+/// A zip archive: local headers with their members, the directory, its end.
+fn zip(members: &[Member<'_>]) -> Vec<u8> {
+    let (mut file, mut directory) = (Vec::new(), Vec::new());
+    for Member { name, method, bytes } in members {
+        let offset = u32::try_from(file.len()).unwrap();
+        let len = u32::try_from(bytes.len()).unwrap();
+        // Version, flags, method, time, date; then checksum, both lengths, those of the name and of the extra field.
+        let mut common = [20, 0, *method, 0, 33].map(u16::to_le_bytes).concat();
+        common.extend([0, len, len].map(u32::to_le_bytes).concat());
+        common.extend([u16::try_from(name.len()).unwrap(), 0].map(u16::to_le_bytes).concat());
+        file.extend(b"PK\x03\x04");
+        file.extend(&common);
+        file.extend(name.bytes());
+        file.extend(*bytes);
+        directory.extend(b"PK\x01\x02\x14\x00");
+        directory.extend(&common);
+        directory.extend([0; 10]); // comment, disk, attributes
+        directory.extend(offset.to_le_bytes());
+        directory.extend(name.bytes());
+    }
+    let start = u32::try_from(file.len()).unwrap();
+    let count = u16::try_from(members.len()).unwrap();
+    file.extend(&directory);
+    file.extend(b"PK\x05\x06\0\0\0\0");
+    file.extend([count, count].map(u16::to_le_bytes).concat());
+    file.extend([u32::try_from(directory.len()).unwrap(), start].map(u32::to_le_bytes).concat());
+    file.extend([0; 2]);
+    file
+}
+
+/// As `numpy.save` writes rows of two float32.
+fn npy(rows: u8) -> Vec<u8> {
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, 2), }}");
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    file.extend(format!("{header:117}\n").bytes());
+    file.extend((0..2 * rows).flat_map(|number| f32::from(number).to_le_bytes()));
+    file
+}
+
+fn write(folder: &Path, bytes: &[u8]) -> PathBuf {
+    let path = folder.join("data.npz");
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn member<'a>(name: &'a str, bytes: &'a [u8]) -> Member<'a> {
+    Member { name, method: 0, bytes }
+}
+
+#[test]
+fn arrays_are_found_by_name_and_read_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let (x, y) = (npy(3), npy(5));
+    let path =
+        write(folder.path(), &zip(&[member("x.npy", &x), member("note.txt", b"hello"), member("y.npy", &y)]));
+    for (name, rows) in [("x", 3_u8), ("y", 5)] {
+        let records = Records::open_npz([&path], name, Cut::Rows).unwrap();
+        assert_eq!((records.len(), records.dtype(), records.shape()), (rows.into(), DType::F32, &[2][..]));
+        let all = Plan::builder(records.len()).batch(records.len()).build().unwrap().batch(0, 0).unwrap();
+        let mut numbers = vec![0_u8; usize::from(rows) * 8];
+        records.read(&all, &mut numbers).unwrap();
+        let expected: Vec<u8> = (0..2 * rows).flat_map(|number| f32::from(number).to_le_bytes()).collect();
+        assert_eq!(numbers, expected, "{name}");
+    }
+    // Two files, one data set.
+    assert_eq!(Records::open_npz([&path, &path], "y", Cut::Rows).unwrap().len(), 10);
+}
+
+#[test]
+fn what_cannot_be_read_in_place_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let x = npy(3);
+    let packed = Member { name: "x.npy", method: 8, bytes: &x };
+    let path = write(folder.path(), &zip(&[packed, member("y.npy", &x)]));
+    let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
+    let Error::Format(FormatError::Compressed { path: at, name, .. }) = &error else { panic!("{error:?}") };
+    assert_eq!((at, name.as_str()), (&path, "x"));
+    let message = error.to_string();
+    assert!(message.contains("numpy.savez(") && !message.contains('\n'), "{message}");
+    assert!(Records::open_npz([&path], "y", Cut::Rows).is_ok());
+
+    let error = Records::open_npz([&path], "z", Cut::Rows).unwrap_err();
+    let Error::Format(FormatError::NoTensor { wanted, found, .. }) = &error else { panic!("{error:?}") };
+    assert_eq!((wanted.as_str(), &found[..]), ("z", &["x".to_owned(), "y".to_owned()][..]));
+}
+
+/// The array says that it is longer than its member: the next member's bytes are not its own.
+#[test]
+fn an_array_ends_with_its_member() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = npy(4);
+    let short = &long[..long.len() - 8];
+    let path = write(folder.path(), &zip(&[member("x.npy", short), member("y.npy", &long)]));
+    let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
+    // 30 bytes of the local header and 5 of the name, 128 of the array's own header.
+    assert!(
+        matches!(&error, Error::Format(FormatError::DataLength { offset: 163, wanted: 32, found: 24, path: at })
+            if *at == path),
+        "{error:?}"
+    );
+    let header = npy(0);
+    let path = write(folder.path(), &zip(&[member("x.npy", &header[..100])]));
+    let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
+    assert!(
+        matches!(&error, Error::Format(FormatError::HeaderCutOff { wanted: 163, found: 135, .. })),
+        "{error:?}"
+    );
+}
+
+/// Cut off at every byte, and with every byte of the archive's own structures changed: an error or the right array, no
+/// panic.
+#[test]
+fn broken_archives_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let x = npy(3);
+    let good = zip(&[member("x.npy", &x)]);
+    for end in 0..good.len() {
+        let path = write(folder.path(), &good[..end]);
+        let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
+        assert!(matches!(&error, Error::Format(_)) && error.to_string().starts_with(&format!("{path:?}: ")));
+    }
+    for at in (0..35).chain(35 + x.len()..good.len()) {
+        for change in [1, 0x80, 0xFF] {
+            let mut bytes = good.clone();
+            bytes[at] ^= change;
+            let path = write(folder.path(), &bytes);
+            match Records::open_npz([&path], "x", Cut::Rows) {
+                Ok(records) => assert_eq!(records.len(), 3, "byte {at}"),
+                Err(error) => assert!(matches!(error, Error::Format(_)), "byte {at}: {error:?}"),
+            }
+        }
+    }
+}
