@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::records::Records;
 use crate::spans::Span;
+use crate::system::Piece;
 use crate::{BatchPlan, Error, system};
 
 /// What becomes of a batch's pages after use; see [`Records::evict_batch`].
@@ -28,6 +29,16 @@ pub struct Residency {
     pub resident: u64,
 }
 
+impl Residency {
+    #[expect(clippy::needless_pass_by_value, reason = "made for this call")]
+    fn add(&mut self, piece: Piece<'_>) -> Result<(), Error> {
+        let [pages, resident] = system::count(&piece)?;
+        self.pages += pages;
+        self.resident += resident;
+        Ok(())
+    }
+}
+
 /// Records of a batch that are looked at.
 const LOOKS: u64 = 4;
 
@@ -48,7 +59,7 @@ impl Records {
     pub fn residency(&self) -> Result<Residency, Error> {
         let mut residency = Residency::default();
         for shard in self.shards() {
-            system::count(&mut residency, shard, &shard.bytes)?;
+            residency.add(shard.piece(shard.bytes.clone()))?;
         }
         Ok(residency)
     }
@@ -64,7 +75,7 @@ impl Records {
         let mut residency = Residency::default();
         for span in self.spans(batch) {
             let span = span?;
-            system::count(&mut residency, span.shard, &span.bytes)?;
+            residency.add(span.shard.piece(span.bytes))?;
         }
         Ok(residency)
     }
@@ -122,7 +133,7 @@ impl Records {
     ///
     /// [`Error::System`] if the kernel refuses; [`Error::Unsupported`] on another operating system.
     pub fn evict(&self) -> Result<(), Error> {
-        self.shards().iter().try_for_each(system::evict)
+        self.shards().iter().try_for_each(|shard| system::evict(&shard.file))
     }
 
     /// Applies `policy` to the pages of a batch that has been used. It waits for nothing and writes nothing.
@@ -148,11 +159,65 @@ impl Records {
         }
         let drop = |span: Result<Span<'_>, Error>| {
             let span = span?;
-            system::uncache(span.shard, &span.bytes)
+            system::uncache(&span.shard.file, &span.bytes)
         };
         match batch.chunks_behind() {
             None => self.spans(batch).try_for_each(drop),
             Some(behind) => self.spans_of(behind.into_iter()).try_for_each(drop),
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::Records;
+    use crate::page::page_size;
+    use crate::system::STRETCH;
+
+    /// Three stretches and a half with a page here and there: counted at once, and page by page.
+    #[test]
+    fn stretches_are_counted_like_their_pages() {
+        let page = page_size();
+        let stretch = STRETCH * page;
+        let len = 3 * stretch + stretch / 2 + 100;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sparse");
+        let file = std::fs::File::create_new(&path).unwrap();
+        file.set_len(len as u64).unwrap();
+        let written = [0, 5, STRETCH - 1, 2 * STRETCH + 77, 2 * STRETCH + 78, 3 * STRETCH];
+        let write = || written.map(|at| file.write_all_at(&vec![1; page], (at * page) as u64).unwrap());
+        let records = Records::open([&path], 1).unwrap();
+        let count_parts = |bytes: Range<usize>, at_once: usize| {
+            let mut found = Residency::default();
+            for start in bytes.clone().step_by(at_once) {
+                let part = start as u64..start.saturating_add(at_once).min(bytes.end) as u64;
+                found.add(records.shards()[0].piece(part)).unwrap();
+            }
+            found
+        };
+        for bytes in [
+            0..len,
+            0..stretch,
+            stretch..2 * stretch,
+            1..2 * stretch + 1,
+            stretch - 1..3 * stretch,
+            page - 1..2 * stretch + 77 * page + 1,
+            2 * stretch + 78 * page..len,
+            5 * page + 99..len + 2 * stretch,
+        ] {
+            let pages = bytes.start / page..bytes.end.min(len).div_ceil(page);
+            let least = written.iter().filter(|at| pages.contains(at)).count() as u64;
+            // Where memory is short, pages go between two looks, and come when they are written.
+            let found = (0..1000).find_map(|_| {
+                write();
+                let found = count_parts(bytes.clone(), usize::MAX);
+                let expected = count_parts(pages.start * page..pages.end * page, page);
+                (found == expected && found.resident >= least).then_some(found)
+            });
+            assert_eq!(found.map(|found| found.pages), Some(pages.len() as u64), "{bytes:?}");
         }
     }
 }

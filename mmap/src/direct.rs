@@ -10,8 +10,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::{Error, system};
 use crate::file::{DataFile, Opened};
+use crate::{Error, system};
 
 /// Blocks that disks have, the smallest first: `queue/logical_block_size` on Linux.
 const BLOCKS: [usize; 2] = [512, 4096];
@@ -63,9 +63,10 @@ impl Direct {
         let block = match known.iter().find(|(known, _)| Some(*known) == system) {
             Some(&(_, block)) => block,
             None => {
-                let block = probe(|block| system::read(&file, 0, [block, &mut [], &mut []])).map_err(
-                    |source| Error::System { path: data.path.clone(), call: "preadv(O_DIRECT)", source },
-                )?;
+                let block =
+                    probe(|block| system::read(&file, 0, [block, &mut [], &mut []])).map_err(|source| {
+                        Error::System { path: data.path.clone(), call: "preadv(O_DIRECT)", source }
+                    })?;
                 known.extend(system.map(|system| (system, block)));
                 block
             }

@@ -9,7 +9,7 @@ use crate::BatchPlan;
 use crate::page::{around, page_size};
 use crate::read::ReadMode;
 use crate::records::Records;
-use crate::system::{PIECES, Piece, will_need};
+use crate::system::{Asked, PIECES, Piece, will_need};
 
 /// The usual size of one hint of [`Records::will_need`]: 1 MiB.
 ///
@@ -126,14 +126,15 @@ fn ask(records: &Records, runs: impl Iterator<Item = Range<u64>>, piece: NonZero
         if span.shard.hints_wait {
             continue;
         }
-        found.push(Piece { shard: span.shard, bytes: around(&span.bytes, span.shard.bytes.end, page) });
+        let bytes = around(&span.bytes, span.shard.bytes.end, page);
+        found.push((span.shard.records().start, span.shard.piece(bytes)));
     }
-    found.sort_unstable_by_key(|found| (found.shard.records().start, found.bytes.start));
+    found.sort_unstable_by_key(|(shard, found)| (*shard, found.bytes.start));
     // Pages not yet cut: the next may touch them.
     let mut pending: Option<Piece<'_>> = None;
-    for found in found {
+    for (_, found) in found {
         match &mut pending {
-            Some(whole) if std::ptr::eq(whole.shard, found.shard) && found.bytes.start <= whole.bytes.end => {
+            Some(whole) if std::ptr::eq(whole.file, found.file) && found.bytes.start <= whole.bytes.end => {
                 whole.bytes.end = whole.bytes.end.max(found.bytes.end);
             }
             _ => {
@@ -162,12 +163,15 @@ impl<'a> Queue<'a> {
             if self.pieces.len() == PIECES {
                 self.flush();
             }
-            self.pieces.push(Piece { shard: whole.shard, bytes });
+            self.pieces.push(whole.with(bytes));
         }
     }
 
     fn flush(&mut self) {
-        will_need(&self.pieces, &mut self.hinted);
+        let mut asked = Asked::default();
+        will_need(&self.pieces, &mut asked);
+        let Asked { calls, bytes, failed } = asked;
+        self.hinted += HintStats { bytes, calls, failed, time: Duration::ZERO };
         self.pieces.clear();
     }
 }

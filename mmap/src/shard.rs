@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::Error;
 use crate::direct::Direct;
 use crate::file::DataFile;
+use crate::system::Piece;
 
 /// One file of a data set.
 #[derive(Debug)]
@@ -38,15 +38,14 @@ impl Shard {
         self.first..self.first + self.records
     }
 
-    /// The mapping, or why there is none.
-    #[cfg(unix)]
-    pub(crate) fn mapping(&self) -> Result<&memmap2::MmapRaw, Error> {
-        self.map.as_ref().map_err(|error| Error::System {
-            path: self.file.path.clone(),
-            call: "mmap",
-            // The reason is kept with the shard and io::Error cannot be cloned: give its kind and words.
-            source: std::io::Error::new(error.kind(), error.to_string()),
-        })
+    /// Some of its bytes, as the system's calls take them.
+    pub(crate) fn piece(&self, bytes: Range<u64>) -> Piece<'_> {
+        Piece {
+            file: &self.file,
+            #[cfg(unix)]
+            map: &self.map,
+            bytes,
+        }
     }
 }
 

@@ -43,7 +43,7 @@ mod in_place {
     ///
     /// The file is neither written to nor truncated while the slice lives, and it contains all of `bytes`.
     pub(super) unsafe fn bytes<'a>(shard: &'a Shard, bytes: &Range<u64>) -> Result<&'a [u8], Error> {
-        let map = shard.mapping()?;
+        let map = shard.piece(0..0).mapping()?;
         // Within the mapping, whose length is a usize.
         let clamp = |offset| usize::try_from(offset).map_or(map.len(), |offset: usize| offset.min(map.len()));
         let (start, end) = (clamp(bytes.start), clamp(bytes.end));

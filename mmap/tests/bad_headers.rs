@@ -383,7 +383,7 @@ fn npy_messages_tell_what_to_do() {
         (
             "[('a', '<f4'), ('b', '<i8', (2,))]",
             "False",
-            r"found [(\'a\', \'<f4\'), (\'b\', \'<i8\', (2,))]: save each field by itself with `numpy.save(path, x[name])`",
+            r"found [(\'a\', \'<f4\'), (\'b\', \'<i8\', (2,))]: save each field separately with `numpy.save(path, x[name])`",
         ),
         (
             "'>f8'",

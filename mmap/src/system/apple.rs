@@ -5,25 +5,24 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-use super::Piece;
+use super::{Asked, Piece};
+use crate::Error;
 use crate::file::{DataFile, read_at};
-use crate::shard::Shard;
-use crate::{Error, HintStats, Residency};
 
 /// One call each; `F_RDADVISE` does not wait (fcntl(2)).
-pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
+pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     for piece in pieces {
-        hinted.calls += 1;
+        asked.calls += 1;
         match advise(piece) {
-            Ok(()) => hinted.bytes += piece.len(),
-            Err(_) => hinted.failed += 1,
+            Ok(()) => asked.bytes += piece.len(),
+            Err(_) => asked.failed += 1,
         }
     }
 }
 
 fn advise(piece: &Piece<'_>) -> Result<(), Error> {
-    let file = piece.shard.file.file()?;
-    let failed = |source| failed(&piece.shard.file, "fcntl(F_RDADVISE)", source);
+    let file = piece.file.file()?;
+    let failed = |source| failed(piece.file, "fcntl(F_RDADVISE)", source);
     let too_large = |_| failed(io::ErrorKind::FileTooLarge.into());
     let advice = libc::radvisory {
         ra_offset: piece.bytes.start.try_into().map_err(too_large)?,
@@ -42,17 +41,17 @@ pub(crate) fn seems_there(_: &File, _: u64) -> bool {
 }
 
 /// `mincore` counts the pages of a mapping, not those of the file.
-pub(crate) fn count(_: &mut Residency, _: &Shard, _: &Range<u64>) -> Result<(), Error> {
+pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
     Err(Error::Unsupported { call: "mincore" })
 }
 
 /// No call drops pages without the danger of dropping what was not written yet.
-pub(crate) fn uncache(_: &Shard, _: &Range<u64>) -> Result<(), Error> {
+pub(crate) fn uncache(_: &DataFile, _: &Range<u64>) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 
 /// As [`uncache`].
-pub(crate) fn evict(_: &Shard) -> Result<(), Error> {
+pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 

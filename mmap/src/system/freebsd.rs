@@ -5,27 +5,26 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-use super::Piece;
+use super::{Asked, Piece};
+use crate::Error;
 use crate::file::{DataFile, read_at};
-use crate::shard::Shard;
-use crate::{Error, HintStats, Residency};
 
 /// One call each; file systems without a method for it (UFS) do nothing (`vop_stdadvise`).
-pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
+pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     for piece in pieces {
-        hinted.calls += 1;
-        match advise(piece.shard, &piece.bytes, libc::POSIX_FADV_WILLNEED) {
-            Ok(()) => hinted.bytes += piece.len(),
-            Err(_) => hinted.failed += 1,
+        asked.calls += 1;
+        match advise(piece.file, &piece.bytes, libc::POSIX_FADV_WILLNEED) {
+            Ok(()) => asked.bytes += piece.len(),
+            Err(_) => asked.failed += 1,
         }
     }
 }
 
-fn advise(shard: &Shard, bytes: &Range<u64>, advice: libc::c_int) -> Result<(), Error> {
-    let failed = |source| Error::System { path: shard.path().to_owned(), call: "posix_fadvise", source };
+fn advise(data: &DataFile, bytes: &Range<u64>, advice: libc::c_int) -> Result<(), Error> {
+    let failed = |source| Error::System { path: data.path.clone(), call: "posix_fadvise", source };
     let offset = |at: u64| libc::off_t::try_from(at).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()));
     let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
-    let file = shard.file.file()?;
+    let file = data.file()?;
     // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
     match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, advice) } {
         0 => Ok(()),
@@ -39,19 +38,19 @@ pub(crate) fn seems_there(_: &File, _: u64) -> bool {
 }
 
 /// `mincore` has another meaning than Linux's.
-pub(crate) fn count(_: &mut Residency, _: &Shard, _: &Range<u64>) -> Result<(), Error> {
+pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
     Err(Error::Unsupported { call: "mincore" })
 }
 
-pub(crate) fn uncache(shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
-    advise(shard, bytes, libc::POSIX_FADV_DONTNEED)
+pub(crate) fn uncache(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
+    advise(data, bytes, libc::POSIX_FADV_DONTNEED)
 }
 
 /// Written out first: dirty pages stay. A length of 0 is to the end of the file.
-pub(crate) fn evict(shard: &Shard) -> Result<(), Error> {
-    let sync = shard.file.file()?.sync_all();
-    sync.map_err(|source| Error::System { path: shard.path().to_owned(), call: "fsync", source })?;
-    uncache(shard, &(0..0))
+pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
+    let sync = data.file()?.sync_all();
+    sync.map_err(|source| Error::System { path: data.path.clone(), call: "fsync", source })?;
+    uncache(data, &(0..0))
 }
 
 /// Opens it by its path: `/dev/fd` would give the same opening once more.

@@ -9,29 +9,28 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use memmap2::{Advice, MmapRaw};
 
-use super::Piece;
+use super::{Asked, Piece};
+use crate::Error;
 use crate::file::DataFile;
 use crate::page::{around, page_size};
-use crate::shard::Shard;
-use crate::{Error, HintStats, Residency};
 
 /// All pieces in one call, if the kernel has it for us; otherwise one call each.
-pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
+pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     let mapped: Vec<(&MmapRaw, Range<usize>)> = pieces
         .iter()
         .filter_map(|piece| {
             // What is mapped has a length that fits.
             let at = |offset| usize::try_from(offset).ok();
-            let map = piece.shard.map.as_ref().ok()?;
+            let map = piece.map.as_ref().ok()?;
             Some((map, at(piece.bytes.start)?..at(piece.bytes.end)?.min(map.len())))
         })
         .collect();
-    let asked = at_once(&mapped, hinted);
-    for (map, bytes) in &mapped[asked..] {
-        hinted.calls += 1;
+    let done = at_once(&mapped, asked);
+    for (map, bytes) in &mapped[done..] {
+        asked.calls += 1;
         match map.advise_range(Advice::WillNeed, bytes.start, bytes.len()) {
-            Ok(()) => hinted.bytes += bytes.len() as u64,
-            Err(_) => hinted.failed += 1,
+            Ok(()) => asked.bytes += bytes.len() as u64,
+            Err(_) => asked.failed += 1,
         }
     }
 }
@@ -60,7 +59,7 @@ pub(crate) fn hints_wait(file: &File) -> bool {
 }
 
 /// Hints as many of the first pieces as one call takes, counts the call, and returns their number.
-fn at_once(pieces: &[(&MmapRaw, Range<usize>)], hinted: &mut HintStats) -> usize {
+fn at_once(pieces: &[(&MmapRaw, Range<usize>)], asked: &mut Asked) -> usize {
     /// Bytes in one call, below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).
     const BYTES: usize = 1 << 30;
     /// The kernel has no such call for us, so it is not tried again. It guards no other data.
@@ -91,10 +90,10 @@ fn at_once(pieces: &[(&MmapRaw, Range<usize>)], hinted: &mut HintStats) -> usize
         rest = left.unwrap_or(rest);
         left.is_some()
     });
-    let asked = whole.count();
-    hinted.calls += 1;
-    hinted.bytes += (taken - rest) as u64;
-    asked
+    let whole = whole.count();
+    asked.calls += 1;
+    asked.bytes += (taken - rest) as u64;
+    whole
 }
 
 /// Returns the number of bytes that were hinted, from the first piece on.
@@ -154,22 +153,23 @@ pub(crate) fn seems_there(file: &File, offset: u64) -> bool {
 }
 
 /// Pages of one call of `mincore`, one byte each, so that no memory grows with the file.
-const STRETCH: usize = 4096;
+pub(crate) const STRETCH: usize = 4096;
 
 /// `mincore`, a stretch of pages at a time; `cachestat` finds the stretches that it can skip.
-pub(crate) fn count(residency: &mut Residency, shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
-    let failed = |call, source| Error::System { path: shard.path().to_owned(), call, source };
-    let map = shard.mapping()?;
+pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
+    let failed = |call, source| Error::System { path: piece.file.path.clone(), call, source };
+    let map = piece.mapping()?;
+    let [mut found, mut resident] = [0; 2];
     let page = page_size();
     let mut flags = [0_u8; STRETCH];
-    let range = around(bytes, map.len() as u64, page as u64);
+    let range = around(&piece.bytes, map.len() as u64, page as u64);
     // Within the mapping, whose length is a usize.
     let [start, end] = [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(map.len()));
     for start in (start..end).step_by(STRETCH * page) {
         let pages = (end - start).div_ceil(page).min(STRETCH);
-        residency.pages += pages as u64;
+        found += pages as u64;
         // Of fewer pages, as batches have, `mincore` is as fast.
-        if pages == STRETCH && matches!(cached(&*shard.file.file()?, start, pages * page), Ok(0)) {
+        if pages == STRETCH && matches!(cached(&*piece.file.file()?, start, pages * page), Ok(0)) {
             continue;
         }
         let address = map.as_mut_ptr().wrapping_add(start);
@@ -181,9 +181,9 @@ pub(crate) fn count(residency: &mut Residency, shard: &Shard, bytes: &Range<u64>
             return Err(failed("mincore", io::Error::last_os_error()));
         }
         // Only the lowest bit has a meaning; see mincore(2).
-        residency.resident += flags[..pages].iter().map(|flag| u64::from(flag & 1)).sum::<u64>();
+        resident += flags[..pages].iter().map(|flag| u64::from(flag & 1)).sum::<u64>();
     }
-    Ok(())
+    Ok([found, resident])
 }
 
 /// Pages of the cache that hold `len` bytes, at least one, of a file, in a time that grows with their number alone.
@@ -206,26 +206,26 @@ fn cached(file: &File, start: usize, len: usize) -> io::Result<u64> {
 }
 
 /// The cache forgets a whole file, after it is clean.
-pub(crate) fn evict(shard: &Shard) -> Result<(), Error> {
-    match shard.file.file()?.sync_all() {
+pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
+    match data.file()?.sync_all() {
         // Read-only file systems lack the call (squashfs, erofs, iso9660; `vfs_fsync_range` in
         // the kernel's `fs/sync.c`): there is nothing to write out.
         Err(error) if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => {
-            return Err(Error::System { path: shard.path().to_owned(), call: "fsync", source: error });
+            return Err(Error::System { path: data.path.clone(), call: "fsync", source: error });
         }
         _ => {}
     }
     // A length of 0 is to the end of the file: posix_fadvise(2).
-    uncache(shard, &(0..0))
+    uncache(data, &(0..0))
 }
 
 /// Makes the cache forget clean pages that are mapped nowhere.
-pub(crate) fn uncache(shard: &Shard, bytes: &Range<u64>) -> Result<(), Error> {
-    let failed = |source| Error::System { path: shard.path().to_owned(), call: "posix_fadvise", source };
+pub(crate) fn uncache(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
+    let failed = |source| Error::System { path: data.path.clone(), call: "posix_fadvise", source };
     // On a 32-bit system an offset can be too large for the call; the mapping was refused then, too.
     let offset = |at: u64| libc::off_t::try_from(at).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()));
     let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
-    let file = shard.file.file()?;
+    let file = data.file()?;
     // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
     match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_DONTNEED) } {
         0 => Ok(()),
@@ -269,56 +269,4 @@ pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Resul
 /// The kernel cannot pin the caller's pages.
 pub(crate) fn cannot_be_pinned(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::FileExt;
-
-    use super::*;
-    use crate::Records;
-
-    /// Three stretches and a half with a page here and there: counted at once, and page by page.
-    #[test]
-    fn stretches_are_counted_like_their_pages() {
-        let page = page_size();
-        let stretch = STRETCH * page;
-        let len = 3 * stretch + stretch / 2 + 100;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("sparse");
-        let file = std::fs::File::create_new(&path).unwrap();
-        file.set_len(len as u64).unwrap();
-        let written = [0, 5, STRETCH - 1, 2 * STRETCH + 77, 2 * STRETCH + 78, 3 * STRETCH];
-        let write = || written.map(|at| file.write_all_at(&vec![1; page], (at * page) as u64).unwrap());
-        let records = Records::open([&path], 1).unwrap();
-        let count_parts = |bytes: Range<usize>, at_once: usize| {
-            let mut found = Residency::default();
-            for start in bytes.clone().step_by(at_once) {
-                let part = start as u64..start.saturating_add(at_once).min(bytes.end) as u64;
-                count(&mut found, &records.shards()[0], &part).unwrap();
-            }
-            found
-        };
-        for bytes in [
-            0..len,
-            0..stretch,
-            stretch..2 * stretch,
-            1..2 * stretch + 1,
-            stretch - 1..3 * stretch,
-            page - 1..2 * stretch + 77 * page + 1,
-            2 * stretch + 78 * page..len,
-            5 * page + 99..len + 2 * stretch,
-        ] {
-            let pages = bytes.start / page..bytes.end.min(len).div_ceil(page);
-            let least = written.iter().filter(|at| pages.contains(at)).count() as u64;
-            // Where memory is short, pages go between two looks, and come when they are written.
-            let found = (0..1000).find_map(|_| {
-                write();
-                let found = count_parts(bytes.clone(), usize::MAX);
-                let expected = count_parts(pages.start * page..pages.end * page, page);
-                (found == expected && found.resident >= least).then_some(found)
-            });
-            assert_eq!(found.map(|found| found.pages), Some(pages.len() as u64), "{bytes:?}");
-        }
-    }
 }

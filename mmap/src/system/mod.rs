@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::shard::Shard;
+use crate::file::DataFile;
 
 #[cfg(target_vendor = "apple")]
 mod apple;
@@ -41,20 +41,23 @@ use other as this;
 #[cfg(windows)]
 use windows as this;
 
-/// `count(residency, shard, bytes)` adds the pages that hold `bytes`; what lies past the end is left out.
+/// `count(piece)` returns the pages that hold its bytes, and how many of them are in the cache; what lies past the end is
+/// left out.
 pub(crate) use this::count;
 /// `seems_there(file, offset)`: whether a byte is in the cache; `false` if that is unknown.
 pub(crate) use this::seems_there;
-/// `will_need(pieces, stats)` hints pieces, at most [`PIECES`] of them, and counts them.
+/// `will_need(pieces, asked)` hints pieces, at most [`PIECES`] of them, and counts them.
 pub(crate) use this::will_need;
-/// `uncache(shard, bytes)` drops clean pages; `evict(shard)` writes the file out first and drops all.
-pub(crate) use this::{evict, uncache};
 /// `reopen(data)` opens the same file for reads past the cache; `read(file, start, pieces)` fills the pieces one after
 /// the other; `file_system(file)` is what files with the same blocks share; `too_small(error)`: whether the file's
 /// blocks are larger than those that were asked for; `cannot_be_pinned(error)`: whether the caller's memory is of a kind
 /// that takes no such reads.
 pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
+/// `uncache(file, bytes)` drops clean pages; `evict(file)` writes the file out first and drops all.
+pub(crate) use this::{evict, uncache};
 
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) use linux::STRETCH;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) use linux::hints_wait;
 
@@ -64,18 +67,45 @@ pub(crate) const fn hints_wait(_: &std::fs::File) -> bool {
     false
 }
 
-/// Bytes of one file, whole pages but at the end.
+/// Bytes of one file.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
-    pub(crate) shard: &'a Shard,
+    pub(crate) file: &'a DataFile,
+    /// The mapping of the file, or why there is none.
+    #[cfg(unix)]
+    pub(crate) map: &'a std::io::Result<memmap2::MmapRaw>,
     pub(crate) bytes: Range<u64>,
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-impl Piece<'_> {
+impl<'a> Piece<'a> {
+    /// Other bytes of the same file.
+    pub(crate) fn with(&self, bytes: Range<u64>) -> Self {
+        Self { bytes, ..*self }
+    }
+
+    /// The mapping, or why there is none.
+    #[cfg(unix)]
+    pub(crate) fn mapping(&self) -> Result<&'a memmap2::MmapRaw, crate::Error> {
+        self.map.as_ref().map_err(|error| crate::Error::System {
+            path: self.file.path.clone(),
+            call: "mmap",
+            // The reason is kept with the file and io::Error cannot be cloned: give its kind and words.
+            source: std::io::Error::new(error.kind(), error.to_string()),
+        })
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
     pub(crate) const fn len(&self) -> u64 {
         self.bytes.end - self.bytes.start
     }
+}
+
+/// What became of hints: calls made, bytes that were accepted, pieces that were refused.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    pub(crate) calls: u64,
+    pub(crate) bytes: u64,
+    pub(crate) failed: u64,
 }
 
 /// Most pieces that one call of [`will_need`] gets: as many as Linux takes in one (`UIO_MAXIOV` in the kernel's

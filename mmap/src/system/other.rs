@@ -4,30 +4,29 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use super::Piece;
+use super::{Asked, Piece};
+use crate::Error;
 use crate::file::DataFile;
-use crate::shard::Shard;
-use crate::{Error, HintStats, Residency};
 
 /// One call each.
 #[cfg(unix)]
-pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
+pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     for piece in pieces {
-        let Ok(map) = &piece.shard.map else { continue };
+        let Ok(map) = &piece.map else { continue };
         // What is mapped has a length that fits.
         let at = |offset| usize::try_from(offset).unwrap_or(map.len()).min(map.len());
         let (start, end) = (at(piece.bytes.start), at(piece.bytes.end));
-        hinted.calls += 1;
+        asked.calls += 1;
         match map.advise_range(memmap2::Advice::WillNeed, start, end - start) {
-            Ok(()) => hinted.bytes += piece.len(),
-            Err(_) => hinted.failed += 1,
+            Ok(()) => asked.bytes += piece.len(),
+            Err(_) => asked.failed += 1,
         }
     }
 }
 
 /// No such call.
 #[cfg(not(unix))]
-pub(crate) fn will_need(_: &[Piece<'_>], _: &mut HintStats) {}
+pub(crate) fn will_need(_: &[Piece<'_>], _: &mut Asked) {}
 
 /// No call tells.
 pub(crate) fn seems_there(_: &File, _: u64) -> bool {
@@ -35,17 +34,17 @@ pub(crate) fn seems_there(_: &File, _: u64) -> bool {
 }
 
 /// No `mincore` with Linux's meaning.
-pub(crate) fn count(_: &mut Residency, _: &Shard, _: &Range<u64>) -> Result<(), Error> {
+pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
     Err(Error::Unsupported { call: "mincore" })
 }
 
 /// No such call, or one without an effect.
-pub(crate) fn uncache(_: &Shard, _: &Range<u64>) -> Result<(), Error> {
+pub(crate) fn uncache(_: &DataFile, _: &Range<u64>) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 
 /// As [`uncache`].
-pub(crate) fn evict(_: &Shard) -> Result<(), Error> {
+pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 

@@ -13,21 +13,20 @@ use windows_sys::Win32::Storage::FileSystem::{
 use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RANGE_ENTRY};
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
-use super::Piece;
+use super::{Asked, Piece};
+use crate::Error;
 use crate::file::{DataFile, read_at};
-use crate::shard::Shard;
-use crate::{Error, HintStats, Residency};
 
 /// One call for all pieces of a file, which is mapped as long as the call lasts: a file that stays mapped can be
 /// neither truncated nor replaced.
-pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
-    for pieces in pieces.chunk_by(|a, b| std::ptr::eq(a.shard, b.shard)) {
+pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
+    for pieces in pieces.chunk_by(|a, b| std::ptr::eq(a.file, b.file)) {
         let Ok(map) = map(pieces) else { continue };
-        hinted.calls += 1;
+        asked.calls += 1;
         if prefetch(&map, pieces) {
-            hinted.bytes += pieces.iter().map(Piece::len).sum::<u64>();
+            asked.bytes += pieces.iter().map(Piece::len).sum::<u64>();
         } else {
-            hinted.failed += pieces.len() as u64;
+            asked.failed += pieces.len() as u64;
         }
     }
 }
@@ -35,8 +34,8 @@ pub(crate) fn will_need(pieces: &[Piece<'_>], hinted: &mut HintStats) {
 /// Maps the bytes from the first piece to the last. A file that was truncated cannot be mapped, and has no hints.
 fn map(pieces: &[Piece<'_>]) -> Result<MmapRaw, Error> {
     let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Err(Error::NoPaths) };
-    let file = first.shard.file.file()?;
-    let failed = |source| Error::System { path: first.shard.path().to_owned(), call: "mmap", source };
+    let file = first.file.file()?;
+    let failed = |source| Error::System { path: first.file.path.clone(), call: "mmap", source };
     let len = usize::try_from(last.bytes.end - first.bytes.start)
         .map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
     MmapOptions::new().offset(first.bytes.start).len(len).map_raw_read_only(&*file).map_err(failed)
@@ -66,15 +65,15 @@ pub(crate) fn seems_there(_: &File, _: u64) -> bool {
     false
 }
 
-pub(crate) fn count(_: &mut Residency, _: &Shard, _: &Range<u64>) -> Result<(), Error> {
+pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
     Err(Error::Unsupported { call: "mincore" })
 }
 
-pub(crate) fn uncache(_: &Shard, _: &Range<u64>) -> Result<(), Error> {
+pub(crate) fn uncache(_: &DataFile, _: &Range<u64>) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 
-pub(crate) fn evict(_: &Shard) -> Result<(), Error> {
+pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 
