@@ -174,18 +174,18 @@ class Table:
         for kind in KINDS:
             out += [
                 f"**{kind}**, medians with quartiles\n",
-                "| | cold: first, ms | cold: samples/s | warm: samples/s | warm: CPU us each | MiB "
+                "| | cold: first, ms | cold: whole epoch, samples/s | warm: samples/s | warm: CPU us each | MiB "
                 "| with a trainer, cold: samples/s | waiting, % | its slowdown | warm: samples/s | its slowdown |",
                 "| --- " + "| ---: " * 10 + "|",
             ]
             for name in self.names:
                 cells = [
                     self.cell(name, kind, "cold", False, "first_ms", digits=1),
-                    self.cell(name, kind, "cold", False, "rate"),
+                    self.cell(name, kind, "cold", False, "epoch_rate"),
                     self.cell(name, kind, "warm", False, "rate"),
                     self.cell(name, kind, "warm", False, "cpu_us", digits=1),
                     self.cell(name, kind, "warm", False, "mib", digits=1),
-                    self.cell(name, kind, "cold", True, "rate"),
+                    self.cell(name, kind, "cold", True, "epoch_rate"),
                     self.cell(name, kind, "cold", True, "waited", digits=1, scale=100),
                     self.cell(name, kind, "cold", True, "slowdown", digits=2),
                     self.cell(name, kind, "warm", True, "rate"),
@@ -201,7 +201,7 @@ class Table:
         for kind in KINDS:
             for train in (False, True):
                 found = {
-                    (name, cache): median(self.values(name, kind, cache, train, "rate") or [0.0])
+                    (name, cache): median(self.values(name, kind, cache, train, "epoch_rate") or [0.0])
                     for name in self.names
                     for cache in BAR
                 }

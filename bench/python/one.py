@@ -108,6 +108,7 @@ def main() -> None:
     result = {
         "first_ms": (first - start) * 1e3,
         "rate": later / (last - first),
+        "epoch_rate": count * size / (last - start),
         "cpu_us": (cpu - first_cpu) / later * 1e6,
         "mib": mib,
         "waited": waited / (last - first),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How near `prefetch` comes to perfect overlap, and whether `watch` foretells it.
 
-    python bench/python/overlap.py [--steps 200] [--rounds 5] [--ms 10]
+    python bench/python/overlap.py [--steps 200] [--rounds 5] [--ms 10] [--only REGEX]
 
 Each round runs a loop as it is, measured by `watch`, and then with `prefetch`. Loads and uses are sleeps, as a
 disk or a device would be waited for, or work on a processor that releases the GIL. Columns, medians of the rounds
@@ -11,14 +11,16 @@ with their quartiles:
 - `foretold`, `reached`: how many times faster `watch` expected `prefetch` to be, and how many it was.
 - `difference`: the one against the other, of each round.
 
-Where loads and uses both take a processor, two of them must be idle. The first line of the output has what two units of
-work at once took over what one took: far from 1, other programs were running, and those rows measure them.
+- `wall / free`: the loop with `prefetch`, over two threads that do all loads and uses without a hand-off. Where both
+  take a processor, this is what the processors allow: other programs, or a shared core, slow both down.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,9 +29,8 @@ from io import StringIO
 from statistics import quantiles
 
 import torch
-from torch.utils.data import DataLoader, Dataset
-
 import twinbuf as tb
+from torch.utils.data import DataLoader, Dataset
 
 Work = Callable[[float], None]
 BLOCK = bytes(1 << 20)
@@ -51,17 +52,20 @@ def hashing(blocks: int) -> None:
         digest.update(BLOCK)  # without the GIL
 
 
-def beside(blocks: int) -> float:
-    """Return what two units of work at once take over what one takes."""
+def free(load: Work, loads: list[float], use: Work, seconds: float) -> float:
+    """Return what all loads and all uses take in two threads that do not wait for each other."""
+
+    def all_loads() -> None:
+        for each in loads:
+            load(each)
+
+    thread = threading.Thread(target=all_loads)
     start = time.perf_counter()
-    hashing(blocks)
-    alone = time.perf_counter() - start
-    other = threading.Thread(target=hashing, args=(blocks,))
-    start = time.perf_counter()
-    other.start()
-    hashing(blocks)
-    other.join()
-    return (time.perf_counter() - start) / alone
+    thread.start()
+    for _ in loads:
+        use(seconds)
+    thread.join()
+    return time.perf_counter() - start
 
 
 class Items(Dataset[torch.Tensor]):
@@ -97,9 +101,9 @@ def loop(items: Iterable[object], work: Work, seconds: float) -> float:
     return time.perf_counter() - start
 
 
-def spread(values: list[float], unit: str = "") -> str:
+def spread(values: list[float]) -> str:
     low, middle, high = quantiles(values, n=4, method="inclusive")
-    return f"{middle:.3f}{unit} [{low:.3f}, {high:.3f}]"
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def main() -> None:
@@ -107,6 +111,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=10.0)
+    parser.add_argument("--only", default="")
     options = parser.parse_args()
     blocks_a_second = calibrate()
 
@@ -125,8 +130,8 @@ def main() -> None:
         ("load half", generator, time.sleep, time.sleep, [ms / 2] * steps, ms),
         ("compute half", generator, time.sleep, time.sleep, even, ms / 2),
     ]
-    columns = [[[] for _ in range(4)] for _ in cases]
-    busy: list[float] = []
+    cases = [case for case in cases if re.search(options.only, case[0])]
+    columns = [[[] for _ in range(5)] for _ in cases]
     for _ in range(options.rounds):
         for (_, make, load, use, loads, seconds), column in zip(cases, columns, strict=True):
             items = make(load, loads)
@@ -134,20 +139,18 @@ def main() -> None:
             with redirect_stderr(StringIO()):
                 loop(watched, use, seconds)
             plain = watched.report()
-            busy.append(beside(round(ms * blocks_a_second * 3)))
             wall = loop(tb.prefetch(items), use, seconds)
+            both = free(load, loads, use, seconds)
             assert plain.with_prefetch is not None
             foretold, reached = plain.wall / plain.with_prefetch, plain.wall / wall
-            for values, value in zip(
-                column, (wall / plain.ideal, foretold, reached, 100 * (reached / foretold - 1)), strict=True
-            ):
+            found = wall / plain.ideal, wall / both, foretold, reached, 100 * (reached / foretold - 1)
+            for values, value in zip(column, found, strict=True):
                 values.append(value)
-    print(f"{steps} steps of {options.ms:g} ms, {options.rounds} rounds; two at once / alone: {spread(busy)}")
-    print(f"| {'case':<21} | {'wall / longest':<22} | {'foretold':<22} | {'reached':<22} | difference % |")
-    print("| --- | --- | --- | --- | --- |")
+    print(f"{steps} steps of {options.ms:g} ms, {options.rounds} rounds, load {os.getloadavg()[0]:.1f}")
+    print("| case | wall / longest | wall / free | foretold | reached | difference % |")
+    print("| --- " + "| ---: " * 5 + "|")
     for (name, *_), column in zip(cases, columns, strict=True):
-        cells = [spread(values) for values in column]
-        print(f"| {name:<21} | {cells[0]:<22} | {cells[1]:<22} | {cells[2]:<22} | {cells[3]} |")
+        print(f"| {name} | " + " | ".join(map(spread, column)) + " |")
 
 
 if __name__ == "__main__":
