@@ -333,6 +333,27 @@ def test_around_a_stateful_data_loader(workers: int) -> None:
         assert first + [batch.tolist() for batch in resumed] == wanted
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_around_a_loader_of_files(depth: int, tmp_path: Any) -> None:
+    np = pytest.importorskip("numpy")
+    np.save(tmp_path / "x.npy", np.arange(40, dtype="int64"))
+    data = tb.Records.open_npy(tmp_path / "x.npy")
+
+    def make() -> Any:
+        return tb.prefetch(tb.Loader(data, tb.Plan(data, batch=4, shuffle="full", seed=3)), depth=depth)
+
+    wanted = [batch.numpy().tolist() for batch in make()]
+    for taken in range(1, 10):
+        batches = make()
+        items = iter(batches)
+        first = [next(items).numpy().tolist() for _ in range(taken)]
+        state = batches.state_dict()
+        batches.close()
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert first + [batch.numpy().tolist() for batch in resumed] == wanted
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_is_told_and_can_start_its_own() -> None:
