@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Type-checks the candle adapter with its `cuda` feature on a machine without a CUDA toolkit: a stand-in for `nvcc`, which
-# compiles nothing, is enough for `cargo check`, because that builds no kernels into anything. What it makes cannot be
-# linked or run. With a real toolkit: `cargo test --features cuda` in adapters/candle.
+# Type-checks the candle adapter and its CUDA example on a machine without a CUDA toolkit. A stand-in for `nvcc`, which
+# compiles nothing, is enough for `cargo check`, because that links no kernels. What it makes cannot be linked or run.
+# With a real toolkit: `cargo test --features cuda` in adapters/candle.
 #
 #   tools/candle-cuda.sh [COMMAND]    default: check; or: clippy
 set -euo pipefail
@@ -42,4 +42,4 @@ export PATH=$toolkit/bin:$PATH CUDA_HOME=$toolkit CUDA_PATH=$toolkit CUDA_ROOT=$
 export CUDA_COMPUTE_CAP=90
 # Not among what a real toolkit has built.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/no-toolkit
-cargo "${1:-check}" --features cuda
+cargo "${1:-check}" --features cuda --lib --examples

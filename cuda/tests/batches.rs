@@ -115,7 +115,7 @@ fn the_next_copy_is_queued_while_one_runs() {
         let (sim, ctx) = start(1, false);
         let stream = ctx.new_stream().unwrap();
         let (mut slots, mut batches) = uploader(&ctx, true);
-        let held = sim.hold(0); // the device stands still: no copy gets done
+        let held = sim.hold(0); // the device is stopped: no copy completes
         commit(&mut slots, BYTES, 1).unwrap();
         commit(&mut slots, BYTES, 2).unwrap();
         let (first, second) = (batches.recv().unwrap().unwrap(), batches.recv().unwrap().unwrap());
@@ -143,7 +143,7 @@ fn one_lease_on_several_streams_and_again_on_the_same() {
         if !sim.is_real() {
             assert_eq!(sim.calls_of("cuStreamWaitEvent") - waits, streams.len() as u64, "once a stream");
         }
-        // Enqueued on all of them, waited for by nobody: the slot's next copy has to wait for each.
+        // Enqueued on all of them, without a wait: the slot's next copy has to wait for each.
         for stream in &streams {
             let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
             stream.memcpy_dtod(&batch.on::<u8>(stream).unwrap(), &mut copy).unwrap();
@@ -279,7 +279,7 @@ fn an_abandoned_reader_is_never_the_end_of_the_data() {
 }
 
 #[test]
-fn a_reader_hears_that_nobody_receives_any_more() {
+fn a_reader_is_told_that_the_receiver_is_gone() {
     must_end(|| {
         for overlap in [true, false] {
             let (_sim, ctx) = start(1, false);
@@ -479,7 +479,7 @@ fn receiving_without_waiting_and_by_a_task() {
 
         let (mut slots, mut batches) = uploader(&ctx, false);
         assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Err(Error::Empty))));
-        let held = sim.hold(0); // the device stands still: the copy has been issued, and is not done
+        let held = sim.hold(0); // the device is stopped: the copy has been issued, and is not done
         commit(&mut slots, BYTES, 3).unwrap();
         let lease = batches.try_recv().unwrap().unwrap();
         if !sim.is_real() {
@@ -517,7 +517,7 @@ fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
         let (sim, ctx) = start(1, false);
         let before = sim.live().leaked();
         let (mut slots, mut batches) = uploader(&ctx, true);
-        let held = sim.hold(0); // so that the copy thread waits for the copy, and not yet for nobody
+        let held = sim.hold(0); // so that the copy thread waits for the copy, and has not noticed the drop
         commit(&mut slots, BYTES, 1).unwrap();
         drop(batches.recv().unwrap().unwrap());
         slots.finish();

@@ -268,7 +268,7 @@ fn a_thread_without_a_context_frees_though_its_first_call_fails() {
         let before = sim.live().leaked();
         let (mut slots, batches) = Uploader::new(&ctx, BYTES).build::<u64>().unwrap();
         drop(batches);
-        // Now nobody receives, which the uploader's thread finds out with a batch; the host slots outlive it.
+        // Now the receiver is gone, which the copy thread notices with the next batch. The host slots outlive it.
         slots.acquire().unwrap().commit(BYTES, 0).unwrap();
         assert_eq!(copy_threads(), 0);
         sim.inject(Failure::api("cuCtxSetCurrent", 1, LAUNCH_FAILED));

@@ -93,7 +93,7 @@ fn as_many_copies_are_in_flight_as_there_are_slots() {
             }
             let (mut slots, mut batches) =
                 Uploader::new(&ctx, BYTES).host_depth(host).device_depth(device).build::<u64>().unwrap();
-            let held = sim.hold(0); // the device stands still: no copy gets done
+            let held = sim.hold(0); // the device is stopped: no copy completes
             (0..flight).for_each(|value| commit(&mut slots, value).unwrap());
             let looked = Instant::now();
             while sim.calls_of("cuMemcpyHtoDAsync_v2") < u64::from(flight) && looked.elapsed() < MANY_TIMES {
@@ -351,7 +351,7 @@ fn another_devices_context_stays_current_and_its_streams_are_refused() {
 }
 
 #[test]
-fn a_tensor_of_a_frameworks_costs_one_copy_on_the_device_and_no_wait() {
+fn into_owned_costs_one_copy_on_the_device_and_no_wait() {
     must_end(|| {
         let (sim, ctx) = start(1, true);
         let stream = ctx.per_thread_stream(); // candle's

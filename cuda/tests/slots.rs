@@ -188,7 +188,7 @@ impl<T> Drop for Lender<T> {
 }
 
 #[test]
-fn slots_of_somebody_elses_are_filled_where_they_are_and_given_back() {
+fn lent_slots_are_filled_in_place_and_returned() {
     must_end(|| {
         for overlap in [true, false] {
             let (sim, ctx) = start(1, false);
@@ -234,7 +234,7 @@ fn slots_of_somebody_elses_are_filled_where_they_are_and_given_back() {
             let last = copies.len() - 1;
             assert_eq!(lent.load(Ordering::SeqCst), 5);
             drop((slots, batches));
-            assert_eq!(lent.load(Ordering::SeqCst), 0, "given back, once nothing uses them");
+            assert_eq!(lent.load(Ordering::SeqCst), 0, "returned once nothing uses them");
             assert_eq!(reading.clone_dtoh(&copies[last].1).unwrap(), [copies[last].0; BYTES]);
             drop((copies, stream, reading));
             sim.drain();

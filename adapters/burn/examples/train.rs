@@ -41,7 +41,7 @@ impl Model {
 }
 
 /// The pictures and the labels of a batch, whose rows are the pixels of a picture and its label.
-fn tensors(batch: &Batch, device: &Device) -> Result<(Tensor<2>, Tensor<1, Int>), BoxError> {
+fn tensors(batch: Batch, device: &Device) -> Result<(Tensor<2>, Tensor<1, Int>), BoxError> {
     let (mut pictures, mut labels) = (Vec::new(), Vec::new());
     for row in batch.cast::<f32>()?.chunks_exact(PIXELS + 1) {
         pictures.extend_from_slice(&row[..PIXELS]);

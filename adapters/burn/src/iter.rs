@@ -58,16 +58,19 @@ impl<D, O> Iterator for Iter<'_, D, O> {
             State::Failed(error) => return Some(Err(DatasetError::new(error))),
             State::Ended => return None,
         };
-        let item =
-            running.with_dependent_mut(|_, epoch| {
-                epoch.next().map(|batch| {
-                    let batch = batch.map_err(|source| Error::Loader(Arc::new(source)))?;
-                    let (epoch, step) = (batch.epoch(), batch.step());
-                    let item = (self.part.common.make)(&batch, self.device)
-                        .map_err(|source| Error::Make { epoch, step, source: Arc::new(source) })?;
-                    Ok((item, usize::try_from(batch.plan().len()).unwrap_or(usize::MAX)))
-                })
-            });
+        let item = running.with_dependent_mut(|_, epoch| {
+            epoch.next().map(|batch| {
+                let batch = batch.map_err(|source| Error::Loader(Arc::new(source)))?;
+                let (epoch, step) = (batch.epoch(), batch.step());
+                let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
+                let item = (self.part.common.make)(batch, self.device).map_err(|source| Error::Make {
+                    epoch,
+                    step,
+                    source: Arc::new(source),
+                })?;
+                Ok((item, records))
+            })
+        });
         match item {
             Some(Ok((item, records))) => {
                 self.done += records;

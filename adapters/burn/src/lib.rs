@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod data;
 mod error;
 mod iter;
 
@@ -13,10 +14,11 @@ use burn_core::tensor::Device;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::{Batch, BoxError, Dataset, Loader, Plan, Report};
 
+pub use data::tensor_data;
 pub use error::Error;
 
 /// Makes what the training wants of a batch: tensors on the device.
-type Make<O> = dyn Fn(&Batch, &Device) -> Result<O, BoxError> + Send + Sync;
+type Make<O> = dyn Fn(Batch, &Device) -> Result<O, BoxError> + Send + Sync;
 
 /// Sets what a [`LoaderBuilder`] has options for.
 type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
@@ -26,7 +28,7 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 /// - **Each [`iter`](DataLoader::iter) is the next epoch** of the plan, from
 ///   [`first_epoch`](BurnLoaderBuilder::first_epoch) on, also if the one before was not iterated to its end.
 /// - **An error is an item**, `Err`, in its place among the batches, and the last one. burn's training stops at
-///   it; a loop of one's own must look at it (`let batch = batch?`). No epoch is shorter than
+///   it; other loops must check it (`let batch = batch?`). No epoch is shorter than
 ///   [`num_items`](DataLoader::num_items) without one. [`Error`] is the `source` of burn's `DatasetError`.
 /// - A [`Loader`] belongs to one thread and this does not: it keeps one between epochs, with its buffers and its
 ///   thread, and builds another if it is iterated a second time meanwhile.
@@ -73,11 +75,11 @@ struct Part<D, O> {
 impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoader<D, O> {
     /// A loader of `plan`'s batches from `data` (for example an `Arc<Records>`), each turned into an `O` by `make`.
     ///
-    /// `make` runs on the thread that iterates, while the next batch is read. When it returns, the batch's buffer
-    /// is reused: it copies what it keeps.
+    /// `make` runs on the thread that iterates, while the next batch is read. The batch's slot is read into again once
+    /// the batch is dropped. [`tensor_data`] makes tensor data of it without a copy; `batch.cast()` gives the numbers.
     pub fn builder<F>(data: D, plan: Plan, make: F) -> BurnLoaderBuilder<D, O>
     where
-        F: Fn(&Batch, &Device) -> Result<O, BoxError> + Send + Sync + 'static,
+        F: Fn(Batch, &Device) -> Result<O, BoxError> + Send + Sync + 'static,
     {
         BurnLoaderBuilder {
             data,

@@ -6,11 +6,11 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use burn::data::dataloader::{DataLoader, Progress, split::split_dataloader};
 use burn::data::dataset::DatasetError;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use twinbuf::mmap::PlanError;
 use twinbuf::transform::Convert;
 use twinbuf::{Batch, BatchPlan, BoxError, Dataset, Loader, Plan, Records, Tail};
-use twinbuf_burn::{BurnLoader, Error};
+use twinbuf_burn::{BurnLoader, Error, tensor_data};
 
 /// Record `i` is the number `i`; some cannot be read.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ impl Dataset for Source {
     }
 }
 
-fn numbers(batch: &Batch, _: &Device) -> Result<Vec<u32>, BoxError> {
+fn numbers(batch: Batch, _: &Device) -> Result<Vec<u32>, BoxError> {
     Ok(batch.cast::<u32>()?.to_vec())
 }
 
@@ -164,7 +164,7 @@ fn a_file_that_is_cut_off_is_named() -> Result<(), BoxError> {
 #[test]
 fn what_the_function_refuses_ends_the_epoch() {
     let plan = Plan::builder(12).batch(4).build().unwrap();
-    let refuse = |batch: &Batch, _: &Device| match batch.step() {
+    let refuse = |batch: Batch, _: &Device| match batch.step() {
         1 => Err("too dark".into()),
         step => Ok(step),
     };
@@ -318,7 +318,7 @@ fn threads_share_it() {
 fn another_device_goes_on_from_the_same_epoch() {
     let plan = shuffled(10, 4, Tail::Keep);
     // Devices with and without autodiff are equal.
-    let on = |batch: &Batch, device: &Device| Ok((numbers(batch, device)?, device.is_autodiff()));
+    let on = |batch: Batch, device: &Device| Ok((numbers(batch, device)?, device.is_autodiff()));
     let loader = BurnLoader::builder(source(10), plan, on).build(&Device::flex()).unwrap();
     loader.iter().for_each(drop);
     let moved = loader.to_device(&Device::flex().autodiff());
@@ -493,7 +493,7 @@ fn slices_that_are_not_there() {
 #[test]
 fn tensors_on_the_device() -> Result<(), BoxError> {
     let plan = Plan::builder(6).batch(3).build()?;
-    let tensors = |batch: &Batch, device: &Device| {
+    let tensors = |batch: Batch, device: &Device| {
         let numbers: Vec<i32> = batch.cast::<i32>()?.to_vec();
         let shape = [numbers.len(), 1];
         Ok(Tensor::<2, Int>::from_data(TensorData::new(numbers, shape), device))
@@ -505,6 +505,61 @@ fn tensors_on_the_device() -> Result<(), BoxError> {
         assert_eq!(tensor.dims(), [3, 1]);
         assert_eq!(tensor.into_data().try_to_vec::<i32>()?, wanted);
     }
+    Ok(())
+}
+
+/// A tensor of the batch's own bytes, and where they are.
+fn in_place(batch: Batch, device: &Device) -> Result<(Tensor<1, Int>, usize), BoxError> {
+    let (at, len) = (batch.as_ptr().addr(), batch.len() / 4);
+    let mut data = tensor_data(batch, [len], DType::I32)?;
+    device.staging([&mut data].into_iter());
+    Ok((Tensor::from_data(data, device), at))
+}
+
+#[test]
+fn a_tensor_uses_the_slot_itself() -> Result<(), BoxError> {
+    let plan = Plan::builder(20).batch(4).build()?;
+    let loader = BurnLoader::builder(source(20), plan, in_place).build(&Device::flex())?;
+    let mut first = 0;
+    for item in loader.iter() {
+        let (tensor, at) = item?;
+        // A tensor that writes copies first: the slot stays as it was.
+        let doubled = (tensor.clone() * 2).into_data();
+        let data = tensor.into_data();
+        assert_eq!(data.bytes().as_ptr().addr(), at, "no copy on the way into the tensor and out");
+        let wanted: Vec<i32> = (first..first + 4).collect();
+        assert_eq!(data.try_to_vec::<i32>()?, wanted);
+        assert_eq!(doubled.try_to_vec::<i32>()?, wanted.iter().map(|n| n * 2).collect::<Vec<_>>());
+        first += 4;
+    }
+    assert_eq!(first, 20);
+    Ok(())
+}
+
+#[test]
+fn a_tensor_that_is_kept_keeps_its_slot() -> Result<(), BoxError> {
+    let plan = Plan::builder(20).batch(4).build()?;
+    let loader = BurnLoader::builder(source(20), plan, in_place)
+        .options(|loader| loader.held_timeout(std::time::Duration::from_millis(1)))
+        .build(&Device::flex())?;
+    let mut items: Vec<_> = loader.iter().collect();
+    let error = items.pop().unwrap().unwrap_err();
+    assert!(causes(&error).concat().contains("host_depth"), "{error}");
+    // What was received stays what it was.
+    for (step, item) in (0..).zip(items) {
+        let found = item?.0.into_data().try_to_vec::<i32>()?;
+        assert_eq!(found, (4 * step..4 * step + 4).collect::<Vec<_>>());
+    }
+    Ok(())
+}
+
+#[test]
+fn data_of_another_length_is_refused() -> Result<(), BoxError> {
+    let plan = Plan::builder(4).batch(4).build()?;
+    let wrong = |batch: Batch, _: &Device| Ok(tensor_data(batch, [5], DType::I32)?);
+    let loader = BurnLoader::builder(source(4), plan, wrong).build(&Device::flex())?;
+    let items: Vec<_> = loader.iter().collect();
+    assert!(items.len() == 1 && items[0].is_err());
     Ok(())
 }
 

@@ -1,9 +1,8 @@
 //! Measures uploads on the machine's own GPU and prints the figures as JSON.
 //!
 //! `cargo run --release -p twinbuf-cuda --example gpu_report > gpu.json`; `-- --quick` for a short one. It needs an
-//! NVIDIA driver and nothing else: no toolkit, no compiler for the device. What stands for training is work that the
-//! driver can do by itself, copies within device memory; what stands for loading is sleep. What cannot be measured
-//! has an `error` in the place of its figures. Without a driver it prints one line and exits with 2.
+//! NVIDIA driver and nothing else: no toolkit, no compiler for the device. In place of training it copies within device
+//! memory, in place of loading it sleeps. What cannot be measured has an `error` in place of its figures. Without a driver it prints one line and exits with 2.
 #![allow(clippy::cast_possible_truncation)] // of figures: sizes and counts that were made from times
 
 use std::error::Error;

@@ -35,7 +35,7 @@ impl Source {
 impl Drop for Source {
     fn drop(&mut self) {
         if let Self::Pinned(start, _) = self {
-            // After an error there may be copies from it that nobody has waited for.
+            // After an error, copies from it may still be running.
             let _ = result::ctx::synchronize();
             // SAFETY: allocated by `pinned`, and used by nothing any more.
             let _ = unsafe { result::free_host(start.cast()) };

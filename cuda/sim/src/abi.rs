@@ -1,4 +1,4 @@
-//! The types that cross from test code into the cdylib; both sides compile this file.
+//! The types that pass from test code to the cdylib. Both compile this file.
 
 /// What [`Options`](crate::Options) becomes.
 #[repr(C)]
@@ -12,7 +12,7 @@ pub(crate) struct RawOptions {
     pub(crate) pools: u32,
     /// 0: devices, 1: stub library, 2: no device.
     pub(crate) kind: u32,
-    /// How many devices.
+    /// The number of devices.
     pub(crate) devices: u32,
     pub(crate) host_threads_apart: u32,
 }
@@ -38,7 +38,7 @@ pub(crate) struct RawFailure {
     pub(crate) effect: u32,
 }
 
-/// What the driver holds for its user at this moment.
+/// The resources that the driver currently holds for its user.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
@@ -56,17 +56,18 @@ pub struct Live {
     pub device_allocations: u64,
     /// Their bytes.
     pub device_bytes: u64,
-    /// Most host bytes at one time since the start.
+    /// The most host bytes held at one time since the start.
     pub peak_host_bytes: u64,
-    /// Most device bytes at one time since the start.
+    /// The most device bytes held at one time since the start.
     pub peak_device_bytes: u64,
-    /// Worker threads: one a stream that was used, default streams included. A destroyed stream's ends when
-    /// its work is done: see [`Control::drain`](crate::Control::drain).
+    /// Worker threads: one for each stream that was used, including default streams. That of a destroyed stream ends
+    /// when its work is done: see [`Control::drain`](crate::Control::drain).
     pub threads: u64,
 }
 
 impl Live {
-    /// What nobody gave back: `self` without peaks and threads (a default stream's lasts for the run).
+    /// The resources that were not freed: `self` without peaks, and without threads, because a default stream's thread
+    /// lasts for the run.
     #[must_use]
     pub fn leaked(self) -> Self {
         Self { peak_host_bytes: 0, peak_device_bytes: 0, threads: 0, ..self }

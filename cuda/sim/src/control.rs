@@ -1,4 +1,4 @@
-//! The Rust side: loads the cdylib by its path before cudarc looks for a driver, and speaks to it.
+//! The Rust side: loads the cdylib by its path, before cudarc looks for a driver, and calls its control functions.
 
 use std::ffi::{CString, c_char, c_void};
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::options::{Failure, Options};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(u64);
 
-/// The digest that [`Control::checksum`] gives for these bytes (FNV-1a, 64 bits).
+/// The digest that [`Control::checksum`] returns for these bytes (FNV-1a, 64 bits).
 #[must_use]
 pub fn checksum_of(bytes: &[u8]) -> u64 {
     bytes.iter().fold(crate::FNV_START, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(crate::FNV_PRIME))
@@ -24,7 +24,7 @@ pub fn checksum_of(bytes: &[u8]) -> u64 {
 macro_rules! symbols {
     ($($name:ident: $signature:ty = $symbol:literal,)*) => {
         struct Symbols {
-            /// Never closed: it lies in a static, and cudarc keeps function pointers into it.
+            /// Never closed: cudarc keeps function pointers into it.
             library: Library,
             $($name: $signature,)*
         }
@@ -58,8 +58,8 @@ symbols! {
     drain: unsafe extern "C" fn() = b"twinbuf_sim_drain\0",
 }
 
-/// The environment variable that chooses the driver: `real` takes the machine's own, anything else, or nothing,
-/// this one.
+/// The environment variable that selects the driver: `real` for the machine's own. Any other value, or none, selects this
+/// one.
 pub const DRIVER_VARIABLE: &str = "TWINBUF_CUDA_DRIVER";
 
 /// The cdylib's functions; `None` with the real driver.
@@ -79,11 +79,11 @@ fn symbols() -> Option<&'static Symbols> {
         .as_ref()
 }
 
-/// The cdylib beside the running test binary.
+/// The path of the cdylib beside the running test binary.
 ///
 /// # Panics
 ///
-/// If it is not there, with every place that was looked at.
+/// If it is not found; the message lists every path that was tried.
 fn library_path() -> PathBuf {
     const FILE: &str = "libtwinbuf_cuda_sim.so";
     let program = std::env::current_exe().expect("the path of the running program");
@@ -99,10 +99,9 @@ fn library_path() -> PathBuf {
     found.unwrap_or_else(|| panic!("{FILE}: not found in any of {places:?}; cargo builds it there")).clone()
 }
 
-/// The control calls. They are no driver calls: nothing counts, delays or orders them.
+/// The control calls. They are not driver calls: they are not counted or delayed, and order nothing.
 ///
-/// With the real driver ([`Control::is_real`]) they do nothing and report nothing, and launching a
-/// [`Kernel`] gives `None`.
+/// With the real driver ([`Control::is_real`]) they do nothing, and launching a [`Kernel`] returns `None`.
 #[derive(Clone, Copy)]
 pub struct Control {
     symbols: Option<&'static Symbols>,
@@ -115,28 +114,27 @@ impl fmt::Debug for Control {
 }
 
 impl Control {
-    /// Loads the driver, if it is not loaded, and gives its controls without a [`Sim`]: for hooks inside the
-    /// code under test.
+    /// Loads the driver if necessary, and returns its controls without a [`Sim`]: for hooks inside the code under test.
     ///
     /// # Panics
     ///
-    /// If the cdylib is not there or cannot be loaded.
+    /// If the cdylib is not found or cannot be loaded.
     #[must_use]
     pub fn get() -> Self {
         Self { symbols: symbols() }
     }
 
-    /// Whether the machine's own driver is used: [`DRIVER_VARIABLE`] is `real`.
+    /// Whether the machine's own driver is used ([`DRIVER_VARIABLE`] is `real`).
     #[must_use]
     pub fn is_real(self) -> bool {
         self.symbols.is_none()
     }
 
-    /// Adds an error to those that will be injected.
+    /// Adds an error to inject.
     ///
     /// # Panics
     ///
-    /// If the failure names a call or a kind of work that this driver does not have.
+    /// If this driver lacks the call or the kind of work.
     pub fn inject(self, failure: Failure) {
         let Failure { raw, name } = failure;
         if let Some(sim) = self.symbols {
@@ -156,35 +154,34 @@ impl Control {
         }
     }
 
-    /// The names of the calls (or the kinds of the operations) that have failed by [`Control::inject`], in
-    /// their order.
+    /// The names of the calls, or the kinds of the operations, that [`Control::inject`] has made fail, in order.
     #[must_use]
     pub fn injected(self) -> Vec<String> {
         self.symbols.map_or_else(Vec::new, |sim| lines(sim.injected))
     }
 
-    /// The context is lost at once: what is queued is dropped, every later call in it returns `code`
+    /// Loses the context at once: queued work is dropped, and every later call in it returns `code`
     /// (`CUDA_ERROR_CONTEXT_IS_DESTROYED` is 709, an uncorrectable ECC error 214).
     ///
     /// # Panics
     ///
     /// If `code` is not one of the errors in `driver/codes.rs`.
     pub fn lose_context(self, code: u32) {
-        assert!(is_error(code), "{code} is no `CUresult` that this driver knows as an error");
+        assert!(is_error(code), "{code} is not an error code of this driver");
         if let Some(sim) = self.symbols {
             // SAFETY: takes a plain value.
             unsafe { (sim.lose_context)(code) };
         }
     }
 
-    /// Driver calls since the start, as [`Failure::call`] counts them.
+    /// The number of driver calls since the start, as [`Failure::call`] counts them.
     #[must_use]
     pub fn calls(self) -> u64 {
         // SAFETY: null asks for all names.
         self.symbols.map_or(0, |sim| unsafe { (sim.calls)(std::ptr::null()) })
     }
 
-    /// Calls of one name since the start.
+    /// The number of calls of one name since the start.
     ///
     /// # Panics
     ///
@@ -196,13 +193,13 @@ impl Control {
         self.symbols.map_or(0, |sim| unsafe { (sim.calls)(name.as_ptr()) })
     }
 
-    /// What the checker found since this was last asked, one sentence each.
+    /// The violations that the checker found since the last call, one sentence each.
     #[must_use]
     pub fn violations(self) -> Vec<String> {
         self.symbols.map_or_else(Vec::new, |sim| lines(sim.violations))
     }
 
-    /// What the driver holds for its user at this moment; all 0 with the real driver.
+    /// The resources that the driver currently holds for its user; all 0 with the real driver.
     #[must_use]
     pub fn live(self) -> Live {
         let mut live = Live::default();
@@ -213,12 +210,12 @@ impl Control {
         live
     }
 
-    /// This thread writes these bytes now. Inside a host function: its stream does.
+    /// Announces that this thread, or inside a host function its stream, writes these bytes now.
     pub fn host_write<T>(self, range: *const [T]) {
         self.host_access(range, true);
     }
 
-    /// This thread reads these bytes now. Inside a host function: its stream does.
+    /// Announces that this thread, or inside a host function its stream, reads these bytes now.
     pub fn host_read<T>(self, range: *const [T]) {
         self.host_access(range, false);
     }
@@ -230,8 +227,8 @@ impl Control {
         }
     }
 
-    /// Half of an edge that the driver cannot see: what this thread (or host function) knows is put into
-    /// `token`, any number.
+    /// The first half of an edge that the driver cannot see: stores this thread's clock, or the host function's, in
+    /// `token`, which may be any number.
     pub fn release(self, token: u64) {
         if let Some(sim) = self.symbols {
             // SAFETY: takes a plain value.
@@ -239,7 +236,7 @@ impl Control {
         }
     }
 
-    /// The other half: this thread knows what was put into `token` so far.
+    /// The second half: joins the clocks stored in `token` so far into this thread's.
     pub fn acquire(self, token: u64) {
         if let Some(sim) = self.symbols {
             // SAFETY: takes a plain value.
@@ -247,12 +244,12 @@ impl Control {
         }
     }
 
-    /// Enqueues a simulated kernel that reads `bytes` bytes of device memory at `address`, for at least
-    /// `duration_us` microseconds. `stream` is a `CUstream`. `Ok(None)`: the real driver.
+    /// Enqueues a simulated kernel that reads `bytes` bytes of device memory at `address`, for at least `duration_us`
+    /// microseconds. `stream` is a `CUstream`. Returns `Ok(None)` with the real driver.
     ///
     /// # Errors
     ///
-    /// The `CUresult` that the launch returned, as a number.
+    /// The launch's `CUresult`, as a number.
     pub fn kernel_read<S>(
         self,
         stream: *mut S,
@@ -263,12 +260,11 @@ impl Control {
         self.kernel(stream.cast(), address, bytes, None, duration_us)
     }
 
-    /// Enqueues a simulated kernel that fills device memory with `value`; the rest as
-    /// [`Control::kernel_read`].
+    /// Enqueues a simulated kernel that fills device memory with `value`; otherwise as [`Control::kernel_read`].
     ///
     /// # Errors
     ///
-    /// The `CUresult` that the launch returned, as a number.
+    /// The launch's `CUresult`, as a number.
     pub fn kernel_write<S>(
         self,
         stream: *mut S,
@@ -298,8 +294,8 @@ impl Control {
         }
     }
 
-    /// The digest ([`checksum_of`]) of what a kernel read or wrote. Waits for the kernel, and orders nothing:
-    /// the checker does not count it as synchronization. `None`: the kernel was dropped after an error.
+    /// The digest ([`checksum_of`]) of the bytes that a kernel read or wrote; `None` if it was dropped after an error.
+    /// Waits for the kernel, but the checker does not count that as synchronization.
     #[must_use]
     pub fn checksum(self, kernel: Kernel) -> Option<u64> {
         let sim = self.symbols?;
@@ -308,8 +304,8 @@ impl Control {
         (unsafe { (sim.checksum)(kernel.0, &raw mut sum) } == 0).then_some(sum)
     }
 
-    /// Device memory as it is at this moment, without a driver call and unseen by the checker. `None`: no
-    /// allocation holds this range, or the real driver.
+    /// A copy of device memory as it is now, without a driver call and unseen by the checker. `None` if no allocation
+    /// contains the range, or with the real driver.
     #[must_use]
     pub fn peek(self, address: u64, bytes: usize) -> Option<Vec<u8>> {
         let sim = self.symbols?;
@@ -318,16 +314,16 @@ impl Control {
         (unsafe { (sim.peek)(address, copy.as_mut_ptr(), bytes) } == 0).then_some(copy)
     }
 
-    /// The device does `pieces` more pieces of work (an operation that is no copy or kernel is one) and then
-    /// stands still, until the guard is dropped. Streams still pass events.
-    #[must_use = "the drop lets the device go on"]
+    /// Lets the device run `pieces` more pieces of work and then stops it until the guard is dropped. An operation that is
+    /// neither a copy nor a kernel is one piece. Streams still pass events.
+    #[must_use = "dropping it resumes the device"]
     pub fn hold(self, pieces: u64) -> Held {
         self.allow(pieces);
         Held(self)
     }
 
-    /// Waits until a stream stands still at the end of what [`Control::hold`] allows; returns at once when
-    /// nothing is held. Enqueue enough work first.
+    /// Waits until [`Control::hold`] has stopped a stream; returns at once if the device is not held. Enqueue enough work
+    /// first.
     pub fn wait_held(self) {
         if let Some(sim) = self.symbols {
             // SAFETY: takes nothing.
@@ -342,7 +338,8 @@ impl Control {
         }
     }
 
-    /// Waits until every stream is idle and the threads of destroyed streams have ended. Orders nothing.
+    /// Waits until every stream is idle and the threads of destroyed streams have ended. The checker does not count this
+    /// as synchronization.
     pub fn drain(self) {
         if let Some(sim) = self.symbols {
             // SAFETY: takes nothing.
@@ -351,8 +348,8 @@ impl Control {
     }
 }
 
-/// The device stands still, or soon will: [`Control::hold`]. Drop it, and the device goes on; a test that panics
-/// meanwhile does so before it drops what it made earlier and that waits for the device.
+/// Stops the device ([`Control::hold`]); dropping it resumes the device. Declare it after everything whose drop waits for
+/// the device: then a test that panics resumes the device first.
 #[derive(Debug)]
 pub struct Held(Control);
 
@@ -362,11 +359,11 @@ impl Drop for Held {
     }
 }
 
-/// The text that `get` writes (it returns the length it needs), split into lines.
+/// The text that `get` writes, split into lines. `get` returns the length it needs.
 fn lines(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
     let mut text = Vec::new();
     loop {
-        // SAFETY: the pointer is valid for as many bytes as are said.
+        // SAFETY: the pointer is valid for the length that is passed.
         let needed = unsafe { get(text.as_mut_ptr(), text.len()) };
         if needed <= text.len() {
             text.truncate(needed);
@@ -377,15 +374,15 @@ fn lines(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
     String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
 }
 
-/// One run of the driver: from [`Sim::start`], with everything of earlier runs forgotten, to the drop.
+/// One run of the driver, from [`Sim::start`] to the drop. It starts without any state of earlier runs.
 ///
-/// The driver is one for the process, so there is one `Sim` at a time: a second thread's `start` waits for the
-/// first one's drop. Declare it before everything that uses CUDA, so that it is dropped last.
+/// A process has one driver, so only one `Sim` exists at a time: a second `start` waits until the first is dropped. Declare
+/// it before everything that uses CUDA, so that it is dropped last.
 ///
 /// # Panics
 ///
-/// The drop panics if the checker found something that nobody read ([`Control::violations`]), unless the thread
-/// is panicking.
+/// The drop panics if the checker found violations that were not read ([`Control::violations`]), unless the thread is
+/// panicking.
 #[derive(Debug)]
 pub struct Sim {
     control: Control,
@@ -393,15 +390,15 @@ pub struct Sim {
 }
 
 impl Sim {
-    /// Loads the driver, if it is not loaded, and begins a run.
+    /// Loads the driver if necessary, and begins a run.
     ///
     /// # Panics
     ///
-    /// If the cdylib is not there or cannot be loaded.
+    /// If the cdylib is not found or cannot be loaded.
     #[must_use]
     pub fn start(options: Options) -> Self {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        // A test that panicked left nothing behind that the next start does not reset.
+        // `start` resets whatever a test that panicked left behind.
         let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let control = Control::get();
         if let Some(sim) = control.symbols {
@@ -422,7 +419,7 @@ impl Sim {
         Self { control, _one_at_a_time: guard }
     }
 
-    /// The controls, to take to other threads.
+    /// The controls, for other threads.
     #[must_use]
     pub fn control(&self) -> Control {
         self.control

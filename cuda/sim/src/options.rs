@@ -1,43 +1,43 @@
-//! What a test asks of the driver: the machine it runs on, and the errors it injects.
+//! What a test sets: the simulated machine, and the errors to inject.
 
 use crate::abi::{RawFailure, TARGET_API, TARGET_CALL, TARGET_WORK};
 use crate::driver::is_error;
 
-/// What the driver finds in the machine.
+/// What is installed in the simulated machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Installed {
     /// A driver with devices.
     #[default]
     Device,
-    /// The toolkit's stub in place of a driver: `cuInit` says `CUDA_ERROR_STUB_LIBRARY` (34).
+    /// The toolkit's stub in place of a driver: `cuInit` returns `CUDA_ERROR_STUB_LIBRARY` (34).
     Stub,
-    /// A driver and no device: `cuInit` says `CUDA_ERROR_NO_DEVICE` (100), the count is 0.
+    /// A driver without a device: `cuInit` returns `CUDA_ERROR_NO_DEVICE` (100), and the device count is 0.
     NoDevice,
 }
 
-/// How one run of the driver behaves.
+/// How the driver behaves in one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Of every delay.
+    /// The seed of all delays.
     pub seed: u64,
-    /// Longest delay before an operation, and between the pieces of a copy, in microseconds. 0: none.
+    /// The longest delay before an operation and between the pieces of a copy, in microseconds. 0: no delays.
     pub delay_us: u32,
-    /// In how many pieces a copy or a kernel runs, at least 1.
+    /// The number of pieces that a copy or a kernel runs in, at least 1.
     pub pieces: u32,
-    /// Whether the device has memory pools, so `cuMemAllocAsync`.
+    /// Whether the device has memory pools, and with them `cuMemAllocAsync`.
     pub pools: bool,
-    /// Device memory in bytes: allocations beyond fail with `CUDA_ERROR_OUT_OF_MEMORY` (2).
+    /// Bytes of device memory. Allocations beyond it fail with `CUDA_ERROR_OUT_OF_MEMORY` (2).
     pub device_bytes: u64,
-    /// Page-locked host memory in bytes, likewise.
+    /// Bytes of page-locked host memory, with the same error.
     pub host_bytes: u64,
-    /// Stub, no device, or some.
+    /// What is installed: devices, a driver without a device, or the stub.
     pub installed: Installed,
-    /// How many devices there are, 1 or 2. They share the limits of memory and the sticky error.
+    /// The number of devices, 1 or 2. They share the memory limits and the sticky error.
     pub devices: u32,
-    /// Every host thread is an agent of its own for the checker: an edge from one to another exists only where
-    /// [`Control::release`] and [`Control::acquire`] say so. `false`: all host threads are one agent, so what
-    /// one of them knows, all know, and a missing edge *between host threads* shows only if their accesses
-    /// happen in the wrong order in this run.
+    /// Whether the checker treats each host thread as a separate agent. If `true`, an edge between two threads exists
+    /// only where [`Control::release`](crate::Control::release) and [`Control::acquire`](crate::Control::acquire)
+    /// announce it. If `false`, all host threads are one agent: a missing edge *between host threads* shows only if
+    /// their accesses happen in the wrong order in this run.
     pub host_threads_apart: bool,
 }
 
@@ -58,17 +58,18 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults with this seed.
+    /// The defaults, with this seed.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self { seed, ..Self::default() }
     }
 }
 
-/// An error to be injected: which call or operation fails, counted from [`Control::inject`] on, and with what.
+/// An error to inject: which call or operation fails, counted from [`Control::inject`](crate::Control::inject) on, and
+/// its code.
 ///
-/// A call that fails has no effect, except that a call which gives something back (destroy, free, release)
-/// always does so: the real driver too returns errors of earlier work from such calls.
+/// A failed call has no effect, except that a call which frees something (destroy, free, release) always frees it. The
+/// real driver also returns errors of earlier work from such calls.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub(crate) raw: RawFailure,
@@ -79,12 +80,12 @@ impl Failure {
     fn new(target: u32, name: &str, nth: u64, code: u32) -> Self {
         assert!(nth > 0, "calls are counted from 1");
         // cudarc takes the number for its enum unchecked.
-        assert!(is_error(code), "{code} is no `CUresult` that this driver knows as an error");
+        assert!(is_error(code), "{code} is not an error code of this driver");
         Self { raw: RawFailure { target, code, nth, times: 1, effect: 0 }, name: name.to_owned() }
     }
 
-    /// The `nth` call (from 1) of this name, as exported: `cuMemcpyHtoDAsync_v2`. A simulated kernel's launch is
-    /// `cuLaunchKernel`.
+    /// Fails the `nth` call (from 1) of this exported name, such as `cuMemcpyHtoDAsync_v2`. The launch of a simulated
+    /// kernel is `cuLaunchKernel`.
     ///
     /// # Panics
     ///
@@ -94,8 +95,8 @@ impl Failure {
         Self::new(TARGET_API, name, nth, code)
     }
 
-    /// The `nth` call (from 1) of any name but `cuGetErrorName` and `cuGetErrorString`, which formatting an
-    /// error calls.
+    /// Fails the `nth` call (from 1) of any name. `cuGetErrorName` and `cuGetErrorString` do not count, because formatting
+    /// an error calls them.
     ///
     /// # Panics
     ///
@@ -105,9 +106,9 @@ impl Failure {
         Self::new(TARGET_CALL, "", nth, code)
     }
 
-    /// The `nth` operation (from 1) of this kind *while it runs*: `h2d`, `d2h`, `d2d`, `memset`, `kernel`,
-    /// `host` (a host function) or `any` of them. The error is sticky: it comes from every later call, what is
-    /// queued is dropped, host functions are not called.
+    /// Fails the `nth` operation (from 1) of this kind *while it runs*: `h2d`, `d2h`, `d2d`, `memset`, `kernel`, `host` (a
+    /// host function) or `any`. The error is sticky: every later call returns it, queued work is dropped, and host
+    /// functions are not called.
     ///
     /// # Panics
     ///
@@ -117,14 +118,14 @@ impl Failure {
         Self::new(TARGET_WORK, kind, nth, code)
     }
 
-    /// Fails this many times in a row, not once. `u64::MAX`: from then on.
+    /// Fails this many calls or operations in a row. Default: 1. `u64::MAX`: all from then on.
     #[must_use]
     pub fn times(mut self, times: u64) -> Self {
         self.raw.times = times;
         self
     }
 
-    /// The call takes effect and then returns the error, as one does that reports earlier work.
+    /// Lets the call take effect before it returns the error, like a call that reports an error of earlier work.
     #[must_use]
     pub fn after_effect(mut self) -> Self {
         self.raw.effect = 1;

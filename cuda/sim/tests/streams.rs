@@ -166,7 +166,7 @@ fn a_wait_takes_the_record_of_its_time() {
     two.wait(&event).unwrap();
     let held = sim.hold(0);
     one.memset_zeros(&mut memory).unwrap();
-    // A new record does not concern the wait above: `two` passes although `one` stands still.
+    // A new record does not concern the wait above: `two` passes although `one` is stopped.
     event.record(&one).unwrap();
     two.synchronize().unwrap();
     drop(held);
@@ -234,7 +234,7 @@ fn a_destroyed_stream_finishes_its_work() {
 
 #[test]
 #[should_panic(expected = "the checker found")]
-fn a_violation_that_nobody_read_panics() {
+fn a_violation_that_was_not_read_panics() {
     let sim = Sim::start(Options::default());
     if sim.is_real() {
         panic!("the checker found nothing: the real driver has none");

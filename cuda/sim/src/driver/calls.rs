@@ -29,7 +29,7 @@ pub(super) use bodies::launch;
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`.
 const STREAM_ORDER: c_uint = 1;
 
-/// `CUdevice_attribute`s that are not 0 here.
+/// The value of a `CUdevice_attribute`; 0 for all others.
 fn attribute(core: &Core, attribute: c_int) -> c_int {
     match attribute {
         // UNIFIED_ADDRESSING, STREAM_PRIORITIES_SUPPORTED.

@@ -1,5 +1,5 @@
-//! Captures of streams into graphs, as far as they concern other calls: which thread is forbidden what meanwhile.
-//! Nothing is captured here, and every graph is null.
+//! Captures of streams into graphs: which calls they forbid to which thread meanwhile. No work is captured, and every
+//! graph is null.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -7,16 +7,16 @@ use std::thread::{self, ThreadId};
 
 use super::codes::{CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Code, INVALID_VALUE};
 
-/// `CUstreamCaptureMode`: of a capture, and of a thread.
+/// `CUstreamCaptureMode` of a capture or a thread.
 type Mode = u32;
 
-/// What every thread begins with.
+/// The initial mode of a thread.
 const GLOBAL: Mode = 0;
 const THREAD_LOCAL: Mode = 1;
 const RELAXED: Mode = 2;
 
-/// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: waits and looks of the host, and
-/// memory without a stream.
+/// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: waits and queries of the host, and
+/// allocation without a stream.
 const UNSAFE: [&str; 10] = [
     "cuCtxSynchronize",
     "cuEventQuery",
@@ -33,7 +33,7 @@ const UNSAFE: [&str; 10] = [
 struct Capture {
     thread: ThreadId,
     mode: Mode,
-    /// A forbidden call came between.
+    /// Whether a forbidden call was made meanwhile.
     broken: bool,
 }
 
@@ -62,7 +62,7 @@ pub(super) fn exchange(run: u64, mode: Mode) -> Result<Mode, Code> {
 }
 
 impl Captures {
-    /// The calling thread begins to capture this stream.
+    /// Begins a capture of this stream by the calling thread.
     pub(super) fn begin(&mut self, stream: u64, mode: Mode) -> Result<(), Code> {
         if mode > RELAXED || self.0.contains_key(&stream) {
             return Err(INVALID_VALUE);
@@ -71,18 +71,18 @@ impl Captures {
         Ok(())
     }
 
-    /// Whether it was captured as it should.
+    /// Ends a capture; an error if it was invalidated.
     pub(super) fn end(&mut self, stream: u64) -> Result<(), Code> {
         let capture = self.0.remove(&stream).ok_or(INVALID_VALUE)?;
         if capture.broken { Err(CAPTURE_INVALIDATED) } else { Ok(()) }
     }
 
-    /// Whether nothing can be enqueued in this stream, because it is being captured.
+    /// Whether this stream is being captured, so that no work can be enqueued in it.
     pub(super) fn holds(&self, stream: u64) -> bool {
         self.0.contains_key(&stream)
     }
 
-    /// Breaks the captures that forbid this call to the calling thread.
+    /// Invalidates the captures that forbid this call to the calling thread.
     pub(super) fn call(&mut self, run: u64, name: &str) -> Result<(), Code> {
         let mode = own_mode(run);
         if mode == RELAXED || !UNSAFE.contains(&name) {

@@ -1,9 +1,9 @@
 //! Happens-before: vector clocks, and the accesses to one allocation that a later one must be ordered after.
 //!
-//! An *agent* (a stream, or the host) numbers what it does. A clock says, for every agent, up to which number its
-//! work is known to be finished before. An edge (event wait, synchronize, enqueue) joins one clock into another.
-//! An access races if an earlier one overlaps it, one of the two writes, and the later one's clock does not know
-//! the earlier one. All of this happens when work is *enqueued*: what the workers do meanwhile plays no part.
+//! An *agent* (a stream, or the host) numbers its steps. A clock holds, for every agent, the last step that is known to
+//! happen before. An edge (event wait, synchronize, enqueue) joins one clock into another. An access races with an earlier
+//! one if they overlap, one of them writes, and the later one's clock does not contain the earlier one's step. All of this
+//! happens when work is *enqueued*: the workers' timing plays no part.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(super) type Agent = u64;
 pub(super) struct Clock(BTreeMap<Agent, u64>);
 
 impl Clock {
-    /// Learns what `other` knows.
+    /// Joins `other` into this clock.
     pub(super) fn join(&mut self, other: &Self) {
         for (agent, step) in &other.0 {
             let known = self.0.entry(*agent).or_insert(0);
@@ -43,11 +43,11 @@ pub(super) struct Access {
     pub(super) from: u64,
     pub(super) to: u64,
     pub(super) write: bool,
-    /// What did it: `h2d`, `host write`, ...
+    /// The operation: `h2d`, `host write`, ...
     pub(super) what: &'static str,
 }
 
-/// The accesses to one allocation, less those that later ones stand for.
+/// The accesses to one allocation, without those that later ones cover.
 #[derive(Debug, Default)]
 pub(super) struct History(Vec<Access>);
 
@@ -61,8 +61,9 @@ impl History {
             if overlap && !ordered && (old.write || new.write) {
                 races.push(*old);
             }
-            // Whoever knows `new` knows what `new` knew. So an access that `new` knows, that lies inside `new` and
-            // conflicts with nothing that `new` does not conflict with, need not be kept.
+            // An agent that is ordered after `new` is ordered after everything before `new`. So an earlier access that is
+            // ordered before `new`, lies within it, and conflicts with nothing that `new` does not conflict with, can be
+            // dropped.
             let covered = new.from <= old.from && old.to <= new.to;
             !(ordered && covered && (new.write || !old.write))
         });

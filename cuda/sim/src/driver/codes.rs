@@ -1,4 +1,4 @@
-//! The `CUresult`s that this driver returns by itself, and the names of all that tests inject.
+//! The `CUresult`s that this driver returns, and the names of those that tests inject.
 //! Numbers: the CUDA driver API's `CUresult`.
 
 use std::ffi::CStr;
@@ -23,7 +23,7 @@ pub(super) const NOT_SUPPORTED: Code = 801;
 pub(super) const CAPTURE_UNSUPPORTED: Code = 900;
 pub(super) const CAPTURE_INVALIDATED: Code = 901;
 
-/// The code's name and a sentence; `None` for a code that is not listed here.
+/// The code's name and description; `None` for a code that is not listed here.
 pub(super) fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
     Some(match code {
         SUCCESS => (c"CUDA_SUCCESS", c"no error"),

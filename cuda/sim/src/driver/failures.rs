@@ -1,4 +1,4 @@
-//! Errors to be injected: which of them a call or an operation meets.
+//! Injected errors: which of them a call or an operation returns.
 
 use super::codes::Code;
 use crate::abi::{RawFailure, TARGET_API, TARGET_CALL, TARGET_WORK};
@@ -6,11 +6,11 @@ use crate::abi::{RawFailure, TARGET_API, TARGET_CALL, TARGET_WORK};
 struct Armed {
     failure: RawFailure,
     name: String,
-    /// Calls or operations that matched so far.
+    /// The number of calls or operations that matched so far.
     seen: u64,
 }
 
-/// What was asked for, and what has happened.
+/// The errors to inject, and those that were injected.
 #[derive(Default)]
 pub(super) struct Failures {
     armed: Vec<Armed>,
@@ -22,7 +22,7 @@ pub(super) struct Failures {
 #[derive(Clone, Copy)]
 pub(super) struct Injected {
     pub(super) code: Code,
-    /// The call takes effect nevertheless.
+    /// Whether the call takes effect anyway.
     pub(super) effect: bool,
 }
 
@@ -48,7 +48,7 @@ impl Failures {
         met.map(|injected| injected.code)
     }
 
-    /// Every failure counts what it matches, also where another one strikes first.
+    /// Every failure counts what it matches, even if another one strikes first.
     fn meet(&mut self, name: &'static str, matches: impl Fn(&Armed) -> bool) -> Option<Injected> {
         let mut met = None;
         for armed in self.armed.iter_mut().filter(|armed| matches(armed)) {

@@ -1,4 +1,4 @@
-//! What test code calls: `twinbuf_sim_*`, the other end of [`Control`](crate::Control). No CUDA calls.
+//! The functions that test code calls, `twinbuf_sim_*`: the other end of [`Control`](crate::Control). Not CUDA calls.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -6,7 +6,7 @@ use super::calls;
 use super::machine::{self, changed, lock, wait};
 use crate::abi::{Live, RawFailure, RawOptions};
 
-/// Copies `lines` if there is room, and returns how many bytes there are.
+/// Copies `lines` if there is room, and returns their number of bytes.
 ///
 /// # Safety
 ///
@@ -84,7 +84,7 @@ unsafe extern "C" fn twinbuf_sim_calls(name: *const c_char) -> u64 {
     name.map_or_else(|| core.calls.values().sum(), |name| core.calls.get(name.as_str()).copied().unwrap_or(0))
 }
 
-/// `Control::violations`: sentences, one a line, forgotten if there is room for them.
+/// `Control::violations`: one sentence a line. They are cleared if there is room for them.
 ///
 /// # Safety
 ///

@@ -1,7 +1,7 @@
-//! Everything the driver knows, behind one lock: streams with their queues, events, allocations, clocks.
+//! The driver's state, behind one lock: streams with their queues, events, allocations, clocks.
 //!
-//! Whatever waits (host calls for work, workers for events) waits on one condition variable, which every change
-//! wakes: simple, and fast enough for a handful of streams.
+//! Host calls that wait for work and workers that wait for events share one condition variable, which every change
+//! notifies. That is simple, and fast enough for a handful of streams.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -25,18 +25,18 @@ mod worker;
 /// The lock, held.
 pub(super) type Core = MutexGuard<'static, State>;
 
-/// The agent that all host threads are together, and the legacy default streams' of the devices; all other agents are handles
-/// (see `FIRST_HANDLE`).
+/// The agent of all host threads together, and the agents of the devices' legacy default streams. All other agents are
+/// handles (see `FIRST_HANDLE`).
 const HOST: Agent = 1;
 const LEGACY: [u64; 2] = [2, 3];
-/// Handles of streams, events and kernels, and numbers of host threads, begin above this and are never given out
-/// twice, so that those of an earlier run are recognized. `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD` are 1, 2.
+/// Handles of streams, events, kernels and host threads begin above this. They are never reused, so that handles of an
+/// earlier run are recognized. `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2.
 const FIRST_HANDLE: u64 = 0x5_0000;
-/// Device addresses begin here: a half of the address space that no user process has, so that dereferencing one
-/// on the host faults.
+/// Device addresses begin here, in the half of the address space that user processes lack, so that dereferencing one on
+/// the host faults.
 const FIRST_DEVICE_ADDRESS: u64 = 0xDE00_0000_0000_0000;
 
-/// Who accesses memory, and what it knows.
+/// The agent of an access, its step, and its clock.
 pub(super) struct Actor {
     agent: Agent,
     step: u64,
@@ -45,7 +45,7 @@ pub(super) struct Actor {
 
 pub(super) struct State {
     pub(super) options: RawOptions,
-    /// The number of this run, from 1; threads and contexts of earlier ones recognize themselves by it.
+    /// The number of this run, from 1. Threads and contexts of earlier runs are recognized by theirs.
     pub(super) run: u64,
     pub(super) initialized: bool,
     /// Of each device's primary context.
@@ -58,7 +58,7 @@ pub(super) struct State {
     pub(super) device: BTreeMap<u64, Allocation>,
     hosts: BTreeMap<Agent, Clock>,
     tokens: BTreeMap<u64, Clock>,
-    /// What kernels read or wrote; `None` inside: still to come.
+    /// The digest of each kernel; `None` inside until it has run.
     pub(super) kernels: BTreeMap<u64, Option<Result<u64, Code>>>,
     pub(super) captures: Captures,
     pub(super) failures: Failures,
@@ -67,9 +67,9 @@ pub(super) struct State {
     next_handle: u64,
     next_address: u64,
     pub(super) live: Live,
-    /// Pieces of work that the device may still do; `u64::MAX`: any number.
+    /// Pieces of work that the device may still run; `u64::MAX` if it is not held.
     pub(super) allowed: u64,
-    /// Workers that stand still because `allowed` is 0.
+    /// Workers that wait because `allowed` is 0.
     pub(super) held: usize,
     streams_begun: u64,
     workers: Vec<JoinHandle<()>>,
@@ -88,7 +88,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
             devices: 1,
             host_threads_apart: 0,
         },
-        run: 1, // also without a `Sim`: 0 is what threads begin with
+        run: 1, // not 0, which is the initial value in threads
         initialized: false,
         retains: [0; 2],
         lost: SUCCESS,
@@ -115,19 +115,19 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
 static CHANGED: Condvar = Condvar::new();
 
 thread_local! {
-    /// The run in which this thread made a context current, and whose; 0: never.
+    /// The run in which this thread made a context current, and the device; run 0: never.
     static CURRENT_IN: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// This thread's default streams, with their runs.
     static OWN_STREAM: Cell<[(u64, u64); 2]> = const { Cell::new([(0, 0); 2]) };
-    /// This thread's number as an agent, if host threads are apart.
+    /// This thread's agent, if host threads are separate.
     static OWN_AGENT: Cell<(u64, Agent)> = const { Cell::new((0, 0)) };
-    /// In a worker that runs a host function: its stream's agent, step and clock.
+    /// In a worker that runs a host function, its stream's agent, step and clock.
     static IN_FUNCTION: RefCell<Option<(Agent, u64, Clock)>> = const { RefCell::new(None) };
 }
 
 /// Takes the lock.
 pub(super) fn lock() -> Core {
-    // A panic inside an exported function aborts; one in a worker is a bug that the next assertion shows.
+    // A panic in an exported function aborts; one in a worker is a bug that a later assertion shows.
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -136,12 +136,12 @@ pub(super) fn wait(core: Core) -> Core {
     CHANGED.wait(core).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes everyone who waits for a change.
+/// Wakes all threads that wait for a change.
 pub(super) fn changed() {
     CHANGED.notify_all();
 }
 
-/// Whether this thread is a worker inside a host function.
+/// Whether this thread is a worker that runs a host function.
 pub(super) fn in_function() -> bool {
     IN_FUNCTION.with_borrow(Option::is_some)
 }
@@ -153,7 +153,7 @@ pub(super) fn run_function(agent: Agent, step: u64, clock: Clock, function: impl
     IN_FUNCTION.set(None);
 }
 
-/// Ends what was and begins a run. Work in queues is dropped, threads are joined.
+/// Ends the current run and begins another. Queued work is dropped, and workers are joined.
 pub(super) fn start(options: RawOptions) {
     let mut core = lock();
     core.run += 1;
@@ -161,7 +161,7 @@ pub(super) fn start(options: RawOptions) {
     changed();
     drop(core);
     for worker in workers {
-        // A worker that panicked has said so already.
+        // A worker's panic was reported by the panic hook.
         let _ = worker.join();
     }
     let mut core = lock();
@@ -187,7 +187,7 @@ pub(super) fn start(options: RawOptions) {
     core.streams_begun = 0;
 }
 
-/// Waits until all queues are empty and the workers of destroyed streams have ended. No edges.
+/// Waits until all queues are empty and the workers of destroyed streams have ended. Adds no edges.
 pub(super) fn drain() {
     let mut core = lock();
     while core.streams.values().any(|stream| stream.destroyed || stream.busy || !stream.queue.is_empty()) {
@@ -196,7 +196,7 @@ pub(super) fn drain() {
 }
 
 impl State {
-    /// The handle of a device's primary context: another one in every run.
+    /// The handle of a device's primary context, which differs in every run.
     pub(super) fn context(&self, device: usize) -> usize {
         0xC0_0000 + usize::try_from(self.run).unwrap_or(0) * 32 + device * 16
     }
@@ -228,7 +228,7 @@ impl State {
         self.next_handle
     }
 
-    /// A number for a kernel whose digest is still to come.
+    /// The handle of a new kernel, whose digest is not known yet.
     pub(super) fn add_kernel(&mut self) -> u64 {
         let id = self.handle();
         self.kernels.insert(id, None);

@@ -28,7 +28,7 @@ impl Pinned {
         std::ptr::slice_from_raw_parts_mut(self.pointer.cast(), self.bytes)
     }
 
-    /// Fills it as the host, and says so.
+    /// Fills it as the host, and announces the access.
     pub(crate) fn fill(&self, sim: Control, value: u8) {
         sim.host_write(self.slice());
         // SAFETY: the allocation has this size.

@@ -8,7 +8,7 @@ use crate::driver::machine::Core;
 use crate::driver::machine::memory::Space;
 use crate::driver::machine::work::{Source, Work, synchronize, wait_passed};
 
-/// Enqueues work that was checked, and waits for it if `wait`.
+/// Enqueues checked work, and waits for it if `wait` is set.
 fn submit(mut core: Core, stream: u64, work: Work, wait: bool) -> Result<(), Code> {
     core.push(stream, work);
     if !wait {
@@ -18,7 +18,7 @@ fn submit(mut core: Core, stream: u64, work: Work, wait: bool) -> Result<(), Cod
     synchronize(core, &[mark])
 }
 
-/// A copy from the host: a page-locked source is read when the copy runs, any other before this returns.
+/// A copy from the host. A page-locked source is read when the copy runs, any other source before this returns.
 pub(super) fn upload(
     mut core: Core,
     to: u64,
@@ -52,7 +52,7 @@ fn upload_work(
     if pinned {
         core.access((Space::Host, from as u64, bytes), &actor, false, "h2d")?;
     }
-    // SAFETY: the caller gives a source of this many bytes, valid now.
+    // SAFETY: the caller guarantees a source of this many bytes.
     let now = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
     let source =
         if pinned { Source::Pinned { address: from as usize, then: now } } else { Source::Staged(now) };
@@ -66,16 +66,16 @@ pub(super) fn upload_all(
     count: usize,
     handle: usize,
 ) -> Result<(), Code> {
-    // The real one takes no default stream and no empty list.
+    // The real driver accepts neither a default stream nor an empty list.
     if handle <= 2 || count == 0 || to.is_null() || from.is_null() || bytes.is_null() {
         return Err(INVALID_VALUE);
     }
     let stream = stream(&mut core, handle)?;
-    // SAFETY: the caller gives as many targets.
+    // SAFETY: the caller guarantees `count` targets.
     let to = unsafe { std::slice::from_raw_parts(to, count) };
-    // SAFETY: and sources.
+    // SAFETY: and `count` sources.
     let from = unsafe { std::slice::from_raw_parts(from, count) };
-    // SAFETY: and sizes.
+    // SAFETY: and `count` sizes.
     let bytes = unsafe { std::slice::from_raw_parts(bytes, count) };
     for ((&to, &from), &bytes) in to.iter().zip(from).zip(bytes) {
         if bytes == 0 {
@@ -88,7 +88,7 @@ pub(super) fn upload_all(
     Ok(())
 }
 
-/// A copy to the host: returns when it is done, unless the destination is page-locked and `wait` is not set.
+/// A copy to the host. Returns when it is done, unless the destination is page-locked and `wait` is not set.
 pub(super) fn download(
     mut core: Core,
     to: *mut c_void,
@@ -135,7 +135,7 @@ pub(super) fn set(mut core: Core, to: u64, value: u8, bytes: usize, handle: usiz
     submit(core, stream, Work::Set { to, bytes, value }, false)
 }
 
-/// A simulated kernel, which reads a range or fills it; the real driver's name for the call.
+/// Launches a simulated kernel, which reads or fills a range. Counted under the real driver's name.
 pub(in crate::driver) fn launch(
     id: &mut u64,
     handle: usize,
@@ -152,7 +152,7 @@ pub(in crate::driver) fn launch(
     })
 }
 
-/// Waits until everything that was enqueued has run, whatever its error; no edges.
+/// Waits until all enqueued work has run or failed. Adds no edges.
 pub(super) fn settle(mut core: Core) -> Core {
     for mark in core.record_all() {
         core = wait_passed(core, &mark).0;

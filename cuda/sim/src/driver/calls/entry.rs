@@ -6,7 +6,7 @@ use crate::driver::codes::{
 };
 use crate::driver::machine::{Core, in_function, lock};
 
-/// A place for a result, given by the caller.
+/// The caller's pointer for a result.
 #[repr(transparent)]
 pub(super) struct Out<T>(pub(super) *mut T);
 
@@ -15,29 +15,29 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: whoever calls the driver gives a pointer that may be written.
+        // SAFETY: the driver's caller guarantees that the pointer is valid for writes.
         unsafe { self.0.write(value) };
         Ok(())
     }
 }
 
-/// What a call needs before its body runs.
+/// What a call requires before its body runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Needs {
     Nothing,
     /// `cuInit`.
     Driver,
-    /// And an error-free context.
+    /// `cuInit`, and no sticky error.
     Health,
-    /// And that it is current on this thread.
+    /// That, and a context that is current on this thread.
     Context,
-    /// Gives something back: the body runs whatever error is injected or sticky, and the error is returned.
+    /// The call frees something: its body runs despite an injected or sticky error, which is returned afterwards.
     Return,
-    /// The same, and it returns no sticky error.
+    /// The same, but it does not return a sticky error.
     Release,
 }
 
-/// What a stub, or a driver without a device, returns from every call but `cuDeviceGetCount`.
+/// The error that a stub, or a driver without a device, returns from a call.
 fn absent(core: &Core, name: &str) -> Option<Code> {
     match core.options.kind {
         1 => Some(STUB_LIBRARY),
@@ -49,7 +49,7 @@ fn absent(core: &Core, name: &str) -> Option<Code> {
 
 /// Counts a call, checks what it needs, lets an injected error strike, and runs its body.
 pub(super) fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Result<(), Code>) -> Code {
-    // The real driver forbids it and may hang instead of saying so.
+    // The real driver forbids this, and may hang instead of returning an error.
     if in_function() {
         return NOT_PERMITTED;
     }
@@ -82,7 +82,7 @@ pub(super) fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) ->
     }
 }
 
-/// The context is current and alive.
+/// Whether the context is current and alive.
 pub(super) fn current(core: &Core) -> Result<(), Code> {
     if core.current() == 0 {
         return Err(INVALID_CONTEXT);
@@ -93,7 +93,7 @@ pub(super) fn current(core: &Core) -> Result<(), Code> {
     Ok(())
 }
 
-/// A default stream needs a current context; a created one has its own.
+/// The stream of a handle. A default stream requires a current context; a created stream has its own.
 pub(super) fn stream(core: &mut Core, handle: usize) -> Result<u64, Code> {
     if handle <= 2 {
         current(core)?;

@@ -18,13 +18,13 @@ impl State {
         agent
     }
 
-    /// What this thread knows.
+    /// This thread's clock.
     pub(super) fn known(&mut self) -> &mut Clock {
         let agent = self.agent();
         self.hosts.entry(agent).or_default()
     }
 
-    /// This thread learns what a clock knows.
+    /// Joins `clock` into this thread's.
     pub(in crate::driver) fn learn(&mut self, clock: &Clock) {
         self.known().join(clock);
     }
@@ -57,11 +57,11 @@ impl State {
         }
     }
 
-    /// The host accesses a range that it has announced; page-locked or not.
+    /// Checks a host access that a test announced, to page-locked memory or other.
     pub(in crate::driver) fn host_access(&mut self, address: u64, bytes: usize, write: bool) {
         let actor = self.host_step();
         let what = if write { "host write" } else { "host read" };
-        // Memory that is not page-locked: nothing of the device's touches it later than its call.
+        // Ignored for memory that is not page-locked, which the device does not access after a call returns.
         let _ = self.access((Space::Host, address, bytes), &actor, write, what);
     }
 }

@@ -12,19 +12,19 @@ const PAGE: usize = 4096;
 /// Violations kept until they are read; one broken edge may show in every batch.
 const MOST_VIOLATIONS: usize = 64;
 
-/// One allocation; its entry stays when it is freed, so that a later use is recognized. Addresses are never
-/// given out twice in one run.
+/// One allocation. Its entry stays after the free, so that a later use is recognized. Addresses are not reused within a
+/// run.
 pub(in crate::driver) struct Allocation {
     base: u64,
     bytes: usize,
-    /// Device memory's contents, until the free has run.
+    /// The contents of device memory, until the free has run.
     pub(in crate::driver) data: Option<Vec<u8>>,
-    /// Its free was called.
+    /// Whether its free was called.
     freed: bool,
     history: History,
 }
 
-/// Host or device: two address spaces, checked in the same way.
+/// The two address spaces, which are checked in the same way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::driver) enum Space {
     Host,
@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    /// The allocation that holds all of a range.
+    /// The allocation that contains a whole range.
     fn holder(&mut self, space: Space, address: u64, bytes: usize) -> Option<&mut Allocation> {
         let (_, allocation) = self.allocations(space).range_mut(..=address).next_back()?;
         let end = address.checked_add(bytes as u64)?;
@@ -74,7 +74,7 @@ impl State {
         self.holder(Space::Host, address as u64, bytes).is_some()
     }
 
-    /// Device memory's bytes, if an allocation holds the whole range and its free has not run.
+    /// The bytes of a range of device memory, if one allocation contains it and its free has not run.
     pub(in crate::driver) fn bytes(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
         let allocation = self.holder(Space::Device, address, bytes)?;
         let from = usize::try_from(address - allocation.base).ok()?;
@@ -87,11 +87,11 @@ impl State {
         }
     }
 
-    /// Checks one access, and remembers it.
+    /// Checks one access, and records it.
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if no allocation holds the range, or its free was called (which is also reported).
+    /// `INVALID_VALUE` if no allocation contains the range, or if it was freed, which is also reported.
     pub(in crate::driver) fn access(
         &mut self,
         (space, address, bytes): (Space, u64, usize),
@@ -143,7 +143,7 @@ impl State {
             return Err(OUT_OF_MEMORY);
         }
         let base = self.next_address;
-        // 512 is the driver's alignment; a gap, so that one byte too far is found.
+        // 512 is the driver's alignment. A gap follows, so that an access past the end is found.
         self.next_address += (bytes as u64).next_multiple_of(512) + 512;
         let data = Some(vec![0xCD; bytes]);
         self.device.insert(base, Allocation { base, bytes, data, freed: false, history: History::default() });
@@ -177,8 +177,8 @@ impl State {
         Ok(base)
     }
 
-    /// Checks a free as a write of all of it by `actor` and counts it as freed. Device memory's contents stay
-    /// until [`State::forget`], host memory stays until the next run: whoever still uses it finds no other's data.
+    /// Checks a free as a write of the whole allocation by `actor`, and counts it. Contents of device memory stay until
+    /// [`State::forget`], host memory stays until the next run: a use after the free finds no other allocation's data.
     pub(in crate::driver) fn free(
         &mut self,
         space: Space,
@@ -205,13 +205,13 @@ impl State {
         Ok(())
     }
 
-    /// As [`State::free`], by the calling host thread.
+    /// [`State::free`] by the calling host thread.
     pub(in crate::driver) fn free_by_host(&mut self, space: Space, base: u64) -> Result<(), Code> {
         let actor = self.host_step();
         self.free(space, base, &actor, "host free")
     }
 
-    /// A device allocation's contents are gone.
+    /// Drops a device allocation's contents.
     pub(in crate::driver) fn forget(&mut self, base: u64) {
         if let Some(allocation) = self.device.get_mut(&base) {
             allocation.data = None;

@@ -12,13 +12,13 @@ use crate::driver::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 #[derive(Default)]
 pub(in crate::driver) struct Stream {
     pub(in crate::driver) queue: VecDeque<Work>,
-    /// The worker is at an operation that it has taken from the queue.
+    /// The worker runs an operation that it has taken from the queue.
     pub(in crate::driver) busy: bool,
     pub(in crate::driver) destroyed: bool,
     clock: Clock,
     /// Synchronizes with the legacy default stream.
     blocking: bool,
-    /// A default stream: made by the driver, not counted.
+    /// A default stream: created by the driver, and not counted.
     default: bool,
     device: usize,
 }
@@ -40,7 +40,7 @@ impl State {
         let device = self.device().unwrap_or(0);
         self.streams.insert(id, Stream { blocking, default, device, ..Stream::default() });
         self.live.threads += 1;
-        // The stream's number in this run, not its handle: a seed gives the same delays in every run.
+        // Seeded with the stream's number in this run, not its handle: so a seed gives the same delays in every run.
         self.streams_begun += 1;
         let (run, seed) = (self.run, self.options.seed.wrapping_add(self.streams_begun << 32));
         let thread = std::thread::Builder::new().name(format!("cuda-sim-{id:x}"));
@@ -95,8 +95,8 @@ impl State {
         self.streams.get_mut(&stream).expect("a handle that `stream` gave under this lock")
     }
 
-    /// The next step of a stream: after everything that this thread knows, and after what implicit
-    /// synchronization with the legacy default stream orders before it.
+    /// The next step of a stream. It is ordered after everything that this thread knows, and after the work that
+    /// implicit synchronization with the legacy default stream orders before it.
     pub(in crate::driver) fn step(&mut self, stream: u64) -> Actor {
         let device = self.at(stream).device;
         let before: Vec<u64> = if stream == LEGACY[device] {
@@ -135,7 +135,7 @@ impl State {
         mark
     }
 
-    /// A stream's later work waits for a mark.
+    /// Makes a stream's later work wait for a mark.
     fn follow(&mut self, stream: u64, mark: Arc<Mark>) {
         self.at(stream).clock.join(&mark.clock);
         self.push(stream, Work::Wait(mark));
@@ -153,7 +153,7 @@ impl State {
         all.into_iter().map(|stream| self.mark(stream)).collect()
     }
 
-    /// The same of the current context's alone.
+    /// Marks at the ends of the current context's streams.
     pub(in crate::driver) fn record_current(&mut self) -> Vec<Arc<Mark>> {
         let device = self.device();
         let streams = self.streams.iter().filter(|(_, stream)| Some(stream.device) == device);
@@ -161,7 +161,7 @@ impl State {
         all.into_iter().map(|stream| self.mark(stream)).collect()
     }
 
-    /// Whether a stream has done everything; if so, this thread knows it.
+    /// Whether a stream has no work left. If so, this thread learns its clock.
     pub(in crate::driver) fn is_idle(&mut self, stream: u64) -> bool {
         let stream = self.at(stream);
         let idle = stream.queue.is_empty() && !stream.busy;
@@ -192,7 +192,7 @@ impl State {
 
     pub(in crate::driver) fn record_event(&mut self, handle: usize, stream: u64) -> Result<(), Code> {
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
-        // An event is recorded in its own context only; every other may wait for it.
+        // An event can be recorded only in its own context; streams of any context can wait for it.
         if event.device != self.at(stream).device {
             return Err(INVALID_HANDLE);
         }
@@ -201,7 +201,7 @@ impl State {
         Ok(())
     }
 
-    /// A stream waits for an event's last record; for one never recorded it does not.
+    /// Makes a stream wait for an event's last record. An event that was never recorded is no wait.
     pub(in crate::driver) fn wait_event(&mut self, stream: u64, handle: usize) -> Result<(), Code> {
         if let Some(mark) = self.last_record(handle)? {
             self.step(stream);
@@ -214,7 +214,7 @@ impl State {
         Ok(self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?.last.clone())
     }
 
-    /// When an event that measures time was passed.
+    /// When a timing event was passed.
     pub(in crate::driver) fn passed_at(&self, handle: usize) -> Result<Instant, Code> {
         const DISABLE_TIMING: u32 = 2;
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;

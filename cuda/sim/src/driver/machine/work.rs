@@ -1,4 +1,4 @@
-//! What streams are given to do, and marks in their queues.
+//! The work in a stream's queue, and the marks in it.
 
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
@@ -8,10 +8,10 @@ use super::{Core, wait};
 use crate::driver::clock::Clock;
 use crate::driver::codes::{CONTEXT_IS_DESTROYED, Code, SUCCESS};
 
-/// What one `cuEventRecord` captured: later records of the event make new ones.
+/// What one `cuEventRecord` captured. A later record of the event makes a new mark.
 #[derive(Default)]
 pub(in crate::driver) struct Mark {
-    /// When the stream came by, and the sticky error at that time.
+    /// When the stream passed it, and the sticky error at that time.
     pub(in crate::driver) passed: OnceLock<(Instant, Code)>,
     pub(in crate::driver) clock: Clock,
 }
@@ -32,15 +32,15 @@ pub(in crate::driver) enum Work {
     Wait(Arc<Mark>),
 }
 
-/// Where an upload's bytes come from.
+/// The source of an upload.
 pub(in crate::driver) enum Source {
-    /// Page-locked memory, read when the copy runs; beside it what it held when the copy was enqueued.
+    /// Page-locked memory, read when the copy runs; `then` is its content when the copy was enqueued.
     Pinned { address: usize, then: Vec<u8> },
-    /// A copy made when the copy was enqueued.
+    /// Bytes that were copied when the upload was enqueued.
     Staged(Vec<u8>),
 }
 
-/// Waits until a mark is passed, and gives the error it was passed with.
+/// Waits until a mark is passed, and returns the error it was passed with.
 pub(in crate::driver) fn wait_passed(mut core: Core, mark: &Mark) -> (Core, Code) {
     let run = core.run;
     loop {
@@ -48,14 +48,14 @@ pub(in crate::driver) fn wait_passed(mut core: Core, mark: &Mark) -> (Core, Code
             return (core, *code);
         }
         if core.run != run {
-            // The run ended under this call.
+            // The run ended during this call.
             return (core, CONTEXT_IS_DESTROYED);
         }
         core = wait(core);
     }
 }
 
-/// Waits until these marks are passed; the calling host thread then knows what came before them.
+/// Waits until these marks are passed. The calling host thread learns their clocks.
 pub(in crate::driver) fn synchronize(mut core: Core, marks: &[Arc<Mark>]) -> Result<(), Code> {
     let mut result = Ok(());
     for mark in marks {

@@ -1,4 +1,4 @@
-//! What a stream does: its thread takes work from the queue, late, in pieces and with delays from the seed.
+//! A stream's thread: runs the work of its queue, late, in pieces, and with delays from the seed.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ struct Worker {
     random: u64,
 }
 
-/// The body of a stream's thread: until the stream is destroyed and empty, or the run is over.
+/// The body of a stream's thread. It ends when the stream is destroyed and empty, or when the run ends.
 pub(super) fn run(stream: u64, run: u64, seed: u64) {
     let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut worker = Worker { stream, run, random };
     let mut core = lock();
-    // The legacy stream has one key in all runs: ask for the run first.
+    // The legacy stream has the same key in all runs, so compare the run first.
     while core.run == run {
         let Some(state) = core.streams.get_mut(&stream) else { return };
         let Some(work) = state.queue.pop_front() else {
@@ -49,7 +49,7 @@ impl Worker {
     fn work(&mut self, mut core: Core, work: Work) -> Core {
         match work {
             Work::Record(mark) => {
-                // Each mark is enqueued once.
+                // Set once: each mark is enqueued once.
                 let _ = mark.passed.set((Instant::now(), core.lost));
                 core
             }
@@ -134,8 +134,8 @@ impl Worker {
         })
     }
 
-    /// Runs an operation in pieces: `piece` gets offset and length, and returns the lock with a code, which is
-    /// sticky if it is an error. An injected error strikes after the first piece. After a sticky error nothing runs.
+    /// Runs an operation in pieces. `piece` takes an offset and a length, and returns the lock and a code; an error is
+    /// sticky. An injected error strikes after the first piece. After a sticky error, nothing runs.
     fn operate(
         &mut self,
         mut core: Core,
@@ -147,7 +147,7 @@ impl Worker {
             return core;
         }
         let injected = core.failures.operation(kind);
-        // A host function has no first piece that could be seen.
+        // A host function is one piece, so the error strikes before it.
         if let Some(code) = injected.filter(|_| kind == "host") {
             core.lost = code;
             return core;
@@ -173,7 +173,7 @@ impl Worker {
         core
     }
 
-    /// Waits until the device may do one more piece.
+    /// Waits until the device may run one more piece.
     fn pass_hold(&self, mut core: Core) -> Core {
         if core.allowed == 0 {
             core.held += 1;
@@ -201,7 +201,7 @@ impl Worker {
         self.sleep(core, microseconds)
     }
 
-    /// Lets everyone else work, at least for this long.
+    /// Releases the lock for at least this long.
     fn sleep(&self, core: Core, microseconds: u64) -> Core {
         drop(core);
         if microseconds == 0 {
@@ -214,7 +214,7 @@ impl Worker {
 }
 
 fn call(function: HostFunction, argument: usize) {
-    // SAFETY: who enqueued the function promised that it may be called with this argument.
+    // SAFETY: the caller of `cuLaunchHostFunc` guarantees that the function can be called with this argument.
     unsafe { function(argument as *mut c_void) };
 }
 
@@ -227,13 +227,13 @@ fn write_device(core: &mut Core, to: u64, data: &[u8]) -> Code {
 
 fn read_host(address: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
-    // SAFETY: inside a page-locked allocation, which is not given back before this run's workers have ended.
-    // Whoever writes there at this time breaks the rule that the tests look for.
+    // SAFETY: inside a page-locked allocation, which is not freed before this run's workers have ended. A write there at
+    // the same time is the violation that tests look for.
     unsafe { std::ptr::copy_nonoverlapping(address as *const u8, copy.as_mut_ptr(), bytes) };
     copy
 }
 
 fn write_host(address: usize, data: &[u8]) {
-    // SAFETY: inside a page-locked allocation (see `read_host`), or in memory of a caller who waits for this copy.
+    // SAFETY: inside a page-locked allocation (see `read_host`), or in memory of a caller that waits for this copy.
     unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
 }
