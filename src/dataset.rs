@@ -72,7 +72,8 @@ pub trait Dataset: Send {
     /// Reads the records of `batch`, in its order, into `out`, which is exactly as long as they are together.
     /// Returns how many bytes it read.
     ///
-    /// With a [`transform`](crate::loader::LoaderBuilder::transform) it is asked for a batch part by part.
+    /// With a [`transform`](crate::loader::LoaderBuilder::transform), and for large batches on their way to a device, it
+    /// is asked for a batch part by part.
     ///
     /// # Errors
     ///

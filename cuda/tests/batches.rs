@@ -1,4 +1,4 @@
-//! What the two sides promise: order, metadata, the end, leases in any order on any stream, memory.
+//! The two sides: order, metadata, waiting, errors, the end, the copy thread, memory.
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
@@ -8,33 +8,10 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use common::{copy_threads, must_end, start};
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader};
+use common::{BYTES, bytes, commit, copy_threads, must_end, start, uploader};
+use cudarc::driver::{result, sys};
+use twinbuf_cuda::{DeviceBatches, Error, Uploader};
 use twinbuf_cuda_sim::{Options, Sim};
-
-const BYTES: usize = 1024;
-
-/// The batch as the device has it, read on `stream`.
-fn bytes<M>(batch: &Lease<M>, stream: &Arc<CudaStream>) -> Vec<u8> {
-    let view = batch.on::<u8>(stream).unwrap();
-    let mut bytes = vec![0; view.len()];
-    if !bytes.is_empty() {
-        stream.memcpy_dtoh(&view, &mut bytes).unwrap();
-        stream.synchronize().unwrap();
-    }
-    bytes
-}
-
-fn commit(slots: &mut HostSlots<u64>, len: usize, value: u8) -> Result<(), Error> {
-    let mut slot = slots.acquire()?;
-    slot[..len].fill(value);
-    slot.commit(len, u64::from(value))
-}
-
-fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
-    Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
-}
 
 #[test]
 fn batches_arrive_in_order_with_what_was_committed_at_any_depth() {
@@ -128,133 +105,6 @@ fn the_next_copy_is_queued_while_one_runs() {
 }
 
 #[test]
-fn one_lease_on_several_streams_and_again_on_the_same() {
-    let (sim, ctx) = start(1, false);
-    let streams: Vec<_> = (0..5).map(|_| ctx.new_stream().unwrap()).collect();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    let mut copies = Vec::new();
-    for value in 1..20 {
-        commit(&mut slots, BYTES, value).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
-        let waits = sim.calls_of("cuStreamWaitEvent");
-        for stream in streams.iter().chain(&streams) {
-            assert_eq!(batch.on::<u32>(stream).unwrap().len(), BYTES / 4);
-        }
-        if !sim.is_real() {
-            assert_eq!(sim.calls_of("cuStreamWaitEvent") - waits, streams.len() as u64, "once a stream");
-        }
-        // Enqueued on all of them, without a wait: the slot's next copy has to wait for each.
-        for stream in &streams {
-            let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
-            stream.memcpy_dtod(&batch.on::<u8>(stream).unwrap(), &mut copy).unwrap();
-            copies.push((value, copy));
-        }
-    }
-    for (value, copy) in &copies {
-        assert_eq!(copy.stream().clone_dtoh(copy).unwrap(), [*value; BYTES]);
-    }
-}
-
-#[test]
-fn leases_are_dropped_in_any_order_on_any_thread() {
-    must_end(|| {
-        let (_sim, ctx) = start(1, true);
-        let stream = ctx.new_stream().unwrap();
-        let (mut slots, mut batches) =
-            Uploader::new(&ctx, BYTES).host_depth(3).device_depth(3).build::<u64>().unwrap();
-        let reader = thread::spawn(move || {
-            for value in 1..=60 {
-                commit(&mut slots, BYTES, value).unwrap();
-            }
-            slots.finish();
-        });
-        for round in 0..20 {
-            let mut leases: Vec<_> = (0..3).map(|_| batches.recv().unwrap().unwrap()).collect();
-            assert_eq!(batches.recv().unwrap_err(), Error::SlotHeld { device_depth: 3 });
-            leases.rotate_left(round % 3);
-            if round % 2 == 0 {
-                leases.reverse();
-            }
-            for lease in leases {
-                assert_eq!(u64::from(bytes(&lease, &stream)[9]), *lease.meta());
-                thread::scope(|scope| drop(scope.spawn(move || drop(lease))));
-            }
-        }
-        reader.join().unwrap();
-        assert!(batches.recv().unwrap().is_none());
-    });
-}
-
-#[test]
-fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (sim, ctx) = start(1, false);
-            let before = sim.live().leaked();
-            let stream = ctx.new_stream().unwrap();
-            let (mut slots, mut batches) = uploader(&ctx, overlap);
-            commit(&mut slots, BYTES, 1).unwrap();
-            let leaked = batches.recv().unwrap().unwrap();
-            let other = ctx.new_stream().unwrap();
-            // SAFETY: the stream outlives everything here.
-            let address = unsafe { leaked.on_raw(other.cu_stream()) }.unwrap();
-            let mut copy = other.alloc_zeros::<u8>(BYTES).unwrap();
-            // Not waited for: giving the slot back has to.
-            other.memcpy_dtod(&leaked.on::<u8>(&other).unwrap(), &mut copy).unwrap();
-            std::mem::forget(leaked);
-            commit(&mut slots, BYTES, 2).unwrap();
-            let second = batches.recv().unwrap().unwrap();
-            assert_eq!(bytes(&second, &stream), [2; BYTES]);
-            drop(second);
-            // The leaked slot's turn: nothing more arrives, and it still holds what it held.
-            if overlap {
-                commit(&mut slots, BYTES, 3).unwrap();
-            } else {
-                assert_eq!(slots.acquire().unwrap_err(), Error::SlotHeld { device_depth: 2 });
-            }
-            assert_eq!(batches.recv().unwrap_err(), Error::SlotHeld { device_depth: 2 });
-            if let Some(held) = sim.peek(address, BYTES) {
-                assert_eq!(held, [1; BYTES]);
-            }
-            drop(batches);
-            if overlap {
-                // The copy thread waits for the leaked slot, and must not any more.
-                while commit(&mut slots, 1, 4).is_ok() {}
-            }
-            drop(slots);
-            assert_eq!(copy_threads(), 0);
-            assert_eq!(other.clone_dtoh(&copy).unwrap(), [1; BYTES]);
-            drop((copy, stream, other));
-            // A lease keeps its slots alive, and so does one that is leaked: the device's two. All else is given back.
-            let after = sim.live().leaked();
-            assert_eq!((after.host_allocations, after.threads), (before.host_allocations, before.threads));
-            if !sim.is_real() {
-                assert_eq!(after.device_allocations, before.device_allocations + 2);
-            }
-        }
-    });
-}
-
-#[test]
-fn without_memory_pools_the_last_use_is_waited_for_whatever_failed_elsewhere() {
-    let sim = Sim::start(Options { pools: false, ..Options::default() });
-    let ctx = twinbuf_cuda::context(0).unwrap();
-    let stream = ctx.new_stream().unwrap();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
-    commit(&mut slots, BYTES, 1).unwrap();
-    let batch = batches.recv().unwrap().unwrap();
-    stream.memcpy_dtod(&batch.on::<u8>(&stream).unwrap(), &mut copy).unwrap();
-    drop(batch);
-    // As a drop elsewhere leaves it behind: cudarc's own drops then wait for nothing.
-    ctx.record_err(sys::CUresult::CUDA_ERROR_UNKNOWN.result());
-    drop((slots, batches));
-    assert_eq!(sim.violations(), [""; 0]);
-    ctx.check_err().unwrap_err();
-    assert_eq!(stream.clone_dtoh(&copy).unwrap(), [1; BYTES]);
-}
-
-#[test]
 fn an_error_that_was_left_behind_is_told_as_such() {
     let (_sim, ctx) = start(1, true);
     ctx.record_err(sys::CUresult::CUDA_ERROR_UNKNOWN.result());
@@ -299,47 +149,6 @@ fn a_reader_is_told_that_the_receiver_is_gone() {
 }
 
 #[test]
-fn what_travels_with_a_batch_is_dropped_once_with_its_lease() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let count = Arc::new(());
-            let (mut slots, mut batches) =
-                Uploader::new(&ctx, 8).overlap(overlap).build::<Arc<()>>().unwrap();
-            slots.acquire().unwrap().commit(8, count.clone()).unwrap();
-            let mut lease = batches.recv().unwrap().unwrap();
-            assert_eq!(Arc::strong_count(&count), 2);
-            *lease.meta_mut() = Arc::new(()); // moved out
-            assert_eq!(Arc::strong_count(&count), 1);
-            *lease.meta_mut() = count.clone();
-            drop(lease);
-            assert_eq!(Arc::strong_count(&count), 1);
-            slots.acquire().unwrap().commit(0, count.clone()).unwrap(); // never received
-            drop((slots, batches));
-            assert_eq!(Arc::strong_count(&count), 1);
-        }
-    });
-}
-
-#[test]
-fn an_owned_copy_outlives_its_slot() {
-    let (_sim, ctx) = start(1, true);
-    let stream = ctx.new_stream().unwrap();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    let mut owned = Vec::new();
-    for value in 1..10 {
-        commit(&mut slots, BYTES, value).unwrap();
-        owned.push(batches.recv().unwrap().unwrap().into_owned::<u8>(&stream).unwrap());
-    }
-    for (copy, value) in owned.iter().zip(1..) {
-        assert_eq!(stream.clone_dtoh(copy).unwrap(), [value; BYTES]);
-    }
-    commit(&mut slots, 0, 1).unwrap();
-    let error = batches.recv().unwrap().unwrap().into_owned::<u8>(&stream).unwrap_err();
-    assert!(matches!(error, Error::Option { option: "self", .. }), "{error}");
-}
-
-#[test]
 fn arguments_that_cannot_work_are_refused_by_name() {
     let (sim, ctx) = start(1, false);
     let before = sim.live().leaked();
@@ -367,86 +176,6 @@ fn arguments_that_cannot_work_are_refused_by_name() {
     );
     assert!(batch.on::<[f32; 0]>(&stream).is_err());
     assert_eq!(batch.on::<u16>(&stream).unwrap().len(), 3);
-}
-
-#[test]
-fn the_per_thread_stream_is_refused_but_for_a_copy_whose_use_ends_in_the_call() {
-    let (_sim, ctx) = start(1, false);
-    let stream = ctx.per_thread_stream();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    for value in 1..20 {
-        commit(&mut slots, BYTES, value).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
-        assert_eq!(batch.on::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
-        // SAFETY: refused.
-        assert_eq!(unsafe { batch.on_raw(stream.cu_stream()) }, Err(Error::PerThreadStream));
-        let owned = batch.into_owned::<u8>(&stream).unwrap();
-        assert_eq!(stream.clone_dtoh(&owned).unwrap(), [value; BYTES]);
-    }
-    let message = Error::PerThreadStream.to_string();
-    assert!(message.contains("`into_owned`") && message.contains("`new_stream`"), "{message}");
-}
-
-#[test]
-fn a_raw_stream_is_ordered_as_well() {
-    let (_sim, ctx) = start(1, false);
-    let stream = ctx.new_stream().unwrap();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    for value in 1..20 {
-        commit(&mut slots, BYTES, value).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
-        assert!(batch.copied_event().is_some_and(|event| !event.is_null()));
-        let mut copy = vec![0u8; BYTES];
-        // SAFETY: the stream outlives the lease, and this batch is read on it.
-        let address = unsafe { batch.on_raw(stream.cu_stream()) }.unwrap();
-        // SAFETY: both are that long, and the target is waited for below.
-        let read = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(copy.as_mut_ptr().cast(), address, BYTES, stream.cu_stream())
-        };
-        read.result().unwrap();
-        drop(batch);
-        stream.synchronize().unwrap();
-        assert_eq!(copy, [value; BYTES]);
-    }
-}
-
-#[test]
-fn the_times_of_a_copy_come_from_its_events() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let (log, begin) = (Arc::new(Mutex::new(Vec::new())), std::time::Instant::now());
-            let copied = log.clone();
-            let build = Uploader::new(&ctx, BYTES).overlap(overlap);
-            let (mut slots, mut batches) =
-                build.on_copied(move |copy| copied.lock().unwrap().push(copy)).build::<u64>().unwrap();
-            let stream = ctx.new_stream().unwrap();
-            let mut times = Vec::new();
-            for value in 1..=9 {
-                let len = if value == 4 { 0 } else { BYTES };
-                commit(&mut slots, len, value).unwrap();
-                let batch = batches.recv().unwrap().unwrap();
-                batch.on::<u8>(&stream).unwrap();
-                stream.synchronize().unwrap(); // so the copy is done
-                times.push((batch.seq(), batch.len(), batch.copied().unwrap()));
-            }
-            slots.finish();
-            while batches.recv().unwrap().is_some() {}
-            let logged = log.lock().unwrap();
-            let seqs: Vec<u64> = logged.iter().map(|copy| copy.seq).collect();
-            assert_eq!(seqs, [0, 1, 2, 4, 5, 6, 7, 8], "in order, and none for the empty one");
-            for copy in logged.iter() {
-                let (_, len, time) = times[copy.seq as usize];
-                assert_eq!((copy.bytes, Some(copy.time)), (len, time), "{}", copy.seq);
-                let end = copy.time.start + copy.time.took;
-                assert!(
-                    begin <= copy.time.start && copy.time.start < end && end <= std::time::Instant::now()
-                );
-            }
-            assert_eq!(times[3], (3, 0, None));
-            assert!(logged.windows(2).all(|pair| pair[0].time.start <= pair[1].time.start));
-        }
-    });
 }
 
 #[test]

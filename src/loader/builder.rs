@@ -311,8 +311,11 @@ impl LoaderBuilder {
     /// Copies each batch to the device of `context` on a separate stream, while the one before is in use.
     ///
     /// Host slots are page-locked then, and there are two device slots of the same size. Epochs yield
-    /// [`DeviceBatch`](crate::loader::DeviceBatch)es. Without overlap there is no thread: each batch is read and
-    /// copied when it is asked for.
+    /// [`DeviceBatch`](crate::loader::DeviceBatch)es. A batch of more than 8 MiB is copied in chunks while the rest of it
+    /// is read. Without overlap there is no thread: each batch is read and copied when it is asked for.
+    ///
+    /// Page-locking is slow: keep the loader for all epochs. The host slots are on the NUMA node of the thread that calls
+    /// [`build`](Self::build), unless a policy (`numactl`) chooses another.
     ///
     /// The [`Report`](crate::Report) measures what the caller waits for, not what the device does. For a loop that
     /// only enqueues its work it estimates how long both sides waited for the device

@@ -1,11 +1,11 @@
-//! What the tests share: a driver with a context, a watchdog, the count of copy threads.
+//! What the tests share: a driver with a context, an uploader of small batches, a watchdog, the count of copy threads.
 
 use std::io::Write;
 use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
-use cudarc::driver::CudaContext;
-use twinbuf_cuda::context;
+use cudarc::driver::{CudaContext, CudaStream};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader, context};
 use twinbuf_cuda_sim::{Options, Sim};
 
 /// A driver without delays, and its context, with cudarc's event tracking or without.
@@ -67,4 +67,31 @@ pub(crate) fn copy_threads() -> usize {
             left => return left,
         }
     }
+}
+
+#[allow(dead_code)]
+pub(crate) const BYTES: usize = 1024;
+
+/// The batch as the device has it, read on `stream`.
+#[allow(dead_code)]
+pub(crate) fn bytes<M>(batch: &Lease<M>, stream: &Arc<CudaStream>) -> Vec<u8> {
+    let view = batch.on::<u8>(stream).unwrap();
+    let mut bytes = vec![0; view.len()];
+    if !bytes.is_empty() {
+        stream.memcpy_dtoh(&view, &mut bytes).unwrap();
+        stream.synchronize().unwrap();
+    }
+    bytes
+}
+
+#[allow(dead_code)]
+pub(crate) fn commit(slots: &mut HostSlots<u64>, len: usize, value: u8) -> Result<(), Error> {
+    let mut slot = slots.acquire()?;
+    slot[..len].fill(value);
+    slot.commit(len, u64::from(value))
+}
+
+#[allow(dead_code)]
+pub(crate) fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
+    Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
 }
