@@ -8,14 +8,33 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyMemoryView;
+use pyo3::types::{PyMemoryView, PyTuple};
+use twinbuf::loader::Fields;
 use twinbuf::{BatchPlan, BoxError, Dataset};
 
 use crate::dtype::{self, Layout};
+use crate::lease::strides;
 use crate::plan;
 use crate::records::Records;
 
-/// What a record of `data` is made of: of `Records`, or of what its attributes `dtype` and `shape` say.
+/// The data sets that `data` is: a tuple is several, matched by number.
+pub(crate) fn each<'py>(data: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
+    match data.cast::<PyTuple>() {
+        Ok(fields) => fields.iter().collect(),
+        Err(_) => vec![data.clone()],
+    }
+}
+
+/// All of them, for a loader.
+pub(crate) struct Sets(pub(crate) Vec<Box<dyn Dataset>>);
+
+impl Fields for Sets {
+    fn into_fields(self) -> Vec<Box<dyn Dataset>> {
+        self.0
+    }
+}
+
+/// What a record of one data set is made of: of `Records`, or of what its attributes `dtype` and `shape` say.
 pub(crate) fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     if let Ok(records) = data.cast::<Records>() {
         return Ok(records.get().layout());
@@ -60,7 +79,7 @@ impl PythonData {
     }
 
     fn call(&self, py: Python<'_>, batch: &BatchPlan, out: &mut [u8]) -> PyResult<()> {
-        let records = isize::try_from(batch.len())?;
+        let records = usize::try_from(batch.len())?;
         let lent = Bound::new(py, Lent::new(out, records, &self.layout))?;
         let indices = plan::indices(py, batch)?;
         let view = PyMemoryView::from(&lent)?;
@@ -132,20 +151,16 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    fn new(out: &mut [u8], records: isize, layout: &Layout) -> Self {
-        let shape: Box<[isize]> =
-            std::iter::once(records).chain(layout.shape.iter().map(|&axis| axis as isize)).collect();
-        let size = layout.dtype.size() as isize;
-        let mut strides = vec![size; shape.len()].into_boxed_slice();
-        for axis in (1..shape.len()).rev() {
-            strides[axis - 1] = strides[axis] * shape[axis];
-        }
+    fn new(out: &mut [u8], records: usize, layout: &Layout) -> Self {
+        let shape = layout.of_records(records);
+        let size = layout.dtype.size();
+        let strides = strides(&shape, size);
         // Types without a format are lent as unsigned numbers of their size.
         let format = dtype::format(layout.dtype).unwrap_or(if size == 1 { c"B" } else { c"H" });
         Self {
             data: out.as_mut_ptr(),
             bytes: out.len() as isize,
-            size,
+            size: size as isize,
             format: format.as_ptr().cast_mut(),
             shape,
             strides,

@@ -10,8 +10,8 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::batch::Lease;
 use crate::dtype;
+use crate::lease::Lease;
 
 /// Host memory: `kDLCPU`, device 0.
 pub(crate) const HOST: (i32, i32) = (1, 0);
@@ -65,23 +65,26 @@ struct Versioned {
 struct Context {
     shape: Box<[i64]>,
     strides: Box<[i64]>,
-    lease: Arc<Lease>,
+    _lease: Arc<Lease>,
 }
 
 const NAME: &CStr = c"dltensor";
 const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 
-/// A capsule with a tensor that looks into the batch.
+/// A capsule with a tensor that looks into the batch, at the records of one data set.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     lease: Arc<Lease>,
+    field: usize,
     versioned: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let axes = |axes: &[isize]| axes.iter().map(|&axis| axis as i64).collect();
-    let mut context = Box::new(Context { shape: axes(&lease.shape), strides: axes(&lease.strides), lease });
-    let (code, bits) = dtype::dlpack(context.lease.layout.dtype);
+    let view = &lease.views[field];
+    let (shape, strides) = (axes(&view.shape), axes(&view.strides));
+    let ((code, bits), data) = (dtype::dlpack(view.dtype), view.data.cast::<c_void>());
+    let mut context = Box::new(Context { shape, strides, _lease: lease });
     let tensor = Tensor {
-        data: context.lease.data.cast::<c_void>(),
+        data,
         device: Device { kind: HOST.0, id: HOST.1 },
         ndim: context.shape.len() as i32,
         dtype: DataType { code, bits, lanes: 1 },

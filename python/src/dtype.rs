@@ -21,6 +21,14 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// The shape of so many records.
+    pub(crate) fn of_records(&self, records: usize) -> Box<[isize]> {
+        // They lie in memory, so no axis is longer than `isize::MAX`.
+        std::iter::once(&records).chain(&self.shape).map(|&axis| axis as isize).collect()
+    }
+}
+
 /// A type's name, as numpy and torch spell it.
 pub(crate) const fn name(dtype: DType) -> &'static str {
     match dtype {

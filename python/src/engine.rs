@@ -14,9 +14,9 @@ use self_cell::{MutBorrow, self_cell};
 use twinbuf::Checkpoint;
 use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
 
-use crate::batch::Lease;
 use crate::dtype::Layout;
 use crate::errors::{self, Failure};
+use crate::lease::Lease;
 use crate::report::Step;
 
 /// Steps that a report can draw.
@@ -109,7 +109,8 @@ impl Steps {
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     pub(crate) name: Option<String>,
-    pub(crate) layout: Arc<Layout>,
+    /// Of each data set.
+    pub(crate) layouts: Vec<Layout>,
     /// Of all workers.
     pub(crate) slots: usize,
     /// A thread reads ahead, so that asking for a batch without waiting does not read it.
@@ -209,9 +210,13 @@ impl Shared {
             Poll::Pending => Asked::NotYet,
             Poll::Ready(Some(Ok(batch))) => {
                 state.steps.received(&batch, Instant::now());
-                let lease = Arc::new(Lease::new(batch, self.layout.clone()));
-                state.lent(&lease);
-                Asked::Batch(lease)
+                match Lease::new(batch, &self.layouts).map(Arc::new) {
+                    Ok(lease) => {
+                        state.lent(&lease);
+                        Asked::Batch(lease)
+                    }
+                    Err(error) => Asked::Failed(Box::new(error)),
+                }
             }
             Poll::Ready(Some(Err(error))) => {
                 state.rest();

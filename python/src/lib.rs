@@ -7,6 +7,7 @@ mod dtype;
 mod engine;
 mod errors;
 mod iterator;
+mod lease;
 mod loader;
 mod plan;
 mod records;

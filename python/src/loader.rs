@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyRange};
-use twinbuf::Checkpoint;
+use twinbuf::{Checkpoint, Dataset};
 
-use crate::dataset::{self, PythonData};
+use crate::dataset::{self, PythonData, Sets};
 use crate::engine::{self, Run, Shared, State, Steps};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
@@ -31,7 +31,8 @@ use crate::report;
 /// data
 ///     `Records`, or an object with ``__len__``, the ``dtype`` and ``shape`` of a record, and ``read_into(indices,
 ///     out)``, which fills ``out`` (a memoryview of shape ``(len(indices), *shape)``) with the records of these numbers
-///     (an array of int64).
+///     (an array of int64). A tuple of up to four of either, such as images and labels, is matched by number; a batch
+///     is a tuple of arrays then.
 /// plan
 ///     Which records make which batch.
 /// name
@@ -85,12 +86,19 @@ impl Loader {
     ) -> PyResult<Self> {
         let py = data.py();
         let kept = Arc::new(AtomicBool::new(false));
-        let layout = Arc::new(dataset::layout(data)?);
-        let inner = plan.get().inner;
-        let builder = match data.cast::<Records>() {
-            Ok(records) => twinbuf::Loader::builder(records.get().inner.clone(), inner),
-            Err(_) => twinbuf::Loader::builder(PythonData::new(data, kept.clone())?, inner),
+        let sets = dataset::each(data);
+        if sets.is_empty() {
+            return Err(PyTypeError::new_err("data: wanted at least one data set, found an empty tuple"));
+        }
+        let layouts = sets.iter().map(dataset::layout).collect::<PyResult<Vec<_>>>()?;
+        let open = |set: &Bound<'_, PyAny>| -> PyResult<Box<dyn Dataset>> {
+            Ok(match set.cast::<Records>() {
+                Ok(records) => Box::new(records.get().inner.clone()),
+                Err(_) => Box::new(PythonData::new(set, kept.clone())?),
+            })
         };
+        let sets = sets.iter().map(open).collect::<PyResult<Vec<_>>>()?;
+        let builder = twinbuf::Loader::builder(Sets(sets), plan.get().inner);
         let builder = builder.host_depth(depth).workers(workers).overlap(overlap);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
@@ -110,7 +118,7 @@ impl Loader {
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             name,
-            layout,
+            layouts,
             slots: depth * workers,
             overlap,
             process: std::process::id(),

@@ -19,7 +19,7 @@ const CHUNK: u64 = 1 << 20;
 /// Parameters
 /// ----------
 /// data
-///     The data set, or the number of its records.
+///     The data set, a tuple of several that have the same number of records, or that number.
 /// batch
 ///     Records in a batch of one rank.
 /// shuffle
@@ -113,7 +113,8 @@ impl Plan {
         let py = data.py();
         let records = match data.extract::<u64>() {
             Ok(records) => records,
-            Err(_) => data.len()? as u64,
+            // All of several data sets have as many.
+            Err(_) => dataset::each(data).first().map_or(Ok(0), |set| set.len())? as u64,
         };
         let shuffle = shuffle.map_or(Ok(Shuffle::None), |shuffle| shuffle_of(shuffle, data))?;
         let builder = match (rank, world) {
@@ -203,7 +204,8 @@ fn shuffle_of(shuffle: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<S
         let records = match records {
             Some(records) => records,
             None => {
-                let bytes = dataset::layout(data).ok().and_then(|layout| layout.bytes()).ok_or_else(|| {
+                let record = |set: &Bound<'_, PyAny>| dataset::layout(set).ok()?.bytes();
+                let bytes = dataset::each(data).iter().map(record).sum::<Option<usize>>().ok_or_else(|| {
                     PyValueError::new_err(
                         "shuffle: the size of a record is unknown: wanted Window(chunks, records), found Window(chunks)",
                     )

@@ -19,6 +19,9 @@ def test_the_programs_in_the_readme(
     tokens = np.arange(1024 * 100 + 1, dtype=np.uint16)
     for number in range(2):
         (tmp_path / f"fineweb_train_{number}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    for number in range(2):
+        np.save(tmp_path / f"images_{number}.npy", np.zeros((200, 4, 4), dtype=np.uint8))
+        np.save(tmp_path / f"labels_{number}.npy", np.zeros(200, dtype=np.int64))
     monkeypatch.chdir(tmp_path)
     steps = 0
 
@@ -31,7 +34,7 @@ def test_the_programs_in_the_readme(
 
     names: dict[str, Any] = {"np": np, "train": train, "use": torch.sum, "dataloader": [torch.ones(3)] * 4}
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
         exec(block.replace('"cuda"', '"cpu"'), names)
     assert steps == 18 + 18

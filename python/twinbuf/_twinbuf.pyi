@@ -71,7 +71,7 @@ class Chunks:
 class Plan:
     def __new__(
         cls,
-        data: _Sized | int,
+        data: _Sized | tuple[_Sized, ...] | int,
         batch: int,
         *,
         shuffle: Literal["full"] | Window | Chunks | None = None,
@@ -99,8 +99,9 @@ class Batch:
     def step(self) -> int: ...
     @property
     def indices(self) -> npt.NDArray[np.int64]: ...
-    def numpy(self) -> npt.NDArray[Any]: ...
-    def torch(self) -> torch.Tensor: ...
+    # A tuple of them, if the loader has a tuple of data sets.
+    def numpy(self) -> Any: ...
+    def torch(self) -> Any: ...
     def release(self) -> None: ...
     def __len__(self) -> int: ...
     def __enter__(self) -> Self: ...
@@ -126,7 +127,7 @@ class Batch:
 class Loader:
     def __new__(
         cls,
-        data: Records | _Dataset,
+        data: Records | _Dataset | tuple[Records | _Dataset, ...],
         plan: Plan,
         *,
         name: str | None = None,

@@ -1,0 +1,112 @@
+//! The memory of a batch, and the shape in which Python sees it.
+
+use std::mem;
+use std::sync::{Mutex, PoisonError};
+
+use twinbuf::mmap::{Buffer, DType};
+use twinbuf::{BatchPlan, Error};
+
+use crate::dtype::Layout;
+
+/// A batch that was handed out. Every array on it holds one reference; the last to go frees the slot.
+pub(crate) struct Lease {
+    /// One of each data set of the loader.
+    pub(crate) views: Box<[View]>,
+    pub(crate) epoch: u64,
+    pub(crate) step: u64,
+    memory: Mutex<Memory>,
+}
+
+/// The records of one data set, in C order.
+pub(crate) struct View {
+    /// The first byte. It stays where it is as long as the lease lives.
+    pub(crate) data: *mut u8,
+    pub(crate) bytes: usize,
+    pub(crate) dtype: DType,
+    /// Records, then the axes of a record.
+    pub(crate) shape: Box<[isize]>,
+    /// In elements.
+    pub(crate) strides: Box<[isize]>,
+    pub(crate) byte_strides: Box<[isize]>,
+}
+
+// SAFETY: the memory behind `data` belongs to `memory`, which is `Send`, and which nothing else reaches while the lease
+// lives. What threads do with the arrays on it at the same time is up to Python code, as with any array.
+unsafe impl Send for Lease {}
+// SAFETY: as above; all else is not changed after it was made.
+unsafe impl Sync for Lease {}
+
+/// What keeps the bytes. They are reached through [`View::data`] alone.
+enum Memory {
+    /// A slot of the loader.
+    Slot(twinbuf::Batch),
+    /// Taken out of the slot, because the loader needed it.
+    Own { _buffer: Buffer, records: BatchPlan },
+    /// Between the two.
+    Moving,
+}
+
+impl View {
+    fn new(data: *mut u8, bytes: usize, records: usize, layout: &Layout) -> Self {
+        let shape = layout.of_records(records);
+        let strides = strides(&shape, 1);
+        let byte_strides = self::strides(&shape, layout.dtype.size());
+        Self { data, bytes, dtype: layout.dtype, shape, strides, byte_strides }
+    }
+}
+
+/// The steps along each axis of an array in C order whose elements have this size.
+pub(crate) fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
+    // Elements are as large as numbers are.
+    let mut strides = vec![size as isize; shape.len()].into_boxed_slice();
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis];
+    }
+    strides
+}
+
+impl Lease {
+    pub(crate) fn new(mut batch: twinbuf::Batch, layouts: &[Layout]) -> Result<Self, Error> {
+        let whole: &mut [u8] = &mut batch;
+        let data = whole.as_mut_ptr();
+        // A batch lies in memory, so its records can be counted.
+        let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
+        let view = |(field, layout)| {
+            let bytes = batch.field::<u8>(field)?;
+            let offset = bytes.as_ptr().addr() - data.addr();
+            Ok(View::new(data.wrapping_add(offset), bytes.len(), records, layout))
+        };
+        let views = layouts.iter().enumerate().map(view).collect::<Result<_, Error>>()?;
+        let (epoch, step) = (batch.epoch(), batch.step());
+        Ok(Self { views, epoch, step, memory: Mutex::new(Memory::Slot(batch)) })
+    }
+
+    /// The numbers of its records.
+    pub(crate) fn records(&self) -> BatchPlan {
+        match &*self.memory.lock().unwrap_or_else(PoisonError::into_inner) {
+            Memory::Slot(batch) => batch.plan().clone(),
+            Memory::Own { records, .. } => records.clone(),
+            Memory::Moving => unreachable!("only within a lock"),
+        }
+    }
+
+    /// Frees the slot, which gets other memory. `None` if that was done before; `Some(false)` if there is no memory.
+    pub(crate) fn leave_slot(&self) -> Option<bool> {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        match mem::replace(&mut *memory, Memory::Moving) {
+            Memory::Slot(batch) => {
+                let records = batch.plan().clone();
+                let (left, now) = match batch.into_buffer() {
+                    Ok(buffer) => (true, Memory::Own { _buffer: buffer, records }),
+                    Err(batch) => (false, Memory::Slot(batch)),
+                };
+                *memory = now;
+                Some(left)
+            }
+            other => {
+                *memory = other;
+                None
+            }
+        }
+    }
+}
