@@ -73,7 +73,7 @@ def test_the_times_of_a_loop(clock: Clock, capsys: pytest.CaptureFixture[str]) -
     assert report.ideal == pytest.approx(12.0)
     assert report.remaining_speedup == pytest.approx(19.5 / 12.0)
     # The first load, and then the longer of each load and its use.
-    assert report.with_prefetch == pytest.approx(4.0 + 4 * 3.0)
+    assert report.with_prefetch == pytest.approx(4.0 + 4 * 3.0, rel=1e-3)
     printed = capsys.readouterr().err
     assert printed == f"{report}\n"
     assert "waited 38%, AU 0.720" in printed and "ComputeBound" in printed
@@ -89,7 +89,7 @@ def test_epochs_add_up_and_what_lies_between_them_does_not_count(clock: Clock) -
         clock.sleep(50.0)
     report = items.report()
     assert (report.epochs, report.batches, report.wall) == (3, 6, pytest.approx(12.0))
-    assert report.with_prefetch == pytest.approx(3 * 3.0)
+    assert report.with_prefetch == pytest.approx(3 * 3.0, rel=1e-3)
     assert report.verdict == "Balanced"
     assert [(step.epoch, step.step) for step in report.steps] == [(e, s) for e in range(3) for s in range(2)]
 
@@ -139,6 +139,7 @@ def test_it_is_on_demand(clock: Clock) -> None:
         ([1.0] * 20, 10.0, "put `tb.prefetch"),
         ([0.1] * 20, 10.0, "no loader makes this faster"),
         ([10.0] * 20, 0.1, "The loading decides"),
+        ([2e-5] * 20, 2e-5, "The stages are balanced"),  # a hand-off takes longer
     ],
 )
 def test_the_advice_names_the_line_only_where_it_helps(
@@ -238,7 +239,7 @@ def test_the_trace_and_the_picture(clock: Clock, tmp_path: Any) -> None:
     texts = [each.text for each in svg if each.tag.endswith("text")]
     assert texts == ["as it was", "with prefetch", "at best", "last 2 steps"]
     assert "&lt;train&gt;" in report._repr_html_()
-    assert report.to_dict()["with_prefetch"] == pytest.approx(7.0)
+    assert report.to_dict()["with_prefetch"] == pytest.approx(7.0, rel=1e-3)
 
 
 def test_the_simulation_is_what_a_thread_two_ahead_does() -> None:
@@ -258,4 +259,4 @@ def test_the_simulation_is_what_a_thread_two_ahead_does() -> None:
         ahead.load(load)
         ahead.use(used)
     ahead.load(0.0)
-    assert ahead.wall == pytest.approx(reference(loads, uses))
+    assert ahead.wall == pytest.approx(reference(loads, uses), rel=1e-3)

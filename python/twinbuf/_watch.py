@@ -22,6 +22,9 @@ _WORTH_IT = 1.05
 # The depth of `prefetch` whose gain is foretold, its default.
 _DEPTH = 2
 
+# Seconds to hand an item from one thread to another; more where processors are busy.
+_HAND_OFF = 50e-6
+
 # The steps that are kept for the trace.
 _STEPS = 10_000
 
@@ -302,7 +305,7 @@ class _Ahead:
 
     def load(self, seconds: float) -> None:
         self._loaded = max(self._loaded, self._taken[0]) + seconds
-        self.wall = self._free = max(self._loaded, self._free)
+        self.wall = self._free = max(self._loaded, self._free) + _HAND_OFF
         self._taken.append(self.wall)
 
     def use(self, seconds: float) -> None:
