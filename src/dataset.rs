@@ -1,5 +1,6 @@
 //! Where batches come from: what a loader asks of a data set.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use twinbuf_mmap::{BatchPlan, CachePolicy, DType, HINT_CHUNK, HintStats, ReadMode, Records};
@@ -110,6 +111,12 @@ pub trait Dataset: Send {
         None
     }
 
+    /// Returns a function that finds the file of a record and its offset there, for callers that wait for a read that
+    /// does not return. Asked once, when the loader is built; `None` unless implemented.
+    fn locator(&self) -> Option<Locator> {
+        None
+    }
+
     /// A number that another data set does not share, so that a [`Checkpoint`](crate::Checkpoint) saved with one is not
     /// restored with another. Asked once, when the loader is built. Unless implemented it is 0: then only the
     /// number and the size of the records are compared.
@@ -121,6 +128,9 @@ pub trait Dataset: Send {
         Ok(0)
     }
 }
+
+/// Finds a record by its number: its file, and the offset of its first byte there. It must not wait.
+pub type Locator = Box<dyn Fn(u64) -> Option<(PathBuf, u64)> + Send + Sync>;
 
 impl Dataset for Arc<Records> {
     fn records(&self) -> u64 {
@@ -162,6 +172,14 @@ impl Dataset for Arc<Records> {
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
         Some(Box::new(self.clone()))
+    }
+
+    fn locator(&self) -> Option<Locator> {
+        let records = self.clone();
+        Some(Box::new(move |record| {
+            let found = records.locate(record)?;
+            Some((records.shards()[found.shard].path().to_owned(), found.offset))
+        }))
     }
 
     fn evict(&mut self, batch: &BatchPlan, evict: CachePolicy) -> Result<(), BoxError> {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Any error of a data set, a transform or a closure. The loader passes it on as a source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
@@ -18,6 +19,34 @@ pub struct At {
     pub epoch: u64,
     /// The step within the epoch; `None` for a generator, whose rounds have no steps.
     pub step: Option<u64>,
+}
+
+/// What a thread of a loader is reading; see [`Epochs::reading`](crate::loader::Epochs::reading).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reading {
+    /// The batch.
+    pub at: At,
+    /// For how long it has been reading it.
+    pub time: Duration,
+    /// The first of the records that it has asked the data set for; `None` before it did, and for a generator.
+    pub record: Option<u64>,
+    /// The file of that record and its offset there in bytes, if the data set
+    /// [knows](crate::Dataset::locator).
+    pub file: Option<(PathBuf, u64)>,
+}
+
+impl fmt::Display for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: loading for {:.3} s", self.at, self.time.as_secs_f64())?;
+        if let Some(record) = self.record {
+            write!(f, ", from record {record} on")?;
+        }
+        if let Some((path, offset)) = &self.file {
+            write!(f, ", {} at byte {offset}", path.display())?;
+        }
+        Ok(())
+    }
 }
 
 /// Why a loader could not be built, or an epoch could not go on.
@@ -153,6 +182,14 @@ pub enum Error {
         /// The number of slots.
         slots: usize,
     },
+    /// A load did not end within the time given to [`Loader::close_timeout`](crate::Loader::close_timeout). Its thread is
+    /// left behind: it ends when the load does, and keeps the memory that it writes to.
+    Timeout {
+        /// The time given.
+        waited: Duration,
+        /// What it is reading; `None` if it has ended just now.
+        reading: Option<Reading>,
+    },
     /// The loading thread is gone. It catches panics of data sets, transforms and closures, so this is a bug in this
     /// crate, or a panic of a waker or of a subscriber of `tracing`.
     ThreadGone {
@@ -244,6 +281,12 @@ impl Error {
                     Some(_) => write!(f, "drop that batch, or raise `{option}`"),
                     None => f.write_str("drop that round"),
                 }
+            }
+            Self::Timeout { waited, reading: Some(reading) } => {
+                write!(f, "{reading}: wanted an end within {:.3} s", waited.as_secs_f64())
+            }
+            Self::Timeout { waited, reading: None } => {
+                write!(f, "wanted the end of a load within {:.3} s", waited.as_secs_f64())
             }
             Self::ThreadGone { at } => write!(f, "{at}: the loading thread is gone"),
             Self::Switch { name, wanted, found } => {

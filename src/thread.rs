@@ -67,6 +67,11 @@ impl JoinOnDrop {
     pub(crate) fn new(thread: JoinHandle<()>, waits_for: Option<ThreadId>) -> Self {
         Self { thread: Some(thread), waits_for }
     }
+
+    /// Leaves the thread to itself.
+    pub(crate) fn detach(mut self) {
+        self.thread = None;
+    }
 }
 
 impl Drop for JoinOnDrop {

@@ -33,7 +33,8 @@ use crate::stage::{self, Stage};
 /// it, round `N + 1` starts only when round `N` has been received and the hook has run on the caller's thread: data
 /// made from the model's current weights needs that order.
 ///
-/// Dropping the generator waits for the round that is being made and joins the thread.
+/// Dropping the generator waits for the round that is being made and joins the thread. After 10 s it leaves the thread
+/// behind, which ends with its round.
 ///
 /// A generator stays on the thread that built it, as the hook does, which may borrow the model there: it is not
 /// `Send`. Its [`Round`]s are.
@@ -287,7 +288,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// The failure of the round that was made ahead of a caller who left early; else [`Error::Trace`] if the trace
     /// could not be written, which did not affect the rounds.
     pub fn close(self) -> Result<(), Error> {
-        self.stage.close()
+        self.stage.close(None, &[])
     }
 
     fn ticket(&self) -> Ticket {

@@ -269,6 +269,7 @@ impl<B: Backend> LoaderBuilder<B> {
             let (schedule, prefetch) = (schedule.clone(), prefetch.clone());
             Reader { fields: Vec::new(), schedule, prefetch, cache_policy }
         };
+        let locators = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> = (0..workers).map(reader).collect();
         for (index, dataset) in datasets.into_iter().enumerate() {
             let record_bytes = dataset.record_bytes();
@@ -302,7 +303,7 @@ impl<B: Backend> LoaderBuilder<B> {
             slots: (sizes.slot, host_depth, &sizes),
         };
         let stage = Stage::start(backend, sources, options)?;
-        Ok(Loader::new(stage, schedule, taken))
+        Ok(Loader::new(stage, schedule, locators, taken))
     }
 }
 

@@ -10,7 +10,7 @@ use super::Loader;
 use super::checkpoint::{Checkpoint, Start};
 use super::schedule::Begun;
 use crate::backend::{Backend, Host, Waiting};
-use crate::error::Error;
+use crate::error::{Error, Reading};
 use crate::observe::report::Report;
 use crate::slot::Ticket;
 
@@ -102,6 +102,8 @@ impl<'l, B: Backend> Epochs<'l, B> {
 
     /// Returns the next batch if it is loaded within `timeout`, [`Poll::Pending`] if not. Nothing is lost: the batch
     /// comes with a later call.
+    ///
+    /// [`reading`](Self::reading) tells what it waits for.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<B::Batch, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),
@@ -125,6 +127,16 @@ impl<'l, B: Backend> Epochs<'l, B> {
     #[must_use]
     pub fn held_for(&self) -> Option<Duration> {
         self.loader.stage.held_for()
+    }
+
+    /// Returns what the thread of the next batch is reading: the batch, for how long, file and offset. `None` if it reads
+    /// nothing, because the batch is there or no slot is free.
+    ///
+    /// For a caller whose [`next_timeout`](Self::next_timeout) found nothing. File and offset are those of the first record
+    /// that the data set was asked for last, if it can tell ([`Dataset::locator`](crate::Dataset::locator)).
+    #[must_use]
+    pub fn reading(&self) -> Option<Reading> {
+        self.loader.stage.reading(Some(self.next), &self.loader.locators)
     }
 
     /// Reports where the time went so far; see [`Loader::report`].

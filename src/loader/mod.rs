@@ -16,6 +16,7 @@ mod switches;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use twinbuf_mmap::Plan;
 
@@ -31,8 +32,9 @@ use self::schedule::Schedule;
 pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
 #[cfg(feature = "cuda")]
 pub use crate::backend::{Cuda, DeviceBatch};
-pub use crate::error::At;
+pub use crate::dataset::Locator;
 use crate::error::Error;
+pub use crate::error::{At, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
@@ -70,6 +72,8 @@ use crate::stage::Stage;
 pub struct Loader<B: Backend = Host> {
     stage: Stage<B>,
     schedule: Schedule,
+    /// For each field, how to find a record's file.
+    locators: Vec<Option<Locator>>,
     /// Epochs begun so far.
     epochs_begun: u64,
     /// The epoch begun last, and the step of its next batch.
@@ -91,9 +95,14 @@ impl Loader {
 }
 
 impl<B: Backend> Loader<B> {
-    fn new(stage: Stage<B>, schedule: Schedule, taken: Option<Taken>) -> Self {
+    fn new(
+        stage: Stage<B>,
+        schedule: Schedule,
+        locators: Vec<Option<Locator>>,
+        taken: Option<Taken>,
+    ) -> Self {
         let identity = schedule.identity.clone();
-        Self { stage, schedule, epochs_begun: 0, position: (0, 0), identity, _taken: taken }
+        Self { stage, schedule, locators, epochs_begun: 0, position: (0, 0), identity, _taken: taken }
     }
 
     /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).
@@ -178,15 +187,31 @@ impl<B: Backend> Loader<B> {
         &self.schedule.plan
     }
 
-    /// Joins the reading thread and returns an error that has not been delivered. Dropping the loader joins it too.
-    /// Both wait for the batch that is being read.
+    /// Joins the reading threads and returns an error that has not been delivered. Waits for batches that are being read,
+    /// however long that takes; see [`close_timeout`](Self::close_timeout).
+    ///
+    /// Dropping the loader joins the threads too. It waits for reads for at most 10 s and then leaves their threads behind.
     ///
     /// # Errors
     ///
     /// The error that the thread met ahead of a caller who left early, or [`Error::Device`] if the device failed;
     /// else [`Error::Trace`] if the trace could not be written, which did not affect the batches.
     pub fn close(self) -> Result<(), Error> {
-        self.stage.close()
+        self.stage.close(None, &self.locators)
+    }
+
+    /// Closes the loader as [`close`](Self::close) does, but waits for batches that are being read for `timeout` at most.
+    ///
+    /// A read that does not return, for example from a file server that is gone, cannot be ended by force. Its thread is
+    /// left behind: it keeps the slots and the data set that it uses, and ends when the read does. The end of the process
+    /// ends it too.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], which names the batch, the file and the offset, if a thread was left behind; else those of
+    /// [`close`](Self::close).
+    pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
+        self.stage.close(Some(timeout), &self.locators)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
 use crate::error::{At, Error};
 use crate::slot::{LoadStats, Origin, Ticket};
+use crate::stage::progress::Progress;
 use crate::stage::worker::{Load, Source};
 use crate::transform::{Context, RecordTransform};
 
@@ -35,7 +36,7 @@ pub(crate) struct FieldReader {
 
 impl Source<[u8]> for Reader {
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
-        let Load { ticket, records, naming, stats, who } = load;
+        let Load { ticket, records, naming, stats, who, progress } = load;
         let at = || naming.at(ticket);
         // A call that was left long ago: the batch will be discarded.
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
@@ -48,7 +49,8 @@ impl Source<[u8]> for Reader {
         for (index, field) in fields.iter_mut().enumerate() {
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
             len = range.end;
-            field.load(plan, range, &mut slot, &at, stats, who)?;
+            let asks = Asks { progress, field: index, at: &at };
+            field.load(plan, range, &mut slot, &asks, stats, who)?;
         }
         stats.io_calls = Records::read_calls() - io_calls;
         if let Some(prefetch) = &self.prefetch {
@@ -98,7 +100,7 @@ impl FieldReader {
         plan: &BatchPlan,
         out: Range<usize>,
         slot: &mut Filling<'_>,
-        at: &dyn Fn() -> At,
+        asks: &Asks<'_>,
         stats: &mut LoadStats,
         who: &mut &'static str,
     ) -> Result<(), Error> {
@@ -112,16 +114,16 @@ impl FieldReader {
             let front = slot.bytes(start..end);
             if let Some(Transforming { transform, scratch, .. }) = transform {
                 let records = &mut scratch[..bytes(part.len(), *record_bytes)];
-                read(&mut **dataset, &part, records, at)?;
+                asks.read(&mut **dataset, &part, records)?;
                 let start = Instant::now();
                 *who = "transform";
                 transform
                     .apply(records, front, &Context::new(&part))
-                    .map_err(|source| Error::Transform { at: Some(at()), source })?;
+                    .map_err(|source| Error::Transform { at: Some((asks.at)()), source })?;
                 *who = "data set";
                 stats.transform += start.elapsed();
             } else {
-                read(&mut **dataset, &part, front, at)?;
+                asks.read(&mut **dataset, &part, front)?;
             }
             slot.filled(end);
             start = end;
@@ -150,17 +152,24 @@ fn lock(prefetch: &Mutex<Prefetch>) -> MutexGuard<'_, Prefetch> {
     prefetch.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read(
-    dataset: &mut dyn Dataset,
-    plan: &BatchPlan,
-    out: &mut [u8],
-    at: &dyn Fn() -> At,
-) -> Result<(), Error> {
-    let wanted = out.len();
-    match dataset.read(plan, out) {
-        Ok(found) if found == wanted => Ok(()),
-        Ok(found) => Err(Error::Length { at: at(), wanted, found }),
-        Err(source) => Err(Error::Load { at: at(), source }),
+/// How a data set is asked for records of a batch.
+struct Asks<'a> {
+    progress: Option<&'a Progress>,
+    field: usize,
+    at: &'a dyn Fn() -> At,
+}
+
+impl Asks<'_> {
+    fn read(&self, dataset: &mut dyn Dataset, plan: &BatchPlan, out: &mut [u8]) -> Result<(), Error> {
+        if let (Some(progress), Some(run)) = (self.progress, plan.runs().next()) {
+            progress.reads(self.field, run.start);
+        }
+        let wanted = out.len();
+        match dataset.read(plan, out) {
+            Ok(found) if found == wanted => Ok(()),
+            Ok(found) => Err(Error::Length { at: (self.at)(), wanted, found }),
+            Err(source) => Err(Error::Load { at: (self.at)(), source }),
+        }
     }
 }
 

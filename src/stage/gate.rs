@@ -1,8 +1,11 @@
 //! Which batches the loading threads may start.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use super::progress::Progress;
 use crate::slot::Ticket;
 
 /// Tells the loading threads what to load next. The caller grants epochs; the threads take their batches in turn: the
@@ -11,6 +14,10 @@ use crate::slot::Ticket;
 pub(crate) struct Gate {
     state: Mutex<State>,
     changed: Condvar,
+    /// What each thread does.
+    progress: Vec<Progress>,
+    /// A load did not end in time, and its thread was left behind.
+    abandoned: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -19,6 +26,8 @@ struct State {
     first: Ticket,
     /// For each thread, which batch of the generation it starts next.
     next: Vec<u64>,
+    /// For each thread, the batch that it started last.
+    started: Vec<Ticket>,
     /// The last epoch that may be started; `None` if there is nothing to start.
     last: Option<u64>,
     /// Steps in an epoch after that of `first`.
@@ -63,8 +72,15 @@ impl Gate {
         let first = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps, last: 0 };
         let next = (0..threads as u64).collect();
         let resumed = Instant::now();
-        let state = State { first, next, last: None, steps, failed: None, resumed, closed: false };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        let started = vec![first; threads];
+        let state = State { first, next, started, last: None, steps, failed: None, resumed, closed: false };
+        let progress = (0..threads).map(|_| Progress::default()).collect();
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            progress,
+            abandoned: AtomicBool::new(false),
+        }
     }
 
     /// No foreign code runs while it is locked.
@@ -111,6 +127,9 @@ impl Gate {
             }
             if let Some(ticket) = state.ready(thread) {
                 state.next[thread] += state.next.len() as u64;
+                state.started[thread] = ticket;
+                // While the state is locked, so that whoever has closed the gate sees it.
+                self.progress[thread].begin();
                 return Some((ticket, state.resumed));
             }
             state = match idle.take() {
@@ -144,4 +163,47 @@ impl Gate {
         self.lock().closed = true;
         self.changed.notify_all();
     }
+
+    pub(super) fn progress(&self, thread: usize) -> &Progress {
+        &self.progress[thread]
+    }
+
+    /// The batch that the thread is loading, and since when.
+    pub(crate) fn loading(&self, thread: usize) -> Option<(Ticket, &Progress, Duration)> {
+        let ticket = self.lock().started[thread];
+        let progress = &self.progress[thread];
+        progress.busy_for().map(|time| (ticket, progress, time))
+    }
+
+    /// The first thread that is loading.
+    pub(super) fn loading_thread(&self) -> Option<usize> {
+        self.progress.iter().position(|progress| progress.busy_for().is_some())
+    }
+
+    /// Closes the gate and waits until no thread is loading, up to `limit`. Returns whether that is so; if not, the
+    /// threads are not waited for any more.
+    pub(super) fn end(&self, limit: Duration) -> bool {
+        self.close();
+        if self.is_abandoned() {
+            return false;
+        }
+        let start = Instant::now();
+        while self.loading_thread().is_some() {
+            if start.elapsed() >= limit {
+                // Relaxed: read by the thread that ends the stage, which is this one.
+                self.abandoned.store(true, Ordering::Relaxed);
+                return false;
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        true
+    }
+
+    /// Whether [`end`](Self::end) gave up.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
 }
+
+/// How often [`Gate::end`] looks whether a load has ended; nothing is told to it, so that loads cost no lock more.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);

@@ -5,20 +5,22 @@
 //! their order does not depend on the number of threads.
 
 pub(crate) mod gate;
+pub(crate) mod progress;
 pub(crate) mod worker;
 
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use self::gate::Gate;
 use self::worker::{Source, Worker};
 use crate::backend::sealed::{Backend, Batches, SlotGuard, Slots};
 use crate::backend::{NoSlot, Received, Sides, Waiting};
-use crate::error::Error;
+use crate::dataset::Locator;
+use crate::error::{Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::recorder::{LoadRecorder, Recorder};
 use crate::observe::report::Report;
@@ -56,16 +58,45 @@ pub(crate) struct Stage<B: Backend> {
 
 /// What goes on while a stage lives.
 struct Running<B: Backend> {
-    // Dropped in this order: the end of the receiving sides makes the threads return from their waits for a slot, the
+    // Dropped in this order: first loads get some time to end. The end of the receiving sides makes the threads return from their waits for a slot, the
     // end of the feed from their waits at the gate, and joins them.
+    ending: Ending,
     lanes: Lanes<B>,
     feed: Feed<B>,
     recorder: Recorder,
     trace: Option<Arc<LoaderTrace>>,
 }
 
+/// How long dropping a stage waits for a load that is going on.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Waits for loads that are going on, up to a limit, when it is dropped.
+struct Ending(Arc<Gate>, Vec<ThreadId>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // A waker may drop the stage on a copy thread, which nothing waits for then: the reading thread waits for its end.
+        if !self.1.contains(&thread::current().id()) {
+            // What comes after it finds whether the threads were left behind.
+            self.0.end(END_LIMIT);
+        }
+    }
+}
+
 /// The receiving sides, one for each thread.
-struct Lanes<B: Backend>(Vec<B::Batches>);
+struct Lanes<B: Backend>(Vec<B::Batches>, Arc<Gate>);
+
+impl<B: Backend> Drop for Lanes<B> {
+    fn drop(&mut self) {
+        if self.1.is_abandoned() {
+            // Its end waits for a copy thread, which waits for the load that does not end.
+            let (copied, others) =
+                mem::take(&mut self.0).into_iter().partition(|lane| lane.copy_thread().is_some());
+            mem::forget::<Vec<_>>(copied);
+            drop::<Vec<_>>(others);
+        }
+    }
+}
 
 impl<B: Backend> Lanes<B> {
     fn of(&mut self, ticket: Ticket) -> &mut B::Batches {
@@ -112,6 +143,10 @@ struct Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.gate.close();
+        if self.gate.is_abandoned() {
+            // A thread that is left behind owns what it uses, its slots too, and ends when its load does.
+            mem::take(&mut self.join).into_iter().for_each(JoinOnDrop::detach);
+        }
     }
 }
 
@@ -153,8 +188,9 @@ impl<B: Backend> Stage<B> {
         }
         let track = Track::new(trace.clone(), 1, "train");
         let recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, overlap, lanes);
-        let lanes = Lanes(batches);
-        let running = ForkGuard::new(Running { lanes, feed, recorder, trace });
+        let ending = Ending(gate.clone(), batches.iter().filter_map(Batches::copy_thread).collect());
+        let lanes = Lanes(batches, gate);
+        let running = ForkGuard::new(Running { ending, lanes, feed, recorder, trace });
         Ok(Self { running, naming, held_timeout, held_since: None, loads, generation: 0 })
     }
 
@@ -229,7 +265,7 @@ impl<B: Backend> Stage<B> {
     ) -> Poll<Result<Raw<B>, Error>> {
         let asked = Instant::now();
         self.asked(ticket, asked);
-        let Running { lanes, feed, recorder, trace } = &mut *self.running;
+        let Running { lanes, feed, recorder, trace, .. } = &mut *self.running;
         let mut found = None;
         // A batch that is there costs no second look at the clock, unless a trace shows how long that took.
         let (mut look, mut there) = (matches!(feed, Feed::Threads(_)), false);
@@ -237,7 +273,7 @@ impl<B: Backend> Stage<B> {
             let (worker, slots) = &mut **inline;
             match slots.acquire_within(waiting.patience(self.held_timeout)) {
                 Ok(mut slot) => {
-                    let (meta, _) = worker.load(ticket, &mut slot, None);
+                    let (meta, _) = worker.load(ticket, &mut slot, None, None);
                     // If the backend has failed, the receiving side has the error.
                     let _ = slot.commit(meta);
                 }
@@ -313,10 +349,29 @@ impl<B: Backend> Stage<B> {
         self.held_since.map(|since| since.elapsed())
     }
 
-    /// Ends the threads, and returns the error that the caller has not been told of, if there is one.
-    pub(crate) fn close(self) -> Result<(), Error> {
+    /// The batch that a thread is loading, if one is: the thread of this batch, or any.
+    pub(crate) fn reading(&self, ticket: Option<Ticket>, locators: &[Option<Locator>]) -> Option<Reading> {
+        let gate = self.gate()?;
+        let thread = match ticket {
+            Some(ticket) => self.running.lanes.index(ticket),
+            None => gate.loading_thread()?,
+        };
+        let (ticket, progress, time) = gate.loading(thread)?;
+        let place = progress.place();
+        let file = place.and_then(|(field, record)| locators.get(field)?.as_ref()?(record));
+        Some(Reading { at: self.naming.at(ticket), time, record: place.map(|place| place.1), file })
+    }
+
+    /// Ends the threads, and returns the error that the caller has not been told of, if there is one. With a limit, loads
+    /// that are going on are waited for no longer.
+    pub(crate) fn close(self, limit: Option<Duration>, locators: &[Option<Locator>]) -> Result<(), Error> {
+        if let (Some(limit), false) = (limit, self.is_foreign()) {
+            if self.gate().is_some_and(|gate| !gate.end(limit)) {
+                return Err(Error::Timeout { waited: limit, reading: self.reading(None, locators) });
+            }
+        }
         let Self { running, generation, .. } = self;
-        let Some(Running { mut lanes, feed, recorder, trace }) = running.into_inner() else {
+        let Some(Running { ending, mut lanes, feed, recorder, trace }) = running.into_inner() else {
             return Ok(());
         };
         let mut unheard = None;
@@ -325,6 +380,7 @@ impl<B: Backend> Stage<B> {
             let errors = lanes.0.iter_mut().filter_map(|batches| drain::<B>(batches, generation));
             unheard = errors.min_by_key(|&(seq, _)| seq).map(|(_, error)| error);
         }
+        drop(ending);
         drop(lanes);
         drop(feed);
         // The last of the tracks: now everything is written, or was refused.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use twinbuf_mmap::BatchPlan;
 
 use super::gate::Gate;
+use super::progress::Progress;
 use crate::backend::sealed::{SlotGuard, Slots};
 use crate::error::Error;
 use crate::observe::recorder::LoadRecorder;
@@ -34,6 +35,8 @@ pub(crate) struct Load<'a> {
     pub(crate) stats: &'a mut LoadStats,
     /// Whose code runs, to be named if it panics.
     pub(crate) who: &'a mut &'static str,
+    /// Where a loading thread tells what it reads.
+    pub(crate) progress: Option<&'a Progress>,
 }
 
 /// Fills slots, on whatever thread it is called.
@@ -51,6 +54,7 @@ impl<C: ?Sized> Worker<C> {
         ticket: Ticket,
         slot: &mut dyn SlotGuard<Content = C>,
         since: Option<Instant>,
+        progress: Option<&Progress>,
     ) -> (BatchMeta, Instant) {
         let Self { source, naming, recorder } = self;
         let mut stats = LoadStats::default();
@@ -60,16 +64,23 @@ impl<C: ?Sized> Worker<C> {
         let span = spans::load(ticket.epoch, ticket.step, plan.map_or(0, |plan| source.bytes(plan)));
         recorder.started();
         let start = Instant::now();
+        if let Some(progress) = progress {
+            progress.began(start);
+        }
         stats.waited = since.map_or(Duration::ZERO, |since| start.saturating_duration_since(since));
         // A source that panicked is called again only if the caller goes on. What it then does is up to it, and
         // memory-safe.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
-            let load = Load { ticket, records: records.as_ref(), naming, stats: &mut stats, who: &mut who };
+            let (records, stats, who) = (records.as_ref(), &mut stats, &mut who);
+            let load = Load { ticket, records, naming, stats, who, progress };
             span.in_scope(|| source.load(load, slot))
         }));
         let result = loaded.unwrap_or_else(|panic| {
             Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
         });
+        if let Some(progress) = progress {
+            progress.end();
+        }
         let end = Instant::now();
         stats.read = (end - start).saturating_sub(stats.transform);
         recorder.loaded(ticket, start, end, &stats);
@@ -93,7 +104,8 @@ impl<C: ?Sized> Worker<C> {
             {
                 self.recorder.flush();
             }
-            let (meta, end) = self.load(ticket, &mut slot, Some(asked.max(resumed)));
+            let (since, progress) = (Some(asked.max(resumed)), Some(gate.progress(thread)));
+            let (meta, end) = self.load(ticket, &mut slot, since, progress);
             asked = end;
             if meta.result.is_err() {
                 gate.failed(thread, ticket);

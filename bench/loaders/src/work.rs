@@ -223,7 +223,7 @@ impl Work {
 
 /// One batch as it is delivered: record after record, in one piece.
 #[derive(Clone, Copy, Debug)]
-pub enum Batch {
+pub enum Batch<'a> {
     Tokens(&'a [u32]),
     Images(&'a [u8]),
 }

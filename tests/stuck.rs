@@ -1,0 +1,209 @@
+//! Reads that do not return: what the caller is told, and that it can go on without them.
+
+mod common;
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use common::{RECORD, files, open, record};
+use twinbuf::loader::Locator;
+use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, Records};
+
+/// Reads that do not return before they are released.
+#[derive(Clone, Default)]
+struct Server(Arc<(Mutex<bool>, Condvar)>);
+
+impl Server {
+    fn comes_back(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let back = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(back, |back| !*back).unwrap());
+    }
+}
+
+/// Records of which those from `stuck` on are on the server.
+#[derive(Clone)]
+struct Remote {
+    records: Arc<Records>,
+    stuck: u64,
+    server: Server,
+    /// Told of each read that waits.
+    waits: Sender<()>,
+    /// Set when a clone is dropped.
+    dropped: Option<Arc<AtomicBool>>,
+    named: bool,
+}
+
+impl Dataset for Remote {
+    fn records(&self) -> u64 {
+        self.records.len()
+    }
+    fn record_bytes(&self) -> usize {
+        RECORD
+    }
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        if batch.runs().flatten().any(|record| record >= self.stuck) {
+            let _ = self.waits.send(());
+            self.server.wait();
+        }
+        self.records.read(batch, out)
+    }
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+    fn locator(&self) -> Option<Locator> {
+        if self.named { self.records.locator() } else { None }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if let Some(dropped) = &self.dropped {
+            dropped.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Two files of 20 records each; those from `stuck` on cannot be read. What tells of a read that waits.
+fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<()>) {
+    let (dir, paths) = files(&[20, 20]);
+    let (waits, waiting) = channel();
+    let (server, records) = (Server::default(), open(&paths));
+    (dir, Remote { records, stuck, server, waits, dropped: None, named }, waiting)
+}
+
+fn plan() -> Plan {
+    Plan::builder(40).batch(4).build().unwrap()
+}
+
+#[test]
+fn a_caller_that_waits_is_told_what_is_read() {
+    for (workers, named) in [(1, true), (2, true), (3, false)] {
+        let (dir, remote, waiting) = remote(24, named);
+        let server = remote.server.clone();
+        let mut loader = Loader::builder(remote, plan()).name("train").workers(workers).build().unwrap();
+        let mut epoch = loader.epoch(5);
+        for step in 0..6 {
+            assert_eq!(epoch.next().unwrap().unwrap().step(), step);
+        }
+        waiting.recv().unwrap();
+        let before = loop {
+            // The thread of the batch may have been behind another.
+            assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending());
+            if let Some(reading) = epoch.reading().filter(|reading| reading.record.is_some()) {
+                break reading;
+            }
+        };
+        let Poll::Pending = epoch.next_timeout(Duration::from_millis(1)) else {
+            panic!("nothing is released")
+        };
+        let reading = epoch.reading().unwrap();
+        assert!(reading.time > before.time, "{reading} after {before}");
+        assert_eq!(
+            (&reading.at.loader, reading.at.epoch, reading.at.step),
+            (&Some("train".into()), 5, Some(6))
+        );
+        assert_eq!(reading.record, Some(24));
+        // The fifth record of the second file.
+        let file = (dir.path().join("1.bin"), 4 * RECORD as u64);
+        assert_eq!(reading.file, named.then_some(file));
+        let text = reading.to_string();
+        assert!(text.starts_with("train: epoch 5, step 6: loading for 0."), "{text}");
+        assert!(text.contains(" s, from record 24 on"), "{text}");
+        assert_eq!(text.ends_with("1.bin at byte 2048"), named, "{text}");
+        // It is lost no batch, and nothing is read in the end.
+        server.comes_back();
+        assert_eq!(epoch.by_ref().map(Result::unwrap).count(), 4);
+        assert_eq!(epoch.reading(), None);
+    }
+}
+
+#[test]
+fn a_loader_is_closed_in_time_and_the_thread_left_behind() {
+    for workers in 1..=2 {
+        let (dir, mut remote, waiting) = remote(8, true);
+        let dropped = Arc::new(AtomicBool::new(false));
+        remote.dropped = Some(dropped.clone());
+        let server = remote.server.clone();
+        let mut loader = Loader::builder(remote, plan()).workers(workers).host_depth(3).build().unwrap();
+        let mut epoch = loader.epoch(0);
+        let kept = epoch.next().unwrap().unwrap();
+        drop(epoch.next());
+        waiting.recv().unwrap();
+        drop(epoch);
+        let error = loader.close_timeout(Duration::from_millis(20)).unwrap_err();
+        let Error::Timeout { waited, reading: Some(reading) } = &error else { panic!("{error}") };
+        assert_eq!((*waited, reading.record), (Duration::from_millis(20), Some(8)));
+        assert_eq!(reading.file, Some((dir.path().join("0.bin"), 8 * RECORD as u64)));
+        assert!(error.to_string().ends_with("wanted an end within 0.020 s"), "{error}");
+        assert!(!dropped.load(Ordering::Acquire), "the thread has what it uses");
+        assert!(kept[..RECORD] == record(0)[..], "and so has the caller");
+        // It ends when its read does.
+        server.comes_back();
+        while !dropped.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        assert!(kept[3 * RECORD..] == record(3)[..]);
+    }
+}
+
+#[test]
+fn a_loader_whose_reads_end_is_closed_as_ever() {
+    let (_dir, remote, waiting) = remote(4, true);
+    let server = remote.server.clone();
+    let mut loader = Loader::builder(remote, plan()).build().unwrap();
+    let epoch = loader.epoch(0);
+    waiting.recv().unwrap();
+    drop(epoch);
+    let release = std::thread::spawn(move || server.comes_back());
+    loader.close_timeout(Duration::from_secs(3600)).unwrap();
+    release.join().unwrap();
+}
+
+/// The limit is 10 s.
+#[test]
+fn a_loader_that_is_dropped_waits_for_a_limited_time() {
+    let (_dir, remote, waiting) = remote(0, true);
+    let server = remote.server.clone();
+    let mut loader = Loader::builder(remote, plan()).build().unwrap();
+    drop(loader.epoch(0));
+    drop(loader.epoch(1));
+    let epoch = loader.epoch(2);
+    waiting.recv().unwrap();
+    drop(epoch);
+    drop(loader); // or the test never ends
+    server.comes_back();
+}
+
+/// Not a test by itself: the child of the next one.
+#[test]
+#[ignore = "the child of another test"]
+fn child_whose_read_never_returns() {
+    let (_dir, remote, _waiting) = remote(0, true);
+    let mut loader = Loader::builder(remote, plan()).build().unwrap();
+    let mut epoch = loader.epoch(0);
+    assert!(epoch.next_timeout(Duration::from_millis(20)).is_pending());
+    drop(epoch);
+    println!("{}", loader.close_timeout(Duration::from_millis(20)).unwrap_err());
+}
+
+#[test]
+fn a_process_whose_read_never_returns_ends() {
+    let program = std::env::current_exe().unwrap();
+    let mut child = Command::new(program);
+    child.args(["--exact", "child_whose_read_never_returns", "--ignored", "--nocapture"]);
+    let started = Instant::now();
+    let found = child.output().unwrap(); // or the test never ends
+    let text = String::from_utf8_lossy(&found.stdout);
+    assert!(found.status.success(), "{text} after {:?}", started.elapsed());
+    assert!(text.contains("epoch 0, step 0: loading for 0."), "{text}");
+    assert!(text.contains("0.bin at byte 0: wanted an end within 0.020 s"), "{text}");
+}
