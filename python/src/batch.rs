@@ -11,8 +11,8 @@ use pyo3::types::PyTuple;
 
 use crate::dlpack;
 use crate::dtype;
+use crate::indices::indices;
 use crate::lease::Lease;
-use crate::plan;
 
 /// One batch, in the slot that it was read into.
 ///
@@ -96,7 +96,7 @@ impl Batch {
     /// The numbers of its records in the data set, in its order, as an array of int64.
     #[getter]
     fn indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        plan::indices(py, &self.lease()?.records())
+        indices(py, &self.lease()?.records())
     }
 
     /// Let go of the slot now. Arrays that were made from the batch keep it until they are gone too.

@@ -13,8 +13,8 @@ use twinbuf::loader::Fields;
 use twinbuf::{BatchPlan, BoxError, Dataset};
 
 use crate::dtype::{self, Layout};
+use crate::indices::indices;
 use crate::lease::strides;
-use crate::plan;
 use crate::records::Records;
 
 /// The data sets that `data` is: a tuple is several, matched by number.
@@ -81,7 +81,7 @@ impl PythonData {
     fn call(&self, py: Python<'_>, batch: &BatchPlan, out: &mut [u8]) -> PyResult<()> {
         let records = usize::try_from(batch.len())?;
         let lent = Bound::new(py, Lent::new(out, records, &self.layout))?;
-        let indices = plan::indices(py, batch)?;
+        let indices = indices(py, batch)?;
         let view = PyMemoryView::from(&lent)?;
         let result = self.object.bind(py).call_method1("read_into", (indices, &view));
         if let Err(error) = &result {

@@ -6,6 +6,7 @@ mod dlpack;
 mod dtype;
 mod engine;
 mod errors;
+mod indices;
 mod iterator;
 mod lease;
 mod loader;

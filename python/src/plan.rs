@@ -2,11 +2,11 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyByteArray;
-use twinbuf::{BatchPlan, Shuffle, Tail};
+use twinbuf::{Shuffle, Tail};
 
 use crate::dataset;
 use crate::errors;
+use crate::indices::indices;
 
 /// Bytes in a chunk of a windowed shuffle, unless its records are counted: long enough a stretch for any disk.
 const CHUNK: u64 = 1 << 20;
@@ -225,16 +225,4 @@ fn shuffle_of(shuffle: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<S
         "shuffle: wanted None, \"full\", Window(n) or Chunks(n), found {}",
         shuffle.repr()?
     )))
-}
-
-/// The numbers of a batch's records as an array of numpy.
-pub(crate) fn indices<'py>(py: Python<'py>, batch: &BatchPlan) -> PyResult<Bound<'py, PyAny>> {
-    let len = usize::try_from(batch.len())?;
-    let bytes = PyByteArray::new_with(py, len * 8, |bytes| {
-        for (out, record) in bytes.chunks_exact_mut(8).zip(batch.runs().flatten()) {
-            out.copy_from_slice(&record.to_ne_bytes());
-        }
-        Ok(())
-    })?;
-    py.import("numpy")?.call_method1("frombuffer", (bytes, "int64"))
 }
