@@ -43,8 +43,8 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// For [`ReadMode::Direct`]: [`Error::Unsupported`] where the system has no such reads; [`Error::Replaced`]; [`Error::System`] if the kernel
-    /// refuses, as it does on some file systems.
+    /// For [`ReadMode::Direct`]: [`Error::Unsupported`] where the system has no such reads; [`Error::Replaced`];
+    /// [`Error::System`] if the kernel refuses, as it does on some file systems.
     pub fn with_read_mode(mut self, mode: ReadMode) -> Result<Self, Error> {
         // The block is the same for all files of a file system.
         let mut blocks = Vec::new();
