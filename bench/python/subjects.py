@@ -121,9 +121,11 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
         data = tb.Records.open_llm_c(path).windows(WINDOW, WINDOW - 1)
     else:
         data = tb.Records.open(path, SIDE * SIDE * 3)
-    loader = tb.Loader(data, tb.Plan(data, batch=KINDS[kind][4], shuffle="full", seed=seed))
+    plan = tb.Plan(data, batch=KINDS[kind][4], shuffle="full", seed=seed)
 
     def batches() -> Iterator[Any]:
+        # Made here, so that its slots and its threads count as those of the others.
+        loader = tb.Loader(data, plan)
         for batch in loader.epochs(1):
             yield batch.numpy().reshape(KINDS[kind][4], *KINDS[kind][2])
 
