@@ -61,6 +61,29 @@ fn a_batch_that_is_not_there_is_pending_and_wakes_its_task_once() {
 }
 
 #[test]
+fn an_epoch_is_read_from_its_creation_on() {
+    // As a validation set that is warmed while the training goes on.
+    let ((open, mut train), (open_valid, mut valid)) = (gated(), gated());
+    let mut validation = valid.epoch(0);
+    let mut epochs = train.epochs(0..2);
+    while epochs.report().loads == 0 || validation.report().loads == 0 {
+        std::thread::yield_now(); // before any batch is asked for
+    }
+    open_valid.send(()).unwrap();
+    while validation.report().loads < 2 {
+        std::thread::yield_now(); // up to the slots
+    }
+    assert_eq!(validation.report().wall, Duration::ZERO, "what comes before the first call is nobody's wait");
+    (0..8).for_each(|_| open.send(()).unwrap());
+    assert_eq!(epochs.by_ref().map(Result::unwrap).count(), 8);
+    let Poll::Ready(Some(Ok(batch))) = validation.try_next() else { panic!("it was read meanwhile") };
+    assert_eq!(batch.step(), 0);
+    drop(batch);
+    (0..3).for_each(|_| open_valid.send(()).unwrap());
+    assert_eq!(validation.map(Result::unwrap).count(), 3);
+}
+
+#[test]
 fn a_wait_without_end_is_ended_by_an_error_of_the_data_set() {
     let (open, mut loader) = gated();
     let mut epoch = loader.epoch(0);

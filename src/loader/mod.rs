@@ -113,6 +113,9 @@ impl<B: Backend> Loader<B> {
     /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`.
     ///
     /// There is no gap between two epochs: the first batch of the next one is read during the last step of this one.
+    /// Reading starts when the iterator is made, before the first call of `next`: make it before the model is loaded or
+    /// compiled, and that of a validation set before the last steps of an epoch, and the first batches are there in time.
+    /// The report counts from the first call on.
     /// Dropping the iterator early leaves the rest unread.
     ///
     /// A batch borrows nothing and may be kept, also beyond the end of its epoch. But slots are filled in turn: while
