@@ -21,7 +21,7 @@ CARGO_TARGET_DIR=$PWD/python/target pip install --no-build-isolation --force-rei
 # From another folder, so that the installed package is tested and not the sources.
 root=$PWD
 cd "$venv"
-python -m mypy.stubtest twinbuf --allowlist "$root/ci/python-stubs.txt"
+python -m mypy.stubtest twinbuf._twinbuf --allowlist "$root/ci/python-stubs.txt"
 python -m pytest -q --doctest-modules --pyargs twinbuf -p no:cacheprovider
 python -m pytest -q -c "$root/python/pyproject.toml" --rootdir "$root/python" -p no:cacheprovider "$root/python/tests"
 abi3audit --strict --assume-minimum-abi3 3.11 lib/python3*/site-packages/twinbuf/_twinbuf.abi3.so
