@@ -1,27 +1,29 @@
 //! What every system's own calls must do: hints that fail nowhere, direct reads of the same bytes, errors that name the
 //! call that is missing.
 
-use twinbuf_mmap::{CachePolicy, Cut, DType, Error, HINT_CHUNK, Plan, ReadMode, Records, Shuffle, Tail};
+use twinbuf_mmap::{
+    CachePolicy, Cut, DType, Error, HINT_CHUNK, HintStats, Plan, ReadMode, Records, Shuffle, Tail,
+};
 
 const NUMBERS: usize = 300_000;
 
 /// The bytes of an epoch, each batch hinted before it is read.
 fn epoch(records: &Records, shuffle: Shuffle) -> Vec<u8> {
     let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).tail(Tail::Keep).build().unwrap();
-    let mut all = Vec::new();
+    let (mut all, mut hinted) = (Vec::new(), HintStats::default());
     for step in 0..plan.steps() {
         let batch = plan.batch(0, step).unwrap();
-        let hinted = records.will_need(&batch, HINT_CHUNK);
-        assert_eq!(hinted.failed, 0, "{hinted:?}");
-        // Hints are counted where the system has them. (Linux leaves them out on some file systems.)
-        if cfg!(any(windows, target_vendor = "apple", target_os = "freebsd"))
-            && records.read_mode() == ReadMode::Pread
-        {
-            assert!(hinted.calls > 0 && hinted.bytes > 0, "{hinted:?}");
-        }
+        hinted += records.will_need(&batch, HINT_CHUNK);
         let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * records.record_bytes()];
         assert_eq!(records.read(&batch, &mut out).unwrap(), out.len());
         all.extend(out);
+    }
+    assert_eq!(hinted.failed, 0, "{hinted:?}");
+    // Counted where the system has them. (Linux leaves them out on some file systems.)
+    if cfg!(any(windows, target_vendor = "apple", target_os = "freebsd"))
+        && records.read_mode() == ReadMode::Pread
+    {
+        assert!(hinted.calls > 0 && hinted.bytes > 0, "{hinted:?}");
     }
     all
 }
