@@ -64,9 +64,10 @@ enum Way {
     Torch(u32),
 }
 
-const SUBJECTS: [(&str, Way); 11] = [
-    ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Pread))),
-    (peers::DIRECT, Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Direct))),
+const SUBJECTS: [(&str, Way); 12] = [
+    ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Pread, 1))),
+    ("twinbuf 2", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Pread, 2))),
+    (peers::DIRECT, Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Direct, 1))),
     ("thread", Way::Rust(thread::run)),
     (peers::SERIAL, Way::Rust(llm_c::run)),
     ("burn 1", Way::Rust(|work, meter| burn::run(work, meter, 1))),

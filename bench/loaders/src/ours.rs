@@ -1,4 +1,4 @@
-//! twinbuf's loader with its defaults, as its README recommends it.
+//! twinbuf's loader with its defaults, as its README recommends it, and with two workers.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle};
 
 use crate::work::{Batch, Kind, Meter, WINDOW, Work};
 
-pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode) -> Result<(), BoxError> {
+pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -> Result<(), BoxError> {
     let records = open(work)?.with_read_mode(mode)?;
     let plan = plan(work, records.len()).build()?;
     meter.ready()?;
@@ -21,7 +21,7 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode) -> Result<(), Box
     if work.kind == Kind::Tokens {
         builder = builder.transform(Convert::U16ToU32);
     }
-    let mut loader = builder.build()?;
+    let mut loader = builder.workers(workers).build()?;
     for _ in 0..work.epochs {
         // That of the others is the same in every epoch.
         let mut epoch = loader.epoch(0);
@@ -51,6 +51,7 @@ pub fn plan(work: &Work, records: u64) -> PlanBuilder {
 }
 
 /// The records, and a fault.
+#[derive(Clone)]
 struct Faulty {
     records: Arc<Records>,
     work: Work,
@@ -75,5 +76,9 @@ impl Dataset for Faulty {
 
     fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
         Dataset::will_need(&mut self.records, batch)
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
     }
 }
