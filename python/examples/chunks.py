@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import compare, folder, write
+from common import compare, folder, network, write
 
 import twinbuf as tb
 
-CHUNKS, ROWS, WIDTH, BATCH = 40, 8192, 128, 1024
+CHUNKS, ROWS, WIDTH, BATCH = 64, 8192, 128, 1024
 
 
 def chunks(path: Path) -> Iterator[np.ndarray]:
     with path.open("rb") as file:
         for _ in range(CHUNKS):
+            network()
             chunk = np.fromfile(file, np.float32, ROWS * WIDTH).reshape(ROWS, WIDTH)
             chunk -= chunk.mean(axis=0)
             chunk /= chunk.std(axis=0)

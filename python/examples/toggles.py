@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import compare, folder, write
+from common import compare, folder, network, write
 
 import twinbuf as tb
 
-STEPS, VALID, ROWS, WIDTH, EPOCHS = 24, 8, 4096, 256, 2
+STEPS, VALID, ROWS, WIDTH, EPOCHS = 40, 8, 4096, 256, 2
 OVERLAP = os.environ.get("TWINBUF_OVERLAP", "1") != "0"
 BREAKDOWN = int(os.environ.get("TWINBUF_BREAKDOWN", "0"))
 
@@ -36,7 +36,11 @@ class Batches:
         with self.path.open("rb") as file:
             file.seek(self.first * ROWS * WIDTH * 4)
             for _ in range(self.count):
-                yield torch.from_numpy(np.fromfile(file, np.float32, ROWS * WIDTH).reshape(ROWS, WIDTH))
+                network()
+                rows = np.fromfile(file, np.float32, ROWS * WIDTH).reshape(ROWS, WIDTH)
+                rows -= rows.mean(axis=0)
+                rows /= rows.std(axis=0)
+                yield torch.from_numpy(rows)
 
 
 class Model:
