@@ -23,7 +23,7 @@ pub enum Shuffle {
         records: u64,
     },
     /// Mixes records inside windows of several chunks that come from all over the files: nearly as random as
-    /// [`Shuffle::Records`], nearly as fast to read as [`Shuffle::None`].
+    /// [`Shuffle::Records`], while the disk reads whole chunks.
     ///
     /// A window's chunks are read as a whole and its records visited in random order, so the page cache must hold two
     /// windows: the current one and the next, which [`Records::will_need`](crate::Records::will_need) asks for piece by
