@@ -225,3 +225,16 @@ fn memory_is_that_of_all_fields() {
          found 16383"
     );
 }
+
+#[test]
+fn no_field_is_refused() {
+    struct None;
+    impl twinbuf::loader::Fields for None {
+        fn into_fields(self) -> Vec<Box<dyn twinbuf::Dataset>> {
+            Vec::new()
+        }
+    }
+    let plan = twinbuf::Plan::builder(1).batch(1).build().unwrap();
+    let error = twinbuf::Loader::builder(None, plan).build().unwrap_err();
+    assert_eq!(error.to_string(), "option `dataset`: wanted at least one data set, found none");
+}

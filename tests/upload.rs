@@ -14,6 +14,7 @@ use common::{
 };
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::{Cuda, DeviceBatch, LoaderBuilder};
+use twinbuf::mmap::Buffer;
 use twinbuf::observe::Trace;
 use twinbuf::transform::{Convert, per_record};
 use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, cuda};
@@ -68,6 +69,28 @@ fn the_fields_of_a_pair_lie_where_they_are_told() {
     }
     loader.close().unwrap();
     assert_eq!(sim.violations(), [""; 0]);
+}
+
+#[test]
+fn the_host_slots_may_be_the_callers() {
+    let (_dir, paths) = files(&[30]);
+    for workers in [1, 2] {
+        let (sim, ctx) = start(5);
+        let stream = ctx.new_stream().unwrap();
+        let slots = (0..2 * workers).map(|_| Buffer::new(7 * RECORD).unwrap()).collect();
+        let builder = Loader::builder(open(&paths), plan(30, 7)).workers(workers).slots(slots);
+        let mut loader = builder.cuda(ctx.clone()).build().unwrap();
+        let mut records = 0;
+        for batch in loader.epoch(0) {
+            let batch = batch.unwrap();
+            let wanted: Vec<u8> = batch.plan().runs().flatten().flat_map(record).collect();
+            assert_eq!(bytes(&batch, &stream), wanted, "{workers} workers");
+            records += batch.plan().len();
+        }
+        assert_eq!(records, 30);
+        loader.close().unwrap();
+        assert_eq!(sim.violations(), [""; 0]);
+    }
 }
 
 #[test]

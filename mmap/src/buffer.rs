@@ -1,16 +1,19 @@
 //! Memory for a batch: where direct reads can put it, and in huge pages where it is large.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
 
 use memmap2::MmapMut;
 
 /// Bytes in a huge page where pages have 4 KiB; on other systems the advice just comes to less.
 const HUGE: usize = 2 << 20;
 
-/// Memory of a fixed size that begins at a page and never moves.
+/// Memory of a fixed size that never moves: new memory that begins at a page ([`new`](Self::new)), or memory that
+/// other code allocated ([`lent`](Self::lent)).
 ///
-/// From 2 MiB on it begins at a multiple of 2 MiB, and on Linux it requests huge pages
+/// New memory of 2 MiB or more begins at a multiple of 2 MiB, and on Linux it requests huge pages
 /// (`MADV_HUGEPAGE`), as far as they fit in: [`ReadMode::Direct`](crate::ReadMode::Direct) reads into them in
 /// larger requests, because a request to a disk has at most so many separate pieces of memory
 /// (`queue/max_segments`), and each page of 4 KiB is one. If the kernel has none, pages of the usual size do.
@@ -22,10 +25,17 @@ const HUGE: usize = 2 << 20;
 /// assert_eq!(slot.as_ptr().addr() % (2 << 20), 0);
 /// # Ok::<(), &str>(())
 /// ```
-pub struct Buffer {
-    map: MmapMut,
-    bytes: Range<usize>,
+pub struct Buffer(Memory);
+
+enum Memory {
+    Own { map: MmapMut, bytes: Range<usize> },
+    Lent { start: NonNull<u8>, len: usize, _lender: Box<dyn Any + Send> },
 }
+
+// SAFETY: the bytes are the buffer's alone, whichever thread it is on, and the lender is `Send`.
+unsafe impl Send for Memory {}
+// SAFETY: a shared buffer gives out `&[u8]` and nothing else; the lender is not touched before the drop.
+unsafe impl Sync for Memory {}
 
 impl Buffer {
     /// Allocates `len` zeros and touches all of them, so that no read pays for it. `None` if there is no memory.
@@ -42,7 +52,28 @@ impl Buffer {
             let _ = map.advise_range(memmap2::Advice::HugePage, start, len / HUGE * HUGE);
         }
         map.get_mut(start..end)?.fill(0);
-        Some(Self { map, bytes: start..end })
+        Some(Self(Memory::Own { map, bytes: start..end }))
+    }
+
+    /// Takes `len` bytes at `start` that other code allocated, such as page-locked memory or a tensor's. `lender` keeps
+    /// them allocated. It is dropped with the buffer, on whatever thread that happens.
+    ///
+    /// ```
+    /// use std::ptr::NonNull;
+    /// let mut memory = vec![0u8; 4096];
+    /// let start = NonNull::from(&mut memory[..]).cast();
+    /// // SAFETY: the vector moves into the buffer, and nothing else reaches its bytes.
+    /// let mut slot = unsafe { twinbuf_mmap::Buffer::lent(start, 4096, memory) };
+    /// slot[0] = 1;
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// Until `lender` is dropped, the bytes are initialized, can be read and written, and are reached only through the
+    /// buffer.
+    #[must_use]
+    pub unsafe fn lent(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
+        Self(Memory::Lent { start, len, _lender: Box::new(lender) })
     }
 }
 
@@ -56,13 +87,23 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.map[self.bytes.clone()]
+        match &self.0 {
+            Memory::Own { map, bytes } => &map[bytes.clone()],
+            // SAFETY: whoever lent them has promised `len` bytes that only this buffer reaches.
+            Memory::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
+        }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.map[self.bytes.clone()]
+        match &mut self.0 {
+            Memory::Own { map, bytes } => &mut map[bytes.clone()],
+            // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+            Memory::Lent { start, len, .. } => unsafe {
+                std::slice::from_raw_parts_mut(start.as_ptr(), *len)
+            },
+        }
     }
 }
 

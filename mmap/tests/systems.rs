@@ -33,7 +33,7 @@ fn hints_and_direct_reads_change_no_byte() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("numbers.bin");
     let numbers: Vec<u8> =
-        (0..NUMBERS as u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        (0_u32..).take(NUMBERS).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     std::fs::write(&path, &numbers).unwrap();
     // Some 1000 records of 1 KiB and an odd number, which overlap.
     let cut = Cut::Windows { rows: 301, stride: 299 };
@@ -44,9 +44,8 @@ fn hints_and_direct_reads_change_no_byte() {
             Ok(direct) => assert!(epoch(&direct, shuffle) == expected, "{shuffle:?}"),
             // Of tmpfs before Linux 6.6, and other file systems.
             Err(Error::System { call: "open(O_DIRECT)", source, .. }) => eprintln!("not checked: {source}"),
-            Err(Error::Unsupported { call }) => {
-                assert!(!cfg!(any(target_os = "linux", windows, target_vendor = "apple")), "{call}");
-            }
+            #[cfg(not(any(target_os = "linux", windows, target_vendor = "apple")))]
+            Err(Error::Unsupported { .. }) => {}
             Err(error) => panic!("{error:?}"),
         }
     }

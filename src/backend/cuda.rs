@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, Range};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use twinbuf_cuda::cudarc::driver::CudaContext;
-use twinbuf_cuda::{Copied, CopyTime, DeviceBatches, HostSlot, HostSlots, Lease, Uploader};
-use twinbuf_mmap::BatchPlan;
+use twinbuf_cuda::{Copied, CopyTime, DeviceBatches, HostSlot, HostSlots, Lease, Uploader, lent};
+use twinbuf_mmap::{BatchPlan, Buffer};
 
 use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting};
@@ -195,14 +196,14 @@ impl sealed::Backend for Cuda {
         self.device_depth
     }
 
-    fn make(self, sides: &Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
+    fn make(self, sides: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         (0..sides.lanes).map(|lane| self.lane(lane, sides)).collect()
     }
 }
 
 impl Cuda {
     /// The two sides of a lane, with a copy stream of their own.
-    fn lane(&self, lane: usize, sides: &Sides<'_>) -> Result<(HostSide, DeviceSide), Error> {
+    fn lane(&self, lane: usize, sides: &mut Sides<'_>) -> Result<(HostSide, DeviceSide), Error> {
         let (id, row) = sides.row(lane, "upload");
         let log = Arc::new(CopyLog(Mutex::new(Copies {
             track: Track::new(sides.trace.clone(), id + 1, &row),
@@ -222,6 +223,9 @@ impl Cuda {
         if let Some(chunk) = chunk {
             uploader = uploader.chunk_bytes(chunk);
         }
+        if let Some(memory) = sides.lent() {
+            uploader = uploader.host_slots(memory.into_iter().map(lent_host).collect());
+        }
         if sides.overlap {
             let log = log.clone();
             uploader =
@@ -234,6 +238,13 @@ impl Cuda {
         let slots = HostSide { host, committed: 0, log: log.clone(), chunk };
         Ok((slots, DeviceSide { device, depth: self.device_depth, log, inline: !sides.overlap }))
     }
+}
+
+/// A slot's memory for the uploader, which keeps it.
+fn lent_host(mut memory: Buffer) -> lent::Host {
+    let bytes = NonNull::from(&mut memory[..]);
+    // SAFETY: the bytes stay where they are when the buffer moves, which nothing reaches from now on.
+    unsafe { lent::Host::new(bytes.cast(), bytes.len(), memory) }
 }
 
 /// How often to look again whether a device slot has been released: rarely needed, and the copies have no call that

@@ -31,13 +31,20 @@ impl sealed::Backend for Host {
 
     const WAIT: &'static str = "queue_wait";
 
-    fn make(self, sides: &Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
+    fn make(self, sides: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
+        let lanes = 0..sides.lanes;
         let ring = |_| {
-            let slots = (0..sides.host_depth).map(|_| Buffer::new(sides.slot).map(Slot::new));
-            let slots = slots.collect::<Option<Vec<_>>>().ok_or_else(|| too_large(sides.sum))?;
+            let memory = match sides.lent() {
+                Some(lent) => lent,
+                None => (0..sides.host_depth)
+                    .map(|_| Buffer::new(sides.slot))
+                    .collect::<Option<_>>()
+                    .ok_or_else(|| too_large(sides.sum))?,
+            };
+            let slots = memory.into_iter().map(Slot::new).collect();
             Ok(HeapRing::with_wait(slots, Adaptive::new()).into_handles())
         };
-        (0..sides.lanes).map(ring).collect()
+        lanes.map(ring).collect()
     }
 }
 
@@ -55,7 +62,7 @@ impl<T: Send + 'static> sealed::Backend for Values<T> {
 
     const WAIT: &'static str = "queue_wait";
 
-    fn make(self, _: &Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
+    fn make(self, _: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let slots = self.0.map(|value| Slot::new(Value(value)));
         Ok(vec![HeapRing::with_wait(slots.into(), Adaptive::new()).into_handles()])
     }

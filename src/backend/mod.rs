@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::task::Context;
 use std::time::{Duration, Instant};
 
+use twinbuf_mmap::Buffer;
+
 #[cfg(feature = "cuda")]
 pub use self::cuda::{Cuda, DeviceBatch};
 pub use self::host::Host;
@@ -53,7 +55,7 @@ pub(crate) mod sealed {
         }
 
         /// The two sides of each lane. Without overlap both are on one thread, and neither may wait for the other.
-        fn make(self, sides: &Sides<'_>) -> Result<Lanes<Self>, Error>;
+        fn make(self, sides: &mut Sides<'_>) -> Result<Lanes<Self>, Error>;
     }
 
     /// The two sides of each lane.
@@ -139,6 +141,8 @@ pub struct Sides<'a> {
     pub(crate) slot: usize,
     /// Slots of a lane.
     pub(crate) host_depth: usize,
+    /// The memory of all lanes' slots, if the caller gave it.
+    pub(crate) lent: Option<Vec<Buffer>>,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a device needs to know more"))]
     pub(crate) overlap: bool,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a device needs to know more"))]
@@ -150,6 +154,12 @@ pub struct Sides<'a> {
 }
 
 impl Sides<'_> {
+    /// The memory of a lane's slots, if the caller gave it.
+    pub(crate) fn lent(&mut self) -> Option<Vec<Buffer>> {
+        let lent = self.lent.as_mut()?;
+        Some(lent.split_off(lent.len() - self.host_depth))
+    }
+
     /// The row of a lane's thread in the trace. Row 1 is the caller's; the one after a lane's is for its copies.
     pub(crate) fn row(&self, lane: usize, name: &str) -> (u32, String) {
         let id = u32::try_from(2 + 2 * lane).unwrap_or(u32::MAX);

@@ -61,6 +61,7 @@ pub(crate) struct Options {
     cache_policy: CachePolicy,
     /// By the number of the field.
     transforms: BTreeMap<usize, Box<dyn RecordTransform>>,
+    slots: Option<Vec<Buffer>>,
     pub(super) memory_limit: Option<MemoryLimit>,
     held_timeout: Duration,
     pub(crate) trace: Option<Trace>,
@@ -80,6 +81,7 @@ impl LoaderBuilder {
             hint_window: None,
             cache_policy: CachePolicy::Keep,
             transforms: BTreeMap::new(),
+            slots: None,
             memory_limit: None,
             held_timeout: HELD_TIMEOUT,
             trace: None,
@@ -117,6 +119,30 @@ impl<B: Backend> LoaderBuilder<B> {
     /// bursts. With one slot nothing overlaps.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.options.host_depth = slots;
+        self
+    }
+
+    /// Uses this memory for the host slots, in place of new memory: a tensor library's pinned memory, or pages that
+    /// the caller registered ([`Buffer::lent`]).
+    ///
+    /// There must be [`host_depth`](Self::host_depth) buffers for each of the [`workers`](Self::workers). Each holds one
+    /// batch and begins at a multiple of 64 bytes. A batch is in the buffer that was given here. The buffers of a
+    /// worker are dropped together, after the loader and the last batch in one of them.
+    ///
+    /// ```
+    /// # use twinbuf::{Loader, Plan, Records, mmap::Buffer};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("train.bin");
+    /// # std::fs::write(&path, [1; 4096])?;
+    /// let data = Records::open([&path], 64)?;
+    /// let plan = Plan::builder(data.len()).batch(16).build()?;
+    /// let slots: Vec<Buffer> = (0..2).filter_map(|_| Buffer::new(16 * 64)).collect(); // or `Buffer::lent`
+    /// let mut loader = Loader::builder(data, plan).slots(slots).build()?;
+    /// assert_eq!(loader.epoch(0).count(), 4);
+    /// # Ok::<(), twinbuf::BoxError>(())
+    /// ```
+    pub fn slots(mut self, memory: Vec<Buffer>) -> Self {
+        self.options.slots = Some(memory);
         self
     }
 
@@ -222,7 +248,15 @@ impl<B: Backend> LoaderBuilder<B> {
         let Self { backend, options } = self;
         let Options { mut datasets, plan, workers, host_depth, overlap, hints, hint_window, .. } = options;
         let Options {
-            name, cache_policy, mut transforms, memory_limit, held_timeout, trace, breakdown, ..
+            name,
+            cache_policy,
+            mut transforms,
+            slots,
+            memory_limit,
+            held_timeout,
+            trace,
+            breakdown,
+            ..
         } = options;
         if overlap && breakdown.is_on() {
             breakdown.overlap_is_off();
@@ -255,6 +289,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
         let (sizes, layout) = Sizes::new(&plan, depths, each)?;
+        check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
         let taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
         let fingerprint = fields::fingerprint(&mut datasets)?;
         let trace = trace.map(|trace| trace.open(name.as_deref(), plan.rank(), plan.world())).transpose();
@@ -301,6 +336,7 @@ impl<B: Backend> LoaderBuilder<B> {
             breakdown,
             steps: plan.steps(),
             slots: (sizes.slot, host_depth, &sizes),
+            lent: slots,
         };
         let stage = Stage::start(backend, sources, options)?;
         Ok(Loader::new(stage, schedule, locators, taken))
@@ -353,6 +389,22 @@ impl LoaderBuilder<Cuda> {
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.backend.device_depth = slots;
         self
+    }
+}
+
+/// Whether memory that the caller gave for `wanted` slots can hold batches of `bytes` bytes.
+fn check_slots(slots: Option<&[Buffer]>, wanted: usize, bytes: usize) -> Result<(), Error> {
+    let Some(slots) = slots else { return Ok(()) };
+    let refuse = |wanted, found| Err(Error::Option { option: "slots", wanted, found });
+    if slots.len() != wanted {
+        return refuse(format!("{wanted} buffers: workers x host_depth"), slots.len().to_string());
+    }
+    if let Some(slot) = slots.iter().find(|slot| slot.len() < bytes) {
+        return refuse(format!("buffers of at least {bytes} bytes"), slot.len().to_string());
+    }
+    match slots.iter().find(|slot| slot.as_ptr().addr() % 64 != 0) {
+        Some(slot) => refuse("buffers at multiples of 64".to_string(), format!("{:p}", slot.as_ptr())),
+        None => Ok(()),
     }
 }
 

@@ -71,7 +71,10 @@ tuple_of_data_sets!(A, B, C, D);
 
 /// Refuses fields that do not have as many records as the first.
 pub(super) fn check(fields: &[Box<dyn Dataset>]) -> Result<(), Error> {
-    let Some((first, others)) = fields.split_first() else { return Ok(()) };
+    let Some((first, others)) = fields.split_first() else {
+        let (wanted, found) = ("at least one data set".to_string(), "none".to_string());
+        return Err(Error::Option { option: "dataset", wanted, found });
+    };
     match others.iter().find(|other| other.records() != first.records()) {
         None => Ok(()),
         Some(other) => Err(Error::Option {

@@ -15,6 +15,8 @@ use std::task::Poll;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use twinbuf_mmap::Buffer;
+
 use self::gate::Gate;
 use self::worker::{Source, Worker};
 use crate::backend::sealed::{Backend, Batches, SlotGuard, Slots};
@@ -43,6 +45,8 @@ pub(crate) struct Options<'a> {
     pub(crate) steps: u64,
     /// Bytes of a host slot, their number, and what they are for.
     pub(crate) slots: (usize, usize, &'a dyn std::fmt::Display),
+    /// The memory of the slots, if the caller gave it.
+    pub(crate) lent: Option<Vec<Buffer>>,
 }
 
 pub(crate) struct Stage<B: Backend> {
@@ -157,17 +161,18 @@ impl<B: Backend> Stage<B> {
         sources: Vec<Box<dyn Source<B::Content>>>,
         options: Options<'_>,
     ) -> Result<Self, Error> {
-        let Options { naming, overlap, held_timeout, trace, breakdown, steps, slots } = options;
+        let Options { naming, overlap, held_timeout, trace, breakdown, steps, slots, lent } = options;
         let (slot, host_depth, sum) = slots;
         let lanes = sources.len();
-        let sides =
-            Sides { lanes, slot, host_depth, overlap, trace: trace.clone(), naming: naming.clone(), sum };
+        let (sides_trace, sides_naming) = (trace.clone(), naming.clone());
+        let mut sides =
+            Sides { lanes, slot, host_depth, lent, overlap, trace: sides_trace, naming: sides_naming, sum };
         let loads = Arc::new(AtomicUsize::new(0));
         let (row, span) = if naming.rounds { ("generate", "generate") } else { ("read", "disk_load") };
         let gate = Arc::new(Gate::new(steps, lanes));
         let mut feed = Feed::Threads(Threads { gate: gate.clone(), join: Vec::new() });
         let mut batches = Vec::with_capacity(lanes);
-        let made = backend.make(&sides)?;
+        let made = backend.make(&mut sides)?;
         for (lane, (source, (slots, received))) in sources.into_iter().zip(made).enumerate() {
             let (id, row) = sides.row(lane, row);
             let track = Track::new(trace.clone(), id, &row);
