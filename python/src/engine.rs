@@ -4,6 +4,7 @@
 //! lifetime. No call waits with both the lock and the GIL, and none holds the lock for longer than a slice of a wait.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Poll;
@@ -59,6 +60,12 @@ pub(crate) struct State {
     pub(crate) resume: Option<Checkpoint>,
     /// The epoch of the next `iter(loader)`.
     pub(crate) next_epoch: u64,
+    /// The batch that a signal kept from the loop: the next one that it gets.
+    pub(crate) put_back: Option<Arc<Lease>>,
+    /// The position before that batch, also when its iteration is over.
+    pub(crate) before: Option<Checkpoint>,
+    /// The epoch before which the iteration ends.
+    pub(crate) end: u64,
     /// The last iteration came to its end.
     pub(crate) exhausted: bool,
     /// The report of a loader that was closed.
@@ -82,8 +89,8 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    pub(crate) fn received(&mut self, batch: &twinbuf::Batch, now: Instant) {
-        self.open = Some((batch.epoch(), batch.step(), self.asked.unwrap_or(now), now));
+    pub(crate) fn received(&mut self, epoch: u64, step: u64, now: Instant) {
+        self.open = Some((epoch, step, self.asked.unwrap_or(now), now));
     }
 
     /// The next batch is asked for: the use of the last one is over.
@@ -198,10 +205,15 @@ impl Shared {
         if state.iteration != iteration {
             return if matches!(state.run, Run::Closed) { Asked::Closed } else { Asked::Replaced };
         }
-        let Run::Running(running) = &mut state.run else { return Asked::End };
         if first {
             state.steps.asked(Instant::now());
         }
+        if let Some(lease) = state.put_back.take() {
+            state.before = None;
+            state.steps.received(lease.epoch, lease.step, Instant::now());
+            return Asked::Batch(lease);
+        }
+        let Run::Running(running) = &mut state.run else { return Asked::End };
         let found = running.with_dependent_mut(|_, epochs| match timeout.is_zero() {
             true => epochs.try_next(),
             false => epochs.next_timeout(timeout),
@@ -209,7 +221,7 @@ impl Shared {
         match found {
             Poll::Pending => Asked::NotYet,
             Poll::Ready(Some(Ok(batch))) => {
-                state.steps.received(&batch, Instant::now());
+                state.steps.received(batch.epoch(), batch.step(), Instant::now());
                 match Lease::new(batch, &self.layouts).map(Arc::new) {
                     Ok(lease) => {
                         state.lent(&lease);
@@ -219,7 +231,10 @@ impl Shared {
                 }
             }
             Poll::Ready(Some(Err(error))) => {
-                state.rest();
+                match errors::is_interrupt(&error) {
+                    true => state.again(),
+                    false => state.rest(),
+                }
                 Asked::Failed(Box::new(error))
             }
             Poll::Ready(None) => {
@@ -267,35 +282,65 @@ impl State {
         Freed::No
     }
 
+    /// Takes a batch back that the loop did not get.
+    pub(crate) fn put_back(&mut self, iteration: u64, lease: Arc<Lease>) {
+        if self.iteration != iteration || matches!(self.run, Run::Closed) {
+            return;
+        }
+        self.steps.open = None;
+        self.before = self.at().and_then(|after| moved(&after, lease.epoch, lease.step));
+        self.put_back = Some(lease);
+    }
+
+    /// Begins the iteration again where it is: the batch after the last one that was received is read again.
+    fn again(&mut self) {
+        let at = self.at();
+        self.rest();
+        if self.start(at.as_ref(), 0..self.end).is_err() {
+            // What stopped it was told, and is told again by the next iteration.
+            self.rest();
+        }
+    }
+
     /// Ends the iteration, if there is one.
     pub(crate) fn rest(&mut self) {
+        self.put_back = None;
         let run = std::mem::replace(&mut self.run, Run::Closed);
         self.run = run.into_loader().map_or(Run::Closed, Run::Idle);
         self.steps.asked(Instant::now());
     }
 
-    /// Begins an iteration from a step of an epoch, or from where a loaded state says, to the end of epoch `last`.
-    pub(crate) fn begin(&mut self, first: u64, last: Option<u64>) -> Result<u64, Box<twinbuf::Error>> {
+    /// Begins an iteration over these epochs, or what a loaded state leaves of them. One of a single epoch is its whole
+    /// if the state is of another.
+    pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<u64, Box<twinbuf::Error>> {
         self.rest();
-        // A state goes on within these epochs; one that is past them leaves nothing to do, except of a single epoch.
-        let single = last == Some(first);
-        let resume = self.resume.take().filter(|resume| match single {
-            true => first == resume.epoch(),
-            false => first <= resume.epoch(),
-        });
         self.iteration += 1;
-        self.exhausted = false;
+        self.resume.take_if(|resume| match single {
+            true => resume.epoch() != epochs.start,
+            false => resume.epoch() < epochs.start,
+        });
+        let start = self.resume.as_ref().map_or(epochs.start, Checkpoint::epoch);
+        if start >= epochs.end {
+            // Nothing is left to do, and the place is not lost.
+            return Ok(self.iteration);
+        }
+        (self.exhausted, self.before) = (false, None);
+        let resume = self.resume.take();
+        self.start(resume.as_ref(), epochs).map(|()| self.iteration)
+    }
+
+    fn start(&mut self, from: Option<&Checkpoint>, epochs: Range<u64>) -> Result<(), Box<twinbuf::Error>> {
         let run = std::mem::replace(&mut self.run, Run::Closed);
-        let Some(loader) = run.into_loader() else { return Ok(self.iteration) };
-        let end = last.map_or(0, |last| last.saturating_add(1));
-        let begun = Running::try_new_or_recover(MutBorrow::new(loader), |loader| match &resume {
-            Some(resume) => loader.borrow_mut().epochs_from(resume, end),
-            None => Ok(loader.borrow_mut().epochs(first..end)),
+        let Some(loader) = run.into_loader() else { return Ok(()) };
+        self.end = epochs.end;
+        let begun = Running::try_new_or_recover(MutBorrow::new(loader), |loader| match from {
+            Some(from) => loader.borrow_mut().epochs_from(from, epochs.end),
+            None => Ok(loader.borrow_mut().epochs(epochs)),
         });
         match begun {
             Ok(running) => {
                 self.run = Run::Running(running);
-                Ok(self.iteration)
+                Ok(())
             }
             Err((loader, error)) => {
                 self.run = Run::Idle(loader.into_inner());
@@ -313,12 +358,24 @@ impl State {
     }
 
     pub(crate) fn checkpoint(&self) -> Option<Checkpoint> {
-        self.resume.clone().or_else(|| match &self.run {
+        self.resume.clone().or_else(|| self.before.clone()).or_else(|| self.at())
+    }
+
+    /// The position after the last batch that the crate handed out.
+    fn at(&self) -> Option<Checkpoint> {
+        match &self.run {
             Run::Idle(loader) => Some(loader.checkpoint()),
             Run::Running(running) => Some(running.borrow_dependent().checkpoint()),
             Run::Closed => None,
-        })
+        }
     }
+}
+
+/// The same position but for epoch and step.
+fn moved(at: &Checkpoint, epoch: u64, step: u64) -> Option<Checkpoint> {
+    let mut fields = serde_json::to_value(at).ok()?;
+    (fields["epoch"], fields["step"]) = (epoch.into(), step.into());
+    serde_json::from_value(fields).ok()
 }
 
 impl Drop for Shared {

@@ -6,8 +6,10 @@
 use std::error::Error as StdError;
 use std::fmt::{self, Write};
 use std::io;
+use std::mem;
 use std::path::PathBuf;
 
+use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::prelude::*;
 use twinbuf::loader::At;
 use twinbuf::mmap;
@@ -157,12 +159,26 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     }
 }
 
+/// Whether Ctrl-C or an exit ended the read, and not what it reads.
+pub(crate) fn is_interrupt(error: &Error) -> bool {
+    let Error::Load { source, .. } = error else { return false };
+    let Some(raised) = source.downcast_ref::<PyErr>() else { return false };
+    Python::try_attach(|py| !raised.is_instance_of::<PyException>(py)).unwrap_or(false)
+}
+
 fn load(py: Python<'_>, line: String, whole: String, at: At, source: BoxError) -> PyErr {
     let source = match source.downcast::<PyErr>() {
         Ok(raised) => {
+            let mut raised = *raised;
+            if raised.is_instance_of::<PyStopIteration>(py) {
+                // It would end the loop as if there were no more batches (PEP 479).
+                let stop =
+                    mem::replace(&mut raised, PyRuntimeError::new_err("read_into raised StopIteration"));
+                raised.set_cause(py, Some(stop));
+            }
             // A note that cannot be added is no reason to hide the error.
             let _ = raised.value(py).call_method1("add_note", (line,));
-            return *raised;
+            return raised;
         }
         Err(source) => source,
     };

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use crate::batch::Batch;
 use crate::engine::{Asked, Freed, Shared, State};
 use crate::errors::{self, Failure};
+use crate::lease::Lease;
 
 /// The longest that a signal waits to be heard.
 const SLICE: Duration = Duration::from_millis(50);
@@ -30,6 +31,12 @@ impl Batches {
     pub(crate) fn new(shared: Arc<Shared>, iteration: u64) -> Self {
         Self { shared, iteration }
     }
+
+    /// The next call gets the batch that this one raises instead of.
+    fn put_back(&self, py: Python<'_>, lease: Arc<Lease>, raised: PyErr) -> PyErr {
+        self.shared.with(py, |state| state.put_back(self.iteration, lease));
+        raised
+    }
 }
 
 #[pymethods]
@@ -49,7 +56,13 @@ impl Batches {
         };
         loop {
             match asked {
-                Asked::Batch(lease) => return Ok(Some(Batch::new(lease))),
+                Asked::Batch(lease) => {
+                    // Ctrl-C would lose the batch if it came after this.
+                    return match py.check_signals() {
+                        Ok(()) => Ok(Some(Batch::new(lease))),
+                        Err(raised) => Err(self.put_back(py, lease, raised)),
+                    };
+                }
                 Asked::End => return Ok(None),
                 Asked::NotYet => py.check_signals()?,
                 Asked::Failed(error) => return Err(errors::loading(py, *error)),
@@ -64,7 +77,12 @@ impl Batches {
                 let freed = state.free_a_slot(PATIENCE);
                 (freed, shared.ask(state, self.iteration, false, SLICE))
             });
-            tell(py, shared, &freed)?;
+            if let Err(raised) = tell(py, shared, &freed) {
+                return Err(match asked {
+                    Asked::Batch(lease) => self.put_back(py, lease, raised),
+                    _ => raised,
+                });
+            }
         }
     }
 }

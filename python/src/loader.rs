@@ -1,6 +1,7 @@
 //! `Loader`: builds a loader, begins its iterations, saves and restores its position.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -53,14 +54,14 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    fn iterate(&self, py: Python<'_>, first: u64, last: Option<u64>, next: Option<u64>) -> PyResult<Batches> {
+    fn iterate(&self, py: Python<'_>, epochs: Range<u64>, next: Option<u64>) -> PyResult<Batches> {
         self.shared.check_process(py)?;
         let begun = self.shared.with(py, |state| {
             if let Run::Closed = state.run {
                 return Ok(None);
             }
             state.next_epoch = next.unwrap_or(state.next_epoch);
-            state.begin(first, last).map(Some)
+            state.begin(epochs, next.is_some()).map(Some)
         });
         match begun {
             Ok(Some(iteration)) => Ok(Batches::new(self.shared.clone(), iteration)),
@@ -108,6 +109,9 @@ impl Loader {
             run: Run::Idle(built),
             iteration: 0,
             resume: None,
+            put_back: None,
+            before: None,
+            end: 0,
             next_epoch: 0,
             exhausted: false,
             last_report: None,
@@ -149,12 +153,13 @@ impl Loader {
             }
             Err(_) => (0, epochs.extract::<u64>()?),
         };
-        self.iterate(epochs.py(), first, (first < end).then(|| end - 1), None)
+        self.iterate(epochs.py(), first..end, None)
     }
 
     /// The batches of one epoch, or what is left of it after `load_state_dict`.
     fn epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<Batches> {
-        self.iterate(py, epoch, Some(epoch), Some(epoch + 1))
+        let next = epoch.saturating_add(1);
+        self.iterate(py, epoch..next, Some(next))
     }
 
     /// The batches of the next epoch, from 0 on; of the one that was set; or what is left after `load_state_dict`.
@@ -218,7 +223,7 @@ impl Loader {
             drop(loader.epochs_from(&checkpoint, 0)?);
             state.iteration += 1;
             state.next_epoch = checkpoint.epoch() + 1;
-            state.exhausted = false;
+            (state.exhausted, state.before) = (false, None);
             state.resume = Some(checkpoint);
             Ok(true)
         });

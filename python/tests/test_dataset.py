@@ -65,6 +65,20 @@ def test_its_exception_reaches_the_loop_as_it_was_raised(overlap: bool) -> None:
     assert len(list(zip(range(3), loader.epoch(0), strict=False))) == 3
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_stop_iteration_does_not_end_the_epoch_in_silence(overlap: bool) -> None:
+    class Empty(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            next(iter(()))
+
+    data = Empty()
+    loader = tb.Loader(data, tb.Plan(data, 8), overlap=overlap)
+    with pytest.raises(RuntimeError, match="read_into raised StopIteration") as caught:
+        list(loader.epoch(0))
+    assert isinstance(caught.value.__cause__, StopIteration)
+    assert caught.value.__notes__ == ["epoch 0, step 0: the batch could not be read"]
+
+
 class Keeping(Squares):
     def __init__(self, what: str) -> None:
         super().__init__()

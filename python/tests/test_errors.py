@@ -130,6 +130,77 @@ def test_ctrl_c_ends_a_wait_and_loses_no_batch() -> None:
     assert [batch.step for batch in iterator] == [0, 1]
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
+def test_a_batch_that_arrives_with_ctrl_c_is_not_lost() -> None:
+    class Gated(Blocked):
+        over = False
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            self.go.wait()
+            if not self.over:
+                self.go.clear()
+
+    data = Gated()
+    loader = tb.Loader(data, tb.Plan(data, 2))
+    iterator = loader.epochs(1)
+    main = threading.main_thread().ident
+
+    def interrupt(waits: threading.Event) -> None:
+        waits.wait()
+        time.sleep(0.02)
+        signal.pthread_kill(main, signal.SIGINT)  # type: ignore[arg-type]
+        data.go.set()
+
+    for _ in range(4):
+        waits = threading.Event()
+        thread = threading.Thread(target=interrupt, args=(waits,))
+        thread.start()
+        before = loader.state_dict()
+        with pytest.raises(KeyboardInterrupt):
+            waits.set()
+            next(iterator)
+        thread.join()
+        assert loader.state_dict() == before
+        # It is there, or comes now.
+        assert next(iterator).step == before["step"]
+        assert loader.state_dict()["step"] == before["step"] + 1
+    # The end of an iteration that was left does not count it either.
+    waits = threading.Event()
+    thread = threading.Thread(target=interrupt, args=(waits,))
+    thread.start()
+    iterator = loader.epochs(1)
+    with pytest.raises(KeyboardInterrupt):
+        waits.set()
+        next(iterator)
+    thread.join()
+    del iterator
+    assert loader.state_dict()["step"] == 0
+    data.over = True
+    data.go.set()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_ctrl_c_while_a_batch_is_read_reads_it_again(overlap: bool) -> None:
+    class Interrupted(Blocked):
+        left = 2
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            if indices[0] == 2 and self.left:
+                self.left -= 1
+                raise KeyboardInterrupt
+            np.asarray(out)[:] = indices[:, None]
+
+    data = Interrupted()
+    loader = tb.Loader(data, tb.Plan(data, 2), overlap=overlap)
+    iterator = loader.epochs(1)
+    assert next(iterator).step == 0
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert loader.state_dict()["step"] == 1
+    assert [(batch.step, int(batch.numpy()[0, 0])) for batch in iterator] == [(1, 2), (2, 4), (3, 6)]
+
+
 class FailsLater(Blocked):
     """The second batch fails."""
 

@@ -77,6 +77,21 @@ def test_an_error_takes_the_place_of_its_round(where: str) -> None:
         next(rounds)
 
 
+@pytest.mark.parametrize("where", ["make", "before"])
+def test_stop_iteration_does_not_end_the_rounds_in_silence(where: str) -> None:
+    def call(number: int) -> int:
+        return next(iter(())) if number == 2 else number
+
+    if where == "make":
+        rounds = tb.generate(call, rounds=5)
+    else:
+        rounds = tb.generate(lambda number: number, before=call, rounds=5)
+    assert [next(rounds), next(rounds)] == [0, 1]
+    with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
+        next(rounds)
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def test_leaving_early_ends_the_thread() -> None:
     for number in tb.generate(lambda number: number):
         if number == 3:

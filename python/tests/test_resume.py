@@ -62,6 +62,28 @@ def test_resume_epoch_by_epoch(npy: Case) -> None:
         assert rest == [batch for batches in expected for batch in batches][stop + 1 :]
 
 
+def test_a_finished_state_leaves_no_epoch(npy: Case) -> None:
+    first = build(npy, "full")
+    expected = bytes_of(first.epochs(2))
+    state = first.state_dict()
+    assert (state["epoch"], state["step"]) == (2, 0)
+    for epochs in (1, 2, range(1), 0):
+        other = build(npy, "full")
+        other.load_state_dict(state)
+        assert list(other.epochs(epochs)) == []
+        assert other.state_dict() == state
+        assert {batch.epoch for batch in other} == {2}
+    # One epoch that was asked for by its number is all of it.
+    other.load_state_dict(state)
+    assert bytes_of(other.epoch(0)) == expected[:11]
+    # An iteration of nothing does not move the place.
+    next(iterator := other.epochs(range(4, 5)))
+    state = other.state_dict()
+    del iterator
+    assert list(other.epochs(0)) == []
+    assert other.state_dict() == state
+
+
 def test_set_epoch(npy: Case) -> None:
     loader = build(npy, "full")
     loader.set_epoch(5)

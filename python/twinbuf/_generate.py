@@ -129,6 +129,10 @@ class _Rounds(Generic[T]):
             self._gate.close()
             if not isinstance(error, Exception):
                 raise
+            if isinstance(error, StopIteration):
+                # It would end the loop as if there were no more rounds (PEP 479).
+                stop, error = error, RuntimeError("before raised StopIteration")
+                error.__cause__ = stop
             self._error = error
         self._asked += 1
         self._gate.open()
