@@ -267,6 +267,14 @@ def test_the_state_is_that_of_the_items_received(depth: int) -> None:
         assert list(batches) == list(range(taken, 10)), taken
 
 
+@pytest.mark.parametrize("between", [lambda items: items, tb.watch])
+def test_around_another_one(between: Any) -> None:
+    plain = tb.prefetch(between(tb.prefetch([1, 2, 3])))
+    assert list(plain) == [1, 2, 3]
+    assert not hasattr(plain, "state_dict")
+    assert not hasattr(plain, "load_state_dict")
+
+
 def test_a_state_is_loaded_while_the_thread_runs() -> None:
     batches = tb.prefetch(Stateful(), depth=5)
     items = iter(batches)

@@ -138,20 +138,22 @@ class Prefetcher(Generic[T]):
     def __repr__(self) -> str:
         return f"prefetch({self._iterable!r}, depth={self._depth})"
 
-    def state_dict(self) -> Any:
+    @property
+    def state_dict(self) -> Callable[[], Any]:
         """Return the state of the iterable after the last item that the caller received.
 
-        Items that were fetched ahead are not counted: they are fetched again after :meth:`load_state_dict`.
+        Items that were fetched ahead are not counted: they are fetched again after `load_state_dict`.
 
         Raises
         ------
         AttributeError
             If the iterable has no ``state_dict``.
         """
-        state_of = self._iterable.state_dict  # type: ignore[attr-defined]
-        return copy.deepcopy(self._position.state) if self._position.ahead() else state_of()
+        state_of: Callable[[], Any] = self._iterable.state_dict  # type: ignore[attr-defined]
+        return lambda: copy.deepcopy(self._position.state) if self._position.ahead() else state_of()
 
-    def load_state_dict(self, state: Any) -> None:
+    @property
+    def load_state_dict(self) -> Callable[[Any], None]:
         """Set the state of the iterable; it takes effect at the next ``iter()``.
 
         Raises
@@ -160,10 +162,14 @@ class Prefetcher(Generic[T]):
             If the iterable has no ``load_state_dict``.
         """
         load = self._iterable.load_state_dict  # type: ignore[attr-defined]
-        self.close()
-        load(state)
-        self._position = _Position()
-        self._only = None
+
+        def load_state_dict(state: Any) -> None:
+            self.close()
+            load(state)
+            self._position = _Position()
+            self._only = None
+
+        return load_state_dict
 
     def close(self) -> None:
         """Stop to fetch and wait for the thread. Items that were fetched ahead are dropped."""
