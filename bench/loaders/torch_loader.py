@@ -1,7 +1,7 @@
 """PyTorch's DataLoader over a numpy memmap, as a subject of this benchmark (see src/work.rs for what that is).
 
     torch_loader.py WORKERS --kind tokens|images --data FILE --order FILE|sequential [--batch N] [--epochs E]
-                    [--compute-us U] [--verify] [--fail FAULT@STEP]
+                    [--compute-us U] [--decode-us U] [--verify] [--fail FAULT@STEP]
 
 How it is set up:
 
@@ -53,6 +53,8 @@ class Records(Dataset):
         self.records = np.lib.stride_tricks.as_strided(numbers, (count, *shape), strides, writeable=False)
         # The first record of the batch that fails, and how.
         self.fails_at, self.fault = None, None
+        # CPU time a record.
+        self.decode_s = 0.0
 
     def __len__(self):
         return len(self.records)
@@ -60,6 +62,9 @@ class Records(Dataset):
     def __getitem__(self, indices):
         if self.fails_at == indices[0]:
             self.fail()
+        end = time.thread_time() + self.decode_s * len(indices)
+        while self.decode_s and time.thread_time() < end:
+            pass
         batch = self.room((len(indices), *self.records.shape[1:]))
         if batch.dtype == torch.int32:
             # Not `take`, which would copy the whole map, as its windows overlap.
@@ -184,6 +189,7 @@ def parse():
     parser.add_argument("--batch", type=int)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--compute-us", type=int, default=0)
+    parser.add_argument("--decode-us", type=int, default=0)
     parser.add_argument("--verify", action="store_true")
     parser.add_argument("--fail", type=fault)
     args = parser.parse_args()
@@ -201,6 +207,7 @@ def batches_of(args, count):
 
 def run(args, meter):
     dataset = Records(args.kind, args.data)
+    dataset.decode_s = args.decode_us / 1e6
     batches = batches_of(args, len(dataset))
     if args.fail and args.fail[0] != "truncate":
         dataset.fault, dataset.fails_at = args.fail[0], batches[args.fail[1]][0]

@@ -47,7 +47,7 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, workers: usize) -> Result<(), Box
     let lender = Lender::open(work)?;
     meter.ready()?;
     let builder = DataLoaderBuilder::new(Whole).batch_size(lender.batch()).num_workers(workers);
-    let mut loader = builder.build(Epoch(lender));
+    let loader = builder.build(Epoch(lender));
     for _ in 0..work.epochs {
         let mut epoch = meter.wait(|| loader.iter());
         while let Some(batch) = meter.wait(|| epoch.next()) {

@@ -69,7 +69,7 @@ impl Lender {
 }
 
 impl Lent {
-    pub fn batch(&self) -> Batch {
+    pub fn batch(&self) -> Batch<'_> {
         self.buffer.as_ref().expect("only a drop takes it").batch()
     }
 }

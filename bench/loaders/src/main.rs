@@ -36,11 +36,12 @@ const HELP: &str = "\
 Runs the loader and other loaders on the same batches. Writes loaders.csv, loaders.svg, loaders-same.csv and
 failures.csv.
 
-Usage: loaders [options] all | same | peers | failures
+Usage: loaders [options] all | same | peers | decode | failures
   same             order and content of what each delivers, twice; memory
   peers            samples a second, waits, CPU time; cold and warm, in order and shuffled
+  decode           samples a second where each record costs CPU time, as decoding does; prints, writes nothing
   failures         what the caller sees when a worker panics, is killed, or the file is cut off
-  all              the three
+  all              the four
 
   --quick          small files, one round: does it work?
   --size-mib N     the size of each file (default 128)
@@ -90,7 +91,7 @@ struct Options {
     out: PathBuf,
 }
 
-const SECTIONS: [&str; 3] = ["same", "peers", "failures"];
+const SECTIONS: [&str; 4] = ["same", "peers", "decode", "failures"];
 
 fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
     use lexopt::Arg::{Long, Value};
@@ -180,8 +181,11 @@ fn bench(options: &Options) -> Result<(), BoxError> {
             Ok(write("loaders.svg", report::svg(cells, &head))?)
         })?;
     }
+    let images = kinds.iter().find(|files| files.kind == Kind::Images).ok_or("no images")?;
+    if wanted("decode") {
+        peers::decode(&subjects, images, *effort)?;
+    }
     if wanted("failures") {
-        let images = kinds.iter().find(|files| files.kind == Kind::Images).ok_or("no images")?;
         write("failures.csv", report::failures(&failures::run(&subjects, images)?, &head))?;
     }
     println!("took {:.0?}; written to {}", begun.elapsed(), out.display());

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use twinbuf::mmap::PlanBuilder;
 use twinbuf::mmap::{Cut, HintStats, ReadMode};
-use twinbuf::transform::Convert;
+use twinbuf::transform::{Convert, per_record};
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle};
 
+use crate::sys::burn_cpu;
 use crate::work::{Batch, Kind, Meter, WINDOW, Work};
 
 pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -> Result<(), BoxError> {
@@ -20,6 +21,14 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -
     };
     if work.kind == Kind::Tokens {
         builder = builder.transform(Convert::U16ToU32);
+    }
+    if !work.decode.is_zero() {
+        let decode = work.decode;
+        builder = builder.transform(per_record(work.kind.record_bytes(), move |record, out, _| {
+            out.copy_from_slice(record);
+            burn_cpu(decode);
+            Ok(())
+        }));
     }
     let mut loader = builder.workers(workers).build()?;
     for _ in 0..work.epochs {

@@ -185,6 +185,37 @@ pub fn speed(
     Ok(())
 }
 
+/// The CPU time of a record in [`decode`].
+const DECODE: Duration = Duration::from_millis(4);
+
+/// Runs all subjects on shuffled records that take CPU time to make, round by round, each time in a new order. Prints
+/// the median of each, its quartiles, and whether the order was right.
+pub fn decode(subjects: &[Subject], images: &Files, effort: Effort) -> Result<(), BoxError> {
+    let work = Work { decode: DECODE, verify: true, ..images.work(true) };
+    let (digest, _) = *data::expected(&work)?.last().ok_or("no batch")?;
+    let mut found: Vec<(&Subject, Vec<f64>, bool)> =
+        subjects.iter().map(|subject| (subject, Vec::new(), true)).collect();
+    let begun = Instant::now();
+    while effort.allows(found[0].1.len(), begun) {
+        let mut todo: Vec<_> = found.iter_mut().collect();
+        fastrand::shuffle(&mut todo);
+        for (subject, samples, right) in todo {
+            let (outcome, cpu) = one(subject, &work, "warm")?;
+            samples.push(Sample::new(&work, &outcome, cpu).samples_per_s);
+            *right &= outcome.digest.as_ref() == Some(&format!("{digest:016x}"));
+        }
+    }
+    println!("| {DECODE:?} of CPU time a record | samples/s | quartiles | order |");
+    println!("| --- | ---: | ---: | --- |");
+    for (subject, mut samples, right) in found {
+        samples.sort_by(f64::total_cmp);
+        let at = |part: usize| samples[(samples.len() - 1) * part / 4];
+        let order = if right { "the plan's" } else { "ANOTHER" };
+        println!("| {} | {:.1} | {:.1}–{:.1} | {order} |", subject.name, at(2), at(1), at(3));
+    }
+    Ok(())
+}
+
 /// All places, empty, in the order in which they are reported.
 fn cells(subjects: &[Subject], kinds: &[Files], warm_epochs: u64) -> Vec<Cell> {
     let mut cells = Vec::new();

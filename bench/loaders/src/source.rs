@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
 
+use crate::sys::burn_cpu;
 use crate::work::{Batch, Kind, WINDOW, Work};
 
 /// Numbers that begin at a multiple of 64 bytes.
@@ -66,6 +68,8 @@ impl Buffer {
 pub struct Source {
     file: File,
     kind: Kind,
+    /// CPU time a record.
+    decode: Duration,
     /// Tokens of a batch as they are in the file, before they become 32 bits wide.
     narrow: Aligned<u8>,
 }
@@ -76,12 +80,18 @@ impl Source {
             Kind::Tokens => work.batch * work.kind.record_bytes(),
             Kind::Images => 0,
         };
-        Ok(Self { file: File::open(&work.data)?, kind: work.kind, narrow: Aligned::new(narrow) })
+        Ok(Self {
+            file: File::open(&work.data)?,
+            kind: work.kind,
+            decode: work.decode,
+            narrow: Aligned::new(narrow),
+        })
     }
 
     /// Reads `records`, which are as many as `out` has room for.
     pub fn read(&mut self, records: &[u64], out: &mut Buffer) -> io::Result<()> {
-        let Self { file, kind, narrow } = self;
+        let Self { file, kind, decode, narrow } = self;
+        burn_cpu(*decode * u32::try_from(records.len()).expect("a batch"));
         let offset = |record: u64| kind.header() + record * kind.stride();
         // Windows are longer than their stride by the token that they share.
         let bytes = |run: &[u64]| (run.len() - 1) * kind.stride() as usize + kind.record_bytes();

@@ -26,6 +26,21 @@ pub fn cpu() -> Duration {
     used(&usage())
 }
 
+/// Takes so much CPU time of this thread.
+pub fn burn_cpu(time: Duration) {
+    let now = || {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the pointer is valid for the call.
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
+        Duration::new(now.tv_sec.cast_unsigned(), u32::try_from(now.tv_nsec).unwrap_or(0))
+    };
+    if time.is_zero() {
+        return;
+    }
+    let end = now() + time;
+    while now() < end {}
+}
+
 /// The CPU time that `usage` tells.
 pub fn used(usage: &libc::rusage) -> Duration {
     let of = |time: libc::timeval| {

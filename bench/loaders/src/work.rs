@@ -115,6 +115,8 @@ pub struct Work {
     pub epochs: u64,
     /// The time that the caller is busy with each batch.
     pub compute: Duration,
+    /// The CPU time that each record takes where it is read, as decoding it would.
+    pub decode: Duration,
     /// Whether to take digest and sum, which takes time.
     pub verify: bool,
     /// What goes wrong, and at which step (from 0) of the first epoch.
@@ -128,7 +130,7 @@ impl Work {
         use lexopt::ValueExt as _;
 
         let (mut kind, mut data, mut order) = (None, None, None);
-        let (mut batch, mut epochs, mut compute_us) = (None, 1, 0);
+        let (mut batch, mut epochs, mut compute_us, mut decode_us) = (None, 1, 0, 0);
         let (mut verify, mut fail) = (false, None);
         while let Some(arg) = args.next()? {
             match arg {
@@ -142,6 +144,7 @@ impl Work {
                 Long("batch") => batch = Some(args.value()?.parse()?),
                 Long("epochs") => epochs = args.value()?.parse()?,
                 Long("compute-us") => compute_us = args.value()?.parse()?,
+                Long("decode-us") => decode_us = args.value()?.parse()?,
                 Long("verify") => verify = true,
                 Long("fail") => {
                     let text = args.value()?.string()?;
@@ -162,6 +165,7 @@ impl Work {
             batch: batch.unwrap_or(kind.batch()),
             epochs,
             compute: Duration::from_micros(compute_us),
+            decode: Duration::from_micros(decode_us),
             verify,
             fail,
         })
@@ -176,6 +180,7 @@ impl Work {
             ("--batch", self.batch as u64),
             ("--epochs", self.epochs),
             ("--compute-us", u64::try_from(self.compute.as_micros()).unwrap_or(u64::MAX)),
+            ("--decode-us", u64::try_from(self.decode.as_micros()).unwrap_or(u64::MAX)),
         ] {
             args.extend([name.to_owned(), value.to_string()]);
         }
