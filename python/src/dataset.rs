@@ -15,6 +15,7 @@ use twinbuf::{BatchPlan, BoxError, Dataset};
 use crate::dtype::{self, Layout};
 use crate::indices::indices;
 use crate::lease::strides;
+use crate::reading::Reading;
 use crate::records::Records;
 
 /// The data sets that `data` is: a tuple is several, matched by number.
@@ -50,7 +51,13 @@ pub(crate) fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     };
     attribute("read_into")?;
     let dtype = dtype::parse(&attribute("dtype")?)?;
-    let shape = attribute("shape")?.extract::<Vec<usize>>()?;
+    let shape = attribute("shape")?;
+    let Ok(shape) = shape.extract::<Vec<usize>>() else {
+        let found = shape.repr()?;
+        return Err(PyTypeError::new_err(format!(
+            "shape: wanted the axes of a record as a tuple of numbers from 1 on, found {found}"
+        )));
+    };
     let layout = Layout { dtype, shape };
     match layout.bytes() {
         Some(0) | None => {
@@ -83,7 +90,9 @@ impl PythonData {
         let lent = Bound::new(py, Lent::new(out, records, &self.layout))?;
         let indices = indices(py, batch)?;
         let view = PyMemoryView::from(&lent)?;
+        let reading = Reading::begin(&self.kept);
         let result = self.object.bind(py).call_method1("read_into", (indices, &view));
+        drop(reading);
         if let Err(error) = &result {
             // The frames in the traceback keep the view otherwise.
             if let Some(traceback) = error.traceback(py) {

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use twinbuf::mmap::DType;
 
@@ -126,6 +126,10 @@ pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         // `torch.uint16` prints as that.
         Err(_) => dtype.str()?.to_string().trim_start_matches("torch.").to_owned(),
     };
+    if dtype.is_none() {
+        // numpy takes it for float64.
+        return Err(PyTypeError::new_err("dtype: wanted the type of a record's elements, found None"));
+    }
     let find = |text: &str| ALL.into_iter().find(|&dtype| name(dtype) == text);
     if let Some(dtype) = find(&text) {
         return Ok(dtype);

@@ -18,6 +18,7 @@ use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
 use crate::dtype::Layout;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
+use crate::reading::is_reading;
 use crate::report::Step;
 
 /// Steps that a report can draw.
@@ -169,11 +170,16 @@ impl Shared {
         self.process != std::process::id()
     }
 
-    pub(crate) fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+    /// Refuses what would wait for ever.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         if self.is_forked() {
             let message = "the loading thread stayed in the process that this one was forked from: build the loader \
                            after the fork, or start processes by `spawn`";
             return Err(errors::raise(py, Failure::new("ForkedError", message)));
+        }
+        if is_reading(&self.kept) {
+            let message = "`read_into` used the loader that it reads for, which would wait for itself";
+            return Err(errors::raise(py, Failure::new("LoaderError", message)));
         }
         Ok(())
     }

@@ -42,7 +42,13 @@ impl Failure {
         };
         let (path, offset) = place(error);
         let errno = StdError::source(error).and_then(errno);
-        Self { path, offset, errno, ..Self::new(class, chain(error)) }
+        // Those that have a class of their own have no source.
+        let errno = errno.or(match class {
+            "MissingFileError" => Some(2),
+            "FilePermissionError" => Some(13),
+            _ => None,
+        });
+        Self { path, offset, errno, ..Self::new(class, in_python(&chain(error))) }
     }
 }
 
@@ -110,11 +116,15 @@ pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
         let class = py.import("twinbuf.errors")?.getattr(class)?;
         let error = class.call1((message,))?;
         if let Some(path) = path {
+            if error.hasattr("filename")? {
+                error.setattr("filename", path.as_os_str())?;
+            }
             error.setattr("path", path)?;
         }
         error.setattr("offset", offset)?;
         if let Some(errno) = errno {
             error.setattr("errno", errno)?;
+            error.setattr("strerror", py.import("os")?.call_method1("strerror", (errno,))?)?;
         }
         if let Some(At { loader, epoch, step, .. }) = at {
             error.setattr("loader", loader.as_deref())?;
@@ -143,6 +153,12 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
             raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
         }
         Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
+        Error::Checkpoint { field: "tail", wanted, found } => {
+            let drop_last = |tail: &str| if tail == "Drop" { "True" } else { "False" };
+            let (wanted, found) = (drop_last(&wanted), drop_last(&found));
+            let line = format!("the checkpoint has another `drop_last`: wanted {wanted}, found {found}");
+            raise(py, Failure::new("CheckpointError", line))
+        }
         Error::Checkpoint { .. } => raise(py, Failure::new("CheckpointError", whole)),
         Error::Option { .. } | Error::Memory { .. } | Error::Switch { .. } | Error::UnknownSwitch { .. } => {
             option(py, whole)

@@ -47,7 +47,7 @@ impl Batches {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         let shared = &*self.shared;
-        shared.check_process(py)?;
+        shared.check(py)?;
         let ask = |timeout| move |state: &mut State| shared.ask(state, self.iteration, true, timeout);
         let mut asked = match shared.overlap {
             // Most batches are there already: no reason to let go of the GIL, and to wait to get it back.

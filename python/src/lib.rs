@@ -11,6 +11,7 @@ mod iterator;
 mod lease;
 mod loader;
 mod plan;
+mod reading;
 mod records;
 mod report;
 

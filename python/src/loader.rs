@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyRange};
-use twinbuf::{Checkpoint, Dataset};
+use twinbuf::{Checkpoint, Dataset, Tail};
 
 use crate::dataset::{self, PythonData, Sets};
 use crate::engine::{self, Run, Shared, State, Steps};
@@ -55,7 +55,7 @@ pub(crate) struct Loader {
 
 impl Loader {
     fn iterate(&self, py: Python<'_>, epochs: Range<u64>, next: Option<u64>) -> PyResult<Batches> {
-        self.shared.check_process(py)?;
+        self.shared.check(py)?;
         let begun = self.shared.with(py, |state| {
             if let Run::Closed = state.run {
                 return Ok(None);
@@ -164,17 +164,20 @@ impl Loader {
 
     /// The batches of the next epoch, from 0 on; of the one that was set; or what is left after `load_state_dict`.
     fn __iter__(&self, py: Python<'_>) -> PyResult<Batches> {
+        self.shared.check(py)?;
         let epoch =
             self.shared.with(py, |state| state.resume.as_ref().map_or(state.next_epoch, Checkpoint::epoch));
         self.epoch(py, epoch)
     }
 
     /// Make ``epoch`` the one that ``iter(loader)`` begins next.
-    fn set_epoch(&self, py: Python<'_>, epoch: u64) {
+    fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
+        self.shared.check(py)?;
         self.shared.with(py, |state| {
             state.next_epoch = epoch;
             state.resume.take_if(|resume| resume.epoch() != epoch);
         });
+        Ok(())
     }
 
     /// The steps of this rank in an epoch.
@@ -192,7 +195,7 @@ impl Loader {
     ///
     /// Batches that were only read ahead do not count. The same for all ranks: any rank resumes from any rank's state.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.shared.check_process(py)?;
+        self.shared.check(py)?;
         let (checkpoint, exhausted) =
             self.shared.with(py, |state| (state.checkpoint(), state.exhausted && state.resume.is_none()));
         let checkpoint = checkpoint.ok_or_else(|| closed(py))?;
@@ -212,10 +215,18 @@ impl Loader {
     /// differs. Depth, overlap and rank may differ.
     #[pyo3(signature = (state, /))]
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
-        self.shared.check_process(py)?;
+        self.shared.check(py)?;
         let text = py.import("json")?.call_method1("dumps", (state,))?.extract::<String>()?;
-        let checkpoint: Checkpoint = serde_json::from_str(&text)
-            .map_err(|error| errors::raise(py, Failure::new("CheckpointError", error.to_string())))?;
+        let wrong =
+            |error: serde_json::Error| errors::raise(py, Failure::new("CheckpointError", error.to_string()));
+        let mut checkpoint: Checkpoint = serde_json::from_str(&text).map_err(wrong)?;
+        let (own, found) = (self.plan.get().inner.tail(), checkpoint.plan().map(twinbuf::Plan::tail));
+        if found.is_some_and(|found| found != own && own != Tail::Drop && found != Tail::Drop) {
+            // `drop_last=False` of one rank and of several: as many steps, and the same records before each.
+            let mut fields = serde_json::to_value(&checkpoint).map_err(wrong)?;
+            fields["plan"]["tail"] = serde_json::to_value(own).map_err(wrong)?;
+            checkpoint = serde_json::from_value(fields).map_err(wrong)?;
+        }
         let checked = self.shared.with(py, |state| {
             state.rest();
             let Run::Idle(loader) = &mut state.run else { return Ok(false) };
@@ -236,7 +247,7 @@ impl Loader {
 
     /// Where the time went so far.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.shared.check_process(py)?;
+        self.shared.check(py)?;
         let (report, steps) = self
             .shared
             .with(py, |state| (state.report(), state.steps.done.iter().copied().collect::<Vec<_>>()));
@@ -245,7 +256,7 @@ impl Loader {
 
     /// End the thread, and raise an error that no batch has told of. Batches that are in use stay.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.check_process(py)?;
+        self.shared.check(py)?;
         let shared = &self.shared;
         let result = shared.detached(py, |state| {
             state.rest();

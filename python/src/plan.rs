@@ -19,7 +19,8 @@ const CHUNK: u64 = 1 << 20;
 /// Parameters
 /// ----------
 /// data
-///     The data set, a tuple of several that have the same number of records, or that number.
+///     The data set, a tuple of several that have the same number of records, or that number. A smaller number makes a
+///     plan of the first records alone; a loader refuses a plan of more records than its data set has.
 /// batch
 ///     Records in a batch of one rank.
 /// shuffle
@@ -89,13 +90,6 @@ impl Chunks {
     }
 }
 
-/// The rank, or where to find it.
-#[derive(FromPyObject)]
-enum Rank {
-    Number(u64),
-    Word(String),
-}
-
 #[pymethods]
 impl Plan {
     #[new]
@@ -106,7 +100,7 @@ impl Plan {
         batch: u64,
         shuffle: Option<&Bound<'_, PyAny>>,
         seed: Option<u64>,
-        rank: Option<Rank>,
+        rank: Option<&Bound<'_, PyAny>>,
         world: Option<u64>,
         drop_last: bool,
     ) -> PyResult<Self> {
@@ -119,15 +113,20 @@ impl Plan {
         let shuffle = shuffle.map_or(Ok(Shuffle::None), |shuffle| shuffle_of(shuffle, data))?;
         let builder = match (rank, world) {
             (None, None) => twinbuf::Plan::builder(records),
-            (Some(Rank::Number(rank)), Some(world)) => twinbuf::Plan::builder(records).rank(rank, world),
-            (Some(Rank::Word(word)), None) if word == "env" => {
+            (Some(rank), None) if rank.extract::<&str>().is_ok_and(|word| word == "env") => {
                 twinbuf::Plan::from_env(records).map_err(|error| errors::option(py, error))?
             }
-            _ => {
-                return Err(PyValueError::new_err(
-                    "rank, world: wanted both as numbers, or rank=\"env\" alone, or neither",
-                ));
-            }
+            (rank, world) => match (rank.map(|rank| rank.extract::<u64>()), world) {
+                (Some(Ok(rank)), Some(world)) => twinbuf::Plan::builder(records).rank(rank, world),
+                (_, world) => {
+                    let rank = rank.map_or(Ok("None".to_owned()), |rank| rank.repr()?.extract::<String>())?;
+                    let world = world.map_or("None".to_owned(), |world| world.to_string());
+                    return Err(PyValueError::new_err(format!(
+                        "rank, world: wanted both as numbers from 0 on, or rank=\"env\" alone, or neither, found \
+                         rank={rank}, world={world}"
+                    )));
+                }
+            },
         };
         let builder = builder.batch(batch).shuffle(shuffle);
         let builder = seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));

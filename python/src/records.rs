@@ -37,19 +37,19 @@ enum Format {
 }
 
 /// One path or several.
-#[derive(FromPyObject)]
-pub(crate) enum Paths {
-    One(PathBuf),
-    Several(Vec<PathBuf>),
+fn paths_of(paths: &Bound<'_, PyAny>) -> PyResult<Vec<PathBuf>> {
+    let one = paths.extract::<PathBuf>().map(|path| vec![path]);
+    one.or_else(|_| paths.extract::<Vec<PathBuf>>()).map_err(|_| {
+        let found = paths.repr().map_or_else(|_| paths.get_type().to_string(), |found| found.to_string());
+        PyTypeError::new_err(format!(
+            "paths: wanted a path or a list of paths, as `str` or `Path`, found {found}"
+        ))
+    })
 }
 
 impl Records {
-    fn open_as(py: Python<'_>, paths: Paths, format: Format, skip_short: bool) -> PyResult<Self> {
-        let sources = match paths {
-            Paths::One(path) => vec![path],
-            Paths::Several(paths) => paths,
-        };
-        Self::cut(py, sources, format, skip_short, Cut::Rows)
+    fn open_as(paths: &Bound<'_, PyAny>, format: Format, skip_short: bool) -> PyResult<Self> {
+        Self::cut(paths.py(), paths_of(paths)?, format, skip_short, Cut::Rows)
     }
 
     fn cut(
@@ -84,8 +84,8 @@ impl Records {
     /// Open files without a header as records of ``record_bytes`` bytes.
     #[staticmethod]
     #[pyo3(signature = (paths, record_bytes, *, skip_short=false))]
-    fn open(py: Python<'_>, paths: Paths, record_bytes: usize, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(py, paths, Format::Raw(record_bytes), skip_short)
+    fn open(paths: &Bound<'_, PyAny>, record_bytes: usize, skip_short: bool) -> PyResult<Self> {
+        Self::open_as(paths, Format::Raw(record_bytes), skip_short)
     }
 
     /// Open files of numbers without a header, as ``numpy.ndarray.tofile`` and nanoGPT write them.
@@ -94,33 +94,32 @@ impl Records {
     #[staticmethod]
     #[pyo3(signature = (paths, dtype, *, skip_short=false))]
     fn open_headerless(
-        py: Python<'_>,
-        paths: Paths,
+        paths: &Bound<'_, PyAny>,
         dtype: &Bound<'_, PyAny>,
         skip_short: bool,
     ) -> PyResult<Self> {
-        Self::open_as(py, paths, Format::Headerless(dtype::parse(dtype)?), skip_short)
+        Self::open_as(paths, Format::Headerless(dtype::parse(dtype)?), skip_short)
     }
 
     /// Open token files with llm.c's header. A record is one token: use `windows`.
     #[staticmethod]
     #[pyo3(signature = (paths, *, skip_short=false))]
-    fn open_llm_c(py: Python<'_>, paths: Paths, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(py, paths, Format::LlmC, skip_short)
+    fn open_llm_c(paths: &Bound<'_, PyAny>, skip_short: bool) -> PyResult<Self> {
+        Self::open_as(paths, Format::LlmC, skip_short)
     }
 
     /// Open ``.npy`` files. A record is one entry of the first axis.
     #[staticmethod]
     #[pyo3(signature = (paths, *, skip_short=false))]
-    fn open_npy(py: Python<'_>, paths: Paths, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(py, paths, Format::Npy, skip_short)
+    fn open_npy(paths: &Bound<'_, PyAny>, skip_short: bool) -> PyResult<Self> {
+        Self::open_as(paths, Format::Npy, skip_short)
     }
 
     /// Open the tensor of this name in ``.safetensors`` files. A record is one entry of the first axis.
     #[staticmethod]
     #[pyo3(signature = (paths, tensor, *, skip_short=false))]
-    fn open_safetensors(py: Python<'_>, paths: Paths, tensor: String, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(py, paths, Format::Safetensors(tensor), skip_short)
+    fn open_safetensors(paths: &Bound<'_, PyAny>, tensor: String, skip_short: bool) -> PyResult<Self> {
+        Self::open_as(paths, Format::Safetensors(tensor), skip_short)
     }
 
     /// The same files as windows of ``rows`` rows, one every ``stride`` rows.

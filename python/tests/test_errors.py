@@ -1,9 +1,11 @@
 """Errors: of the files, of the options, and Ctrl-C."""
 
+import errno
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,9 @@ def test_a_missing_file(tmp_path: Path) -> None:
         with pytest.raises(error, match=r"no such file") as caught:
             tb.Records.open_npy(tmp_path / "missing.npy")
         assert caught.value.path == tmp_path / "missing.npy"  # type: ignore[attr-defined]
+        assert caught.value.errno == errno.ENOENT  # type: ignore[attr-defined]
+        assert caught.value.filename == str(tmp_path / "missing.npy")  # type: ignore[attr-defined]
+        assert caught.value.strerror == os.strerror(errno.ENOENT)  # type: ignore[attr-defined]
     with pytest.raises(FileNotFoundError, match="no files"):
         tb.Records.open_npy(f"{tmp_path}/*.npy")
     with pytest.raises(tb.OptionError, match="no files were given"):
@@ -48,6 +53,12 @@ def test_a_bad_header_has_path_and_offset(tmp_path: Path) -> None:
         tb.Records.open_headerless(path, "float8")
     for dtype in ("<u2", np.uint16, np.dtype("uint16")):
         assert tb.Records.open_headerless(path, dtype).dtype == "uint16"
+
+
+def test_no_option_of_rust_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(10))
+    with pytest.raises(tb.FileError, match="check the record size, or open whole files"):
+        tb.Records.open(tmp_path / "a.bin", 4)
 
 
 def test_short_files_are_left_out_on_request(tmp_path: Path) -> None:
@@ -199,6 +210,67 @@ def test_ctrl_c_while_a_batch_is_read_reads_it_again(overlap: bool) -> None:
             next(iterator)
         assert loader.state_dict()["step"] == 1
     assert [(batch.step, int(batch.numpy()[0, 0])) for batch in iterator] == [(1, 2), (2, 4), (3, 6)]
+
+
+def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
+    bad: list[tuple[Callable[[], object], str]] = [
+        (lambda: tb.Plan(10, 2, rank=-1, world=2), "rank, world: wanted .*, found rank=-1, world=2$"),
+        (lambda: tb.Plan(10, 2, rank=1), "rank, world: wanted .*, found rank=1, world=None$"),
+        (
+            lambda: tb.Records.open(b"/tmp/x", 4),
+            "paths: wanted a path or a list .* found b'/tmp/x'$",
+        ),  # type: ignore[arg-type]
+        (lambda: tb.Records.open([3], 4), r"paths: .* found \[3\]$"),  # type: ignore[list-item]
+        (lambda: tb.Records.open_headerless(tmp_path, None), "dtype: wanted .*, found None"),
+    ]
+    for call, message in bad:
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+    for name, value in (("shape", 4), ("dtype", None)):
+        data = Blocked()
+        setattr(data, name, value)
+        with pytest.raises(TypeError, match=f"{name}: wanted .*, found {value}$"):
+            tb.Loader(data, tb.Plan(8, 2))
+
+
+def test_a_plan_of_more_records_than_there_are_is_refused() -> None:
+    data = Bytes()
+    assert [batch.indices.tolist() for batch in tb.Loader(data, tb.Plan(6, 3))] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(tb.OptionError, match="at most the data set's 8 records, found one for 9"):
+        tb.Loader(data, tb.Plan(9, 3))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("call", ["close", "epochs", "state_dict", "set_epoch", "next", "report"])
+def test_read_into_cannot_wait_for_its_own_loader(call: str, overlap: bool) -> None:
+    class Entangled(Blocked):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            if call == "next":
+                next(iterator)
+            getattr(loader, call)(*{"epochs": (1,), "set_epoch": (2,)}.get(call, ()))
+
+    data = Entangled()
+    loader = tb.Loader(data, tb.Plan(data, 2), overlap=overlap)
+    iterator = loader.epochs(1)
+    with pytest.raises(tb.LoaderError, match="`read_into` used the loader that it reads for"):
+        next(iterator)
+    # Another loader is none of its business.
+    other = tb.Loader(Other(), tb.Plan(8, 2))
+    assert [batch.step for batch in other] == [0, 1, 2, 3]
+
+
+class Other(Blocked):
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        inner = tb.Loader(Bytes(), tb.Plan(8, 2))
+        assert inner.state_dict()["step"] == 0
+        for batch in inner:
+            np.asarray(out)[:] = batch.numpy()
+        inner.close()
+
+
+class Bytes(Blocked):
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        np.asarray(out)[:] = indices[:, None]
 
 
 class FailsLater(Blocked):

@@ -148,6 +148,36 @@ def test_any_rank_resumes_from_any_ranks_state(npy: Case) -> None:
     assert bytes_of(other.epochs(1)) == bytes_of(rank(1).epochs(1))[3:]
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (1, 3)])
+def test_another_number_of_ranks_goes_on_where_the_others_were(npy: Case, before: int, after: int) -> None:
+    """With a last batch that is not full."""
+
+    def ranks(world: int) -> list[tb.Loader]:
+        def plan(rank: int) -> tb.Plan:
+            return tb.Plan(npy.data, 10, shuffle="full", seed=3, rank=rank, world=world, drop_last=False)
+
+        return [tb.Loader(npy.data, plan(rank)) for rank in range(world)]
+
+    for steps in (0, 3, len(ranks(before)[0])):
+        seen: list[int] = []
+        state: dict[str, Any] = {}
+        for loader in ranks(before):
+            iterator = loader.epoch(0)
+            for _ in range(steps):
+                seen += next(iterator).indices.tolist()
+            state = loader.state_dict()
+        for loader in ranks(after):
+            loader.load_state_dict(state)
+            for batch in loader.epochs(1):
+                seen += batch.indices.tolist()
+        assert set(seen) == set(range(203))
+        # Twice are those that fill the last step.
+        assert len(seen) - 203 < 10 * max(before, after)
+    dropping = tb.Loader(npy.data, tb.Plan(npy.data, 10, shuffle="full", seed=3))
+    with pytest.raises(tb.CheckpointError, match="another `drop_last`: wanted True, found False"):
+        dropping.load_state_dict(state)
+
+
 def test_what_cannot_be_pickled_gives_the_reason(npy: Case) -> None:
     loader = build(npy, "full")
     for thing, reason in ((loader, "a thread"), (next(iter(loader)), "a slot"), (npy.data, "open files")):
