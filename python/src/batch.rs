@@ -100,6 +100,10 @@ impl Batch {
     }
 
     /// Let go of the slot now. Arrays that were made from the batch keep it until they are gone too.
+    ///
+    /// `numpy`, `torch`, ``numpy.asarray(batch)``, ``memoryview(batch)`` and ``torch.from_dlpack(batch)`` make such
+    /// arrays. ``torch.frombuffer(batch)`` does not: it keeps the batch and not its memory. After this call or the end
+    /// of ``with`` its tensor reaches memory that was given back. Use ``batch.torch()``.
     fn release(&self) {
         let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(lease);

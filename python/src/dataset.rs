@@ -72,6 +72,7 @@ pub(crate) struct PythonData {
     object: Py<PyAny>,
     records: u64,
     bytes: usize,
+    fingerprint: u64,
     layout: Layout,
     /// Set if the object kept `out`: then the memory of the slots is never given back.
     kept: Arc<AtomicBool>,
@@ -82,7 +83,15 @@ impl PythonData {
         let layout = layout(data)?;
         let bytes = layout.bytes().unwrap_or_default();
         let (object, records) = (data.clone().unbind(), data.len()? as u64);
-        Ok(Self { object, records, bytes, layout, kept })
+        let fingerprint = match data.getattr_opt("fingerprint")? {
+            Some(found) => found.extract::<u64>().map_err(|_| {
+                PyTypeError::new_err(
+                    "fingerprint: wanted a whole number from 0 to 2**64 - 1, or no such attribute",
+                )
+            })?,
+            None => 0,
+        };
+        Ok(Self { object, records, bytes, fingerprint, layout, kept })
     }
 
     fn call(&self, py: Python<'_>, batch: &BatchPlan, out: &mut [u8]) -> PyResult<()> {
@@ -126,8 +135,13 @@ impl Dataset for PythonData {
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
         let object = Python::try_attach(|py| self.object.clone_ref(py))?;
-        let Self { records, bytes, .. } = *self;
-        Some(Box::new(Self { object, records, bytes, layout: self.layout.clone(), kept: self.kept.clone() }))
+        let Self { records, bytes, fingerprint, .. } = *self;
+        let (layout, kept) = (self.layout.clone(), self.kept.clone());
+        Some(Box::new(Self { object, records, bytes, fingerprint, layout, kept }))
+    }
+
+    fn fingerprint(&mut self) -> Result<u64, BoxError> {
+        Ok(self.fingerprint)
     }
 
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {

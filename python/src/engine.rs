@@ -119,8 +119,6 @@ pub(crate) struct Shared {
     pub(crate) name: Option<String>,
     /// Of each data set.
     pub(crate) layouts: Vec<Layout>,
-    /// Of all workers.
-    pub(crate) slots: usize,
     /// A thread reads ahead, so that asking for a batch without waiting does not read it.
     pub(crate) overlap: bool,
     pub(crate) process: u32,

@@ -115,9 +115,8 @@ fn tell(py: Python<'_>, shared: &Shared, freed: &Freed) -> PyResult<()> {
             errors::warn(
                 py,
                 &format!(
-                    "{name}all {} slots were in use for {} s, so one got new memory: let go of batches, tensors and \
+                    "{name}all slots were in use for {} s, so one got new memory: let go of batches, tensors and \
                      arrays before the next but one is asked for, raise `depth`, or keep copies",
-                    shared.slots,
                     PATIENCE.as_secs_f32()
                 ),
             )

@@ -27,21 +27,27 @@ use crate::report;
 /// Iterate over ``epochs``, or over the loader itself, epoch after epoch. There is one iteration at a time: beginning
 /// another ends the one before. Switches such as ``TWINBUF_OVERLAP=0`` are taken from the environment.
 ///
+/// In a process that was forked from the one that built it, every method but ``len()``, ``plan`` and ``repr()`` raises
+/// `ForkedError`; batches and arrays that were received before stay usable there.
+///
 /// Parameters
 /// ----------
 /// data
 ///     `Records`, or an object with ``__len__``, the ``dtype`` and ``shape`` of a record, and ``read_into(indices,
 ///     out)``, which fills ``out`` (a memoryview of shape ``(len(indices), *shape)``) with the records of these numbers
 ///     (an array of int64). A tuple of up to four of either, such as images and labels, is matched by number; a batch
-///     is a tuple of arrays then.
+///     is a tuple of arrays then. ``read_into`` fills all of ``out``: what it leaves out is what an earlier batch had
+///     there. No array or tensor on ``out`` may outlive the call; ``torch.frombuffer(out)`` is the one that is not noticed
+///     if it does, and then reaches memory that was given back. It must not use the loader that it reads for. An
+///     attribute ``fingerprint``, a number from 0 to 2**64 - 1, tells the data from other data in a state.
 /// plan
 ///     Which records make which batch.
 /// name
 ///     Names the loader in errors, reports and traces, and in its own switches: ``TWINBUF_TRAIN_DEPTH=3``.
 /// depth
-///     The number of slots, of each worker.
+///     The number of slots, of each worker: 1 to 8. With 1 nothing is read ahead. ``TWINBUF_DEPTH`` overrides it.
 /// workers
-///     The number of threads that read, each its share of the batches. One is enough for files; more help a data set
+///     The number of threads that read, each its share of the batches: 1 to 64. One is enough for files; more help a data set
 ///     written in Python whose ``read_into`` decodes and lets go of the GIL. It is then called by several threads.
 /// overlap
 ///     Whether a thread reads ahead. With False each batch is read when it is asked for; the batches are the same.
@@ -123,7 +129,6 @@ impl Loader {
             state: Mutex::new(state),
             name,
             layouts,
-            slots: depth * workers,
             overlap,
             process: std::process::id(),
             kept,
@@ -212,7 +217,11 @@ impl Loader {
     /// Go on from a state of `state_dict` with the next iteration.
     ///
     /// Raises `CheckpointError` if the state belongs to another plan or data set; the message names the field that
-    /// differs. Depth, overlap and rank may differ.
+    /// differs. Depth, overlap, rank, batch size and the number of ranks may differ.
+    ///
+    /// Data sets are told apart by the number and size of their records and by a fingerprint. That of files is made of
+    /// the cut of their records and of samples of their bytes, so a change between the samples is not noticed. One
+    /// written in Python has none, unless it has an attribute ``fingerprint``.
     #[pyo3(signature = (state, /))]
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.shared.check(py)?;
@@ -293,7 +302,7 @@ impl Loader {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let name = self.shared.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
-        Ok(format!("<Loader{name}: {}, {} slots>", self.plan.bind(py).repr()?, self.shared.slots))
+        Ok(format!("<Loader{name}: {}>", self.plan.bind(py).repr()?))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -178,6 +178,30 @@ def test_another_number_of_ranks_goes_on_where_the_others_were(npy: Case, before
         dropping.load_state_dict(state)
 
 
+class Printed:
+    dtype, shape = "uint8", (1,)
+
+    def __init__(self, fingerprint: object) -> None:
+        self.fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return 8
+
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        np.asarray(out)[:] = indices[:, None]
+
+
+def test_a_data_set_in_python_may_have_a_fingerprint() -> None:
+    state = tb.Loader(Printed(2**64 - 1), tb.Plan(8, 2)).state_dict()
+    assert state["fingerprint"] == 2**64 - 1
+    tb.Loader(Printed(2**64 - 1), tb.Plan(8, 2), workers=2).load_state_dict(state)
+    with pytest.raises(tb.CheckpointError, match="data set fingerprint"):
+        tb.Loader(Printed(1), tb.Plan(8, 2)).load_state_dict(state)
+    for wrong in (-1, 2**64, "a", None):
+        with pytest.raises(TypeError, match="fingerprint: wanted a whole number"):
+            tb.Loader(Printed(wrong), tb.Plan(8, 2))
+
+
 def test_what_cannot_be_pickled_gives_the_reason(npy: Case) -> None:
     loader = build(npy, "full")
     for thing, reason in ((loader, "a thread"), (next(iter(loader)), "a slot"), (npy.data, "open files")):
