@@ -310,7 +310,7 @@ mod with_std {
     }
 
     impl Adaptive {
-        /// A strategy that expects short waits until some have been timed.
+        /// Makes a strategy that expects short waits until some have been timed.
         #[must_use]
         pub const fn new() -> Self {
             Self { mean: AtomicU32::new(0) }

@@ -114,7 +114,7 @@ impl<M: 'static> DeviceBatches<M> {
         self.thread.as_ref()?.0.as_ref().map(|thread| thread.thread().id())
     }
 
-    /// The context of the batches.
+    /// Returns the context of the batches.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.ctx

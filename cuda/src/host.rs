@@ -256,7 +256,7 @@ impl<M: 'static> HostSlot<'_, M> {
         self.flushed
     }
 
-    /// The byte range of each of the [`arrays`](crate::Uploader::arrays) in the whole slot.
+    /// Returns the byte range of each of the [`arrays`](crate::Uploader::arrays) in the whole slot.
     #[must_use]
     pub fn arrays(&self) -> &[Range<usize>] {
         self.layout.arrays()

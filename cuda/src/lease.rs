@@ -135,7 +135,7 @@ impl<M: 'static> Lease<M> {
         Ok(self.slot.address())
     }
 
-    /// The event that completes with the copy, for code that makes its own streams wait; `None` if the batch is empty.
+    /// Returns the event that completes with the copy, for code that makes its own streams wait; `None` if the batch is empty.
     /// Valid while the lease is alive. Such a wait does not order the slot's next copy after that stream's work; only
     /// [`on_raw`](Lease::on_raw) does.
     #[must_use]
@@ -143,7 +143,7 @@ impl<M: 'static> Lease<M> {
         (!self.is_empty()).then(|| self.slot.copied.raw())
     }
 
-    /// The batch's length in bytes. For several arrays, the end of the last one.
+    /// Returns the batch's length in bytes. For several arrays, the end of the last one.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slot.len
@@ -155,7 +155,7 @@ impl<M: 'static> Lease<M> {
         self.len() == 0
     }
 
-    /// The byte range of array `i` in this batch, for [`on_range`](Lease::on_range); `None` if the uploader has no such
+    /// Returns the byte range of array `i` in this batch, for [`on_range`](Lease::on_range); `None` if the uploader has no such
     /// array ([`Uploader::arrays`](crate::Uploader::arrays)).
     #[must_use]
     pub fn array(&self, i: usize) -> Option<Range<usize>> {
@@ -165,20 +165,20 @@ impl<M: 'static> Lease<M> {
         Some(if len > 0 { start..start + len } else { 0..0 })
     }
 
-    /// The batch's number, from 0, in commit order.
+    /// Returns the batch's number, from 0, in commit order.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.slot.seq()
     }
 
-    /// The value committed with the batch.
+    /// Returns the value committed with the batch.
     #[must_use]
     pub fn meta(&self) -> &M {
         let Some(meta) = &self.slot.meta else { unreachable!("set by the commit, taken by `drop` only") };
         meta
     }
 
-    /// The value committed with the batch, to modify or move out.
+    /// Returns the value committed with the batch, to modify or move out.
     #[must_use]
     pub fn meta_mut(&mut self) -> &mut M {
         let Some(meta) = &mut self.slot.meta else { unreachable!("set by the commit, taken by `drop` only") };
@@ -200,7 +200,7 @@ impl<M: 'static> Lease<M> {
         unsafe { cu::is_complete(self.slot.copied.raw()) }
     }
 
-    /// When the batch was copied. `None` while the copy runs, if the batch is empty, or if the uploader does not take
+    /// Returns when the batch was copied. `None` while the copy runs, if the batch is empty, or if the uploader does not take
     /// [`times`](crate::Uploader::times). Does not wait.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// A slot of `len` bytes at `start`, of any alignment.
+    /// Makes a slot of `len` bytes at `start`, of any alignment.
     ///
     /// `lender` keeps the memory allocated. It is dropped, on any thread, when the uploader no longer uses the memory.
     /// If the memory is page-locked, copies from it run asynchronously; otherwise the driver stages them first.
@@ -41,7 +41,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A slot of `len` bytes at `start`.
+    /// Makes a slot of `len` bytes at `start`.
     ///
     /// `lender` keeps the memory allocated. It is dropped, on any thread, when all work that the uploader and its leases
     /// enqueued for the memory is done.

@@ -68,7 +68,7 @@ impl Uploader {
     /// The most slots on either side.
     pub const MAX_DEPTH: usize = 8;
 
-    /// An uploader in this context for batches of at most `slot_bytes`, with two slots on either side and a copy thread.
+    /// Makes an uploader in this context for batches of at most `slot_bytes`, with two slots on either side and a copy thread.
     pub fn new(ctx: &Arc<CudaContext>, slot_bytes: usize) -> Self {
         Self {
             ctx: ctx.clone(),
@@ -94,7 +94,7 @@ impl Uploader {
         self
     }
 
-    /// The size of the chunks that [`HostSlot::flush`](crate::HostSlot::flush) copies while the rest of the slot is being
+    /// Sets the size of the chunks that [`HostSlot::flush`](crate::HostSlot::flush) copies while the rest of the slot is being
     /// filled, usually 4 to 16 MiB. Default: the whole slot, which is copied at `commit`.
     pub fn chunk_bytes(mut self, bytes: usize) -> Self {
         self.chunk_bytes = Some(bytes);
@@ -116,14 +116,14 @@ impl Uploader {
         self
     }
 
-    /// The number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one, reading and copying
+    /// Sets the number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one, reading and copying
     /// alternate.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.host_depth = slots;
         self
     }
 
-    /// The number of device slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one, copying and computing
+    /// Sets the number of device slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one, copying and computing
     /// alternate.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.device_depth = slots;

@@ -71,7 +71,7 @@ impl Batch {
         bytemuck::try_cast_slice_mut(self).map_err(|_| error)
     }
 
-    /// The fields of a batch from several data sets ([`Fields`](crate::loader::Fields)), each as numbers in place:
+    /// Returns the fields of a batch from several data sets ([`Fields`](crate::loader::Fields)), each as numbers in place:
     /// `let (x, y) = batch.fields::<(f32, i64)>()?;`
     ///
     /// Each slice has the field's part of all records, record after record, as [`field_shape`](Self::field_shape) says.
@@ -85,7 +85,7 @@ impl Batch {
         F::of(self)
     }
 
-    /// One field; see [`fields`](Self::fields).
+    /// Returns one field; see [`fields`](Self::fields).
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ impl Batch {
         })
     }
 
-    /// The shape of one record in a field, in elements of its type: empty for a single number. Bytes, if the data set or
+    /// Returns the shape of one record in a field, in elements of its type: empty for a single number. Bytes, if the data set or
     /// the transform names no type.
     ///
     /// # Errors

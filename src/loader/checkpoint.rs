@@ -120,7 +120,7 @@ impl Checkpoint {
         legs.fold(own, u64::saturating_add).min(plan.records())
     }
 
-    /// The position `steps` steps later, also across the end of the epoch: the batches in between are never delivered.
+    /// Returns the position `steps` steps later, also across the end of the epoch: the batches in between are never delivered.
     ///
     /// From [`start`](Self::start) it stays in epoch 0.
     #[must_use]

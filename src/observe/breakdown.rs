@@ -238,7 +238,7 @@ impl Breakdown {
         }
     }
 
-    /// Until the result is dropped, phases and steps are those of a validation of `batches` batches.
+    /// Counts phases and steps, until the result is dropped, as those of a validation of `batches` batches.
     ///
     /// Its progress is logged at every `K`-th batch, and its time at the end. A validation in the middle of a
     /// step, or of a phase, does not count for it; one within another validation is part of that.

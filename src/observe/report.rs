@@ -238,8 +238,8 @@ impl Report {
         ratio(self.serial(), self.ideal())
     }
 
-    /// How many times faster than it was perfect overlap would be: `wall / ideal`. This much overlap can still
-    /// gain at most.
+    /// Returns how many times faster perfect overlap would have been: `wall / ideal`. Overlap can gain no more than
+    /// this.
     #[must_use]
     pub fn remaining_speedup(&self) -> f64 {
         ratio(self.wall, self.ideal()).max(1.0)

@@ -71,7 +71,7 @@ impl<'l, T> View<'l, T> {
         Self { lease, start, len, stream, elsewhere, _elements: PhantomData }
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -83,19 +83,19 @@ impl<'l, T> View<'l, T> {
         self.len == 0
     }
 
-    /// The stream that the view is for.
+    /// Returns the stream that the view is for.
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// The device address. Use it only on [`stream`](View::stream), in work that is enqueued before the lease is dropped.
+    /// Returns the device address. Use it only on [`stream`](View::stream), in work that is enqueued before the lease is dropped.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.start
     }
 
-    /// A sub-range of the elements, on the same stream; `None` if it is out of bounds.
+    /// Returns a sub-range of the elements, on the same stream; `None` if it is out of bounds.
     #[must_use]
     pub fn slice(&self, elements: Range<usize>) -> Option<Self> {
         if elements.start > elements.end || elements.end > self.len {

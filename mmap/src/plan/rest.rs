@@ -24,7 +24,7 @@ pub struct Rest {
 }
 
 impl Plan {
-    /// What is left of an epoch after `legs`: all that other batch sizes or other numbers of ranks did not visit, cut
+    /// Returns what is left of an epoch after `legs`: all that other batch sizes or other numbers of ranks did not visit, cut
     /// into this plan's batches and split over its ranks. The order, the seed and the range must be the same.
     ///
     /// Records that were not visited come in the epoch's order. With [`Tail::Drop`](crate::Tail::Drop) those that do
