@@ -1,0 +1,229 @@
+//! A closure or a hook that fails or panics: told once, in order, and tried again.
+
+use super::*;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    Error,
+    Panic,
+}
+
+/// Sets `dropped` when it is dropped, and counts its calls.
+pub(super) struct Watch {
+    pub(super) dropped: Arc<AtomicBool>,
+    calls: Arc<AtomicU64>,
+}
+
+/// Fails `times` times at round `at`, else writes the round's number.
+pub(super) fn faulty(
+    fault: Fault,
+    at: u64,
+    mut times: u32,
+) -> (impl FnMut(u64, &mut Vec<u64>) -> Result<(), BoxError> + Send + 'static, Watch) {
+    let (guard, dropped) = Dropped::new();
+    let watch = Watch { dropped, calls: Arc::default() };
+    let calls = watch.calls.clone();
+    let make = move |round, slot: &mut Vec<u64>| {
+        let _ = &guard;
+        calls.fetch_add(1, Ordering::Relaxed);
+        if round == at && times > 0 {
+            times -= 1;
+            slot.push(u64::MAX); // half made
+            match fault {
+                Fault::Error => return Err(format!("the simulator of round {at} crashed").into()),
+                Fault::Panic => panic!("round {at} is cursed"),
+            }
+        }
+        *slot = vec![round];
+        Ok(())
+    };
+    (make, watch)
+}
+
+fn check_error(error: &Error, fault: Fault, at: u64, case: &str) {
+    match (fault, error) {
+        (Fault::Error, Error::Load { at: failed, source }) => {
+            assert_eq!(*failed, round(at), "{case}");
+            assert_eq!(source.to_string(), format!("the simulator of round {at} crashed"), "{case}");
+            assert_eq!(error.to_string(), format!("round {at}: the closure failed"));
+        }
+        (Fault::Panic, Error::Panicked { at: failed, who: "closure", message }) => {
+            assert_eq!((failed, &**message), (&round(at), &*format!("round {at} is cursed")), "{case}");
+        }
+        _ => panic!("{case}: {error:?}"),
+    }
+}
+
+#[test]
+fn every_fault_at_every_round_arrives_in_order_and_once() {
+    const ROUNDS: u64 = 6;
+    for fault in [Fault::Error, Fault::Panic] {
+        for at in 0..ROUNDS {
+            for mode in MODES {
+                for times in [1, 2, u32::MAX] {
+                    let case = format!("{fault:?} at round {at}, {times} times, {mode:?}");
+                    let (make, watch) = faulty(fault, at, times);
+                    let hooks = RefCell::new(Vec::new());
+                    let mut generator = build(mode, |round| hooks.borrow_mut().push(round), make);
+                    let mut expected_hooks: Vec<u64> = (0..at).collect();
+                    for attempt in 0..3 {
+                        let first = if attempt == 0 { 0 } else { at };
+                        let mut rounds = generator.rounds(ROUNDS - first);
+                        for expected in first..at {
+                            assert_eq!(**rounds.next().unwrap().unwrap(), [expected], "{case}");
+                        }
+                        expected_hooks.push(at);
+                        if attempt >= times {
+                            for expected in at..ROUNDS {
+                                assert_eq!(**rounds.next().unwrap().unwrap(), [expected], "{case}");
+                            }
+                            expected_hooks.extend(at + 1..ROUNDS);
+                            assert!(rounds.next().is_none(), "{case}");
+                            break;
+                        }
+                        check_error(&rounds.next().unwrap().unwrap_err(), fault, at, &case);
+                        assert!(rounds.next().is_none() && rounds.next().is_none(), "{case}: one error");
+                        assert_eq!(rounds.size_hint(), (0, Some(0)), "{case}");
+                        std::thread::yield_now();
+                        let called = watch.calls.load(Ordering::Relaxed);
+                        assert_eq!(called, at + 1 + u64::from(attempt), "{case}: tried again unasked");
+                    }
+                    drop(generator);
+                    assert!(watch.dropped.load(Ordering::Relaxed), "{case}: drop joins the thread");
+                    if mode.1 {
+                        assert_eq!(*hooks.borrow(), expected_hooks, "{case}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fault_met_ahead_of_a_caller_that_left_is_told_in_the_next_call() {
+    for lockstep in [false, true] {
+        let (tell, told) = mpsc::channel();
+        let mut failed = false;
+        let make = move |round, slot: &mut Vec<u64>| {
+            *slot = vec![round];
+            if round == 1 && !failed {
+                failed = true;
+                tell.send(())?;
+                return Err("once".into());
+            }
+            Ok(())
+        };
+        let mut generator = build((true, lockstep), |_| {}, make);
+        {
+            let mut rounds = generator.rounds(5);
+            assert_eq!(rounds.next().unwrap().unwrap().number(), 0);
+            told.recv_timeout(LONG).unwrap(); // round 1 has failed, and is left unheard
+        }
+        yield_often();
+        let mut rounds = generator.rounds(5);
+        let error = rounds.next().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Load { at, .. } if *at == round(1)), "{error:?}");
+        assert!(rounds.next().is_none());
+        drop(rounds);
+        let found: Vec<u64> = generator.rounds(5).map(|round| round.unwrap()[0]).collect();
+        assert_eq!(found, [1, 2, 3, 4, 5], "lockstep {lockstep}");
+    }
+}
+
+#[test]
+fn close_tells_the_failure_that_nobody_has_heard() {
+    for lockstep in [false, true] {
+        for heard in [false, true] {
+            let (tell, told) = mpsc::channel();
+            let make = move |round, _: &mut Vec<u64>| {
+                if round < 2 {
+                    return Ok(());
+                }
+                tell.send(())?;
+                Err("made ahead".into())
+            };
+            let mut generator = build((true, lockstep), |_| {}, make);
+            let mut rounds = generator.rounds(5);
+            drop(rounds.next().unwrap().unwrap());
+            drop(rounds.next().unwrap().unwrap());
+            told.recv_timeout(LONG).unwrap();
+            if heard {
+                assert!(rounds.next().unwrap().is_err());
+            }
+            drop(rounds);
+            match generator.close() {
+                Ok(()) => assert!(heard, "lockstep {lockstep}"),
+                Err(Error::Load { at, source }) => {
+                    assert_eq!(at, round(2));
+                    assert!(!heard && source.to_string() == "made ahead", "lockstep {lockstep}");
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
+    for overlap in [true, false] {
+        let calls = RefCell::new(Vec::new());
+        let made = Arc::new(Mutex::new(Vec::new()));
+        let seen = made.clone();
+        let make = move |round: u64, out: &mut u64| {
+            seen.lock().unwrap().push(round);
+            *out = round;
+            Ok::<(), BoxError>(())
+        };
+        let hook = |round: u64| {
+            calls.borrow_mut().push(round);
+            let failed =
+                calls.borrow().iter().filter(|&&call| call == round).count() == 1 && [0, 2].contains(&round);
+            if failed { Err(format!("no weights for round {round}")) } else { Ok(()) }
+        };
+        let mut generator = twinbuf::generate(make).overlap(overlap).before(hook).build().unwrap();
+        let told = |error: Error, round: u64| {
+            let text = format!("round {round}: the hook failed: no weights for round {round}");
+            assert_eq!(format!("{error:#}"), text);
+            assert!(matches!(error, Error::Hook { at, .. } if at == self::round(round)));
+        };
+        // Before the first round, and between two: after every round that was started.
+        told(generator.rounds(9).next().unwrap().unwrap_err(), 0);
+        let mut rounds = generator.rounds(9);
+        assert_eq!(*rounds.next().unwrap().unwrap(), 0);
+        assert_eq!(*rounds.next().unwrap().unwrap(), 1);
+        told(rounds.next().unwrap().unwrap_err(), 2);
+        assert!(rounds.next().is_none());
+        drop(rounds);
+        assert_eq!(*made.lock().unwrap(), [0, 1], "its round is not started");
+        let rest: Vec<u64> = generator.rounds(2).map(|round| *round.unwrap()).collect();
+        assert_eq!(rest, [2, 3]);
+        // It does not run after the last round, but before the next one that is asked for.
+        assert_eq!(*calls.borrow(), [0, 0, 1, 2, 2, 3]);
+        assert_eq!(*generator.rounds(1).next().unwrap().unwrap(), 4);
+        assert_eq!(calls.borrow().last(), Some(&4));
+        generator.close().unwrap();
+    }
+}
+
+#[test]
+fn a_hook_that_panics_leaves_its_round_unstarted() {
+    for overlap in [false, true] {
+        for at in 0..4 {
+            let fail = RefCell::new(true);
+            let hook = |round| assert!(!(round == at && fail.replace(false)), "the hook's own");
+            let (make, ..) = faulty(Fault::Error, u64::MAX, 0);
+            let mut generator = build((overlap, true), hook, make);
+            let mut found = Vec::new();
+            let panicked = catch_unwind(AssertUnwindSafe(|| {
+                for round in generator.rounds(6) {
+                    found.push(round.unwrap()[0]);
+                }
+            }));
+            assert!(panicked.is_err());
+            // The hook for `at` runs while the round before is taken, which is lost with it.
+            assert_eq!(found, (0..at.saturating_sub(1)).collect::<Vec<_>>());
+            let found: Vec<u64> = generator.rounds(2).map(|round| round.unwrap()[0]).collect();
+            assert_eq!(found, [at, at + 1], "overlap {overlap}");
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Rounds made by code: the same in every mode, in order, started when they may be, and never a hang.
+
+mod faults;
+mod lives;
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use twinbuf::generate::Generator;
+use twinbuf::loader::At;
+use twinbuf::observe::{Trace, Verdict};
+use twinbuf::{BoxError, Error, generate};
+
+/// Overlap and lockstep.
+const MODES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
+
+/// Longer than anything takes here; only a failing test waits for it.
+const LONG: Duration = Duration::from_secs(300);
+
+/// Lets the other threads run, so that one that does not wait when it should is seen.
+fn yield_often() {
+    for _ in 0..2000 {
+        std::thread::yield_now();
+    }
+}
+
+/// Set when it is dropped: whoever owned it has ended.
+struct Dropped(Arc<AtomicBool>);
+
+impl Dropped {
+    fn new() -> (Self, Arc<AtomicBool>) {
+        let flag = Arc::new(AtomicBool::new(false));
+        (Self(flag.clone()), flag)
+    }
+}
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        // Relaxed: the tests join the thread before they look.
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn round(round: u64) -> At {
+    At { loader: None, epoch: round, step: None }
+}
+
+fn build<'h, F>(
+    (overlap, lockstep): (bool, bool),
+    hook: impl FnMut(u64) + 'h,
+    make: F,
+) -> Generator<'h, Vec<u64>>
+where
+    F: FnMut(u64, &mut Vec<u64>) -> Result<(), BoxError> + Send + 'static,
+{
+    let builder = generate::with_slots([Vec::new(), Vec::new()], make).overlap(overlap);
+    let builder = builder.held_timeout(Duration::from_millis(1));
+    let mut hook = hook;
+    let before = move |round| {
+        hook(round);
+        Ok::<(), BoxError>(())
+    };
+    if lockstep { builder.before(before) } else { builder }.build().unwrap()
+}
+
+/// A generator whose rounds depend on those before: state as a simulator has it.
+fn simulator() -> impl FnMut(u64, &mut Vec<u64>) -> Result<(), BoxError> + Send + 'static {
+    let mut state = 1u64;
+    move |round, slot: &mut Vec<u64>| {
+        slot.clear();
+        for _ in 0..round % 5 + 1 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round);
+            slot.push(state);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn the_same_rounds_in_every_mode_however_they_are_asked_for() {
+    let of = |mode, calls: &[u64]| {
+        let mut generator = build(mode, |_| {}, simulator());
+        let mut found = Vec::new();
+        for &n in calls {
+            for round in generator.rounds(n) {
+                let round = round.unwrap();
+                assert_eq!(round.number(), found.len() as u64);
+                found.push(round.clone());
+            }
+        }
+        generator.close().unwrap();
+        found
+    };
+    let expected = of((false, false), &[24]);
+    assert_eq!(expected.len(), 24);
+    for mode in MODES {
+        for calls in [&[24][..], &[1, 23], &[0, 7, 1, 1, 15], &[12, 0, 12]] {
+            assert_eq!(of(mode, calls), expected, "{mode:?}, {calls:?}");
+        }
+        // Left early: the round that was made ahead comes first in the next call.
+        let mut generator = build(mode, |_| {}, simulator());
+        let mut found = Vec::new();
+        while found.len() < 24 {
+            for round in generator.rounds(24).take(3) {
+                found.push(round.unwrap().clone());
+            }
+        }
+        assert_eq!(found, expected, "{mode:?}, left early");
+    }
+}
+
+#[test]
+fn in_lockstep_a_round_sees_the_weights_of_when_the_one_before_it_was_taken() {
+    let expected: Vec<u64> = [0, 0, 1, 2, 3, 4, 5, 6].into();
+    for overlap in [false, true] {
+        for left_after in 1..=8 {
+            let trained = RefCell::new(0);
+            let copy = Arc::new(AtomicU64::new(u64::MAX));
+            let make = {
+                let copy = copy.clone();
+                move |_, slot: &mut Vec<u64>| {
+                    *slot = vec![copy.load(Ordering::Relaxed)];
+                    Ok(())
+                }
+            };
+            let hook = |_| copy.store(*trained.borrow(), Ordering::Relaxed);
+            let mut generator = build((overlap, true), hook, make);
+            let mut found = Vec::new();
+            while found.len() < 8 {
+                for round in generator.rounds(8 - found.len() as u64).take(left_after) {
+                    found.push(round.unwrap()[0]);
+                    *trained.borrow_mut() += 1;
+                }
+            }
+            // Left early, the hook for the next round has run: it is made from what the hook saw.
+            assert_eq!(found, expected, "overlap {overlap}, left after {left_after}");
+        }
+    }
+}
+
+#[test]
+fn in_lockstep_no_round_starts_before_its_hook_has_run() {
+    for overlap in [false, true] {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let of = |log: &Arc<Mutex<Vec<(&'static str, u64)>>>, what| {
+            let log = log.clone();
+            move |round| log.lock().unwrap().push((what, round))
+        };
+        let (started, made, hooked, took) =
+            (of(&log, "start"), of(&log, "made"), of(&log, "hook"), of(&log, "took"));
+        let make = move |round, _: &mut Vec<u64>| {
+            started(round);
+            made(round);
+            Ok(())
+        };
+        let caller = std::thread::current().id();
+        let hook = |round| {
+            assert_eq!(std::thread::current().id(), caller);
+            yield_often();
+            hooked(round);
+        };
+        let mut generator = build((overlap, true), hook, make);
+        for round in generator.rounds(30) {
+            took(round.unwrap().number());
+        }
+        drop(generator);
+        let log = log.lock().unwrap();
+        let at = |what, round| {
+            let mut found = log.iter().enumerate().filter(|(_, event)| **event == (what, round));
+            let (at, _) = found.next().unwrap_or_else(|| panic!("no {what} {round}: {log:?}"));
+            assert!(found.next().is_none(), "{what} {round} twice: {log:?}");
+            at
+        };
+        for round in 0..30 {
+            assert!(at("hook", round) < at("start", round), "overlap {overlap}, round {round}: {log:?}");
+            assert!(at("made", round) < at("took", round), "overlap {overlap}, round {round}: {log:?}");
+            if round > 0 {
+                assert!(at("made", round - 1) < at("hook", round), "overlap {overlap}: {log:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_round_is_made_while_the_one_before_it_is_in_use() {
+    for lockstep in [false, true] {
+        let (holding, held) = mpsc::channel();
+        let (started, starts) = mpsc::channel();
+        let make = move |round, _: &mut Vec<u64>| {
+            started.send(round)?;
+            if round > 0 {
+                let held: u64 = held.recv_timeout(LONG)?;
+                assert_eq!(held, round - 1);
+            }
+            Ok(())
+        };
+        let mut generator = build((true, lockstep), |_| {}, make);
+        for round in generator.rounds(20) {
+            let round = round.unwrap();
+            let number = round.number();
+            if number == 0 {
+                assert_eq!(starts.recv_timeout(LONG), Ok(0));
+            }
+            if number < 19 {
+                // This round is held until the next has been begun, which in turn ends only while this is held.
+                assert_eq!(starts.recv_timeout(LONG), Ok(number + 1), "lockstep {lockstep}");
+                holding.send(number).unwrap();
+            }
+            drop(round);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_made_that_was_not_asked_for() {
+    for mode in MODES {
+        let calls = Arc::new(AtomicU64::new(0));
+        let make = {
+            let calls = calls.clone();
+            move |_, _: &mut Vec<u64>| {
+                calls.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        };
+        let mut generator = build(mode, |_| {}, make);
+        yield_often();
+        drop(generator.rounds(5)); // never iterated
+        yield_often();
+        assert_eq!(calls.load(Ordering::Relaxed), 0, "{mode:?}");
+        assert_eq!(generator.rounds(0).count(), 0);
+        assert_eq!(generator.rounds(3).count(), 3);
+        yield_often();
+        drop(generator);
+        assert_eq!(calls.load(Ordering::Relaxed), 3, "{mode:?}");
+    }
+}
+
+#[test]
+fn left_early_only_what_is_under_way_is_made() {
+    let (started, starts) = mpsc::channel();
+    let (release, released) = mpsc::channel();
+    let make = move |round, _: &mut Vec<u64>| {
+        started.send(round)?;
+        released.recv_timeout(LONG)?;
+        Ok(())
+    };
+    let mut generator = build((true, false), |_| {}, make);
+    release.send(()).unwrap();
+    drop(generator.rounds(100).next().unwrap().unwrap());
+    // Round 1 may or may not be under way; it is let go, and nothing after it may begin.
+    for _ in 0..10 {
+        release.send(()).unwrap();
+    }
+    yield_often();
+    drop(generator);
+    let started: Vec<u64> = starts.iter().collect();
+    assert!(started == [0] || started == [0, 1], "{started:?}");
+}
+
+#[test]
+fn a_round_held_too_long_is_an_error_and_no_hang() {
+    for mode in MODES {
+        let mut generator = build(mode, |_| {}, simulator());
+        let mut rounds = generator.rounds(9);
+        let first = rounds.next().unwrap().unwrap();
+        let second = rounds.next().unwrap().unwrap();
+        drop(second);
+        let error = rounds.next().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::SlotHeld { at, .. } if *at == round(2)), "{mode:?}: {error:?}");
+        assert_eq!(
+            error.to_string(),
+            "round 2: wanted the next of 2 slots, found it held by a batch received earlier: drop that round"
+        );
+        assert!(rounds.next().is_none(), "{mode:?}: the end");
+        assert_eq!(first.number(), 0, "{mode:?}: unharmed");
+        drop(rounds);
+        drop(first);
+        let numbers: Vec<u64> = generator.rounds(3).map(|round| round.unwrap().number()).collect();
+        assert_eq!(numbers, [2, 3, 4], "{mode:?}: nothing was lost");
+    }
+}
+
+#[test]
+fn the_slots_are_recycled() {
+    for mode in MODES {
+        let slots = [(); 2].map(|()| Vec::<u64>::with_capacity(64));
+        let buffers: HashSet<_> = slots.iter().map(Vec::as_ptr).collect();
+        let builder = generate::with_slots(slots, |round, slot: &mut Vec<u64>| {
+            slot.clear();
+            slot.extend([round; 64]);
+            Ok::<(), BoxError>(())
+        })
+        .overlap(mode.0);
+        let mut generator =
+            if mode.1 { builder.before(|_| Ok::<(), BoxError>(())) } else { builder }.build().unwrap();
+        let found: Vec<_> = generator
+            .rounds(20)
+            .map(|round| {
+                let round = round.unwrap();
+                ((&raw const *round).addr(), round.as_ptr())
+            })
+            .collect();
+        for pair in found.windows(3) {
+            assert!(pair[0] == pair[2] && pair[0] != pair[1], "{mode:?}: two slots, in turn");
+        }
+        assert_eq!(found.iter().map(|(_, buffer)| *buffer).collect::<HashSet<_>>(), buffers, "{mode:?}");
+    }
+}
+
+#[test]
+fn a_round_may_be_released_from_another_thread() {
+    for mode in MODES {
+        let mut generator = build(mode, |_| {}, simulator());
+        let mut sums = Vec::new();
+        std::thread::scope(|s| {
+            for round in generator.rounds(10) {
+                let round = round.unwrap();
+                sums.push(
+                    s.spawn(move || round.iter().fold(0u64, |sum, x| sum.wrapping_add(*x))).join().unwrap(),
+                );
+            }
+        });
+        assert_eq!(sums.len(), 10, "{mode:?}");
+    }
+}
+
+#[test]
+fn the_report_adds_up() {
+    for mode in MODES {
+        let mut generator = build(mode, |_| {}, simulator());
+        assert_eq!(generator.report().verdict(), Verdict::Unmeasured);
+        for calls in 1..=3 {
+            assert_eq!(generator.rounds(10).count(), 10);
+            let report = generator.report();
+            assert_eq!(report.batches, calls * 10);
+            assert!(report.wall >= report.train.busy + report.train.waiting, "{mode:?}: {report:?}");
+            assert!(report.ideal() >= report.read.busy.max(report.train.busy), "{mode:?}: {report:?}");
+            assert!(report.ideal() <= report.serial(), "{mode:?}: {report:?}");
+            if !mode.0 {
+                assert!(report.wall >= report.serial(), "{mode:?}: nothing overlaps: {report:?}");
+            }
+            assert!((1.0..=2.0).contains(&report.possible_speedup()), "{mode:?}: {report:?}");
+            let text = report.to_string();
+            assert!(
+                text.starts_with(&format!("{} rounds in ", calls * 10)) && text.lines().count() == 6,
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_trace_has_both_sides_of_the_first_rounds() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("trace.json");
+    for overlap in [false, true] {
+        let mut generator = generate::with_slots([0; 2], |round, slot: &mut u64| {
+            *slot = round;
+            Ok::<(), BoxError>(())
+        })
+        .overlap(overlap)
+        .trace(Trace::new(&path).epochs(3))
+        .build()
+        .unwrap();
+        assert_eq!(generator.rounds(7).count(), 7);
+        // A pause: what has been made so far comes into the file, with the generator still there.
+        let deadline = Instant::now() + LONG;
+        while std::fs::read_to_string(&path).unwrap().matches(r#""name":"generate","ph":"X""#).count() < 3 {
+            assert!(Instant::now() < deadline, "overlap {overlap}: not written");
+            std::thread::yield_now();
+        }
+        generator.close().unwrap();
+        let events: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        for (name, track) in [("generate", 2), ("queue_wait", 1), ("train", 1)] {
+            let found: Vec<_> = events.iter().filter(|event| event["name"] == name).collect();
+            let rounds: Vec<_> = found.iter().filter_map(|event| event["args"]["epoch"].as_u64()).collect();
+            assert_eq!(rounds, [0, 1, 2], "{name}, overlap {overlap}");
+            assert!(found.iter().all(|event| event["tid"] == track), "{name}, overlap {overlap}");
+        }
+    }
+    let nowhere = dir.path().join("no such folder").join("trace.json");
+    let builder = generate::with_slots([0; 2], |_, _: &mut u64| Ok::<(), BoxError>(()));
+    match builder.trace(Trace::new(&nowhere)).build() {
+        Err(Error::Trace { path, .. }) => assert_eq!(path, nowhere),
+        other => panic!("{other:?}"),
+    }
+}
