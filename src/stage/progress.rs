@@ -1,7 +1,12 @@
 //! What a loading thread is doing, for a caller that has waited long.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(target_has_atomic = "64")]
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+#[cfg(not(target_has_atomic = "64"))]
+use self::locked::AtomicU64;
 
 /// A load has begun just now.
 const NOW: u64 = 1;
@@ -64,5 +69,29 @@ impl Progress {
     pub(crate) fn place(&self) -> Option<(usize, u64)> {
         let field = self.field.load(Ordering::Relaxed).checked_sub(1)?;
         Some((usize::try_from(field).ok()?, self.record.load(Ordering::Relaxed)))
+    }
+}
+
+/// For processors without atomics of 64 bits, such as 32-bit PowerPC.
+#[cfg(not(target_has_atomic = "64"))]
+mod locked {
+    use std::sync::atomic::Ordering;
+    use std::sync::{Mutex, PoisonError};
+
+    #[derive(Debug)]
+    pub(super) struct AtomicU64(Mutex<u64>);
+
+    impl AtomicU64 {
+        pub(super) const fn new(value: u64) -> Self {
+            Self(Mutex::new(value))
+        }
+
+        pub(super) fn load(&self, _: Ordering) -> u64 {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        pub(super) fn store(&self, value: u64, _: Ordering) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = value;
+        }
     }
 }

@@ -113,7 +113,7 @@ pub(crate) struct Asked {
 pub(crate) const PIECES: usize = 1024;
 
 /// Reads as `preadv` does, where there is none: one call for each piece, up to the first that is not filled.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(any(target_vendor = "apple", target_os = "freebsd", windows))]
 fn one_by_one(
     start: u64,
     pieces: [&mut [u8]; 3],
