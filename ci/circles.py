@@ -20,6 +20,7 @@ TOKEN = re.compile(
     r"""//[^\n]*
       | (?P<block>/\*)
       | "(?P<path>crate(?:::\w+)+)" # in serde's attributes
+      | "(?P<file>\w+\.rs)" # in `path = "file.rs"`
       | b?r(?P<hashes>\#*)".*?"(?P=hashes) | [bc]?"(?:\\.|[^"\\])*"
       | b?'(?:\\.[^']*|[^\\'])' | '\w+
       | (?P<token>(?:r\#)?[^\W\d]\w*|::|[^\s\w])
@@ -42,6 +43,8 @@ def tokens(text):
                 at = mark.end()
         elif match["path"]:
             found += re.findall(r"\w+|::", match["path"])
+        elif match["file"]:
+            found.append(match["file"])
         elif match["token"]:
             found.append(match["token"])
     return found + [""] * 3
@@ -69,6 +72,7 @@ class Crate:
     def walk(self, words, folder, file_module):
         self.file_of[file_module] = file_module
         module, opened, at = file_module, [], 0  # `opened`: for each brace, the module around it
+        given = []  # the files that attributes name for the next module
         while at < len(words):
             word = words[at]
             if word == "#" and words[at + 1] == "[":
@@ -76,6 +80,7 @@ class Crate:
                 attribute = words[at + 2 : end]
                 test_only = attribute[:2] == ["cfg", "("] and "test" in attribute and "not" not in attribute
                 at = end_of_item(words, end + 1) if test_only else at + 1
+                given += [word for word in attribute if word.endswith(".rs")]
             elif word == "mod" and is_name(words[at + 1]) and words[at + 2] in "{;":
                 child = (*module, words[at + 1])
                 self.file_of[child] = file_module
@@ -84,9 +89,11 @@ class Crate:
                     module = child
                 else:
                     inner = folder.joinpath(*child[len(file_module) :])
-                    file = next((f for f in (inner.with_suffix(".rs"), inner / "mod.rs") if f.exists()), None)
-                    if file:
+                    usual = [file for file in (inner.with_suffix(".rs"), inner / "mod.rs") if file.exists()]
+                    # Of several, each is the module on another system; here it has the imports of all.
+                    for file in [inner.with_name(name) for name in given] or usual[:1]:
                         self.read(file, inner, child)
+                given = []
                 at += 3
             elif word == "use":
                 at = self.tree(words, at + 1, module, ())
@@ -267,6 +274,18 @@ def test():
                 "b/d.rs": "use crate::a::A; pub struct D;",
             },
             ["a", "b::c", "b::d"],
+        ),
+        # A module that is another file on each system.
+        (
+            {
+                "lib.rs": "mod a; mod s;",
+                "a.rs": "use crate::s::S;",
+                "s/mod.rs": """#[cfg_attr(unix, path = "u.rs")] #[cfg_attr(not(unix), path = "v.rs")] mod this;
+                    pub use this::S;""",
+                "s/u.rs": "",
+                "s/v.rs": "use crate::a::A; pub struct S;",
+            },
+            ["a", "s::this"],
         ),
         # One way; parent and child; comments, strings, tests.
         ({"lib.rs": both, "a.rs": "use crate::b::B;", "b.rs": "pub struct B;"}, []),

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::fd::AsRawFd;
 
+pub(crate) use super::lacking::{cannot_be_pinned, count, evict, hints_wait, read, seems_there, uncache};
 use super::{Asked, Piece};
 use crate::Error;
-use crate::file::{DataFile, read_at};
+use crate::file::DataFile;
 
 /// One call each; `F_RDADVISE` does not wait (fcntl(2)).
 pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
@@ -35,26 +35,6 @@ fn advise(piece: &Piece<'_>) -> Result<(), Error> {
     }
 }
 
-/// No call tells.
-pub(crate) fn seems_there(_: &File, _: u64) -> bool {
-    false
-}
-
-/// `mincore` counts the pages of a mapping, not those of the file.
-pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
-    Err(Error::Unsupported { call: "mincore" })
-}
-
-/// No call drops pages without the danger of dropping what was not written yet.
-pub(crate) fn uncache(_: &DataFile, _: &Range<u64>) -> Result<(), Error> {
-    Err(Error::Unsupported { call: "posix_fadvise" })
-}
-
-/// As [`uncache`].
-pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
-    Err(Error::Unsupported { call: "posix_fadvise" })
-}
-
 /// Opens it by its path: `F_NOCACHE` belongs to the opening, and `/dev/fd` would only give the same one.
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     let file = data.open_again(0)?;
@@ -73,16 +53,7 @@ pub(crate) fn file_system(file: &File) -> io::Result<u64> {
     Ok(std::os::unix::fs::MetadataExt::dev(&file.metadata()?))
 }
 
-pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
-    super::one_by_one(start, pieces, |out, offset| read_at(file, out, offset))
-}
-
 /// Reads of any place and length are taken; those that fit blocks avoid the cache.
 pub(crate) fn too_small(_: &io::Error) -> bool {
-    false
-}
-
-/// Not known of this system.
-pub(crate) fn cannot_be_pinned(_: &io::Error) -> bool {
     false
 }

@@ -5,9 +5,10 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
+pub(crate) use super::lacking::{cannot_be_pinned, count, hints_wait, read, seems_there};
 use super::{Asked, Piece};
 use crate::Error;
-use crate::file::{DataFile, read_at};
+use crate::file::DataFile;
 
 /// One call each; file systems without a method for it (UFS) do nothing (`vop_stdadvise`).
 pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
@@ -32,16 +33,6 @@ fn advise(data: &DataFile, bytes: &Range<u64>, advice: libc::c_int) -> Result<()
     }
 }
 
-/// No call tells.
-pub(crate) fn seems_there(_: &File, _: u64) -> bool {
-    false
-}
-
-/// `mincore` has another meaning than Linux's.
-pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
-    Err(Error::Unsupported { call: "mincore" })
-}
-
 pub(crate) fn uncache(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     advise(data, bytes, libc::POSIX_FADV_DONTNEED)
 }
@@ -62,16 +53,7 @@ pub(crate) fn file_system(file: &File) -> io::Result<u64> {
     Ok(std::os::unix::fs::MetadataExt::dev(&file.metadata()?))
 }
 
-pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
-    super::one_by_one(start, pieces, |out, offset| read_at(file, out, offset))
-}
-
 /// A read that does not fit the blocks is refused by some file systems and goes through the cache of others.
 pub(crate) fn too_small(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINVAL)
-}
-
-/// Not known of this system.
-pub(crate) fn cannot_be_pinned(_: &io::Error) -> bool {
-    false
 }

@@ -7,43 +7,30 @@ use std::ops::Range;
 
 use crate::file::DataFile;
 
-#[cfg(target_vendor = "apple")]
-mod apple;
-#[cfg(target_os = "freebsd")]
-mod freebsd;
-#[cfg(any(target_os = "linux", target_os = "android"))]
-mod linux;
-#[cfg(not(any(
-    target_os = "linux",
-    target_os = "android",
-    target_vendor = "apple",
-    target_os = "freebsd",
-    windows
-)))]
-mod other;
-#[cfg(windows)]
-mod windows;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod lacking;
 
-#[cfg(target_vendor = "apple")]
-use apple as this;
-#[cfg(target_os = "freebsd")]
-use freebsd as this;
-#[cfg(any(target_os = "linux", target_os = "android"))]
-use linux as this;
-#[cfg(not(any(
-    target_os = "linux",
-    target_os = "android",
-    target_vendor = "apple",
-    target_os = "freebsd",
-    windows
-)))]
-use other as this;
-#[cfg(windows)]
-use windows as this;
+#[cfg_attr(any(target_os = "linux", target_os = "android"), path = "linux.rs")]
+#[cfg_attr(target_vendor = "apple", path = "apple.rs")]
+#[cfg_attr(target_os = "freebsd", path = "freebsd.rs")]
+#[cfg_attr(windows, path = "windows.rs")]
+#[cfg_attr(
+    not(any(
+        target_os = "linux",
+        target_os = "android",
+        target_vendor = "apple",
+        target_os = "freebsd",
+        windows
+    )),
+    path = "other.rs"
+)]
+mod this;
 
 /// `count(piece)` returns the pages that hold its bytes, and how many of them are in the cache; what lies past the end is
 /// left out.
 pub(crate) use this::count;
+/// `hints_wait(file)`: whether hints for this file can wait for its file system.
+pub(crate) use this::hints_wait;
 /// `seems_there(file, offset)`: whether a byte is in the cache; `false` if that is unknown.
 pub(crate) use this::seems_there;
 /// `will_need(pieces, asked)` hints pieces, at most [`PIECES`] of them, and counts them.
@@ -57,15 +44,7 @@ pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
 pub(crate) use this::{evict, uncache};
 
 #[cfg(all(test, target_os = "linux"))]
-pub(crate) use linux::STRETCH;
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) use linux::hints_wait;
-
-/// No system that is known.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) const fn hints_wait(_: &std::fs::File) -> bool {
-    false
-}
+pub(crate) use this::STRETCH;
 
 /// Bytes of one file.
 #[derive(Debug)]
@@ -111,27 +90,3 @@ pub(crate) struct Asked {
 /// Most pieces that one call of [`will_need`] gets: as many as Linux takes in one (`UIO_MAXIOV` in the kernel's
 /// `include/uapi/linux/uio.h`).
 pub(crate) const PIECES: usize = 1024;
-
-/// Reads as `preadv` does, where there is none: one call for each piece, up to the first that is not filled.
-#[cfg(any(target_vendor = "apple", target_os = "freebsd", windows))]
-fn one_by_one(
-    start: u64,
-    pieces: [&mut [u8]; 3],
-    read_at: impl Fn(&mut [u8], u64) -> std::io::Result<usize>,
-) -> std::io::Result<usize> {
-    let mut done = 0;
-    for piece in pieces {
-        let mut filled = 0;
-        while filled < piece.len() {
-            match read_at(&mut piece[filled..], start + (done + filled) as u64) {
-                Ok(0) => return Ok(done + filled),
-                Ok(read) => filled += read,
-                Err(error) if done + filled == 0 => return Err(error),
-                // What was read counts; the next call meets the error again.
-                Err(_) => return Ok(done + filled),
-            }
-        }
-        done += filled;
-    }
-    Ok(done)
-}

@@ -1,15 +1,14 @@
-//! Systems without a file of their own: `madvise` where there is one, and no more.
+//! The other Unixes: `madvise` for hints, and no more.
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 
+pub(crate) use super::lacking::{cannot_be_pinned, count, evict, hints_wait, read, seems_there, uncache};
 use super::{Asked, Piece};
 use crate::Error;
 use crate::file::DataFile;
 
 /// One call each.
-#[cfg(unix)]
 pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     for piece in pieces {
         let Ok(map) = &piece.map else { continue };
@@ -24,30 +23,6 @@ pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     }
 }
 
-/// No such call.
-#[cfg(not(unix))]
-pub(crate) fn will_need(_: &[Piece<'_>], _: &mut Asked) {}
-
-/// No call tells.
-pub(crate) fn seems_there(_: &File, _: u64) -> bool {
-    false
-}
-
-/// No `mincore` with Linux's meaning.
-pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
-    Err(Error::Unsupported { call: "mincore" })
-}
-
-/// No such call, or one without an effect.
-pub(crate) fn uncache(_: &DataFile, _: &Range<u64>) -> Result<(), Error> {
-    Err(Error::Unsupported { call: "posix_fadvise" })
-}
-
-/// As [`uncache`].
-pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
-    Err(Error::Unsupported { call: "posix_fadvise" })
-}
-
 /// No such reads.
 pub(crate) fn reopen(_: &DataFile) -> Result<File, Error> {
     Err(Error::Unsupported { call: "open(O_DIRECT)" })
@@ -59,16 +34,6 @@ pub(crate) fn file_system(_: &File) -> io::Result<u64> {
 }
 
 /// Never called.
-pub(crate) fn read(_: &File, _: u64, _: [&mut [u8]; 3]) -> io::Result<usize> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Never called.
 pub(crate) fn too_small(_: &io::Error) -> bool {
-    false
-}
-
-/// Never called.
-pub(crate) fn cannot_be_pinned(_: &io::Error) -> bool {
     false
 }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::windows::io::{AsRawHandle, FromRawHandle};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -13,9 +12,10 @@ use windows_sys::Win32::Storage::FileSystem::{
 use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RANGE_ENTRY};
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
+pub(crate) use super::lacking::{cannot_be_pinned, count, evict, hints_wait, read, seems_there, uncache};
 use super::{Asked, Piece};
 use crate::Error;
-use crate::file::{DataFile, read_at};
+use crate::file::DataFile;
 
 /// One call for all pieces of a file, which is mapped as long as the call lasts: a file that stays mapped can be
 /// neither truncated nor replaced.
@@ -60,23 +60,6 @@ fn prefetch(map: &MmapRaw, pieces: &[Piece<'_>]) -> bool {
     unsafe { PrefetchVirtualMemory(this, ranges.len(), ranges.as_ptr(), 0) != 0 }
 }
 
-/// No call tells.
-pub(crate) fn seems_there(_: &File, _: u64) -> bool {
-    false
-}
-
-pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
-    Err(Error::Unsupported { call: "mincore" })
-}
-
-pub(crate) fn uncache(_: &DataFile, _: &Range<u64>) -> Result<(), Error> {
-    Err(Error::Unsupported { call: "posix_fadvise" })
-}
-
-pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
-    Err(Error::Unsupported { call: "posix_fadvise" })
-}
-
 /// By the handle, not by the path, which may name another file by now.
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     let file = data.file()?;
@@ -97,16 +80,7 @@ pub(crate) fn file_system(_: &File) -> io::Result<u64> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
-    super::one_by_one(start, pieces, |out, offset| read_at(file, out, offset))
-}
-
 /// Not a multiple of the sector.
 pub(crate) fn too_small(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| code.cast_unsigned() == ERROR_INVALID_PARAMETER)
-}
-
-/// Not known of this system.
-pub(crate) fn cannot_be_pinned(_: &io::Error) -> bool {
-    false
 }
