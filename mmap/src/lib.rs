@@ -75,6 +75,8 @@ mod hint;
 mod limit;
 mod page;
 mod plan;
+#[cfg_attr(not(test), expect(dead_code, reason = "used by the lookahead of direct reads"))]
+mod queue;
 mod read;
 mod records;
 mod shard;

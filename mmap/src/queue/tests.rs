@@ -1,0 +1,431 @@
+//! Both engines: the bytes of every read, errors, limits, and what is done with reads in flight.
+
+use std::fs::{self, OpenOptions};
+
+use super::*;
+
+/// Runs a test on each engine that this system has. `read_at` is what threads do.
+fn each(read_at: threads::ReadAt, test: impl Fn(Queue)) {
+    test(Queue::on(Box::new(Threads::new(read_at))));
+    #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    match uring::Uring::new() {
+        Ok(uring) => test(Queue::on(Box::new(uring))),
+        Err(error) => println!("not checked: io_uring: {error}"),
+    }
+}
+
+impl Queue {
+    fn on(engine: Box<dyn Engine>) -> Self {
+        Self { running: Some(Running::new(engine)), reads: Reads::default() }
+    }
+}
+
+fn read(file: &Arc<File>, offset: u64, len: usize, tag: u64) -> Read {
+    let mut into = Buffer::new(len).unwrap();
+    into.fill(0xEE);
+    Read { file: Arc::clone(file), offset, into, len, tag }
+}
+
+/// A file of as many bytes, which differ from those a power of two away.
+fn data(len: usize) -> (tempfile::TempDir, Arc<File>, Vec<u8>) {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..251).cycle().take(len).collect();
+    let path = folder.path().join("data");
+    fs::write(&path, &bytes).unwrap();
+    (folder, Arc::new(File::open(path).unwrap()), bytes)
+}
+
+/// Fails unless the read has brought what `bytes` have there.
+fn check(done: &Done, bytes: &[u8], offset: u64, len: usize) {
+    let wanted = bytes.get(usize::try_from(offset).unwrap()..).unwrap_or_default();
+    let wanted = &wanted[..len.min(wanted.len())];
+    assert_eq!(*done.read.as_ref().unwrap(), wanted.len(), "{len} bytes at {offset}");
+    assert!(done.into[..wanted.len()] == *wanted, "{len} bytes at {offset}");
+    assert!(done.into[wanted.len()..].iter().all(|&byte| byte == 0xEE), "{len} bytes at {offset}");
+}
+
+/// A thousand reads of a file, many more than may be in flight, some of them large, some across its end or behind it.
+fn reads_a_file(mut queue: Queue) {
+    let (_folder, file, bytes) = data((3 << 20) + 77);
+    let mut state = 1_u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        usize::try_from(state >> 33).unwrap() % below
+    };
+    let asked: Vec<(u64, usize)> = (0..1000)
+        .map(|number| {
+            let len = random(if number % 50 == 0 { 2 << 20 } else { 20_000 });
+            (random(bytes.len() + 10_000) as u64, len)
+        })
+        .collect();
+    let mut seen = vec![false; asked.len()];
+    let mut got = |done: Done| {
+        let tag = usize::try_from(done.tag).unwrap();
+        assert!(!std::mem::replace(&mut seen[tag], true), "{tag} twice");
+        check(&done, &bytes, asked[tag].0, asked[tag].1);
+    };
+    for (tag, &(offset, len)) in asked.iter().enumerate() {
+        queue.push(read(&file, offset, len, tag as u64));
+        if tag % 7 == 0 {
+            queue.start();
+        }
+        if tag % 3 == 0 {
+            queue.poll().into_iter().for_each(&mut got);
+        }
+        assert!(queue.reads.in_flight <= READS);
+        assert!(queue.reads.bytes <= BYTES || queue.reads.in_flight == 1);
+    }
+    std::iter::from_fn(|| queue.wait()).for_each(&mut got);
+    assert!(seen.iter().all(|&seen| seen));
+    assert!(queue.poll().is_none() && queue.wait().is_none());
+    assert_eq!((queue.reads.in_flight, queue.reads.bytes), (0, 0));
+}
+
+#[test]
+fn every_byte_is_the_files() {
+    each(read_at, reads_a_file);
+}
+
+#[test]
+fn what_is_chosen_by_the_first_read_reads_too() {
+    let mut queue = Queue::new();
+    assert!(queue.running.is_none() && queue.poll().is_none() && queue.wait().is_none());
+    queue.start();
+    assert!(queue.forget_queued(|_| false).is_empty());
+    reads_a_file(queue);
+}
+
+#[test]
+fn errors_are_the_systems_and_the_memory_comes_back() {
+    let (folder, file, bytes) = data(5000);
+    let path = folder.path().join("data");
+    let unreadable = Arc::new(OpenOptions::new().append(true).open(path).unwrap());
+    each(read_at, |mut queue| {
+        for tag in 0..100 {
+            let file = if tag % 2 == 0 { &file } else { &unreadable };
+            queue.push(read(file, 1000, 3000, tag));
+        }
+        queue.push(read(&file, u64::MAX, 10, 100));
+        let done: Vec<Done> = std::iter::from_fn(|| queue.wait()).collect();
+        assert_eq!(done.len(), 101);
+        for done in done {
+            match done.tag {
+                100 => assert!(done.read.is_err() && done.into.len() == 10),
+                tag if tag % 2 == 0 => check(&done, &bytes, 1000, 3000),
+                _ => {
+                    let error = done.read.unwrap_err();
+                    #[cfg(unix)]
+                    assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+                    assert!(done.into.len() == 3000, "{error}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn no_more_is_read_than_the_memory_holds() {
+    let (_folder, file, bytes) = data(100);
+    each(read_at, |mut queue| {
+        queue.push(Read { len: usize::MAX, ..read(&file, 3, 10, 1) });
+        check(&queue.wait().unwrap(), &bytes, 3, 10);
+        queue.push(Read { len: 4, ..read(&file, 3, 10, 2) });
+        check(&queue.wait().unwrap(), &bytes, 3, 4);
+    });
+}
+
+/// Reads that end when the test wants it: of a socket.
+#[cfg(unix)]
+mod gated {
+    use std::io::Read as _;
+    use std::io::Write;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::ptr::NonNull;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::SeqCst;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    fn gate() -> (UnixStream, Arc<File>) {
+        let (writer, reader) = UnixStream::pair().unwrap();
+        (writer, Arc::new(File::from(OwnedFd::from(reader))))
+    }
+
+    /// A socket has no places.
+    fn read_next(mut file: &File, out: &mut [u8], _: u64) -> io::Result<usize> {
+        file.read(out)
+    }
+
+    #[test]
+    fn only_wait_waits() {
+        each(read_next, |mut queue| {
+            let (mut writer, file) = gate();
+            queue.push(read(&file, 0, 10, 7));
+            for _ in 0..3 {
+                queue.start();
+                assert!(queue.poll().is_none());
+            }
+            writer.write_all(b"0123456789").unwrap();
+            check(&queue.wait().unwrap(), b"0123456789", 0, 10);
+            assert!(queue.wait().is_none());
+        });
+    }
+
+    #[test]
+    fn the_limits_are_kept_and_what_is_beyond_them_comes_back() {
+        for (len, pushed, in_flight) in
+            [(1000, 100, READS), (1 << 20, 20, 8), (3 << 20, 5, 2), (9 << 20, 3, 1), (0, 70, READS)]
+        {
+            each(read_next, |mut queue| {
+                let (writer, file) = gate();
+                (0..pushed).for_each(|tag| queue.push(read(&file, 0, len, tag)));
+                queue.start();
+                // Of no bytes they end at once.
+                if len > 0 {
+                    assert_eq!(queue.reads.in_flight, in_flight);
+                    let last = pushed - 1;
+                    let taken = queue.forget_queued(|tag| tag == last);
+                    let tags: Vec<u64> = taken.iter().map(|(tag, _)| *tag).collect();
+                    assert_eq!(tags, (in_flight as u64..last).collect::<Vec<_>>());
+                    assert!(taken.iter().all(|(_, into)| into.len() == len));
+                }
+                drop(writer);
+                let ended = std::iter::from_fn(|| queue.wait()).map(|done| {
+                    assert_eq!(done.read.unwrap(), 0);
+                    done.tag
+                });
+                let mut ended: Vec<u64> = ended.collect();
+                ended.sort_unstable();
+                let all = if len > 0 { in_flight + 1 } else { 70 };
+                assert_eq!(ended.len(), all);
+            });
+        }
+    }
+
+    #[test]
+    fn another_thread_sees_the_end_also_when_the_first_is_gone() {
+        each(read_next, |mut queue| {
+            let (mut writer, file) = gate();
+            let mut queue = thread::spawn(move || {
+                (0..5).for_each(|tag| queue.push(read(&file, 0, 4, tag)));
+                queue.start();
+                assert!(queue.poll().is_none());
+                queue
+            })
+            .join()
+            .unwrap();
+            let (sender, receiver) = channel();
+            let waits = thread::spawn(move || {
+                sender.send(()).unwrap();
+                std::iter::from_fn(|| queue.wait()).collect::<Vec<_>>()
+            });
+            receiver.recv().unwrap();
+            writer.write_all(b"abcdabcdabcdabcdabcd").unwrap();
+            let ended = waits.join().unwrap();
+            assert_eq!(ended.len(), 5);
+            ended.iter().for_each(|done| check(done, b"abcd", 0, 4));
+        });
+    }
+
+    #[test]
+    fn a_drop_frees_no_memory_that_a_read_fills() {
+        /// Fails if it is dropped before the read can have ended.
+        struct Lender(#[expect(dead_code, reason = "owns the memory")] Vec<u8>, Arc<AtomicBool>);
+        impl Drop for Lender {
+            fn drop(&mut self) {
+                assert!(self.1.load(SeqCst), "freed");
+            }
+        }
+
+        each(read_next, |mut queue| {
+            let (mut writer, file) = gate();
+            let written = Arc::new(AtomicBool::new(false));
+            for tag in 0..10 {
+                let mut memory = vec![0; 1000];
+                let start = NonNull::from(&mut memory[..]).cast();
+                let lender = Lender(memory, Arc::clone(&written));
+                // SAFETY: the lender owns the memory, which nothing else reaches.
+                let into = unsafe { Buffer::lent(start, 1000, lender) };
+                queue.push(Read { file: Arc::clone(&file), offset: 0, into, len: 1000, tag });
+            }
+            queue.start();
+            assert!(queue.poll().is_none());
+            let (sender, receiver) = channel();
+            let drops = thread::spawn(move || {
+                sender.send(()).unwrap();
+                drop(queue);
+            });
+            receiver.recv().unwrap();
+            // Time for a drop that does not wait.
+            for _ in 0..10_000 {
+                assert!(!drops.is_finished());
+                thread::yield_now();
+            }
+            written.store(true, SeqCst);
+            writer.write_all(&[1; 10_000]).unwrap();
+            drop(writer);
+            drops.join().unwrap();
+            // Nothing keeps the file any more.
+            assert_eq!(Arc::strong_count(&file), 1);
+        });
+    }
+
+    #[test]
+    fn a_forked_process_has_errors_and_does_not_hang() {
+        each(read_next, |mut queue| {
+            let (mut writer, file) = gate();
+            (0..70).for_each(|tag| queue.push(read(&file, 0, 2, tag)));
+            queue.start();
+            assert!(queue.poll().is_none());
+            // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
+            match unsafe { libc::fork() } {
+                0 => {
+                    // SAFETY: takes no pointer. It ends a child that hangs.
+                    unsafe { libc::alarm(60) };
+                    queue.push(read(&file, 0, 2, 70));
+                    queue.start();
+                    let failed = |done: &Done| done.read.is_err() && done.into.len() == 2;
+                    let polled = queue.poll().as_ref().is_some_and(failed);
+                    let waited = std::iter::from_fn(|| queue.wait()).filter(failed).count() == 6;
+                    drop(queue);
+                    // SAFETY: takes no pointer, and does not return.
+                    unsafe { libc::_exit(if polled && waited { 0 } else { 1 }) }
+                }
+                pid => {
+                    assert!(pid > 0, "{}", io::Error::last_os_error());
+                    let mut status = 0;
+                    // SAFETY: the kernel writes to `status`, which lives.
+                    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+                    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
+                }
+            }
+            // The parent goes on.
+            writer.write_all(&b"xy".repeat(70)).unwrap();
+            for _ in 0..70 {
+                check(&queue.wait().unwrap(), b"xy", 0, 2);
+            }
+            assert!(queue.wait().is_none());
+        });
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn signals_neither_end_a_wait_nor_lose_a_read() {
+        static HANDLED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        extern "C" fn count(_: libc::c_int) {
+            HANDLED.fetch_add(1, SeqCst);
+        }
+        // SAFETY: all zeros are a valid `sigaction`; in particular SA_RESTART is off.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = count as extern "C" fn(libc::c_int) as usize;
+        // SAFETY: the handler only counts in an atomic, which a handler may.
+        assert_eq!(unsafe { libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()) }, 0);
+        each(read_next, |mut queue| {
+            let (mut writer, file) = gate();
+            // SAFETY: takes no pointer.
+            let waiting = unsafe { libc::syscall(libc::SYS_gettid) };
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        let enough = HANDLED.load(SeqCst) + 25;
+                        while HANDLED.load(SeqCst) < enough {
+                            // SAFETY: takes no pointer.
+                            let sent = unsafe {
+                                libc::syscall(libc::SYS_tgkill, std::process::id(), waiting, libc::SIGUSR2)
+                            };
+                            assert_eq!(sent, 0);
+                            thread::yield_now();
+                        }
+                        writer.write_all(b"z").unwrap();
+                    }
+                });
+                for tag in 0..3 {
+                    queue.push(read(&file, 0, 1, tag));
+                    check(&queue.wait().unwrap(), b"z", 0, 1);
+                }
+            });
+        });
+    }
+
+    /// Calls that the system refuses to a thread, as containers do.
+    #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    mod refused {
+        use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+        use super::*;
+
+        /// From now on and for this thread and those that it starts.
+        fn refuse(calls: &[libc::c_long], errno: libc::c_int) {
+            let action = SeccompAction::Errno(errno.try_into().unwrap());
+            let arch = std::env::consts::ARCH.try_into().unwrap();
+            let rules = calls.iter().map(|&call| (call, Vec::new())).collect();
+            let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, arch).unwrap();
+            let program: BpfProgram = filter.try_into().unwrap();
+            seccompiler::apply_filter(&program).unwrap();
+        }
+
+        /// In a thread of its own, because filters cannot be taken off.
+        fn alone(test: impl FnOnce() + Send + 'static) {
+            thread::spawn(test).join().unwrap();
+        }
+
+        #[test]
+        fn without_io_uring_threads_read() {
+            for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
+                alone(move || {
+                    refuse(&[call], libc::EPERM);
+                    let (_folder, file, bytes) = data(100);
+                    let mut queue = Queue::new();
+                    queue.push(read(&file, 1, 10, 0));
+                    assert!(format!("{queue:?}").contains("Threads"), "{queue:?}");
+                    check(&queue.wait().unwrap(), &bytes, 1, 10);
+                    reads_a_file(queue);
+                });
+            }
+        }
+
+        #[test]
+        fn when_calls_are_refused_later_nothing_is_lost() {
+            alone(|| {
+                let Ok(uring) = uring::Uring::new() else { return println!("not checked: no io_uring") };
+                let mut queue = Queue::on(Box::new(uring));
+                let (_folder, file, bytes) = data(5000);
+                let (mut writer, socket) = gate();
+                queue.push(read(&socket, 0, 3, 0));
+                queue.start();
+                refuse(&[libc::SYS_io_uring_enter], libc::EPERM);
+                (1..100).for_each(|tag| queue.push(read(&file, tag, 1000, tag)));
+                assert!(queue.poll().is_none());
+                // What the kernel has not taken waits until what it has taken has ended.
+                assert_eq!((queue.reads.in_flight, queue.reads.queued.len()), (1, 99));
+                writer.write_all(b"abc").unwrap();
+                check(&queue.wait().unwrap(), b"abc", 0, 3);
+                let mut tags = vec![];
+                while let Some(done) = queue.wait() {
+                    check(&done, &bytes, done.tag, 1000);
+                    tags.push(done.tag);
+                }
+                tags.sort_unstable();
+                assert_eq!(tags, (1..100).collect::<Vec<_>>());
+                assert!(format!("{queue:?}").contains("Threads"), "{queue:?}");
+
+                // And with such a read a drop waits as well.
+                queue.push(read(&file, 0, 10, 0));
+                drop(queue);
+                assert_eq!(Arc::strong_count(&file), 1);
+            });
+        }
+
+        #[test]
+        fn without_threads_the_caller_reads() {
+            alone(|| {
+                refuse(&[libc::SYS_clone3, libc::SYS_clone], libc::EPERM);
+                assert!(thread::Builder::new().spawn(|| ()).is_err());
+                reads_a_file(Queue::on(Box::new(Threads::new(read_at))));
+            });
+        }
+    }
+}

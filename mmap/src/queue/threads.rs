@@ -1,0 +1,166 @@
+//! Threads, each of which does one read after the other.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use super::{Engine, Read, Reads};
+
+/// Most threads. More do not make disks faster that answer threads, and cost memory.
+const THREADS: usize = 16;
+
+/// Bytes of a thread's stack, of which one call of the system uses little. Programs' thread-local memory is in there too.
+const STACK: usize = 256 << 10;
+
+/// Reads once at a place in the file.
+pub(super) type ReadAt = fn(&File, &mut [u8], u64) -> io::Result<usize>;
+
+#[derive(Debug)]
+pub(super) struct Threads {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    sender: Sender<Ended>,
+    ended: Receiver<Ended>,
+    begun: Vec<Read>,
+}
+
+type Ended = (Read, io::Result<usize>);
+
+#[derive(Debug)]
+struct Shared {
+    work: Mutex<Work>,
+    changed: Condvar,
+    read_at: ReadAt,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    reads: VecDeque<Read>,
+    /// Threads that will look for a read next.
+    idle: usize,
+    closed: bool,
+}
+
+impl Threads {
+    /// No threads yet; those to come read by `read_at`.
+    pub(super) fn new(read_at: ReadAt) -> Self {
+        let shared = Shared { work: Mutex::default(), changed: Condvar::new(), read_at };
+        let (sender, ended) = channel();
+        Self { shared: Arc::new(shared), threads: Vec::new(), sender, ended, begun: Vec::new() }
+    }
+
+    /// Starts as many threads as reads wait for one.
+    fn grow(&mut self, mut wanted: usize) {
+        while wanted > 0 && self.threads.len() < THREADS {
+            let (shared, sender) = (Arc::clone(&self.shared), self.sender.clone());
+            let thread = Builder::new().name("twinbuf-read".into()).stack_size(STACK);
+            self.shared.lock().idle += 1;
+            if let Ok(thread) = thread.spawn(move || shared.run(&sender)) {
+                self.threads.push(thread);
+            } else {
+                // Those there are do the reads, later.
+                self.shared.lock().idle -= 1;
+                return;
+            }
+            wanted -= 1;
+        }
+    }
+
+    /// Does a read here, if there is no thread that would.
+    fn read_here(&self, reads: &mut Reads) {
+        if self.threads.is_empty() {
+            let read = self.shared.lock().reads.pop_front();
+            if let Some(read) = read {
+                let (read, result) = self.shared.read(read);
+                reads.end(read, result);
+            }
+        }
+    }
+}
+
+impl Engine for Threads {
+    fn begin(&mut self, read: Read, _: &mut Reads) {
+        self.begun.push(read);
+    }
+
+    fn submit(&mut self, _: &mut Reads) {
+        if self.begun.is_empty() {
+            return;
+        }
+        let mut work = self.shared.lock();
+        work.reads.extend(self.begun.drain(..));
+        let (waiting, idle) = (work.reads.len(), work.idle);
+        drop(work);
+        for _ in 0..waiting.min(idle) {
+            self.shared.changed.notify_one();
+        }
+        self.grow(waiting.saturating_sub(idle));
+    }
+
+    fn reap(&mut self, reads: &mut Reads) {
+        while let Ok((read, result)) = self.ended.try_recv() {
+            reads.end(read, result);
+        }
+        if reads.ended.is_empty() {
+            self.read_here(reads);
+        }
+    }
+
+    fn wait(&mut self, reads: &mut Reads) {
+        self.submit(reads);
+        self.reap(reads);
+        if reads.ended.is_empty() {
+            // It comes: a thread is there, and it sends whatever it takes.
+            if let Ok((read, result)) = self.ended.recv() {
+                reads.end(read, result);
+            }
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        let mut work = self.shared.lock();
+        work.closed = true;
+        work.reads.clear();
+        drop(work);
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked holds no read any more.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A thread's life.
+    fn run(&self, ended: &Sender<Ended>) {
+        let mut work = self.lock();
+        while !work.closed {
+            let Some(read) = work.reads.pop_front() else {
+                work = self.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            work.idle -= 1;
+            drop(work);
+            // The receiver is there as long as this thread: the engine waits for it.
+            let _ = ended.send(self.read(read));
+            work = self.lock();
+            work.idle += 1;
+        }
+    }
+
+    fn read(&self, mut read: Read) -> Ended {
+        let len = read.len;
+        let result = (self.read_at)(&read.file, &mut read.into[..len], read.offset);
+        (read, result)
+    }
+
+    /// Nothing that runs under the lock panics halfway.
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
