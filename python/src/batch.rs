@@ -1,13 +1,16 @@
 //! `Batch`: the guard of a slot, and the arrays that look into it.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{mem, ptr};
 
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
+use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
+use twinbuf::BatchPlan;
 
 use crate::dlpack;
 use crate::dtype;
@@ -23,30 +26,77 @@ use crate::lease::Lease;
 /// waits 0.1 s; then the batch keeps its memory, the slot gets new memory of the same size, and a warning is logged
 /// once. To keep batches without that wait, copy them: ``batch.numpy().copy()``, ``batch.torch().clone()``.
 ///
+/// A batch of a loader with a ``device`` has left its slot: it is tensors on the device, and may be kept.
+///
 /// Attributes
 /// ----------
 /// epoch, step
 ///     Its place in the plan.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Batch")]
 pub(crate) struct Batch {
-    /// `None` once it was released.
-    lease: Mutex<Option<Arc<Lease>>>,
+    content: Mutex<Content>,
+    /// A view of the batch itself was taken and is over. Who took it may still use the memory, as
+    /// `torch.frombuffer(batch)` does, as long as it has this object.
+    exported: AtomicBool,
     #[pyo3(get)]
     epoch: u64,
     #[pyo3(get)]
     step: u64,
 }
 
+enum Content {
+    Slot(Arc<Lease>),
+    /// Tensors on a device: one, or a tuple of them.
+    Device {
+        tensors: Py<PyAny>,
+        records: BatchPlan,
+    },
+    /// Released; the memory may have to stay until the object goes.
+    Released {
+        _memory: Option<Arc<Lease>>,
+    },
+}
+
 impl Batch {
     pub(crate) fn new(lease: Arc<Lease>) -> Self {
         let (epoch, step) = (lease.epoch, lease.step);
-        Self { lease: Mutex::new(Some(lease)), epoch, step }
+        Self { content: Mutex::new(Content::Slot(lease)), exported: AtomicBool::new(false), epoch, step }
+    }
+
+    fn content(&self) -> MutexGuard<'_, Content> {
+        // Nothing that holds the lock can panic half-way, waits, or runs Python code.
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lease(&self) -> PyResult<Arc<Lease>> {
-        // Nothing that holds the lock can panic half-way.
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        lease.clone().ok_or_else(|| PyValueError::new_err("the batch was released"))
+        match &*self.content() {
+            Content::Slot(lease) => Ok(lease.clone()),
+            Content::Device { .. } => Err(PyTypeError::new_err(
+                "the batch is on a device: use `torch()`, or `torch().cpu().numpy()`",
+            )),
+            Content::Released { .. } => Err(released()),
+        }
+    }
+
+    /// The tensors of a batch on a device.
+    fn on_device<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        match &*self.content() {
+            Content::Device { tensors, .. } => Some(tensors.bind(py).clone()),
+            _ => None,
+        }
+    }
+
+    fn records(&self) -> PyResult<BatchPlan> {
+        if let Content::Device { records, .. } = &*self.content() {
+            return Ok(records.clone());
+        }
+        Ok(self.lease()?.records())
+    }
+
+    fn replace(&self, content: Content) {
+        let old = mem::replace(&mut *self.content(), content);
+        // Without the lock: a tensor that goes may run Python code.
+        drop(old);
     }
 
     /// The lease of a batch that is one array.
@@ -59,6 +109,10 @@ impl Batch {
             ))),
         }
     }
+}
+
+fn released() -> PyErr {
+    PyValueError::new_err("the batch was released")
 }
 
 #[pymethods]
@@ -75,15 +129,21 @@ impl Batch {
             return Err(PyTypeError::new_err(format!("numpy has no {name}: use `batch.torch()`")));
         }
         let asarray = py.import("numpy")?.getattr("asarray")?;
+        // Of an object that cannot be released before the array is gone.
+        let array = |field| asarray.call1((Field { lease: lease.clone(), field },));
         match lease.views.len() {
-            1 => asarray.call1((slf,)),
-            fields => tuple(py, fields, |field| asarray.call1((Field { lease: lease.clone(), field },))),
+            1 => array(0),
+            fields => tuple(py, fields, array),
         }
     }
 
-    /// The batch as a tensor of torch in host memory, without a copy. A tuple, if the loader reads several data sets.
+    /// The batch as a tensor of torch, without a copy: in host memory, or on the loader's ``device``. A tuple, if the
+    /// loader reads several data sets.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
+        if let Some(tensors) = slf.get().on_device(py) {
+            return Ok(tensors);
+        }
         let lease = slf.get().lease()?;
         let from_dlpack = py.import("torch.utils.dlpack")?.getattr("from_dlpack")?;
         let tensor = |field| from_dlpack.call1((dlpack::capsule(py, lease.clone(), field, true)?,));
@@ -96,22 +156,50 @@ impl Batch {
     /// The numbers of its records in the data set, in its order, as an array of int64.
     #[getter]
     fn indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        indices(py, &self.lease()?.records())
+        indices(py, &self.records()?)
     }
 
     /// Let go of the slot now. Arrays that were made from the batch keep it until they are gone too.
     ///
-    /// `numpy`, `torch`, ``numpy.asarray(batch)``, ``memoryview(batch)`` and ``torch.from_dlpack(batch)`` make such
-    /// arrays. ``torch.frombuffer(batch)`` does not: it keeps the batch and not its memory. After this call or the end
-    /// of ``with`` its tensor reaches memory that was given back. Use ``batch.torch()``.
+    /// ``torch.frombuffer(batch)`` and others that take the buffer of the batch itself do not tell when they are done
+    /// with it: where there was one, the slot stays until the batch object is gone too.
     fn release(&self) {
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(lease);
+        let mut content = self.content();
+        let old = mem::replace(&mut *content, Content::Released { _memory: None });
+        match old {
+            // Relaxed: the end of a view at the same time finds the lock, and keeps the memory itself.
+            Content::Slot(lease) if self.exported.load(Ordering::Relaxed) => {
+                *content = Content::Released { _memory: Some(lease) };
+            }
+            Content::Released { _memory } => *content = Content::Released { _memory },
+            old => {
+                drop(content);
+                drop(old);
+            }
+        }
+    }
+
+    /// These tensors are the batch from now on, and its slot is free.
+    fn _moved(&self, tensors: Py<PyAny>) -> PyResult<()> {
+        let records = self.records()?;
+        self.replace(Content::Device { tensors, records });
+        Ok(())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.content.try_lock().as_deref() {
+            Ok(Content::Device { tensors, .. }) => visit.call(tensors),
+            _ => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        self.replace(Content::Released { _memory: None });
     }
 
     /// The number of records.
     fn __len__(&self) -> PyResult<usize> {
-        Ok(self.lease()?.views[0].shape[0].unsigned_abs())
+        Ok(usize::try_from(self.records()?.len())?)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -132,6 +220,14 @@ impl Batch {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(tensor) = self.on_device(py) {
+            let options = PyDict::new(py);
+            options.set_item("stream", stream)?;
+            options.set_item("max_version", max_version)?;
+            options.set_item("dl_device", dl_device)?;
+            options.set_item("copy", copy)?;
+            return tensor.call_method("__dlpack__", (), Some(&options));
+        }
         if stream.is_some() {
             return Err(PyValueError::new_err("stream: wanted None for host memory"));
         }
@@ -142,8 +238,11 @@ impl Batch {
         dlpack::capsule(py, self.only()?, 0, versioned)
     }
 
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::HOST
+    fn __dlpack_device__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self.on_device(py) {
+            Some(tensor) => tensor.call_method0("__dlpack_device__"),
+            None => dlpack::HOST.into_bound_py_any(py),
+        }
     }
 
     /// # Safety
@@ -160,19 +259,40 @@ impl Batch {
     /// Python calls it with a view that `__getbuffer__` filled, once.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: as the caller promises.
-        unsafe { let_go(view) };
+        let lease = unsafe { taken(view) };
+        // Relaxed: read by a thread that has seen the end of this call, or else the lock below has the memory kept.
+        self.exported.store(true, Ordering::Relaxed);
+        if let Content::Released { _memory: memory @ None } = &mut *self.content() {
+            *memory = Some(lease);
+        }
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let at = format!("epoch {}, step {}", self.epoch, self.step);
-        match self.lease() {
+        if let Some(tensors) = self.on_device(py) {
+            let one = |tensor: Bound<'_, PyAny>| -> PyResult<String> {
+                let part = |name: &str| tensor.getattr(name)?.str();
+                let shape: Vec<usize> = tensor.getattr("shape")?.extract()?;
+                Ok(format!(
+                    "{} {shape:?} on {}",
+                    part("dtype")?.to_string().replace("torch.", ""),
+                    part("device")?
+                ))
+            };
+            let tensors = match tensors.cast::<PyTuple>() {
+                Ok(fields) => fields.iter().map(one).collect::<PyResult<Vec<_>>>()?,
+                Err(_) => vec![one(tensors)?],
+            };
+            return Ok(format!("<Batch: {at}, {}>", tensors.join(", ")));
+        }
+        Ok(match self.lease() {
             Ok(lease) => {
                 let views =
                     lease.views.iter().map(|view| format!("{} {:?}", dtype::name(view.dtype), view.shape));
                 format!("<Batch: {at}, {}>", views.collect::<Vec<_>>().join(", "))
             }
             Err(_) => format!("<Batch: {at}, released>"),
-        }
+        })
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -214,11 +334,11 @@ impl Field {
     /// Python calls it with a view that `__getbuffer__` filled, once.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: as the caller promises.
-        unsafe { let_go(view) };
+        drop(unsafe { taken(view) });
     }
 }
 
-/// Fills a view of the buffer protocol, which keeps `lease` until [`let_go`].
+/// Fills a view of the buffer protocol, which keeps `lease` until it is [`taken`].
 ///
 /// # Safety
 ///
@@ -266,14 +386,14 @@ unsafe fn fill(
     Ok(())
 }
 
-/// Gives back what a view keeps.
+/// Takes back what a view keeps.
 ///
 /// # Safety
 ///
 /// [`fill`] filled the view, and this is called once for it.
-unsafe fn let_go(view: *mut ffi::Py_buffer) {
+unsafe fn taken(view: *mut ffi::Py_buffer) -> Arc<Lease> {
     // SAFETY: the view was filled.
     let internal = unsafe { (*view).internal };
     // SAFETY: `fill` put a counted reference there, which is taken back once.
-    drop(unsafe { Arc::from_raw(internal.cast::<Lease>().cast_const()) });
+    unsafe { Arc::from_raw(internal.cast::<Lease>().cast_const()) }
 }

@@ -2,13 +2,14 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::loader::Fields;
 use twinbuf::{BatchPlan, BoxError, Dataset};
 
@@ -67,9 +68,31 @@ pub(crate) fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
 }
 
+/// The loader's one reference to a data set, which all of its threads share: the collector finds cycles by counting
+/// references, and sees those alone that a Python object shows it.
+pub(crate) struct Object(Mutex<Option<Py<PyAny>>>);
+
+impl Object {
+    fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        // Held for the length of a count, and by no code of Python.
+        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        object.as_ref().map(|object| object.clone_ref(py))
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // What is not shown is not collected this time.
+        self.0.try_lock().map_or(Ok(()), |object| visit.call(&*object))
+    }
+
+    pub(crate) fn clear(&self) {
+        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(object);
+    }
+}
+
 /// A Python object as a data set. The thread that reads it takes the GIL for each batch.
 pub(crate) struct PythonData {
-    object: Py<PyAny>,
+    object: Arc<Object>,
     records: u64,
     bytes: usize,
     fingerprint: u64,
@@ -82,7 +105,8 @@ impl PythonData {
     pub(crate) fn new(data: &Bound<'_, PyAny>, kept: Arc<AtomicBool>) -> PyResult<Self> {
         let layout = layout(data)?;
         let bytes = layout.bytes().unwrap_or_default();
-        let (object, records) = (data.clone().unbind(), data.len()? as u64);
+        let object = Arc::new(Object(Mutex::new(Some(data.clone().unbind()))));
+        let records = data.len()? as u64;
         let fingerprint = match data.getattr_opt("fingerprint")? {
             Some(found) => found.extract::<u64>().map_err(|_| {
                 PyTypeError::new_err(
@@ -94,13 +118,19 @@ impl PythonData {
         Ok(Self { object, records, bytes, fingerprint, layout, kept })
     }
 
+    pub(crate) fn object(&self) -> &Arc<Object> {
+        &self.object
+    }
+
     fn call(&self, py: Python<'_>, batch: &BatchPlan, out: &mut [u8]) -> PyResult<()> {
+        let object = self.object.get(py);
+        let Some(object) = object else { return Err(PyRuntimeError::new_err("the loader was collected")) };
         let records = usize::try_from(batch.len())?;
         let lent = Bound::new(py, Lent::new(out, records, &self.layout))?;
         let indices = indices(py, batch)?;
         let view = PyMemoryView::from(&lent)?;
         let reading = Reading::begin(&self.kept);
-        let result = self.object.bind(py).call_method1("read_into", (indices, &view));
+        let result = object.bind(py).call_method1("read_into", (indices, &view));
         drop(reading);
         if let Err(error) = &result {
             // The frames in the traceback keep the view otherwise.
@@ -110,18 +140,30 @@ impl PythonData {
                     .and_then(|module| module.call_method1("clear_frames", (traceback,)));
             }
         }
-        let returned = view.call_method0("release").is_ok();
+        let mut returned = view.call_method0("release").is_ok();
+        if returned && is_shared(&view) {
+            // `torch.frombuffer(out)` keeps `out` and not its memory, and a view that was released does no harm: they
+            // look the same. A cycle that is over does neither.
+            py.import("gc")?.call_method0("collect")?;
+            returned = !is_shared(&view);
+        }
         drop(view);
         if !returned || lent.get().exports.load(Ordering::Relaxed) > 0 {
             // Relaxed: read by the thread that drops the loader, which is told of this error before.
             self.kept.store(true, Ordering::Relaxed);
             result?;
             return Err(PyBufferError::new_err(
-                "read_into kept `out` or an array on it: fill it and let it go, because the slot is used again",
+                "read_into kept `out`, or an array or tensor on it: fill it and let it go, because the slot is used again",
             ));
         }
         result.map(drop)
     }
+}
+
+/// Whether others refer to the view.
+fn is_shared(view: &Bound<'_, PyMemoryView>) -> bool {
+    // SAFETY: an object that lives, of a thread that is attached.
+    (unsafe { ffi::Py_REFCNT(view.as_ptr()) }) > 1
 }
 
 impl Dataset for PythonData {
@@ -134,9 +176,8 @@ impl Dataset for PythonData {
     }
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        let object = Python::try_attach(|py| self.object.clone_ref(py))?;
         let Self { records, bytes, fingerprint, .. } = *self;
-        let (layout, kept) = (self.layout.clone(), self.kept.clone());
+        let (object, layout, kept) = (self.object.clone(), self.layout.clone(), self.kept.clone());
         Some(Box::new(Self { object, records, bytes, fingerprint, layout, kept }))
     }
 

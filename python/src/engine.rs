@@ -18,6 +18,7 @@ use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
 use crate::dtype::Layout;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
+use crate::position::Position;
 use crate::reading::is_reading;
 use crate::report::Step;
 
@@ -306,6 +307,12 @@ impl State {
         }
     }
 
+    /// Ends the iteration; who asks it for a batch is told.
+    pub(crate) fn end_iteration(&mut self) {
+        self.rest();
+        self.iteration += 1;
+    }
+
     /// Ends the iteration, if there is one.
     pub(crate) fn rest(&mut self) {
         self.put_back = None;
@@ -361,8 +368,10 @@ impl State {
         }
     }
 
-    pub(crate) fn checkpoint(&self) -> Option<Checkpoint> {
-        self.resume.clone().or_else(|| self.before.clone()).or_else(|| self.at())
+    /// The place after the last batch that was received, for its state.
+    pub(crate) fn position(&self) -> Option<Position> {
+        let checkpoint = self.resume.clone().or_else(|| self.before.clone()).or_else(|| self.at())?;
+        Some(Position::new(checkpoint, self.exhausted && self.resume.is_none()))
     }
 
     /// The position after the last batch that the crate handed out.

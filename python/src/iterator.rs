@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::batch::Batch;
 use crate::engine::{Asked, Freed, Shared, State};
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
+use crate::position::Position;
 
 /// The longest that a signal waits to be heard.
 const SLICE: Duration = Duration::from_millis(50);
@@ -24,12 +26,14 @@ pub(crate) fn closed(py: Python<'_>) -> PyErr {
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Batches {
     shared: Arc<Shared>,
+    /// The loader's object, which shows the collector what they share.
+    loader: Py<PyAny>,
     iteration: u64,
 }
 
 impl Batches {
-    pub(crate) fn new(shared: Arc<Shared>, iteration: u64) -> Self {
-        Self { shared, iteration }
+    pub(crate) fn new(shared: Arc<Shared>, loader: Py<PyAny>, iteration: u64) -> Self {
+        Self { shared, loader, iteration }
     }
 
     /// The next call gets the batch that this one raises instead of.
@@ -43,6 +47,15 @@ impl Batches {
 impl Batches {
     fn __iter__(slf: Py<Self>) -> Py<Self> {
         slf
+    }
+
+    /// The place after the last batch that came from here.
+    fn _position(&self, py: Python<'_>) -> Option<Position> {
+        self.shared.with(py, |state| state.position())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.loader)
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
@@ -90,8 +103,8 @@ impl Batches {
 impl Drop for Batches {
     fn drop(&mut self) {
         // A loop that was left early: nothing more is read ahead for it.
-        if !self.shared.is_forked() {
-            let (shared, iteration) = (&*self.shared, self.iteration);
+        let (shared, iteration) = (&*self.shared, self.iteration);
+        if !shared.is_forked() {
             let rest = |state: &mut State| {
                 if state.iteration == iteration {
                     state.rest();

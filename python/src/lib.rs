@@ -2,6 +2,7 @@
 
 mod batch;
 mod dataset;
+mod device;
 mod dlpack;
 mod dtype;
 mod engine;
@@ -10,10 +11,13 @@ mod indices;
 mod iterator;
 mod lease;
 mod loader;
+mod number;
 mod plan;
+mod position;
 mod reading;
 mod records;
 mod report;
+mod switches;
 
 use pyo3::prelude::*;
 

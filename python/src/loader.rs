@@ -9,15 +9,20 @@ use std::sync::{Arc, Mutex};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyRange};
+use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::{Checkpoint, Dataset, Tail};
 
-use crate::dataset::{self, PythonData, Sets};
+use crate::dataset::{self, Object, PythonData, Sets};
+use crate::device;
 use crate::engine::{self, Run, Shared, State, Steps};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
+use crate::number::whole;
 use crate::plan::Plan;
+use crate::position::Position;
 use crate::records::Records;
 use crate::report;
+use crate::switches;
 
 /// Reads the batches of a plan ahead of their use.
 ///
@@ -25,7 +30,8 @@ use crate::report;
 /// is allocated or copied per batch, and the thread never takes the GIL (unless the data set is written in Python).
 ///
 /// Iterate over ``epochs``, or over the loader itself, epoch after epoch. There is one iteration at a time: beginning
-/// another ends the one before. Switches such as ``TWINBUF_OVERLAP=0`` are taken from the environment.
+/// another ends the one before. Switches such as ``TWINBUF_OVERLAP=0`` are taken from the environment; one that changes
+/// an argument is logged. ``repr()`` and `report` have what is in effect.
 ///
 /// In a process that was forked from the one that built it, every method but ``len()``, ``plan`` and ``repr()`` raises
 /// `ForkedError`; batches and arrays that were received before stay usable there.
@@ -37,13 +43,17 @@ use crate::report;
 ///     out)``, which fills ``out`` (a memoryview of shape ``(len(indices), *shape)``) with the records of these numbers
 ///     (an array of int64). A tuple of up to four of either, such as images and labels, is matched by number; a batch
 ///     is a tuple of arrays then. ``read_into`` fills all of ``out``: what it leaves out is what an earlier batch had
-///     there. No array or tensor on ``out`` may outlive the call; ``torch.frombuffer(out)`` is the one that is not noticed
-///     if it does, and then reaches memory that was given back. It must not use the loader that it reads for. An
-///     attribute ``fingerprint``, a number from 0 to 2**64 - 1, tells the data from other data in a state.
+///     there. ``out``, an array or a tensor on it that outlives the call is a ``BufferError``. It must not use the loader that
+///     it reads for. An attribute ``fingerprint``, a number from 0 to 2**64 - 1, tells the data from other data in a state.
 /// plan
 ///     Which records make which batch.
 /// name
 ///     Names the loader in errors, reports and traces, and in its own switches: ``TWINBUF_TRAIN_DEPTH=3``.
+/// device
+///     Where batches go: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, any accelerator of torch. A second thread sends
+///     the next batch on a stream of its own while the loop uses this one, from page-locked slots. ``batch.torch()`` is
+///     on the device then, and the current stream waits for it. Two batches are on the device, and those that the loop
+///     keeps. Default: host memory, as ``"cpu"``.
 /// depth
 ///     The number of slots, of each worker: 1 to 8. With 1 nothing is read ahead. ``TWINBUF_DEPTH`` overrides it.
 /// workers
@@ -55,14 +65,27 @@ use crate::report;
 ///     A file for a Chrome trace of both threads.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
 pub(crate) struct Loader {
+    /// Iterators have it too, and this object.
     shared: Arc<Shared>,
     plan: Py<Plan>,
+    /// The data sets that are written in Python.
+    objects: Vec<Arc<Object>>,
+    /// Sends the batches to a device: `twinbuf._device.Sender`.
+    sender: Option<Py<PyAny>>,
+    depth: usize,
+    workers: u64,
 }
 
 impl Loader {
-    fn iterate(&self, py: Python<'_>, epochs: Range<u64>, next: Option<u64>) -> PyResult<Batches> {
-        self.shared.check(py)?;
-        let begun = self.shared.with(py, |state| {
+    fn iterate<'py>(
+        slf: &Bound<'py, Self>,
+        epochs: Range<u64>,
+        next: Option<u64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (py, this) = (slf.py(), slf.get());
+        this.shared.check(py)?;
+        this.stop_sending(py)?;
+        let begun = this.shared.with(py, |state| {
             if let Run::Closed = state.run {
                 return Ok(None);
             }
@@ -70,47 +93,113 @@ impl Loader {
             state.begin(epochs, next.is_some()).map(Some)
         });
         match begun {
-            Ok(Some(iteration)) => Ok(Batches::new(self.shared.clone(), iteration)),
+            Ok(Some(iteration)) => {
+                let batches = Bound::new(
+                    py,
+                    Batches::new(this.shared.clone(), slf.clone().into_any().unbind(), iteration),
+                )?;
+                match &this.sender {
+                    Some(sender) => sender.bind(py).call_method1("begin", (batches, this.shared.overlap)),
+                    None => Ok(batches.into_any()),
+                }
+            }
             Ok(None) => Err(closed(py)),
             Err(error) => Err(errors::loading(py, *error)),
         }
+    }
+
+    /// Ends the thread that sends batches to a device. It may wait for a batch until this iteration is over.
+    fn stop_sending(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(sender) = &self.sender else { return Ok(()) };
+        sender.call_method0(py, "stop")?;
+        self.shared.with(py, State::end_iteration);
+        sender.call_method0(py, "join").map(drop)
+    }
+
+    /// Logs each argument that the environment has replaced.
+    fn tell_overridden(&self, py: Python<'_>, depth: usize, workers: usize, overlap: bool) -> PyResult<()> {
+        let name = self.shared.name.as_deref();
+        let word = |on| if on { "True" } else { "False" };
+        let found = self.workers.to_string();
+        let options = [
+            ("DEPTH", "depth", depth.to_string(), self.depth.to_string()),
+            ("WORKERS", "workers", workers.to_string(), found),
+            ("OVERLAP", "overlap", word(overlap).to_owned(), word(self.shared.overlap).to_owned()),
+        ];
+        let prefix = name.map_or(String::new(), |name| format!("{name}: "));
+        for (switch, option, argument, found) in options {
+            let by = match switches::switch(name, switch) {
+                Some(_) => switch,
+                // It turns the overlap off, and with it the workers.
+                None if switch != "DEPTH" && switches::switch(name, "BREAKDOWN").is_some() => "BREAKDOWN",
+                None => continue,
+            };
+            if argument != found {
+                let line =
+                    format!("{prefix}TWINBUF_{by} of the environment: {option}={found} and not {argument}");
+                errors::warn(py, &line)?;
+            }
+        }
+        Ok(())
     }
 }
 
 #[pymethods]
 impl Loader {
     #[new]
-    #[pyo3(signature = (data, plan, *, name=None, depth=2, workers=1, overlap=true, trace=None))]
+    #[pyo3(
+        signature = (data, plan, *, name=None, device=None, depth=None, workers=None, overlap=true, trace=None),
+        text_signature = "(data, plan, *, name=None, device=None, depth=2, workers=1, overlap=True, trace=None)"
+    )]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         data: &Bound<'_, PyAny>,
         plan: Bound<'_, Plan>,
         name: Option<String>,
-        depth: usize,
-        workers: usize,
+        device: Option<&Bound<'_, PyAny>>,
+        depth: Option<&Bound<'_, PyAny>>,
+        workers: Option<&Bound<'_, PyAny>>,
         overlap: bool,
         trace: Option<PathBuf>,
     ) -> PyResult<Self> {
         let py = data.py();
+        let asked_depth = depth.map_or(Ok(2), |depth| whole("depth", depth))?;
+        let asked_workers = workers.map_or(Ok(1), |workers| whole("workers", workers))?;
+        let sender = device.map_or(Ok(None), device::sender)?;
         let kept = Arc::new(AtomicBool::new(false));
         let sets = dataset::each(data);
         if sets.is_empty() {
             return Err(PyTypeError::new_err("data: wanted at least one data set, found an empty tuple"));
         }
         let layouts = sets.iter().map(dataset::layout).collect::<PyResult<Vec<_>>>()?;
-        let open = |set: &Bound<'_, PyAny>| -> PyResult<Box<dyn Dataset>> {
+        let mut objects = Vec::new();
+        let mut open = |set: &Bound<'_, PyAny>| -> PyResult<Box<dyn Dataset>> {
             Ok(match set.cast::<Records>() {
                 Ok(records) => Box::new(records.get().inner.clone()),
-                Err(_) => Box::new(PythonData::new(set, kept.clone())?),
+                Err(_) => {
+                    let data = PythonData::new(set, kept.clone())?;
+                    objects.push(data.object().clone());
+                    Box::new(data)
+                }
             })
         };
-        let sets = sets.iter().map(open).collect::<PyResult<Vec<_>>>()?;
+        let sets = sets.iter().map(&mut open).collect::<PyResult<Vec<_>>>()?;
         let builder = twinbuf::Loader::builder(Sets(sets), plan.get().inner);
-        let builder = builder.host_depth(depth).workers(workers).overlap(overlap);
+        let builder = builder.host_depth(asked_depth).workers(asked_workers).overlap(overlap);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
-        let built = py.detach(|| builder.from_env()?.build()).map_err(|error| errors::loading(py, error))?;
-        let overlap = built.report().overlap;
+        let failed = |error| errors::loading(py, error);
+        let builder = builder.from_env().map_err(failed)?;
+        let depth = switches::depth(name.as_deref(), asked_depth);
+        let workers = switches::workers(name.as_deref(), asked_workers, overlap);
+        let slots = match &sender {
+            Some(sender) => device::slots(sender, plan.get(), &layouts, depth, workers)?,
+            None => None,
+        };
+        let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
+        let built = py.detach(|| builder.build()).map_err(failed)?;
+        let report = built.report();
+        let (asked_overlap, overlap) = (overlap, report.overlap);
         let state = State {
             run: Run::Idle(built),
             iteration: 0,
@@ -134,7 +223,10 @@ impl Loader {
             kept,
         });
         engine::register(&shared);
-        Ok(Self { shared, plan: plan.unbind() })
+        let sender = sender.map(Bound::unbind);
+        let this = Self { shared, plan: plan.unbind(), objects, sender, depth, workers: report.workers };
+        this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
+        Ok(this)
     }
 
     /// The batches of several epochs: ``epochs(3)`` is epochs 0, 1 and 2, ``epochs(range(3, 5))`` is 3 and 4.
@@ -142,7 +234,7 @@ impl Loader {
     /// There is no gap between two epochs. After `load_state_dict` it goes on from there: ``epochs(3)`` is what is left
     /// of three epochs.
     #[pyo3(signature = (epochs, /))]
-    fn epochs(&self, epochs: &Bound<'_, PyAny>) -> PyResult<Batches> {
+    fn epochs<'py>(slf: &Bound<'py, Self>, epochs: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (first, end) = match epochs.cast::<PyRange>() {
             Ok(range) => {
                 let part = |name: &str| range.getattr(name)?.extract::<i64>();
@@ -156,27 +248,31 @@ impl Loader {
                 };
                 (clamped(part("start")?)?, clamped(part("stop")?)?)
             }
-            Err(_) => (0, epochs.extract::<u64>()?),
+            Err(_) => (0, whole("epochs", epochs)?),
         };
-        self.iterate(epochs.py(), first..end, None)
+        Self::iterate(slf, first..end, None)
     }
 
     /// The batches of one epoch, or what is left of it after `load_state_dict`.
-    fn epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<Batches> {
+    fn epoch<'py>(slf: &Bound<'py, Self>, epoch: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let epoch = whole::<u64>("epoch", epoch)?;
         let next = epoch.saturating_add(1);
-        self.iterate(py, epoch..next, Some(next))
+        Self::iterate(slf, epoch..next, Some(next))
     }
 
     /// The batches of the next epoch, from 0 on; of the one that was set; or what is left after `load_state_dict`.
-    fn __iter__(&self, py: Python<'_>) -> PyResult<Batches> {
-        self.shared.check(py)?;
+    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, shared) = (slf.py(), &slf.get().shared);
+        shared.check(py)?;
         let epoch =
-            self.shared.with(py, |state| state.resume.as_ref().map_or(state.next_epoch, Checkpoint::epoch));
-        self.epoch(py, epoch)
+            shared.with(py, |state| state.resume.as_ref().map_or(state.next_epoch, Checkpoint::epoch));
+        let next = epoch.saturating_add(1);
+        Self::iterate(slf, epoch..next, Some(next))
     }
 
     /// Make ``epoch`` the one that ``iter(loader)`` begins next.
-    fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
+    fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (py, epoch) = (epoch.py(), whole("epoch", epoch)?);
         self.shared.check(py)?;
         self.shared.with(py, |state| {
             state.next_epoch = epoch;
@@ -198,20 +294,18 @@ impl Loader {
 
     /// The position after the last batch that was received, as a dict of plain values to save with the model.
     ///
-    /// Batches that were only read ahead do not count. The same for all ranks: any rank resumes from any rank's state.
+    /// Batches that were only read ahead, or sent to a device, do not count. The same for all ranks: any rank resumes
+    /// from any rank's state.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.shared.check(py)?;
-        let (checkpoint, exhausted) =
-            self.shared.with(py, |state| (state.checkpoint(), state.exhausted && state.resume.is_none()));
-        let checkpoint = checkpoint.ok_or_else(|| closed(py))?;
-        let text = serde_json::to_string(&checkpoint).map_err(|error| errors::option(py, error))?;
-        let state = py.import("json")?.call_method1("loads", (text,))?;
-        if exhausted {
-            // The end of an epoch that was left is the start of the next.
-            state.set_item("epoch", checkpoint.epoch() + 1)?;
-            state.set_item("step", 0)?;
+        let position = self.shared.with(py, |state| state.position()).ok_or_else(|| closed(py))?;
+        if let Some(sender) = &self.sender {
+            let received = sender.bind(py).call_method0("position")?;
+            if let Ok(received) = received.cast::<Position>() {
+                return received.get().to_dict(py);
+            }
         }
-        Ok(state)
+        position.to_dict(py)
     }
 
     /// Go on from a state of `state_dict` with the next iteration.
@@ -225,6 +319,7 @@ impl Loader {
     #[pyo3(signature = (state, /))]
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.shared.check(py)?;
+        self.stop_sending(py)?;
         let text = py.import("json")?.call_method1("dumps", (state,))?.extract::<String>()?;
         let wrong =
             |error: serde_json::Error| errors::raise(py, Failure::new("CheckpointError", error.to_string()));
@@ -248,7 +343,10 @@ impl Loader {
             Ok(true)
         });
         match checked {
-            Ok(true) => Ok(()),
+            Ok(true) => match &self.sender {
+                Some(sender) => sender.call_method0(py, "forget").map(drop),
+                None => Ok(()),
+            },
             Ok(false) => Err(closed(py)),
             Err(error) => Err(errors::loading(py, error)),
         }
@@ -260,12 +358,17 @@ impl Loader {
         let (report, steps) = self
             .shared
             .with(py, |state| (state.report(), state.steps.done.iter().copied().collect::<Vec<_>>()));
-        report::report(py, self.shared.name.as_deref(), &report, &steps)
+        let report = report::report(py, self.shared.name.as_deref(), &report, &steps, self.depth)?;
+        match &self.sender {
+            Some(sender) => sender.bind(py).call_method1("report", (report,)),
+            None => Ok(report),
+        }
     }
 
     /// End the thread, and raise an error that no batch has told of. Batches that are in use stay.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.check(py)?;
+        self.stop_sending(py)?;
         let shared = &self.shared;
         let result = shared.detached(py, |state| {
             state.rest();
@@ -302,7 +405,23 @@ impl Loader {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let name = self.shared.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
-        Ok(format!("<Loader{name}: {}>", self.plan.bind(py).repr()?))
+        let device = match &self.sender {
+            Some(sender) => format!(", device={}", sender.bind(py).getattr("device")?.str()?.repr()?),
+            None => String::new(),
+        };
+        let overlap = if self.shared.overlap { "True" } else { "False" };
+        let (plan, depth, workers) = (self.plan.bind(py).repr()?, self.depth, self.workers);
+        Ok(format!("<Loader{name}: {plan}{device}, depth={depth}, workers={workers}, overlap={overlap}>"))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.objects.iter().try_for_each(|object| object.traverse(&visit))?;
+        visit.call(&self.sender)
+    }
+
+    /// Nothing else reaches the loader, its iterators included: no batch is asked for any more.
+    fn __clear__(&self) {
+        self.objects.iter().for_each(|object| object.clear());
     }
 
     fn __reduce__(&self) -> PyResult<()> {

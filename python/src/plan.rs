@@ -7,6 +7,7 @@ use twinbuf::{Shuffle, Tail};
 use crate::dataset;
 use crate::errors;
 use crate::indices::indices;
+use crate::number::{whole, whole_or_none};
 
 /// Bytes in a chunk of a windowed shuffle, unless its records are counted: long enough a stretch for any disk.
 const CHUNK: u64 = 1 << 20;
@@ -58,8 +59,8 @@ pub(crate) struct Window {
 impl Window {
     #[new]
     #[pyo3(signature = (chunks, records=None))]
-    fn new(chunks: u64, records: Option<u64>) -> Self {
-        Self { chunks, records }
+    fn new(chunks: &Bound<'_, PyAny>, records: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        Ok(Self { chunks: whole("chunks", chunks)?, records: whole_or_none("records", records)? })
     }
 
     fn __repr__(&self) -> String {
@@ -81,8 +82,8 @@ pub(crate) struct Chunks {
 #[pymethods]
 impl Chunks {
     #[new]
-    fn new(records: u64) -> Self {
-        Self { records }
+    fn new(records: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(Self { records: whole("records", records)? })
     }
 
     fn __repr__(&self) -> String {
@@ -97,16 +98,19 @@ impl Plan {
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         data: &Bound<'_, PyAny>,
-        batch: u64,
+        batch: &Bound<'_, PyAny>,
         shuffle: Option<&Bound<'_, PyAny>>,
-        seed: Option<u64>,
+        seed: Option<&Bound<'_, PyAny>>,
         rank: Option<&Bound<'_, PyAny>>,
-        world: Option<u64>,
+        world: Option<&Bound<'_, PyAny>>,
         drop_last: bool,
     ) -> PyResult<Self> {
         let py = data.py();
-        let records = match data.extract::<u64>() {
+        let (batch, seed) = (whole("batch", batch)?, whole_or_none("seed", seed)?);
+        let world = whole_or_none::<u64>("world", world)?;
+        let records = match whole::<u64>("data", data) {
             Ok(records) => records,
+            Err(error) if error.is_instance_of::<PyValueError>(py) => return Err(error),
             // All of several data sets have as many.
             Err(_) => dataset::each(data).first().map_or(Ok(0), |set| set.len())? as u64,
         };
@@ -116,7 +120,7 @@ impl Plan {
             (Some(rank), None) if rank.extract::<&str>().is_ok_and(|word| word == "env") => {
                 twinbuf::Plan::from_env(records).map_err(|error| errors::option(py, error))?
             }
-            (rank, world) => match (rank.map(|rank| rank.extract::<u64>()), world) {
+            (rank, world) => match (rank.map(|rank| whole::<u64>("rank", rank)), world) {
                 (Some(Ok(rank)), Some(world)) => twinbuf::Plan::builder(records).rank(rank, world),
                 (_, world) => {
                     let rank = rank.map_or(Ok("None".to_owned()), |rank| rank.repr()?.extract::<String>())?;
@@ -168,7 +172,13 @@ impl Plan {
     }
 
     /// The numbers of the records of one batch, in its order, as an array of int64.
-    fn indices<'py>(&self, py: Python<'py>, epoch: u64, step: u64) -> PyResult<Bound<'py, PyAny>> {
+    fn indices<'py>(
+        &self,
+        epoch: &Bound<'py, PyAny>,
+        step: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = epoch.py();
+        let (epoch, step) = (whole("epoch", epoch)?, whole("step", step)?);
         match self.inner.batch(epoch, step) {
             Some(batch) => indices(py, &batch),
             None => Err(pyo3::exceptions::PyIndexError::new_err(format!(

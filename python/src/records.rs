@@ -10,6 +10,7 @@ use twinbuf::mmap::{Cut, DType, Options, files};
 
 use crate::dtype::{self, Layout};
 use crate::errors::{self, Failure};
+use crate::number::{whole, whole_or_none};
 
 /// Records of one size in one or several files, numbered through from the first file on.
 ///
@@ -84,8 +85,8 @@ impl Records {
     /// Open files without a header as records of ``record_bytes`` bytes.
     #[staticmethod]
     #[pyo3(signature = (paths, record_bytes, *, skip_short=false))]
-    fn open(paths: &Bound<'_, PyAny>, record_bytes: usize, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(paths, Format::Raw(record_bytes), skip_short)
+    fn open(paths: &Bound<'_, PyAny>, record_bytes: &Bound<'_, PyAny>, skip_short: bool) -> PyResult<Self> {
+        Self::open_as(paths, Format::Raw(whole("record_bytes", record_bytes)?), skip_short)
     }
 
     /// Open files of numbers without a header, as ``numpy.ndarray.tofile`` and nanoGPT write them.
@@ -127,7 +128,9 @@ impl Records {
     /// ``windows(1025, 1024)`` is inputs and targets of 1024 tokens: neighbours share one token. No window reaches from
     /// one file into the next, and rows at the end of a file that do not fill one are left out.
     #[pyo3(signature = (rows, stride=None))]
-    fn windows(&self, py: Python<'_>, rows: usize, stride: Option<usize>) -> PyResult<Self> {
+    fn windows(&self, rows: &Bound<'_, PyAny>, stride: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let py = rows.py();
+        let (rows, stride) = (whole("rows", rows)?, whole_or_none("stride", stride)?);
         if let Format::Raw(_) = self.format {
             return Err(PyValueError::new_err(
                 "windows are made of rows, and plain bytes have none: open the files with `open_headerless`",

@@ -23,6 +23,7 @@ pub(crate) fn report<'py>(
     name: Option<&str>,
     report: &Report,
     steps: &[Step],
+    depth: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
     let module = py.import("twinbuf.report")?;
     let make = module.getattr("Step")?;
@@ -41,6 +42,8 @@ pub(crate) fn report<'py>(
     figures.set_item("first_wait", seconds(report.first.waiting))?;
     figures.set_item("first_compute", seconds(report.first.busy))?;
     figures.set_item("overlap", report.overlap)?;
+    figures.set_item("depth", depth)?;
+    figures.set_item("workers", report.workers)?;
     figures.set_item("advice", in_python(report.advice()))?;
     figures.set_item("bytes", report.bytes)?;
     figures.set_item("steps", steps.collect::<PyResult<Vec<_>>>()?)?;

@@ -79,6 +79,7 @@ class Late:
         self._kept: dict[int, list[LateStream]] = {}
         self.memory: dict[int, torch.Tensor] = {}
         self.hosts = 0
+        self.page_locked: list[torch.Tensor] = []
 
     # What `Upload` calls.
 
@@ -102,7 +103,10 @@ class Late:
 
     def host(self, nbytes: int) -> torch.Tensor:
         self.hosts += 1
-        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+        self.page_locked.append(torch.full((nbytes + 64,), POISON, dtype=torch.uint8))
+        # As real ones are: at a multiple of 64.
+        start = -self.page_locked[-1].data_ptr() % 64
+        return self.page_locked[-1][start : start + nbytes]
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         nbytes = tensor.numel() * tensor.element_size()
@@ -130,7 +134,9 @@ class Late:
         return id(tensor) in self.memory
 
     def pinned(self, tensor: torch.Tensor) -> bool:
-        return getattr(tensor, "in_page_locked_memory", False)
+        at = tensor.data_ptr()
+        inside = any(0 <= at - each.data_ptr() < each.numel() for each in self.page_locked)
+        return inside or getattr(tensor, "in_page_locked_memory", False)
 
     def move(self, item: Any, non_blocking: bool) -> Any:
         self.log.append(("move", self.current().name))

@@ -3,6 +3,7 @@
 import gc
 import threading
 import traceback
+import weakref
 from typing import Any
 
 import numpy as np
@@ -85,25 +86,40 @@ class Keeping(Squares):
         self.what, self.kept = what, []
 
     def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-        self.kept.append({"view": out, "slice": out[1:], "array": np.asarray(out)}[self.what])
+        keep = {
+            "view": lambda: out,
+            "slice": lambda: out[1:],
+            "array": lambda: np.asarray(out),
+            "tensor": lambda: torch.frombuffer(out, dtype=torch.float32),
+        }
+        self.kept.append(keep[self.what]())
 
 
-@pytest.mark.parametrize("what", ["view", "slice", "array"])
+@pytest.mark.parametrize("what", ["view", "slice", "array", "tensor"])
 def test_one_that_keeps_its_slot_is_told_off(what: str) -> None:
     data = Keeping(what)
     loader = tb.Loader(data, tb.Plan(data, 8))
-    if what == "view":
-        # The view was released: nothing can be reached through it.
-        assert len(list(loader.epoch(0))) == 6
-        with pytest.raises(ValueError, match="released"):
-            data.kept[0][0]
-        return
     with pytest.raises(BufferError, match="kept `out`"):
         next(loader.epoch(0))
     del loader
     gc.collect()
+    if what == "view":
+        with pytest.raises(ValueError, match="released"):
+            data.kept[0][0]
+        return
     # The memory is still there.
     np.asarray(data.kept[0])[:] = 1
+
+
+def test_a_cycle_that_is_over_keeps_nothing() -> None:
+    class Cyclic(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            np.asarray(out)[:] = 0
+            cycle: list[Any] = [out]
+            cycle.append(cycle)
+
+    data = Cyclic()
+    assert len(list(tb.Loader(data, tb.Plan(data, 8)).epoch(0))) == 6
 
 
 def test_what_it_lacks_is_named() -> None:
@@ -126,8 +142,6 @@ def test_what_it_lacks_is_named() -> None:
 
 
 def test_it_is_let_go_of_with_its_loader() -> None:
-    import weakref
-
     data = Squares()
     gone = weakref.ref(data)
     loader = tb.Loader(data, tb.Plan(data, 8))
@@ -135,6 +149,23 @@ def test_it_is_let_go_of_with_its_loader() -> None:
     del data, loader
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_one_that_refers_to_its_loader_is_collected(workers: int) -> None:
+    data = Squares()
+    data.loader = tb.Loader(data, tb.Plan(data, 8), workers=workers)  # type: ignore[attr-defined]
+    assert len(list(data.loader.epoch(0))) == 6  # type: ignore[attr-defined]
+    gone, loader = weakref.ref(data), weakref.ref(data.loader)  # type: ignore[attr-defined]
+    iterator = data.loader.epoch(1)  # type: ignore[attr-defined]
+    del data
+    gc.collect()
+    # In use by way of the iterator.
+    assert next(iterator).epoch == 1
+    gone().iterator = iterator  # type: ignore[union-attr]
+    del iterator
+    gc.collect()
+    assert gone() is loader() is None
 
 
 def test_a_map_style_data_set_of_torch() -> None:

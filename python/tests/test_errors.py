@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Case
+from late import Late
 
 import twinbuf as tb
 
@@ -231,6 +232,70 @@ def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
         setattr(data, name, value)
         with pytest.raises(TypeError, match=f"{name}: wanted .*, found {value}$"):
             tb.Loader(data, tb.Plan(8, 2))
+
+
+def test_numbers_that_cannot_be_are_named(numbers: Callable[..., tb.Loader], tmp_path: Path) -> None:
+    loader = numbers()
+    rows = tb.Records.open_npy(tmp_path / "numbers.npy")
+    bad: dict[str, list[Callable[[int], object]]] = {
+        "data": [lambda n: tb.Plan(n, 2)],
+        "batch": [lambda n: tb.Plan(10, n)],
+        "seed": [lambda n: tb.Plan(10, 2, seed=n)],
+        "world": [lambda n: tb.Plan(10, 2, rank=0, world=n)],
+        "chunks": [lambda n: tb.Window(n)],
+        "records": [lambda n: tb.Window(1, n), lambda n: tb.Chunks(n)],
+        "depth": [lambda n: numbers(depth=n)],
+        "workers": [lambda n: numbers(workers=n)],
+        "epochs": [loader.epochs],
+        "epoch": [loader.epoch, loader.set_epoch, lambda n: loader.plan.indices(n, 0)],
+        "step": [lambda n: loader.plan.indices(0, n)],
+        "rows": [lambda n: rows.windows(n)],
+        "stride": [lambda n: rows.windows(1, n)],
+        "record_bytes": [lambda n: tb.Records.open(tmp_path / "numbers.npy", n)],
+    }
+    for name, calls in bad.items():
+        for call in calls:
+            for number in (-1, -(2**70), 2**64):
+                with pytest.raises(ValueError, match=f"^{name}: wanted .* from 0 .*, found {number}$"):
+                    call(number)
+            with pytest.raises(TypeError):
+                call(2.5)  # type: ignore[arg-type]
+    assert tb.Plan(np.int64(10), np.uint8(2), shuffle="full", seed=np.int32(3)).batch == 2
+
+
+def test_what_the_environment_changes_is_logged_and_shown(
+    numbers: Callable[..., tb.Loader], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(**options: object) -> tuple[list[str], str]:
+        caplog.clear()
+        loader = numbers(**options)
+        assert sum(1 for _ in loader) == 16
+        report, text = loader.report(), repr(loader).removeprefix(f"<Loader: {loader.plan}, ")
+        assert text.startswith(f"depth={report.depth}, workers={report.workers}, ") or "name" in options
+        return [record.message for record in caplog.records], text
+
+    assert told() == ([], "depth=2, workers=1, overlap=True>")
+    assert told(depth=3, workers=2) == ([], "depth=3, workers=2, overlap=True>")
+    monkeypatch.setenv("TWINBUF_DEPTH", " 4 ")
+    of_depth = "TWINBUF_DEPTH of the environment: depth=4 and not {}"
+    assert told() == ([of_depth.format(2)], "depth=4, workers=1, overlap=True>")
+    assert told(depth=3) == ([of_depth.format(3)], "depth=4, workers=1, overlap=True>")
+    assert told(depth=4) == ([], "depth=4, workers=1, overlap=True>")
+    monkeypatch.setenv("TWINBUF_VALID_2_DEPTH", "5")
+    monkeypatch.setenv("TWINBUF_WORKERS", "2")
+    messages, text = told(name="valid-2")
+    assert messages == [
+        "valid-2: TWINBUF_DEPTH of the environment: depth=5 and not 2",
+        "valid-2: TWINBUF_WORKERS of the environment: workers=2 and not 1",
+    ]
+    assert text.endswith("depth=5, workers=2, overlap=True>")
+    monkeypatch.setenv("TWINBUF_OVERLAP", "Off")
+    messages, text = told(depth=4)
+    assert messages == ["TWINBUF_OVERLAP of the environment: overlap=False and not True"]
+    assert text == "depth=4, workers=1, overlap=False>"
+    device = Late("side")
+    assert sum(1 for _ in numbers(device=device)) == 16
+    assert device.hosts == 4
 
 
 def test_a_plan_of_more_records_than_there_are_is_refused() -> None:

@@ -75,6 +75,37 @@ def test_release_leaves_arrays_alone(numbers: Numbers) -> None:
     assert is_whole(array, indices)
 
 
+@pytest.mark.parametrize("take", [bytes, lambda batch: torch.frombuffer(batch, dtype=torch.int64)])
+def test_what_takes_the_buffer_itself_has_it_until_the_batch_goes(
+    numbers: Numbers, take: Callable[[tb.Batch], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = numbers(depth=1, name="train")
+    iterator = loader.epochs(2)
+    with next(iterator) as batch:
+        indices, taken = batch.indices, take(batch)
+    batch.release()
+    with pytest.raises(ValueError, match="released"):
+        batch.torch()
+    del batch
+    if isinstance(taken, torch.Tensor):
+        # It has the batch, though it does not tell that it has the memory.
+        assert next(iterator).step == 1
+        assert is_whole(taken.numpy().reshape(4, 4), indices)
+        assert len(warnings_of(caplog)) == 1
+    del taken
+    assert len(list(itertools.islice(iterator, 3))) == 3
+
+
+def test_a_view_that_ends_after_the_release_keeps_the_memory_too(numbers: Numbers) -> None:
+    batch = next(numbers(depth=1).epochs(2))
+    indices, view = batch.indices, memoryview(batch)
+    inner = torch.frombuffer(view, dtype=torch.int64)
+    batch.release()
+    view.release()
+    # `batch` is the last to have the memory.
+    assert is_whole(inner.numpy().reshape(4, 4), indices)
+
+
 def test_every_batch_can_be_kept(numbers: Numbers, caplog: pytest.LogCaptureFixture) -> None:
     loader = numbers()
     batches = list(loader.epochs(1))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ._streams import Accelerator, Streams, Upload, as_tensors
+from .errors import ForkedError
 
 if TYPE_CHECKING:
     import torch
@@ -98,10 +99,10 @@ class Prefetcher(Generic[T]):
         self._iterable = iterable
         self._depth = depth
         self._streams, self._convert = _device(device)
-        self._position = _Position()
-        self._last: weakref.ref[_Run[T]] | None = None
+        self._position = Position()
+        self._last: weakref.ref[Run[T]] | None = None
         # Of an iterable that is an iterator: it cannot start again, and neither can this.
-        self._only: _Items[T] | None = None
+        self._only: Items[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
         """Start to fetch.
@@ -116,10 +117,9 @@ class Prefetcher(Generic[T]):
         upload = None if self._streams is None else Upload(self._streams)
         if upload is not None:
             upload.start()
-        states = getattr(self._iterable, "state_dict", None)
-        run: _Run[T] = _Run(iterator, self._depth, upload, self._convert, states)
-        position = self._position = _Position(run)
-        items = _Items(run, upload, position)
+        run: Run[T] = Run(iterator, self._depth, upload, self._convert, _copies(self._iterable))
+        position = self._position = Position(run)
+        items = Items(run, upload, position)
         self._last = weakref.ref(run)
         if iterator is self._iterable:
             self._only = items
@@ -166,7 +166,7 @@ class Prefetcher(Generic[T]):
         def load_state_dict(state: Any) -> None:
             self.close()
             load(state)
-            self._position = _Position()
+            self._position = Position()
             self._only = None
 
         return load_state_dict
@@ -184,6 +184,12 @@ class Prefetcher(Generic[T]):
             run.join()
 
 
+def _copies(iterable: object) -> Callable[[], Any] | None:
+    """Return what makes a copy of the state: the iterable may hand out what it goes on to change."""
+    states: Callable[[], Any] | None = getattr(iterable, "state_dict", None)
+    return None if states is None else lambda: copy.deepcopy(states())
+
+
 def _device(device: Any) -> tuple[Streams | None, bool]:
     """Return the streams of the device, and whether arrays are made tensors instead."""
     if device is None:
@@ -197,16 +203,16 @@ def _device(device: Any) -> tuple[Streams | None, bool]:
     return (None, True) if device.type == "cpu" else (Accelerator(device), False)
 
 
-class _Items(Generic[T]):
+class Items(Generic[T]):
     """The iterator that the caller has. The thread does not know it, so that dropping it ends the thread."""
 
-    def __init__(self, run: _Run[T], upload: Upload | None, position: _Position) -> None:
+    def __init__(self, run: Run[T], upload: Upload | None, position: Position) -> None:
         self._run = run
         self._upload = upload
         self._position = position
         weakref.finalize(self, run.stop).atexit = False  # `_at_exit` stops all of them
 
-    def __iter__(self) -> _Items[T]:
+    def __iter__(self) -> Items[T]:
         return self
 
     def __next__(self) -> T:
@@ -229,10 +235,10 @@ class _Items(Generic[T]):
         return self._run.busy, self._run.waiting
 
 
-class _Position:
+class Position:
     """The state of the iterable after the item that the caller has, while the thread is ahead of it."""
 
-    def __init__(self, run: _Run[Any] | None = None) -> None:
+    def __init__(self, run: Run[Any] | None = None) -> None:
         self.state: Any = None if run is None else run.first_state
         self._run = run
 
@@ -257,7 +263,7 @@ class _Entry:
         self.state = state
 
 
-class _Run(Generic[T]):
+class Run(Generic[T]):
     """One iteration: the thread, and the queue between it and the caller."""
 
     def __init__(
@@ -297,9 +303,9 @@ class _Run(Generic[T]):
     def take(self) -> _Entry | None:
         """Wait for the next entry; None after the last."""
         if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"prefetch: this iteration was started in process {self._pid}, and threads do not "
-                f"survive a fork: call iter() in process {os.getpid()}"
+            raise ForkedError(
+                f"this iteration was started in process {self._pid}, and threads do not survive a fork: "
+                f"call iter() in process {os.getpid()}"
             )
         with self._changed:
             self._asked = True
@@ -343,7 +349,7 @@ class _Run(Generic[T]):
                 self._ready.append(_Entry(None, error, self.first_state))
         finally:
             with self._changed:
-                self._iterator = None
+                self._iterator = self._states = None  # the caller may keep this
                 self._ended = True
                 self._changed.notify_all()
 
@@ -382,8 +388,7 @@ class _Run(Generic[T]):
         return entry
 
     def _state(self) -> Any:
-        # A copy: the iterable may hand out what it goes on to change.
-        return None if self._states is None else copy.deepcopy(self._states())
+        return None if self._states is None else self._states()
 
     def _close(self) -> None:
         """Close a generator that was left early, in the thread that ran it."""
@@ -405,7 +410,7 @@ def _torch_mode() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     return lambda: torch.set_grad_enabled(enabled)
 
 
-_runs: weakref.WeakSet[_Run[Any]] = weakref.WeakSet()
+_runs: weakref.WeakSet[Run[Any]] = weakref.WeakSet()
 
 
 @atexit.register

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ._streams import Streams
 from .report import Report
 
 __version__: str
@@ -116,7 +117,7 @@ class Batch:
     def __dlpack__(
         self,
         *,
-        stream: None = None,
+        stream: Any = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
@@ -131,6 +132,7 @@ class Loader:
         plan: Plan,
         *,
         name: str | None = None,
+        device: str | torch.device | Streams | None = None,
         depth: int = 2,
         workers: int = 1,
         overlap: bool = True,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ._prefetch import Prefetcher
-from .report import Report, Step
+from .report import STEPS, Report, Step
 
 T = TypeVar("T")
 
@@ -24,9 +24,6 @@ _DEPTH = 2
 
 # Seconds to hand an item from one thread to another; more where processors are busy.
 _HAND_OFF = 50e-6
-
-# The steps that are kept for the trace.
-_STEPS = 10_000
 
 
 def watch(iterable: Iterable[T], name: str = "") -> Watched[T]:
@@ -158,7 +155,7 @@ class _Record:
     prefetched: bool = False
     depth: bool = False
     start: float = 0.0
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_STEPS))
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=STEPS))
 
     def report(self) -> Report:
         blocked = self.wait - self.wait_cpu

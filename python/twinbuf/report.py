@@ -13,7 +13,10 @@ from typing import Any
 __all__ = ["Report", "Step"]
 
 # By how much loading must exceed computing, or the other way round, to decide alone. The same as in Rust.
-_BOUND = 1.25
+BOUND = 1.25
+
+# The steps that are kept for the trace; a loader keeps as many.
+STEPS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ class Report:
         One sentence: what to change.
     bytes
         The bytes of all batches, or None if they were not counted.
+    depth, workers
+        The slots of each reading thread and the number of these threads, as the environment may have set
+        them; None of a loop that is no `Loader`.
     with_prefetch
         What the same steps would take with `prefetch`, or None where they are overlapped already. It is more
         than `ideal`: the first load and the last use have nothing beside them, and steps differ.
@@ -74,6 +80,8 @@ class Report:
     overlap: bool
     advice: str
     bytes: int | None = None
+    depth: int | None = None
+    workers: int | None = None
     with_prefetch: float | None = None
     steps: Sequence[Step] = field(default=(), repr=False)
     text: str | None = field(default=None, repr=False)
@@ -106,9 +114,9 @@ class Report:
         """``Unmeasured``, ``ComputeBound``, ``LoadBound`` or ``Balanced``: which side decides."""
         if self.batches == 0 or self.ideal <= 0:
             return "Unmeasured"
-        if self.compute >= _BOUND * self.load:
+        if self.compute >= BOUND * self.load:
             return "ComputeBound"
-        return "LoadBound" if self.load >= _BOUND * self.compute else "Balanced"
+        return "LoadBound" if self.load >= BOUND * self.compute else "Balanced"
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values, without the steps: to log them, or to write them as JSON."""
@@ -120,7 +128,8 @@ class Report:
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write the steps as a Chrome trace, which https://ui.perfetto.dev shows.
 
-        It has one row, the loop's: when it waited and when it computed.
+        It has one row, the loop's: when it waited and when it computed. `Loader(..., trace=path)` writes one
+        with the rows of the reading threads, too.
         """
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": self.name or "loop"}}

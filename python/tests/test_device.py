@@ -1,0 +1,216 @@
+"""A loader whose batches are on a device: the same loop, order, state and report, every copy waited for."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import every_dtype
+from late import Late
+
+import twinbuf as tb
+
+Numbers = Callable[..., tb.Loader]
+
+
+def all_right(loader: tb.Loader, device: Late, epochs: int) -> bool:
+    """Whether every kernel of the loop has read what its batch should be."""
+    read: list[tuple[np.ndarray, torch.Tensor]] = []
+    for batch in loader.epochs(epochs):
+        indices = batch.indices
+        device.kernel(batch.torch(), lambda values, indices=indices: read.append((indices, values)))
+        del batch
+    device.finish()
+    assert len(read) == epochs * len(loader)
+    return all((values.numpy() == indices[:, None]).all() for indices, values in read)
+
+
+@pytest.mark.parametrize("eager", ["main", "side", ""])
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"depth": 1}, {"depth": 3, "workers": 2}])
+def test_every_kernel_reads_its_batch(numbers: Numbers, eager: str, options: dict[str, Any]) -> None:
+    device = Late(eager)
+    assert all_right(numbers(device=device, **options), device, 3)
+    # Read into page-locked slots, and copied from there.
+    assert device.hosts == options.get("depth", 2) * options.get("workers", 1)
+
+
+@pytest.mark.parametrize(("edge", "eager"), [("direct", ""), ("keep", "side")])
+def test_no_edge_can_be_left_out(numbers: Numbers, edge: str, eager: str) -> None:
+    device = Late(eager, edge)
+    assert not all_right(numbers(device=device), device, 3)
+
+
+def test_a_batch_is_what_it_is_in_host_memory(numbers: Numbers) -> None:
+    device = Late("side")
+    loader = numbers(device=device)
+    assert len(loader) == 16
+    kept = list(loader.epoch(0))
+    for step, batch in enumerate(kept):
+        assert (batch.epoch, batch.step, len(batch)) == (0, step, 4)
+        assert (batch.indices == loader.plan.indices(0, step)).all()
+        assert device.owns(batch.torch()) and batch.torch() is batch.torch()
+        assert torch.from_dlpack(batch).data_ptr() == batch.torch().data_ptr()
+        assert repr(batch) == f"<Batch: epoch 0, step {step}, int64 [4, 4] on cpu>"
+        for use in (batch.numpy, lambda batch=batch: memoryview(batch)):
+            with pytest.raises(TypeError, match="on a device: use `torch\\(\\)`"):
+                use()
+        with batch:
+            gone = weakref.ref(batch.torch())
+        assert gone() is None
+        with pytest.raises(ValueError, match="released"):
+            batch.torch()
+
+
+def test_several_data_sets_and_every_type(tmp_path: Path) -> None:
+    for dtype, path in every_dtype(tmp_path):
+        device = Late("side")
+        x = tb.Records.open_safetensors(path, "x")
+        loader = tb.Loader((x, x), tb.Plan(x, 4, drop_last=False), device=device)
+        whole = torch.arange(24).remainder(2).reshape(6, 4).to(dtype).view(torch.uint8)
+        for batch, rows in zip(loader.epoch(0), whole.split(4), strict=True):
+            pair = batch.torch()
+            assert [each.dtype for each in pair] == [dtype, dtype]
+            assert all(torch.equal(each.view(torch.uint8), rows) for each in pair)
+
+
+def test_a_data_set_in_python() -> None:
+    class Squares:
+        dtype, shape = "float32", (3,)
+
+        def __len__(self) -> int:
+            return 40
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            if 36 in indices:
+                raise LookupError("thirty-six")
+            np.asarray(out)[:] = (indices**2)[:, None]
+
+    data, device = Squares(), Late("side")
+    seen = 0
+    with pytest.raises(LookupError, match="thirty-six") as caught:
+        for batch in tb.Loader(data, tb.Plan(data, 4), name="train", device=device).epoch(0):
+            assert (batch.torch().numpy() == (batch.indices**2)[:, None]).all()
+            seen += 1
+    assert seen == 9
+    assert caught.value.__notes__ == ["train: epoch 0, step 9: the batch could not be read"]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_state_counts_what_was_received(numbers: Numbers, overlap: bool) -> None:
+    host = numbers()
+    states = [host.state_dict()]
+    steps = []
+    for batch in host.epochs(2):
+        states.append(host.state_dict())
+        steps.append((batch.epoch, batch.indices.tolist()))
+    for taken in range(len(steps) + 1):
+        loader = numbers(device=Late("side"), overlap=overlap)
+        iterator = loader.epochs(2)
+        first = [(batch.epoch, batch.indices.tolist()) for batch in itertools.islice(iterator, taken)]
+        assert loader.state_dict() == states[taken]
+        del iterator
+        gc.collect()
+        assert loader.state_dict() == states[taken]
+        json.dumps(states[taken])
+        resumed = numbers(device=Late("side"), overlap=overlap)
+        resumed.load_state_dict(loader.state_dict())
+        assert resumed.state_dict() == states[taken]
+        rest = [(batch.epoch, batch.indices.tolist()) for batch in resumed.epochs(2)]
+        assert first + rest == steps, taken
+        assert resumed.state_dict() == host.state_dict()
+        # Back to the middle of an iteration that goes on.
+        loader.load_state_dict(states[3])
+        again = [(batch.epoch, batch.indices.tolist()) for batch in loader.epochs(2)]
+        assert again == steps[3:], taken
+
+
+def test_epochs_go_on_as_without_a_device(numbers: Numbers) -> None:
+    loader = numbers(device=Late("side"))
+    for epoch in range(3):
+        for batch in loader:
+            assert batch.epoch == epoch
+            if batch.step == 5:
+                break
+    loader.set_epoch(7)
+    assert next(iter(loader)).epoch == 7
+    assert [batch.epoch for batch in loader.epochs(range(3, 5))] == [3] * 16 + [4] * 16
+
+
+def test_one_iteration_at_a_time(numbers: Numbers) -> None:
+    loader = numbers(device=Late("side"))
+    old = loader.epoch(0)
+    next(old)
+    new = loader.epoch(1)
+    with pytest.raises(tb.LoaderError, match="another iteration"):
+        next(old)
+    assert [batch.step for batch in new] == list(range(16))
+    assert list(new) == []
+    iterator = loader.epoch(2)
+    next(iterator)
+    loader.close()
+    with pytest.raises(tb.LoaderError, match="closed"):
+        next(iterator)
+    with pytest.raises(tb.LoaderError, match="closed"):
+        loader.epoch(0)
+    assert loader.report().batches == 18
+
+
+def test_it_is_let_go_of(numbers: Numbers) -> None:
+    loader = numbers(device=Late("side"))
+    gone = weakref.ref(loader)
+    iterator = loader.epoch(0)
+    batch = next(iterator)
+    del loader, iterator
+    gc.collect()
+    assert gone() is None
+    assert (batch.torch().numpy() == batch.indices[:, None]).all()
+
+
+def test_the_report_is_that_of_the_loop(numbers: Numbers, tmp_path: Path) -> None:
+    loader = numbers(device=Late("side"), name="train")
+    assert "Nothing was measured" in str(loader.report())
+    iterator: Iterator[tb.Batch] = loader.epochs(2)
+    for _ in range(20):
+        next(iterator)
+    report = loader.report()
+    # The thread is ahead, and does not count.
+    assert (report.name, report.epochs, report.batches, len(report.steps)) == ("train", 2, 20, 19)
+    assert [(step.epoch, step.step) for step in report.steps] == [(n // 16, n % 16) for n in range(19)]
+    assert report.overlap and report.load > 0 and report.wait > 0 and report.advice
+    assert report.wall == pytest.approx(report.wait + report.compute)
+    report.trace(tmp_path / "trace.json")
+    assert "train: 20 batches" in str(report)
+    assert list(iterator) and loader.report().batches == 32
+
+
+def test_a_device_of_host_memory_changes_nothing(numbers: Numbers) -> None:
+    for device in ("cpu", torch.device("cpu"), None):
+        batch = next(numbers(device=device).epoch(0))
+        assert batch.torch().data_ptr() == batch.numpy().__array_interface__["data"][0]
+
+
+def test_a_device_that_is_not_there_is_named(numbers: Numbers) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(RuntimeError, match="device cuda:1 wanted, found no accelerator"):
+        numbers(device="cuda:1")
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="no accelerator")
+def test_on_a_real_device(numbers: Numbers) -> None:
+    device = torch.accelerator.current_accelerator()
+    for overlap in (True, False):
+        loader = numbers(device=device, overlap=overlap)
+        for batch in loader.epochs(20):
+            tensor = batch.torch()
+            assert tensor.device.type == device.type  # type: ignore[union-attr]
+            wanted = torch.from_numpy(batch.indices)[:, None].expand(4, 4)
+            assert torch.equal(tensor.cpu(), wanted)
