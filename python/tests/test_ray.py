@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,14 @@ def loop(config: dict[str, Any]) -> None:
     Path(config["out"], f"{plan.rank}.json").write_text(json.dumps(steps))
 
 
-def test_every_record_once_over_the_workers_of_ray_train(tmp_path: Path) -> None:
+def test_every_record_once_over_the_workers_of_ray_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ray.train import RunConfig, ScalingConfig
 
     np.save(tmp_path / "numbers.npy", np.arange(RECORDS, dtype=np.int64)[:, None])
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     ray.init(num_cpus=RANKS + 1, include_dashboard=False, log_to_driver=False)
     try:
         train.TorchTrainer(
