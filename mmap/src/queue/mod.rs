@@ -21,10 +21,12 @@ use crate::Buffer;
 use crate::file::read_at;
 use threads::Threads;
 
-/// Most reads in flight. Disks answer more random reads per second the more they have, up to about as many.
-const READS: usize = 64;
+/// Most reads in flight. A cloud machine's disk answered a tenth fewer random reads of 4 KiB with 64, and no more with
+/// 128.
+const READS: usize = 96;
 
-/// Most bytes in flight, of more than one read: that many keep a disk busy, and the rest can still be taken back.
+/// Most bytes in flight, of more than one read. It answered no more reads of 64 KiB or 1 MiB with twice as many, and
+/// what is not in flight can be taken back.
 const BYTES: usize = 8 << 20;
 
 /// One read, with the memory it fills.

@@ -177,7 +177,7 @@ mod gated {
     #[test]
     fn the_limits_are_kept_and_what_is_beyond_them_comes_back() {
         for (len, pushed, in_flight) in
-            [(1000, 100, READS), (1 << 20, 20, 8), (3 << 20, 5, 2), (9 << 20, 3, 1), (0, 70, READS)]
+            [(1000, 150, READS), (1 << 20, 20, 8), (3 << 20, 5, 2), (9 << 20, 3, 1), (0, 150, READS)]
         {
             each(read_next, |mut queue| {
                 let (writer, file) = gate();
@@ -199,7 +199,7 @@ mod gated {
                 });
                 let mut ended: Vec<u64> = ended.collect();
                 ended.sort_unstable();
-                let all = if len > 0 { in_flight + 1 } else { 70 };
+                let all = if len > 0 { in_flight + 1 } else { 150 };
                 assert_eq!(ended.len(), all);
             });
         }
@@ -277,7 +277,8 @@ mod gated {
     fn a_forked_process_has_errors_and_does_not_hang() {
         each(read_next, |mut queue| {
             let (mut writer, file) = gate();
-            (0..70).for_each(|tag| queue.push(read(&file, 0, 2, tag)));
+            let pushed = READS + 5;
+            (0..pushed as u64).for_each(|tag| queue.push(read(&file, 0, 2, tag)));
             queue.start();
             assert!(queue.poll().is_none());
             // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
@@ -285,11 +286,11 @@ mod gated {
                 0 => {
                     // SAFETY: takes no pointer. It ends a child that hangs.
                     unsafe { libc::alarm(60) };
-                    queue.push(read(&file, 0, 2, 70));
+                    queue.push(read(&file, 0, 2, 999));
                     queue.start();
                     let failed = |done: &Done| done.read.is_err() && done.into.len() == 2;
                     let polled = queue.poll().as_ref().is_some_and(failed);
-                    let waited = std::iter::from_fn(|| queue.wait()).filter(failed).count() == 6;
+                    let waited = std::iter::from_fn(|| queue.wait()).filter(failed).count() == 5;
                     drop(queue);
                     // SAFETY: takes no pointer, and does not return.
                     unsafe { libc::_exit(if polled && waited { 0 } else { 1 }) }
@@ -303,8 +304,8 @@ mod gated {
                 }
             }
             // The parent goes on.
-            writer.write_all(&b"xy".repeat(70)).unwrap();
-            for _ in 0..70 {
+            writer.write_all(&b"xy".repeat(pushed)).unwrap();
+            for _ in 0..pushed {
                 check(&queue.wait().unwrap(), b"xy", 0, 2);
             }
             assert!(queue.wait().is_none());

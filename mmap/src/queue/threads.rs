@@ -9,8 +9,8 @@ use std::thread::{Builder, JoinHandle};
 
 use super::{Engine, Read, Reads};
 
-/// Most threads. More do not make disks faster that answer threads, and cost memory.
-const THREADS: usize = 16;
+/// Most threads. With 16, a cloud machine's disk answered a sixth fewer random reads of 4 KiB; large reads need 8.
+const THREADS: usize = 32;
 
 /// Bytes of a thread's stack, of which one call of the system uses little. Programs' thread-local memory is in there too.
 const STACK: usize = 256 << 10;

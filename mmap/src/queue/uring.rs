@@ -40,6 +40,8 @@ pub(super) struct Uring {
     ring: IoUring,
     /// The reads that the kernel may know of; a completion carries the index.
     slots: ManuallyDrop<[Option<Slot>; READS]>,
+    /// The empty slots.
+    empty: Vec<usize>,
     /// Slots whose entries the kernel has not taken from the ring, the oldest first.
     not_taken: VecDeque<usize>,
     /// The kernel refuses to take entries.
@@ -65,6 +67,7 @@ impl Uring {
         Ok(Self {
             ring,
             slots: ManuallyDrop::new([const { None }; READS]),
+            empty: (0..READS).collect(),
             not_taken: VecDeque::with_capacity(READS),
             stopped: false,
         })
@@ -89,10 +92,17 @@ impl Uring {
         let full = unsafe { self.ring.submission().push(&entry) }.is_err();
         if !full {
             self.not_taken.push_back(index);
-        } else if let Some(slot) = self.slots[index].take() {
+        } else if let Some(slot) = self.take(index) {
             // There are as many entries as slots, so this does not happen; and the kernel has not seen the read.
             reads.end(slot.read, Err(io::ErrorKind::ResourceBusy.into()));
         }
+    }
+
+    /// Empties a slot that the kernel does not know of, or no longer.
+    fn take(&mut self, index: usize) -> Option<Slot> {
+        let slot = self.slots[index].take()?;
+        self.empty.push(index);
+        Some(slot)
     }
 
     fn completion(&mut self) -> Option<cqueue::Entry> {
@@ -114,9 +124,9 @@ impl Uring {
     /// Takes back what the kernel has not taken, and hands over nothing any more.
     fn stop(&mut self, reads: &mut Reads) {
         self.stopped = true;
-        for index in self.not_taken.drain(..).rev() {
+        while let Some(index) = self.not_taken.pop_back() {
             // The kernel takes entries in calls alone, and `stopped` excludes further ones.
-            if let Some(slot) = self.slots[index].take() {
+            if let Some(slot) = self.take(index) {
                 reads.requeue(slot.read);
             }
         }
@@ -140,7 +150,7 @@ impl Engine for Uring {
         if i64::try_from(read.offset).is_err() {
             return reads.end(read, Err(io::Error::from_raw_os_error(libc::EINVAL)));
         }
-        match self.slots.iter().position(Option::is_none) {
+        match self.empty.pop() {
             Some(index) => {
                 self.slots[index] = Some(Slot { read, tries: 0 });
                 self.enter(index, reads);
@@ -167,9 +177,9 @@ impl Engine for Uring {
     fn reap(&mut self, reads: &mut Reads) {
         while let Some(completion) = self.completion() {
             let Ok(index) = usize::try_from(completion.user_data()) else { continue };
-            let Some(slot) = self.slots.get_mut(index) else { continue };
+            let Some(slot) = self.slots.get(index) else { continue };
             let result = usize::try_from(completion.result()).map_err(|_| -completion.result());
-            match (result, &*slot) {
+            match (result, slot) {
                 (Err(errno), Some(Slot { tries, .. })) if is_worth_a_retry(errno) && *tries < TRIES => {
                     self.enter(index, reads);
                     if self.stopped {
@@ -177,7 +187,7 @@ impl Engine for Uring {
                     }
                 }
                 (result, _) => {
-                    if let Some(slot) = slot.take() {
+                    if let Some(slot) = self.take(index) {
                         reads.end(slot.read, result.map_err(io::Error::from_raw_os_error));
                     }
                 }
@@ -211,7 +221,7 @@ impl Engine for Uring {
 
 impl fmt::Debug for Uring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ring: _, slots, not_taken, stopped } = self;
+        let Self { ring: _, slots, empty: _, not_taken, stopped } = self;
         f.debug_struct("Uring")
             .field("reads", &slots.iter().flatten().count())
             .field("not_taken", &not_taken.len())
