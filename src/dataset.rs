@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchPlan, CachePolicy, DType, HINT_CHUNK, HintStats, ReadMode, Records};
+use twinbuf_mmap::{BatchPlan, CachePolicy, DType, HINT_CHUNK, HintStats, Plan, ReadMode, Records};
 
 use crate::error::BoxError;
 
@@ -83,10 +83,21 @@ pub trait Dataset: Send {
 
     /// Asks the system for the records of `batch`, which will be read soon. Must not wait for them.
     ///
-    /// Called for parts of batches too, for each record of an epoch at most once. Does nothing unless implemented.
+    /// Called for parts of batches too, for each record of an epoch at most once. Left out are records that continue
+    /// where the last ones ended, which systems read ahead anyway, unless the data set reads ahead itself
+    /// ([`ahead_bytes`](Self::ahead_bytes)). Does nothing unless implemented.
     fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
         let _ = batch;
         HintStats::default()
+    }
+
+    /// The memory that the data set takes for what [`will_need`](Self::will_need) brings, with batches of `plan`; that of
+    /// the system's page cache is not counted. Part of the loader's
+    /// [`memory_limit`](crate::loader::LoaderBuilder::memory_limit). Asked once, when the loader is built; unless
+    /// implemented it is 0.
+    fn ahead_bytes(&self, plan: &Plan) -> u64 {
+        let _ = plan;
+        0
     }
 
     /// Gives up the pages of `batch`, which has been read, as
@@ -152,7 +163,7 @@ impl Dataset for Arc<Records> {
 
     fn part_bytes(&self) -> usize {
         match self.read_mode() {
-            // Each part is a separate request, which the disk finishes before it gets the next.
+            // Large enough to be read straight to its place, where it is one stretch.
             ReadMode::Direct => 4 << 20,
             _ => 256 << 10,
         }
@@ -168,6 +179,10 @@ impl Dataset for Arc<Records> {
             return HintStats::default();
         }
         Records::will_need(self, batch, HINT_CHUNK)
+    }
+
+    fn ahead_bytes(&self, plan: &Plan) -> u64 {
+        Records::ahead_bytes(self, plan)
     }
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {

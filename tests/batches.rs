@@ -10,7 +10,6 @@ use std::time::Duration;
 use common::{Gated, RECORD, at, batches, files, open, open_direct, plan, record};
 use twinbuf::loader::{LoaderBuilder, MAX_HOST_DEPTH};
 use twinbuf::mmap::HintStats;
-use twinbuf::mmap::ReadMode;
 use twinbuf::{Error, Loader, Plan, Records};
 
 #[test]
@@ -42,7 +41,7 @@ fn the_same_bytes_in_every_configuration() {
                 assert_eq!((report.batches, report.loads), (11, 11), "one read a batch");
                 assert_eq!(report.bytes, 103 * RECORD as u64);
                 // That it asks when it may: the next test, and those of `memory`.
-                let may_ask = overlap && hints && mode != ReadMode::Direct;
+                let may_ask = overlap && hints;
                 assert!(may_ask || report.hints == HintStats::default());
                 assert_eq!(report.hints.failed, 0);
             }

@@ -44,11 +44,12 @@ mod linux {
         let path = folder.path().join("data");
         let mut file = File::create(&path)?;
         let block: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
-        (0..BYTES >> 20).try_for_each(|_| file.write_all(&block))?;
+        let orders = std::env::args().any(|argument| argument == "orders");
+        // Of an epoch that is long beside a window.
+        (0..if orders { 4 * BYTES } else { BYTES } >> 20).try_for_each(|_| file.write_all(&block))?;
         file.sync_all()?;
-
-        if std::env::args().any(|argument| argument == "orders") {
-            return orders(&path);
+        if orders {
+            return epochs(&path);
         }
         println!("{:<36} {:<11} {:>12} {:>12}", "what, pages before", "mode", "least", "median");
         for (what, record, batch) in [("4 MiB in order", 4 << 20, 1), ("1000 of 4 KiB, shuffled", 4096, 1000)]
@@ -80,22 +81,34 @@ mod linux {
         }
         hints(&path)?;
         limits(&path)?;
-        orders(&path)
+        epochs(&path)
     }
 
     /// A whole epoch from a cold cache: in order as the kernel reads ahead by itself, and shuffled in windows of 64 MiB.
-    fn orders(path: &Path) -> Result<(), Box<dyn Error>> {
+    /// Cold epochs on one thread, in batches of 1 MiB; each round's ratio to the epoch in order of the same round.
+    fn epochs(path: &Path) -> Result<(), Box<dyn Error>> {
+        const WINDOW: u64 = 64;
         for record in [1 << 10, 4 << 10, 16 << 10, 64 << 10] {
-            let records = Records::open([path], record)?;
+            let mut modes = Vec::new();
+            for mode in MODES {
+                modes.push(Records::open([path], record)?.with_read_mode(mode)?);
+            }
             let batch = (1 << 20) / record as u64;
-            let window = Shuffle::Window { records: batch, chunks: 64 };
+            let window = Shuffle::Window { records: batch, chunks: WINDOW };
             let chunks = Shuffle::Chunks { records: batch };
-            let ways =
-                [("in order", Shuffle::None, false), ("chunks", chunks, true), ("window", window, true)];
-            let mut times = [const { Vec::new() }; 3];
+            let ways = [
+                ("in order", Shuffle::None, 0, false),
+                ("chunks", chunks, 0, true),
+                ("window", window, 0, true),
+                ("in order, direct", Shuffle::None, 1, true),
+                ("chunks, direct", chunks, 1, true),
+                ("window, direct", window, 1, true),
+            ];
+            let mut times = [const { Vec::new() }; 6];
             let mut out = vec![0; 1 << 20];
             for round in 0..ROUNDS {
-                for ((_, shuffle, hints), times) in ways.iter().zip(&mut times) {
+                for ((_, shuffle, mode, hints), times) in ways.iter().zip(&mut times) {
+                    let records = &modes[*mode];
                     let plan = Plan::builder(records.len()).batch(batch).shuffle(*shuffle).build()?;
                     records.evict()?;
                     let begun = Instant::now();
@@ -110,8 +123,24 @@ mod linux {
                     times.push(begun.elapsed());
                 }
             }
-            for ((name, ..), times) in ways.iter().zip(&mut times) {
-                print(&format!("epoch of {} MiB in records of {} B", BYTES >> 20, record), name, times);
+            let [in_order, ..] = &times;
+            let mib = modes[0].bytes() >> 20;
+            for ((name, ..), times) in ways.iter().zip(&times) {
+                let mut speeds: Vec<f64> = in_order
+                    .iter()
+                    .zip(times)
+                    .map(|(base, time)| base.as_secs_f64() / time.as_secs_f64())
+                    .collect();
+                speeds.sort_unstable_by(f64::total_cmp);
+                let at = |part: usize| speeds[part * (speeds.len() - 1) / 4];
+                println!(
+                    "{:<36} {name:<16} {:>6.0} MiB/s  x in order {:.2} [{:.2}, {:.2}]",
+                    format!("epoch of {mib} MiB in records of {record} B"),
+                    mib as f64 / times.iter().min().expect("a round").as_secs_f64(),
+                    at(2),
+                    at(1),
+                    at(3),
+                );
             }
         }
         Ok(())

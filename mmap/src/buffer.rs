@@ -55,6 +55,22 @@ impl Buffer {
         Some(Self(Memory::Own { map, bytes: start..end }))
     }
 
+    /// The same memory for reads that may be under way during a `fork`: the child finds zeros in it.
+    ///
+    /// Without that the two share its pages, and the one that writes first gets a copy: a disk that still writes would
+    /// write to the page that the other keeps (NOTES in `open(2)`).
+    pub(crate) fn for_direct_reads(len: usize) -> Option<Self> {
+        let buffer = Self::new(len.max(HUGE))?;
+        #[cfg(target_os = "linux")]
+        {
+            let start = buffer.as_ptr().cast_mut().cast();
+            // SAFETY: whole pages of the buffer's own mapping. The advice changes what a child gets, and nothing here. A
+            // kernel before 4.14 refuses, and the note holds.
+            unsafe { libc::madvise(start, buffer.len(), libc::MADV_WIPEONFORK) };
+        }
+        Some(buffer)
+    }
+
     /// Takes `len` bytes at `start` that other code allocated, such as page-locked memory or a tensor's. `lender` keeps
     /// them allocated. It is dropped with the buffer, on whatever thread that happens.
     ///

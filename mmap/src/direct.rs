@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::file::{DataFile, Opened};
@@ -20,7 +21,7 @@ const BLOCKS: [usize; 2] = [512, 4096];
 #[derive(Debug)]
 pub(crate) struct Direct {
     /// `None` if it is opened for each use.
-    file: Option<File>,
+    file: Option<Arc<File>>,
     /// What places and lengths have to be multiples of; a power of two. It may turn out to be larger: holes, which
     /// need no disk, are read in blocks of any size. It guards no other data; an old one costs a call.
     block: AtomicUsize,
@@ -71,7 +72,7 @@ impl Direct {
                 block
             }
         };
-        Ok(Self { file: data.is_kept().then_some(file), block: block.into() })
+        Ok(Self { file: data.is_kept().then(|| Arc::new(file)), block: block.into() })
     }
 
     /// The file, opened for such reads.
@@ -80,6 +81,22 @@ impl Direct {
             Some(file) => Ok(Opened::Kept(file)),
             None => system::reopen(data).map(Opened::Own),
         }
+    }
+
+    /// The file, for reads that outlast this call, if it is kept open.
+    pub(crate) const fn kept(&self) -> Option<&Arc<File>> {
+        self.file.as_ref()
+    }
+
+    /// Puts another file in the place of the one that is kept.
+    #[cfg(test)]
+    pub(crate) fn replace(&mut self, file: Arc<File>) -> Arc<File> {
+        self.file.replace(file).expect("a file that is kept")
+    }
+
+    /// What places, lengths and memory must be multiples of.
+    pub(crate) fn block(&self) -> u64 {
+        self.block.load(Relaxed) as u64
     }
 
     /// One read, like `pread`: returns the number of bytes, 0 only at the end of the file.

@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::BatchPlan;
+use crate::ahead::{Ahead, Room};
 use crate::page::{around, page_size};
-use crate::read::ReadMode;
 use crate::records::Records;
+use crate::spans::Span;
 use crate::system::{Asked, PIECES, Piece, will_need};
 
 /// The usual size of one hint of [`Records::will_need`]: 1 MiB.
@@ -78,28 +79,52 @@ impl Records {
     /// chunks. If the batch is not in the cache, as at the start of an epoch, it hints all chunks of the batch's own
     /// window first.
     ///
-    /// In [`ReadMode::Direct`](crate::ReadMode::Direct) nothing is read from the cache, and this does nothing.
+    /// In [`ReadMode::Direct`](crate::ReadMode::Direct) it begins to read the records themselves, into the data set's own
+    /// memory, as far as there is room ([`ahead_bytes`](Self::ahead_bytes)); `piece` has no effect. Runs of 4 MiB and more
+    /// are left to [`read`](Self::read).
     ///
     /// A hint is only a hint. If it fails, the records are read all the same, later and slower; so a failure
     /// is counted in [`HintStats`] and is no error. Truncated files do no harm here: no byte of the mapping is
     /// touched. Where a system has no such call this does nothing, nor
     /// for files of FUSE, whose kernel side makes hints wait for answers once a few are under way (`max_background`).
     pub fn will_need(&self, batch: &BatchPlan, piece: NonZeroUsize) -> HintStats {
-        if self.read_mode() == ReadMode::Direct {
-            return HintStats::default();
-        }
         let begun = Instant::now();
         let mut hinted = match batch.chunks_ahead() {
-            None => ask(self, batch.pieces(), piece),
-            Some(_) if self.needs_window(batch) => {
-                let mut hinted = ask(self, batch.own_chunks().into_iter().flatten(), piece);
-                hinted += ask(self, batch.chunks_up_to_ahead().into_iter().flatten(), piece);
+            None => self.ask(batch.pieces(), piece, self.room(0), false),
+            Some(ahead) => {
+                let room = self.room(batch.window_records());
+                let mut hinted = HintStats::default();
+                if self.needs_window(batch) {
+                    // Chunks of windows that nobody will read now.
+                    self.ahead.iter().for_each(Ahead::forget_queued);
+                    hinted += self.ask(batch.own_chunks().into_iter().flatten(), piece, room, true);
+                    hinted += self.ask(batch.chunks_up_to_ahead().into_iter().flatten(), piece, room, true);
+                } else {
+                    hinted += self.ask(ahead.into_iter(), piece, room, true);
+                }
                 hinted
             }
-            Some(ahead) => ask(self, ahead.into_iter(), piece),
         };
         hinted.time = begun.elapsed();
         hinted
+    }
+
+    /// Asks for the pages of these records, or, past the page cache, begins to read them as far as there is room.
+    fn ask(
+        &self,
+        runs: impl Iterator<Item = Range<u64>>,
+        piece: NonZeroUsize,
+        room: Room,
+        chunks: bool,
+    ) -> HintStats {
+        let Some(ahead) = &self.ahead else { return ask(self, runs, piece) };
+        let mut failed = 0;
+        let found = self.spans_of(runs).map_while(|span| span.map_err(|_| failed += 1).ok());
+        // Whole chunks are cut; a large stretch of a batch is left to be read straight to its place.
+        let wanted = |span: &Span<'_>| span.shard.is_read_ahead() && (chunks || !span.is_large());
+        let found: Vec<_> = found.filter(wanted).map(|span| self.stretch(&span)).collect();
+        let (bytes, calls) = ahead.ask(found.into_iter(), room);
+        HintStats { bytes, calls, failed, time: Duration::ZERO }
     }
 
     /// Whether the window of this batch has had no hints yet, as at the start of an epoch and after resuming.
@@ -109,7 +134,7 @@ impl Records {
         let before = self.asked.swap(window, Relaxed);
         // The batches of the previous window have hinted this one. Several plans or ranks may share these records,
         // and then each finds the window of another here.
-        before != window && before != previous && !self.records_seem_cached(batch)
+        before != window && before != previous && (self.ahead.is_some() || !self.records_seem_cached(batch))
     }
 }
 

@@ -62,6 +62,7 @@
 //! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Records::will_need`] for
 //! hints; [`transform`] for f32 in place of bytes; [`Error`] for what can be wrong with a file.
 
+mod ahead;
 mod buffer;
 mod cache;
 mod direct;
@@ -75,7 +76,6 @@ mod hint;
 mod limit;
 mod page;
 mod plan;
-#[cfg_attr(not(test), expect(dead_code, reason = "used by the lookahead of direct reads"))]
 mod queue;
 mod read;
 mod records;

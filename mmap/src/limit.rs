@@ -1,4 +1,4 @@
-//! How many files may stay open.
+//! How many files may stay open, and how much memory there is.
 
 /// How many of `files` files to keep open; the others are opened for each use.
 ///
@@ -30,4 +30,35 @@ pub(crate) fn kept(files: usize) -> usize {
 #[cfg(not(unix))]
 pub(crate) fn kept(_: usize) -> usize {
     usize::MAX
+}
+
+/// Bytes of memory that this process may use: the machine's, or less if a control group says so. `None` if unknown.
+#[cfg(target_os = "linux")]
+pub(crate) fn memory() -> Option<u64> {
+    use std::path::Path;
+
+    // SAFETY: these calls take no pointer.
+    let [pages, page] = [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
+    let machine = u64::try_from(pages).ok()?.checked_mul(u64::try_from(page).ok()?)?;
+    // Version 2, "0::/path", and version 1, "4:memory:/path"; a container may see its own group at the top.
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits = groups.lines().flat_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (root, file) = match parts.next() {
+            Some("") => ("/sys/fs/cgroup", "memory.max"),
+            Some(kinds) if kinds.split(',').any(|kind| kind == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => return Vec::new(),
+        };
+        let group = Path::new(root).join(parts.next().unwrap_or_default().trim_start_matches('/'));
+        let all = group.ancestors().take_while(|group| group.starts_with(root));
+        all.filter_map(|group| std::fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()).collect()
+    });
+    Some(limits.fold(machine, u64::min))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) const fn memory() -> Option<u64> {
+    None
 }

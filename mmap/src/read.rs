@@ -3,65 +3,128 @@
 use std::cell::Cell;
 use std::fs::File;
 
+use crate::ahead::{Ahead, LARGE, PIECE, Room, Stretch, Taken};
 use crate::direct::{BounceBuffer, Direct};
 use crate::file::{Opened, READ_CALLS, read_at};
 use crate::records::Records;
 use crate::shard::Shard;
 use crate::spans::Span;
-use crate::{BatchPlan, Error};
+use crate::{BatchPlan, Error, Plan, Shuffle, limit};
 
 /// How [`Records::read`] gets bytes out of a file; set by [`Records::with_read_mode`].
 ///
-/// Both modes deliver the same bytes, and neither can raise a signal.
+/// All modes deliver the same bytes, and none can raise a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReadMode {
-    /// The kernel copies from its page cache, one call for each run of records: `pread` on Unix, `ReadFile` with an
-    /// offset on Windows.
+    /// `Pread`; but on Linux `Direct` if the files are larger than half of the memory that the process may use (the
+    /// machine's, or its control group's), all of them stay open, their file system has such reads, and records are
+    /// shorter than 4 MiB.
+    ///
+    /// An epoch of what does not fit into memory finds little in the page cache anyway, and pushes out what others have
+    /// there. All reads go to memory of our own first, so that other threads may `fork` meanwhile.
     #[default]
+    Auto,
+    /// The kernel copies from its page cache, one call for each run of records: `pread` on Unix, `ReadFile` with an
+    /// offset on Windows. Right for files that fit in memory and are read in several epochs.
     Pread,
-    /// Past the page cache, straight from the disk into the caller's buffer, one call for each run of records:
-    /// `O_DIRECT` on Linux and FreeBSD, `F_NOCACHE` on macOS, `FILE_FLAG_NO_BUFFERING` on Windows.
+    /// Past the page cache: `O_DIRECT` on Linux and FreeBSD, `F_NOCACHE` on macOS, `FILE_FLAG_NO_BUFFERING` on Windows.
+    /// Right for files that are larger than memory.
     ///
-    /// Use it for data that is larger than memory and read in runs of 1 MiB and more. An epoch of such data finds
-    /// nothing in the cache anyway; the CPU copies nothing, no page of another program is pushed out, and read times
-    /// vary less. Every read waits for the disk, also the second of the same record, and the kernel reads nothing
-    /// ahead: hints and [`CachePolicy`](crate::CachePolicy) have no effect. Leave small records that are shuffled to
-    /// `Pread` and hints.
+    /// Up to 64 reads of up to 8 MiB together are under way at a time: by `io_uring` where the kernel and the container
+    /// allow it, otherwise by up to 16 threads. They fill memory of the data set's own
+    /// ([`Records::ahead_bytes`]), from which [`Records::read`] copies. [`Records::will_need`] begins the reads of later
+    /// batches; without it only those of the batch itself are under way together. With
+    /// [`Shuffle::Window`](crate::Shuffle::Window) whole chunks are read, and two windows are kept in memory.
     ///
-    /// Reads are fastest into a [`Buffer`](crate::Buffer) of 2 MiB or more; any other memory works too. Where a
-    /// run does not begin at a multiple of the disk's block (512 or 4096 bytes), as after a header of 128
-    /// bytes, it is moved by less than a block inside `out` afterwards.
+    /// A run of 4 MiB or more is read by one call straight into the caller's buffer, and no CPU copies it, which is
+    /// fastest into a [`Buffer`](crate::Buffer). Do not `fork` during such a read (NOTES in `open(2)`). So are the files
+    /// that are opened for each use (see [`Options::open`](crate::Options::open)) and those of FUSE.
+    ///
+    /// The page cache is neither used nor filled: every read waits for the disk, also the second of the same record, and
+    /// [`CachePolicy`](crate::CachePolicy) has no effect.
     ///
     /// Each file is opened a second time: through `/proc/self/fd` on Linux, through its handle on Windows, elsewhere by
-    /// its path, where it must be the same file. Do not `fork` during such a read (NOTES in `open(2)`).
+    /// its path, where it must be the same file.
     Direct,
 }
 
 impl Records {
-    /// Sets how [`read`](Self::read) gets the bytes. Default: [`ReadMode::Pread`].
+    /// Sets how [`read`](Self::read) gets the bytes. Default: [`ReadMode::Auto`].
     ///
     /// # Errors
     ///
     /// For [`ReadMode::Direct`]: [`Error::Unsupported`] where the system has no such reads; [`Error::Replaced`];
     /// [`Error::System`] if the kernel refuses, as it does on some file systems.
     pub fn with_read_mode(mut self, mode: ReadMode) -> Result<Self, Error> {
-        // The block is the same for all files of a file system.
-        let mut blocks = Vec::new();
-        for shard in self.shards_mut() {
-            shard.direct = match mode {
-                ReadMode::Pread => None,
-                ReadMode::Direct => Some(Direct::open(&shard.file, &mut blocks)?),
-            };
+        self.close_direct();
+        match mode {
+            ReadMode::Auto => return Ok(self.with_fitting_mode(limit::memory())),
+            ReadMode::Pread => {}
+            ReadMode::Direct => self.open_direct(true)?,
         }
         Ok(self)
     }
 
-    /// Returns how [`read`](Self::read) gets the bytes.
+    /// [`ReadMode::Auto`], with so many bytes of memory.
+    pub(crate) fn with_fitting_mode(mut self, memory: Option<u64>) -> Self {
+        let bytes: u64 = self.shards().iter().map(|shard| shard.bytes.end - shard.bytes.start).sum();
+        let large = memory.is_some_and(|memory| bytes > memory / 2);
+        let fitting = (self.record_bytes() as u64) < LARGE
+            && self.shards().iter().all(|shard| shard.file.is_kept() && !shard.hints_wait);
+        // What keeps a file from being opened again is no error as long as it is read.
+        if large && fitting && self.open_direct(false).is_err() {
+            self.close_direct();
+        }
+        self
+    }
+
+    pub(crate) fn open_direct(&mut self, straight: bool) -> Result<(), Error> {
+        // The block is the same for all files of a file system.
+        let mut blocks = Vec::new();
+        for shard in self.shards_mut() {
+            shard.direct = Some(Direct::open(&shard.file, &mut blocks)?);
+        }
+        self.ahead = Some(Ahead::new(straight));
+        Ok(())
+    }
+
+    fn close_direct(&mut self) {
+        self.ahead = None;
+        self.shards_mut().iter_mut().for_each(|shard| shard.direct = None);
+    }
+
+    /// Returns how [`read`](Self::read) gets the bytes: never [`ReadMode::Auto`], but what it has chosen.
     #[must_use]
     pub fn read_mode(&self) -> ReadMode {
-        // All files are read in one mode, and there is at least one.
-        if self.shards()[0].direct.is_some() { ReadMode::Direct } else { ReadMode::Pread }
+        if self.ahead.is_some() { ReadMode::Direct } else { ReadMode::Pread }
+    }
+
+    /// Records of a run that are read together: those of a piece, unless long runs are read straight to their place.
+    pub(crate) fn most_at_once(&self) -> u64 {
+        match &self.ahead {
+            Some(ahead) if !ahead.straight => (PIECE / self.stride()).max(1),
+            _ => u64::MAX,
+        }
+    }
+
+    /// Returns the most memory that [`will_need`](Self::will_need) and [`read`](Self::read) take in
+    /// [`ReadMode::Direct`], for batches of `plan`: 32 MiB; with [`Shuffle::Window`](crate::Shuffle::Window) two windows
+    /// and a quarter, and 32 MiB. 0 in [`ReadMode::Pread`].
+    #[must_use]
+    pub fn ahead_bytes(&self, plan: &Plan) -> u64 {
+        match (&self.ahead, plan.shuffle()) {
+            (None, _) => 0,
+            (Some(_), Shuffle::Window { records, chunks }) => {
+                self.room(records.saturating_mul(chunks)).now().most
+            }
+            (Some(_), _) => self.room(0).now().most,
+        }
+    }
+
+    /// How much may be read ahead, with windows of so many records or without.
+    pub(crate) const fn room(&self, window: u64) -> Room {
+        if window == 0 { Room::BATCHES } else { Room::windows(window.saturating_mul(self.stride())) }
     }
 
     /// Returns how many system calls that read files this thread has made through this crate. Compare two of them to
@@ -93,10 +156,25 @@ impl Records {
             }
         };
         let read = out.len();
+        match &self.ahead {
+            Some(ahead) => {
+                let room = self.room(batch.window_records()).now();
+                self.read_ahead(ahead, room, self.parts(batch, out))?;
+            }
+            None => self.read_parts(self.parts(batch, out))?,
+        }
+        Ok(read)
+    }
+
+    /// Reads each part by a call of its own, one after the other.
+    fn read_parts<'a>(
+        &'a self,
+        parts: impl Iterator<Item = Result<(Span<'a>, &'a mut [u8]), Error>>,
+    ) -> Result<(), Error> {
         let mut bounce = BounceBuffer::new();
         // The file of the last span, which most often is that of the next.
         let mut last: Option<(&Shard, Opened<'_>)> = None;
-        for part in self.parts(batch, out) {
+        for part in parts {
             let (span, out) = part?;
             let shared = span.shared(out.len());
             let file = match last.take() {
@@ -107,7 +185,76 @@ impl Records {
             expand(out, self.record_bytes(), shared);
             last = Some((span.shard, file));
         }
-        Ok(read)
+        Ok(())
+    }
+
+    /// Takes the parts from what was read ahead; reads large ones, and what was not asked for, straight to their place.
+    fn read_ahead<'a>(
+        &'a self,
+        ahead: &Ahead,
+        room: Room,
+        mut parts: impl Iterator<Item = Result<(Span<'a>, &'a mut [u8]), Error>>,
+    ) -> Result<(), Error> {
+        let mut next = group(&mut parts)?;
+        self.ask_now(ahead, room, &next);
+        let (mut copies, mut ends) = (Vec::new(), Vec::new());
+        while !next.is_empty() {
+            let mut group = std::mem::replace(&mut next, group(&mut parts)?);
+            self.ask_now(ahead, room, &next);
+            let mut parts = &mut group[..];
+            while !parts.is_empty() {
+                copies.clear();
+                ends.clear();
+                if is_ahead(&parts[0].0) {
+                    let small = parts.iter().take_while(|(span, _)| is_ahead(span));
+                    ahead.take(small.map(|(span, _)| self.stretch(span)), &mut copies, &mut ends);
+                }
+                for copy in &copies {
+                    let (span, out) = &mut parts[copy.stretch];
+                    let shared = span.shared(out.len());
+                    out[shared..][copy.place.clone()].copy_from_slice(copy.bytes());
+                }
+                // The memory can be used again.
+                copies.clear();
+                let taken = ends.len().max(1);
+                let (now, rest) = parts.split_at_mut(taken);
+                for ((span, out), end) in now.iter_mut().zip(ends.drain(..).chain([Taken::Not])) {
+                    let shared = span.shared(out.len());
+                    match end {
+                        Taken::Whole => expand(out, self.record_bytes(), shared),
+                        Taken::Not => {
+                            let file = span.shard.opened()?;
+                            let mut bounce = BounceBuffer::new();
+                            span.shard.read_exact(
+                                &file,
+                                &mut out[shared..],
+                                span.bytes.start,
+                                &mut bounce,
+                            )?;
+                            expand(out, self.record_bytes(), shared);
+                        }
+                        Taken::Failed { offset, error } => {
+                            let path = span.shard.file.path.clone();
+                            return Err(Error::Read { path, offset, source: error });
+                        }
+                    }
+                }
+                parts = rest;
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_now(&self, ahead: &Ahead, room: Room, parts: &[(Span<'_>, &mut [u8])]) {
+        let small = parts.iter().filter(|(span, _)| is_ahead(span));
+        ahead.ask(small.map(|(span, _)| self.stretch(span)), room);
+    }
+
+    /// Where a span lies, for reads ahead.
+    pub(crate) fn stretch<'a>(&self, span: &Span<'a>) -> Stretch<'a> {
+        let Span { shard, ref bytes, records } = *span;
+        let own_end = bytes.start.saturating_add(records.saturating_mul(self.stride())).min(bytes.end);
+        Stretch { shard, bytes: bytes.clone(), own_end }
     }
 
     /// The spans of `batch`, each with the part of `out` that its records fill.
@@ -126,6 +273,28 @@ impl Records {
             Ok((span, part))
         })
     }
+}
+
+/// Whether a span of a batch is read into memory of our own.
+fn is_ahead(span: &Span<'_>) -> bool {
+    span.shard.is_read_ahead() && !span.is_large()
+}
+
+/// The next parts, as many as are asked for together.
+fn group<'a>(
+    parts: &mut impl Iterator<Item = Result<(Span<'a>, &'a mut [u8]), Error>>,
+) -> Result<Vec<(Span<'a>, &'a mut [u8])>, Error> {
+    /// Bytes, or at least one part: what the disk has under way at a time, and as much that waits for its turn.
+    const BYTES: u64 = 8 << 20;
+    const PARTS: usize = 4096;
+    let mut group = Vec::new();
+    let mut bytes = 0;
+    while bytes < BYTES && group.len() < PARTS {
+        let Some(part) = parts.next().transpose()? else { break };
+        bytes += part.0.bytes.end - part.0.bytes.start;
+        group.push(part);
+    }
+    Ok(group)
 }
 
 impl Shard {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 
+use crate::ahead::Ahead;
 use crate::file::DataFile;
 use crate::shard::Shard;
 use crate::{DType, Error, limit};
@@ -154,6 +155,8 @@ pub struct Records {
     bytes: u64,
     /// The last window of a windowed shuffle that was hinted. It guards no other data.
     pub(crate) asked: AtomicUsize,
+    /// What is read ahead past the page cache, in [`ReadMode::Direct`](crate::ReadMode::Direct).
+    pub(crate) ahead: Option<Ahead>,
 }
 
 impl Records {
@@ -256,7 +259,9 @@ impl Records {
             records += count;
         }
         match common {
-            Some(kind) => Ok(Self { shards, skipped, kind, records, bytes, asked: AtomicUsize::new(0) }),
+            Some(kind) => {
+                Ok(Self { shards, skipped, kind, records, bytes, asked: AtomicUsize::new(0), ahead: None })
+            }
             // If all are too short, the first of them is as good as any.
             None => Err(too_short.unwrap_or(Error::NoPaths)),
         }

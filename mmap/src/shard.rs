@@ -38,6 +38,12 @@ impl Shard {
         self.first..self.first + self.records
     }
 
+    /// Whether its bytes can be read before they are needed, past the page cache: not where that could wait for its file
+    /// system, nor of a file that is opened for each use, or too many would be open at a time.
+    pub(crate) fn is_read_ahead(&self) -> bool {
+        !self.hints_wait && self.direct.as_ref().is_some_and(|direct| direct.kept().is_some())
+    }
+
     /// Some of its bytes, as the system's calls take them.
     pub(crate) fn piece(&self, bytes: Range<u64>) -> Piece<'_> {
         Piece {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::ahead::LARGE;
 use crate::plan::Runs;
 use crate::records::{Records, covered};
 use crate::shard::Shard;
@@ -36,8 +37,8 @@ impl Records {
     }
 
     /// The stretches of bytes that hold these records, each in one file.
-    pub(crate) const fn spans_of<I>(&self, runs: I) -> Spans<'_, I> {
-        Spans { records: self, runs, run: 0..0 }
+    pub(crate) fn spans_of<I>(&self, runs: I) -> Spans<'_, I> {
+        Spans { records: self, runs, run: 0..0, most: self.most_at_once() }
     }
 }
 
@@ -51,6 +52,11 @@ pub(crate) struct Span<'a> {
 }
 
 impl Span<'_> {
+    /// Whether it keeps the disk busy for long enough, so that it is read straight to its place.
+    pub(crate) fn is_large(&self) -> bool {
+        self.bytes.end - self.bytes.start >= LARGE
+    }
+
     /// Bytes by which its records, one after the other, are longer than it is: what overlapping windows share.
     pub(crate) fn shared(&self, records_bytes: usize) -> usize {
         let covered = usize::try_from(self.bytes.end - self.bytes.start).unwrap_or(usize::MAX);
@@ -66,6 +72,8 @@ pub(crate) struct Spans<'a, I> {
     runs: I,
     /// What is left of the present run.
     run: Range<u64>,
+    /// Records in a span.
+    most: u64,
 }
 
 impl<'a, I: Iterator<Item = Range<u64>>> Iterator for Spans<'a, I> {
@@ -83,7 +91,8 @@ impl<'a, I: Iterator<Item = Range<u64>>> Iterator for Spans<'a, I> {
         let shard = &self.records.shards()[location.shard];
         let kind = &self.records.kind;
         let gaps = kind.stride > kind.bytes as u64;
-        let end = if gaps { wanted + 1 } else { self.run.end.min(shard.records().end) };
+        let most = if gaps { 1 } else { self.most };
+        let end = self.run.end.min(shard.records().end).min(wanted.saturating_add(most));
         self.run.start = end;
         let records = end - wanted;
         let bytes = location.offset..location.offset + covered(records, kind);

@@ -169,7 +169,9 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// Records that continue where the previous ones ended are left out, because the system reads ahead of those by
     /// itself, and faster. The pages go to the system's page cache, on top of the loader's own slots; a window larger
-    /// than free memory makes the disk read pages twice.
+    /// than free memory makes the disk read pages twice. A data set that reads past the page cache
+    /// ([`ReadMode::Direct`](twinbuf_mmap::ReadMode::Direct)) keeps what it reads ahead in memory of its own, of which
+    /// it takes at most [`Records::ahead_bytes`](twinbuf_mmap::Records::ahead_bytes), whatever the window.
     pub fn hint_window(mut self, bytes: u64) -> Self {
         self.options.hint_window = Some(bytes);
         self
@@ -204,7 +206,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Limits the memory of the slots, in bytes; a [`MemoryLimit`] is for several loaders together. Default: no limit.
     ///
     /// Counts for each worker `host_depth` batches, `device_depth` more on a device, and the scratch buffer of a
-    /// transform. Does not count the system's page cache.
+    /// transform; and what data sets keep of later batches ([`Dataset::ahead_bytes`]). Does not count the system's page cache.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
         self.options.memory_limit = Some(limit.into());
         self
@@ -288,7 +290,10 @@ impl<B: Backend> LoaderBuilder<B> {
         let depths = Depths { workers, host: host_depth, device: backend.device_depth() };
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
-        let (sizes, layout) = Sizes::new(&plan, depths, each)?;
+        let (mut sizes, layout) = Sizes::new(&plan, depths, each)?;
+        if hints && overlap {
+            sizes.ahead = datasets.iter().fold(0, |sum, of| sum.saturating_add(of.ahead_bytes(&plan)));
+        }
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
         let taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
         let fingerprint = fields::fingerprint(&mut datasets)?;
@@ -299,7 +304,8 @@ impl<B: Backend> LoaderBuilder<B> {
             hint_window.map_or_else(|| plan.batch_records().max(records_in(HINT_WINDOW)), records_in);
         let field_bytes: Vec<usize> = layout.0.iter().map(|field| field.bytes).collect();
         let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint), layout);
-        let prefetch = (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window))));
+        let prefetch =
+            (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window, sizes.ahead == 0))));
         let reader = |_| {
             let (schedule, prefetch) = (schedule.clone(), prefetch.clone());
             Reader { fields: Vec::new(), schedule, prefetch, cache_policy }

@@ -21,6 +21,8 @@ pub(super) struct Sizes {
     pub(super) slot: usize,
     /// For each field, records that are transformed at a time, and bytes of so many in the file: 0 without a transform.
     pub(super) parts: Vec<(u64, usize)>,
+    /// Bytes that the data sets keep of later batches.
+    pub(super) ahead: u64,
 }
 
 /// How many workers, and how many slots each has.
@@ -68,7 +70,7 @@ impl Sizes {
         }
         let layout = Layout(layout);
         let out_bytes = layout.0.iter().fold(0_usize, |sum, field| sum.saturating_add(field.bytes));
-        let sizes = Self { depths, records, out_bytes, slot: 0, parts };
+        let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead: 0 };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),
             None => Err(too_large(&sizes)),
@@ -87,6 +89,7 @@ impl Sizes {
             .checked_mul((host as u64).saturating_add(device as u64))
             .and_then(|slots| slots.checked_add(self.scratch() as u64))
             .and_then(|each| each.checked_mul(workers as u64))
+            .and_then(|all| all.checked_add(self.ahead))
             .ok_or_else(|| too_large(self))?;
         limit.take(wanted).map_err(|(limit, taken)| Error::Memory {
             sum: self.to_string(),
@@ -113,8 +116,12 @@ impl fmt::Display for Sizes {
             write!(f, " in {} fields", self.parts.len())?;
         }
         match self.scratch() {
+            0 => {}
+            scratch => write!(f, " and {scratch} bytes before the transform")?,
+        }
+        match self.ahead {
             0 => Ok(()),
-            scratch => write!(f, " and {scratch} bytes before the transform"),
+            ahead => write!(f, "; {ahead} bytes of later batches"),
         }
     }
 }

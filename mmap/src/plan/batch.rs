@@ -173,6 +173,14 @@ impl BatchPlan {
         Some(batch.moved(ranges))
     }
 
+    /// Records in a whole window; 0 with any other shuffle.
+    pub(crate) const fn window_records(&self) -> u64 {
+        match self.shuffle {
+            Shuffle::Window { records, chunks } => records.saturating_mul(chunks),
+            _ => 0,
+        }
+    }
+
     /// Numbers for the window in which this batch begins and for the one before, if whole windows are worth reading for
     /// it.
     pub(crate) fn window_ids(&self) -> Option<[usize; 2]> {

@@ -1,0 +1,312 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::*;
+use crate::{BatchPlan, Cut, DType, HINT_CHUNK, Plan, ReadMode, Records, Shuffle, Tail};
+
+/// Files of so many bytes each; the bytes depend on their place.
+fn files(folder: &tempfile::TempDir, lens: &[usize]) -> Vec<PathBuf> {
+    let file = |(len, number): (&usize, u32)| {
+        let path = folder.path().join(number.to_string());
+        let numbers = (0_u32..).map(|at| (at ^ number << 28).wrapping_mul(2_654_435_761));
+        let bytes: Vec<u8> = numbers.flat_map(u32::to_le_bytes).take(*len).collect();
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    lens.iter().zip(0..).map(file).collect()
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
+}
+
+/// `None`, said aloud, where the file system has no such reads.
+fn direct(records: Records, straight: bool) -> Option<Records> {
+    let mut records = records.with_read_mode(ReadMode::Pread).unwrap();
+    match records.open_direct(straight) {
+        Ok(()) => Some(records),
+        Err(error) => {
+            eprintln!("not checked: {error}");
+            None
+        }
+    }
+}
+
+fn state(records: &Records) -> MutexGuard<'_, State> {
+    records.ahead.as_ref().unwrap().state().unwrap()
+}
+
+fn read(records: &Records, batch: &BatchPlan) -> Vec<u8> {
+    let len = usize::try_from(batch.len()).unwrap() * records.record_bytes();
+    let mut out = vec![0xEE; len + 3];
+    assert_eq!(records.read(batch, &mut out).unwrap(), len);
+    assert_eq!(out.split_off(len), [0xEE; 3]);
+    out
+}
+
+/// Rows, windows that overlap, windows with gaps, and rows that no block fits, in two files.
+fn kinds(folder: &tempfile::TempDir) -> Vec<[Records; 3]> {
+    let paths = files(folder, &[600_000, 1_320_000]);
+    let cuts = [
+        Cut::Rows,
+        Cut::Windows { rows: 700, stride: 300 },
+        Cut::Windows { rows: 100, stride: 130 },
+        Cut::Windows { rows: 513, stride: 512 },
+    ];
+    let mut kinds: Vec<Vec<Records>> = cuts
+        .iter()
+        .map(|cut| (0..3).map(|_| Records::open_headerless(&paths, DType::U16, *cut).unwrap()).collect())
+        .collect();
+    kinds[0] = (0..3).map(|_| Records::open(&paths, 1000).unwrap()).collect();
+    let kind = |kind: Vec<Records>| -> Option<[Records; 3]> {
+        let mut kind = kind.into_iter();
+        let pread = kind.next()?.with_read_mode(ReadMode::Pread).unwrap();
+        Some([pread, direct(kind.next()?, true)?, direct(kind.next()?, false)?])
+    };
+    kinds.into_iter().filter_map(kind).collect()
+}
+
+/// In every order, asked for one, several or no batches ahead, in one piece or in parts: the bytes are the same, and
+/// nothing is left over that the order does not explain.
+#[test]
+fn batches_are_the_same_however_far_ahead_they_are_asked_for() {
+    let folder = folder();
+    for [pread, straight, all_ahead] in &kinds(&folder) {
+        for records in [straight, all_ahead] {
+            for shuffle in [
+                Shuffle::None,
+                Shuffle::Records,
+                Shuffle::Chunks { records: 50 },
+                Shuffle::Window { records: 64, chunks: 3 },
+            ] {
+                for (ahead, parts) in [(0, 1), (1, 1), (5, 3)] {
+                    let plan = Plan::builder(pread.len())
+                        .batch(70)
+                        .shuffle(shuffle)
+                        .tail(Tail::Keep)
+                        .build()
+                        .unwrap();
+                    for step in 0..plan.steps() {
+                        let batch = plan.batch(3, step).unwrap();
+                        let first = if step == 0 { 0 } else { ahead };
+                        for next in (first..=ahead)
+                            .filter(|_| ahead > 0)
+                            .filter_map(|ahead| plan.batch(3, step + ahead))
+                        {
+                            for part in 0..parts {
+                                let part =
+                                    next.part(next.len() * part / parts..next.len() * (part + 1) / parts);
+                                if let Some(part) = part {
+                                    assert_eq!(records.will_need(&part, HINT_CHUNK).failed, 0);
+                                }
+                            }
+                        }
+                        assert!(read(records, &batch) == read(pread, &batch), "{shuffle:?} {ahead} {step}");
+                        let room = records.ahead_bytes(&plan);
+                        assert!(state(records).held <= room, "{shuffle:?} {ahead} {step}");
+                    }
+                    let left = state(records).held;
+                    let windows = matches!(shuffle, Shuffle::Window { .. });
+                    assert!(
+                        windows || records.stride() < records.record_bytes() as u64 || left == 0,
+                        "{shuffle:?} {ahead}: {left}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A window's chunks are read once, whole, whatever the records, and all of them are given up.
+#[test]
+fn a_window_is_read_once() {
+    let folder = folder();
+    let paths = files(&folder, &[4096 * 1000]);
+    let Some(records) = direct(Records::open(&paths, 1024).unwrap(), true) else { return };
+    let plan = Plan::builder(4000)
+        .batch(100)
+        .shuffle(Shuffle::Window { records: 256, chunks: 4 })
+        .seed(5)
+        .build()
+        .unwrap();
+    for epoch in 0..4 {
+        let before = state(&records).asked;
+        for step in 0..plan.steps() {
+            let batch = plan.batch(epoch, step).unwrap();
+            records.will_need(&batch, HINT_CHUNK);
+            read(&records, &batch);
+        }
+        let state = state(&records);
+        // The ring begins and ends within a block.
+        assert!(state.asked - before <= 4096 * 1000 + 2 * 16 * 4096, "{epoch}: {}", state.asked - before);
+        assert_eq!(state.held, 0, "{epoch}");
+        assert!(state.pieces.is_empty() && state.tags.is_empty());
+        assert!(state.order.len() <= 100, "{}", state.order.len());
+    }
+}
+
+/// Epochs that nobody finishes leave something behind, and it does not grow.
+#[test]
+fn what_is_left_of_other_epochs_makes_room() {
+    let folder = folder();
+    let paths = files(&folder, &[40 << 20]);
+    let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let windows =
+        Plan::builder(records.len()).batch(256).shuffle(Shuffle::Window { records: 256, chunks: 8 });
+    let windows = windows.build().unwrap();
+    let pread = Records::open(&paths, 4096).unwrap();
+    for epoch in 0..12 {
+        let plan = if epoch % 4 == 3 { &windows } else { &plan };
+        for step in 0..10 {
+            for ahead in 0..8 {
+                records.will_need(&plan.batch(epoch, step + ahead).unwrap(), HINT_CHUNK);
+            }
+            let batch = plan.batch(epoch, step).unwrap();
+            assert!(read(&records, &batch) == read(&pread, &batch), "{epoch} {step}");
+            assert!(state(&records).held <= records.ahead_bytes(&windows), "{epoch} {step}");
+        }
+    }
+    // And goes on as before: what it asks for is not refused for long.
+    let last = plan.steps() - 1;
+    for step in 0..last {
+        records.will_need(&plan.batch(12, step + 1).unwrap(), HINT_CHUNK);
+        let held = state(&records).held;
+        read(&records, &plan.batch(12, step).unwrap());
+        assert!(step < 20 || held >= 256 * 4096, "{step}: {held}");
+    }
+    read(&records, &plan.batch(12, last).unwrap());
+    assert!(state(&records).held <= AHEAD, "{}", state(&records).held);
+}
+
+/// Whoever leaves an epoch does not wait for the windows that it had asked for.
+#[test]
+fn another_epoch_does_not_wait_for_the_last_ones_windows() {
+    let folder = folder();
+    let paths = files(&folder, &[64 << 20]);
+    let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    let order = Shuffle::Window { records: 256, chunks: 24 };
+    let plan = Plan::builder(records.len()).batch(256).shuffle(order).build().unwrap();
+    let batch = |epoch| plan.batch(epoch, 0).unwrap();
+    records.will_need(&batch(0), HINT_CHUNK);
+    let first = state(&records).tags.len();
+    assert!(first >= 24, "{first}");
+    records.will_need(&batch(1), HINT_CHUNK);
+    // Those in flight are 8 MiB at most.
+    let both = state(&records).tags.len();
+    assert!(both <= first + 9, "{first} {both}");
+    let pread = Records::open(&paths, 4096).unwrap();
+    assert!(read(&records, &batch(1)) == read(&pread, &batch(1)));
+}
+
+/// Several threads read the batches of one plan, each asks for what another one reads.
+#[test]
+fn threads_share_what_is_ahead() {
+    let folder = folder();
+    let paths = files(&folder, &[8 << 20, 3 << 20]);
+    let Some(records) = direct(Records::open(&paths, 512).unwrap(), false) else { return };
+    let pread = Records::open(&paths, 512).unwrap();
+    for shuffle in [Shuffle::Records, Shuffle::Window { records: 100, chunks: 20 }] {
+        let plan = Plan::builder(records.len()).batch(300).shuffle(shuffle).build().unwrap();
+        std::thread::scope(|scope| {
+            for worker in 0..3 {
+                let (records, pread, plan) = (&records, &pread, &plan);
+                scope.spawn(move || {
+                    for step in (worker..plan.steps()).step_by(3) {
+                        if let Some(next) = plan.batch(0, step + 2) {
+                            records.will_need(&next, HINT_CHUNK);
+                        }
+                        let batch = plan.batch(0, step).unwrap();
+                        assert!(read(records, &batch) == read(pread, &batch), "{shuffle:?} {step}");
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// A read that fails is an error once, with its place; it is not tried again in silence.
+#[test]
+fn a_read_ahead_that_fails_is_an_error_with_its_place() {
+    let folder = folder();
+    let paths = files(&folder, &[1 << 20]);
+    let Some(mut records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Records).build().unwrap();
+    let batch = plan.batch(0, 0).unwrap();
+    // A descriptor that cannot be read.
+    let unreadable = Arc::new(File::options().append(true).open(&paths[0]).unwrap());
+    let readable = records.shards_mut()[0].direct.as_mut().unwrap().replace(unreadable);
+    records.will_need(&batch, HINT_CHUNK);
+    records.shards_mut()[0].direct.as_mut().unwrap().replace(readable);
+    let mut out = vec![0; 16 * 4096];
+    let Err(crate::Error::Read { path, offset, source }) = records.read(&batch, &mut out) else {
+        panic!("wanted an error")
+    };
+    assert_eq!((path, source.kind()), (paths[0].clone(), io::Error::from_raw_os_error(libc::EBADF).kind()));
+    assert_eq!(offset % 4096, 0);
+    // Each piece fails once.
+    let failures = (0..20).take_while(|_| records.read(&batch, &mut out).is_err()).count();
+    assert!(failures < 16, "{failures}");
+    assert!(out == read(&Records::open(&paths, 4096).unwrap(), &batch));
+}
+
+/// Its parent's reads are under way when the child begins to use the same records.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_forks_child_reads_alone() {
+    let folder = folder();
+    let paths = files(&folder, &[8 << 20]);
+    let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    let pread = Records::open(&paths, 4096).unwrap();
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let batch = |step| plan.batch(0, step).unwrap();
+    for step in 0..4 {
+        records.will_need(&batch(step), HINT_CHUNK);
+    }
+    let expected = [read(&pread, &batch(0)), read(&pread, &batch(1))];
+    let mut out = vec![0; 256 * 4096];
+    // SAFETY: the child reads files into memory that it has, and exits.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", io::Error::last_os_error());
+    if child == 0 {
+        let same = (0..2).all(|step: u8| {
+            records.will_need(&batch(u64::from(step)), HINT_CHUNK);
+            records.read(&batch(u64::from(step)), &mut out).is_ok() && out == expected[usize::from(step)]
+        });
+        drop(records);
+        // SAFETY: takes no pointer.
+        unsafe { libc::_exit(i32::from(!same)) };
+    }
+    assert!(read(&records, &batch(0)) == expected[0] && read(&records, &batch(1)) == expected[1]);
+    let mut status = 0;
+    // SAFETY: the kernel writes one status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn the_mode_fits_the_memory() {
+    let folder = folder();
+    let paths = files(&folder, &[1 << 20, 3 << 20]);
+    let open = |record: usize| Records::open(&paths, record).unwrap();
+    if direct(open(4096), true).is_none() {
+        return;
+    }
+    for (record, memory, mode) in [
+        (4096, Some(8 << 20), ReadMode::Pread),
+        (4096, Some((8 << 20) - 2), ReadMode::Direct),
+        (4096, None, ReadMode::Pread),
+        (1 << 20, Some(0), ReadMode::Direct),
+    ] {
+        assert_eq!(open(record).with_fitting_mode(memory).read_mode(), mode, "{record} {memory:?}");
+    }
+    let large = Records::open(&paths[1..], 3 << 20).unwrap();
+    assert_eq!(large.with_fitting_mode(Some(0)).read_mode(), ReadMode::Direct);
+    let paths = files(&folder, &[4 << 20]);
+    let larger = Records::open(&paths, 4 << 20).unwrap();
+    assert_eq!(larger.with_fitting_mode(Some(0)).read_mode(), ReadMode::Pread);
+    // A machine with 8 MiB of memory runs no tests.
+    assert_eq!(open(4096).asked.load(Relaxed), 0);
+    assert_eq!(open(4096).read_mode(), ReadMode::Pread);
+}
