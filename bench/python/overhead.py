@@ -1,19 +1,23 @@
 """What Python costs beside the Rust loader, and whether its threads take the GIL.
 
     cargo build --release --manifest-path python/Cargo.toml --example native
-    python bench/python/overhead.py [--epochs 200]
+    python bench/python/overhead.py [--epochs 200] [--rounds 100] [--only overhead|gil]
 
 Overhead: both sides read the epochs of one plan in turn from a file in the page cache, in batches so small that the
 batch itself costs little. In Python once without looking at a batch, once as an array, once as a tensor. Printed:
 microseconds a batch, medians of the epochs with their quartiles, and the medians of the differences.
 
-GIL: a thread counts in Python while batches of 16 MiB load here; and, for the same use of processors and memory, while
-the Rust program loads them in a process of its own. Medians of the rounds, and of the differences within a round.
+GIL: a thread counts in Python on a processor of its own, in short windows that take turns: batches of 16 MiB load here;
+in the Rust program, for the same use of the memory and of the other processors; not at all. Medians of the windows and
+of the differences within a round. Where two processors share a core, the second row is slower than the third by that
+alone. The loop that receives the batches takes the GIL for each; the reading thread does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import random
 import subprocess
 import tempfile
 import threading
@@ -88,64 +92,105 @@ def overhead(folder: Path, epochs: int) -> None:
         print(f"{name:20} {spread(values)}   {spread(above)}")
 
 
+class Counter:
+    """A thread that counts in Python, on a processor of its own."""
+
+    def __init__(self, processor: set[int]) -> None:
+        self.counted, self.stop = 0, False
+        started = threading.Event()
+
+        def run() -> None:
+            os.sched_setaffinity(0, processor)
+            started.set()
+            while not self.stop:
+                for _ in range(1000):
+                    pass
+                self.counted += 1000
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+        started.wait()
+        assert self.thread.ident is not None
+        self.clock = time.pthread_getcpuclockid(self.thread.ident)
+
+    def now(self) -> tuple[float, int, float]:
+        return time.perf_counter(), self.counted, time.clock_gettime(self.clock)
+
+    def close(self) -> None:
+        self.stop = True
+        self.thread.join()
+
+
 def gil(folder: Path, rounds: int) -> None:
     """Print how fast a thread counts beside what."""
     path = folder / "large.bin"
     path.write_bytes(bytes(64 << 20))
     data = tb.Records.open(path, 1 << 20)
+    first, *others = sorted(os.sched_getaffinity(0))
+    # All that loads is kept away from the processor that counts.
+    elsewhere_ = set(others) or {first}
+    all_threads = set(os.listdir("/proc/self/task"))
     loader = tb.Loader(data, tb.Plan(data, 16, shuffle=tb.Chunks(16), seed=0))
+    for thread in set(os.listdir("/proc/self/task")) - all_threads:
+        os.sched_setaffinity(int(thread), elsewhere_)
     native = Native(path, 1 << 20, 16)
+    os.sched_setaffinity(native.process.pid, elsewhere_)
+    if os.sched_getscheduler(0) == os.SCHED_FIFO:
+        # The loop itself: short, and another of its priority would have to end before it.
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_getparam(0).sched_priority + 1))
+    batches = 0
 
     def here(until: float) -> None:
+        nonlocal batches
         while time.perf_counter() < until:
             for _ in loader:
-                pass
+                batches += 1
+                if time.perf_counter() >= until:
+                    break
 
     def elsewhere(until: float) -> None:
         while time.perf_counter() < until:
             native.epoch()
 
-    def count(beside: Callable[[float], None]) -> float:
-        counted, stop = 0, False
+    def nowhere(until: float) -> None:
+        time.sleep(max(0.0, until - time.perf_counter()))
 
-        def counting() -> None:
-            nonlocal counted
-            while not stop:
-                for _ in range(1000):
-                    pass
-                counted += 1000
-
-        thread = threading.Thread(target=counting)
-        start = time.perf_counter()
-        thread.start()
-        beside(start + 0.25)
-        stop = True
-        seconds = time.perf_counter() - start
-        thread.join()
-        return counted / seconds / 1e6
-
-    beside = {"batches load elsewhere": elsewhere, "batches load here": here}
-    rates: dict[str, list[float]] = {name: [] for name in beside}
-    for number in range(rounds):
-        for name in sorted(beside, reverse=number % 2 == 0):
-            rates[name].append(count(beside[name]))
+    counter = Counter({first})
+    kinds = {"batches load here": here, "in another process": elsewhere, "nothing loads": nowhere}
+    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    waits: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(rounds):
+        for name in random.sample(list(kinds), len(kinds)):
+            nowhere(time.perf_counter() + 0.02)  # what was read ahead
+            start, counts, cpu = counter.now()
+            kinds[name](start + 0.1)
+            end, counts_then, cpu_then = counter.now()
+            rates[name].append((counts_then - counts) / (end - start) / 1e6)
+            waits[name].append(100 * (1 - (cpu_then - cpu) / (end - start)))
+    counter.close()
     native.close()
-    print("\nmillion counts a second while")
+    print("\nwhile                 million counts a second     not on its processor, %")
     for name, values in rates.items():
-        print(f"{name:24} {spread(values)}")
-    first, second = rates.values()
-    print(f"loss, %                  {spread([100 * (1 - b / a) for a, b in zip(first, second, strict=True)])}")
+        print(f"{name:20} {spread(values)}   {spread(waits[name])}")
+    on = rates["batches load here"]
+    for name in ("in another process", "nothing loads"):
+        losses = [100 * (1 - b / a) for a, b in zip(rates[name], on, strict=True)]
+        print(f"loss against {name!r}, % {spread(losses)}")
+    print(f"{batches / rounds / 0.1:.0f} batches of 16 MiB a second; {rounds} rounds of 0.1 s each")
 
 
 def main() -> None:
     """Print both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--only", choices=["overhead", "gil"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        overhead(Path(folder), options.epochs)
-        gil(Path(folder), options.rounds)
+        if options.only != "gil":
+            overhead(Path(folder), options.epochs)
+        if options.only != "overhead":
+            gil(Path(folder), options.rounds)
     print(f"\nnumpy {np.__version__}")
 
 

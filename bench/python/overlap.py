@@ -3,16 +3,18 @@
 
     python bench/python/overlap.py [--steps 200] [--rounds 5] [--ms 10] [--only REGEX]
 
-Each round runs a loop as it is, measured by `watch`, and then with `prefetch`. Loads and uses are sleeps, as a
-disk or a device would be waited for, or work on a processor that releases the GIL. Columns, medians of the rounds
-with their quartiles:
+Each round runs a loop as it is, measured by `watch`, and then with `prefetch`, measured again. Loads and uses are
+sleeps, as a network or a device would be waited for, reads of a file that is not in the page cache, or work on a
+processor that releases the GIL. Columns, medians of the rounds with their quartiles:
 
 - `wall / longest`: the loop with `prefetch`, over the longer of all loads and all uses of the loop as it is.
-- `foretold`, `reached`: how many times faster `watch` expected `prefetch` to be, and how many it was.
-- `difference`: the one against the other, of each round.
-
+- `wall / longest beside`: the same over loads and uses as long as they were beside each other, in the same run. What is
+  left is the overlap's own: hand-offs, and the first load.
 - `wall / free`: the loop with `prefetch`, over two threads that do all loads and uses without a hand-off. Where both
   take a processor, this is what the processors allow: other programs, or a shared core, slow both down.
+- `foretold`: how many times faster `watch` expected `prefetch` to be; a range where both sides take processors that may
+  share a core. `reached`: how many it was.
+- `off %`: by how much that is outside the range, of each round; 0 within it.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import argparse
 import hashlib
 import os
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr
 from io import StringIO
-from statistics import quantiles
+from statistics import median, quantiles
 
 import torch
 import twinbuf as tb
@@ -101,9 +104,35 @@ def loop(items: Iterable[object], work: Work, seconds: float) -> float:
     return time.perf_counter() - start
 
 
+class Disk:
+    """A file on the disk of TMPDIR, read without the page cache, as it is the first time."""
+
+    def __init__(self, folder: str, mib: int) -> None:
+        self.path, self.size = os.path.join(folder, "data"), mib << 20
+        with open(self.path, "wb") as file:
+            for _ in range(mib):
+                file.write(os.urandom(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+        self.file = os.open(self.path, os.O_RDONLY)
+        self.out = bytearray(1 << 20)
+        self.at = 0
+
+    def read(self, mib: float) -> None:
+        for _ in range(round(mib)):
+            os.preadv(self.file, [self.out], self.at)
+            os.posix_fadvise(self.file, self.at, 1 << 20, os.POSIX_FADV_DONTNEED)
+            self.at = (self.at + (1 << 20)) % self.size
+
+
 def spread(values: list[float]) -> str:
     low, middle, high = quantiles(values, n=4, method="inclusive")
     return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def outside(value: float, low: float, high: float) -> float:
+    """Return by how many percent the value is above or below a range."""
+    return 100 * (value / high - 1) if value > high else 100 * min(0.0, value / low - 1)
 
 
 def main() -> None:
@@ -120,37 +149,52 @@ def main() -> None:
 
     ms, steps = options.ms / 1e3, options.steps
     even, uneven = [ms] * steps, [ms / 2, 3 * ms / 2] * (steps // 2)
+    folder = tempfile.TemporaryDirectory()
+    disk = Disk(folder.name, 64)
+    start = time.perf_counter()
+    disk.read(64)
+    # As many MiB as take the time of a step, and a use as long as they took.
+    rate = 64 / (time.perf_counter() - start)
+    mib = max(1, round(ms * rate))
+    blocks = [float(mib)] * steps
     cases: list[tuple[str, Callable[[Work, list[float]], Iterable[object]], Work, Work, list[float], float]] = [
         ("generator, sleep", generator, time.sleep, time.sleep, even, ms),
         ("DataLoader, sleep", loader, time.sleep, time.sleep, even, ms),
-        ("generator, CPU", generator, spin, spin, even, ms),
-        ("DataLoader, CPU", loader, spin, spin, even, ms),
-        ("generator, sleep, CPU", generator, time.sleep, spin, even, ms),
+        ("generator, disk; use sleeps", generator, disk.read, time.sleep, blocks, mib / rate),
+        ("DataLoader, disk; use takes CPU", loader, disk.read, spin, blocks, mib / rate),
+        ("generator, sleep; use takes CPU", generator, time.sleep, spin, even, ms),
         ("loads uneven", generator, time.sleep, time.sleep, uneven, ms),
         ("load half", generator, time.sleep, time.sleep, [ms / 2] * steps, ms),
         ("compute half", generator, time.sleep, time.sleep, even, ms / 2),
+        ("generator, both take CPU", generator, spin, spin, even, ms),
+        ("DataLoader, both take CPU", loader, spin, spin, even, ms),
     ]
     cases = [case for case in cases if re.search(options.only, case[0])]
-    columns = [[[] for _ in range(5)] for _ in cases]
+    columns: list[list[list[float]]] = [[[] for _ in range(7)] for _ in cases]
     for _ in range(options.rounds):
         for (_, make, load, use, loads, seconds), column in zip(cases, columns, strict=True):
             items = make(load, loads)
-            watched = tb.watch(items)
+            watched, ahead = tb.watch(items), tb.watch(tb.prefetch(items))
             with redirect_stderr(StringIO()):
                 loop(watched, use, seconds)
-            plain = watched.report()
-            wall = loop(tb.prefetch(items), use, seconds)
+                wall = loop(ahead, use, seconds)
+            plain, beside = watched.report(), ahead.report()
             both = free(load, loads, use, seconds)
-            assert plain.with_prefetch is not None
-            foretold, reached = plain.wall / plain.with_prefetch, plain.wall / wall
-            found = wall / plain.ideal, wall / both, foretold, reached, 100 * (reached / foretold - 1)
+            assert plain.with_prefetch is not None and plain.with_prefetch_at_worst is not None
+            most, least = plain.wall / plain.with_prefetch, plain.wall / plain.with_prefetch_at_worst
+            reached = plain.wall / wall
+            off = outside(reached, least, most)
+            found = wall / plain.ideal, wall / beside.ideal, wall / both, least, most, reached, off
             for values, value in zip(column, found, strict=True):
                 values.append(value)
     print(f"{steps} steps of {options.ms:g} ms, {options.rounds} rounds, load {os.getloadavg()[0]:.1f}")
-    print("| case | wall / longest | wall / free | foretold | reached | difference % |")
-    print("| --- " + "| ---: " * 5 + "|")
-    for (name, *_), column in zip(cases, columns, strict=True):
-        print(f"| {name} | " + " | ".join(map(spread, column)) + " |")
+    print("| case | wall / longest | wall / longest beside | wall / free | foretold | reached | off % |")
+    print("| --- " + "| ---: " * 6 + "|")
+    for (name, *_), (longest, same, both, low, high, reached, off) in zip(cases, columns, strict=True):
+        least, most = f"{median(low):.2f}", f"{median(high):.2f}"
+        foretold = most if least == most else f"{least} to {most}"
+        cells = [*map(spread, (longest, same, both)), foretold, spread(reached), spread(off)]
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

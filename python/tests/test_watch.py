@@ -28,6 +28,8 @@ class Clock:
     def thread_time(self) -> float:
         return self.cpu
 
+    process_time = thread_time
+
     def sleep(self, seconds: float, cpu: bool = False) -> None:
         self.now += seconds
         self.cpu += seconds if cpu else 0
@@ -154,6 +156,29 @@ def test_loading_by_the_processor_is_told_of_the_gil(clock: Clock) -> None:
     items = tb.watch(Loads(clock, [1.0] * 20, cpu=True))
     use(clock, items, 1.0)
     assert "GIL" in items.report().advice
+
+
+@pytest.mark.parametrize(
+    ("processors", "cpu", "least", "told"),
+    [
+        (2, True, 1.0, "`prefetch` 1.00 to 1.90 x."),  # they may share a core
+        (3, True, 1.5, "`prefetch` 1.50 to 1.90 x."),
+        (4, True, 1.904, "`prefetch` 1.90 x."),
+        (2, False, 1.904, "`prefetch` 1.90 x."),
+    ],
+)
+def test_the_gain_is_a_range_where_processors_may_be_too_few(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, processors: int, cpu: bool, least: float, told: str
+) -> None:
+    monkeypatch.setattr(_watch, "_processors", lambda: processors)
+    items = tb.watch(Loads(clock, [1.0] * 20, cpu=cpu))
+    for _ in items:
+        clock.sleep(1.0, cpu)
+    report = items.report()
+    assert report.wall == pytest.approx(40.0)
+    assert report.wall / report.with_prefetch == pytest.approx(1.904, rel=1e-3)
+    assert report.wall / report.with_prefetch_at_worst == pytest.approx(least, rel=1e-3)
+    assert told in str(report)
 
 
 def test_workers_that_decide(clock: Clock) -> None:

@@ -62,6 +62,9 @@ class Report:
     with_prefetch
         What the same steps would take with `prefetch`, or None where they are overlapped already. It is more
         than `ideal`: the first load and the last use have nothing beside them, and steps differ.
+    with_prefetch_at_worst
+        The same, if processors that share a core slow each other down as much as they can. More than
+        `with_prefetch` only where loading and use both take processors and there may be too few.
     steps
         The last steps, for `trace`. Long runs keep only the newest.
     text
@@ -83,6 +86,7 @@ class Report:
     depth: int | None = None
     workers: int | None = None
     with_prefetch: float | None = None
+    with_prefetch_at_worst: float | None = None
     steps: Sequence[Step] = field(default=(), repr=False)
     text: str | None = field(default=None, repr=False)
 
@@ -153,7 +157,9 @@ class Report:
         batches = "1 batch" if self.batches == 1 else f"{self.batches} batches"
         prefetch = ""
         if self.with_prefetch:
-            prefetch = f", `prefetch` {max(1.0, self.wall / self.with_prefetch):.2f} x"
+            best = f"{max(1.0, self.wall / self.with_prefetch):.2f} x"
+            worst = f"{max(1.0, self.wall / (self.with_prefetch_at_worst or self.with_prefetch)):.2f}"
+            prefetch = f", `prefetch` {best}" if best == f"{worst} x" else f", `prefetch` {worst} to {best}"
         name = f"{self.name}: " if self.name else ""
         return (
             f"{name}{batches} in {self.wall * scale:.3f} {unit}, waited {waited:.0%}{au}\n"
