@@ -5,10 +5,7 @@ use std::ptr::NonNull;
 use pyo3::prelude::*;
 use twinbuf::mmap::Buffer;
 
-use crate::dtype::Layout;
-use crate::plan::Plan;
-
-/// Fields begin at multiples of it in a slot, and slots in memory.
+/// Slots begin at multiples of it.
 const ALIGN: usize = 64;
 
 /// What sends batches there. `None` for host memory.
@@ -17,19 +14,14 @@ pub(crate) fn sender<'py>(device: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'
     Ok(Some(sender).filter(|sender| !sender.is_none()))
 }
 
-/// Slots in page-locked memory of torch, so that a copy to the device reads them and nothing is copied before. `None`
-/// where batches have no size that memory holds: then building the loader is refused.
+/// Slots of so many bytes in page-locked memory of torch, so that a copy to the device reads them and nothing is copied
+/// before.
 pub(crate) fn slots(
     sender: &Bound<'_, PyAny>,
-    plan: &Plan,
-    layouts: &[Layout],
+    bytes: usize,
     depth: usize,
     workers: usize,
 ) -> PyResult<Option<Vec<Buffer>>> {
-    let plan = &plan.inner;
-    let records = usize::try_from(plan.batch_records().min(plan.records())).ok();
-    let field = |layout: &Layout| layout.bytes()?.checked_mul(records?)?.checked_next_multiple_of(ALIGN);
-    let Some(bytes) = layouts.iter().map(field).sum::<Option<usize>>() else { return Ok(None) };
     let slot = |_| {
         // A tensor of bytes that are zeros.
         let tensor = sender.call_method1("slot", (bytes,))?;

@@ -14,6 +14,7 @@ use twinbuf::{Checkpoint, Dataset, Tail};
 
 use crate::dataset::{self, Object, PythonData, Sets};
 use crate::device;
+use crate::dtype::Layout;
 use crate::engine::{self, Run, Shared, State, Steps};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
@@ -23,6 +24,19 @@ use crate::position::Position;
 use crate::records::Records;
 use crate::report;
 use crate::switches;
+
+/// A batch of fewer bytes is read in about the time that it takes to hand one over.
+const SMALL: usize = 8 << 20;
+/// Fields begin at multiples of it in a slot.
+const ALIGN: usize = 64;
+
+/// The bytes of a slot. `None` if memory has no room for so many.
+fn batch_bytes(plan: &Plan, layouts: &[Layout]) -> Option<usize> {
+    let records = usize::try_from(plan.inner.batch_records().min(plan.inner.records())).ok();
+    let field = |layout: &Layout| layout.bytes()?.checked_mul(records?)?.checked_next_multiple_of(ALIGN);
+    let add = |sum: Option<usize>, layout| sum?.checked_add(field(layout)?);
+    layouts.iter().fold(Some(0), add)
+}
 
 /// Reads the batches of a plan ahead of their use.
 ///
@@ -55,7 +69,9 @@ use crate::switches;
 ///     on the device then, and the current stream waits for it. Two batches are on the device, and those that the loop
 ///     keeps. Default: host memory, as ``"cpu"``.
 /// depth
-///     The number of slots, of each worker: 1 to 8. With 1 nothing is read ahead. ``TWINBUF_DEPTH`` overrides it.
+///     The number of slots, of each worker: 1 to 8. With 1 nothing is read ahead. Default: 2, or 3 where a batch has less
+///     than 8 MiB: a loop has a batch until it gets the next one, and a small one is read in the time that takes.
+///     ``TWINBUF_DEPTH`` overrides it.
 /// workers
 ///     The number of threads that read, each its share of the batches: 1 to 64. One is enough for files; more help a data set
 ///     written in Python whose ``read_into`` decodes and lets go of the GIL. It is then called by several threads.
@@ -149,7 +165,7 @@ impl Loader {
     #[new]
     #[pyo3(
         signature = (data, plan, *, name=None, device=None, depth=None, workers=None, overlap=true, trace=None),
-        text_signature = "(data, plan, *, name=None, device=None, depth=2, workers=1, overlap=True, trace=None)"
+        text_signature = "(data, plan, *, name=None, device=None, depth=None, workers=1, overlap=True, trace=None)"
     )]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -163,7 +179,6 @@ impl Loader {
         trace: Option<PathBuf>,
     ) -> PyResult<Self> {
         let py = data.py();
-        let asked_depth = depth.map_or(Ok(2), |depth| whole("depth", depth))?;
         let asked_workers = workers.map_or(Ok(1), |workers| whole("workers", workers))?;
         let sender = device.map_or(Ok(None), device::sender)?;
         let kept = Arc::new(AtomicBool::new(false));
@@ -172,6 +187,9 @@ impl Loader {
             return Err(PyTypeError::new_err("data: wanted at least one data set, found an empty tuple"));
         }
         let layouts = sets.iter().map(dataset::layout).collect::<PyResult<Vec<_>>>()?;
+        let batch_bytes = batch_bytes(plan.get(), &layouts);
+        let default = if batch_bytes.is_some_and(|bytes| bytes < SMALL) { 3 } else { 2 };
+        let asked_depth = depth.map_or(Ok(default), |depth| whole("depth", depth))?;
         let mut objects = Vec::new();
         let mut open = |set: &Bound<'_, PyAny>| -> PyResult<Box<dyn Dataset>> {
             Ok(match set.cast::<Records>() {
@@ -192,9 +210,10 @@ impl Loader {
         let builder = builder.from_env().map_err(failed)?;
         let depth = switches::depth(name.as_deref(), asked_depth);
         let workers = switches::workers(name.as_deref(), asked_workers, overlap);
-        let slots = match &sender {
-            Some(sender) => device::slots(sender, plan.get(), &layouts, depth, workers)?,
-            None => None,
+        let slots = match (&sender, batch_bytes) {
+            (Some(sender), Some(bytes)) => device::slots(sender, bytes, depth, workers)?,
+            // Where no memory holds a batch, building the loader is refused.
+            _ => None,
         };
         let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
         let built = py.detach(|| builder.build()).map_err(failed)?;

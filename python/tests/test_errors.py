@@ -274,18 +274,19 @@ def test_what_the_environment_changes_is_logged_and_shown(
         assert text.startswith(f"depth={report.depth}, workers={report.workers}, ") or "name" in options
         return [record.message for record in caplog.records], text
 
-    assert told() == ([], "depth=2, workers=1, overlap=True>")
+    assert told() == ([], "depth=3, workers=1, overlap=True>")
+    assert told(depth=2) == ([], "depth=2, workers=1, overlap=True>")
     assert told(depth=3, workers=2) == ([], "depth=3, workers=2, overlap=True>")
     monkeypatch.setenv("TWINBUF_DEPTH", " 4 ")
     of_depth = "TWINBUF_DEPTH of the environment: depth=4 and not {}"
-    assert told() == ([of_depth.format(2)], "depth=4, workers=1, overlap=True>")
+    assert told() == ([of_depth.format(3)], "depth=4, workers=1, overlap=True>")
     assert told(depth=3) == ([of_depth.format(3)], "depth=4, workers=1, overlap=True>")
     assert told(depth=4) == ([], "depth=4, workers=1, overlap=True>")
     monkeypatch.setenv("TWINBUF_VALID_2_DEPTH", "5")
     monkeypatch.setenv("TWINBUF_WORKERS", "2")
     messages, text = told(name="valid-2")
     assert messages == [
-        "valid-2: TWINBUF_DEPTH of the environment: depth=5 and not 2",
+        "valid-2: TWINBUF_DEPTH of the environment: depth=5 and not 3",
         "valid-2: TWINBUF_WORKERS of the environment: workers=2 and not 1",
     ]
     assert text.endswith("depth=5, workers=2, overlap=True>")

@@ -133,7 +133,7 @@ class Loader:
         *,
         name: str | None = None,
         device: str | torch.device | Streams | None = None,
-        depth: int = 2,
+        depth: int | None = None,
         workers: int = 1,
         overlap: bool = True,
         trace: _Path | None = None,
