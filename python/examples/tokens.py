@@ -32,7 +32,7 @@ class TorchModel:
         torch.manual_seed(0)
         self.table = torch.nn.Embedding(VOCABULARY, 32, device=DEVICE)
         self.out = torch.nn.Linear(32, VOCABULARY, device=DEVICE)
-        self.optimizer = torch.optim.SGD([*self.table.parameters(), *self.out.parameters()], 1.0)
+        self.optimizer = torch.optim.SGD([*self.table.parameters(), *self.out.parameters()], 10.0)
 
     def train(self, tokens: torch.Tensor) -> float:
         tokens = tokens[:, :: WINDOW // 4].long()  # few, as this may be a small processor
@@ -64,8 +64,8 @@ class NumpyModel:
         slope[each, targets] -= 1
         slope /= len(targets)
         before = self.out.copy()
-        self.out -= rows.T @ slope
-        np.subtract.at(self.table, inputs, slope @ before.T)
+        self.out -= 10 * rows.T @ slope
+        np.subtract.at(self.table, inputs, 10 * slope @ before.T)
         return loss
 
 
@@ -104,8 +104,9 @@ def main() -> None:
     with folder() as here:
         header = np.zeros(512, np.uint16)
         header.view(np.int32)[:3] = 20240520, 1, BATCH * STEPS * STEP + 1
-        tokens = np.random.default_rng(0).integers(0, VOCABULARY, BATCH * STEPS * STEP + 1, np.uint16)
-        path = write(here / "train.bin", np.concatenate([header, tokens]))
+        # Some are more frequent than others, as words are.
+        tokens = np.random.default_rng(0).random(BATCH * STEPS * STEP + 1, np.float32) ** 4 * VOCABULARY
+        path = write(here / "train.bin", np.concatenate([header, tokens.astype(np.uint16)]))
         compare(lambda: plain(path), lambda: changed(path), path)
 
 
