@@ -1,9 +1,86 @@
 #!/bin/sh
-# Measures the loader by batch size, depth and compute, then beside other loaders, and writes the tables of the READMEs
-# anew. About 25 minutes; the machine should do nothing else. Options go to the second program:
-# bench/run.sh --python PATH
+# Measures everything and writes the tables and pictures of the READMEs anew, in about half an hour. The machine should
+# do nothing else meanwhile.
+#
+#   bench/run.sh                        handoff disk grid loaders python train
+#   bench/run.sh disk grid              these sections alone
+#   bench/run.sh failures               what loaders do with faults; not one of all
+#   bench/run.sh --quick [SECTION..]    does it work? A round of each; writes to bench/target/quick alone
+#
+# PYTHON=PATH is an interpreter that has the package twinbuf and what bench/python/requirements.txt names. Without it an
+# environment is made in bench/target/python (6 GB, because of PyTorch). Libraries that it lacks are left out.
 set -eu
 cd "$(dirname "$0")/.."
-cargo run --release --manifest-path bench/disk/Cargo.toml -- scaling
-cargo run --release --manifest-path bench/loaders/Cargo.toml -- all "$@"
-python3 bench/tables.py
+out=bench/results quick= rounds=20
+if [ "${1-}" = --quick ]; then
+    shift
+    out=bench/target/quick quick=--quick rounds=4
+fi
+[ $# -gt 0 ] || set -- handoff disk grid loaders python train
+for section; do
+    case $section in
+    handoff | disk | grid | loaders | python | train | failures) ;;
+    *) echo "bench/run.sh: no such section: $section" >&2 && exit 2 ;;
+    esac
+done
+mkdir -p "$out"
+
+wanted() {
+    for name; do
+        case " $sections " in *" $name "*) return 0 ;; esac
+    done
+    return 1
+}
+sections=$*
+
+# What is built is built before anything is measured.
+if wanted loaders python failures && [ -z "${PYTHON-}" ]; then
+    PYTHON=bench/target/python/bin/python
+    if [ ! -e bench/target/python/whole ]; then
+        # dataloader-rs needs Python 3.13.
+        "$(command -v python3.13 || command -v python3)" -m venv bench/target/python
+        grep '==' bench/python/requirements.txt | while read -r package; do
+            "$PYTHON" -m pip install -q "$package" || echo "bench/run.sh: left out: $package" >&2
+        done
+        "$PYTHON" -m pip install -q ./python
+        touch bench/target/python/whole
+    fi
+fi
+build() { cargo build --quiet --release --locked "$@"; }
+if wanted handoff; then build --manifest-path bench/Cargo.toml --bin handoff; fi
+if wanted disk grid; then build --manifest-path bench/disk/Cargo.toml; fi
+if wanted loaders failures; then build --manifest-path bench/loaders/Cargo.toml; fi
+if wanted train; then build --example train; fi
+
+# Gigabytes that are quickly made again.
+trap 'rm -rf bench/disk/target/data bench/loaders/target/data target/twinbuf/data' EXIT
+trap 'exit 1' INT TERM
+disk=bench/disk/target/release/disk loaders=bench/loaders/target/release/loaders
+for section; do
+    started=$(date +%s)
+    case $section in
+    handoff) bench/target/release/handoff $quick --rounds $rounds --out $out ;;
+    disk) $disk all $quick --out $out ;;
+    grid) $disk scaling $quick --minutes 7 --out $out ;;
+    loaders) $loaders same peers decode $quick --minutes 7 --python "$PYTHON" --out $out ;;
+    failures) $loaders failures $quick --python "$PYTHON" --out $out ;;
+    python)
+        only='^(plain loop|torch [02]|SPDL 2|Grain 2|dataloader-rs 2|twinbuf)$'
+        "$PYTHON" bench/python/loaders.py --rounds "$([ -n "$quick" ] && echo 1 || echo 3)" --only "$only" --out $out
+        ;;
+    train)
+        {
+            grep -m1 '^model name' /proc/cpuinfo | sed "s/.*: \(.*\)/$(nproc) vCPU of an \1, /" | tr -d '\n'
+            echo "family $(sed -n 's/^cpu family.*: //p' /proc/cpuinfo | head -1)," \
+                "Linux $(uname -r | cut -d. -f1-2), $(date -u +%F)"
+            target/release/examples/train
+        } | tee $out/train.txt
+        [ -n "$quick" ] || python3 bench/timeline.py
+        ;;
+    esac
+    echo "bench/run.sh: $section took $(($(date +%s) - started)) s"
+done
+if [ -z "$quick" ]; then
+    python3 bench/tables.py
+    python3 bench/pictures.py
+fi

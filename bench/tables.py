@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
-"""Fills the tables of bench/README.md from bench/results/*.csv, so that their numbers are those files'.
+"""Fills the tables of the READMEs from bench/results, so that their numbers are those files'.
 
     python3 bench/tables.py            # writes what stands between `<!-- table NAME begin -->` and `... end -->`
     python3 bench/tables.py --check    # changes nothing; fails if a table is not what the files say
+
+Where a figure has two others in brackets behind it, it is the median of the rounds, and they are the quartiles. Ratios
+are of figures of the same round.
 """
 
 import csv
 import re
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-DOCUMENTS = [ROOT / "bench" / "README.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "bench" / "README.md"]
 
-KINDS = ["tokens", "images"]
-# Columns of the tables of loaders: order and cache.
-PLACES = [(order, cache) for order in ("sequential", "shuffled") for cache in ("cold", "warm")]
+# Places where loaders are measured, with a trainer too.
+PLACES = [(kind, cache) for cache in ("cold", "warm") for kind in ("tokens", "images")]
 
 
 def read(name):
@@ -33,16 +35,32 @@ def read(name):
 def number(value):
     """Three digits or more."""
     size = abs(value)
-    digits = 0 if value == 0 or size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    if size >= 10_000:
+        return f"{round(value):,}".replace(",", " ")
+    digits = 0 if value == 0 or size >= 100 else 1 if size >= 10 else 2 if size >= 0.995 else 3
     return f"{value:.{digits}f}"
 
 
-def thousands(value):
-    return f"{round(value):,}".replace(",", " ")
+def ratio(value):
+    return f"{value:.2f}" if value < 10 else number(value)
 
 
 def percent(value):
     return f"{100 * value:.1f} %"
+
+
+def quartiles(values):
+    if len(values) < 2:
+        return (values[0],) * 3
+    return tuple(quantiles(values, n=4, method="inclusive"))
+
+
+def spread(values, show=number):
+    """The median with the quartiles."""
+    if not values:
+        return ""
+    low, middle, high = quartiles(values)
+    return show(middle) if len(values) < 2 else f"{show(middle)} [{show(low)}, {show(high)}]"
 
 
 def table(columns, rows):
@@ -55,36 +73,282 @@ def unique(values):
     return list(dict.fromkeys(values))
 
 
-def loaders(compute, column, show):
-    """A table of one figure: a row a subject, a column a place."""
-    _, rows = read("loaders.csv")
+def size(batch):
+    return f"{batch >> 10} KiB" if batch < 1 << 20 else f"{batch >> 20} MiB"
+
+
+# Hand-offs.
+
+
+def handoff_groups():
+    """The rows of each wait and measure, the best way of each library only, fastest first."""
+    head, rows = read("handoff.csv")
+    groups = []
+    for key in unique((row["measure"], row["wait"]) for row in rows):
+        of = sorted((row for row in rows if (row["measure"], row["wait"]) == key), key=lambda row: float(row["min"]))
+        best, seen = [], set()
+        for row in of:
+            by_value = row["role"] == "peer" and not row["way"].startswith("in place")
+            if by_value and row["subject"] in seen:
+                continue
+            if by_value:
+                seen.add(row["subject"])
+            best.append(row)
+        groups.append((*key, sorted(best, key=lambda row: row["role"] != "floor")))
+    return head, groups
+
+
+def handoff():
+    head, groups = handoff_groups()
+    if not groups:
+        return None
+    out = [f"{head}."]
+    for measure, wait, rows in groups:
+        columns = ["", "way", "minimum", "median", "x floor", "CPUs"]
+        body = []
+        for row in rows:
+            of = [row["ratio_lower_quartile"], row["median_ratio_to_floor"], row["ratio_upper_quartile"]]
+            low, middle, high = (ratio(float(value)) if value else "" for value in of)
+            name = f"**{row['subject']}**" if row["role"] == "ours" else row["subject"]
+            figures = [number(float(row[column])) for column in ("min", "median")]
+            against = f"{middle} [{low}, {high}]" if middle else ""
+            body.append([name, row["way"], *figures, against, f"{float(row['cpus']):.2f}"])
+        out.append(f"**{measure}, {wait}** ({rows[0]['unit']})\n\n{table(columns, body)}")
+    return "\n\n".join(out)
+
+
+# The disk.
+
+
+def with_quartiles(row, prefix="", show=number):
+    low, middle, high = (show(float(row[f"{prefix}{which}"])) for which in ("lower", "median", "upper"))
+    return middle if low == middle == high else f"{middle} [{low}, {high}]"
+
+
+def disk(section):
+    """All tables of a section: a row a subject, a column a figure; ratios where there is a reference."""
+    head, rows = read(f"disk-{section}.csv")
     if not rows:
         return None
-    found = {}
-    for row in rows:
-        if row["compute"] == compute:
-            found[row["subject"], row["kind"], row["order"], row["cache"]] = float(row[column])
-    places = [(kind, *place) for kind in KINDS for place in PLACES]
-    body = [
-        [subject, *(show(found[subject, *place]) if (subject, *place) in found else "" for place in places)]
-        for subject in unique(row["subject"] for row in rows)
-    ]
-    if compute == "balanced":
-        times = {(row["kind"], row["order"], row["cache"]): row["compute_us"] for row in rows if row["compute"] == compute}
-        body.append(["*compute, us a batch*", *(number(float(times.get(place, 0))) for place in places)])
-    return table(["", *(f"{kind}, {order}, {cache}" for kind, order, cache in places)], body)
+    out = [f"{head}."]
+    for title in unique(row["table"] for row in rows):
+        of = [row for row in rows if row["table"] == title]
+        columns = unique(row["column"] for row in of)
+        compared = {row["column"] for row in of if row["ratio_median"]}
+        found = {(row["subject"], row["column"]): row for row in of}
+        heads = [""]
+        for column in columns:
+            heads += [column, "ratio"] if column in compared else [column]
+        body = []
+        for subject in unique(row["subject"] for row in of):
+            line = [subject]
+            for column in columns:
+                row = found.get((subject, column))
+                # The figures that a table is about have their spread, the others explain them.
+                about = column in compared or column == columns[0]
+                line.append("" if not row else with_quartiles(row) if about else number(float(row["median"])))
+                if column in compared:
+                    line.append(with_quartiles(row, "ratio_", ratio) if row and row["ratio_median"] else "")
+            body.append(line)
+        out.append(f"**{title}** ({of[0]['rounds']} rounds)\n\n{table(heads, body)}")
+    return "\n\n".join(out)
+
+
+def random_short():
+    """What the loader reaches of the best of fio in the same round."""
+    head, rows = read("disk-random.csv")
+    if not rows:
+        return None
+    of = [row for row in rows if row["column"] == "MiB/s"]
+    titles = unique(row["table"] for row in of)
+    body = []
+    for subject in unique(row["subject"] for row in of if row["subject"].startswith("loader")):
+        line = [subject.replace("loader, ", "").replace("loader", "default")]
+        for title in titles:
+            row = next(row for row in of if (row["table"], row["subject"]) == (title, subject))
+            line.append(f"{number(float(row['median']))} MiB/s, {with_quartiles(row, 'ratio_', ratio)}")
+        body.append(line)
+    return table(["", *(title.split("records of ")[1] for title in titles)], body) + f"\n\n{head}."
+
+
+def scaling():
+    """Wall time over the ideal at depth 2, by cache and batch size; and the median and worst of what counts."""
+    head, rows = read("scaling.csv")
+    if not rows:
+        return None
+    two = [row for row in rows if row["depth"] == "2"]
+    ratios = unique(row["ratio"] for row in two)
+    body = []
+    for cache, batch in unique((row["cache"], int(row["batch_bytes"])) for row in two):
+        of = {row["ratio"]: row for row in two if (row["cache"], int(row["batch_bytes"])) == (cache, batch)}
+        load = number(median(float(row["load_ms"]) for row in of.values()))
+        cells = []
+        for at in ratios:
+            row = of.get(at)
+            found = over_ideal(row) if row else ""
+            cells.append(f"**{found}**" if row and row["counts"] == "true" else found)
+        body.append([f"{cache}, {size(batch)}", load, *cells])
+    text = table(["depth 2", "load, ms", *(f"compute = {at} load" for at in ratios)], body)
+    counts = [row for row in rows if row["counts"] == "true"]
+    if counts:
+        ideal, own = ([float(row[column]) for row in counts] for column in ("over_ideal", "wall_over_own"))
+        worst = max(counts, key=lambda row: float(row["over_ideal"]))
+        where = f"{worst['cache']}, {size(int(worst['batch_bytes']))}, depth {worst['depth']}, ratio {worst['ratio']}"
+        text += (
+            f"\n\n**Bold**: load and compute take 1 ms or more. Of the {len(counts)} such cells, at all depths: median"
+            f" with quartiles {spread(ideal, '{:.3f}'.format)}; worst {over_ideal(worst)} ({where}). By the load that the"
+            f" loader itself measured in the same epoch (`wall_over_own`): {spread(own, '{:.3f}'.format)}, worst"
+            f" {max(own):.3f}."
+        )
+    return f"{head}.\n\n{text}"
+
+
+def over_ideal(row):
+    low, middle, high = (ratio(float(row[f"over_ideal{which}"])) for which in ("_lower", "", "_upper"))
+    return middle if low == middle == high else f"{middle} [{low}, {high}]"
+
+
+# Loaders.
+
+
+class Loaders:
+    """The runs of loaders.csv."""
+
+    def __init__(self):
+        self.head, self.rows = read("loaders.csv")
+        self.subjects = unique(row["subject"] for row in sorted(self.rows, key=lambda row: row["round"] != "0"))
+        # In the order of loaders-same.csv, which is that of the program.
+        _, same = read("loaders-same.csv")
+        order = unique(row["subject"] for row in same)
+        self.subjects.sort(key=lambda subject: order.index(subject) if subject in order else len(order))
+        self.ordered = {row["subject"] for row in same} - {row["subject"] for row in same if row["order_right"] != "true"}
+        self.memory = {}
+        for row in same:
+            added = float(row["memory_most_mib"]) - float(row["memory_ready_mib"])
+            self.memory[row["subject"], row["kind"]] = added
+        self.index = {}
+        for row in self.rows:
+            place = (row["subject"], row["kind"], row["order"], row["cache"], row["trains"] == "true")
+            self.index.setdefault(place, {})[row["round"]] = row
+
+    def rounds(self):
+        return len({row["round"] for row in self.rows})
+
+    def values(self, column, *place):
+        return [float(row[column]) for _, row in sorted(self.index.get(place, {}).items())]
+
+    def against(self, column, place, other):
+        """Ratios round by round."""
+        ours, theirs = self.index.get(place, {}), self.index.get(other, {})
+        return [float(ours[n][column]) / float(theirs[n][column]) for n in sorted(ours) if n in theirs]
+
+    def slowdown(self, *place):
+        return [float(row["step_us"]) / float(row["step_alone_us"]) for _, row in sorted(self.index.get(place, {}).items())]
+
+    def best(self, library, kind, cache):
+        """The setting of a library with the most samples a second."""
+        of = [subject for subject in self.subjects if library_of(subject) == library]
+        speeds = {subject: self.values("samples_per_s", subject, kind, "shuffled", cache, False) for subject in of}
+        found = [subject for subject in of if speeds[subject]]
+        return max(found, key=lambda subject: median(speeds[subject])) if found else None
+
+
+def library_of(subject):
+    return re.sub(r" (\d+|direct)$", "", subject)
+
+
+def loaders(kind, cache):
+    """All figures of shuffled records of one kind."""
+    found = Loaders()
+    if not found.rows:
+        return None
+    body = []
+    for subject in found.subjects:
+        alone, trained = ((subject, kind, "shuffled", cache, trains) for trains in (False, True))
+        if alone not in found.index:
+            continue
+        ours = ("twinbuf", *alone[1:])
+        memory = found.memory.get((subject, kind))
+        body.append(
+            [
+                subject,
+                spread(found.values("samples_per_s", *alone)),
+                "" if subject == "twinbuf" else spread(found.against("samples_per_s", ours, alone), ratio),
+                spread(found.values("cpu_us_per_sample", *alone)),
+                spread(found.values("first_ms", *alone)),
+                spread(found.values("samples_per_s", *trained)),
+                spread(found.values("au", *trained), "{:.2f}".format),
+                spread(found.slowdown(*trained), "{:.2f}".format),
+                "" if memory is None else number(memory),
+                "yes" if subject in found.ordered else "NO",
+            ]
+        )
+    columns = ["", "samples/s", "twinbuf / it", "CPU us a sample", "first batch, ms", "with a trainer: samples/s", "AU"]
+    return table([*columns, "slowdown", "MiB", "order"], body)
+
+
+def loaders_sequential():
+    found = Loaders()
+    if not found.rows:
+        return None
+    columns, body = [""], []
+    for kind, cache in PLACES:
+        columns += [f"{kind}, {cache}", "twinbuf / it"]
+    for subject in found.subjects:
+        line = [subject]
+        for kind, cache in PLACES:
+            place, ours = ((name, kind, "sequential", cache, False) for name in (subject, "twinbuf"))
+            line.append(spread(found.values("samples_per_s", *place)))
+            line.append("" if subject == "twinbuf" else spread(found.against("samples_per_s", ours, place), ratio))
+        body.append(line)
+    return table(columns, body)
 
 
 def loaders_head():
-    head, rows = read("loaders.csv")
+    found = Loaders()
+    return f"{found.head}; {found.rounds()} rounds." if found.rows else None
+
+
+def loaders_short():
+    """Each library at its best setting for images from the disk."""
+    found = Loaders()
+    if not found.rows:
+        return None
+    body = []
+    for library in unique(map(library_of, found.subjects)):
+        subject = found.best(library, "images", "cold")
+        alone, trained = ((subject, "images", "shuffled", "cold", trains) for trains in (False, True))
+        body.append(
+            [
+                subject,
+                spread(found.values("samples_per_s", *alone)),
+                spread(found.values("cpu_us_per_sample", *alone)),
+                spread(found.values("au", *trained), "{:.2f}".format),
+                spread(found.slowdown(*trained), "{:.2f}".format),
+                "yes" if subject in found.ordered else "NO",
+            ]
+        )
+    columns = ["", "samples/s", "CPU us a sample", "AU beside a trainer", "the trainer's slowdown", "order kept"]
+    return table(columns, body) + f"\n\n{loaders_head()}"
+
+
+def decode():
+    head, rows = read("decode.csv")
     if not rows:
         return None
-    rounds = min(int(row["rounds"]) for row in rows)
-    return f"{head}; {rounds} rounds."
+    speeds = {}
+    for row in rows:
+        speeds.setdefault(row["subject"], {})[row["round"]] = float(row["samples_per_s"])
+    body = []
+    for subject, of in speeds.items():
+        ours = [speeds["twinbuf 2"][n] / of[n] for n in of] if "twinbuf 2" in speeds else []
+        kept = all(row["order_right"] == "true" for row in rows if row["subject"] == subject)
+        body.append([subject, spread(list(of.values())), spread(ours, ratio), "yes" if kept else "NO"])
+    return table(["", "samples/s", "twinbuf 2 / it", "order kept"], body) + f"\n\n{head}; {len(next(iter(speeds.values())))} rounds."
 
 
 def same():
-    """Whether the batches are right, everywhere, and the memory that they take."""
+    """Whether the batches are right, and the memory that they take."""
     _, rows = read("loaders-same.csv")
     if not rows:
         return None
@@ -100,7 +364,8 @@ def same():
             return number(max(added)) if added else ""
 
         ready = number(max(float(row["memory_ready_mib"]) for row in of))
-        body.append([subject, say("order_right"), say("content_right"), say("repeated"), ready, *map(memory, KINDS)])
+        figures = [memory(kind) for kind in ("tokens", "images")]
+        body.append([subject, say("order_right"), say("content_right"), say("repeated"), ready, *figures])
     columns = ["", "order as asked", "content", "same again", "MiB when ready", "MiB more, tokens", "MiB more, images"]
     return table(columns, body)
 
@@ -131,78 +396,29 @@ def failures():
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def loaders_short():
-    """The summary: the case where it matters most, and what it costs."""
-    _, rows = read("loaders.csv")
-    _, checks = read("loaders-same.csv")
-    if not rows or not checks:
+def train():
+    """What the main job printed, with the machine in the first line."""
+    path = RESULTS / "train.txt"
+    if not path.exists():
         return None
-    find = {(row["subject"], row["kind"], row["order"], row["cache"], row["compute"]): row for row in rows}
-    body = []
-    for subject in unique(row["subject"] for row in rows):
-        line = [subject]
-        for kind in KINDS:
-            fast = find.get((subject, kind, "shuffled", "cold", "none"))
-            busy = find.get((subject, kind, "shuffled", "cold", "balanced"))
-            line.append(number(float(fast["first_ms"])) if fast else "")
-            line.append(thousands(float(fast["samples_per_s"])) if fast else "")
-            line.append(percent(float(busy["wait_share"])) if busy else "")
-            line.append(number(float(busy["cpu_us_per_sample"])) if busy else "")
-        added = [
-            float(row["memory_most_mib"]) - float(row["memory_ready_mib"])
-            for row in checks
-            if row["subject"] == subject and row["kind"] == "images"
-        ]
-        body.append([*line, number(max(added)) if added else ""])
-    columns = [""]
-    for kind in KINDS:
-        columns += [f"{kind}: first, ms", "then a second", "waiting", "CPU us each"]
-    return table([*columns, "MiB, images"], body)
-
-
-def size(batch):
-    return f"{batch >> 10} KiB" if batch < 1 << 20 else f"{batch >> 20} MiB"
-
-
-def scaling():
-    """Wall time over the ideal at depth 2, by cache and batch size; and the median and worst of what counts."""
-    head, rows = read("scaling.csv")
-    if not rows:
-        return None
-    two = [row for row in rows if row["depth"] == "2"]
-    ratios = unique(row["ratio"] for row in two)
-    body = []
-    for cache, batch in unique((row["cache"], int(row["batch_bytes"])) for row in two):
-        of = {row["ratio"]: row for row in two if (row["cache"], int(row["batch_bytes"])) == (cache, batch)}
-        load = number(median(float(row["load_ms"]) for row in of.values()))
-        cells = []
-        for ratio in ratios:
-            row = of.get(ratio)
-            found = f"{float(row['wall_over_ideal']):.2f}" if row else ""
-            cells.append(f"**{found}**" if row and row["counts"] == "true" else found)
-        body.append([f"{cache}, {size(batch)}", load, *cells])
-    text = table(["depth 2", "load, ms", *(f"compute = {ratio} load" for ratio in ratios)], body)
-    counts = [row for row in rows if row["counts"] == "true"]
-    if counts:
-        ideal, own = ([float(row[column]) for row in counts] for column in ("wall_over_ideal", "wall_over_own"))
-        text += (
-            f"\n\n**Bold**: load and compute take 1 ms or more. Of the {len(counts)} such cells, at all depths: median"
-            f" {median(ideal):.3f}, worst {max(ideal):.3f}; by the load that the loader itself measured in the same epoch"
-            f" (`wall_over_own`), median {median(own):.3f}, worst {max(own):.3f}."
-        )
-    return f"{head}.\n\n{text}"
+    head, *lines = path.read_text().rstrip().splitlines()
+    return "\n".join([f"{head}:", "", "```text", *lines, "```"])
 
 
 TABLES = {
-    "loaders": loaders_short,
-    "loaders-head": loaders_head,
-    "loaders-speed": lambda: loaders("none", "samples_per_s", thousands),
-    "loaders-wait": lambda: loaders("balanced", "wait_share", percent),
-    "loaders-cpu": lambda: loaders("balanced", "cpu_us_per_sample", number),
-    "loaders-first": lambda: loaders("none", "first_ms", number),
-    "loaders-same": same,
-    "failures": failures,
+    "handoff": handoff,
+    **{f"disk-{section}": lambda section=section: disk(section)
+       for section in ("random", "sequential", "shuffled", "resident", "ranks", "memory")},
+    "random-short": random_short,
     "scaling": scaling,
+    "loaders-head": loaders_head,
+    "loaders-short": loaders_short,
+    **{f"loaders-{kind}-{cache}": lambda kind=kind, cache=cache: loaders(kind, cache) for kind, cache in PLACES},
+    "loaders-sequential": loaders_sequential,
+    "loaders-same": same,
+    "decode": decode,
+    "failures": failures,
+    "train": train,
 }
 
 

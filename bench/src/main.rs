@@ -18,7 +18,7 @@ use std::{io, thread};
 use measure::{Effort, Subjects, Wait};
 
 const HELP: &str = "\
-Measures hand-offs at depth two and prints a table; writes handoff.csv and handoff.svg.
+Measures hand-offs at depth two and prints a table; writes handoff.csv.
 
 Usage: handoff [options]
   --quick         8 rounds of 5 ms samples instead of 40 of 25 ms: does it work?
@@ -122,7 +122,6 @@ fn bench(options: &Options) -> io::Result<()> {
     print!("{}", report.table());
     std::fs::create_dir_all(&options.out)?;
     std::fs::write(options.out.join("handoff.csv"), report.csv())?;
-    std::fs::write(options.out.join("handoff.svg"), report.svg())?;
-    println!("\nwritten: handoff.csv and handoff.svg in {}", options.out.display());
+    println!("\nwritten: handoff.csv in {}", options.out.display());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What comes out: a table, a CSV, a picture.
+//! What comes out: a table for people, a CSV for `bench/tables.py` and `bench/pictures.py`.
 
 use std::fmt::Write as _;
 
@@ -169,74 +169,6 @@ impl<'a> Report<'a> {
             );
         }
         out
-    }
-
-    /// A panel a group: a bar to the minimum, a pale one on to the median.
-    pub fn svg(&self) -> String {
-        const PANEL: f64 = 530.0; // width, and of it:
-        const LABEL: f64 = 205.0;
-        const BAR: f64 = 190.0;
-        const LINE: f64 = 16.0;
-        let mut body = String::new();
-        let mut top = 64.0;
-        for measure in Measure::ALL {
-            let mut height: f64 = 0.0;
-            for (wait, _, rows) in self.groups().filter(|&(_, of, _)| of == measure) {
-                let x = 10.0 + PANEL * Wait::ALL.iter().position(|&w| w == wait).unwrap_or(0) as f64;
-                let title = format!("{}, {}: {}", measure.name(), wait.name(), measure.unit());
-                let _ = writeln!(body, r#"<text x="{x}" y="{top}" class="title">{title}</text>"#);
-                // Beyond eight times the fastest that is no floor, a bar is cut.
-                let fastest = rows.iter().filter(|row| row.subject.role != Role::Floor).map(|row| row.min);
-                let fastest = fastest.fold(f64::INFINITY, f64::min);
-                let slowest = rows.iter().map(|row| row.median).fold(0.0, f64::max);
-                let end = if measure == Measure::Idle { slowest } else { slowest.min(8.0 * fastest) };
-                let width = |value: f64| BAR * (value / end.max(f64::MIN_POSITIVE)).min(1.0);
-                for (i, row) in rows.iter().enumerate() {
-                    let y = top + LINE * (i + 1) as f64;
-                    let class = format!("{:?}", row.subject.role).to_lowercase();
-                    let (min, median) = (width(row.min), width(row.median));
-                    // The way, where there is a choice: words always travel by value, ours always in place.
-                    let blocks = matches!(measure, Measure::Stream(bytes) if bytes > 8);
-                    let name = if blocks && row.subject.role == Role::Peer {
-                        format!("{}, {}", row.subject.name, row.subject.way)
-                    } else {
-                        row.subject.name.to_owned()
-                    };
-                    let bar = x + LABEL;
-                    let _ = writeln!(
-                        body,
-                        r#"<text x="{:.1}" y="{y:.1}" class="name {class}">{name}</text><rect x="{bar:.1}" y="{:.1}" width="{median:.1}" height="11" class="{class} pale"/><rect x="{bar:.1}" y="{:.1}" width="{min:.1}" height="11" class="{class}"/><text x="{:.1}" y="{y:.1}">{}{} / {}</text>"#,
-                        bar - 6.0,
-                        y - 9.0,
-                        y - 9.0,
-                        bar + median.max(min) + 5.0,
-                        if row.median > end { "▸ " } else { "" },
-                        number(row.min),
-                        number(row.median),
-                    );
-                }
-                height = height.max(LINE * (rows.len() + 1) as f64);
-            }
-            top += if height > 0.0 { height + 22.0 } else { 0.0 };
-        }
-        let width = 20.0 + PANEL * Wait::ALL.len() as f64;
-        format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" viewBox="0 0 {width} {top}">
-<style>
-text {{ font: 11px sans-serif; fill: #333 }}
-.name {{ text-anchor: end }}
-.title {{ font-weight: bold; font-size: 12px }}
-rect.floor {{ fill: #777 }} rect.reference {{ fill: #aaa }} rect.ours {{ fill: #d95f02 }} rect.peer {{ fill: #4a7fb5 }}
-rect.pale {{ opacity: 0.35 }}
-text.ours {{ font-weight: bold; fill: #b04c00 }} text.floor, text.reference {{ fill: #777 }}
-</style>
-<rect width="{width}" height="{top}" fill="white"/>
-<text x="10" y="20" class="title">Hand-offs at depth two: minimum (solid) and median (pale) of the samples, best way of each library; shorter is better</text>
-<text x="10" y="38">{}</text>
-{body}</svg>
-"#,
-            self.head,
-        )
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::mem::{size_of, zeroed};
+use std::process::Command;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -54,7 +55,7 @@ pub fn futex_wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, 1) };
 }
 
-/// The machine and the system, for the head of a report.
+/// The machine, the system and the date, for the head of a report.
 pub fn machine() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
@@ -64,8 +65,10 @@ pub fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let virtualised =
         if field("flags").split(' ').any(|flag| flag == "hypervisor") { ", virtual" } else { "" };
+    let date =
+        Command::new("date").args(["-u", "+%F"]).output().map_or_else(|_| Vec::new(), |done| done.stdout);
     format!(
-        "{} (family {} model {}), {} processors{virtualised}; {} {} {}",
+        "{} (family {} model {}), {} processors{virtualised}; {} {} {}; {}",
         field("model name"),
         field("cpu family"),
         field("model\t"),
@@ -73,6 +76,7 @@ pub fn machine() -> String {
         read("/proc/sys/kernel/ostype"),
         read("/proc/sys/kernel/osrelease"),
         std::env::consts::ARCH,
+        String::from_utf8_lossy(&date).trim(),
     )
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::data::MIB;
-use crate::report::median;
+use crate::report::{median, quartiles};
 
 pub const DEPTHS: [usize; 4] = [1, 2, 3, 4];
 /// Compute / load.
@@ -30,8 +30,6 @@ pub struct Sample {
     pub load: f64,
     /// On one batch.
     pub compute: f64,
-    /// Load and compute in turn, by the same loader.
-    pub serial: f64,
     pub wall: f64,
     /// The longer of all the load and all the compute; at depth 1 both.
     pub longer: f64,
@@ -48,9 +46,9 @@ impl Cell {
         median(self.samples.iter().map(of))
     }
 
-    /// The median over the rounds of what the wall time is of the ideal of the same round.
-    pub fn over_ideal(&self) -> f64 {
-        self.median(|s| s.wall / s.ideal)
+    /// The quartiles over the rounds of what the wall time is of the ideal of the same round.
+    pub fn over_ideal(&self) -> [f64; 3] {
+        quartiles(self.samples.iter().map(|s| s.wall / s.ideal))
     }
 
     pub fn load(&self) -> f64 {

@@ -1,55 +1,48 @@
-//! Processes of this program itself, which start together: the parent's side and theirs.
+//! Processes of this program itself, which begin together: the parent's side and theirs.
 
 use std::env;
-use std::io::{self, BufRead as _, BufReader, PipeReader, PipeWriter, Read as _, Write as _};
-use std::process::{ChildStdout, Command, Stdio};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use twinbuf::BoxError;
 
 /// The first argument of a child.
 pub const CHILD: &str = "child";
 
-/// Holds the children back until it is dropped.
-pub struct Gate {
-    children: PipeReader,
-    /// As long as this end is open, those who read from the other one wait.
-    _ours: PipeWriter,
-}
-
-impl Gate {
-    pub fn new() -> io::Result<Self> {
-        let (children, ours) = io::pipe()?;
-        Ok(Self { children, _ours: ours })
-    }
-}
-
 /// A child, killed when this is dropped.
 pub struct Child {
     process: std::process::Child,
+    stdin: ChildStdin,
     says: BufReader<ChildStdout>,
 }
 
 impl Child {
-    /// Starts one with these arguments and this environment; it waits at the gate.
-    pub fn spawn(gate: &Gate, args: &[String], env: &[(&str, String)]) -> Result<Self, BoxError> {
+    /// Starts one with these arguments and this environment.
+    pub fn spawn(args: &[String], env: &[(&str, String)]) -> Result<Self, BoxError> {
         let mut process = Command::new(env::current_exe()?)
             .arg(CHILD)
             .args(args)
             .envs(env.iter().map(|(name, value)| (name, value)))
-            .stdin(gate.children.try_clone()?)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let says = BufReader::new(process.stdout.take().ok_or("a child without its pipe")?);
-        Ok(Self { process, says })
+        let stdin = process.stdin.take().ok_or("a child without its pipe")?;
+        Ok(Self { process, stdin, says })
     }
 
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Waits until it is ready to pass the gate.
+    /// Waits until it [waits](wait).
     pub fn ready(&mut self) -> Result<(), BoxError> {
         self.line().map(drop)
+    }
+
+    /// Lets it go on.
+    pub fn go(&mut self) -> io::Result<()> {
+        self.stdin.write_all(b"\n")
     }
 
     /// Waits for its figures.
@@ -76,11 +69,11 @@ impl Drop for Child {
     }
 }
 
-/// In a child: says that it is ready, and waits at the gate.
+/// In a child: says that it is ready, and waits for the go.
 pub fn wait() -> Result<(), BoxError> {
     println!("ready");
     io::stdout().flush()?;
-    io::stdin().read_to_end(&mut Vec::new())?;
+    io::stdin().read_line(&mut String::new())?;
     Ok(())
 }
 

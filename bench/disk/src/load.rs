@@ -27,7 +27,7 @@ impl Default for Way {
     /// As the loader's own.
     fn default() -> Self {
         let (overlap, hints, host_depth) = (true, true, 2);
-        let (evict, residency, mode) = (CachePolicy::Keep, false, ReadMode::Pread);
+        let (evict, residency, mode) = (CachePolicy::Keep, false, ReadMode::default());
         Self { overlap, hints, prefetch: None, host_depth, evict, residency, mode }
     }
 }
@@ -123,7 +123,17 @@ pub fn with_requests<T>(
 ///
 /// The file is opened anew each time: pages that an open one has mapped would not leave the page cache.
 pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Result<Ran, BoxError> {
-    let records = data::open(path, way.mode)?;
+    cold_run(path, data::open(path, way.mode)?, plan, way, compute)
+}
+
+/// The same of `records`, which nobody else has open.
+pub fn cold_run(
+    path: &Path,
+    records: Arc<Records>,
+    plan: Plan,
+    way: Way,
+    compute: Duration,
+) -> Result<Ran, BoxError> {
     let found = Arc::new(Mutex::new(<(Residency, Residency)>::default()));
     let mut loader = if way.residency {
         way.build_over(Counted { records: records.clone(), found: found.clone(), first: true }, plan)?
@@ -135,8 +145,7 @@ pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Resul
     let mut first = None;
     let (wall, request) = with_requests(path, || {
         let begun = Instant::now();
-        let mut epoch = loader.epoch(0);
-        while let Some(batch) = epoch.next() {
+        for batch in loader.epoch(0) {
             let batch = batch?;
             if first.is_none() {
                 first = Some(begun.elapsed());

@@ -2,9 +2,10 @@
 
 mod cell;
 mod child;
-mod heat;
+mod fio;
 mod load;
 mod memory;
+mod random;
 mod ranks;
 mod resident;
 mod scaling;
@@ -23,34 +24,37 @@ use measure::Effort;
 use report::Report;
 
 const HELP: &str = "\
-Measures the loader on a disk and prints tables and goals; writes disk.csv and disk.svg,
-or scaling.csv and scaling.svg.
+Measures the loader on a disk, prints tables and goals, and writes disk-SECTION.csv, or scaling.csv.
 
 Usage: disk [options] all | SECTION...
+  random           cold random reads of 4 KiB, 64 KiB and 1 MiB, beside fio
   sequential       cold sequential reads, beside dd and fio
   shuffled         cold shuffled chunks, computing as long as loading: the share of waiting
   resident         the share of a batch's pages that are in memory before it is read
   ranks            64 processes beside one
   memory           a data set larger than a cgroup's limit; many small batches
   scaling          wall time against the longer of load and compute, by batch size, depth, ratio and cache;
-                   not one of all: it takes up to 15 minutes, and files of its own sizes
+                   not one of all
 
-  --size-mib N     the size of the file that is read (default 1024)
-  --rounds N       so many rounds, if there is time for them (default 5)
+  --quick          one round of everything: does it work?
+  --size-mib N     the size of the file that is read (default 512)
+  --rounds N       so many rounds, if there is time for them (default 7)
+  --minutes N      the time for `scaling` (default 8)
   --dir DIR        where the files are made, on the disk that is measured (default: target/data)
   --out DIR        where the figures go (default: bench/results)
   --help           this text";
 
-/// The sections with the seconds that each may take, together less than 6 minutes.
-const SECTIONS: [(&str, u64); 5] =
-    [("sequential", 120), ("shuffled", 60), ("resident", 70), ("ranks", 40), ("memory", 50)];
+/// The sections with the seconds that each may take, together less than 7 minutes.
+const SECTIONS: [(&str, u64); 6] =
+    [("random", 180), ("sequential", 60), ("shuffled", 40), ("resident", 45), ("ranks", 45), ("memory", 25)];
 /// A section by itself.
-const SCALING: (&str, u64) = ("scaling", 900);
+const SCALING: &str = "scaling";
 
 struct Options {
     sections: Vec<&'static str>,
     size_mib: u64,
     rounds: usize,
+    minutes: u64,
     dir: PathBuf,
     out: PathBuf,
 }
@@ -62,14 +66,17 @@ fn options() -> Result<Options, BoxError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut options = Options {
         sections: Vec::new(),
-        size_mib: 1024,
-        rounds: 5,
+        size_mib: 512,
+        rounds: 7,
+        minutes: 8,
         dir: here.join("target/data"),
         out: here.join("../results"),
     };
     let mut args = lexopt::Parser::from_env();
     while let Some(arg) = args.next()? {
         match arg {
+            Long("quick") => options.rounds = 1,
+            Long("minutes") => options.minutes = args.value()?.parse()?,
             Long("size-mib") => options.size_mib = args.value()?.parse()?,
             Long("rounds") => options.rounds = args.value()?.parse::<usize>()?.max(1),
             Long("dir") => options.dir = args.value()?.into(),
@@ -79,10 +86,13 @@ fn options() -> Result<Options, BoxError> {
                 std::process::exit(0);
             }
             Value(name) if name == "all" => options.sections.extend(SECTIONS.map(|(name, _)| name)),
-            Value(name) => match SECTIONS.iter().chain([&SCALING]).find(|(known, _)| name == *known) {
-                Some((known, _)) => options.sections.push(known),
-                None => return Err(format!("no such section: {}", name.to_string_lossy()).into()),
-            },
+            Value(name) => {
+                match SECTIONS.map(|(name, _)| name).into_iter().chain([SCALING]).find(|&known| name == known)
+                {
+                    Some(known) => options.sections.push(known),
+                    None => return Err(format!("no such section: {}", name.to_string_lossy()).into()),
+                }
+            }
             other => return Err(other.unexpected().into()),
         }
     }
@@ -126,43 +136,32 @@ fn bench(options: &Options) -> Result<(), BoxError> {
     let head = format!("{}; {}", sys::machine(), sys::disk(&options.dir));
     let mut report = Report::default();
     let begun = Instant::now();
-    let mut written = Vec::new();
-    if options.sections.iter().any(|&section| section != SCALING.0) {
-        sections(options, &format!("{head}; {} MiB", options.size_mib), &mut report)?;
-        written.extend(["disk.csv", "disk.svg"]);
+    let mut written = Vec::<String>::new();
+    for (section, seconds) in SECTIONS.into_iter().filter(|(name, _)| options.sections.contains(name)) {
+        let path = data::random(&options.dir, options.size_mib)?;
+        let effort = Effort { rounds: options.rounds, time: Duration::from_secs(seconds) };
+        let head = format!("{head}; {} MiB", options.size_mib);
+        let tables = report.tables.len();
+        match section {
+            "random" => random::run(&mut report, &options.dir, effort)?,
+            "sequential" => sequential::run(&mut report, &path, effort)?,
+            "shuffled" => shuffled::run(&mut report, &path, effort)?,
+            "resident" => resident::run(&mut report, &path, effort)?,
+            "ranks" => ranks::run(&mut report, &path, effort)?,
+            _ => memory::run(&mut report, &options.dir, &path, effort)?,
+        }
+        report.tables[tables..].iter().for_each(|table| print!("{}", table.text()));
+        written.push(format!("disk-{section}.csv"));
+        fs::write(options.out.join(&written[written.len() - 1]), report.csv(section, &head))?;
     }
-    if options.sections.contains(&SCALING.0) {
+    if options.sections.contains(&SCALING) {
         println!("{head}");
-        let effort = Effort { rounds: options.rounds, time: Duration::from_secs(SCALING.1) };
+        let effort = Effort { rounds: options.rounds, time: Duration::from_secs(60 * options.minutes) };
         scaling::run(&mut report, &options.dir, &options.out, &head, effort)?;
-        written.extend(["scaling.csv", "scaling.svg"]);
+        written.push("scaling.csv".to_owned());
     }
     print!("{}", report.goals_text());
     println!("\nevery epoch took one read for each batch, or this program would have failed");
     println!("took {:.0?}; written: {} in {}", begun.elapsed(), written.join(", "), options.out.display());
-    Ok(())
-}
-
-/// All but `scaling`.
-fn sections(options: &Options, head: &str, report: &mut Report) -> Result<(), BoxError> {
-    let path = data::random(&options.dir, options.size_mib)?;
-    println!("{head}");
-    for (section, seconds) in SECTIONS {
-        if !options.sections.contains(&section) {
-            continue;
-        }
-        let effort = Effort { rounds: options.rounds, time: Duration::from_secs(seconds) };
-        let tables = report.tables.len();
-        match section {
-            "sequential" => sequential::run(report, &path, effort)?,
-            "shuffled" => shuffled::run(report, &path, effort)?,
-            "resident" => resident::run(report, &path, effort)?,
-            "ranks" => ranks::run(report, &path, effort)?,
-            _ => memory::run(report, &options.dir, &path, effort)?,
-        }
-        report.tables[tables..].iter().for_each(|table| print!("{}", table.text()));
-    }
-    fs::write(options.out.join("disk.csv"), report.csv(head))?;
-    fs::write(options.out.join("disk.svg"), report.svg(head))?;
     Ok(())
 }

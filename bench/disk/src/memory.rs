@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use twinbuf::mmap::{CachePolicy, ReadMode};
 use twinbuf::{BoxError, Plan};
 
-use crate::child::{self, Child, Gate};
+use crate::child::{self, Child};
 use crate::data::{self, MIB, RECORD, Sparse};
 use crate::load::{self, Way};
 use crate::measure::{self, Effort, Subject};
@@ -69,10 +69,9 @@ pub fn run(report: &mut Report, folder: &Path, path: &Path, effort: Effort) -> R
 }
 
 fn small_batches(path: &Path) -> Result<Vec<f64>, BoxError> {
-    let gate = Gate::new()?;
-    let mut child = Child::spawn(&gate, &["small".to_owned(), path.display().to_string()], &[])?;
-    drop(gate);
+    let mut child = Child::spawn(&["small".to_owned(), path.display().to_string()], &[])?;
     child.ready()?;
+    child.go()?;
     let [early, late, micros] = child.figures()?;
     let mib = |kib: u64| kib as f64 / 1024.0;
     Ok(vec![mib(late) - mib(early), mib(early), SMALL[1] as f64 / (micros as f64 / 1e6)])
@@ -81,7 +80,7 @@ fn small_batches(path: &Path) -> Result<Vec<f64>, BoxError> {
 /// The child of many small batches: VmRSS in KiB early and late, and the microseconds of all.
 pub fn small(path: &Path) -> Result<(), BoxError> {
     child::wait()?;
-    let records = data::open(path, ReadMode::Pread)?;
+    let records = data::open(path, ReadMode::default())?;
     let plan = Plan::builder(records.len().min(SMALL[1])).build()?;
     let mut loader = Way::default().build(records, plan)?;
     let (begun, mut seen, mut found) = (Instant::now(), 0, Vec::new());
@@ -107,11 +106,10 @@ pub fn small(path: &Path) -> Result<(), BoxError> {
 
 fn limited(hierarchy: &Hierarchy, path: &Path, evict: &str) -> Result<Vec<f64>, BoxError> {
     let group = hierarchy.group(LIMIT * MIB)?;
-    let gate = Gate::new()?;
-    let mut child = Child::spawn(&gate, &["limited".into(), path.display().to_string(), evict.into()], &[])?;
+    let mut child = Child::spawn(&["limited".into(), path.display().to_string(), evict.into()], &[])?;
     child.ready()?;
     group.enter(child.id())?;
-    drop(gate);
+    child.go()?;
     let [bytes, micros, most] = child.figures()?;
     let peak = group.peak()?;
     drop(child);
@@ -122,7 +120,7 @@ fn limited(hierarchy: &Hierarchy, path: &Path, evict: &str) -> Result<Vec<f64>, 
 /// The child under the limit: the bytes read, the microseconds, and the most VmRSS in KiB.
 pub fn under_limit(path: &Path, evict: &str) -> Result<(), BoxError> {
     child::wait()?;
-    let records = data::open(path, ReadMode::Pread)?;
+    let records = data::open(path, ReadMode::default())?;
     let plan = Plan::builder(records.len()).batch(BATCH * MIB / RECORD as u64).build()?;
     let evict = if evict == "drop" { CachePolicy::Drop } else { CachePolicy::Keep };
     let mut loader = Way { evict, ..Way::default() }.build(records, plan)?;

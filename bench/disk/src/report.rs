@@ -1,4 +1,4 @@
-//! What comes out: tables, goals, a CSV, a picture.
+//! What comes out: tables and goals for people, a CSV for `bench/tables.py` and `bench/pictures.py`.
 
 use std::fmt::Write as _;
 
@@ -10,8 +10,10 @@ pub struct Table {
     /// Names with units. The first one is what the table is about.
     pub columns: Vec<&'static str>,
     pub rows: Vec<Row>,
-    /// The row to which the first column is compared, round by round.
-    pub reference: Option<usize>,
+    /// The rows with the best of which the first columns are compared, round by round.
+    pub reference: Vec<usize>,
+    /// How many columns are compared.
+    pub compared: usize,
 }
 
 /// The figures of one subject.
@@ -36,15 +38,20 @@ pub struct Report {
     pub goals: Vec<Goal>,
 }
 
-pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+/// The lower quartile, the median and the upper quartile, each interpolated between its neighbours.
+pub fn quartiles(values: impl IntoIterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => values[middle],
-        _ => f64::midpoint(values[middle - 1], values[middle]),
-    }
+    [0.25, 0.5, 0.75].map(|share| {
+        let place = share * values.len().saturating_sub(1) as f64;
+        let at = |place: f64| values.get(place as usize).copied().unwrap_or(f64::NAN);
+        let (below, above) = (at(place.floor()), at(place.ceil()));
+        below + (above - below) * place.fract()
+    })
+}
+
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    quartiles(values)[1]
 }
 
 impl Row {
@@ -56,8 +63,8 @@ impl Row {
         median(self.column(column))
     }
 
-    pub fn min(&self, column: usize) -> f64 {
-        self.column(column).fold(f64::INFINITY, f64::min)
+    pub fn quartiles(&self, column: usize) -> [f64; 3] {
+        quartiles(self.column(column))
     }
 
     pub fn max(&self, column: usize) -> f64 {
@@ -68,17 +75,22 @@ impl Row {
 impl Table {
     pub fn new(section: &'static str, title: impl Into<String>, columns: &[&'static str]) -> Self {
         let (title, columns) = (title.into(), columns.to_vec());
-        Self { section, title, columns, rows: Vec::new(), reference: None }
+        Self { section, title, columns, rows: Vec::new(), reference: Vec::new(), compared: 1 }
     }
 
     pub fn row(&self, name: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.name == name)
     }
 
-    /// The median, over the rounds, of the first column's ratio to the reference of the same round.
-    pub fn ratio(&self, row: &Row) -> Option<f64> {
-        let reference = &self.rows[self.reference?];
-        Some(median(row.column(0).zip(reference.column(0)).map(|(ours, theirs)| ours / theirs)))
+    /// The quartiles, over the rounds, of a column's ratio to the best reference of the same round.
+    pub fn ratio(&self, row: &Row, column: usize) -> Option<[f64; 3]> {
+        let best = |round: usize| {
+            let all = self.reference.iter().map(|&i| self.rows[i].samples[round][column]);
+            all.reduce(f64::max).filter(|best| !best.is_nan())
+        };
+        let ratios = row.column(column).enumerate().filter_map(|(round, ours)| Some(ours / best(round)?));
+        let ratios: Vec<f64> = ratios.collect();
+        (!ratios.is_empty()).then(|| quartiles(ratios))
     }
 
     /// For people. Markdown, so that it can be pasted.
@@ -86,54 +98,30 @@ impl Table {
         let rounds = self.rows.first().map_or(0, |row| row.samples.len());
         let mut out = format!("\n**{}** ({rounds} rounds)\n\n| {:<28} |", self.title, "");
         let width = |name: &str| name.chars().count().max(7);
-        let names: Vec<String> = ["min", "median", "max"]
+        let ratio = ["ratio", "quartiles"].into_iter().filter(|_| !self.reference.is_empty());
+        let names: Vec<String> = [self.columns[0], "quartiles"]
             .into_iter()
-            .map(|which| format!("{which} {}", self.columns[0]))
-            .chain(self.reference.map(|_| "ratio".to_owned()))
-            .chain(self.columns[1..].iter().map(|&name| name.to_owned()))
+            .chain(ratio)
+            .chain(self.columns[1..].iter().copied())
+            .map(str::to_owned)
             .collect();
         names.iter().for_each(|name| _ = write!(out, " {name:>0$} |", width(name)));
         let _ = write!(out, "\n| {:-<28} |", "");
         names.iter().for_each(|name| _ = write!(out, " {:->1$}: |", "", width(name) - 1));
         out.push('\n');
+        let spread =
+            |[low, middle, high]: [f64; 3]| [number(middle), format!("{}–{}", number(low), number(high))];
         for row in &self.rows {
             let _ = write!(out, "| {:<28} |", row.name);
-            let figures = [row.min(0), row.median(0), row.max(0)].into_iter();
-            let figures =
-                figures.chain(self.ratio(row)).chain((1..self.columns.len()).map(|i| row.median(i)));
+            let figures = spread(row.quartiles(0)).into_iter();
+            let figures = figures.chain(self.ratio(row, 0).into_iter().flat_map(spread));
+            let figures = figures.chain((1..self.columns.len()).map(|i| number(row.median(i))));
             for (name, figure) in names.iter().zip(figures) {
-                let _ = write!(out, " {:>1$} |", number(figure), width(name));
+                let _ = write!(out, " {figure:>0$} |", width(name));
             }
             out.push('\n');
         }
         out
-    }
-
-    /// A bar to the median, a pale one on to the maximum.
-    fn svg(&self, out: &mut String, top: &mut f64) {
-        const LABEL: f64 = 230.0;
-        const BAR: f64 = 330.0;
-        let end = self.rows.iter().map(|row| row.max(0)).fold(f64::MIN_POSITIVE, f64::max);
-        let _ = writeln!(
-            out,
-            r#"<text x="10" y="{top}" class="title">{}: {}</text>"#,
-            self.title, self.columns[0]
-        );
-        for row in &self.rows {
-            *top += 16.0;
-            let class = if row.name.starts_with("loader") { "ours" } else { "peer" };
-            let (median, max) = (BAR * row.median(0) / end, BAR * row.max(0) / end);
-            let y = *top - 9.0;
-            let _ = writeln!(
-                out,
-                r#"<text x="{:.1}" y="{top:.1}" class="name">{}</text><rect x="{LABEL}" y="{y:.1}" width="{max:.1}" height="11" class="{class} pale"/><rect x="{LABEL}" y="{y:.1}" width="{median:.1}" height="11" class="{class}"/><text x="{:.1}" y="{top:.1}">{}</text>"#,
-                LABEL - 6.0,
-                row.name,
-                LABEL + max + 5.0,
-                number(row.median(0)),
-            );
-        }
-        *top += 30.0;
     }
 }
 
@@ -161,52 +149,27 @@ impl Report {
         out
     }
 
-    /// For programs: a line a subject and column, then a line a goal.
-    pub fn csv(&self, head: &str) -> String {
-        let mut out = format!("# {head}\nsection,table,subject,column,samples,min,median,max,median_ratio\n");
-        for table in &self.tables {
+    /// For programs: a line a subject and column of the tables of a section.
+    pub fn csv(&self, section: &str, head: &str) -> String {
+        let mut out = format!(
+            "# {head}\ntable,subject,column,rounds,lower,median,upper,ratio_lower,ratio_median,ratio_upper\n"
+        );
+        for table in self.tables.iter().filter(|table| table.section == section) {
             for row in &table.rows {
                 for (i, column) in table.columns.iter().enumerate().filter(|&(i, _)| !row.median(i).is_nan())
                 {
-                    let ratio = if i == 0 { table.ratio(row) } else { None };
-                    let _ = writeln!(
-                        out,
-                        "{},\"{}\",\"{}\",{column},{},{:.4},{:.4},{:.4},{}",
-                        table.section,
-                        table.title,
-                        row.name,
-                        row.samples.len(),
-                        row.min(i),
-                        row.median(i),
-                        row.max(i),
-                        ratio.map_or(String::new(), |ratio| format!("{ratio:.4}")),
-                    );
+                    let _ =
+                        write!(out, "\"{}\",\"{}\",{column},{}", table.title, row.name, row.samples.len());
+                    row.quartiles(i).iter().for_each(|figure| _ = write!(out, ",{figure:.4}"));
+                    match table.ratio(row, i).filter(|_| i < table.compared) {
+                        Some(ratio) => ratio.iter().for_each(|figure| _ = write!(out, ",{figure:.4}")),
+                        None => out.push_str(",,,"),
+                    }
+                    out.push('\n');
                 }
             }
         }
-        for Goal { what, wanted, found, met } in &self.goals {
-            let _ = writeln!(out, "goal,\"{what}\",wanted {wanted},found {found},,,,,{met}");
-        }
         out
-    }
-
-    pub fn svg(&self, head: &str) -> String {
-        let (mut body, mut top) = (String::new(), 64.0);
-        self.tables.iter().for_each(|table| table.svg(&mut body, &mut top));
-        format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{top}" viewBox="0 0 660 {top}">
-<style>
-text {{ font: 11px sans-serif; fill: #333 }}
-.name {{ text-anchor: end }}
-.title {{ font-weight: bold; font-size: 12px }}
-rect.ours {{ fill: #d95f02 }} rect.peer {{ fill: #4a7fb5 }} rect.pale {{ opacity: 0.35 }}
-</style>
-<rect width="660" height="{top}" fill="white"/>
-<text x="10" y="20" class="title">Disk and loader: median (solid) to maximum (pale) of the rounds</text>
-<text x="10" y="38">{head}</text>
-{body}</svg>
-"#
-        )
     }
 }
 

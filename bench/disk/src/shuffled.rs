@@ -13,12 +13,12 @@ use crate::report::{Report, Table};
 
 /// MiB of a chunk, which is a batch.
 const CHUNK: u64 = 8;
-const BUDGETS: [u64; 4] = [4, 16, 32, 64];
+const BUDGETS: [u64; 2] = [16, 64];
 /// How much of the epoch may be spent waiting, in percent.
 const WANTED: f64 = 5.0;
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
-    let of = data::open(path, ReadMode::Pread)?.len();
+    let of = data::open(path, ReadMode::default())?.len();
     let chunk = CHUNK * MIB / RECORD as u64;
     let order = Shuffle::Chunks { records: chunk };
     let plan = Plan::builder(of).batch(chunk).shuffle(order).seed(1).build()?;
@@ -52,7 +52,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     for budget in BUDGETS {
         subjects.push(subject(format!("loader, prefetch {budget} MiB"), default.hint_window(budget)));
     }
-    measure::run(&mut table, &subjects, effort, || calibrate(ReadMode::Pread))?;
+    measure::run(&mut table, &subjects, effort, || calibrate(ReadMode::default()))?;
     for name in ["loader", "loader, Direct", "loader, Direct, host_depth 4"] {
         let Some(row) = table.row(name) else { continue };
         for (column, of) in [(0, "all of the epoch"), (1, "without the first batch")] {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use twinbuf::BoxError;
@@ -69,18 +70,26 @@ pub fn status(field: &str) -> Result<u64, BoxError> {
         .map_err(|_| format!("/proc/self/status: wanted a number at {field}, found {number:?}").into())
 }
 
-/// The machine, the system and what it is busy with, for the head of a report.
+/// The machine, the system, what it is busy with, and the date, for the head of a report.
 pub fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let cpuinfo = read("/proc/cpuinfo");
-    let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split_once(": ")).map_or("?", |(_, value)| value.trim()).to_owned()
+    };
     let load = read("/proc/loadavg");
+    let date = Command::new("date").args(["-u", "+%F"]).output();
+    let date = date.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     format!(
-        "{}, {} processors; {} {}; load {}",
-        model.and_then(|line| line.split_once(": ")).map_or("?", |(_, name)| name),
+        "{} (family {} model {}), {} processors; {} {}; {}; load {}",
+        field("model name"),
+        field("cpu family"),
+        field("model\t"),
         std::thread::available_parallelism().map_or(0, usize::from),
         read("/proc/sys/kernel/ostype"),
         read("/proc/sys/kernel/osrelease"),
+        date.unwrap_or_default(),
         load.split(' ').next().unwrap_or("?"),
     )
 }

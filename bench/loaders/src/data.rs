@@ -49,6 +49,7 @@ impl Files {
             batch: self.kind.batch(),
             epochs: 1,
             compute: std::time::Duration::ZERO,
+            train: std::time::Duration::ZERO,
             decode: std::time::Duration::ZERO,
             verify: false,
             fail: None,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use twinbuf::BoxError;
 
 use crate::data::{self, Files};
-use crate::measure::{self, End};
+use crate::measure::{End, Process};
 use crate::peers::Subject;
 use crate::work::{Fault, Outcome, Work};
 
@@ -50,7 +50,7 @@ pub fn run(subjects: &[Subject], files: &Files) -> Result<Vec<Found>, BoxError> 
             // Written anew: it is cut off.
             fs::copy(&files.data, &copy)?;
             let work = Work { data: copy.clone(), fail: Some((fault, STEP)), ..whole.clone() };
-            let ran = measure::run(&subject.program, &work, false, LIMIT, || Ok(()))?;
+            let ran = Process::start(&subject.program)?.run(&work, false, LIMIT, || Ok(()))?;
             let possible = if fault == Fault::Truncate { len / 2 / batch } else { STEP };
             let mut found = Found::new(subject.name, fault.name(), possible, ran.end, &expected);
             found.words = short(&found.words, &copy);

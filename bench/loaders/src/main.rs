@@ -16,11 +16,13 @@ mod sys;
 mod thread;
 mod work;
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
+use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
@@ -33,22 +35,25 @@ use peers::Subject;
 use work::{Kind, Meter, Work};
 
 const HELP: &str = "\
-Runs the loader and other loaders on the same batches. Writes loaders.csv, loaders.svg, loaders-same.csv and
-failures.csv.
+Runs the loader and other loaders on the same batches, and writes CSV files.
 
 Usage: loaders [options] all | same | peers | decode | failures
-  same             order and content of what each delivers, twice; memory
-  peers            samples a second, waits, CPU time; cold and warm, in order and shuffled
-  decode           samples a second where each record costs CPU time, as decoding does; prints, writes nothing
-  failures         what the caller sees when a worker panics, is killed, or the file is cut off
+  same             order and content of what each delivers, twice; memory         loaders-same.csv
+  peers            samples a second, CPU time, AU and the trainer's slowdown;
+                   cold and warm, in order and shuffled                           loaders.csv
+  decode           samples a second where each record costs CPU time,
+                   as decoding does                                               decode.csv
+  failures         what the caller sees when a worker panics, is killed,
+                   or the file is cut off                                         failures.csv
   all              the four
 
   --quick          small files, one round: does it work?
-  --size-mib N     the size of each file (default 128)
+  --size-mib N     the size of the file of images; that of tokens has half (default 192)
   --rounds N       so many rounds, if there is time for them (default 5)
-  --minutes N      no round is begun that would end later (default 20)
+  --minutes N      the time for `peers`; `decode` has a quarter of it more (default 20)
   --only NAME      only this subject, and the serial loop; may be given again
-  --python PATH    an interpreter that has what requirements.txt names (default: one in target/venv, made if missing)
+  --python PATH    an interpreter that has what ../python/requirements.txt names (default: python3); subjects whose
+                   library it lacks are left out
   --dir DIR        where the files are made, on the disk that is measured (default: target/data)
   --out DIR        where the figures go (default: bench/results)
   --help           this text";
@@ -61,23 +66,32 @@ type Run = fn(&Work, &mut Meter<'_>) -> Result<(), BoxError>;
 
 enum Way {
     Rust(Run),
-    /// The `DataLoader` of PyTorch with so many workers.
-    Torch(u32),
+    /// The library of `python_loader.py` with so many workers.
+    Python(&'static str, u32),
 }
 
-const SUBJECTS: [(&str, Way); 12] = [
-    ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Pread, 1))),
-    ("twinbuf 2", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Pread, 2))),
+/// Each library with a setting for two processors, and where it has one, with more workers, which keep more requests
+/// of a cold file in flight.
+const SUBJECTS: [(&str, Way); 19] = [
+    ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Auto, 1))),
+    ("twinbuf 2", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Auto, 2))),
     (peers::DIRECT, Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Direct, 1))),
     ("thread", Way::Rust(thread::run)),
     (peers::SERIAL, Way::Rust(llm_c::run)),
     ("burn 1", Way::Rust(|work, meter| burn::run(work, meter, 1))),
     ("burn 2", Way::Rust(|work, meter| burn::run(work, meter, 2))),
+    ("burn 8", Way::Rust(|work, meter| burn::run(work, meter, 8))),
     ("dataloader-rs 1", Way::Rust(|work, meter| dataloader_rs::run(work, meter, 1))),
     ("dataloader-rs 2", Way::Rust(|work, meter| dataloader_rs::run(work, meter, 2))),
-    ("torch 0", Way::Torch(0)),
-    ("torch 1", Way::Torch(1)),
-    ("torch 2", Way::Torch(2)),
+    ("dataloader-rs 8", Way::Rust(|work, meter| dataloader_rs::run(work, meter, 8))),
+    ("torch 0", Way::Python("torch", 0)),
+    ("torch 2", Way::Python("torch", 2)),
+    ("SPDL 2", Way::Python("spdl", 2)),
+    ("SPDL 8", Way::Python("spdl", 8)),
+    ("Grain 2", Way::Python("grain", 2)),
+    ("Grain 16", Way::Python("grain", 16)),
+    ("dataloader-rs py 2", Way::Python("dataloader_rs", 2)),
+    ("dataloader-rs py 8", Way::Python("dataloader_rs", 8)),
 ];
 
 struct Options {
@@ -86,7 +100,7 @@ struct Options {
     effort: Effort,
     warm_epochs: u64,
     only: Vec<String>,
-    python: Option<PathBuf>,
+    python: PathBuf,
     dir: PathBuf,
     out: PathBuf,
 }
@@ -100,11 +114,11 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut options = Options {
         sections: Vec::new(),
-        size_mib: 128,
+        size_mib: 192,
         effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60) },
-        warm_epochs: 4,
+        warm_epochs: 2,
         only: Vec::new(),
-        python: None,
+        python: "python3".into(),
         dir: here.join("target/data"),
         out: here.join("../results"),
     };
@@ -112,13 +126,13 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
         match arg {
             Long("quick") => {
                 options.size_mib = 64;
-                (options.effort.rounds, options.warm_epochs) = (1, 2);
+                (options.effort.rounds, options.warm_epochs) = (1, 1);
             }
             Long("size-mib") => options.size_mib = args.value()?.parse()?,
             Long("rounds") => options.effort.rounds = args.value()?.parse::<usize>()?.max(1),
             Long("minutes") => options.effort.time = Duration::from_secs(60 * args.value()?.parse::<u64>()?),
             Long("only") => options.only.push(args.value()?.string()?),
-            Long("python") => options.python = Some(args.value()?.into()),
+            Long("python") => options.python = args.value()?.into(),
             Long("dir") => options.dir = args.value()?.into(),
             Long("out") => options.out = args.value()?.into(),
             Long("help") => {
@@ -148,7 +162,7 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
 fn main() -> ExitCode {
     let args: Vec<_> = env::args_os().skip(1).collect();
     let done = match &args[..] {
-        [first, rest @ ..] if first == CHILD => be_child(lexopt::Parser::from_args(rest)),
+        [first, name] if first == CHILD => be_child(&name.to_string_lossy()),
         all => options(lexopt::Parser::from_args(all)).and_then(|options| bench(&options)),
     };
     match done {
@@ -165,9 +179,10 @@ fn bench(options: &Options) -> Result<(), BoxError> {
     fs::create_dir_all(dir)?;
     fs::create_dir_all(out)?;
     let subjects = subjects(options)?;
-    let kinds = Kind::ALL.map(|kind| Files::make(dir, kind, *size_mib));
+    let kinds = Kind::ALL
+        .map(|kind| Files::make(dir, kind, if kind == Kind::Tokens { size_mib / 2 } else { *size_mib }));
     let kinds = kinds.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let head = format!("{}; files of {size_mib} MiB", machine());
+    let head = format!("{}; images of {size_mib} MiB, tokens of {} MiB", machine(), size_mib / 2);
     println!("{head}");
     let begun = Instant::now();
     let wanted = |section: &str| options.sections.iter().any(|wanted| wanted == section);
@@ -176,14 +191,13 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         write("loaders-same.csv", report::same(&peers::same(&subjects, &kinds)?, &head))?;
     }
     if wanted("peers") {
-        peers::speed(&subjects, &kinds, *effort, *warm_epochs, |cells| {
-            write("loaders.csv", report::speed(cells, &head))?;
-            Ok(write("loaders.svg", report::svg(cells, &head))?)
+        peers::speed(&subjects, &kinds, *effort, *warm_epochs, |rows| {
+            Ok(write("loaders.csv", report::speed(rows, &head))?)
         })?;
     }
     let images = kinds.iter().find(|files| files.kind == Kind::Images).ok_or("no images")?;
     if wanted("decode") {
-        peers::decode(&subjects, images, *effort)?;
+        write("decode.csv", report::decode(&peers::decode(&subjects, images, effort.part(4))?, &head))?;
     }
     if wanted("failures") {
         write("failures.csv", report::failures(&failures::run(&subjects, images)?, &head))?;
@@ -195,79 +209,61 @@ fn bench(options: &Options) -> Result<(), BoxError> {
 /// The subjects that are wanted, with their command lines.
 fn subjects(options: &Options) -> Result<Vec<Subject>, BoxError> {
     let program = env::current_exe()?.display().to_string();
-    let mut found = Vec::new();
+    let (mut found, mut known) = (Vec::new(), BTreeMap::new());
     for (name, way) in SUBJECTS {
         if !options.only.is_empty() && name != peers::SERIAL && options.only.iter().all(|only| only != name) {
             continue;
         }
-        found.push(match way {
-            Way::Rust(_) => {
-                let program = vec![program.clone(), CHILD.to_owned(), name.to_owned()];
-                Subject { name, program, processes: false }
+        let (program, processes) = match way {
+            Way::Rust(_) => (vec![program.clone(), CHILD.to_owned(), name.to_owned()], false),
+            Way::Python(library, workers) => {
+                if *known.entry(library).or_insert_with(|| has(&options.python, library)) {
+                    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python_loader.py");
+                    let program = [&options.python, &script].map(|path| path.display().to_string());
+                    let arguments = [library.to_owned(), workers.to_string()];
+                    (program.into_iter().chain(arguments).collect(), library == "torch" && workers > 0)
+                } else {
+                    eprintln!("{name}: left out: {} cannot import {library}", options.python.display());
+                    continue;
+                }
             }
-            Way::Torch(workers) => {
-                let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("torch_loader.py");
-                let program = [python(options)?, script].map(|path| path.display().to_string());
-                let program = program.into_iter().chain([workers.to_string()]).collect();
-                Subject { name, program, processes: workers > 0 }
-            }
-        });
+        };
+        found.push(Subject { name, program, processes });
     }
     Ok(found)
 }
 
-/// The interpreter that has PyTorch.
-fn python(options: &Options) -> Result<PathBuf, BoxError> {
-    if let Some(python) = &options.python {
-        return Ok(python.clone());
-    }
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let venv = here.join("target/venv");
-    let python = venv.join("bin/python");
-    if !venv.join("whole").exists() {
-        eprintln!("making {}", venv.display());
-        let run = |program: &Path, args: &[&Path]| match Command::new(program).args(args).status() {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!("{} {args:?}: {status}", program.display())),
-            Err(error) => Err(format!("{}: {error}", program.display())),
-        };
-        run("python3".as_ref(), &["-m".as_ref(), "venv".as_ref(), &venv])?;
-        let requirements = here.join("requirements.txt");
-        run(
-            &python,
-            &["-m", "pip", "install", "-q", "-r"]
-                .map(Path::new)
-                .into_iter()
-                .chain([&*requirements])
-                .collect::<Vec<_>>(),
-        )?;
-        fs::write(venv.join("whole"), "")?;
-    }
-    Ok(python)
+/// Whether that interpreter has the library.
+fn has(python: &Path, library: &str) -> bool {
+    let mut command = Command::new(python);
+    command.args(["-c", &format!("import numpy, {library}")]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
 }
 
-/// Is the subject that the arguments name, and says what it found.
-fn be_child(mut args: lexopt::Parser) -> Result<(), BoxError> {
-    use lexopt::ValueExt as _;
-
-    let name = args.value()?.string()?;
+/// Is the subject of that name: runs whenever it is told what, and says what it found.
+fn be_child(name: &str) -> Result<(), BoxError> {
     let run = SUBJECTS.into_iter().find_map(|(known, way)| match way {
         Way::Rust(run) if name == known => Some(run),
         _ => None,
     });
     let run = run.ok_or_else(|| format!("no such subject: {name}"))?;
-    let work = Work::parse(args)?;
-    let mut meter = Meter::new(&work);
-    // A library may hand its worker's panic on to the caller.
-    let error = match panic::catch_unwind(AssertUnwindSafe(|| run(&work, &mut meter))) {
-        Ok(done) => done.err().map(|error| chain(&*error)),
-        Err(payload) => {
-            let words = payload.downcast_ref::<String>().map_or("?", String::as_str);
-            Some(format!("a panic of the caller: {words}"))
+    loop {
+        let mut line = String::new();
+        if io::stdin().read_line(&mut line)? == 0 {
+            return Ok(());
         }
-    };
-    println!("{}", serde_json::to_string(&meter.outcome(error))?);
-    Ok(())
+        let work: Work = serde_json::from_str(&line)?;
+        let mut meter = Meter::new(&work);
+        // A library may hand its worker's panic on to the caller.
+        let error = match panic::catch_unwind(AssertUnwindSafe(|| run(&work, &mut meter))) {
+            Ok(done) => done.err().map(|error| chain(&*error)),
+            Err(payload) => {
+                let words = payload.downcast_ref::<String>().map_or("?", String::as_str);
+                Some(format!("a panic of the caller: {words}"))
+            }
+        };
+        println!("{}", serde_json::to_string(&meter.outcome(error))?);
+    }
 }
 
 /// An error with its causes.

@@ -1,9 +1,9 @@
-//! What every subject does: its arguments, the batches that it has to deliver, and the meter that it delivers them to.
+//! What every subject does: what it is told, the batches that it has to deliver, and the meter that it delivers them to.
 //!
-//! A subject is one process for one run. It opens what it reads, says `ready` ([`Meter::ready`]), and waits for a line
-//! or the end of its standard input; only then it starts workers and reads. It asks for each batch inside
-//! [`Meter::wait`] and gives it to [`Meter::take`], which touches it and computes. At last it says one line of JSON, an
-//! [`Outcome`].
+//! A subject is a process that runs whenever a line of JSON comes, a [`Work`], until its standard input ends. In a run
+//! it opens what it reads, says `ready` ([`Meter::ready`]), and waits for another line; only then it starts workers and
+//! reads. It asks for each batch inside [`Meter::wait`] and gives it to [`Meter::take`], which touches it and computes.
+//! Then it closes everything, so that no page of the file stays mapped, and says one line of JSON, an [`Outcome`].
 
 use std::fs::{self, OpenOptions};
 use std::hint::black_box;
@@ -21,7 +21,8 @@ use crate::sys;
 pub const WINDOW: usize = 1024 + 1;
 
 /// What the file holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// A shard of llm.c: a header, then tokens of 16 bits. A record is a window of [`WINDOW`] tokens, a batch holds
     /// them as 32-bit numbers. The first 4 tokens of a window are its number, 16 bits each, the lowest first.
@@ -79,7 +80,8 @@ impl Kind {
 }
 
 /// What is to go wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Fault {
     /// The code that makes a batch panics: [`Work::fault`].
     Panic,
@@ -102,8 +104,8 @@ impl Fault {
     }
 }
 
-/// The arguments of a subject.
-#[derive(Clone, Debug)]
+/// What a subject is told to do: one line of JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Work {
     pub kind: Kind,
     pub data: PathBuf,
@@ -113,9 +115,14 @@ pub struct Work {
     /// Records of a batch.
     pub batch: usize,
     pub epochs: u64,
-    /// The time that the caller is busy with each batch.
+    /// The caller sleeps so long on each batch.
+    #[serde(rename = "compute_us", with = "micros")]
     pub compute: Duration,
+    /// The caller trains about so long on each batch, if nothing slows it down: [`Trainer`]. Zero: not at all.
+    #[serde(rename = "train_us", with = "micros")]
+    pub train: Duration,
     /// The CPU time that each record takes where it is read, as decoding it would.
+    #[serde(rename = "decode_us", with = "micros")]
     pub decode: Duration,
     /// Whether to take digest and sum, which takes time.
     pub verify: bool,
@@ -124,73 +131,6 @@ pub struct Work {
 }
 
 impl Work {
-    /// From the command line, after the name of the subject.
-    pub fn parse(mut args: lexopt::Parser) -> Result<Self, BoxError> {
-        use lexopt::Arg::Long;
-        use lexopt::ValueExt as _;
-
-        let (mut kind, mut data, mut order) = (None, None, None);
-        let (mut batch, mut epochs, mut compute_us, mut decode_us) = (None, 1, 0, 0);
-        let (mut verify, mut fail) = (false, None);
-        while let Some(arg) = args.next()? {
-            match arg {
-                Long("kind") => {
-                    let name = args.value()?.string()?;
-                    let found = Kind::ALL.into_iter().find(|kind| kind.name() == name);
-                    kind = Some(found.ok_or_else(|| format!("--kind: no such kind: {name}"))?);
-                }
-                Long("data") => data = Some(PathBuf::from(args.value()?)),
-                Long("order") => order = Some(args.value()?).filter(|order| order != "sequential"),
-                Long("batch") => batch = Some(args.value()?.parse()?),
-                Long("epochs") => epochs = args.value()?.parse()?,
-                Long("compute-us") => compute_us = args.value()?.parse()?,
-                Long("decode-us") => decode_us = args.value()?.parse()?,
-                Long("verify") => verify = true,
-                Long("fail") => {
-                    let text = args.value()?.string()?;
-                    let wrong = || format!("--fail: wanted FAULT@STEP, found {text}");
-                    let (name, step) = text.split_once('@').ok_or_else(wrong)?;
-                    let fault =
-                        Fault::ALL.into_iter().find(|fault| fault.name() == name).ok_or_else(wrong)?;
-                    fail = Some((fault, step.parse()?));
-                }
-                other => return Err(other.unexpected().into()),
-            }
-        }
-        let kind = kind.ok_or("--kind is missing")?;
-        Ok(Self {
-            kind,
-            data: data.ok_or("--data is missing")?,
-            order: order.map(PathBuf::from),
-            batch: batch.unwrap_or(kind.batch()),
-            epochs,
-            compute: Duration::from_micros(compute_us),
-            decode: Duration::from_micros(decode_us),
-            verify,
-            fail,
-        })
-    }
-
-    /// The arguments that [`parse`](Self::parse) reads.
-    pub fn args(&self) -> Vec<String> {
-        let order = self.order.as_ref().map_or("sequential".to_owned(), |path| path.display().to_string());
-        let mut args = vec!["--kind".to_owned(), self.kind.name().to_owned()];
-        args.extend(["--data".to_owned(), self.data.display().to_string(), "--order".to_owned(), order]);
-        for (name, value) in [
-            ("--batch", self.batch as u64),
-            ("--epochs", self.epochs),
-            ("--compute-us", u64::try_from(self.compute.as_micros()).unwrap_or(u64::MAX)),
-            ("--decode-us", u64::try_from(self.decode.as_micros()).unwrap_or(u64::MAX)),
-        ] {
-            args.extend([name.to_owned(), value.to_string()]);
-        }
-        args.extend(self.verify.then(|| "--verify".to_owned()));
-        if let Some((fault, step)) = self.fail {
-            args.extend(["--fail".to_owned(), format!("{}@{step}", fault.name())]);
-        }
-        args
-    }
-
     /// Records in the file.
     pub fn records(&self) -> io::Result<u64> {
         Ok(self.kind.records(fs::metadata(&self.data)?.len()))
@@ -226,6 +166,20 @@ impl Work {
     }
 }
 
+/// Durations as microseconds.
+mod micros {
+    use super::Duration;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_micros)
+    }
+}
+
 /// One batch as it is delivered: record after record, in one piece.
 #[derive(Clone, Copy, Debug)]
 pub enum Batch<'a> {
@@ -233,46 +187,87 @@ pub enum Batch<'a> {
     Images(&'a [u8]),
 }
 
-/// What a subject says at its end, as one line of JSON.
+/// What a subject says at the end of a run, as one line of JSON.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    pub samples: u64,
     pub batches: u64,
-    /// Seconds from the go to the end of the last computation.
-    pub wall_s: f64,
-    /// Seconds in which the caller waited for batches, up to the last one.
-    pub wait_s: f64,
-    /// Seconds of that for the first batch.
-    pub first_wait_s: f64,
     /// Seconds from the go to the first batch: the start of workers, and the wait for it.
     pub first_s: f64,
-    /// Seconds of CPU, of all its threads and worker processes, from the first batch to the last.
+    /// Seconds from the go to the end of the computation on the last batch.
+    pub wall_s: f64,
+    /// Seconds of these in which the caller waited for batches.
+    pub wait_s: f64,
+    /// Seconds of CPU, of all its threads and worker processes, meanwhile.
     pub cpu_s: f64,
-    /// Seconds of CPU that the process had used when it was ready.
-    pub cpu_before_s: f64,
-    /// With `--verify`: over the numbers of the records delivered, `h = h * 6364136223846793005 + number + 1` modulo
+    /// Seconds of a training step: before the go the median, on the batches the mean. 0 without training.
+    pub step_alone_s: f64,
+    pub step_s: f64,
+    /// If `verify`: over the numbers of the records delivered, `h = h * 6364136223846793005 + number + 1` modulo
     /// 2^64, from 0; 16 hexadecimal digits.
     pub digest: Option<String>,
-    /// With `--verify`: the sum of all numbers in all batches (tokens or bytes), modulo 2^64.
+    /// If `verify`: the sum of all numbers in all batches (tokens or bytes), modulo 2^64.
     pub sum: Option<u64>,
     /// What the caller saw in place of a batch.
     pub error: Option<String>,
 }
 
+/// A training step that takes CPU time: products of small matrices, which stay in the processor's nearest cache.
+struct Trainer {
+    numbers: Vec<f32>,
+    out: Vec<f32>,
+    /// Products of a step.
+    products: u32,
+}
+
+/// Rows and columns of a matrix.
+const SIDE: usize = 48;
+
+impl Trainer {
+    /// One whose step takes about so long, and the median of its steps while nothing is loaded.
+    fn new(step: Duration) -> (Self, Duration) {
+        let numbers = (0..SIDE * SIDE).map(|i| i as f32 / (SIDE * SIDE) as f32).collect();
+        let mut trainer = Self { numbers, out: vec![0.0; SIDE * SIDE], products: 100 };
+        // The fastest of some: a step that is disturbed here would make all of them short.
+        let product = (0..10).map(|_| trainer.step()).min().unwrap_or_default() / trainer.products;
+        trainer.products = ((step.as_secs_f64() / product.as_secs_f64()).round() as u32).max(1);
+        let (begun, mut steps) = (Instant::now(), Vec::new());
+        while steps.len() < 10 || begun.elapsed() < Duration::from_millis(50) {
+            steps.push(trainer.step());
+        }
+        steps.sort_unstable();
+        (trainer, steps[steps.len() / 2])
+    }
+
+    fn step(&mut self) -> Duration {
+        let begun = Instant::now();
+        for _ in 0..self.products {
+            let Self { numbers, out, .. } = self;
+            out.fill(0.0);
+            for (row, out) in numbers.chunks_exact(SIDE).zip(out.chunks_exact_mut(SIDE)) {
+                for (factor, other) in row.iter().zip(numbers.chunks_exact(SIDE)) {
+                    out.iter_mut().zip(other).for_each(|(out, other)| *out += factor * other);
+                }
+            }
+            black_box(&mut *out);
+        }
+        begun.elapsed()
+    }
+}
+
 /// Times what a subject does, and computes on its batches.
 pub struct Meter<'w> {
     work: &'w Work,
+    trainer: Option<Trainer>,
     started: Instant,
-    /// For all that was asked for.
+    /// For all that was asked for, and for the batches received.
     wait: Duration,
-    /// For the batches received.
     wait_received: Duration,
-    first_wait: Duration,
     first: Duration,
     last: Duration,
     cpu_before: Duration,
-    cpu_first: Duration,
     cpu_last: Duration,
+    step_alone: Duration,
+    steps: Duration,
     batches: u64,
     digest: u64,
     sum: u64,
@@ -282,15 +277,16 @@ impl<'w> Meter<'w> {
     pub fn new(work: &'w Work) -> Self {
         Self {
             work,
+            trainer: None,
             started: Instant::now(),
             wait: Duration::ZERO,
             wait_received: Duration::ZERO,
-            first_wait: Duration::ZERO,
             first: Duration::ZERO,
             last: Duration::ZERO,
             cpu_before: Duration::ZERO,
-            cpu_first: Duration::ZERO,
             cpu_last: Duration::ZERO,
+            step_alone: Duration::ZERO,
+            steps: Duration::ZERO,
             batches: 0,
             digest: 0,
             sum: 0,
@@ -299,11 +295,14 @@ impl<'w> Meter<'w> {
 
     /// Everything is open: waits for the go. To be called once, before any worker is started and anything is read.
     pub fn ready(&mut self) -> io::Result<()> {
+        if !self.work.train.is_zero() {
+            let (trainer, alone) = Trainer::new(self.work.train);
+            (self.trainer, self.step_alone) = (Some(trainer), alone);
+        }
         println!("ready");
         io::stdout().flush()?;
-        self.cpu_before = sys::cpu();
         io::stdin().lock().read_line(&mut String::new())?;
-        self.started = Instant::now();
+        (self.started, self.cpu_before) = (Instant::now(), sys::cpu());
         Ok(())
     }
 
@@ -315,13 +314,12 @@ impl<'w> Meter<'w> {
         found
     }
 
-    /// Uses a batch: reads one number of every record, and is busy for the time to compute.
+    /// Uses a batch: reads one number of every record, then sleeps or trains.
     pub fn take(&mut self, batch: Batch) -> Result<(), BoxError> {
-        self.wait_received = self.wait;
         if self.batches == 0 {
-            (self.first, self.first_wait) = (self.started.elapsed(), self.wait);
-            self.cpu_first = sys::cpu();
+            self.first = self.started.elapsed();
         }
+        self.wait_received = self.wait;
         let Self { work, .. } = *self;
         let (records, size) = (work.batch, work.kind.record_bytes());
         let (wanted, found) = match batch {
@@ -347,11 +345,14 @@ impl<'w> Meter<'w> {
             let file = OpenOptions::new().write(true).open(&work.data)?;
             file.set_len(file.metadata()?.len() / 2)?;
         }
-        self.batches += 1;
         if !work.compute.is_zero() {
             sys::sleep_until(until);
         }
+        if let Some(trainer) = &mut self.trainer {
+            self.steps += trainer.step();
+        }
         self.last = self.started.elapsed();
+        self.batches += 1;
         self.cpu_last = sys::cpu();
         Ok(())
     }
@@ -384,14 +385,13 @@ impl<'w> Meter<'w> {
     pub fn outcome(&self, error: Option<String>) -> Outcome {
         let Self { work, .. } = self;
         Outcome {
-            samples: self.batches * work.batch as u64,
             batches: self.batches,
+            first_s: self.first.as_secs_f64(),
             wall_s: self.last.as_secs_f64(),
             wait_s: self.wait_received.as_secs_f64(),
-            first_wait_s: self.first_wait.as_secs_f64(),
-            first_s: self.first.as_secs_f64(),
-            cpu_s: (self.cpu_last - self.cpu_first).as_secs_f64(),
-            cpu_before_s: self.cpu_before.as_secs_f64(),
+            cpu_s: self.cpu_last.saturating_sub(self.cpu_before).as_secs_f64(),
+            step_alone_s: self.step_alone.as_secs_f64(),
+            step_s: self.steps.as_secs_f64() / self.batches.max(1) as f64,
             digest: work.verify.then(|| format!("{:016x}", self.digest)),
             sum: work.verify.then_some(self.sum),
             error,

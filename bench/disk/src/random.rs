@@ -1,0 +1,133 @@
+//! Cold random reads: the loader against fio with as many requests in flight as the disk likes.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memmap2::MmapMut;
+use twinbuf::mmap::ReadMode;
+use twinbuf::{BoxError, Plan, Records, Shuffle};
+
+use crate::cell::size;
+use crate::data::{self, MIB};
+use crate::fio::Fio;
+use crate::load::{Way, cold_run};
+use crate::measure::{self, Effort, Subject};
+use crate::report::{Report, Table, median};
+
+/// Bytes of a record, records of a batch, and MiB of the file, all of which is read: so much that a run takes a few
+/// tenths of a second, and no more, because disks have a burst budget.
+const SIZES: [(u64, u64, u64); 3] = [(4 << 10, 1024, 64), (64 << 10, 128, 256), (1 << 20, 16, 512)];
+const DEPTHS: [u64; 4] = [1, 8, 32, 64];
+/// What the loader has to reach of the best of fio in the same round.
+const WANTED: f64 = 0.95;
+const WANTED_DIRECT: f64 = 0.90;
+
+pub fn run(report: &mut Report, folder: &Path, effort: Effort) -> Result<(), BoxError> {
+    for (record, batch, mib) in SIZES {
+        let path = data::random(folder, mib)?;
+        let path = path.as_path();
+        let records = Records::open([path], usize::try_from(record)?)?;
+        let plan = Plan::builder(records.len()).batch(batch).shuffle(Shuffle::Records).seed(1).build()?;
+        let title = format!("cold random, records of {}", size(record));
+        let mut table = Table::new("random", title, &["MiB/s", "requests/s"]);
+        let figures = move |mib_per_s: f64| vec![mib_per_s, mib_per_s * MIB as f64 / record as f64];
+        let bucket = Bucket::new(path);
+        let mut subjects = Vec::new();
+        for (name, mode) in MODES {
+            let bucket = &bucket;
+            subjects.push(Subject::new(name, move |_| {
+                bucket.wait()?;
+                let records =
+                    Arc::new(Records::open([path], usize::try_from(record)?)?.with_read_mode(mode)?);
+                let ran = cold_run(path, records, plan, Way::default(), Duration::ZERO)?;
+                Ok(figures(ran.report.bytes as f64 / MIB as f64 / ran.wall.as_secs_f64()))
+            }));
+        }
+        let ours = subjects.len();
+        let all = [("io_uring", &DEPTHS[..]), ("libaio", &DEPTHS[2..])];
+        for (engine, depth) in all.into_iter().flat_map(|(engine, all)| all.iter().map(move |&d| (engine, d)))
+        {
+            // One request after the other takes long.
+            let only = (depth == 1).then_some(mib * MIB / 8);
+            let fio = Fio { engine, depth, direct: true, random: true, block: record, only };
+            if fio.works(path) {
+                let (bucket, records) = (&bucket, &records);
+                subjects.push(Subject::new(fio.name(), move |_| {
+                    bucket.wait()?;
+                    data::make_cold(records)?;
+                    Ok(figures(fio.run(path)?))
+                }));
+            }
+        }
+        measure::run(&mut table, &subjects, effort.part(3), || Ok(Duration::ZERO))?;
+        table.reference = (ours..table.rows.len()).collect();
+        for (i, (name, mode)) in MODES.into_iter().enumerate() {
+            let wanted = if mode == ReadMode::Direct { WANTED_DIRECT } else { WANTED };
+            if let Some([low, ratio, high]) = table.ratio(&table.rows[i], 0) {
+                let what = format!("{}: {name} against the best of fio", table.title);
+                let found = format!("{ratio:.3} [{low:.3}, {high:.3}]");
+                report.goal(what, format!(">= {wanted}"), found, ratio >= wanted);
+            }
+        }
+        println!("paused {} times for the disk's budget", bucket.pauses.get());
+        report.tables.push(table);
+    }
+    Ok(())
+}
+
+/// The default, which is [`ReadMode::Pread`] for files that are small beside the memory, and past the page cache.
+const MODES: [(&str, ReadMode); 2] = [("loader", ReadMode::Auto), ("loader, Direct", ReadMode::Direct)];
+
+/// The disk's burst budget: the host of a virtual machine lets so many bytes and requests pass, then fewer a second
+/// until its bucket is full again. Noticed by small reads that are slower than at the beginning.
+struct Bucket<'a> {
+    path: &'a Path,
+    /// The fastest that was found.
+    fastest: Cell<f64>,
+    pauses: Cell<u32>,
+}
+
+impl<'a> Bucket<'a> {
+    /// What a read takes while there is a budget, at most, of the fastest.
+    const SLOW: f64 = 2.5;
+    const PAUSE: Duration = Duration::from_millis(500);
+    /// Whoever finds it slow after so many pauses goes on: then it is the disk that is slow now.
+    const MOST: u32 = 10;
+
+    fn new(path: &'a Path) -> Self {
+        Self { path, fastest: f64::INFINITY.into(), pauses: 0.into() }
+    }
+
+    /// Waits until the disk is as fast as it was.
+    fn wait(&self) -> Result<(), BoxError> {
+        for _ in 0..Self::MOST {
+            let found = self.probe()?;
+            self.fastest.set(self.fastest.get().min(found));
+            if found <= Self::SLOW * self.fastest.get() {
+                break;
+            }
+            self.pauses.set(self.pauses.get() + 1);
+            std::thread::sleep(Self::PAUSE);
+        }
+        Ok(())
+    }
+
+    /// The median seconds of 32 reads of 256 KiB, one after the other, past the page cache.
+    fn probe(&self) -> Result<f64, BoxError> {
+        const READ: u64 = 256 << 10;
+        let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(self.path)?;
+        let mut room = MmapMut::map_anon(usize::try_from(READ)?)?;
+        let places = file.metadata()?.len() / READ;
+        let mut took = Vec::new();
+        for _ in 0..32 {
+            let begun = Instant::now();
+            file.read_exact_at(&mut room, fastrand::u64(0..places) * READ)?;
+            took.push(begun.elapsed().as_secs_f64());
+        }
+        Ok(median(took))
+    }
+}

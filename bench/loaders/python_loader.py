@@ -1,0 +1,315 @@
+"""Loaders for Python over a numpy mapping, as subjects of this benchmark (see src/work.rs for what that is).
+
+    python_loader.py torch|spdl|grain|dataloader_rs WORKERS
+
+Runs whenever a line of JSON comes, such as {"kind": "images", "data": FILE, "order": null, "batch": 32, "epochs": 1,
+"compute_us": 0, "train_us": 0, "decode_us": 0, "verify": false, "fail": null}.
+
+How they are set up:
+
+- A whole batch is one item, its index an array of the numbers of its records. So there is one call a batch, and no
+  collation of items.
+- torch: `batch_size=None` and a sampler of index arrays ("Disable automatic batching" in the documentation of
+  torch.utils.data). A worker copies from the mapping into the shared memory in which the batch is handed over, as torch's
+  `default_collate` does in a worker. `persistent_workers=True`, so that processes are started once and not once an
+  epoch; `prefetch_factor=2`, the default.
+- spdl: one stage with `concurrency=WORKERS` in a thread pool of as many and `output_order="input"`: what its
+  documentation advises for functions that release the GIL, as the copy does. The sink is the default, 3 batches.
+- grain: `ReadOptions(num_threads=WORKERS)`; 16 threads are its default. A buffer of one batch more than threads: the
+  default of 500 is for records of some KiB.
+- dataloader_rs: `num_workers` threads and `prefetch_depth=2`, the default.
+- Token ids become 32 bits wide, as an embedding takes them.
+
+`batch_sampler` with `__getitems__`, and the sharing strategy `file_system`, were tried for torch on shuffled images and
+could not be told apart from this, on a busy machine.
+"""
+
+import gc
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+import zlib
+
+import numpy as np
+
+# Tokens of a window, of which the first of the next window is the last.
+WINDOW = 1024 + 1
+
+# kind: number of the file, bytes before the first record, shape of a record, numbers from one record to the next,
+# number of the batch.
+KINDS = {
+    "tokens": ("<u2", 1024, (WINDOW,), WINDOW - 1, np.int32),
+    "images": ("u1", 0, (224, 224, 3), 224 * 224 * 3, np.uint8),
+}
+
+
+class Records:
+    """The records of the file; an item is a batch."""
+
+    def __init__(self, work, in_worker=lambda: False):
+        number, header, shape, step, self.dtype = KINDS[work["kind"]]
+        # As a plain array: each slice of a `memmap` is made by slow code of its own.
+        numbers = np.asarray(np.memmap(work["data"], dtype=number, mode="r", offset=header))
+        count = (len(numbers) - int(np.prod(shape))) // step + 1
+        strides = (step * numbers.itemsize, *np.empty(shape, number).strides)
+        self.records = np.lib.stride_tricks.as_strided(numbers, (count, *shape), strides, writeable=False)
+        # Whether this runs in a process of its own.
+        self.in_worker = in_worker
+        # The first record of the batch that fails, and how.
+        self.fails_at, self.fault = None, None
+        # CPU time a record, and what takes it without the GIL.
+        self.decode_s, self.ballast = work["decode_us"] / 1e6, bytes(1 << 15)
+
+    def read(self, indices, out=None):
+        """The batch of these records: in `out`, or in an array of its own."""
+        if self.fails_at == indices[0]:
+            self.fail()
+        end = time.thread_time() + self.decode_s * len(indices)
+        while self.decode_s and time.thread_time() < end:
+            zlib.crc32(self.ballast)
+        if out is None:
+            out = np.empty((len(indices), *self.records.shape[1:]), self.dtype)
+        if out.dtype == np.int32:
+            # Not `take`, which would copy the whole map, as its windows overlap.
+            out[...] = self.records[indices]
+        else:
+            # With mode "raise" it would take a copy more; the indices are right.
+            self.records.take(indices, axis=0, out=out, mode="clip")
+        return out
+
+    def fail(self):
+        if self.fault == "panic":
+            raise RuntimeError("a fault that was asked for")
+        if not self.in_worker():
+            raise SystemExit("kill: there is no worker that could be killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Trainer:
+    """A training step that takes CPU time: many small products, each of which gives the GIL away and takes it back."""
+
+    def __init__(self, step_s):
+        self.numbers = np.linspace(0, 1, 48 * 48, dtype=np.float32).reshape(48, 48)
+        self.out = np.empty_like(self.numbers)
+        self.products = 100
+        # The fastest of some: a step that is disturbed here would make all of them short.
+        product = min(self.step() for _ in range(10)) / self.products
+        self.products = max(1, round(step_s / product))
+        begun, steps = time.monotonic(), []
+        while len(steps) < 10 or time.monotonic() < begun + 0.05:
+            steps.append(self.step())
+        self.alone_s = sorted(steps)[len(steps) // 2]
+
+    def step(self):
+        begun = time.monotonic()
+        for _ in range(self.products):
+            np.matmul(self.numbers, self.numbers, out=self.out)
+        return time.monotonic() - begun
+
+
+class Meter:
+    """Times what the loader does, and computes on its batches."""
+
+    def __init__(self, work):
+        self.work = work
+        # For all that was asked for, and for the batches received.
+        self.waited_s, self.wait_s = 0.0, 0.0
+        self.started, self.first_s, self.last = 0.0, 0.0, 0.0
+        self.cpu_before_s, self.cpu_last_s = 0.0, 0.0
+        self.trainer, self.steps_s = None, 0.0
+        self.batches, self.digest, self.sum = 0, 0, 0
+
+    def ready(self):
+        """Everything is open: waits for the go."""
+        if self.work["train_us"]:
+            self.trainer = Trainer(self.work["train_us"] / 1e6)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        self.started, self.cpu_before_s = time.monotonic(), self.cpu()
+
+    def wait(self, call, *args):
+        """What `call` returns; the time that it takes is the caller's wait."""
+        asked = time.monotonic()
+        try:
+            return call(*args)
+        finally:
+            self.waited_s += time.monotonic() - asked
+
+    def take(self, batch):
+        """Uses a batch: reads one number of every record, then sleeps or trains."""
+        got = time.monotonic()
+        if self.batches == 0:
+            self.first_s = got - self.started
+        self.wait_s = self.waited_s
+        if len(batch) != self.work["batch"]:
+            raise ValueError(f"a batch: wanted {self.work['batch']} records, found {len(batch)}")
+        records = np.asarray(batch).reshape(len(batch), -1)
+        records[:, records.shape[1] // 2].sum()
+        if self.work["verify"]:
+            self.verify(records)
+        if self.work["fail"] == ["truncate", self.batches]:
+            os.truncate(self.work["data"], os.path.getsize(self.work["data"]) // 2)
+        if self.work["compute_us"]:
+            rest = got + self.work["compute_us"] / 1e6 - time.monotonic()
+            if rest > 0:
+                time.sleep(rest)
+        if self.trainer:
+            self.steps_s += self.trainer.step()
+        self.last = time.monotonic()
+        self.batches += 1
+
+    def cpu(self):
+        """CPU time so far, that of the workers included."""
+        # The clock of another process, as clock_getcpuclockid(3) makes it.
+        clocks = [~worker.pid << 3 | 2 for worker in multiprocessing.active_children()]
+        return time.process_time() + sum(map(time.clock_gettime, clocks))
+
+    def end(self):
+        """After the last batch, while there are workers."""
+        self.cpu_last_s = self.cpu()
+
+    def verify(self, records):
+        if self.work["kind"] == "tokens":
+            numbers = np.ascontiguousarray(records[:, :4].astype("<u2")).view("<u8")
+        else:
+            numbers = np.ascontiguousarray(records[:, :8]).view("<u8")
+        for number in numbers.ravel().tolist():
+            self.digest = (self.digest * 6364136223846793005 + number + 1) % 2**64
+        self.sum = (self.sum + int(records.sum(dtype=np.uint64))) % 2**64
+
+    def outcome(self, error):
+        verify = self.work["verify"]
+        return {
+            "batches": self.batches,
+            "first_s": self.first_s,
+            "wall_s": self.last - self.started if self.batches else 0.0,
+            "wait_s": self.wait_s,
+            "cpu_s": self.cpu_last_s - self.cpu_before_s,
+            "step_alone_s": self.trainer.alone_s if self.trainer else 0.0,
+            "step_s": self.steps_s / max(1, self.batches),
+            "digest": f"{self.digest:016x}" if verify else None,
+            "sum": self.sum if verify else None,
+            "error": error,
+        }
+
+
+def batches_of(work, count):
+    """The numbers of the records of each batch; those that fill no whole batch are left out."""
+    order = np.fromfile(work["order"], "<u8").astype(np.int64) if work["order"] else np.arange(count)
+    if len(order) != count:
+        raise ValueError(f"the order: wanted {count} records, found {len(order)}")
+    return order[: count // work["batch"] * work["batch"]].reshape(-1, work["batch"])
+
+
+def use_torch(work, workers):
+    import torch
+    from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+    records = Records(work, lambda: get_worker_info() is not None)
+
+    class Items(Dataset):
+        def __len__(self):
+            return len(records.records)
+
+        def __getitem__(self, indices):
+            shape = (len(indices), *records.records.shape[1:])
+            dtype = torch.int32 if records.dtype is np.int32 else torch.uint8
+            if get_worker_info() is None:
+                batch = torch.empty(shape, dtype=dtype)
+            else:
+                empty = torch.empty(0, dtype=dtype)
+                batch = empty.new(empty._typed_storage()._new_shared(int(np.prod(shape)))).resize_(*shape)
+            records.read(indices, batch.numpy())
+            return batch
+
+    options = {"persistent_workers": True, "prefetch_factor": 2} if workers else {}
+    batches = batches_of(work, len(records.records))
+    loader = DataLoader(Items(), batch_size=None, sampler=batches, num_workers=workers, **options)
+    return records, batches, lambda: (batch for _ in range(work["epochs"]) for batch in loader)
+
+
+def use_spdl(work, workers):
+    from spdl.pipeline import PipelineBuilder
+
+    records = Records(work)
+    batches = batches_of(work, len(records.records))
+
+    def stream():
+        # One pipeline for all epochs, as `repeat_source` makes one: its start and end take tens of milliseconds.
+        builder = PipelineBuilder().add_source([batch for _ in range(work["epochs"]) for batch in batches])
+        builder = builder.pipe(records.read, concurrency=workers, output_order="input").add_sink()
+        pipeline = builder.build(num_threads=workers)
+        with pipeline.auto_stop():
+            yield from pipeline
+
+    return records, batches, stream
+
+
+def use_grain(work, workers):
+    import grain
+
+    records = Records(work)
+    batches = batches_of(work, len(records.records))
+    options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=workers + 1)
+    dataset = grain.MapDataset.source(list(batches)).repeat(work["epochs"]).map(records.read)
+    return records, batches, lambda: dataset.to_iter_dataset(options)
+
+
+def use_dataloader_rs(work, workers):
+    from dataloader_rs import PyDataloader, PyDataset
+
+    records = Records(work)
+    batches = batches_of(work, len(records.records))
+
+    class Items(PyDataset):
+        def __len__(self):
+            return len(batches)
+
+        def __getitem__(self, index):
+            return records.read(batches[index])
+
+    loader = PyDataloader(Items(), num_workers=workers, prefetch_depth=2, collate_fn=lambda items: items[0])
+    return records, batches, lambda: (batch for _ in range(work["epochs"]) for batch in loader)
+
+
+USES = {"torch": use_torch, "spdl": use_spdl, "grain": use_grain, "dataloader_rs": use_dataloader_rs}
+
+
+def run(use, workers, work, meter):
+    records, batches, stream = use(work, workers)
+    if work["fail"] and work["fail"][0] != "truncate":
+        fault, step = work["fail"]
+        records.fault, records.fails_at = fault, batches[step][0]
+    meter.ready()
+    # All epochs.
+    stream = meter.wait(iter, stream())
+    while (batch := meter.wait(next, stream, None)) is not None:
+        meter.take(batch)
+    meter.end()
+    # The loader goes here, and with it its workers.
+
+
+def main():
+    library, workers = sys.argv[1], int(sys.argv[2])
+    __import__(library)
+    for line in sys.stdin:
+        work = json.loads(line)
+        meter, error = Meter(work), None
+        try:
+            run(USES[library], workers, work, meter)
+        except Exception as caught:
+            # Without the trace in between, and the same in each run.
+            first, *rest = str(caught).strip().splitlines() or [""]
+            words = " ... ".join([f"{type(caught).__name__}: {first}", *rest[-1:]])
+            error = re.sub(r"pid(\(s\))? [0-9, ]+", r"pid\1 ...", words)
+        # No page of the file may stay mapped.
+        gc.collect()
+        print(json.dumps(meter.outcome(error)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

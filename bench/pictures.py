@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Draws the pictures of bench/results from its CSV files.
+
+    python3 bench/pictures.py
+
+They are as wide as a README on GitHub and follow the reader's light or dark theme.
+"""
+
+from statistics import median
+
+from tables import RESULTS, Loaders, handoff_groups, library_of, number, quartiles, ratio, read, size, unique
+
+WIDTH = 830
+
+STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #24292f }
+.title { font-weight: bold; font-size: 13px } .name { text-anchor: end } .mid { text-anchor: middle }
+.small { font-size: 11px } .note { font-size: 11px; fill: #57606a } .bold { font-weight: bold }
+.ours { fill: #d55e00 } .peer { fill: #4a86c0 } .floor { fill: #8b949e } .pale { opacity: .4 }
+.spread { stroke: #24292f; stroke-width: 1.2; opacity: .65 } .frame { fill: none; stroke: #57606a }
+.cold { fill: #d1495b } .cool { fill: #4a86c0 }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 } .note { fill: #9198a1 } .peer { fill: #3f78b0 } .ours { fill: #e06c10 }
+.spread { stroke: #e6edf3 } .frame { stroke: #9198a1 }
+}
+"""
+
+
+class Picture:
+    def __init__(self, title, notes):
+        self.title, self.parts, self.y = title, [], 22
+        self.text(10, self.y, title, "title")
+        for note in notes:
+            for line in wrapped(note):
+                self.y += 16
+                self.text(10, self.y, line, "note")
+        self.y += 26
+
+    def text(self, x, y, text, style=""):
+        text = str(text).replace("&", "&amp;").replace("<", "&lt;")
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" class="{style}">{text}</text>')
+
+    def rect(self, x, y, width, height, style, more=""):
+        self.parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height}" class="{style}" {more}/>'
+        )
+
+    def bar(self, x, y, width, values, end, style, text):
+        """A bar to the median, a line from quartile to quartile, and the text behind both."""
+        low, middle, high = (width * min(value / end, 1.0) for value in values)
+        self.rect(x, y - 10, middle, 12, style)
+        if low < high:
+            self.parts.append(f'<path d="M{x + low:.1f} {y - 4}H{x + high:.1f}" class="spread"/>')
+        self.text(x + max(middle, high) + 5, y, text, "small")
+
+    def write(self, name, bottom):
+        path = RESULTS / name
+        path.write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom:.0f}" width="{WIDTH}" role="img">\n'
+            f"<title>{self.title}</title>\n<style>{STYLE}</style>\n" + "\n".join(self.parts) + "\n</svg>\n"
+        )
+        print(f"drawn: {path.relative_to(RESULTS.parent.parent)}")
+
+
+def wrapped(text, width=135):
+    """Lines of at most so many characters."""
+    lines = [""]
+    for word in text.split(" "):
+        if len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return lines
+
+
+def random_reads():
+    head, rows = read("disk-random.csv")
+    if not rows:
+        return
+    rows = [row for row in rows if row["column"] == "MiB/s"]
+    picture = Picture(
+        "Random reads of a cold file beside fio: MiB/s, median and quartiles",
+        [f"{head}.", "bench/run.sh disk. In brackets: what it is of the best of fio in the same round, with quartiles."],
+    )
+    for title in unique(row["table"] for row in rows):
+        of = [row for row in rows if row["table"] == title]
+        figures = {row["subject"]: [float(row[which]) for which in ("lower", "median", "upper")] for row in of}
+        end = max(high for _, _, high in figures.values())
+        picture.text(10, picture.y, f"{title}, {of[0]['rounds']} rounds", "bold")
+        for row in of:
+            picture.y += 18
+            subject = row["subject"]
+            ours = subject.startswith("loader")
+            label = subject.replace("loader, ", "twinbuf, ReadMode::").replace("loader", "twinbuf, default")
+            picture.text(190, picture.y, label, "name bold" if ours else "name")
+            low, middle, high = (float(row[f"ratio_{which}"]) for which in ("lower", "median", "upper"))
+            text = f"{number(figures[subject][1])}  ({middle:.2f}, {low:.2f}–{high:.2f})"
+            picture.bar(198, picture.y, 460, figures[subject], end, "ours" if ours else "peer", text)
+        picture.y += 32
+    picture.write("random.svg", picture.y - 14)
+
+
+def heat():
+    head, rows = read("scaling.csv")
+    if not rows:
+        return
+    picture = Picture(
+        "Wall time of an epoch / ideal, by bytes of a batch (down) and compute / load (across); medians",
+        [f"{head}.", "bench/run.sh grid. Framed: load and compute take 1 ms or more a batch. Red from 1 on, full at 1.5; blue below 1."],
+    )
+    depths, ratios = unique(row["depth"] for row in rows), unique(row["ratio"] for row in rows)
+    batches = sorted({int(row["batch_bytes"]) for row in rows})
+    left, cell, height = 66, 36, 21
+    for cache in unique(row["cache"] for row in rows):
+        top = picture.y + 22
+        for d, depth in enumerate(depths):
+            x0 = left + d * (len(ratios) * cell + 11)
+            picture.text(x0, picture.y, f"{cache}, depth {depth}", "bold")
+            for r, at in enumerate(ratios):
+                picture.text(x0 + (r + 0.5) * cell, top - 5, at, "small mid")
+            for b, batch in enumerate(batches):
+                y = top + b * height
+                if d == 0:
+                    picture.text(left - 6, y + 14, size(batch), "small name")
+                for r, at in enumerate(ratios):
+                    key = (cache, depth, str(batch), at)
+                    row = next((row for row in rows if (row["cache"], row["depth"], row["batch_bytes"], row["ratio"]) == key), None)
+                    if row is None:
+                        continue
+                    over, counts = float(row["over_ideal"]), row["counts"] == "true"
+                    share = min((over - 1) / 0.5, 1) if over >= 1 else min((1 - over) / 0.5, 1)
+                    fade = (0.85 if counts else 0.4) * share
+                    x = x0 + r * cell
+                    picture.rect(x, y, cell - 2, height - 2, "cold" if over >= 1 else "cool", f'fill-opacity="{fade:.2f}"')
+                    if counts:
+                        picture.rect(x, y, cell - 2, height - 2, "frame")
+                    shown = f"{over:.2f}" if over < 10 else f"{over:.0f}"
+                    picture.text(x + cell / 2 - 1, y + 14, shown, "small mid")
+        picture.y = top + len(batches) * height + 26
+    picture.write("scaling.svg", picture.y - 18)
+
+
+def loaders():
+    found = Loaders()
+    if not found.rows:
+        return
+    picture = Picture(
+        "Loaders on the same shuffled records: samples a second and CPU time a sample, median and quartiles",
+        [
+            f"{found.head}; {found.rounds()} rounds.",
+            "bench/run.sh loaders. Each library at the number of workers with the most samples a second. "
+            "* does not keep the order.",
+        ],
+    )
+    half, line = WIDTH / 2, 18
+    libraries = unique(map(library_of, found.subjects))
+    for cache in ("cold", "warm"):
+        top = picture.y
+        for column, kind in enumerate(("tokens", "images")):
+            x = 8 + column * half
+            chosen = [subject for subject in (found.best(library, kind, cache) for library in libraries) if subject]
+            places = {subject: (subject, kind, "shuffled", cache, False) for subject in chosen}
+            speeds = {subject: quartiles(found.values("samples_per_s", *place)) for subject, place in places.items()}
+            costs = {subject: quartiles(found.values("cpu_us_per_sample", *place)) for subject, place in places.items()}
+            chosen.sort(key=lambda subject: -speeds[subject][1])
+            picture.text(x, top, f"{kind}, {cache}", "bold")
+            picture.text(x + 118, top, "samples/s", "note")
+            picture.text(x + 272, top, "CPU us a sample", "note")
+            for i, subject in enumerate(chosen):
+                y = top + (i + 1) * line
+                ours = subject.startswith("twinbuf")
+                label = subject + ("" if subject in found.ordered else " *")
+                picture.text(x + 112, y, label, "name bold small" if ours else "name small")
+                style = "ours" if ours else "peer"
+                end = max(high for _, _, high in speeds.values())
+                picture.bar(x + 118, y, 90, speeds[subject], end, style, number(speeds[subject][1]))
+                end = max(high for _, _, high in costs.values())
+                picture.bar(x + 272, y, 85, costs[subject], end, style, number(costs[subject][1]))
+        picture.y = top + (len(libraries) + 1) * line + 24
+    picture.write("loaders.svg", picture.y - 26)
+
+
+def handoff():
+    head, groups = handoff_groups()
+    if not groups:
+        return
+    picture = Picture(
+        "Hand-offs at depth two: median over the rounds of the ratio to the floor, with quartiles; shorter is better",
+        [f"{head}.", "bench/run.sh handoff. The best way of each library; bars end at 8 x the floor."],
+    )
+    half, line, end = WIDTH / 2, 16, 8.0
+    groups = [group for group in groups if group[2][0]["median_ratio_to_floor"] and group[2][0]["role"] == "floor"]
+    for measure in unique(measure for measure, _, _ in groups):
+        panels = [group for group in groups if group[0] == measure]
+        for first in range(0, len(panels), 2):
+            top, most = picture.y, 0
+            for column, (_, wait, rows) in enumerate(panels[first : first + 2]):
+                x = 8 + column * half
+                floor = number(float(rows[0]["median"]))
+                picture.text(x, top, f"{measure}, {wait}; floor: {floor} {rows[0]['unit']}", "bold")
+                ranked = sorted(rows[1:], key=lambda row: float(row["median_ratio_to_floor"]))
+                names = [row["subject"] for row in ranked]
+                for i, row in enumerate(ranked):
+                    y = top + (i + 1) * line + 2
+                    ours = row["role"] == "ours"
+                    # A library may be there twice: in place and by value.
+                    twice = names.count(row["subject"]) > 1 and row["way"].startswith("in place")
+                    label = row["subject"] + (" in place" if twice else "")
+                    picture.text(x + 134, y, label, "name bold small" if ours else "name small")
+                    columns = ("ratio_lower_quartile", "median_ratio_to_floor", "ratio_upper_quartile")
+                    values = [float(row[column]) for column in columns]
+                    style = "ours" if ours else "floor" if row["role"] == "reference" else "peer"
+                    picture.bar(x + 140, y, 210, values, end, style, ratio(values[1]))
+                most = max(most, len(ranked))
+            picture.y = top + (most + 1) * line + 22
+    picture.write("handoff.svg", picture.y - 20)
+
+
+def main():
+    random_reads()
+    heat()
+    loaders()
+    handoff()
+
+
+if __name__ == "__main__":
+    main()
