@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use twinbuf::mmap::{Cut, DType};
+use twinbuf::mmap::{Cut, DType, Error};
 use twinbuf::{BoxError, Records};
 
 use crate::text::quoted;
@@ -15,6 +15,8 @@ use crate::text::quoted;
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Format {
     Npy,
+    /// A zip archive: of `.npy` files, as far as its beginning tells.
+    Npz,
     Safetensors,
     /// Tokens after llm.c's header.
     LlmC,
@@ -42,6 +44,9 @@ impl Format {
         if start.starts_with(b"\x93NUMPY") {
             return Self::Npy;
         }
+        if start.starts_with(b"PK\x03\x04") {
+            return Self::Npz;
+        }
         if let Some((magic, _)) = start.split_first_chunk() {
             if LLM_C.contains(&i32::from_le_bytes(*magic)) {
                 return Self::LlmC;
@@ -54,9 +59,19 @@ impl Format {
         }
     }
 
+    /// What its parts are called, if it has parts with names.
+    pub(crate) fn parts(self) -> Option<&'static str> {
+        match self {
+            Self::Npz => Some("array"),
+            Self::Safetensors => Some("tensor"),
+            Self::Npy | Self::LlmC | Self::Raw => None,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Npy => "npy (an array by numpy)",
+            Self::Npz => "npz (a zip archive of arrays by numpy)",
             Self::Safetensors => "safetensors",
             Self::LlmC => "tokens with llm.c's header",
             Self::Raw => "raw",
@@ -97,6 +112,7 @@ impl Shape {
         match (format, self.dtype) {
             (Format::Npy, _) => format!("Records::open_npy({paths}, {cut})?"),
             (Format::LlmC, _) => format!("Records::open_llm_c({paths}, {cut})?"),
+            (Format::Npz, _) => format!("Records::open_npz({paths}, {tensor:?}, {cut})?"),
             (Format::Safetensors, _) => format!("Records::open_safetensors({paths}, {tensor:?}, {cut})?"),
             (Format::Raw, Some(dtype)) => {
                 format!("Records::open_headerless({paths}, DType::{dtype:?}, {cut})?")
@@ -113,12 +129,13 @@ impl Shape {
         if self.record_bytes.is_some() || self.dtype.is_some() { Ok(Format::Raw) } else { Format::of(path) }
     }
 
-    /// Opens files of one format; of `safetensors` the tensor by that name.
+    /// Opens files of one format; of those with parts the one by that name.
     pub(crate) fn open(&self, paths: &[PathBuf], format: Format, tensor: &str) -> Result<Records, BoxError> {
         let cut = self.cut()?;
         Ok(match (format, self.record_bytes, self.dtype) {
             (Format::Npy, ..) => Records::open_npy(paths, cut)?,
             (Format::LlmC, ..) => Records::open_llm_c(paths, cut)?,
+            (Format::Npz, ..) => Records::open_npz(paths, tensor, cut)?,
             (Format::Safetensors, ..) => Records::open_safetensors(paths, tensor, cut)?,
             (Format::Raw, _, Some(dtype)) => Records::open_headerless(paths, dtype, cut)?,
             (Format::Raw, bytes, None) => {
@@ -131,9 +148,17 @@ impl Shape {
     }
 }
 
-/// The names of a file's tensors, sorted. The file's header is checked on the way.
-pub(crate) fn tensors(path: &Path) -> Result<Vec<String>, BoxError> {
-    Ok(Records::open_safetensors_each(path, Cut::Rows)?.map(|(name, _)| name).collect())
+/// A named part of a file, and its records or why there are none.
+pub(crate) type Part = (String, Result<Records, Error>);
+
+/// The arrays or tensors of a file, by name, sorted, each opened when the iterator reaches it. The file's header is
+/// checked first.
+pub(crate) fn parts(path: &Path, format: Format) -> Result<Box<dyn Iterator<Item = Part> + '_>, BoxError> {
+    Ok(match format {
+        Format::Npz => Box::new(Records::open_npz_each(path, Cut::Rows)?),
+        Format::Safetensors => Box::new(Records::open_safetensors_each(path, Cut::Rows)?),
+        Format::Npy | Format::LlmC | Format::Raw => Box::new(std::iter::empty()),
+    })
 }
 
 /// Whether the kernel tells this process what is cached of a file (`can_do_mincore` in its `mm/mincore.c`): to
@@ -172,6 +197,8 @@ mod tests {
         for (start, expected) in [
             (b"\x93NUMPY\x01\x00\x76".to_vec(), Format::Npy),
             (b"\x93NUMP".to_vec(), Format::Raw),
+            (b"PK\x03\x04\x2d\0\0\0\0".to_vec(), Format::Npz),
+            (b"PK\x03".to_vec(), Format::Raw),
             (20_240_520_i32.to_le_bytes().to_vec(), Format::LlmC),
             ([&20_240_801_i32.to_le_bytes()[..], &[7, 0, 0, 0, 1]].concat(), Format::LlmC),
             // llm.c's evaluation files have records of many lengths.

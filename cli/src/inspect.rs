@@ -5,11 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use twinbuf::mmap::Cut;
 use twinbuf::mmap::{HINT_CHUNK, Residency};
 use twinbuf::{BoxError, Records};
 
-use crate::data::{Format, Shape, tells};
+use crate::data::{Format, Shape, parts, tells};
 use crate::text;
 
 /// Shows what files hold: format, records, and how much of them is in the page cache
@@ -36,7 +35,7 @@ struct Found {
     device: Option<Device>,
 }
 
-/// Records of a file: all of it, or one of its tensors.
+/// Records of a file: all of it, or one of its arrays or tensors.
 #[derive(Serialize)]
 struct Array {
     tensor: Option<String>,
@@ -106,8 +105,8 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
 fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
     let file_bytes = Records::open([path], 1)?.bytes();
     let format = shape.format(path)?;
-    let arrays = if format == Format::Safetensors {
-        Records::open_safetensors_each(path, Cut::Rows)?
+    let arrays = if format.parts().is_some() {
+        parts(path, format)?
             .map(|(name, records)| Array {
                 // One tensor that is a single number does not spoil the others.
                 content: match records {
@@ -171,13 +170,13 @@ impl Found {
                 Content::Records(layout) => layout.print(),
                 Content::None { error } => format!("no records: {}", text::printable(error)),
             };
-            match tensor {
-                Some(name) => writeln!(out, "  tensor      {}: {line}", text::printable(name))?,
-                None => writeln!(out, "  records     {line}")?,
+            match (tensor, self.format.parts()) {
+                (Some(name), Some(part)) => writeln!(out, "  {part:<11} {}: {line}", text::printable(name))?,
+                _ => writeln!(out, "  records     {line}")?,
             }
         }
-        if self.arrays.is_empty() {
-            writeln!(out, "  tensor      none")?;
+        if let (true, Some(part)) = (self.arrays.is_empty(), self.format.parts()) {
+            writeln!(out, "  {part:<11} none")?;
         }
         match &self.page_cache {
             Cache::Counted { pages, resident } => {

@@ -11,7 +11,7 @@ use twinbuf::mmap::ReadMode;
 use twinbuf::observe::Verdict;
 use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle};
 
-use crate::data::{Format, Shape, tells, tensors};
+use crate::data::{Format, Shape, parts, tells};
 use crate::search::{Found, Modes, Setting};
 use crate::text;
 
@@ -32,7 +32,7 @@ pub(crate) struct Options {
     compute_ms: Duration,
     #[command(flatten)]
     shape: Shape,
-    /// Which tensor of safetensors files
+    /// Which tensor of safetensors files, or which array of .npz
     #[arg(long, value_name = "NAME")]
     tensor: Option<String>,
     /// In which order the records come: sequential, chunks:N (runs of N records, shuffled) or records (shuffled
@@ -183,19 +183,25 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
     let Options { files, shape, .. } = options;
     let format = shape.format(&files[0])?;
     let tensor = match (format, &options.tensor) {
-        (Format::Safetensors, Some(name)) => name.clone(),
+        (Format::Npz | Format::Safetensors, Some(name)) => name.clone(),
         (_, Some(_)) => {
             let (path, format) = (files[0].display(), format.name());
-            return Err(format!("{path}: --tensor: wanted safetensors: {format} has no tensors").into());
+            return Err(
+                format!("{path}: --tensor: wanted safetensors or .npz: {format} has no tensors").into()
+            );
         }
-        (Format::Safetensors, None) => match &tensors(&files[0])?[..] {
-            [only] => only.clone(),
-            [] => return Err(format!("{}: no tensors: wanted at least one", files[0].display()).into()),
-            names => {
-                let (path, names) = (files[0].display(), names.join(", "));
-                return Err(format!("{path}: --tensor: wanted one of its tensors: {names}").into());
+        (Format::Npz | Format::Safetensors, None) => {
+            let (path, part) = (files[0].display(), format.parts().unwrap_or_default());
+            let names: Vec<String> = parts(&files[0], format)?.map(|(name, _)| name).collect();
+            match &names[..] {
+                [only] => only.clone(),
+                [] => return Err(format!("{path}: no {part}s: wanted at least one").into()),
+                names => {
+                    let names = names.join(", ");
+                    return Err(format!("{path}: --tensor: wanted one of its {part}s: {names}").into());
+                }
             }
-        },
+        }
         (Format::LlmC, None) if shape.sequence.is_none() => {
             let path = files[0].display();
             return Err(format!(
@@ -212,7 +218,9 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
         }
         (Format::Raw, None) if shape.record_bytes.is_some() => {
             // Its header is no record.
-            if let found @ (Format::Npy | Format::Safetensors | Format::LlmC) = Format::of(&files[0])? {
+            if let found @ (Format::Npy | Format::Npz | Format::Safetensors | Format::LlmC) =
+                Format::of(&files[0])?
+            {
                 let (path, found) = (files[0].display(), found.name());
                 return Err(format!(
                     "{path}: --record-bytes: wanted a file of records alone, found {found}: leave it out"

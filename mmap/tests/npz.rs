@@ -93,6 +93,15 @@ fn what_cannot_be_read_in_place_is_refused_by_name() {
     assert!(message.contains("numpy.savez(") && !message.contains('\n'), "{message}");
     assert!(Records::open_npz([&path], "y", Cut::Rows).is_ok());
 
+    let each: Vec<_> = Records::open_npz_each(&path, Cut::Rows).unwrap().collect();
+    let [(first, refused), (second, opened)] = &each[..] else { panic!("{each:?}") };
+    assert_eq!((first.as_str(), second.as_str()), ("x", "y"));
+    assert!(
+        matches!(refused, Err(Error::Format(FormatError::Compressed { name, .. })) if name == "x"),
+        "{refused:?}"
+    );
+    assert_eq!(opened.as_ref().unwrap().len(), 3);
+
     let error = Records::open_npz([&path], "z", Cut::Rows).unwrap_err();
     let Error::Format(FormatError::NoTensor { wanted, found, .. }) = &error else { panic!("{error:?}") };
     assert_eq!((wanted.as_str(), &found[..]), ("z", &["x".to_owned(), "y".to_owned()][..]));
@@ -117,6 +126,22 @@ fn an_array_ends_with_its_member() {
     let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
     assert!(
         matches!(&error, Error::Format(FormatError::HeaderCutOff { wanted: 163, found: 135, .. })),
+        "{error:?}"
+    );
+}
+
+/// Between the look at the directory and that at an array the file becomes shorter.
+#[test]
+fn an_archive_that_is_cut_off_after_its_directory_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &zip(&[member("x.npy", &npy(3)), member("y.npy", &npy(5))]));
+    let mut each = Records::open_npz_each(&path, Cut::Rows).unwrap();
+    assert_eq!(each.next().unwrap().1.unwrap().len(), 3);
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(200).unwrap();
+    let (name, records) = each.next().unwrap();
+    let error = records.unwrap_err();
+    assert!(
+        matches!(&error, Error::Format(FormatError::HeaderCutOff { found: 200, .. })) && name == "y",
         "{error:?}"
     );
 }

@@ -1,10 +1,11 @@
 //! Arrays of numpy's `.npz`: a zip archive of `.npy` files. The crate `rawzip` finds them, and no more is read.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use rawzip::{CompressionMethod, ReaderAt, ZipLocator};
+use rawzip::{CompressionMethod, ReaderAt, ZipArchiveEntryWayfinder, ZipLocator};
 
 use super::{Array, excerpt, npy, open};
 use crate::file::{DataFile, Opened, read_at};
@@ -40,6 +41,43 @@ impl Records {
     ) -> Result<Self, Error> {
         Self::options().open_npz(paths, name, cut)
     }
+
+    /// Opens every array of one file, in the order of their names, each when the iterator reaches it. The archive's
+    /// directory is read once.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open_npz`](Self::open_npz): of the archive at once, of an array in its place.
+    ///
+    /// ```no_run
+    /// use twinbuf_mmap::{Cut, Records};
+    ///
+    /// // numpy.savez("train.npz", x=images, y=labels)
+    /// for (name, records) in Records::open_npz_each("train.npz", Cut::Rows)? {
+    ///     println!("{name}: {} records", records?.len());
+    /// }
+    /// # Ok::<(), twinbuf_mmap::Error>(())
+    /// ```
+    pub fn open_npz_each<P: AsRef<Path>>(
+        path: P,
+        cut: Cut,
+    ) -> Result<impl Iterator<Item = (String, Result<Self, Error>)>, Error> {
+        let file = DataFile::open(path.as_ref())?;
+        let found: Vec<_> = {
+            let opened = file.file()?;
+            let archive = Archive::read(&file, &opened)?;
+            let arrays = archive.arrays.iter();
+            arrays.map(|(name, member)| (name.clone(), archive.bytes(name, member))).collect()
+        };
+        Ok(found.into_iter().map(move |(name, bytes)| {
+            let records = bytes.and_then(|bytes| {
+                // The file may have become shorter.
+                let array = |file: &DataFile| npy::parse(file, &within(file, bytes.clone())?);
+                open(Self::options(), [&file.path], cut, array)
+            });
+            (name, records)
+        }))
+    }
 }
 
 impl Options {
@@ -59,49 +97,75 @@ impl Options {
 }
 
 fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
-    npy::parse(file, &member(file, name)?)
+    let opened = file.file()?;
+    let archive = Archive::read(file, &opened)?;
+    let Some(member) = archive.arrays.get(name) else {
+        let (path, wanted, found) =
+            (file.path.clone(), name.to_owned(), archive.arrays.into_keys().collect());
+        return Err(FormatError::NoTensor { path, wanted, found }.into());
+    };
+    npy::parse(file, &archive.bytes(name, member)?)
 }
 
-/// Where the bytes of an array lie in the file.
-fn member(file: &DataFile, name: &str) -> Result<Range<u64>, Error> {
-    /// What `numpy.savez` appends to names.
-    const END: &str = ".npy";
-    let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
-    let opened = file.file()?;
-    let archive = ZipLocator::new()
-        .locate_in_reader(Source(&opened), &mut buffer, file.len)
-        .map_err(|(_, error)| broken(file, &error))?;
-    let (mut found, mut names) = (None, Vec::new());
-    let mut entries = archive.entries(&mut buffer);
-    while let Some(entry) = entries.next_entry().map_err(|error| broken(file, &error))? {
-        let path = entry.file_path();
-        let bytes: &[u8] = path.as_ref();
-        let member = String::from_utf8_lossy(bytes);
-        let Some(array) = member.strip_suffix(END) else { continue };
-        if array == name {
-            // Of two with one name Python takes the later.
-            found = Some((entry.wayfinder(), entry.compression_method(), entry.flags().is_encrypted()));
+/// The directory of an archive, which was read as a whole.
+struct Archive<'a> {
+    file: &'a DataFile,
+    zip: rawzip::ZipArchive<Source<'a>>,
+    /// By name; of two with one name the later, as Python takes it.
+    arrays: BTreeMap<String, Member>,
+}
+
+/// Where an array begins, and how it was stored.
+struct Member {
+    place: ZipArchiveEntryWayfinder,
+    method: CompressionMethod,
+    encrypted: bool,
+}
+
+impl<'a> Archive<'a> {
+    fn read(file: &'a DataFile, opened: &'a Opened<'_>) -> Result<Self, Error> {
+        /// What `numpy.savez` appends to names.
+        const END: &str = ".npy";
+        let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
+        let zip = ZipLocator::new()
+            .locate_in_reader(Source(opened), &mut buffer, file.len)
+            .map_err(|(_, error)| broken(file, &error))?;
+        let mut arrays = BTreeMap::new();
+        let mut entries = zip.entries(&mut buffer);
+        while let Some(entry) = entries.next_entry().map_err(|error| broken(file, &error))? {
+            let path = entry.file_path();
+            let bytes: &[u8] = path.as_ref();
+            if let Some(name) = String::from_utf8_lossy(bytes).strip_suffix(END) {
+                let (method, encrypted) = (entry.compression_method(), entry.flags().is_encrypted());
+                arrays.insert(name.to_owned(), Member { place: entry.wayfinder(), method, encrypted });
+            }
         }
-        names.push(array.to_owned());
+        Ok(Self { file, zip, arrays })
     }
-    let Some((place, method, encrypted)) = found else {
-        names.sort_unstable();
-        let (path, wanted) = (file.path.clone(), name.to_owned());
-        return Err(FormatError::NoTensor { path, wanted, found: names }.into());
-    };
-    if method != CompressionMethod::STORE || encrypted {
-        let method = method.name().map_or_else(|| format!("method {}", method.as_u16()), str::to_owned);
-        let found = if encrypted { "encryption".to_owned() } else { method };
-        let path = file.path.clone();
-        return Err(FormatError::Compressed { path, name: name.to_owned(), found }.into());
+
+    /// Where the bytes of an array lie in the file.
+    fn bytes(&self, name: &str, member: &Member) -> Result<Range<u64>, Error> {
+        let Self { file, .. } = self;
+        let Member { place, method, encrypted } = *member;
+        if method != CompressionMethod::STORE || encrypted {
+            let method = method.name().map_or_else(|| format!("method {}", method.as_u16()), str::to_owned);
+            let found = if encrypted { "encryption".to_owned() } else { method };
+            let path = file.path.clone();
+            return Err(FormatError::Compressed { path, name: name.to_owned(), found }.into());
+        }
+        let entry = self.zip.get_entry(place).map_err(|error| broken(file, &error))?;
+        let (start, end) = entry.compressed_data_range();
+        within(file, start..end)
     }
-    let entry = archive.get_entry(place).map_err(|error| broken(file, &error))?;
-    let (start, end) = entry.compressed_data_range();
-    if start > end || end > file.len {
-        let (path, wanted, found) = (file.path.clone(), end, file.len);
+}
+
+/// The bytes, if the file has them.
+fn within(file: &DataFile, bytes: Range<u64>) -> Result<Range<u64>, Error> {
+    if bytes.start > bytes.end || bytes.end > file.len {
+        let (path, wanted, found) = (file.path.clone(), bytes.end, file.len);
         return Err(FormatError::HeaderCutOff { path, wanted, found }.into());
     }
-    Ok(start..end)
+    Ok(bytes)
 }
 
 /// The archive cannot be understood, or could not be read.

@@ -1,0 +1,237 @@
+//! The program as it is used: what it prints, and how it refuses.
+
+mod inspect;
+mod probe;
+mod trace;
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn twinbuf(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_twinbuf")).args(arguments).current_dir(folder).output().unwrap()
+}
+
+/// What it prints when all is well.
+fn text(folder: &Path, arguments: &[&str]) -> String {
+    let Output { status, stdout, stderr } = twinbuf(folder, arguments);
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert!(status.success() && stderr.is_empty(), "{arguments:?}: {status}, {stderr}");
+    String::from_utf8(stdout).unwrap()
+}
+
+fn json(folder: &Path, arguments: &[&str]) -> Value {
+    serde_json::from_str(&text(folder, arguments)).unwrap()
+}
+
+#[track_caller]
+fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` in:\n{text}");
+    }
+}
+
+/// A zip archive as `numpy.savez` writes it, of names, methods (0 is stored, 8 is Deflate) and bytes.
+fn zip(members: &[(&str, u16, &[u8])]) -> Vec<u8> {
+    let (mut file, mut directory) = (Vec::new(), Vec::new());
+    for (name, method, bytes) in members {
+        let number = |number: usize| u32::try_from(number).unwrap();
+        // Version, flags, method, time, date; then checksum, both lengths, those of the name and of the extra field.
+        let mut common = [20, 0, *method, 0, 33].map(u16::to_le_bytes).concat();
+        common.extend([0, number(bytes.len()), number(bytes.len())].map(u32::to_le_bytes).concat());
+        common.extend(number(name.len()).to_le_bytes());
+        // Comment, disk and attributes; then where the local header is.
+        let place = [&[0; 10][..], &number(file.len()).to_le_bytes()].concat();
+        directory.extend([b"PK\x01\x02\x14\x00", &common[..], &place, name.as_bytes()].concat());
+        file.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
+    }
+    let [start, len] = [file.len(), directory.len()].map(|at| u32::try_from(at).unwrap().to_le_bytes());
+    let count = u16::try_from(members.len()).unwrap().to_le_bytes();
+    [&file[..], &directory, b"PK\x05\x06\0\0\0\0", &count, &count, &len, &start, &[0; 2]].concat()
+}
+
+/// A file of each format.
+fn samples() -> TempDir {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let put = |name: &str, bytes: Vec<u8>| fs::write(folder.path().join(name), bytes).unwrap();
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (6, 3, 2), }";
+    let npy = [b"\x93NUMPY\x01\x00\x76\x00", format!("{header:117}\n").as_bytes(), &[1; 144]].concat();
+    put("images.npy", npy.clone());
+    put("cut.npy", npy[..200].to_vec());
+    let archive = zip(&[("y.npy", 0, &npy), ("note.txt", 0, b"hello"), ("x.npy", 8, &npy)]);
+    put("cut.npz", archive[..archive.len() - 1].to_vec());
+    put("two.npz", archive);
+    put("one.npz", zip(&[("x.npy", 0, &npy)]));
+    put("model.pt", zip(&[("model/data.pkl", 0, b"pickle")]));
+    let header = r#"{"x":{"dtype":"F32","shape":[5,3],"data_offsets":[0,60]},"s":{"dtype":"F64","shape":[],"data_offsets":[60,68]}}"#;
+    let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 68]].concat();
+    put("cut.safetensors", tensors[..100].to_vec());
+    put("two.safetensors", tensors);
+    put("none.safetensors", [&2_u64.to_le_bytes()[..], b"{}"].concat());
+    let mut header = [0_i32; 256];
+    header[..3].copy_from_slice(&[20_240_520, 1, 100]);
+    let header: Vec<u8> = header.into_iter().flat_map(i32::to_le_bytes).collect();
+    put("tokens.bin", [&header[..], &[0; 200]].concat());
+    put("short.bin", [&header[..], &[0; 199]].concat());
+    put("data.bin", (0..10_000_u32).map(|i| i.to_le_bytes()[0]).collect());
+    put("empty.bin", vec![]);
+    put(
+        "noise.json",
+        b"{\"a\": 1}\nno trace\n{\"name\":\"x\",\"ph\":\"X\",\"ts\":1e300,\"dur\":1}\n".to_vec(),
+    );
+    folder
+}
+
+#[test]
+fn bad_input_is_one_line_and_exit_code_2() {
+    let folder = samples();
+    let folder = folder.path();
+    let mkfifo = Command::new("mkfifo").arg(folder.join("fifo")).status();
+    assert!(mkfifo.unwrap().success());
+    let probe = ["--batch", "4", "--compute-ms", "0"];
+    for (arguments, expected) in [
+        (&[][..], "requires a subcommand"),
+        (&["frobnicate"], "frobnicate"),
+        (&["inspect"], "<FILE>..."),
+        (&["inspect", "missing.bin"], "missing.bin\": no such file"),
+        (&["inspect", "."], "wanted a regular file, found a directory"),
+        (&["inspect", "fifo"], "found a FIFO"),
+        (&["inspect", "empty.bin"], "empty.bin"),
+        (&["inspect", "cut.npy"], "cut.npy"),
+        (&["inspect", "cut.safetensors"], "cut.safetensors"),
+        (&["inspect", "cut.npz"], "wanted a zip archive"),
+        (&["inspect", "short.bin"], "short.bin"),
+        (&["inspect", "data.bin", "--dtype", "f7"], "wanted one of bool, u8"),
+        (&["inspect", "data.bin", "--dtype", "c128", "--record-bytes", "3"], "cannot be used with"),
+        (&["inspect", "data.bin", "--record-bytes", "0"], "0 is not in"),
+        (&["inspect", "data.bin", "--record-bytes", "10001"], "wanted at least 10001 bytes"),
+        (&["probe", "data.bin"], "--batch <B>"),
+        (&["probe", "data.bin", "--batch", "4", "--compute-ms", "0"], "give --record-bytes or --dtype"),
+        (
+            &["probe", "tokens.bin", "--batch", "4", "--compute-ms", "0"],
+            "--sequence: wanted the tokens of a sequence",
+        ),
+        (
+            &["probe", "tokens.bin", "--record-bytes", "20", "--batch", "4", "--compute-ms", "0"],
+            "wanted a file of records alone, found tokens with llm.c's header",
+        ),
+        (
+            &["probe", "tokens.bin", "--dtype", "u16", "--batch", "4", "--compute-ms", "0"],
+            "open it with `Records::open_llm_c`",
+        ),
+        (&["probe", "images.npy", "--batch", "7", "--compute-ms", "0"], "at most the 6 records"),
+        (&["probe", "images.npy", "--batch", "0", "--compute-ms", "0"], "0 is not in"),
+        (&["probe", "images.npy", "--batch", "1", "--compute-ms", "NaN"], "0 to 60000 milliseconds"),
+        (&["probe", "images.npy", "--batch", "1", "--compute-ms=-1"], "0 to 60000 milliseconds"),
+        (&["probe", "images.npy", "--batch", "1", "--compute-ms", "0", "--order", "chunks:0"], "chunks:N"),
+        (&["probe", "images.npy", "--batch", "1", "--compute-ms", "0", "--order", "shuffled"], "chunks:N"),
+        (
+            &["probe", "two.safetensors", probe[0], probe[1], probe[2], probe[3]],
+            "wanted one of its tensors: s, x",
+        ),
+        (
+            &["probe", "two.npz", probe[0], probe[1], probe[2], probe[3]],
+            "two.npz: --tensor: wanted one of its arrays: x, y",
+        ),
+        (
+            &["probe", "two.npz", "--tensor", "z", probe[0], probe[1], probe[2], probe[3]],
+            "wanted \"z\", found [\"x\", \"y\"]",
+        ),
+        (&["probe", "model.pt", probe[0], probe[1], probe[2], probe[3]], "model.pt: no arrays"),
+        (&["probe", "images.npy", "tokens.bin", probe[0], probe[1], probe[2], probe[3]], "tokens.bin"),
+        (&["trace", "noise.json", "--stall-ms", "NaN"], "milliseconds"),
+        (&["trace", "noise.json", "--stall-ms", "inf"], "milliseconds"),
+        (&["trace", "noise.json", "--stall-ms=-1"], "milliseconds"),
+        (&["probe", "images.npy", "--tensor", "x", probe[0], probe[1], probe[2], probe[3]], "has no tensors"),
+        (
+            &[
+                "probe",
+                "two.safetensors",
+                "--dtype",
+                "u8",
+                "--tensor",
+                "x",
+                probe[0],
+                probe[1],
+                probe[2],
+                probe[3],
+            ],
+            "has no tensors",
+        ),
+        (&["trace", "missing.json"], "missing.json"),
+        (&["trace", "two\n\nlines\u{1b}"], "two\\n\\nlines\\u{1b}: No such file"),
+        (&["probe", "none.safetensors", probe[0], probe[1], probe[2], probe[3]], "no tensors"),
+        (&["trace", "."], "."),
+        (&["trace", "empty.bin"], "no spans"),
+        (&["trace", "noise.json"], "no spans"),
+        (&["trace", "data.bin"], "no spans"),
+    ] {
+        let Output { status, stdout, stderr } = twinbuf(folder, arguments);
+        let stderr = String::from_utf8(stderr).unwrap();
+        assert_eq!(status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stdout.is_empty(), "{arguments:?}");
+        assert!(stderr.starts_with("twinbuf: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("Usage"), "no more than what is wrong: {stderr}");
+    }
+}
+
+/// Names in files are what others wrote.
+#[test]
+fn names_in_files_break_no_line() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let header = r#"{"a\n\u001b[31m":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b\n\n":{"dtype":"U8","shape":[],"data_offsets":[3,4]}}"#;
+    let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
+    fs::write(folder.join("names.safetensors"), tensors).unwrap();
+    let found = text(folder, &["inspect", "names.safetensors"]);
+    has(
+        &found,
+        &["  tensor      a\\n\\u{1b}[31m: 3 records of one u8", "  tensor      b\\n\\n: no records: "],
+    );
+    let Output { status, stderr, .. } =
+        twinbuf(folder, &["probe", "names.safetensors", "--batch", "1", "--compute-ms", "0"]);
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!((status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
+    has(&stderr, &["wanted one of its tensors: a\\n\\u{1b}[31m, b\\n\\n"]);
+
+    let lines = [
+        r#"{"name":"process_name","ph":"M","pid":0,"tid":1,"args":{"name":"p\n\u001b"}}"#,
+        r#"{"name":"thread_name","ph":"M","pid":0,"tid":2,"args":{"name":"read\n\u001b"}}"#,
+        r#"{"name":"load\n\u001b","ph":"X","pid":0,"tid":2,"ts":0,"dur":9000,"args":{"epoch":0,"step":0}}"#,
+        r#"{"name":"queue_wait","ph":"X","pid":0,"tid":1,"ts":0,"dur":9000,"args":{"epoch":0,"step":0}}"#,
+    ];
+    fs::write(folder.join("names\n.json"), lines.join(",\n")).unwrap();
+    let found = text(folder, &["trace", "names\n.json"]);
+    has(&found, &["names\\n.json: has no end", "\nread\\n\\u{1b} ", "for `load\\n\\u{1b}` of"]);
+    assert!(!found.contains('\u{1b}'), "{found}");
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    let here = Path::new(".");
+    has(&text(here, &["--version"]), &["twinbuf 0."]);
+    has(&text(here, &["--help"]), &["inspect", "probe", "trace"]);
+    has(&text(here, &["probe", "--help"]), &["--compute-ms <C>", "--cold", "chunks:N"]);
+}
+
+/// Whoever reads may stop reading: no message, no panic.
+#[test]
+fn a_broken_pipe_is_no_error() {
+    let folder = samples();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_twinbuf"))
+        // More than a pipe holds, so that it is still writing when the reader has gone.
+        .args(["inspect"].into_iter().chain(std::iter::repeat_n("data.bin", 2000)))
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0; 8]).unwrap();
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    assert_eq!((status.code(), String::from_utf8(stderr).unwrap()), (Some(0), String::new()));
+}

@@ -1,0 +1,126 @@
+//! `twinbuf probe`: what it measures, and the lines that it proposes.
+
+use std::fs;
+use std::process::Output;
+
+use twinbuf::Records;
+
+use super::{has, json, samples, text, twinbuf};
+
+#[test]
+fn probe_measures_and_says_what_it_measured() {
+    let folder = samples();
+    let folder = folder.path();
+    let arguments = ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "5"];
+    let found = text(folder, &[&arguments[..], &["--steps", "4"]].concat());
+    has(
+        &found,
+        &[
+            "100 records of 100 B; 4 batches of 10 records (1000 B) measured, of 10 an epoch, in 3 rounds\n",
+            "WARNING: 100 % was in the page cache: the disk was not measured; --cold drops it first\n",
+            "load  ",
+            "compute  ",
+            "in turn  ",
+            "ideal  ",
+            "overlapped  ",
+            "ComputeBound: the compute decides",
+            "Overlap can save ",
+        ],
+    );
+    for order in ["sequential", "chunks:20", "records"] {
+        let more = ["--json", "--rounds", "2", "--order", order];
+        let found = json(folder, &[&arguments[..], &more].concat());
+        assert_eq!((&found["steps"], &found["rounds"]), (&10.into(), &2.into()), "all there are: {found}");
+        assert!(found["compute_s"].as_f64().unwrap() >= 0.005, "{found}");
+        assert!(found["ideal_s"].as_f64() <= found["serial_s"].as_f64(), "{found}");
+        assert_eq!(found["verdict"], "ComputeBound");
+    }
+    // Formats that say themselves what their records are.
+    for arguments in [
+        &["images.npy", "--batch", "2"][..],
+        &["tokens.bin", "--sequence", "9", "--batch", "2"],
+        &["data.bin", "--dtype", "u16", "--sequence", "100", "--batch", "2"],
+        &["two.safetensors", "--tensor", "x", "--batch", "2"],
+        &["data.bin", "--dtype", "u16", "--batch", "2"],
+    ] {
+        has(&text(folder, &[&["probe", "--compute-ms", "0"], arguments].concat()), &["Overlap can save "]);
+    }
+}
+
+#[test]
+fn probe_prints_the_lines_that_measured_best() {
+    let folder = samples();
+    let folder = folder.path();
+    let of = |arguments: &[&str]| {
+        text(folder, &[&["probe", "--compute-ms", "0", "--batch", "2"], arguments].concat())
+    };
+    let found = of(&["tokens.bin", "--sequence", "9", "--order", "records"]);
+    has(
+        &found,
+        &[
+            // 100 tokens: sequences of 10, one every 9.
+            "11 records of 20 B; ",
+            "\nOptions, overlapped:\n  the defaults  ",
+            "\n  .hints(false)  ",
+            "\n  .hint_window(8 << 20)  ",
+            "\nLines that measured best:\n    let data = Records::open_llm_c([\"tokens.bin\"], Cut::sequence(9))?",
+            "\n    let plan = Plan::builder(data.len()).batch(2).shuffle(Shuffle::Records).seed(42).build()?;\n",
+            "\n    let mut loader = Loader::builder(data, plan)",
+        ],
+    );
+    let found = json(folder, &["probe", "images.npy", "--compute-ms", "0", "--batch", "2", "--json"]);
+    assert_eq!(found["options"][0]["name"], "the defaults");
+    assert!(found["options"][0]["median_s"].as_f64().unwrap() > 0.0, "{found}");
+    assert!(
+        found["best"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("let data = Records::open_npy([\"images.npy\"], Cut::Rows)?")
+    );
+}
+
+/// Of so small a batch the time between its phases is most of what passes; no overlap hides that.
+#[test]
+fn probe_promises_no_more_than_two_stages_can_gain() {
+    let folder = samples();
+    for _ in 0..20 {
+        let arguments =
+            ["probe", "data.bin", "--record-bytes", "1", "--batch", "1", "--steps", "1", "--json"];
+        let found = json(folder.path(), &[&arguments[..], &["--compute-ms", "0"]].concat());
+        assert!((1.0..=2.0).contains(&found["gain_possible"].as_f64().unwrap()), "{found}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn probe_evicts_if_it_is_told_to() {
+    let folder = samples();
+    let arguments =
+        ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "0", "--cold"];
+    // File systems that live in memory keep everything; then it says so.
+    let file = folder.path().join("data.bin");
+    let records = Records::open([&file], 100).unwrap();
+    records.evict().unwrap();
+    let expected = match records.residency().unwrap().resident {
+        0 => "from a cold page cache",
+        _ => "WARNING: 100 % could not be dropped",
+    };
+    drop(records);
+    assert_eq!(fs::read(&file).unwrap().len(), 10_000, "in the cache again");
+    has(&text(folder.path(), &arguments), &[expected]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn probe_reads_past_the_page_cache_if_it_is_told_to() {
+    let folder = samples();
+    let arguments =
+        ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "0", "--direct"];
+    // Not every file system can; then it says so.
+    let Output { status, stdout, stderr } = twinbuf(folder.path(), &arguments);
+    if status.success() {
+        has(&String::from_utf8(stdout).unwrap(), &["past the page cache\n", "Overlap can save "]);
+    } else {
+        has(&String::from_utf8(stderr).unwrap(), &["data.bin", "open(O_DIRECT)"]);
+    }
+}

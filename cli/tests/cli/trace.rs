@@ -1,0 +1,263 @@
+//! `twinbuf trace`: its sums and its page, of traces that are whole, cut off or none.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use twinbuf::observe::Trace;
+use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+
+use super::{has, json, text, twinbuf};
+
+/// A file of data given for a trace may have no end of a line at all, and be larger than the memory.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_trace_need_not_fit_the_memory_line_by_line() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let span = r#"{"name":"train","ph":"X","pid":0,"tid":1,"ts":0,"dur":9,"args":{"epoch":0,"step":0}}"#;
+    for (start, expected) in [("", Err("holes: no spans")), (span, Ok("4 lines could not be read"))] {
+        let path = folder.join("holes");
+        fs::write(&path, format!("{start}\n")).unwrap();
+        // The last of a file may be holes where the system has crashed.
+        let long = if start.is_empty() { 1 << 32 } else { 4 << 20 };
+        fs::OpenOptions::new().append(true).open(&path).unwrap().set_len(long).unwrap();
+        let Output { status, stdout, stderr } = Command::new("sh")
+            .args(["-c", "ulimit -v 1000000 && exec \"$0\" trace holes", env!("CARGO_BIN_EXE_twinbuf")])
+            .current_dir(folder)
+            .output()
+            .unwrap();
+        let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+        match expected {
+            Ok(line) => has(&stdout, &[line]),
+            Err(line) => has(&stderr, &[line]),
+        }
+        assert_eq!(status.code(), Some(if expected.is_ok() { 0 } else { 2 }), "{stderr}");
+    }
+}
+
+/// A trace whose times are known: two ranks, the second of which began 1 ms later.
+fn known(folder: &Path) -> [PathBuf; 2] {
+    [0_u64, 1].map(|rank| {
+        let meta = |name: &str, tid: u64, args: &str| {
+            format!(r#"{{"name":"{name}","ph":"M","pid":{rank},"tid":{tid},"args":{{{args}}}}}"#)
+        };
+        let span = |name: &str, tid: u64, start: u64, long: u64, step: u64| {
+            format!(
+                r#"{{"name":"{name}","ph":"X","pid":{rank},"tid":{tid},"ts":{start}.000,"dur":{long}.000,"args":{{"epoch":7,"step":{step}}}}}"#
+            )
+        };
+        let lines = [
+            meta("process_name", 1, &format!(r#""name":"twinbuf rank {rank} of 2""#)),
+            meta("clock_origin", 1, &format!(r#""unix_us":{}"#, 1_700_000_000_000_000 + 1000 * rank)),
+            meta("thread_name", 1, r#""name":"train""#),
+            meta("thread_name", 2, r#""name":"<read>""#),
+            span("disk_load", 2, 100, 3000, 0),
+            span("transform", 2, 3100, 500, 0),
+            span("queue_wait", 1, 0, 4000, 0),
+            span("train", 1, 4000, 1000, 0),
+            span("disk_load", 2, 4100, 900, 1),
+            span("disk_load", 2, 5100, 400, 2),
+            span("queue_wait", 1, 5000, 10, 1),
+            span("train", 1, 5010, 990, 1),
+            r#"{"name":"epoch","ph":"X","pid":0,"tid":1,"ts":0,"dur":6000,"args":{"epoch":7}}"#.replace("\"pid\":0", &format!("\"pid\":{rank}")),
+            // Not a span: passed over.
+            format!(r#"{{"name":"full host slots","ph":"C","pid":{rank},"tid":2,"ts":3600,"args":{{"slots":1}}}}"#),
+        ];
+        let path = folder.join(format!("rank{rank}.json"));
+        fs::write(&path, format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+        path
+    })
+}
+
+#[test]
+fn trace_adds_up_who_waited_for_what() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    known(folder);
+    let found = json(folder, &["trace", "rank0.json", "--json"]);
+    let near = |found: &Value, micros: f64| (found.as_f64().unwrap() * 1e6 - micros).abs() < 1e-6;
+    assert!(near(&found["wall_s"], 6000.0), "{found}");
+    assert_eq!((&found["epochs"], &found["steps"]), (&1.into(), &2.into()));
+    for (row, track, busy, waiting) in [(0, "train", 1990.0, 4010.0), (1, "<read>", 4800.0, 600.0)] {
+        let row = &found["tracks"][row];
+        assert_eq!(row["track"], track);
+        assert!(near(&row["busy_s"], busy) && near(&row["waiting_s"], waiting), "{row}");
+    }
+    let causes = found["waited_for"].as_array().unwrap();
+    for (cause, (during, waited)) in
+        causes.iter().zip([(None, 510.0), (Some("disk_load"), 3000.0), (Some("transform"), 500.0)])
+    {
+        assert_eq!(cause["during"].as_str(), during);
+        assert!(near(&cause["waited_s"], waited), "{cause}");
+    }
+    assert_eq!(causes.len(), 3);
+    // The wait of 10 us is no stall.
+    assert_eq!(found["stalls"], 1);
+    let longest = &found["longest"][0];
+    assert_eq!((&longest["epoch"], &longest["step"]), (&7.into(), &0.into()));
+    assert_eq!(longest["during"], "disk_load");
+    assert_eq!(json(folder, &["trace", "rank0.json", "--json", "--stall-ms", "0.005"])["stalls"], 2);
+
+    has(
+        &text(folder, &["trace", "rank0.json"]),
+        &[
+            "1 whole epoch, 2 steps in 0.006 s\n",
+            "0.003 s  the caller, for `disk_load` of the batch that it wanted\n",
+            "0.001 s  `<read>`, between two batches, for a free slot\n",
+            "1 wait of 1 ms or longer:\n",
+            "      7        0      0.000      4.000  disk_load\n",
+        ],
+    );
+    has(&text(folder, &["trace", "rank0.json", "--stall-ms", "5"]), &["no wait of 5 ms or longer"]);
+
+    // Both on one clock: the second rank ends 1 ms later than it would by its own.
+    let both = json(folder, &["trace", "rank0.json", "rank1.json", "--json"]);
+    assert!(near(&both["wall_s"], 7000.0), "{both}");
+    assert_eq!(both["tracks"].as_array().unwrap().len(), 4);
+    has(
+        &text(folder, &["trace", "rank1.json", "rank0.json"]),
+        &["twinbuf rank 1 of 2, train", "twinbuf rank 0 of 2, train"],
+    );
+}
+
+#[test]
+fn nothing_is_no_negative_number() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    // A track with one batch has no gap between two; one with waits alone does no work.
+    let span = |name: &str, tid: u64| {
+        format!(
+            r#"{{"name":"{name}","ph":"X","pid":0,"tid":{tid},"ts":0,"dur":9,"args":{{"epoch":0,"step":0}}}}"#
+        )
+    };
+    fs::write(folder.join("t.json"), [span("disk_load", 2), span("queue_wait", 1)].join("\n")).unwrap();
+    for arguments in [&["trace", "t.json"][..], &["trace", "t.json", "--json"]] {
+        let found = text(folder, arguments);
+        assert!(!found.contains("-0."), "{found}");
+    }
+}
+
+#[test]
+fn a_trace_that_was_cut_off_is_read_as_far_as_it_goes() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let whole = fs::read(&known(folder)[0]).unwrap();
+    let last = whole.windows(7).rposition(|part| part == b"\"epoch\"").unwrap();
+    let mut read = 0;
+    for end in 0..whole.len() {
+        fs::write(folder.join("cut.json"), &whole[..end]).unwrap();
+        // Every length would take minutes in processes of their own: those around the ends of lines, and some.
+        if end % 97 != 0 && !(last - 10..last + 10).contains(&end) {
+            continue;
+        }
+        let Output { status, stdout, stderr } = twinbuf(folder, &["trace", "cut.json"]);
+        let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+        if status.success() {
+            has(&stdout, &["cut.json: has no end"]);
+            read += 1;
+        } else {
+            assert_eq!(status.code(), Some(2));
+            assert!(stderr.contains("no spans"), "{stderr}");
+            assert_eq!(read, 0, "once there is a span it is read: {end}");
+        }
+    }
+    assert!(read > 20);
+}
+
+/// The page holds every span, and needs nothing but itself.
+/// `trace --html *.json` names the first trace as the page.
+#[test]
+fn a_page_replaces_a_page_and_nothing_else() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let [first, second] = known(folder);
+    let before = fs::read(&first).unwrap();
+    for files in [["--html", "rank0.json", "rank1.json"], ["rank0.json", "--html", "rank0.json"]] {
+        let Output { status, stderr, .. } = twinbuf(folder, &[&["trace"], &files[..]].concat());
+        let stderr = String::from_utf8(stderr).unwrap();
+        assert_eq!((status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
+        has(&stderr, &["rank0.json: wanted"]);
+        assert_eq!(fs::read(&first).unwrap(), before, "{files:?}");
+    }
+    let out = folder.join("page.html");
+    for there in [None, Some(""), Some("<!DOCTYPE html>\n<p>an older page")] {
+        if let Some(there) = there {
+            fs::write(&out, there).unwrap();
+        }
+        text(folder, &["trace", "rank1.json", "--html", "page.html"]);
+        assert!(fs::read_to_string(&out).unwrap().ends_with("</html>\n"), "in place of {there:?}");
+    }
+    assert!(second.exists());
+}
+
+#[test]
+fn the_page_of_a_trace_stands_alone() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    known(folder);
+    text(folder, &["trace", "rank0.json", "rank1.json", "--html", "out.html"]);
+    let page = fs::read_to_string(folder.join("out.html")).unwrap();
+    has(
+        &page,
+        &[
+            "<title>disk_load, epoch 7, step 0: 3.000 ms at 0.100 ms</title>",
+            "<title>queue_wait, epoch 7, step 0: 4.000 ms at 1.000 ms</title>",
+            "epoch 7</text>",
+            "rank 1 &lt;read&gt;</text>",
+            "<td class=\"t\">train<td>0.002<td>28.4<td>0.004<td>57.3",
+            "</html>",
+        ],
+    );
+    assert_eq!(page.matches("<title>train").count(), 4);
+    assert_eq!(page.matches("<title>disk_load").count(), 6);
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    for forbidden in ["<script", "http", "<read>", "NaN", "inf\""] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    let error = twinbuf(folder, &["trace", "rank0.json", "--html", "no/such/folder.html"]);
+    assert_eq!(error.status.code(), Some(2));
+}
+
+/// Records that cost nothing.
+struct Nothing;
+
+impl Dataset for Nothing {
+    fn records(&self) -> u64 {
+        400
+    }
+
+    fn record_bytes(&self) -> usize {
+        1
+    }
+
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+}
+
+#[test]
+fn a_trace_by_the_loader_is_read_back() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("trace.json");
+    let plan = Plan::builder(400).batch(1).build().unwrap();
+    let mut loader = Loader::builder(Nothing, plan).trace(Trace::new(&path)).build().unwrap();
+    for epoch in 0..2 {
+        assert_eq!(loader.epoch(epoch).count(), 400);
+    }
+    loader.close().unwrap();
+    let found = json(folder.path(), &["trace", "trace.json", "--json", "--html", "out.html"]);
+    assert_eq!((&found["epochs"], &found["steps"]), (&2.into(), &800.into()));
+    assert_eq!((&found["unread_lines"], &found["open_files"]), (&0.into(), &serde_json::json!([])));
+    let tracks = found["tracks"].as_array().unwrap();
+    assert_eq!(
+        tracks.iter().map(|row| row["track"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["train", "read"]
+    );
+    // `epoch`, and `chunk`, `queue_wait` and `train` of each step.
+    assert_eq!(tracks[0]["spans"], 2 + 3 * 800);
+    assert_eq!(tracks[1]["spans"], 800);
+    let page = fs::read_to_string(folder.path().join("out.html")).unwrap();
+    assert!((20..=101 + 5).contains(&page.matches("<svg").count()), "a line holds some of the steps");
+}
