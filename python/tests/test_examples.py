@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ NAMES = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "comm
 
 
 def run(name: str, temporary: Path, **variables: str) -> None:
+    temporary.mkdir()
     done = subprocess.run(
         [sys.executable, EXAMPLES / name],
         capture_output=True,
@@ -25,12 +29,23 @@ def run(name: str, temporary: Path, **variables: str) -> None:
     assert "plain loop " in done.stdout and "the same losses" in done.stdout, done.stdout
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
+    """All of them, two at a time."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "torch.py").write_text("raise ImportError('there is none')")
+    with ThreadPoolExecutor(2) as pool:
+        runs = {"": pool.submit(run, "tokens.py", folder / "no torch", PYTHONPATH=str(folder))}
+        if importlib.util.find_spec("torch"):
+            runs |= {name: pool.submit(run, name, folder / name) for name in NAMES}
+        yield runs
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example(name: str, tmp_path: Path) -> None:
+def test_an_example(name: str, runs: dict[str, Future[None]]) -> None:
     pytest.importorskip("torch")
-    run(name, tmp_path)
+    runs[name].result()
 
 
-def test_the_tokens_without_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('there is none')")
-    run("tokens.py", tmp_path, PYTHONPATH=str(tmp_path))
+def test_the_tokens_without_torch(runs: dict[str, Future[None]]) -> None:
+    runs[""].result()
