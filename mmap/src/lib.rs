@@ -15,7 +15,8 @@
 //!
 //! It does not:
 //!
-//! - start threads. The crate `twinbuf` overlaps reading with training.
+//! - overlap reading with training: the crate `twinbuf` does. The only threads are those of [`ReadMode::Direct`] where
+//!   there is no `io_uring`.
 //! - convert records: they stay bytes in the file's type and byte order ([`DType`], little-endian). [`transform`] turns
 //!   them into f32 on request.
 //! - write, decompress, or read records of several lengths.

