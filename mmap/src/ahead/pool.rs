@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::Buffer;
 
-/// Beyond a power of two: a record of that size touches so many bytes more at most, in blocks of up to 4096 bytes.
+/// Beyond a power of two, for some sizes: a record of that size touches so many bytes more at most, in blocks of up to 4096 bytes.
 pub(super) const SPILL: usize = 8192;
 /// The memory is taken from the system so many bytes at a time, in huge pages where there are any.
 const SLAB: usize = 4 << 20;
@@ -20,7 +20,8 @@ pub(super) struct Pool {
 
 /// The size of the memory for `len` bytes, at least one.
 pub(super) fn class(len: usize) -> usize {
-    len.saturating_sub(SPILL).max(SMALLEST).next_power_of_two() + SPILL
+    let power = |len: usize| len.max(SMALLEST).next_power_of_two();
+    power(len).min(power(len.saturating_sub(SPILL)) + SPILL)
 }
 
 impl Pool {
