@@ -16,7 +16,8 @@ use crate::Error;
 ///
 /// [`Error::NoFiles`] for a folder without files and a pattern that matches nothing, also if it is no pattern;
 /// [`Error::NotFound`], [`Error::PermissionDenied`] and [`Error::Open`] if a folder cannot be read. A path without
-/// any of the characters `*?[` is given back as it is, and found missing when it is opened.
+/// any of the characters `*?[` is given back as it is, and found missing when it is opened. So is a link to a file that
+/// is gone.
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;
@@ -53,7 +54,7 @@ fn folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        if !entry.file_name().to_string_lossy().starts_with('.') && entry.path().is_file() {
+        if !entry.file_name().to_string_lossy().starts_with('.') && belongs(&entry.path()) {
             found.push(entry.path());
         }
     }
@@ -70,11 +71,16 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
             let path = error.path().to_owned();
             Error::opening(&path, error.into())
         })?;
-        if path.is_file() {
+        if belongs(&path) {
             found.push(path);
         }
     }
     Ok(found)
+}
+
+/// A file, or what cannot be looked at: that is an error when it is opened, and not a shard that is silently left out.
+fn belongs(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |found| found.is_file())
 }
 
 /// Compares names part by part: digits as numbers, all else as it is.
@@ -154,5 +160,22 @@ mod tests {
             assert!(matches!(&error, Error::NoFiles { path } if *path == none), "{error}");
         }
         assert_eq!(files([] as [&Path; 0]).unwrap(), [] as [PathBuf; 0]);
+    }
+
+    /// As in a cache of downloads of which a part was deleted.
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_a_file_that_is_gone_is_not_left_out() {
+        let root = tempfile::tempdir().unwrap();
+        let [kept, gone] = ["0.bin", "1.bin"].map(|name| root.path().join(name));
+        std::fs::write(&kept, [1; 8]).unwrap();
+        std::os::unix::fs::symlink(root.path().join("deleted"), &gone).unwrap();
+        std::os::unix::fs::symlink(root.path(), root.path().join("folder")).unwrap();
+        for source in [root.path().to_owned(), root.path().join("*")] {
+            let found = files([source]).unwrap();
+            assert_eq!(found, [kept.clone(), gone.clone()]);
+            let error = crate::Records::open(&found, 8).unwrap_err();
+            assert!(matches!(&error, Error::NotFound { path } if *path == gone), "{error:?}");
+        }
     }
 }

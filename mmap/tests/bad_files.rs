@@ -1,5 +1,8 @@
 //! Every file that cannot be used gives its own error, with the fields that say where and why.
 
+#[cfg(unix)]
+mod common;
+
 use std::fs::File;
 use std::path::Path;
 
@@ -109,7 +112,7 @@ fn a_file_without_permission() {
         });
         return;
     }
-    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let Some(mut again) = common::this_program() else { return };
     again.args(["--exact", "a_file_without_permission"]).uid(65534).gid(65534).current_dir("/");
     match again.output() {
         Ok(output) => {

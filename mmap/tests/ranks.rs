@@ -1,5 +1,7 @@
 //! 64 processes, as a launcher starts them, read one data set: together every record once, in every order.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -87,6 +89,9 @@ fn together_they_read_every_record_once() {
         std::fs::write(path, bytes).unwrap();
     }
 
+    if common::this_program().is_none() {
+        return;
+    }
     let children: Vec<_> = (0..WORLD)
         .map(|rank| {
             let mut child = Command::new(std::env::current_exe().unwrap());

@@ -4,12 +4,13 @@
 //! Filters cannot be taken off and the crate remembers refusals, so each case is a process of its own.
 #![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use libc::{EACCES, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_long};
@@ -264,7 +265,7 @@ fn refusals() {
     }
     for (case, (call, _, errors)) in CASES.iter().enumerate() {
         for errno in *errors {
-            let mut child = Command::new(std::env::current_exe().unwrap());
+            let Some(mut child) = common::this_program() else { return };
             child.env(CHILD, format!("{case} {errno}")).args(["--exact", "refusals", "--nocapture"]);
             let output = child.output().unwrap();
             let said = [output.stdout, output.stderr].concat();

@@ -1,8 +1,9 @@
 //! Memory stays flat over many batches of a file larger than memory, in a process of its own.
 #![cfg(target_os = "linux")]
 
+mod common;
+
 use std::fs::File;
-use std::process::Command;
 
 use twinbuf_mmap::{CachePolicy, Plan, Records, Shuffle};
 
@@ -24,8 +25,8 @@ fn a_hundred_thousand_batches_of_a_sparse_file() {
     if std::env::var_os(CHILD).is_some() {
         return read();
     }
-    let test = std::env::current_exe().unwrap();
-    let output = Command::new(test).env(CHILD, "1").arg("--nocapture").output().unwrap();
+    let Some(mut program) = common::this_program() else { return };
+    let output = program.env(CHILD, "1").arg("--nocapture").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     print!("{said}");
     assert!(output.status.success(), "{said}");

@@ -7,6 +7,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+#[cfg(target_os = "android")]
+use libc::{off_t as Offset, posix_fadvise, preadv};
+/// Of 64 bits also where the processor has 32.
+#[cfg(target_os = "linux")]
+use libc::{off64_t as Offset, posix_fadvise64 as posix_fadvise, preadv64 as preadv};
 use memmap2::{Advice, MmapRaw};
 
 use super::{Asked, Piece};
@@ -222,12 +227,12 @@ pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
 /// Makes the cache forget clean pages that are mapped nowhere.
 pub(crate) fn uncache(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     let failed = |source| Error::System { path: data.path.clone(), call: "posix_fadvise", source };
-    // On a 32-bit system an offset can be too large for the call; the mapping was refused then, too.
-    let offset = |at: u64| libc::off_t::try_from(at).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()));
+    // Android's call on 32-bit processors takes fewer; the mapping was refused then, too.
+    let offset = |at: u64| Offset::try_from(at).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()));
     let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
     let file = data.file()?;
     // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
-    match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_DONTNEED) } {
+    match unsafe { posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_DONTNEED) } {
         0 => Ok(()),
         errno => Err(failed(io::Error::from_raw_os_error(errno))),
     }
@@ -257,12 +262,12 @@ pub(crate) fn too_small(error: &io::Error) -> bool {
 
 /// Reads from `start` on into three pieces of memory, one after the other.
 pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
-    let start = libc::off_t::try_from(start).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    let start = Offset::try_from(start).map_err(|_| io::ErrorKind::FileTooLarge)?;
     let pieces =
         pieces.map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() });
     // SAFETY: the descriptor is open as long as `file` lives. The kernel reads three entries and writes only
     // to what they name, which are parts of three exclusive borrows; it has finished when the call returns.
-    let read = unsafe { libc::preadv(file.as_raw_fd(), pieces.as_ptr(), 3, start) };
+    let read = unsafe { preadv(file.as_raw_fd(), pieces.as_ptr(), 3, start) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
