@@ -1,4 +1,4 @@
-//! Training with a validation in every epoch. Each loader has a name, and switches of its own:
+//! Training with a validation in every epoch. Each loader has its own name and switches:
 //!
 //! ```sh
 //! TWINBUF_TRACE=trace.json TWINBUF_VALID_OVERLAP=0 TWINBUF_MEMORY=64MiB \

@@ -88,7 +88,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         };
         same("train: train", &["train"], train_report.train.busy);
         same("train: train", &["gpu_queue_wait", "gpu_copy_wait"], train_report.train.waiting);
-        // The wait for a copy is a row of its own, not part of the use.
+        // The wait for a copy has its own row and is not part of the use.
         if overlap {
             assert!(of("train: train", &["gpu_copy_wait"]) > 0.0, "{train_report}");
         }

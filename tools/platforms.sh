@@ -1,9 +1,11 @@
 #!/bin/bash
-# Tests on other processors and systems than this machine's, by emulation, checks that the library compiles for those
-# that cannot be emulated, and prints the minutes of each.
+# Tests on other processors and systems than this machine's, by emulation, and checks that the library compiles for
+# those that cannot be emulated. Prints the minutes of each line as it ends, and all of them with their sum at the end;
+# fails if any line failed.
 #
 #   tools/platforms.sh              every line of the table below
-#   tools/platforms.sh WORDS...     the lines with all of these words in their suite or target, as in `core s390x`
+#   tools/platforms.sh WORDS...     the lines with all of these words in their suite or target, as in `core s390x`;
+#                                   `run` and `check` are words of the lines that run tests and that only compile
 #
 # The library is built from source by the compiler that tools/rustc-web.sh unpacks, so that no target has to be
 # downloaded. The linkers and emulators are Debian's packages; what is missing is installed, for which the script has
@@ -18,7 +20,6 @@ core   aarch64-unknown-linux-gnu      test --no-fail-fast -p twinbuf-core --test
 core   i686-unknown-linux-gnu         test --no-fail-fast -p twinbuf-core --tests
 core   s390x-unknown-linux-gnu        test --no-fail-fast -p twinbuf-core --tests
 core   x86_64-pc-windows-gnu          test --no-fail-fast -p twinbuf-core --tests
-mmap   x86_64-unknown-linux-gnu       test --no-fail-fast -p twinbuf-mmap --tests
 mmap   aarch64-unknown-linux-gnu      test --no-fail-fast -p twinbuf-mmap --tests
 mmap   i686-unknown-linux-gnu         test --no-fail-fast -p twinbuf-mmap --tests
 mmap   s390x-unknown-linux-gnu        test --no-fail-fast -p twinbuf-mmap --tests
@@ -52,9 +53,22 @@ needs() {
   DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# same_processor: how cargo links for i686, which an x86_64 kernel runs; Debian keeps its libraries apart.
+same_processor() {
+  needs gcc-i686-linux-gnu libc6-dev-i386-cross
+  local libraries=/usr/i686-linux-gnu/lib
+  export CARGO_TARGET_I686_UNKNOWN_LINUX_GNU_LINKER=i686-linux-gnu-gcc
+  export CARGO_TARGET_I686_UNKNOWN_LINUX_GNU_RUSTFLAGS="
+    -Clink-arg=-Wl,--dynamic-linker=$libraries/ld-linux.so.2,-rpath,$libraries"
+}
+
 # emulated TARGET GNU DEBIAN QEMU: how cargo links and runs for a Linux, by GNU's, Debian's and QEMU's names for it.
 emulated() {
   needs "gcc-$2" "libc6-dev-$3-cross" qemu-user
+  # Emulated code is slow: that of the tests is compiled for speed, std is not (it would take longer than it gives).
+  for package in twinbuf-core twinbuf-mmap twinbuf; do
+    optimized+=(--config "profile.dev.package.$package.opt-level=1")
+  done
   local variable=${1^^}
   variable=CARGO_TARGET_${variable//-/_}
   export "${variable}_LINKER=$2-gcc" "${variable}_RUNNER=qemu-$4 -L /usr/$2"
@@ -82,15 +96,24 @@ END
 prepare() {
   case $1 in
     aarch64-unknown-linux-gnu) emulated "$1" aarch64-linux-gnu arm64 aarch64 ;;
-    i686-unknown-linux-gnu) emulated "$1" i686-linux-gnu i386 i386 ;;
+    i686-unknown-linux-gnu) same_processor ;;
     s390x-unknown-linux-gnu) emulated "$1" s390x-linux-gnu s390x s390x ;;
     x86_64-pc-windows-gnu) windows ;;
   esac
 }
 
+# left_out SUITE TARGET: prints the test files whose first attribute leaves them out on a system that is not Linux.
+left_out() {
+  [[ $2 == *-linux-* || $1 == check ]] && return
+  local folder=$1/tests
+  [[ $1 == root ]] && folder=tests
+  grep -H '^#!\[cfg(.*\(unix\|linux\)' "$folder"/*.rs | sed 's/:#!\[/: not run there: /; s/\]$//' || true
+}
+
 # selected SUITE TARGET WORDS
 selected() {
   local line=" $1 $2"
+  [[ $1 == check ]] || line+=" run"
   for word in "${@:3}"; do
     [[ $line == *[\ -]"$word"* ]] || return 1
   done
@@ -103,24 +126,31 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/platforms
 export TWINBUF_STRESS_HANDOFFS=${TWINBUF_STRESS_HANDOFFS:-5000} PROPTEST_CASES=${PROPTEST_CASES:-500}
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
 
-lines=0 failed=()
+# minutes SECONDS
+minutes() {
+  printf '%d min %02d s' $(($1 / 60)) $(($1 % 60))
+}
+
+summary=() failed=0
 while read -r suite target arguments; do
   [[ -n $suite ]] && selected "$suite" "$target" "$@" || continue
-  ((++lines))
   printf '== %s, %s\n' "$suite" "$target"
-  SECONDS=0
-  result=passed
+  left_out "$suite" "$target"
+  began=$SECONDS result=passed optimized=()
   # shellcheck disable=SC2086 # words on purpose
-  if ! prepare "$target" || ! cargo ${arguments%% *} -q -Zbuild-std --target "$target" ${arguments#* } </dev/null; then
-    failed+=("$suite $target") result=failed
+  if ! prepare "$target" ||
+    ! cargo ${arguments%% *} -q "${optimized[@]}" -Zbuild-std --target "$target" ${arguments#* } </dev/null; then
+    ((++failed))
+    result=FAILED
   fi
-  printf '== %s, %s: %s, %d min %d s\n' "$suite" "$target" "$result" $((SECONDS / 60)) $((SECONDS % 60))
+  summary+=("$(printf '%-6s %-30s %s  %s' "$suite" "$target" "$result" "$(minutes $((SECONDS - began)))")")
+  printf '== %s\n' "${summary[-1]}"
 done <<<"$table"
-if ! ((lines)); then
+if ! ((${#summary[@]})); then
   echo "no line of the table has the words: $*" >&2
   exit 2
 fi
-if ((${#failed[@]})); then
-  printf 'failed: %s\n' "${failed[@]}" >&2
-  exit 1
-fi
+printf '\n'
+printf '%s\n' "${summary[@]}"
+printf '%d lines, %d failed, %s\n' ${#summary[@]} "$failed" "$(minutes $SECONDS)"
+((!failed))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// The waker's flag, on a line of its own.
+/// The waker's flag, on its own cache line.
 #[repr(align(128))]
 struct Woken(AtomicBool);
 

@@ -30,7 +30,7 @@ impl Setting {
     /// All that are worth a measurement, the defaults first.
     pub(crate) fn all(shuffle: Shuffle, direct: bool, processors: usize) -> Vec<Self> {
         let mut all = vec![Self::DEFAULT];
-        // In order the system reads ahead by itself, and the loader hints nothing.
+        // In order the system reads ahead, and the loader hints nothing.
         if shuffle != Shuffle::None {
             let hints = [Hints::Off, Hints::Window(8), Hints::Window(128)];
             all.extend(hints.map(|hints| Self { hints, ..Self::DEFAULT }));

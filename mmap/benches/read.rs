@@ -84,7 +84,7 @@ mod linux {
         epochs(&path)
     }
 
-    /// A whole epoch from a cold cache: in order as the kernel reads ahead by itself, and shuffled in windows of 64 MiB.
+    /// A whole epoch from a cold cache: in order by the kernel's read-ahead, and shuffled in windows of 64 MiB.
     /// Cold epochs on one thread, in batches of 1 MiB; each round's ratio to the epoch in order of the same round.
     fn epochs(path: &Path) -> Result<(), Box<dyn Error>> {
         const WINDOW: u64 = 64;

@@ -12,9 +12,9 @@ fn limit(more: u64) {
     // SAFETY: reads a constant of the system; it takes no pointer.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
     let most = pages * page + more;
-    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
-    // SAFETY: the kernel reads one `rlimit`.
-    let status = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
+    let limit = libc::rlimit64 { rlim_cur: most, rlim_max: most };
+    // SAFETY: the kernel reads one `rlimit64`.
+    let status = unsafe { libc::setrlimit64(libc::RLIMIT_AS, &raw const limit) };
     assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
 }
 

@@ -22,7 +22,7 @@ fn refused_by_all(path: &Path, check: impl Fn(&Error)) {
         |path| Records::open([path], 2),
     ];
     for open in openers {
-        // In a thread of its own: opening a FIFO without a writer can wait for ever.
+        // In a second thread: opening a FIFO without a writer can wait for ever.
         let (sender, receiver) = std::sync::mpsc::channel();
         let opened = path.to_owned();
         std::thread::spawn(move || sender.send(open(&opened).map(|_| ())));

@@ -1,7 +1,7 @@
 //! Calls that a seccomp filter refuses, as those of containers do: what can be done without them is, and the rest
 //! is a typed error.
 //!
-//! Filters cannot be taken off and the crate remembers refusals, so each case is a process of its own.
+//! Filters cannot be taken off and the crate remembers refusals, so each case runs in a new process.
 #![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 mod common;

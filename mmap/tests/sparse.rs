@@ -1,4 +1,4 @@
-//! Memory stays flat over many batches of a file larger than memory, in a process of its own.
+//! Memory stays flat over many batches of a file larger than memory, in a second process.
 #![cfg(target_os = "linux")]
 
 mod common;

@@ -197,7 +197,7 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 
     /// Transforms one field of the records, counted from 0: of `(images, labels)`, field 0 is the images. The others stay
-    /// as they are. Each field can have a transform of its own.
+    /// as they are. Each field can have its own transform.
     pub fn transform_field(mut self, field: usize, transform: impl RecordTransform + 'static) -> Self {
         self.options.transforms.insert(field, Box::new(transform));
         self

@@ -13,8 +13,8 @@ const NOW: u64 = 1;
 
 /// What one thread is doing. Written by it for every batch, and read by callers only after a time-out.
 ///
-/// All orderings are Relaxed: each value is told by itself, and nothing is published with it. Values of two batches may
-/// be seen together; then the batch has just changed.
+/// All orderings are Relaxed: nothing is published with a value. Values of two batches may be seen together; then the
+/// batch has just changed.
 #[derive(Debug)]
 pub(crate) struct Progress {
     origin: Instant,

@@ -141,7 +141,7 @@ fn a_rank_past_the_last_record_has_a_step_fewer() {
     assert_eq!([steps(0), steps(1), steps(2), steps(3)], [Ok(2), Ok(2), Ok(1), Ok(1)]);
 }
 
-/// Record 9 is a chunk of its own; in the first epochs of this seed it comes at several places.
+/// Record 9 is alone in its chunk; in the first epochs of this seed it comes at several places.
 #[test]
 fn a_short_chunk_in_the_middle_shifts_what_follows() {
     let plan = Plan::builder(10).shuffle(Shuffle::Chunks { records: 3 }).seed(5).build().unwrap();
