@@ -285,9 +285,9 @@ def run(use, workers, work, meter):
         fault, step = work["fail"]
         records.fault, records.fails_at = fault, batches[step][0]
     meter.ready()
-    # All epochs.
-    stream = meter.wait(iter, stream())
-    while (batch := meter.wait(next, stream, None)) is not None:
+    # Of all epochs. `stream` keeps the loader, and with it its workers, whose CPU time the meter asks for at the end.
+    batches = meter.wait(iter, stream())
+    while (batch := meter.wait(next, batches, None)) is not None:
         meter.take(batch)
     meter.end()
     # The loader goes here, and with it its workers.
