@@ -133,12 +133,8 @@ impl PythonData {
         let result = object.bind(py).call_method1("read_into", (indices, &view));
         drop(reading);
         if let Err(error) = &result {
-            // The frames in the traceback keep the view otherwise.
-            if let Some(traceback) = error.traceback(py) {
-                let _ = py
-                    .import("traceback")
-                    .and_then(|module| module.call_method1("clear_frames", (traceback,)));
-            }
+            // What cannot be cleared keeps the view, which is found below.
+            let _ = clear_frames(py, error);
         }
         let mut returned = view.call_method0("release").is_ok();
         if returned && is_shared(&view) {
@@ -158,6 +154,25 @@ impl PythonData {
         }
         result.map(drop)
     }
+}
+
+/// Clears the frames in the traceback of an exception and of those that led to it, because they keep the view.
+fn clear_frames(py: Python<'_>, error: &PyErr) -> PyResult<()> {
+    let clear = py.import("traceback")?.getattr("clear_frames")?;
+    // Before Python 3.12 the exception itself does not have it yet.
+    if let Some(traceback) = error.traceback(py) {
+        clear.call1((traceback,))?;
+    }
+    let (mut seen, mut left) = (Vec::new(), vec![error.value(py).clone().into_any()]);
+    while let Some(error) = left.pop() {
+        if error.is_none() || seen.contains(&error.as_ptr()) {
+            continue;
+        }
+        seen.push(error.as_ptr());
+        clear.call1((error.getattr("__traceback__")?,))?;
+        left.extend([error.getattr("__cause__")?, error.getattr("__context__")?]);
+    }
+    Ok(())
 }
 
 /// Whether others refer to the view.

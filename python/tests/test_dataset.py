@@ -66,6 +66,35 @@ def test_its_exception_reaches_the_loop_as_it_was_raised(overlap: bool) -> None:
     assert len(list(zip(range(3), loader.epoch(0), strict=False))) == 3
 
 
+def test_an_exception_with_a_cause_keeps_nothing() -> None:
+    class Chained(Squares):
+        failing = True
+
+        def fill(self, out: memoryview) -> None:
+            np.asarray(out)[:] = 0
+            if self.failing:
+                raise KeyError("inner")
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            try:
+                self.fill(out)
+            except KeyError as error:
+                raise LookupError("outer") from error
+
+    data = Chained()
+    gone = weakref.ref(data)
+    loader = tb.Loader(data, tb.Plan(data, 8))
+    with pytest.raises(LookupError, match="outer") as caught:
+        next(loader.epoch(0))
+    assert isinstance(caught.value.__cause__, KeyError)
+    data.failing = False
+    assert len(list(loader.epoch(0))) == 6
+    # A loader whose slots were kept would never go, nor what it reads from.
+    del data, loader, caught
+    gc.collect()
+    assert gone() is None
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_stop_iteration_does_not_end_the_epoch_in_silence(overlap: bool) -> None:
     class Empty(Squares):
