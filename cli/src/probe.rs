@@ -197,8 +197,12 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
                 [only] => only.clone(),
                 [] => return Err(format!("{path}: no {part}s: wanted at least one").into()),
                 names => {
-                    let names = names.join(", ");
-                    return Err(format!("{path}: --tensor: wanted one of its {part}s: {names}").into());
+                    // A model may have thousands.
+                    let (shown, more) = names.split_at(names.len().min(16));
+                    let shown = shown.join(", ");
+                    let more =
+                        if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+                    return Err(format!("{path}: --tensor: wanted one of its {part}s: {shown}{more}").into());
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use super::{has, json, samples, text};
+use super::{has, json, samples, text, twinbuf};
 
 #[test]
 fn inspect_tells_each_format() {
@@ -83,6 +83,10 @@ fn inspect_tells_all_tensors_of_a_model() {
     let found = text(folder, &["inspect", "model.safetensors"]);
     let tensors: Vec<&str> = found.lines().filter(|line| line.starts_with("  tensor")).collect();
     assert_eq!(tensors, lines);
+    let Output { stderr, .. } =
+        twinbuf(folder, &["probe", "model.safetensors", "--batch", "1", "--compute-ms", "0"]);
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert!(stderr.ends_with(", t0014, t0015 and 4984 more\n"), "{stderr}");
 }
 
 #[test]
