@@ -125,7 +125,7 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
 
     def batches() -> Iterator[Any]:
         # Made here, so that its slots and its threads count as those of the others.
-        loader = tb.Loader(data, plan)
+        loader = tb.Loader(data, plan, workers=workers)
         for batch in loader.epochs(1):
             yield batch.numpy().reshape(KINDS[kind][4], *KINDS[kind][2])
 
@@ -146,4 +146,5 @@ SUBJECTS: dict[str, tuple[Callable[[str, Path, int, int], Batches], int]] = {
     "dataloader-rs 1": (dataloader_rs, 1),
     "dataloader-rs 2": (dataloader_rs, 2),
     "twinbuf": (twinbuf, 1),
+    "twinbuf 2": (twinbuf, 2),
 }
