@@ -42,9 +42,10 @@ if wanted loaders python failures && [ -z "${PYTHON-}" ]; then
         grep '==' bench/python/requirements.txt | while read -r package; do
             "$PYTHON" -m pip install -q "$package" || echo "bench/run.sh: left out: $package" >&2
         done
-        "$PYTHON" -m pip install -q ./python
         touch bench/target/python/whole
     fi
+    # As it is now.
+    "$PYTHON" -m pip install -q --force-reinstall --no-deps ./python
 fi
 build() { cargo build --quiet --release --locked "$@"; }
 if wanted handoff; then build --manifest-path bench/Cargo.toml --bin handoff; fi
