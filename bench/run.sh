@@ -57,9 +57,8 @@ if wanted train; then build --example train; fi
 trap 'rm -rf bench/disk/target/data bench/loaders/target/data target/twinbuf/data' EXIT
 trap 'exit 1' INT TERM
 disk=bench/disk/target/release/disk loaders=bench/loaders/target/release/loaders
-for section; do
-    started=$(date +%s)
-    case $section in
+measure() {
+    case $1 in
     handoff) bench/target/release/handoff $quick --rounds $rounds --out $out ;;
     disk) $disk all $quick --out $out ;;
     grid) $disk scaling $quick --minutes 7 --out $out ;;
@@ -79,9 +78,19 @@ for section; do
         [ -n "$quick" ] || python3 bench/timeline.py
         ;;
     esac
+}
+failed=
+for section; do
+    started=$(date +%s)
+    # What one of them lacks does not keep the others from being measured.
+    measure "$section" || failed="$failed $section"
     echo "bench/run.sh: $section took $(($(date +%s) - started)) s"
 done
 if [ -z "$quick" ]; then
     python3 bench/tables.py
     python3 bench/pictures.py
+fi
+if [ -n "$failed" ]; then
+    echo "bench/run.sh: failed:$failed" >&2
+    exit 1
 fi

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use memmap2::{Advice, MmapMut};
 use twinbuf::mmap::ReadMode;
@@ -76,13 +78,15 @@ pub fn open(path: &Path, mode: ReadMode) -> Result<Arc<Records>, BoxError> {
 /// Drops the file from the page cache, and fails if it does not go.
 pub fn make_cold(records: &Records) -> Result<(), BoxError> {
     let mut found = Residency::default();
-    // A page that the kernel is just looking at stays: a few tries, and one page of ten thousand may stay.
-    for _ in 0..10 {
+    // A page stays that is still on its way from the disk, as what the kernel read ahead for the run before may be: it
+    // is tried for two seconds. One page of ten thousand may stay.
+    for _ in 0..100 {
         records.evict()?;
         found = records.residency()?;
         if found.resident * 10_000 <= found.pages {
             return back(records.bytes());
         }
+        thread::sleep(Duration::from_millis(20));
     }
     let path = records.shards()[0].path().display();
     Err(format!("{path}: wanted no page in the page cache, found {} of {}", found.resident, found.pages)
