@@ -168,7 +168,7 @@ def loaders():
             for i, subject in enumerate(chosen):
                 y = top + (i + 1) * line
                 ours = subject.startswith("twinbuf")
-                label = subject + ("" if subject in found.ordered else " *")
+                label = subject + (" *" if found.order.get(subject) == "NO" else "")
                 picture.text(x + 112, y, label, "name bold small" if ours else "name small")
                 style = "ours" if ours else "peer"
                 end = max(high for _, _, high in speeds.values())

@@ -221,7 +221,11 @@ class Loaders:
         _, same = read("loaders-same.csv")
         order = unique(row["subject"] for row in same)
         self.subjects.sort(key=lambda subject: order.index(subject) if subject in order else len(order))
-        self.ordered = {row["subject"] for row in same} - {row["subject"] for row in same if row["order_right"] != "true"}
+        # Whether a subject keeps the order, of those of which that is known.
+        self.order = {}
+        for row in same:
+            kept = self.order.get(row["subject"], "yes") == "yes" and row["order_right"] == "true"
+            self.order[row["subject"]] = "yes" if kept else "NO"
         self.memory = {}
         for row in same:
             added = float(row["memory_most_mib"]) - float(row["memory_ready_mib"])
@@ -280,7 +284,7 @@ def loaders(kind, cache):
                 spread(found.values("au", *trained), "{:.2f}".format),
                 spread(found.slowdown(*trained), "{:.2f}".format),
                 "" if memory is None else number(memory),
-                "yes" if subject in found.ordered else "NO",
+                found.order.get(subject, ""),
             ]
         )
     columns = ["", "samples/s", "twinbuf / it", "CPU us a sample", "first batch, ms", "with a trainer: samples/s", "AU"]
@@ -325,7 +329,7 @@ def loaders_short():
                 spread(found.values("cpu_us_per_sample", *alone)),
                 spread(found.values("au", *trained), "{:.2f}".format),
                 spread(found.slowdown(*trained), "{:.2f}".format),
-                "yes" if subject in found.ordered else "NO",
+                found.order.get(subject, ""),
             ]
         )
     columns = ["", "samples/s", "CPU us a sample", "AU beside a trainer", "the trainer's slowdown", "order kept"]
