@@ -154,7 +154,8 @@ fn the_largest_strides_and_windows() {
     }
     let error =
         Records::open_headerless([&path], DType::U32, Cut::sequence(usize::MAX)).expect_err("too long");
-    assert!(matches!(error, Error::TooShort { wanted: u64::MAX, found: 40, .. }), "{error:?}");
+    let most = (usize::MAX as u64).saturating_mul(4);
+    assert!(matches!(error, Error::TooShort { wanted, found: 40, .. } if wanted == most), "{error:?}");
     assert!(matches!(open(0, 1), Err(Error::ZeroRecord)));
     assert!(matches!(open(1, 0), Err(Error::ZeroStride)));
     assert!(matches!(
