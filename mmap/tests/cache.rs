@@ -173,6 +173,12 @@ fn used_batches_are_dropped_and_no_others() {
 
 #[test]
 fn a_batch_seems_cached_if_its_records_are() {
+    // SAFETY: no descriptor has this number, so no pointer is read.
+    unsafe { libc::syscall(libc::SYS_preadv2, -1, std::ptr::null::<libc::iovec>(), 0_usize, 0, 0, 0) };
+    let error = std::io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ENOSYS) {
+        return eprintln!("not checked: preadv2: {error}");
+    }
     let Some(folder) = folder_on_disk() else { return };
     let records = Records::open([three_batches(folder.path())], RECORD).unwrap();
     let plan = Plan::builder(records.len()).batch(1024).build().unwrap();
