@@ -260,7 +260,9 @@ impl Records {
         }
         match common {
             Some(kind) => {
-                Ok(Self { shards, skipped, kind, records, bytes, asked: AtomicUsize::new(0), ahead: None })
+                let asked = AtomicUsize::new(0);
+                let records = Self { shards, skipped, kind, records, bytes, asked, ahead: None };
+                Ok(records.with_fitting_mode(limit::memory()))
             }
             // If all are too short, the first of them is as good as any.
             None => Err(too_short.unwrap_or(Error::NoPaths)),

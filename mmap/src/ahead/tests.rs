@@ -311,3 +311,21 @@ fn the_mode_fits_the_memory() {
     assert_eq!(open(4096).asked.load(Relaxed), 0);
     assert_eq!(open(4096).read_mode(), ReadMode::Pread);
 }
+
+/// A file that is larger than memory, of which nothing is on the disk.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_no_memory_holds_is_read_past_the_page_cache_by_default() {
+    let folder = folder();
+    let path = folder.path().join("large");
+    let file = File::create(&path).unwrap();
+    let len = crate::limit::memory().unwrap() / 2;
+    let open = || Records::open([&path], 4096).unwrap();
+    file.set_len(len / 4096 * 4096).unwrap();
+    assert_eq!(open().read_mode(), ReadMode::Pread);
+    if direct(open(), true).is_none() {
+        return;
+    }
+    file.set_len((len / 4096 + 1) * 4096).unwrap();
+    assert_eq!(open().read_mode(), ReadMode::Direct);
+}
