@@ -94,9 +94,24 @@ impl Direct {
         self.file.replace(file).expect("a file that is kept")
     }
 
+    /// Sets what [`block`](Self::block) returns.
+    #[cfg(test)]
+    pub(crate) fn set_block(&mut self, block: usize) {
+        *self.block.get_mut() = block;
+    }
+
     /// What places, lengths and memory must be multiples of.
     pub(crate) fn block(&self) -> u64 {
         self.block.load(Relaxed) as u64
+    }
+
+    /// Whether `error` means that the block was too small, which then is larger for the next read.
+    pub(crate) fn has_grown(&self, error: &io::Error) -> bool {
+        if let Some(larger) = larger(self.block.load(Relaxed), error) {
+            self.block.fetch_max(larger, Relaxed);
+        }
+        // Also if it has grown since.
+        system::too_small(error)
     }
 
     /// One read, like `pread`: returns the number of bytes, 0 only at the end of the file.

@@ -1,9 +1,8 @@
 //! Reads batches into the caller's buffer.
 
 use std::cell::Cell;
-use std::fs::File;
 
-use crate::ahead::{Ahead, LARGE, PIECE, Room, Stretch, Taken};
+use crate::ahead::{Ahead, Copy, LARGE, PIECE, Room, SPILL, Stretch, Taken};
 use crate::direct::{BounceBuffer, Direct};
 use crate::file::{Opened, READ_CALLS, read_at};
 use crate::records::Records;
@@ -116,15 +115,15 @@ impl Records {
         match (&self.ahead, plan.shuffle()) {
             (None, _) => 0,
             (Some(_), Shuffle::Window { records, chunks }) => {
-                self.room(records.saturating_mul(chunks)).now().most
+                self.room(records.saturating_mul(chunks)).memory()
             }
-            (Some(_), _) => self.room(0).now().most,
+            (Some(_), _) => self.room(0).memory(),
         }
     }
 
     /// How much may be read ahead, with windows of so many records or without.
     pub(crate) const fn room(&self, window: u64) -> Room {
-        if window == 0 { Room::BATCHES } else { Room::windows(window.saturating_mul(self.stride())) }
+        Room::of(window.saturating_mul(self.stride()))
     }
 
     /// Returns how many system calls that read files this thread has made through this crate. Compare two of them to
@@ -171,7 +170,6 @@ impl Records {
         &'a self,
         parts: impl Iterator<Item = Result<(Span<'a>, &'a mut [u8]), Error>>,
     ) -> Result<(), Error> {
-        let mut bounce = BounceBuffer::new();
         // The file of the last span, which most often is that of the next.
         let mut last: Option<(&Shard, Opened<'_>)> = None;
         for part in parts {
@@ -179,9 +177,10 @@ impl Records {
             let shared = span.shared(out.len());
             let file = match last.take() {
                 Some((shard, file)) if std::ptr::eq(shard, span.shard) => file,
-                _ => span.shard.opened()?,
+                _ => span.shard.file.file()?,
             };
-            span.shard.read_exact(&file, &mut out[shared..], span.bytes.start, &mut bounce)?;
+            let read = |out: &mut [u8], offset| read_at(&file, out, offset);
+            span.shard.file.read_exact_by(&mut out[shared..], span.bytes.start, read)?;
             expand(out, self.record_bytes(), shared);
             last = Some((span.shard, file));
         }
@@ -206,8 +205,14 @@ impl Records {
                 copies.clear();
                 ends.clear();
                 if is_ahead(&parts[0].0) {
-                    let small = parts.iter().take_while(|(span, _)| is_ahead(span));
-                    ahead.take(small.map(|(span, _)| self.stretch(span)), &mut copies, &mut ends);
+                    self.take(ahead, parts, &mut copies, &mut ends);
+                    if matches!(ends.first(), Some(Taken::Not)) {
+                        // There was no room, or it was given up for another thread.
+                        self.ask_now(ahead, room, &parts[..parts.len().min(AGAIN)]);
+                        copies.clear();
+                        ends.clear();
+                        self.take(ahead, parts, &mut copies, &mut ends);
+                    }
                 }
                 for (index, copy) in copies.iter().enumerate() {
                     // Records of a window lie anywhere in it: the processor cannot guess the next.
@@ -227,14 +232,7 @@ impl Records {
                     match end {
                         Taken::Whole => expand(out, self.record_bytes(), shared),
                         Taken::Not => {
-                            let file = span.shard.opened()?;
-                            let mut bounce = BounceBuffer::new();
-                            span.shard.read_exact(
-                                &file,
-                                &mut out[shared..],
-                                span.bytes.start,
-                                &mut bounce,
-                            )?;
+                            span.shard.read(&mut out[shared..], span.bytes.start, ahead.straight)?;
                             expand(out, self.record_bytes(), shared);
                         }
                         Taken::Failed { offset, error } => {
@@ -247,6 +245,17 @@ impl Records {
             }
         }
         Ok(())
+    }
+
+    fn take(
+        &self,
+        ahead: &Ahead,
+        parts: &[(Span<'_>, &mut [u8])],
+        copies: &mut Vec<Copy>,
+        ends: &mut Vec<Taken>,
+    ) {
+        let small = parts.iter().take_while(|(span, _)| is_ahead(span));
+        ahead.take(small.map(|(span, _)| self.stretch(span)), copies, ends);
     }
 
     fn ask_now(&self, ahead: &Ahead, room: Room, parts: &[(Span<'_>, &mut [u8])]) {
@@ -297,44 +306,40 @@ fn is_ahead(span: &Span<'_>) -> bool {
     span.shard.is_read_ahead() && !span.is_large()
 }
 
+/// Parts that are asked for once more, if one was not there: as many as keep a disk busy.
+const AGAIN: usize = 128;
+
 /// The next parts, as many as are asked for together.
 fn group<'a>(
     parts: &mut impl Iterator<Item = Result<(Span<'a>, &'a mut [u8]), Error>>,
 ) -> Result<Vec<(Span<'a>, &'a mut [u8])>, Error> {
     /// Bytes, or at least one part: what the disk has under way at a time, and as much that waits for its turn.
     const BYTES: u64 = 8 << 20;
-    const PARTS: usize = 4096;
     let mut group = Vec::new();
     let mut bytes = 0;
-    while bytes < BYTES && group.len() < PARTS {
+    while bytes < BYTES {
         let Some(part) = parts.next().transpose()? else { break };
-        bytes += part.0.bytes.end - part.0.bytes.start;
+        // With the blocks at its ends.
+        bytes += part.0.bytes.end - part.0.bytes.start + SPILL;
         group.push(part);
     }
     Ok(group)
 }
 
 impl Shard {
-    /// The file as it is to be read.
-    fn opened(&self) -> Result<Opened<'_>, Error> {
-        match &self.direct {
-            Some(direct) => direct.opened(&self.file),
-            None => self.file.file(),
+    /// Fills `out` with the bytes from `start` on of the file: straight past the page cache, or through it.
+    fn read(&self, out: &mut [u8], start: u64, straight: bool) -> Result<(), Error> {
+        match self.direct.as_ref().filter(|_| straight) {
+            Some(direct) => {
+                let (file, mut bounce) = (direct.opened(&self.file)?, BounceBuffer::new());
+                let read = |out: &mut [u8], offset| direct.read_at(&file, out, offset, &mut bounce);
+                self.file.read_exact_by(out, start, read)
+            }
+            None => {
+                let file = self.file.file()?;
+                self.file.read_exact_by(out, start, |out, offset| read_at(&file, out, offset))
+            }
         }
-    }
-
-    /// Fills `out` with the bytes from `start` on of the file, which [`opened`](Self::opened) gave.
-    fn read_exact(
-        &self,
-        file: &File,
-        out: &mut [u8],
-        start: u64,
-        bounce: &mut BounceBuffer,
-    ) -> Result<(), Error> {
-        self.file.read_exact_by(out, start, |out, offset| match &self.direct {
-            Some(direct) => direct.read_at(file, out, offset, bounce),
-            None => read_at(file, out, offset),
-        })
     }
 }
 

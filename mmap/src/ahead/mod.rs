@@ -27,7 +27,7 @@ use crate::shard::Shard;
 pub(crate) const PIECE: u64 = 1 << 20;
 
 /// Room for the blocks at the ends of a piece.
-const SPILL: u64 = pool::SPILL as u64;
+pub(crate) const SPILL: u64 = pool::SPILL as u64;
 
 /// Stretches of so many bytes are read straight into the caller's memory: the disk is busy with one for long enough.
 pub(crate) const LARGE: u64 = 4 << 20;
@@ -63,6 +63,8 @@ struct State {
     /// Read, given up, and perhaps still being copied from.
     spent: Vec<Arc<Buffer>>,
     next_tag: u64,
+    /// The windows that are being read, and [`State::asked`] up to which other batches leave them their room.
+    window: (u64, u64),
 }
 
 /// The first record of a file, which no other file has, and the offset of the piece.
@@ -89,29 +91,45 @@ enum Content {
     Failed(io::Error),
 }
 
-/// How many bytes may be held.
+/// How many bytes may be held, for windows of so many bytes; 0 for batches that are read in the order in which they are
+/// asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
-    /// Bytes in all.
-    pub(crate) most: u64,
-    /// What was asked for so many bytes before a piece that is being read is not needed any more. `None`: it is given up
-    /// for what is needed now, the oldest first.
-    age: Option<u64>,
+    window: u64,
+    /// What is asked for is needed now.
+    now: bool,
 }
 
 impl Room {
-    /// For batches that are read in the order in which they are asked for.
-    pub(crate) const BATCHES: Self = Self { most: AHEAD, age: Some(AHEAD) };
-
-    /// For batches that take their records from all of a window of `bytes` bytes, while the next one is read.
-    pub(crate) const fn windows(bytes: u64) -> Self {
-        let most = bytes.saturating_mul(2).saturating_add(bytes / 4).saturating_add(AHEAD);
-        Self { most, age: Some(bytes.saturating_add(bytes / 8)) }
+    /// For batches that take their records from all of a window, while the next one is read.
+    pub(crate) const fn of(window: u64) -> Self {
+        Self { window, now: false }
     }
 
     /// For what is needed now.
     pub(crate) const fn now(self) -> Self {
-        Self { most: self.most.saturating_add(AHEAD), age: None }
+        Self { now: true, ..self }
+    }
+
+    /// Bytes of all pieces.
+    const fn most(self) -> u64 {
+        let ahead = self.window.saturating_mul(2).saturating_add(self.window / 4).saturating_add(AHEAD);
+        if self.now { ahead.saturating_add(AHEAD) } else { ahead }
+    }
+
+    /// Bytes of all memory.
+    pub(crate) const fn memory(self) -> u64 {
+        self.now().most()
+    }
+
+    /// What was asked for so many bytes before a piece that is being read is not needed any more. `None`: it is given up
+    /// for what is needed now, the oldest first.
+    const fn age(self) -> Option<u64> {
+        match self {
+            Self { now: true, .. } => None,
+            Self { window: 0, .. } => Some(AHEAD),
+            Self { window, .. } => Some(window.saturating_add(window / 8)),
+        }
     }
 }
 
@@ -167,6 +185,7 @@ impl Ahead {
             held: 0,
             spent: Vec::new(),
             next_tag: 0,
+            window: (0, 0),
         };
         Self { process: std::process::id(), straight, state: Mutex::new(state) }
     }
@@ -184,12 +203,14 @@ impl Ahead {
         let mut stretches: Vec<Stretch<'a>> = stretches.collect();
         let Some(mut state) = self.state() else { return (0, 0) };
         state.settle_ended();
-        if room.age.is_none() {
+        let room = state.shared(room);
+        if room.now {
             // Most often all of it was asked for long ago.
             stretches.retain(|stretch| !state.has(stretch));
         }
         stretches.sort_unstable_by_key(|stretch| (stretch.shard.first, stretch.bytes.start));
         let before = (state.asked, state.next_tag);
+        let mut fits = true;
         for of_one_file in stretches.chunk_by(|one, other| one.shard.first == other.shard.first) {
             let shard = of_one_file[0].shard;
             let Some(direct) = &shard.direct else { continue };
@@ -198,17 +219,17 @@ impl Ahead {
             let whole = |bytes: &Range<u64>| bytes.start / block * block..bytes.end.next_multiple_of(block);
             let mut rest = of_one_file.iter().map(|stretch| whole(&stretch.bytes)).peekable();
             // Stretches that touch are read together.
-            while let Some(mut range) = rest.next() {
+            while let Some(mut range) = rest.next().filter(|_| fits) {
                 while let Some(next) =
                     rest.next_if(|next| next.start <= range.end && next.end <= range.start + PIECE)
                 {
                     range.end = range.end.max(next.end);
                 }
-                state.read(shard.first, range, block, file, room);
+                fits = state.read(shard.first, range, block, file, room);
             }
             for Stretch { bytes, own_end, .. } in of_one_file {
                 // What a batch needs now was counted when it was asked for, unless nobody had asked for it.
-                let since = if room.age.is_some() { 0 } else { before.0 };
+                let since = if room.now { before.0 } else { 0 };
                 state.want(shard.first, &(bytes.start..*own_end), since);
             }
         }
@@ -249,8 +270,12 @@ impl Ahead {
             if !matches!(end, Taken::Whole) {
                 copies.truncate(before);
             }
-            ends.push(end);
-            if bytes_taken >= AT_ONCE {
+            // The caller asks once more for what is not there.
+            let missing = matches!(end, Taken::Not);
+            if !missing || ends.is_empty() {
+                ends.push(end);
+            }
+            if missing || bytes_taken >= AT_ONCE {
                 break;
             }
         }
@@ -262,8 +287,16 @@ impl Ahead {
 const AT_ONCE: u64 = 256 << 10;
 
 impl State {
-    /// Begins to read the parts of `range` that no piece has.
-    fn read(&mut self, shard: u64, range: Range<u64>, block: u64, file: &Arc<File>, room: Room) {
+    /// The same room with that of the windows that are being read, so that batches of another plan do not push them out.
+    fn shared(&mut self, room: Room) -> Room {
+        if room.window >= self.window.0 || self.asked > self.window.1 {
+            self.window = (room.window, self.asked.saturating_add(room.window));
+        }
+        Room { window: self.window.0, ..room }
+    }
+
+    /// Begins to read the parts of `range` that no piece has, as far as there is room and memory.
+    fn read(&mut self, shard: u64, range: Range<u64>, block: u64, file: &Arc<File>, room: Room) -> bool {
         let Range { mut start, end } = range;
         while start < end {
             if let Some((_, piece)) = self.at(shard, start) {
@@ -275,10 +308,11 @@ impl State {
             let parts = (until - start).div_ceil(PIECE + SPILL).max(1);
             let len = (until - start).div_ceil(parts).next_multiple_of(block).min(until - start);
             if !self.read_piece(shard, start..start + len, file, room) {
-                return;
+                return false;
             }
             start += len;
         }
+        true
     }
 
     /// Whether there was room and memory for it.
@@ -290,7 +324,7 @@ impl State {
             return false;
         }
         self.recover_spent();
-        let Some(into) = self.pool.take(len) else { return false };
+        let Some(into) = self.pool.take(len, room.memory()) else { return false };
         let key = (shard, range.start);
         let tag = self.next_tag;
         self.next_tag += 1;
@@ -310,9 +344,9 @@ impl State {
 
     /// Gives up old pieces until so many bytes more may be held.
     fn make_room(&mut self, more: u64, room: Room) -> bool {
-        while self.held + more > room.most {
+        while self.held + more > room.most() {
             let Some(&(at, key)) = self.order.front() else { break };
-            let needed = room.age.is_some_and(|age| at.saturating_add(age) >= self.taken);
+            let needed = room.age().is_some_and(|age| at.saturating_add(age) >= self.taken);
             let piece = self.pieces.get(&key).filter(|piece| piece.at == at);
             match piece {
                 Some(piece) if needed || matches!(piece.content, Content::Coming) => break,
@@ -321,8 +355,7 @@ impl State {
             }
             self.order.pop_front();
         }
-        // What is needed now cannot wait for what is under way.
-        self.held + more <= room.most || room.age.is_none()
+        self.held + more <= room.most()
     }
 
     fn give_up(&mut self, key: Key) {
@@ -409,8 +442,12 @@ impl State {
                     }
                 }
                 Content::Failed(error) => {
+                    let too_small = shard.direct.as_ref().is_some_and(|direct| direct.has_grown(error));
                     let error = io::Error::new(error.kind(), error.to_string());
                     self.give_up(key);
+                    if too_small {
+                        return Taken::Not;
+                    }
                     return Taken::Failed { offset: key.1.max(bytes.start), error };
                 }
             }

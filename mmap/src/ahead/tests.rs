@@ -329,3 +329,121 @@ fn what_no_memory_holds_is_read_past_the_page_cache_by_default() {
     file.set_len((len / 4096 + 1) * 4096).unwrap();
     assert_eq!(open().read_mode(), ReadMode::Direct);
 }
+
+/// Validation between the steps of training: the windows of training stay in memory.
+#[test]
+fn other_batches_leave_windows_alone() {
+    let folder = folder();
+    let paths = files(&folder, &[80 << 20]);
+    let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    let pread = Records::open(&paths, 4096).unwrap().with_read_mode(ReadMode::Pread).unwrap();
+    let order = Shuffle::Window { records: 64, chunks: 100 };
+    let train = Plan::builder(18_000).batch(256).shuffle(order).build().unwrap();
+    let validation = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let validation = validation.with_range(18_000..20_480).unwrap();
+    let mut asked = 0;
+    for step in 0..train.steps() {
+        let before = state(&records).asked;
+        let batch = train.batch(0, step).unwrap();
+        records.will_need(&batch, HINT_CHUNK);
+        assert!(read(&records, &batch) == read(&pread, &batch), "{step}");
+        asked += state(&records).asked - before;
+        if step % 4 == 3 {
+            let batch = validation.batch(0, step % validation.steps()).unwrap();
+            records.will_need(&batch, HINT_CHUNK);
+            assert!(read(&records, &batch) == read(&pread, &batch), "{step}");
+        }
+        assert!(state(&records).held <= records.ahead_bytes(&train));
+    }
+    assert!(asked <= 18_000 * 4096 * 11 / 10, "{asked}");
+}
+
+/// Batches whose pieces are of other sizes each time.
+#[test]
+fn memory_of_all_sizes_together_is_bounded() {
+    let folder = folder();
+    let paths = files(&folder, &[40 << 20]);
+    let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    for chunk in (0..9).map(|power| 1 << power) {
+        let order = Shuffle::Chunks { records: chunk };
+        let plan = Plan::builder(records.len()).batch(9000).shuffle(order).build().unwrap();
+        read(&records, &plan.batch(0, 0).unwrap());
+        let (taken, most) = (state(&records).pool.taken(), records.ahead_bytes(&plan));
+        assert!(taken <= most, "{chunk}: {taken} of {most}");
+    }
+}
+
+/// Each thread has a large batch of its own.
+#[test]
+fn threads_with_large_batches_share_the_memory() {
+    let folder = folder();
+    let paths = files(&folder, &[64 << 20]);
+    let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    let plan = Plan::builder(records.len()).batch(4096).shuffle(Shuffle::Records).build().unwrap();
+    std::thread::scope(|scope| {
+        for step in 0..4 {
+            let (records, plan) = (&records, &plan);
+            scope.spawn(move || {
+                let batch = plan.batch(0, step).unwrap();
+                let mut out = vec![0; 16 << 20];
+                for part in 0..4 {
+                    let part = batch.part(part * 1024..(part + 1) * 1024).unwrap();
+                    records.read(&part, &mut out).unwrap();
+                }
+                records.read(&batch, &mut out).unwrap();
+            });
+        }
+    });
+    let state = state(&records);
+    assert!(state.pool.taken() <= records.ahead_bytes(&plan), "{}", state.pool.taken());
+    assert!(state.asked <= 140 << 20, "{}", state.asked);
+}
+
+/// Disks with blocks of 4096 bytes read a hole at the front of a file in smaller ones.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_block_that_is_too_small_grows() {
+    let folder = folder();
+    let paths = files(&folder, &[1 << 20]);
+    File::open(&paths[0]).unwrap().sync_all().unwrap();
+    let pread = Records::options().partial(true).open(&paths, 1000).unwrap();
+    for straight in [false, true] {
+        let records = Records::options().partial(true).open(&paths, 1000).unwrap();
+        let Some(mut records) = direct(records, straight) else { return };
+        records.shards_mut()[0].direct.as_mut().unwrap().set_block(128);
+        let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Records).build().unwrap();
+        for step in 0..3 {
+            let batch = plan.batch(0, step).unwrap();
+            assert!(read(&records, &batch) == read(&pread, &batch), "{step}");
+        }
+        assert!(records.shards()[0].direct.as_ref().unwrap().block() >= 512);
+    }
+}
+
+/// Reads straight to the caller's memory would harm a program that forks: `Auto` makes none.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_read_ahead_comes_through_the_page_cache_by_default() {
+    let folder = folder();
+    let paths = files(&folder, &[1 << 20]);
+    let plan = Plan::builder(256).batch(128).shuffle(Shuffle::Records).build().unwrap();
+    let batch = plan.batch(0, 0).unwrap();
+    for straight in [true, false] {
+        let Some(records) = direct(Records::open(&paths, 4096).unwrap(), straight) else { return };
+        let panicked = std::thread::scope(|scope| {
+            let panic = || {
+                let _state = state(&records);
+                panic!("with the state locked");
+            };
+            scope.spawn(panic).join()
+        });
+        assert!(panicked.is_err());
+        records.evict().unwrap();
+        if records.residency().unwrap().resident > 0 {
+            return eprintln!("not checked: the file system keeps its pages");
+        }
+        let found = read(&records, &batch);
+        assert_eq!(records.residency().unwrap().resident > 0, !straight);
+        assert!(found == read(&Records::open(&paths, 4096).unwrap(), &batch));
+    }
+}
