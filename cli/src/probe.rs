@@ -120,22 +120,29 @@ const COLD: f64 = 1.0;
 
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let (records, call) = open(options)?;
-    let base = Setting { direct: options.direct, ..Setting::DEFAULT };
-    // Past the page cache, if the system can.
-    let direct = open(options)?.0.with_read_mode(ReadMode::Direct).ok().map(Arc::new);
-    if options.direct && direct.is_none() {
+    // The one that the loader does not choose for files of this size.
+    let chosen = records.read_mode();
+    let other = if chosen == ReadMode::Direct { ReadMode::Pread } else { ReadMode::Direct };
+    let base =
+        Setting { mode: (options.direct && other == ReadMode::Direct).then_some(other), ..Setting::DEFAULT };
+    let second = open(options)?.0.with_read_mode(other).ok().map(Arc::new);
+    if base.mode.is_some() && second.is_none() {
         // In the system's words.
         records.with_read_mode(ReadMode::Direct)?;
         return Err("--direct: the system cannot read past its page cache".into());
     }
-    let modes = Modes { cached: Arc::new(records), direct };
+    let modes = Modes { default: Arc::new(records), other: second };
     let records = modes.of(base).clone();
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
     let steps = options.steps.min(plan.steps());
     // What is in the cache does not count for reads past it.
-    let told = !options.direct && options.files.iter().all(|path| tells(path));
-    // Files that are cold are made so again before each run, because the one before has filled the cache.
-    let evict = options.cold || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
+    let direct = records.read_mode() == ReadMode::Direct;
+    let told = !direct && options.files.iter().all(|path| tells(path));
+    // Files that are cold are made so again before each run, because the one before has filled the cache. Those that are
+    // larger than memory are cold in each epoch.
+    let evict = options.cold
+        || chosen == ReadMode::Direct
+        || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
     let one_run = |setting, overlap| -> Result<Run, BoxError> {
         if evict {
             records.evict()?;
@@ -154,7 +161,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         }
     }
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let settings = Setting::all(options.order.0, modes.direct.is_some(), processors);
+    let settings = Setting::all(options.order.0, modes.other.as_ref().map(|_| other), processors);
     let mut measured: Vec<(Setting, Vec<f64>)> = settings.into_iter().map(|one| (one, Vec::new())).collect();
     for _ in 0..options.rounds {
         for (setting, walls) in &mut measured {

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use twinbuf::loader::LoaderBuilder;
+use twinbuf::mmap::ReadMode;
 use twinbuf::{Records, Shuffle};
 
 /// Options that differ from the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    pub(crate) direct: bool,
+    /// `None`: what the files' size makes the loader choose.
+    pub(crate) mode: Option<ReadMode>,
     pub(crate) workers: usize,
     pub(crate) hints: Hints,
 }
@@ -25,20 +27,19 @@ pub(crate) enum Hints {
 }
 
 impl Setting {
-    pub(crate) const DEFAULT: Self = Self { direct: false, workers: 1, hints: Hints::Default };
+    pub(crate) const DEFAULT: Self = Self { mode: None, workers: 1, hints: Hints::Default };
 
-    /// All that are worth a measurement, the defaults first.
-    pub(crate) fn all(shuffle: Shuffle, direct: bool, processors: usize) -> Vec<Self> {
+    /// All that are worth a measurement, the defaults first; with the other read mode, if the system has it.
+    pub(crate) fn all(shuffle: Shuffle, other: Option<ReadMode>, processors: usize) -> Vec<Self> {
         let mut all = vec![Self::DEFAULT];
         // In order the system reads ahead, and the loader hints nothing.
         if shuffle != Shuffle::None {
             let hints = [Hints::Off, Hints::Window(8), Hints::Window(128)];
             all.extend(hints.map(|hints| Self { hints, ..Self::DEFAULT }));
         }
-        let modes = if direct { &[false, true][..] } else { &[false] };
-        for &direct in modes {
+        for mode in [None, other].into_iter().take(if other.is_some() { 2 } else { 1 }) {
             for workers in [1, 2, 4].into_iter().filter(|&workers| workers <= processors) {
-                let setting = Self { direct, workers, hints: Hints::Default };
+                let setting = Self { mode, workers, hints: Hints::Default };
                 all.extend((setting != Self::DEFAULT).then_some(setting));
             }
         }
@@ -55,7 +56,7 @@ impl Setting {
     }
 
     /// As calls in a program: those that make the data set, and those that build the loader.
-    fn calls(self) -> (&'static str, String) {
+    fn calls(self) -> (String, String) {
         let mut builder = String::new();
         if self.workers > 1 {
             let _ = write!(builder, ".workers({})", self.workers);
@@ -67,16 +68,15 @@ impl Setting {
                 let _ = write!(builder, ".hint_window({mib} << 20)");
             }
         }
-        (if self.direct { ".with_read_mode(ReadMode::Direct)?" } else { "" }, builder)
+        let mode = self.mode.map(|mode| format!(".with_read_mode(ReadMode::{mode:?})?"));
+        (mode.unwrap_or_default(), builder)
     }
 
     fn name(self) -> String {
-        match self.calls() {
-            ("", builder) if builder.is_empty() => "the defaults".to_string(),
-            ("", builder) => builder,
-            (_, builder) if builder.is_empty() => "ReadMode::Direct".to_string(),
-            (_, builder) => format!("ReadMode::Direct, {builder}"),
-        }
+        let (_, builder) = self.calls();
+        let mode = self.mode.map(|mode| format!("ReadMode::{mode:?}"));
+        let name: Vec<String> = mode.into_iter().chain((!builder.is_empty()).then_some(builder)).collect();
+        if name.is_empty() { "the defaults".to_string() } else { name.join(", ") }
     }
 }
 
@@ -135,17 +135,17 @@ impl Found {
     }
 }
 
-/// The data sets that the settings read: through the page cache, and past it where the system can.
+/// The data sets that the settings read: as the loader does by default, and in the other mode where the system can.
 pub(crate) struct Modes {
-    pub(crate) cached: Arc<Records>,
-    pub(crate) direct: Option<Arc<Records>>,
+    pub(crate) default: Arc<Records>,
+    pub(crate) other: Option<Arc<Records>>,
 }
 
 impl Modes {
     pub(crate) fn of(&self, setting: Setting) -> &Arc<Records> {
-        match &self.direct {
-            Some(direct) if setting.direct => direct,
-            _ => &self.cached,
+        match &self.other {
+            Some(other) if setting.mode.is_some() => other,
+            _ => &self.default,
         }
     }
 }
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn only_what_is_clearly_faster_replaces_the_defaults() {
-        let direct = Setting { direct: true, workers: 2, hints: Hints::Default };
+        let direct = Setting { mode: Some(ReadMode::Direct), workers: 2, hints: Hints::Default };
         for (faster, builder) in
             [(0.96, "Loader::builder(data, plan).build()?"), (0.5, "plan).workers(2).build()?")]
         {
@@ -168,9 +168,22 @@ mod tests {
     }
 
     #[test]
+    fn the_other_mode_of_files_larger_than_memory_is_the_page_cache() {
+        let pread = Setting { mode: Some(ReadMode::Pread), ..Setting::DEFAULT };
+        assert_eq!(Setting::all(Shuffle::None, pread.mode, 1), [Setting::DEFAULT, pread]);
+        let runs = [(Setting::DEFAULT, vec![1.0]), (pread, vec![0.5])];
+        let found = Found::new(&runs, "open()?", "");
+        assert_eq!(
+            found.options.iter().map(|row| &row.name[..]).collect::<Vec<_>>(),
+            ["the defaults", "ReadMode::Pread"]
+        );
+        assert!(found.best[0].contains("open()?.with_read_mode(ReadMode::Pread)?"), "{:?}", found.best);
+    }
+
+    #[test]
     fn hints_are_measured_only_where_the_loader_makes_some() {
-        assert_eq!(Setting::all(Shuffle::None, false, 1), [Setting::DEFAULT]);
-        assert_eq!(Setting::all(Shuffle::None, true, 2).len(), 4);
-        assert_eq!(Setting::all(Shuffle::Records, true, 4).len(), 4 + 2 + 3);
+        assert_eq!(Setting::all(Shuffle::None, None, 1), [Setting::DEFAULT]);
+        assert_eq!(Setting::all(Shuffle::None, Some(ReadMode::Direct), 2).len(), 4);
+        assert_eq!(Setting::all(Shuffle::Records, Some(ReadMode::Direct), 4).len(), 4 + 2 + 3);
     }
 }
