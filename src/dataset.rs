@@ -91,8 +91,8 @@ pub trait Dataset: Send {
         HintStats::default()
     }
 
-    /// The memory that the data set takes for what [`will_need`](Self::will_need) brings, with batches of `plan`; that of
-    /// the system's page cache is not counted. Part of the loader's
+    /// The memory that the data set takes for what [`will_need`](Self::will_need) and [`read`](Self::read) bring, with
+    /// batches of `plan`; that of the system's page cache is not counted. Part of the loader's
     /// [`memory_limit`](crate::loader::LoaderBuilder::memory_limit). Asked once, when the loader is built; unless
     /// implemented it is 0.
     fn ahead_bytes(&self, plan: &Plan) -> u64 {

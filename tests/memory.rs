@@ -9,7 +9,7 @@ use std::sync::mpsc::{Sender, channel};
 use common::{RECORD, files, open, plan};
 
 use twinbuf::loader::MemoryLimit;
-use twinbuf::mmap::{CachePolicy, HintStats, Residency};
+use twinbuf::mmap::{CachePolicy, HintStats, ReadMode, Residency};
 use twinbuf::transform::Convert;
 use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle, Tail};
 
@@ -32,6 +32,23 @@ fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
     assert!(build(transformed, true).is_ok());
     let error = build(transformed - 1, true).unwrap_err();
     assert!(error.to_string().contains("1024 bytes and 4096 bytes before the transform)"), "{error}");
+}
+
+/// Without hints and overlap too, reads past the page cache go through memory of the data set's.
+#[test]
+fn what_reads_need_beside_the_slots_counts_without_hints() {
+    let (_dir, paths) = files(&[64]);
+    let direct = || Records::open(&paths, RECORD).unwrap().with_read_mode(ReadMode::Direct);
+    if let Err(error) = direct() {
+        return eprintln!("not checked: {error}");
+    }
+    for (hints, overlap) in [(true, true), (false, true), (true, false)] {
+        let data = direct().unwrap();
+        let plan = plan(64, 8);
+        let all = 2 * 8 * RECORD as u64 + data.ahead_bytes(&plan);
+        let build = Loader::builder(data, plan).hints(hints).overlap(overlap).memory_limit(all - 1).build();
+        assert!(matches!(build, Err(Error::Memory { wanted, .. }) if wanted == all), "{hints} {overlap}");
+    }
 }
 
 /// Says what it was asked for: the records hinted at, and an end after each read.

@@ -26,12 +26,15 @@ pub const HINT_CHUNK: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HintStats {
-    /// Bytes that the kernel accepted hints for, in whole pages. Not all of them had to be read.
+    /// Bytes that the kernel accepted hints for, in whole pages. Not all of them had to be read. In
+    /// [`ReadMode::Direct`](crate::ReadMode::Direct), bytes of the reads that were begun, in whole blocks.
     pub bytes: u64,
     /// Calls made, each for one piece or for many. 0: nothing is mapped, because the system
-    /// lacks the call or refused the mapping.
+    /// lacks the call or refused the mapping. In `Direct`, reads that were begun; 0: there was no room, or all of it was
+    /// asked for before.
     pub calls: u64,
-    /// Pieces that the kernel refused; and 1 more if the batch names a record that the files do not have.
+    /// Pieces that the kernel refused; and 1 more if the batch names a record that the files do not have. What there was
+    /// no room for is not counted.
     pub failed: u64,
     /// Time spent in here. The calls start the reading and do not wait for it, yet they are not free:
     /// for 256 MiB that were not in the cache they took 147 ms (the least of 11 rounds of

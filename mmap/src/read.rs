@@ -21,7 +21,8 @@ pub enum ReadMode {
     /// shorter than 4 MiB.
     ///
     /// An epoch of what does not fit into memory finds little in the page cache anyway, and pushes out what others have
-    /// there. All reads go to memory of our own first, so that other threads may `fork` meanwhile.
+    /// there. All such reads go to memory of our own first, so that other threads may `fork` meanwhile. What cannot be read
+    /// that way, as in a child of a `fork`, comes through the page cache.
     #[default]
     Auto,
     /// The kernel copies from its page cache, one call for each run of records: `pread` on Unix, `ReadFile` with an
@@ -39,6 +40,8 @@ pub enum ReadMode {
     /// A run of 4 MiB or more is read by one call straight into the caller's buffer, and no CPU copies it, which is
     /// fastest into a [`Buffer`](crate::Buffer). Do not `fork` during such a read (NOTES in `open(2)`). So are the files
     /// that are opened for each use (see [`Options::open`](crate::Options::open)) and those of FUSE.
+    ///
+    /// A child of a `fork` waits for each read before it begins the next: open the files in it instead.
     ///
     /// The page cache is neither used nor filled: every read waits for the disk, also the second of the same record, and
     /// [`CachePolicy`](crate::CachePolicy) has no effect.
@@ -110,6 +113,9 @@ impl Records {
     /// Returns the most memory that [`will_need`](Self::will_need) and [`read`](Self::read) take in
     /// [`ReadMode::Direct`], for batches of `plan`: 32 MiB; with [`Shuffle::Window`](crate::Shuffle::Window) two windows
     /// and a quarter, and 32 MiB. 0 in [`ReadMode::Pread`].
+    ///
+    /// Threads that read at a time, and batches of several plans, share the memory: together they take no more than the
+    /// largest of these.
     #[must_use]
     pub fn ahead_bytes(&self, plan: &Plan) -> u64 {
         match (&self.ahead, plan.shuffle()) {
@@ -126,8 +132,8 @@ impl Records {
         Room::of(window.saturating_mul(self.stride()))
     }
 
-    /// Returns how many system calls that read files this thread has made through this crate. Compare two of them to
-    /// count the calls of a read.
+    /// Returns how many system calls that read files this thread has made through this crate, and how many reads it has
+    /// begun in [`ReadMode::Direct`]. Compare two of them to count those of a read.
     #[must_use]
     pub fn read_calls() -> u64 {
         READ_CALLS.with(Cell::get)
@@ -136,8 +142,9 @@ impl Records {
     /// Reads the records of `batch`, one after the other in batch order, to the front of `out`. Returns the number of
     /// bytes: [`BatchPlan::len`] times [`record_bytes`](Self::record_bytes).
     ///
-    /// The bytes go straight into `out`. Each run of consecutive records in a file is one call, and each record where
-    /// there are gaps between them. Bytes that overlapping windows share are read once and then copied inside `out`.
+    /// In [`ReadMode::Pread`] the bytes go straight into `out`. Each run of consecutive records in a file is one call, and
+    /// each record where there are gaps between them. Bytes that overlapping windows share are read once and then copied
+    /// inside `out`.
     /// A file that is truncated meanwhile is an error here and cannot raise SIGBUS.
     ///
     /// # Errors

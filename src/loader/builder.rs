@@ -158,7 +158,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Whether the reading thread asks the system for pages before it reads them. Default: `true`.
     ///
     /// Hints are made only where the plan jumps, only with overlap, and only for records that do not seem to be in
-    /// the page cache already ([`Records::seems_cached`](twinbuf_mmap::Records::seems_cached)).
+    /// the page cache already ([`Records::seems_cached`](twinbuf_mmap::Records::seems_cached)). In
+    /// [`ReadMode::Direct`](twinbuf_mmap::ReadMode::Direct) they are made for all records, and begin to read them.
     pub fn hints(mut self, hints: bool) -> Self {
         self.options.hints = hints;
         self
@@ -291,9 +292,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
         let (mut sizes, layout) = Sizes::new(&plan, depths, each)?;
-        if hints && overlap {
-            sizes.ahead = datasets.iter().fold(0, |sum, of| sum.saturating_add(of.ahead_bytes(&plan)));
-        }
+        sizes.ahead = datasets.iter().fold(0, |sum, of| sum.saturating_add(of.ahead_bytes(&plan)));
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
         let taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
         let fingerprint = fields::fingerprint(&mut datasets)?;
