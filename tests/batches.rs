@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Gated, RECORD, at, batches, files, open, open_direct, plan, record};
 use twinbuf::loader::{LoaderBuilder, MAX_HOST_DEPTH};
-use twinbuf::mmap::HintStats;
+use twinbuf::mmap::{HintStats, ReadMode};
 use twinbuf::{Error, Loader, Plan, Records};
 
 #[test]
@@ -306,7 +306,8 @@ fn options_that_cannot_work_are_refused() {
     // A batch larger than any memory: refused, not an abort.
     let sparse = paths[0].with_extension("sparse");
     std::fs::File::create(&sparse).unwrap().set_len(1 << 43).unwrap();
-    let data = std::sync::Arc::new(Records::open([&sparse], 1 << 20).unwrap());
+    let data = Records::open([&sparse], 1 << 20).unwrap();
+    let data = std::sync::Arc::new(data.with_read_mode(ReadMode::Pread).unwrap());
     let plan = Plan::builder(data.len()).batch(data.len()).build().unwrap();
     let (option, _, found) = refused(Loader::builder(data, plan).host_depth(8));
     assert_eq!(option, "host_depth");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::BatchPlan;
 use crate::ahead::{Ahead, Room};
+use crate::around::{Around, STRETCH};
 use crate::page::{around, page_size};
 use crate::records::Records;
 use crate::spans::Span;
@@ -82,7 +83,8 @@ impl Records {
     /// chunks. If the batch is not in the cache, as at the start of an epoch, it hints all chunks of the batch's own
     /// window first.
     ///
-    /// In [`ReadMode::Direct`](crate::ReadMode::Direct) it begins to read the records themselves, into the data set's own
+    /// In [`ReadMode::Auto`](crate::ReadMode::Auto), where the files fit in memory, small records bring what is around them,
+    /// once an epoch. In [`ReadMode::Direct`](crate::ReadMode::Direct) it begins to read the records themselves, into the data set's own
     /// memory, as far as there is room ([`ahead_bytes`](Self::ahead_bytes)); `piece` has no effect. Runs of 4 MiB and more
     /// are left to [`read`](Self::read).
     ///
@@ -93,7 +95,10 @@ impl Records {
     pub fn will_need(&self, batch: &BatchPlan, piece: NonZeroUsize) -> HintStats {
         let begun = Instant::now();
         let mut hinted = match batch.chunks_ahead() {
-            None => self.ask(batch.pieces(), piece, self.room(0), false),
+            None => match self.around_for(batch) {
+                Some(around) => ask(self, batch.pieces(), piece, Some(around)),
+                None => self.ask(batch.pieces(), piece, self.room(0), false),
+            },
             Some(ahead) => {
                 let room = self.room(batch.window_records());
                 let mut hinted = HintStats::default();
@@ -112,6 +117,13 @@ impl Records {
         hinted
     }
 
+    /// Where more than the records of this batch is to be asked for.
+    fn around_for(&self, batch: &BatchPlan) -> Option<&Around> {
+        let around = self.around.as_ref().filter(|_| Around::pays(self.stride(), batch.world()))?;
+        around.begin(batch.epoch_id());
+        Some(around)
+    }
+
     /// Asks for the pages of these records, or, past the page cache, begins to read them as far as there is room.
     fn ask(
         &self,
@@ -120,7 +132,7 @@ impl Records {
         room: Room,
         chunks: bool,
     ) -> HintStats {
-        let Some(ahead) = &self.ahead else { return ask(self, runs, piece) };
+        let Some(ahead) = &self.ahead else { return ask(self, runs, piece, None) };
         let mut failed = 0;
         let found = self.spans_of(runs).map_while(|span| span.map_err(|_| failed += 1).ok());
         // Whole chunks are cut; a large stretch of a batch is left to be read straight to its place.
@@ -141,8 +153,13 @@ impl Records {
     }
 }
 
-/// Asks for the pages of these records, each page once.
-fn ask(records: &Records, runs: impl Iterator<Item = Range<u64>>, piece: NonZeroUsize) -> HintStats {
+/// Asks for the pages of these records, each page once; or for what is missing around them.
+fn ask(
+    records: &Records,
+    runs: impl Iterator<Item = Range<u64>>,
+    piece: NonZeroUsize,
+    more: Option<&Around>,
+) -> HintStats {
     let page = page_size() as u64;
     let mut queue = Queue { pieces: Vec::new(), hinted: HintStats::default() };
     let mut found = Vec::new();
@@ -154,8 +171,16 @@ fn ask(records: &Records, runs: impl Iterator<Item = Range<u64>>, piece: NonZero
         if span.shard.hints_wait {
             continue;
         }
-        let bytes = around(&span.bytes, span.shard.bytes.end, page);
-        found.push((span.shard.records().start, span.shard.piece(bytes)));
+        let Span { shard, bytes, .. } = span;
+        let mut push = |bytes: &Range<u64>| {
+            found.push((shard.first, shard.piece(around(bytes, shard.bytes.end, page))));
+        };
+        match more {
+            Some(more) if bytes.end - bytes.start < STRETCH => {
+                more.missing(shard.before, &bytes, &shard.bytes).for_each(|bytes| push(&bytes))
+            }
+            _ => push(&bytes),
+        }
     }
     found.sort_unstable_by_key(|(shard, found)| (*shard, found.bytes.start));
     // Pages not yet cut: the next may touch them.

@@ -64,6 +64,7 @@
 //! hints; [`transform`] for f32 in place of bytes; [`Error`] for what can be wrong with a file.
 
 mod ahead;
+mod around;
 mod buffer;
 mod cache;
 mod direct;

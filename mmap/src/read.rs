@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use crate::ahead::{Ahead, Copy, LARGE, PIECE, Room, SPILL, Stretch, Taken};
+use crate::around::Around;
 use crate::direct::{BounceBuffer, Direct};
 use crate::file::{Opened, READ_CALLS, read_at};
 use crate::records::Records;
@@ -19,6 +20,9 @@ pub enum ReadMode {
     /// `Pread`; but on Linux `Direct` if the files are larger than half of the memory that the process may use (the
     /// machine's, or its control group's), all of them stay open, their file system has such reads, and records are
     /// shorter than 4 MiB.
+    ///
+    /// Of files that fit, [`Records::will_need`] asks for 128 KiB around each small record, once an epoch: all of them
+    /// will be needed, and the disk has brought the whole file long before the first epoch is over.
     ///
     /// An epoch of what does not fit into memory finds little in the page cache anyway, and pushes out what others have
     /// there. All such reads go to memory of our own first, so that other threads may `fork` meanwhile. What cannot be read
@@ -70,12 +74,17 @@ impl Records {
 
     /// [`ReadMode::Auto`], with so many bytes of memory.
     pub(crate) fn with_fitting_mode(mut self, memory: Option<u64>) -> Self {
+        let Some(memory) = memory else { return self };
         let bytes: u64 = self.shards().iter().map(|shard| shard.bytes.end - shard.bytes.start).sum();
-        let large = memory.is_some_and(|memory| bytes > memory / 2);
+        if bytes <= memory / 2 {
+            let before = self.shards().iter().map(|shard| shard.before.saturating_add(shard.bytes.end)).max();
+            self.around = Around::new(before.unwrap_or_default());
+            return self;
+        }
         let fitting = (self.record_bytes() as u64) < LARGE
             && self.shards().iter().all(|shard| shard.file.is_kept() && !shard.hints_wait);
         // What keeps a file from being opened again is no error as long as it is read.
-        if large && fitting && self.open_direct(false).is_err() {
+        if fitting && self.open_direct(false).is_err() {
             self.close_direct();
         }
         self
@@ -93,6 +102,7 @@ impl Records {
 
     fn close_direct(&mut self) {
         self.ahead = None;
+        self.around = None;
         self.shards_mut().iter_mut().for_each(|shard| shard.direct = None);
     }
 

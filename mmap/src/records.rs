@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 
 use crate::ahead::Ahead;
+use crate::around::Around;
 use crate::file::DataFile;
 use crate::shard::Shard;
 use crate::{DType, Error, limit};
@@ -157,6 +158,8 @@ pub struct Records {
     pub(crate) asked: AtomicUsize,
     /// What is read ahead past the page cache, in [`ReadMode::Direct`](crate::ReadMode::Direct).
     pub(crate) ahead: Option<Ahead>,
+    /// What else is asked for, in [`ReadMode::Auto`](crate::ReadMode::Auto) of files that fit in memory.
+    pub(crate) around: Option<Around>,
 }
 
 impl Records {
@@ -189,7 +192,7 @@ impl Records {
     ) -> Result<Self, Error> {
         let mut shards: Vec<Shard> = Vec::new();
         let mut common: Option<Kind> = None;
-        let (mut records, mut bytes) = (0, 0_u64);
+        let (mut records, mut bytes, mut before) = (0, 0_u64, 0_u64);
         #[cfg(unix)]
         let mut room = true;
         let paths: Vec<P> = paths.into_iter().collect();
@@ -255,13 +258,16 @@ impl Records {
                 bytes: offset..end,
                 first: records,
                 records: count,
+                before,
             });
+            before = before.saturating_add(end);
             records += count;
         }
         match common {
             Some(kind) => {
                 let asked = AtomicUsize::new(0);
-                let records = Self { shards, skipped, kind, records, bytes, asked, ahead: None };
+                let records =
+                    Self { shards, skipped, kind, records, bytes, asked, ahead: None, around: None };
                 Ok(records.with_fitting_mode(limit::memory()))
             }
             // If all are too short, the first of them is as good as any.

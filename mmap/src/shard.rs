@@ -23,6 +23,8 @@ pub struct Shard {
     pub(crate) bytes: Range<u64>,
     pub(crate) first: u64,
     pub(crate) records: u64,
+    /// Bytes of the files before this one, up to where their records end.
+    pub(crate) before: u64,
 }
 
 impl Shard {

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use twinbuf_mmap::{BatchPlan, CachePolicy, Error, Plan, Records, Residency, Shuffle};
+use twinbuf_mmap::{BatchPlan, CachePolicy, Error, HINT_CHUNK, Plan, ReadMode, Records, Residency, Shuffle};
 
 const RECORD: usize = 4096;
 const RECORDS: usize = 2048;
@@ -296,6 +296,8 @@ fn each_page_of_a_batch_is_asked_for_once() {
     let path = folder.path().join("records");
     std::fs::write(&path, vec![9; usize::try_from(20 * record).unwrap()]).unwrap();
     let records = Records::open([&path], usize::try_from(record).unwrap()).unwrap();
+    // `Auto` asks for more.
+    let records = records.with_read_mode(ReadMode::Pread).unwrap();
     for seed in 0..100 {
         let plan =
             Plan::builder(20).batch(1 + seed % 7).shuffle(Shuffle::Records).seed(seed).build().unwrap();
@@ -310,4 +312,32 @@ fn each_page_of_a_batch_is_asked_for_once() {
             assert_eq!(hinted.bytes, bytes, "seed {seed}, step {step}: {hinted:?}, {pages:?}");
         }
     }
+}
+
+/// A record here and there brings 128 KiB around it, and the second epoch asks again.
+#[test]
+fn small_records_bring_what_is_around_them_once_an_epoch() {
+    const AROUND: u64 = 128 << 10;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("records");
+    std::fs::write(&path, vec![9; 1 << 20]).unwrap();
+    let records = Records::open([&path], 4096).unwrap();
+    let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Records).build().unwrap();
+    for epoch in 0..2 {
+        let mut asked = 0;
+        for step in 0..plan.steps() {
+            let batch = plan.batch(epoch, step).unwrap();
+            let hinted = records.will_need(&batch, HINT_CHUNK);
+            assert_eq!((hinted.bytes % AROUND, hinted.failed), (0, 0), "{epoch} {step}");
+            asked += hinted.bytes;
+            records.evict().unwrap();
+            let again = records.will_need(&batch, HINT_CHUNK);
+            assert_eq!(again.bytes, 0, "{epoch} {step}");
+        }
+        assert_eq!(asked, 1 << 20, "{epoch}");
+    }
+    // A rank of 32 reads one record of such a stretch an epoch.
+    let plan = Plan::builder(256).batch(2).shuffle(Shuffle::Records).rank(0, 32).build().unwrap();
+    let hinted = records.will_need(&plan.batch(0, 0).unwrap(), HINT_CHUNK);
+    assert!((4096..=8192).contains(&hinted.bytes), "{hinted:?}");
 }

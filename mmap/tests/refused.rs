@@ -17,7 +17,9 @@ use libc::{EACCES, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_long};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
-use twinbuf_mmap::{BatchPlan, CachePolicy, Error, HINT_CHUNK, HintStats, Plan, Records, Residency, Shuffle};
+use twinbuf_mmap::{
+    BatchPlan, CachePolicy, Error, HINT_CHUNK, HintStats, Plan, ReadMode, Records, Residency, Shuffle,
+};
 
 /// Set in the process of one case, to its number and the error.
 const CHILD: &str = "TWINBUF_REFUSED_CASE";
@@ -95,7 +97,8 @@ fn system(result: &Result<impl std::fmt::Debug, Error>, path: &Path, call: &str,
 /// `process_madvise` or what it needs is refused: each piece is one `madvise`, and no page is left out.
 fn hints_fall_back(call: c_long, errno: c_int) {
     let data = Data::new();
-    let records = data.open();
+    // `Auto` asks once an epoch.
+    let records = data.open().with_read_mode(ReadMode::Pread).unwrap();
     records.evict().unwrap();
     let gathered = records.will_need(&batch(), HINT_CHUNK);
     assert_eq!(gathered.failed, 0);

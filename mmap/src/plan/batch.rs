@@ -24,6 +24,8 @@ pub struct BatchPlan {
     pub(super) shuffle: Shuffle,
     pub(super) epoch: u64,
     pub(super) step: u64,
+    /// Ranks that share the epoch.
+    pub(super) world: u64,
     /// Positions in the epoch's order, `start < end`. Past the last record they start again at the first. With seams,
     /// positions among those that are left.
     pub(super) start: u64,
@@ -171,6 +173,16 @@ impl BatchPlan {
             ranges.extend(windows.ranges(other, first..scaled(part.end)));
         }
         Some(batch.moved(ranges))
+    }
+
+    /// Ranks that share the epoch.
+    pub(crate) const fn world(&self) -> u64 {
+        self.world
+    }
+
+    /// A number for the epoch that another one hardly has.
+    pub(crate) fn epoch_id(&self) -> usize {
+        Key::new(self.seed, self.epoch).id()
     }
 
     /// Records in a whole window; 0 with any other shuffle.

@@ -208,10 +208,10 @@ impl Plan {
 
     /// The batch of these positions, which is part of a share.
     fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchPlan {
-        let &Plan { first, records, seed, shuffle, .. } = self;
+        let &Plan { first, records, seed, shuffle, world, .. } = self;
         let Range { start, end } = positions;
         let share = (share.start, share.end);
-        BatchPlan { first, records, seed, shuffle, epoch, step, start, end, share, seams: None }
+        BatchPlan { first, records, seed, shuffle, epoch, step, world, start, end, share, seams: None }
     }
 
     /// The positions of a step, and those of all batches that follow each other at this rank.
