@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::Buffer;
 
@@ -17,8 +16,8 @@ const SMALLEST: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     free: BTreeMap<usize, Vec<Buffer>>,
-    /// Bytes of memory taken from the system, less what it has back.
-    taken: Arc<AtomicU64>,
+    /// Where the memory lies that was taken from the system: the first address, and the length.
+    slabs: BTreeMap<usize, usize>,
 }
 
 /// The size of the memory for `len` bytes, at least one.
@@ -28,32 +27,45 @@ pub(super) fn class(len: usize) -> usize {
 }
 
 impl Pool {
-    /// Memory for `len` bytes that begins at a multiple of 4096. `None` if the system has none, or if it would be more
-    /// than `most` bytes in all.
+    /// Memory for `len` bytes that begins at a multiple of 4096. `None` if the system has none.
+    ///
+    /// Before it takes more than `most` bytes from the system in all, it gives back what is free in other sizes.
     pub(super) fn take(&mut self, len: usize, most: u64) -> Option<Buffer> {
         let class = class(len);
         if let Some(memory) = self.free.get_mut(&class).and_then(Vec::pop) {
             return Some(memory);
         }
         let slab = SLAB.next_multiple_of(class);
-        let fits = |pool: &Self| pool.taken().saturating_add(slab as u64) <= most;
-        if !fits(self) {
-            // What is free in other sizes goes back to the system, but for slabs of which a part is in use.
-            self.free.clear();
+        if self.taken().saturating_add(slab as u64) > most {
+            self.give_back();
         }
-        if !fits(self) {
-            return None;
-        }
-        let mut free = cut(slab, class, &self.taken)?;
-        let memory = free.pop();
-        self.free.insert(class, free);
-        memory
+        let free = cut(slab, class)?;
+        self.slabs.insert(free.first()?.as_ptr().addr(), slab);
+        let free = self.free.entry(class).insert_entry(free);
+        free.into_mut().pop()
     }
 
     /// Bytes of memory that the system has given, used or not.
     pub(super) fn taken(&self) -> u64 {
-        // It guards no other data.
-        self.taken.load(Relaxed)
+        self.slabs.values().map(|&len| len as u64).sum()
+    }
+
+    /// Gives the slabs back of which no part is in use.
+    fn give_back(&mut self) {
+        for (class, free) in &mut self.free {
+            free.sort_unstable_by_key(|memory| memory.as_ptr().addr());
+            let slabs = &self.slabs;
+            let slab = |memory: &Buffer| slabs.range(..=memory.as_ptr().addr()).next_back();
+            let whole = free.chunk_by(|one, other| slab(one) == slab(other));
+            let whole =
+                whole.filter(|free| slab(&free[0]).is_some_and(|(_, len)| free.len() * class == *len));
+            let whole: Vec<usize> =
+                whole.filter_map(|free| slab(&free[0])).map(|(start, _)| *start).collect();
+            free.retain(|memory| slab(memory).is_none_or(|(start, _)| whole.binary_search(start).is_err()));
+            for start in whole {
+                self.slabs.remove(&start);
+            }
+        }
     }
 
     pub(super) fn put(&mut self, memory: Buffer) {
@@ -62,21 +74,12 @@ impl Pool {
 }
 
 /// Cuts new memory of `bytes` bytes into buffers of `class` bytes, a multiple of 4096.
-fn cut(bytes: usize, class: usize, taken: &Arc<AtomicU64>) -> Option<Vec<Buffer>> {
+fn cut(bytes: usize, class: usize) -> Option<Vec<Buffer>> {
     /// Keeps the memory until the last buffer in it is gone. Nothing reads through it.
-    struct Slab {
-        whole: Buffer,
-        taken: Arc<AtomicU64>,
-    }
-    impl Drop for Slab {
-        fn drop(&mut self) {
-            self.taken.fetch_sub(self.whole.len() as u64, Relaxed);
-        }
-    }
+    struct Slab(#[expect(dead_code, reason = "dropped with the last buffer")] Buffer);
     let mut whole = Buffer::for_direct_reads(bytes)?;
     let start = NonNull::from(&mut whole[..]).cast::<u8>();
-    taken.fetch_add(whole.len() as u64, Relaxed);
-    let slab = Arc::new(Slab { whole, taken: taken.clone() });
+    let slab = Arc::new(Slab(whole));
     let buffer = |index: usize| {
         // SAFETY: within the memory, which has room for so many.
         let start = unsafe { start.add(index * class) };
