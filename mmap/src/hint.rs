@@ -177,7 +177,7 @@ fn ask(
         };
         match more {
             Some(more) if bytes.end - bytes.start < STRETCH => {
-                more.missing(shard.before, &bytes, &shard.bytes).for_each(|bytes| push(&bytes))
+                more.missing(shard.before, &bytes, &shard.bytes).for_each(|bytes| push(&bytes));
             }
             _ => push(&bytes),
         }

@@ -53,7 +53,8 @@ impl Data {
     }
 
     fn open(&self) -> Records {
-        Records::open([self.path()], self.page).unwrap()
+        // `Auto` asks once an epoch.
+        Records::open([self.path()], self.page).unwrap().with_read_mode(ReadMode::Pread).unwrap()
     }
 
     /// Fails unless all bytes of a batch are read as they were written.
@@ -97,8 +98,7 @@ fn system(result: &Result<impl std::fmt::Debug, Error>, path: &Path, call: &str,
 /// `process_madvise` or what it needs is refused: each piece is one `madvise`, and no page is left out.
 fn hints_fall_back(call: c_long, errno: c_int) {
     let data = Data::new();
-    // `Auto` asks once an epoch.
-    let records = data.open().with_read_mode(ReadMode::Pread).unwrap();
+    let records = data.open();
     records.evict().unwrap();
     let gathered = records.will_need(&batch(), HINT_CHUNK);
     assert_eq!(gathered.failed, 0);
