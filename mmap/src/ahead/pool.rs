@@ -39,10 +39,11 @@ impl Pool {
         if self.taken().saturating_add(slab as u64) > most {
             self.give_back();
         }
-        let free = cut(slab, class)?;
-        self.slabs.insert(free.first()?.as_ptr().addr(), slab);
-        let free = self.free.entry(class).insert_entry(free);
-        free.into_mut().pop()
+        let cut = cut(slab, class)?;
+        self.slabs.insert(cut.first()?.as_ptr().addr(), slab);
+        let free = self.free.entry(class).or_default();
+        free.extend(cut);
+        free.pop()
     }
 
     /// Bytes of memory that the system has given, used or not.

@@ -373,6 +373,33 @@ fn memory_of_all_sizes_together_is_bounded() {
     }
 }
 
+/// Batches of many sizes, then windows that nobody finishes: all that follows is still read ahead.
+#[test]
+fn what_is_left_keeps_no_memory_from_later_batches() {
+    let folder = folder();
+    let paths = files(&folder, &[64 << 20]);
+    let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    let plan = |order| Plan::builder(records.len()).batch(512).shuffle(order).build().unwrap();
+    let steps = |plan: &Plan, steps: u64| {
+        let mut asked = 0;
+        for step in 0..steps {
+            let before = state(&records).asked;
+            records.will_need(&plan.batch(0, step + 1).unwrap(), HINT_CHUNK);
+            read(&records, &plan.batch(0, step).unwrap());
+            asked += state(&records).asked - before;
+        }
+        asked
+    };
+    for chunk in [1, 3, 9, 20, 50, 100, 200] {
+        steps(&plan(Shuffle::Chunks { records: chunk }), 5);
+    }
+    steps(&plan(Shuffle::Window { records: 64, chunks: 100 }), 15);
+    steps(&plan(Shuffle::Records), 20);
+    // The windows still have a part of it. The rest is not left to calls that wait for one record each.
+    let asked = steps(&plan(Shuffle::Chunks { records: 2 }), 8);
+    assert!(asked >= 4 << 20, "{asked}");
+}
+
 /// Each thread has a large batch of its own.
 #[test]
 fn threads_with_large_batches_share_the_memory() {
