@@ -125,7 +125,8 @@ impl Records {
     /// and a quarter, and 32 MiB. 0 in [`ReadMode::Pread`].
     ///
     /// Threads that read at a time, and batches of several plans, share the memory: together they take no more than the
-    /// largest of these.
+    /// largest of these. Two plans with windows that are read in turn would push out each other's: open the files for
+    /// each. Pieces of many sizes can take a few MiB more, because memory is taken 2 MiB at a time for each size.
     #[must_use]
     pub fn ahead_bytes(&self, plan: &Plan) -> u64 {
         match (&self.ahead, plan.shuffle()) {
