@@ -261,8 +261,12 @@ fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
         if polled {
             assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
         }
+        // Nobody joins the thread, which frees the last slot at its end; and `/proc` may leave out a thread while another
+        // one ends. `must_end` bounds the wait.
+        while sim.live().leaked() != before {
+            thread::yield_now();
+        }
         assert_eq!(copy_threads(), 0);
-        assert_eq!(sim.live().leaked(), before);
     });
 }
 
