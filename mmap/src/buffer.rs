@@ -60,7 +60,7 @@ impl Buffer {
     /// Without that the two share its pages, and the one that writes first gets a copy: a disk that still writes would
     /// write to the page that the other keeps (NOTES in `open(2)`).
     pub(crate) fn for_direct_reads(len: usize) -> Option<Self> {
-        let buffer = Self::new(len.max(HUGE))?;
+        let buffer = Self::new(len)?;
         #[cfg(target_os = "linux")]
         {
             let start = buffer.as_ptr().cast_mut().cast();

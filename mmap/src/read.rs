@@ -77,8 +77,8 @@ impl Records {
         let Some(memory) = memory else { return self };
         let bytes: u64 = self.shards().iter().map(|shard| shard.bytes.end - shard.bytes.start).sum();
         if bytes <= memory / 2 {
-            let before = self.shards().iter().map(|shard| shard.before.saturating_add(shard.bytes.end)).max();
-            self.around = Around::new(before.unwrap_or_default());
+            let end = self.shards().last().map(|shard| shard.before.saturating_add(shard.bytes.end));
+            self.around = Around::new(end.unwrap_or_default());
             return self;
         }
         let fitting = (self.record_bytes() as u64) < LARGE
@@ -353,10 +353,7 @@ impl Shard {
                 let read = |out: &mut [u8], offset| direct.read_at(&file, out, offset, &mut bounce);
                 self.file.read_exact_by(out, start, read)
             }
-            None => {
-                let file = self.file.file()?;
-                self.file.read_exact_by(out, start, |out, offset| read_at(&file, out, offset))
-            }
+            None => self.file.read_exact(out, start),
         }
     }
 }

@@ -291,8 +291,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let depths = Depths { workers, host: host_depth, device: backend.device_depth() };
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
-        let (mut sizes, layout) = Sizes::new(&plan, depths, each)?;
-        sizes.ahead = datasets.iter().fold(0, |sum, of| sum.saturating_add(of.ahead_bytes(&plan)));
+        let (sizes, layout) = Sizes::new(&plan, depths, each)?;
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
         let taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
         let fingerprint = fields::fingerprint(&mut datasets)?;

@@ -45,8 +45,9 @@ impl Sizes {
             Tail::Wrap => plan.batch_records(),
             Tail::Drop | Tail::Keep => plan.batch_records().min(plan.records()),
         };
-        let (mut parts, mut layout) = (Vec::new(), Vec::new());
+        let (mut parts, mut layout, mut ahead) = (Vec::new(), Vec::new(), 0_u64);
         for (dataset, transform) in fields {
+            ahead = ahead.saturating_add(dataset.ahead_bytes(plan));
             let record_bytes = dataset.record_bytes();
             let Some(transform) = transform else {
                 let (dtype, shape) = dataset
@@ -70,7 +71,7 @@ impl Sizes {
         }
         let layout = Layout(layout);
         let out_bytes = layout.0.iter().fold(0_usize, |sum, field| sum.saturating_add(field.bytes));
-        let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead: 0 };
+        let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),
             None => Err(too_large(&sizes)),
