@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ._prefetch import Items, Position, Run
-from ._streams import Accelerator, Sent, Streams, Upload
+from ._streams import Sent, Streams, Upload, streams_of
 from .report import BOUND, STEPS, Report, Step
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ _AHEAD = 1
 
 def sender(device: Any) -> Sender | None:
     """Return what sends batches to the device; None where they stay in host memory."""
-    if hasattr(device, "side"):
-        return Sender(device, "device")
     if device == "cpu":  # without torch
         return None
+    streams = streams_of(device)
+    if streams is None or streams is device:
+        return None if streams is None else Sender(streams, "device")
     import torch
 
-    device = torch.device(device)
-    return None if device.type == "cpu" else Sender(Accelerator(device), str(device))
+    return Sender(streams, str(torch.device(device)))
 
 
 class Sender:

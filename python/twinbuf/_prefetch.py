@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ._streams import Accelerator, Streams, Upload, as_tensors
+from ._streams import Streams, Upload, as_tensors, streams_of
 from .errors import ForkedError
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class Prefetcher(Generic[T]):
             raise ValueError(f"prefetch: depth of at least 1 wanted, found {depth}")
         self._iterable = iterable
         self._depth = depth
-        self._streams, self._convert = _device(device)
+        self._streams = None if device is None else streams_of(device)
+        # Arrays become tensors of host memory.
+        self._convert = device is not None and self._streams is None
         self._position = Position()
         self._last: weakref.ref[Run[T]] | None = None
         # Of an iterable that is an iterator: it cannot start again, and neither can this.
@@ -188,19 +190,6 @@ def _copies(iterable: object) -> Callable[[], Any] | None:
     """Return what makes a copy of the state: the iterable may hand out what it goes on to change."""
     states: Callable[[], Any] | None = getattr(iterable, "state_dict", None)
     return None if states is None else lambda: copy.deepcopy(states())
-
-
-def _device(device: Any) -> tuple[Streams | None, bool]:
-    """Return the streams of the device, and whether arrays are made tensors instead."""
-    if device is None:
-        return None, False
-    if hasattr(device, "side"):
-        streams: Streams = device
-        return streams, False
-    import torch
-
-    device = torch.device(device)
-    return (None, True) if device.type == "cpu" else (Accelerator(device), False)
 
 
 class Items(Generic[T]):

@@ -132,6 +132,17 @@ class Accelerator:
         return item.to(self._device, non_blocking=True) if non_blocking else item.to(self._device)
 
 
+def streams_of(device: Any) -> Streams | None:
+    """Return the streams of a device, which may be such an object itself; None for host memory."""
+    if hasattr(device, "side"):
+        streams: Streams = device
+        return streams
+    import torch
+
+    device = torch.device(device)
+    return None if device.type == "cpu" else Accelerator(device)
+
+
 @dataclass
 class _Slot:
     """Page-locked bytes, and the end of the copies that read them last."""
