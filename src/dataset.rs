@@ -62,7 +62,7 @@ pub trait Dataset: Send {
     }
 
     /// How many bytes it is asked for at a time where a [`transform`](crate::loader::LoaderBuilder::transform) follows,
-    /// as far as records are that small. Asked once, when the loader is built.
+    /// as far as records are that small. Asked when the loader is built.
     ///
     /// Unless implemented it is 256 KiB: few enough to be still in the CPU's second-level cache when they are
     /// transformed.
@@ -93,7 +93,7 @@ pub trait Dataset: Send {
 
     /// The memory that the data set takes for what [`will_need`](Self::will_need) and [`read`](Self::read) bring, with
     /// batches of `plan`; that of the system's page cache is not counted. Part of the loader's
-    /// [`memory_limit`](crate::loader::LoaderBuilder::memory_limit). Asked once, when the loader is built; unless
+    /// [`memory_limit`](crate::loader::LoaderBuilder::memory_limit). Asked when the loader is built; unless
     /// implemented it is 0.
     fn ahead_bytes(&self, plan: &Plan) -> u64 {
         let _ = plan;

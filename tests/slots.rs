@@ -7,8 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{RECORD, files};
+use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::Buffer;
-use twinbuf::{Batch, Error, Loader, Plan};
+use twinbuf::observe::Breakdown;
+use twinbuf::transform::Convert;
+use twinbuf::{Batch, Error, Loader, Plan, Records, Tail};
 
 #[repr(align(64))]
 struct Memory([u8; 2 * BATCH]);
@@ -82,4 +85,71 @@ fn buffers_that_do_not_fit_are_refused() {
     assert!(error(two(0, BATCH), 2).contains("wanted 4 buffers: workers x host_depth, found 2"));
     assert!(error(Vec::new(), 1).contains("found 0"));
     assert_eq!(dropped.load(Ordering::Relaxed), 6, "given back");
+}
+
+/// What the options want, and what is refused beside it.
+#[test]
+fn build_takes_the_wanted_slots_and_no_others() {
+    type Set = fn(LoaderBuilder) -> LoaderBuilder;
+    // The bytes of a batch of the second plan in two fields, the first of 3 bytes a record.
+    let pair = 64 + 7 * RECORD;
+    let cases: [(Set, usize, usize); 7] = [
+        (|builder| builder, 2, pair),
+        (|builder| builder.host_depth(1), 1, pair),
+        (|builder| builder.host_depth(3).workers(4), 12, pair),
+        (|builder| builder.host_depth(3).workers(4).overlap(false), 3, pair),
+        (|builder| builder.workers(4).breakdown(Breakdown::every(9).sink(|_| ())), 2, pair),
+        (|builder| builder.transform_field(1, Convert::U16ToU32), 2, pair + 7 * RECORD),
+        (|builder| builder.memory_limit(u64::MAX).hints(false), 2, pair),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let narrow = dir.path().join("narrow");
+    std::fs::write(&narrow, [1; 3 * 5]).unwrap();
+    let (_dir, wide) = files(&[5]);
+    // Fewer records than a batch, which are repeated.
+    let plan = Plan::builder(5).batch(7).tail(Tail::Wrap).build().unwrap();
+    for (case, (set, count, bytes)) in cases.into_iter().enumerate() {
+        let builder = || {
+            let data = (Records::open([&narrow], 3).unwrap(), common::open(&wide));
+            set(Loader::builder(data, plan))
+        };
+        let (wanted, slot) = builder().wanted_slots().unwrap();
+        assert_eq!((wanted, slot.size(), slot.align()), (count, bytes, 64), "case {case}");
+        let build = |count: usize, bytes: usize| {
+            let slots = (0..count).map(|_| Buffer::new(bytes).unwrap()).collect();
+            let mut loader = builder().slots(slots).build()?;
+            loader.epoch(0).try_for_each(|batch| batch.map(drop))
+        };
+        assert!(build(wanted, slot.size()).is_ok(), "case {case}");
+        for (count, bytes) in [(wanted - 1, bytes), (wanted + 1, bytes), (wanted, bytes - 1)] {
+            let error = build(count, bytes).unwrap_err();
+            assert!(matches!(error, Error::Option { option: "slots", .. }), "case {case}: {error}");
+        }
+    }
+}
+
+#[test]
+fn no_slots_are_wanted_where_build_refuses() {
+    let (_dir, paths) = files(&[32]);
+    let plan = |records| Plan::builder(records).batch(4).build().unwrap();
+    let builder = |records| Loader::builder(common::open(&paths), plan(records));
+    let refused: [(&dyn Fn() -> LoaderBuilder, &str); 6] = [
+        (&|| builder(32).workers(0), "option `workers`"),
+        (&|| builder(32).workers(65).overlap(false), "option `workers`"),
+        (&|| builder(32).host_depth(9), "option `host_depth`"),
+        (&|| builder(33), "option `plan`"),
+        (&|| builder(32).transform_field(1, Convert::U16ToU32), "option `transform_field`"),
+        (
+            &|| {
+                let data = Records::open(&paths, RECORD / 2).unwrap();
+                Loader::builder((common::open(&paths), data), plan(32))
+            },
+            "option `dataset`",
+        ),
+    ];
+    for (builder, wanted) in refused {
+        let error = builder().wanted_slots().unwrap_err().to_string();
+        assert!(error.starts_with(wanted), "{error}");
+        assert_eq!(builder().build().unwrap_err().to_string(), error);
+    }
 }

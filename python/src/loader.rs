@@ -14,7 +14,6 @@ use twinbuf::{Checkpoint, Dataset, Tail};
 
 use crate::dataset::{self, Object, PythonData, Sets};
 use crate::device;
-use crate::dtype::Layout;
 use crate::engine::{self, Run, Shared, State, Steps};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
@@ -27,16 +26,6 @@ use crate::switches;
 
 /// A batch of fewer bytes is read in about the time that it takes to hand one over.
 const SMALL: usize = 8 << 20;
-/// Fields begin at multiples of it in a slot.
-const ALIGN: usize = 64;
-
-/// The bytes of a slot. `None` if memory has no room for so many.
-fn batch_bytes(plan: &Plan, layouts: &[Layout]) -> Option<usize> {
-    let records = usize::try_from(plan.inner.batch_records().min(plan.inner.records())).ok();
-    let field = |layout: &Layout| layout.bytes()?.checked_mul(records?)?.checked_next_multiple_of(ALIGN);
-    let add = |sum: Option<usize>, layout| sum?.checked_add(field(layout)?);
-    layouts.iter().fold(Some(0), add)
-}
 
 /// Reads the batches of a plan ahead of their use.
 ///
@@ -187,9 +176,7 @@ impl Loader {
             return Err(PyTypeError::new_err("data: wanted at least one data set, found an empty tuple"));
         }
         let layouts = sets.iter().map(dataset::layout).collect::<PyResult<Vec<_>>>()?;
-        let batch_bytes = batch_bytes(plan.get(), &layouts);
-        let default = if batch_bytes.is_some_and(|bytes| bytes < SMALL) { 3 } else { 2 };
-        let asked_depth = depth.map_or(Ok(default), |depth| whole("depth", depth))?;
+        let given_depth = depth.map(|depth| whole("depth", depth)).transpose()?;
         let mut objects = Vec::new();
         let mut open = |set: &Bound<'_, PyAny>| -> PyResult<Box<dyn Dataset>> {
             Ok(match set.cast::<Records>() {
@@ -203,18 +190,18 @@ impl Loader {
         };
         let sets = sets.iter().map(&mut open).collect::<PyResult<Vec<_>>>()?;
         let builder = twinbuf::Loader::builder(Sets(sets), plan.get().inner);
-        let builder = builder.host_depth(asked_depth).workers(asked_workers).overlap(overlap);
+        let builder = builder.workers(asked_workers).overlap(overlap);
+        let builder = given_depth.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::host_depth);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let failed = |error| errors::loading(py, error);
         let builder = builder.from_env().map_err(failed)?;
-        let depth = switches::depth(name.as_deref(), asked_depth);
-        let workers = switches::workers(name.as_deref(), asked_workers, overlap);
-        let slots = match (&sender, batch_bytes) {
-            (Some(sender), Some(bytes)) => device::slots(sender, bytes, depth, workers)?,
-            // Where no memory holds a batch, building the loader is refused.
-            _ => None,
-        };
+        let small = builder.wanted_slots().map_err(failed)?.1.size() < SMALL;
+        let asked_depth = given_depth.unwrap_or(if small { 3 } else { 2 });
+        // Once more, because the environment wins over the default as well.
+        let builder = builder.host_depth(asked_depth).from_env().map_err(failed)?;
+        let wanted = builder.wanted_slots().map_err(failed)?;
+        let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
         let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
         let built = py.detach(|| builder.build()).map_err(failed)?;
         let report = built.report();
@@ -243,6 +230,7 @@ impl Loader {
         });
         engine::register(&shared);
         let sender = sender.map(Bound::unbind);
+        let depth = wanted.0 / usize::try_from(report.workers)?;
         let this = Self { shared, plan: plan.unbind(), objects, sender, depth, workers: report.workers };
         this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
         Ok(this)

@@ -69,6 +69,17 @@ def test_a_batch_is_what_it_is_in_host_memory(numbers: Numbers) -> None:
             batch.torch()
 
 
+def test_a_batch_may_have_more_records_than_there_are(tmp_path: Path) -> None:
+    np.save(tmp_path / "three.npy", np.repeat(np.arange(3, dtype=np.int64)[:, None], 40, axis=1))
+    data, device = tb.Records.open_npy(tmp_path / "three.npy"), Late("side")
+    plan = tb.Plan(data, 8, drop_last=False, rank=1, world=2)
+    (batch,) = tb.Loader(data, plan, device=device)
+    # The ranks repeat records so that all have as many.
+    assert batch.indices.tolist() == [2, 0, 1, 2, 0, 1, 2, 0]
+    assert batch.torch()[:, 0].tolist() == batch.indices.tolist()
+    assert device.hosts == 3
+
+
 def test_several_data_sets_and_every_type(tmp_path: Path) -> None:
     for dtype, path in every_dtype(tmp_path):
         device = Late("side")

@@ -1,5 +1,6 @@
 //! Sets up a loader: its options, the memory it takes, its thread.
 
+use std::alloc;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -12,6 +13,7 @@ use twinbuf_mmap::{Buffer, CachePolicy, Plan};
 use super::Loader;
 use super::checkpoint::Identity;
 use super::fields;
+use super::layout;
 use super::memory::MemoryLimit;
 use super::prefetch::Prefetch;
 use super::reader::{FieldReader, Reader, Transforming};
@@ -40,6 +42,9 @@ pub(crate) const HELD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most workers: more than one machine has processors to spare for one loader.
 pub(super) const MAX_WORKERS: usize = 64;
 
+/// Slots begin at multiples of it, as fields do in a slot.
+const SLOT_ALIGN: usize = 64;
+
 /// Builds a [`Loader`]; made by [`Loader::builder`].
 #[must_use = "a builder does nothing until `build`"]
 pub struct LoaderBuilder<B: Backend = Host> {
@@ -66,6 +71,44 @@ pub(crate) struct Options {
     held_timeout: Duration,
     pub(crate) trace: Option<Trace>,
     pub(crate) breakdown: Breakdown,
+}
+
+impl Options {
+    /// Whether a thread reads ahead. Phases that are timed do not overlap.
+    fn overlaps(&self) -> bool {
+        self.overlap && !self.breakdown.is_on()
+    }
+
+    /// Checks the options against each other and against the data sets, and finds what they need, with as many device
+    /// slots for each worker.
+    fn sizes(&self, device: usize) -> Result<(Sizes, layout::Layout), Error> {
+        let Self { datasets, plan, transforms, workers, host_depth: host, .. } = self;
+        if !(1..=MAX_WORKERS).contains(workers) {
+            let wanted = format!("1 to {MAX_WORKERS} threads");
+            return Err(Error::Option { option: "workers", wanted, found: workers.to_string() });
+        }
+        if !(1..=MAX_HOST_DEPTH).contains(host) {
+            let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
+            return Err(Error::Option { option: "host_depth", wanted, found: host.to_string() });
+        }
+        fields::check(datasets)?;
+        let records = datasets[0].records();
+        if plan.range().end > records {
+            return Err(Error::Option {
+                option: "plan",
+                wanted: format!("a plan for at most the data set's {records} records"),
+                found: format!("one for {}", plan.range().end),
+            });
+        }
+        if let Some(field) = transforms.keys().find(|&&field| field >= datasets.len()) {
+            let wanted = format!("a field below {}", datasets.len());
+            return Err(Error::Option { option: "transform_field", wanted, found: field.to_string() });
+        }
+        let depths = Depths { workers: if self.overlaps() { *workers } else { 1 }, host: *host, device };
+        let each = datasets.iter().enumerate();
+        let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
+        Sizes::new(plan, depths, each)
+    }
 }
 
 impl LoaderBuilder {
@@ -125,9 +168,9 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Uses this memory for the host slots, in place of new memory: a tensor library's pinned memory, or pages that
     /// the caller registered ([`Buffer::lent`]).
     ///
-    /// There must be [`host_depth`](Self::host_depth) buffers for each of the [`workers`](Self::workers). Each holds one
-    /// batch and begins at a multiple of 64 bytes. A batch is in the buffer that was given here. The buffers of a
-    /// worker are dropped together, after the loader and the last batch in one of them.
+    /// There must be as many buffers as [`wanted_slots`](Self::wanted_slots) returns, and each at least as large and
+    /// aligned as it says. A batch is in the buffer that was given here. The buffers of a worker are dropped together,
+    /// after the loader and the last batch in one of them.
     ///
     /// ```
     /// # use twinbuf::{Loader, Plan, Records, mmap::Buffer};
@@ -136,14 +179,35 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # std::fs::write(&path, [1; 4096])?;
     /// let data = Records::open([&path], 64)?;
     /// let plan = Plan::builder(data.len()).batch(16).build()?;
-    /// let slots: Vec<Buffer> = (0..2).filter_map(|_| Buffer::new(16 * 64)).collect(); // or `Buffer::lent`
-    /// let mut loader = Loader::builder(data, plan).slots(slots).build()?;
+    /// let builder = Loader::builder(data, plan);
+    /// let (count, slot) = builder.wanted_slots()?;
+    /// assert_eq!((count, slot.size()), (2, 16 * 64));
+    /// let slots: Vec<Buffer> = (0..count).filter_map(|_| Buffer::new(slot.size())).collect(); // or `Buffer::lent`
+    /// let mut loader = builder.slots(slots).build()?;
     /// assert_eq!(loader.epoch(0).count(), 4);
     /// # Ok::<(), twinbuf::BoxError>(())
     /// ```
     pub fn slots(mut self, memory: Vec<Buffer>) -> Self {
         self.options.slots = Some(memory);
         self
+    }
+
+    /// Returns how many host slots [`build`](Self::build) wants with the options set so far, and the size and alignment
+    /// of each in bytes: [`host_depth`](Self::host_depth) slots for each of the [`workers`](Self::workers), which
+    /// without overlap are one, of one batch after its transforms. For [`slots`](Self::slots).
+    ///
+    /// Set all other options before, also those of the environment ([`from_env`](Self::from_env)). Nothing is allocated,
+    /// and nothing taken from the [`memory_limit`](Self::memory_limit).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build) that are found before it allocates: [`Error::Option`] if a number is out of range,
+    /// the plan is for more records than the data set has or a slot does not fit the memory; [`Error::Transform`] if
+    /// the records cannot be transformed.
+    pub fn wanted_slots(&self) -> Result<(usize, alloc::Layout), Error> {
+        let (sizes, _) = self.options.sizes(self.backend.device_depth())?;
+        let slot = alloc::Layout::from_size_align(sizes.slot, SLOT_ALIGN).map_err(|_| too_large(&sizes))?;
+        Ok((sizes.depths.workers * sizes.depths.host, slot))
     }
 
     /// Whether a thread reads ahead of the caller. Default: `true`.
@@ -249,49 +313,16 @@ impl<B: Backend> LoaderBuilder<B> {
     /// made; [`Error::Spawn`] if the system starts no thread.
     pub fn build(self) -> Result<Loader<B>, Error> {
         let Self { backend, options } = self;
-        let Options { mut datasets, plan, workers, host_depth, overlap, hints, hint_window, .. } = options;
-        let Options {
-            name,
-            cache_policy,
-            mut transforms,
-            slots,
-            memory_limit,
-            held_timeout,
-            trace,
-            breakdown,
-            ..
-        } = options;
-        if overlap && breakdown.is_on() {
-            breakdown.overlap_is_off();
+        if options.overlap && options.breakdown.is_on() {
+            options.breakdown.overlap_is_off();
         }
-        let overlap = overlap && !breakdown.is_on();
-        if !(1..=MAX_WORKERS).contains(&workers) {
-            let wanted = format!("1 to {MAX_WORKERS} threads");
-            return Err(Error::Option { option: "workers", wanted, found: workers.to_string() });
-        }
-        let workers = if overlap { workers } else { 1 };
-        if !(1..=MAX_HOST_DEPTH).contains(&host_depth) {
-            let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
-            return Err(Error::Option { option: "host_depth", wanted, found: host_depth.to_string() });
-        }
-        fields::check(&datasets)?;
-        let records = datasets[0].records();
-        if plan.range().end > records {
-            return Err(Error::Option {
-                option: "plan",
-                wanted: format!("a plan for at most the data set's {records} records"),
-                found: format!("one for {}", plan.range().end),
-            });
-        }
-        if let Some(field) = transforms.keys().find(|&&field| field >= datasets.len()) {
-            let wanted = format!("a field below {}", datasets.len());
-            return Err(Error::Option { option: "transform_field", wanted, found: field.to_string() });
-        }
+        let overlap = options.overlaps();
+        let (sizes, layout) = options.sizes(backend.device_depth())?;
+        let Depths { workers, host: host_depth, .. } = sizes.depths;
+        let Options { name, mut datasets, plan, hints, hint_window, cache_policy, mut transforms, .. } =
+            options;
+        let Options { slots, memory_limit, held_timeout, trace, breakdown, .. } = options;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
-        let depths = Depths { workers, host: host_depth, device: backend.device_depth() };
-        let each = datasets.iter().enumerate();
-        let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
-        let (sizes, layout) = Sizes::new(&plan, depths, each)?;
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
         let taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
         let fingerprint = fields::fingerprint(&mut datasets)?;
@@ -406,8 +437,8 @@ fn check_slots(slots: Option<&[Buffer]>, wanted: usize, bytes: usize) -> Result<
     if let Some(slot) = slots.iter().find(|slot| slot.len() < bytes) {
         return refuse(format!("buffers of at least {bytes} bytes"), slot.len().to_string());
     }
-    match slots.iter().find(|slot| slot.as_ptr().addr() % 64 != 0) {
-        Some(slot) => refuse("buffers at multiples of 64".to_string(), format!("{:p}", slot.as_ptr())),
+    match slots.iter().find(|slot| slot.as_ptr().addr() % SLOT_ALIGN != 0) {
+        Some(slot) => refuse(format!("buffers at multiples of {SLOT_ALIGN}"), format!("{:p}", slot.as_ptr())),
         None => Ok(()),
     }
 }

@@ -231,6 +231,20 @@ fn the_environment_wins_over_the_code() {
 }
 
 #[test]
+fn wanted_slots_are_those_of_the_environment() {
+    let wanted = |vars: &[(&str, &str)]| {
+        let plan = Plan::builder(8).batch(4).build().unwrap();
+        let builder = Loader::builder(Zeros, plan).host_depth(3).workers(2).apply(from(vars).unwrap());
+        builder.wanted_slots().unwrap().0
+    };
+    assert_eq!(wanted(&[]), 6);
+    assert_eq!(wanted(&[("TWINBUF_DEPTH", "5")]), 10);
+    assert_eq!(wanted(&[("TWINBUF_DEPTH", "1"), ("TWINBUF_WORKERS", "7")]), 7);
+    assert_eq!(wanted(&[("TWINBUF_OVERLAP", "off"), ("TWINBUF_WORKERS", "7")]), 3);
+    assert_eq!(wanted(&[("TWINBUF_BREAKDOWN", "on")]), 3, "what is timed does not overlap");
+}
+
+#[test]
 fn each_rank_has_a_trace_of_its_own() {
     let traced = |rank, world, path: &str| {
         let plan = Plan::builder(8).batch(1).rank(rank, world).build().unwrap();
