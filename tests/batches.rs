@@ -306,8 +306,7 @@ fn options_that_cannot_work_are_refused() {
     // A batch larger than any memory: refused, not an abort.
     let sparse = paths[0].with_extension("sparse");
     std::fs::File::create(&sparse).unwrap().set_len(1 << 43).unwrap();
-    let data = Records::open([&sparse], 1 << 20).unwrap();
-    let data = std::sync::Arc::new(data.with_read_mode(ReadMode::Pread).unwrap());
+    let data = Records::options().read_mode(ReadMode::Pread).open([&sparse], 1 << 20).unwrap();
     let plan = Plan::builder(data.len()).batch(data.len()).build().unwrap();
     let (option, _, found) = refused(Loader::builder(data, plan).host_depth(8));
     assert_eq!(option, "host_depth");

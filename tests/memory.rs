@@ -38,7 +38,7 @@ fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
 #[test]
 fn what_reads_need_beside_the_slots_counts_without_hints() {
     let (_dir, paths) = files(&[64]);
-    let direct = || Records::open(&paths, RECORD).unwrap().with_read_mode(ReadMode::Direct);
+    let direct = || Records::options().read_mode(ReadMode::Direct).open(&paths, RECORD);
     if let Err(error) = direct() {
         return eprintln!("not checked: {error}");
     }

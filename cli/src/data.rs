@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use twinbuf::mmap::{Cut, DType, Error};
+use twinbuf::mmap::{Cut, DType, Error, ReadMode};
 use twinbuf::{BoxError, Records};
 
 use crate::text::quoted;
@@ -102,25 +102,35 @@ impl Shape {
     }
 
     /// The call that opens the files, as a program has it.
-    pub(crate) fn call(&self, paths: &[PathBuf], format: Format, tensor: &str) -> String {
+    pub(crate) fn call(
+        &self,
+        paths: &[PathBuf],
+        format: Format,
+        tensor: &str,
+        mode: Option<ReadMode>,
+    ) -> String {
         let paths: Vec<String> = paths.iter().map(|path| quoted(path)).collect();
         let paths = format!("[{}]", paths.join(", "));
         let cut = match self.sequence {
             Some(tokens) => format!("Cut::sequence({tokens})"),
             None => "Cut::Rows".to_string(),
         };
-        match (format, self.dtype) {
-            (Format::Npy, _) => format!("Records::open_npy({paths}, {cut})?"),
-            (Format::LlmC, _) => format!("Records::open_llm_c({paths}, {cut})?"),
-            (Format::Npz, _) => format!("Records::open_npz({paths}, {tensor:?}, {cut})?"),
-            (Format::Safetensors, _) => format!("Records::open_safetensors({paths}, {tensor:?}, {cut})?"),
-            (Format::Raw, Some(dtype)) => {
-                format!("Records::open_headerless({paths}, DType::{dtype:?}, {cut})?")
-            }
+        let mut options = mode.map_or(String::new(), |mode| format!(".read_mode(ReadMode::{mode:?})"));
+        let open = match (format, self.dtype) {
+            (Format::Npy, _) => format!("open_npy({paths}, {cut})?"),
+            (Format::LlmC, _) => format!("open_llm_c({paths}, {cut})?"),
+            (Format::Npz, _) => format!("open_npz({paths}, {tensor:?}, {cut})?"),
+            (Format::Safetensors, _) => format!("open_safetensors({paths}, {tensor:?}, {cut})?"),
+            (Format::Raw, Some(dtype)) => format!("open_headerless({paths}, DType::{dtype:?}, {cut})?"),
             (Format::Raw, None) => {
-                let bytes = self.record_bytes.unwrap_or(1);
-                format!("Records::options().partial(true).open({paths}, {bytes})?")
+                options.insert_str(0, ".partial(true)");
+                format!("open({paths}, {})?", self.record_bytes.unwrap_or(1))
             }
+        };
+        if options.is_empty() {
+            format!("Records::{open}")
+        } else {
+            format!("Records::options(){options}.{open}")
         }
     }
 
@@ -130,19 +140,26 @@ impl Shape {
     }
 
     /// Opens files of one format; of those with parts the one by that name.
-    pub(crate) fn open(&self, paths: &[PathBuf], format: Format, tensor: &str) -> Result<Records, BoxError> {
+    pub(crate) fn open(
+        &self,
+        paths: &[PathBuf],
+        format: Format,
+        tensor: &str,
+        mode: ReadMode,
+    ) -> Result<Records, BoxError> {
         let cut = self.cut()?;
+        let options = Records::options().read_mode(mode);
         Ok(match (format, self.record_bytes, self.dtype) {
-            (Format::Npy, ..) => Records::open_npy(paths, cut)?,
-            (Format::LlmC, ..) => Records::open_llm_c(paths, cut)?,
-            (Format::Npz, ..) => Records::open_npz(paths, tensor, cut)?,
-            (Format::Safetensors, ..) => Records::open_safetensors(paths, tensor, cut)?,
-            (Format::Raw, _, Some(dtype)) => Records::open_headerless(paths, dtype, cut)?,
+            (Format::Npy, ..) => options.open_npy(paths, cut)?,
+            (Format::LlmC, ..) => options.open_llm_c(paths, cut)?,
+            (Format::Npz, ..) => options.open_npz(paths, tensor, cut)?,
+            (Format::Safetensors, ..) => options.open_safetensors(paths, tensor, cut)?,
+            (Format::Raw, _, Some(dtype)) => options.open_headerless(paths, dtype, cut)?,
             (Format::Raw, bytes, None) => {
                 let bytes = bytes.unwrap_or(1);
                 let bytes =
                     usize::try_from(bytes).map_err(|_| format!("--record-bytes: {bytes} are too many"))?;
-                Records::options().partial(true).open(paths, bytes)?
+                options.partial(true).open(paths, bytes)?
             }
         })
     }
@@ -190,6 +207,21 @@ fn dtype(name: &str) -> Result<DType, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_has_the_options_that_it_needs() {
+        let call = |format, record_bytes, mode| {
+            let shape = Shape { record_bytes, dtype: None, sequence: None };
+            shape.call(&["a".into()], format, "x", mode)
+        };
+        let direct = Some(ReadMode::Direct);
+        assert_eq!(call(Format::Npy, None, None), r#"Records::open_npy(["a"], Cut::Rows)?"#);
+        let npz = r#"Records::options().read_mode(ReadMode::Direct).open_npz(["a"], "x", Cut::Rows)?"#;
+        assert_eq!(call(Format::Npz, None, direct), npz);
+        assert_eq!(call(Format::Raw, Some(8), None), r#"Records::options().partial(true).open(["a"], 8)?"#);
+        let raw = r#"Records::options().partial(true).read_mode(ReadMode::Direct).open(["a"], 8)?"#;
+        assert_eq!(call(Format::Raw, Some(8), direct), raw);
+    }
 
     #[test]
     fn formats_by_their_beginning() {

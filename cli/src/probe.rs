@@ -119,19 +119,18 @@ struct Figures {
 const COLD: f64 = 1.0;
 
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
-    let (records, call) = open(options)?;
+    let (records, call) = open(options, None)?;
     // The one that the loader does not choose for files of this size.
     let chosen = records.read_mode();
     let other = if chosen == ReadMode::Direct { ReadMode::Pread } else { ReadMode::Direct };
     let base =
         Setting { mode: (options.direct && other == ReadMode::Direct).then_some(other), ..Setting::DEFAULT };
-    let second = open(options)?.0.with_read_mode(other).ok().map(Arc::new);
-    if base.mode.is_some() && second.is_none() {
-        // In the system's words.
-        records.with_read_mode(ReadMode::Direct)?;
-        return Err("--direct: the system cannot read past its page cache".into());
-    }
-    let modes = Modes { default: Arc::new(records), other: second };
+    let second = match open(options, Some(other)) {
+        Err(error) if base.mode.is_some() => return Err(error),
+        second => second.ok(),
+    };
+    let (second, other_call) = second.map_or((None, String::new()), |(records, call)| (Some(records), call));
+    let modes = Modes { default: Arc::new(records), other: second.map(Arc::new) };
     let records = modes.of(base).clone();
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
     let steps = options.steps.min(plan.steps());
@@ -176,7 +175,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         _ => String::new(),
     };
     let plan = format!("Plan::builder(data.len()).batch({}){order}.build()?", options.batch);
-    figures.search = Some(Found::new(&measured, &call, &plan));
+    figures.search = Some(Found::new(&measured, [&call, &other_call], &plan));
     Ok(if options.json {
         serde_json::to_string_pretty(&figures)? + "\n"
     } else {
@@ -185,8 +184,8 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     })
 }
 
-/// The files, and the call that opens them in a program.
-fn open(options: &Options) -> Result<(Records, String), BoxError> {
+/// The files, and the call that opens them in a program; `None` is the mode that fits the files.
+fn open(options: &Options, mode: Option<ReadMode>) -> Result<(Records, String), BoxError> {
     let Options { files, shape, .. } = options;
     let format = shape.format(&files[0])?;
     let tensor = match (format, &options.tensor) {
@@ -242,14 +241,14 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
         }
         _ => String::new(),
     };
-    let records = shape.open(files, format, &tensor)?;
+    let records = shape.open(files, format, &tensor, mode.unwrap_or_default())?;
     if records.len() < options.batch {
         let (wanted, found) = (options.batch, records.len());
         return Err(
             format!("--batch: wanted at most the {found} records that there are, found {wanted}").into()
         );
     }
-    Ok((records, shape.call(files, format, &tensor)))
+    Ok((records, shape.call(files, format, &tensor, mode)))
 }
 
 struct Run {

@@ -55,8 +55,8 @@ impl Setting {
         }
     }
 
-    /// As calls in a program: those that make the data set, and those that build the loader.
-    fn calls(self) -> (String, String) {
+    /// The calls that build the loader in a program.
+    fn calls(self) -> String {
         let mut builder = String::new();
         if self.workers > 1 {
             let _ = write!(builder, ".workers({})", self.workers);
@@ -68,12 +68,11 @@ impl Setting {
                 let _ = write!(builder, ".hint_window({mib} << 20)");
             }
         }
-        let mode = self.mode.map(|mode| format!(".with_read_mode(ReadMode::{mode:?})?"));
-        (mode.unwrap_or_default(), builder)
+        builder
     }
 
     fn name(self) -> String {
-        let (_, builder) = self.calls();
+        let builder = self.calls();
         let mode = self.mode.map(|mode| format!("ReadMode::{mode:?}"));
         let name: Vec<String> = mode.into_iter().chain((!builder.is_empty()).then_some(builder)).collect();
         if name.is_empty() { "the defaults".to_string() } else { name.join(", ") }
@@ -100,8 +99,9 @@ struct Row {
 const WORTH_IT: f64 = 1.05;
 
 impl Found {
-    /// From the runs of each setting, the defaults first; each sorted.
-    pub(crate) fn new(runs: &[(Setting, Vec<f64>)], open: &str, plan: &str) -> Self {
+    /// From the runs of each setting, the defaults first; each sorted. `open` are the calls that open the files, in the
+    /// default mode and in the other.
+    pub(crate) fn new(runs: &[(Setting, Vec<f64>)], open: [&str; 2], plan: &str) -> Self {
         let median = |runs: &[f64]| runs.get(runs.len() / 2).copied().unwrap_or(f64::MAX);
         let rows = runs.iter().map(|(setting, runs)| Row {
             name: setting.name(),
@@ -115,9 +115,9 @@ impl Found {
             Some((setting, runs)) if median(runs) * WORTH_IT < defaults => *setting,
             _ => Setting::DEFAULT,
         };
-        let (mode, builder) = best.calls();
+        let builder = best.calls();
         let lines = [
-            format!("let data = {open}{mode};"),
+            format!("let data = {};", open[usize::from(best.mode.is_some())]),
             format!("let plan = {plan};"),
             format!("let mut loader = Loader::builder(data, plan){builder}.build()?;"),
         ];
@@ -161,9 +161,9 @@ mod tests {
             [(0.96, "Loader::builder(data, plan).build()?"), (0.5, "plan).workers(2).build()?")]
         {
             let runs = [(Setting::DEFAULT, vec![0.9, 1.0, 3.0]), (direct, vec![0.1, faster, 9.0])];
-            let found = Found::new(&runs, "Records::open([\"a\"], 8)?", "Plan::builder(data.len()).build()?");
+            let found = Found::new(&runs, ["default()?", "direct()?"], "Plan::builder(data.len()).build()?");
             assert!(found.best[2].contains(builder), "{:?}", found.best);
-            assert_eq!(found.best[0].contains("ReadMode::Direct"), faster < 0.9, "{:?}", found.best);
+            assert_eq!(found.best[0].contains("direct()?"), faster < 0.9, "{:?}", found.best);
         }
     }
 
@@ -172,12 +172,12 @@ mod tests {
         let pread = Setting { mode: Some(ReadMode::Pread), ..Setting::DEFAULT };
         assert_eq!(Setting::all(Shuffle::None, pread.mode, 1), [Setting::DEFAULT, pread]);
         let runs = [(Setting::DEFAULT, vec![1.0]), (pread, vec![0.5])];
-        let found = Found::new(&runs, "open()?", "");
+        let found = Found::new(&runs, ["default()?", "pread()?"], "");
         assert_eq!(
             found.options.iter().map(|row| &row.name[..]).collect::<Vec<_>>(),
             ["the defaults", "ReadMode::Pread"]
         );
-        assert!(found.best[0].contains("open()?.with_read_mode(ReadMode::Pread)?"), "{:?}", found.best);
+        assert_eq!(found.best[0], "let data = pread()?;");
     }
 
     #[test]

@@ -56,7 +56,7 @@ mod linux {
         {
             let mut modes = Vec::new();
             for mode in MODES {
-                modes.push(Records::open([&path], record)?.with_read_mode(mode)?);
+                modes.push(Records::options().read_mode(mode).open([&path], record)?);
             }
             let mut out = vec![0; record * batch];
             for pages in [Pages::Cold, Pages::Cached] {
@@ -91,7 +91,7 @@ mod linux {
         for record in [1 << 10, 4 << 10, 16 << 10, 64 << 10] {
             let mut modes = Vec::new();
             for mode in MODES {
-                modes.push(Records::open([path], record)?.with_read_mode(mode)?);
+                modes.push(Records::options().read_mode(mode).open([path], record)?);
             }
             let batch = (1 << 20) / record as u64;
             let window = Shuffle::Window { records: batch, chunks: WINDOW };

@@ -74,7 +74,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         After::Drop => CachePolicy::Drop,
     };
     let record = usize::try_from(args.record.get())?;
-    let records = Records::options().partial(true).open(&args.files, record)?.with_read_mode(mode)?;
+    let records = Records::options().partial(true).read_mode(mode).open(&args.files, record)?;
     let batch = args.batch.get().min(records.len());
     let order = args.shuffle.map_or(Shuffle::None, |chunk| Shuffle::Chunks { records: chunk.get() });
     let plan = Plan::builder(records.len()).batch(batch).shuffle(order).tail(Tail::Keep).build()?;

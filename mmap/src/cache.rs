@@ -1,12 +1,11 @@
 //! Which pages are in the kernel's page cache, and how to drop them.
 
-use crate::read::ReadMode;
 use std::ops::Range;
 
 use crate::records::Records;
 use crate::spans::Span;
 use crate::system::Piece;
-use crate::{BatchPlan, Error, system};
+use crate::{BatchPlan, Error, ReadMode, system};
 
 /// What becomes of a batch's pages after use; see [`Records::evict_batch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -335,6 +335,26 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 
+    /// Another file has taken its name between the two times.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_same_file_is_opened_a_second_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        std::fs::write(&path, [1; 5000]).unwrap();
+        let data = DataFile::open(&path).unwrap();
+        std::fs::rename(&path, folder.path().join("old")).unwrap();
+        std::fs::write(&path, [2; 5000]).unwrap();
+        let direct = match Direct::open(&data, &mut Vec::new()) {
+            Err(error) => return eprintln!("not checked: {error}"),
+            direct => direct.unwrap(),
+        };
+        let mut out = [0xEE; 5000];
+        let file = direct.opened(&data).unwrap();
+        assert_eq!(direct.read_at(&file, &mut out, 0, &mut BounceBuffer::new()).unwrap(), 5000);
+        assert_eq!(out, [1; 5000]);
+    }
+
     /// Some file systems (FUSE) let a signal interrupt a read.
     #[cfg(target_os = "linux")]
     #[test]

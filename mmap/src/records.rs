@@ -7,7 +7,7 @@ use crate::ahead::Ahead;
 use crate::around::Around;
 use crate::file::DataFile;
 use crate::shard::Shard;
-use crate::{DType, Error, limit};
+use crate::{DType, Error, ReadMode, limit};
 
 /// How to open [`Records`]; made by [`Records::options`].
 ///
@@ -29,6 +29,7 @@ use crate::{DType, Error, limit};
 pub struct Options {
     partial: bool,
     skip_short: bool,
+    read_mode: ReadMode,
 }
 
 impl Options {
@@ -43,6 +44,24 @@ impl Options {
     /// without rows. [`Records::skipped`] lists them. Default: no.
     pub const fn skip_short(mut self, skip_short: bool) -> Self {
         self.skip_short = skip_short;
+        self
+    }
+
+    /// How [`Records::read`] gets the bytes. Default: [`ReadMode::Auto`].
+    ///
+    /// ```
+    /// use twinbuf_mmap::{ReadMode, Records};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("train.bin");
+    /// # std::fs::write(&path, [1; 4096])?;
+    /// // Through the page cache, however large the file is.
+    /// let records = Records::options().read_mode(ReadMode::Pread).open([path], 64)?;
+    /// assert_eq!(records.read_mode(), ReadMode::Pread);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub const fn read_mode(mut self, mode: ReadMode) -> Self {
+        self.read_mode = mode;
         self
     }
 
@@ -63,6 +82,9 @@ impl Options {
     /// No path, a record of 0 bytes, a path that is missing, may not be read or is not a regular file (a
     /// FIFO is refused and not waited for), a file shorter than one record, and one that ends with a part of a record,
     /// unless the options allow these two. See [`Error`]; each names the path.
+    ///
+    /// In [`ReadMode::Direct`] also [`Error::Unsupported`] where the system has no such reads, [`Error::System`] if the
+    /// kernel refuses them, as it does on some file systems, and [`Error::Replaced`].
     pub fn open<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,
@@ -175,9 +197,9 @@ impl Records {
         Self::options().open(paths, record_bytes)
     }
 
-    /// Options for opening files: what to do with short ones.
+    /// Options for opening files: what to do with short ones, and how to read.
     pub const fn options() -> Options {
-        Options { partial: false, skip_short: false }
+        Options { partial: false, skip_short: false, read_mode: ReadMode::Auto }
     }
 
     pub(crate) fn shards_mut(&mut self) -> &mut [Shard] {
@@ -268,7 +290,7 @@ impl Records {
                 let asked = AtomicUsize::new(0);
                 let records =
                     Self { shards, skipped, kind, records, bytes, asked, ahead: None, around: None };
-                Ok(records.with_fitting_mode(limit::memory()))
+                records.in_mode(options.read_mode)
             }
             // If all are too short, the first of them is as good as any.
             None => Err(too_short.unwrap_or(Error::NoPaths)),

@@ -295,9 +295,9 @@ fn each_page_of_a_batch_is_asked_for_once() {
     let record = page * 7 / 10;
     let path = folder.path().join("records");
     std::fs::write(&path, vec![9; usize::try_from(20 * record).unwrap()]).unwrap();
-    let records = Records::open([&path], usize::try_from(record).unwrap()).unwrap();
     // `Auto` asks for more.
-    let records = records.with_read_mode(ReadMode::Pread).unwrap();
+    let options = Records::options().read_mode(ReadMode::Pread);
+    let records = options.open([&path], usize::try_from(record).unwrap()).unwrap();
     for seed in 0..100 {
         let plan =
             Plan::builder(20).batch(1 + seed % 7).shuffle(Shuffle::Records).seed(seed).build().unwrap();

@@ -77,7 +77,8 @@ fn open(paths: &[PathBuf]) -> Records {
 
 fn every_record_once(paths: &[PathBuf]) {
     for mode in [ReadMode::Pread, ReadMode::Direct] {
-        let records = match open(paths).with_read_mode(mode) {
+        let options = Records::options().read_mode(mode);
+        let records = match options.open_headerless(paths, DType::U64, Cut::Rows) {
             Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {
                 eprintln!("not checked: open(O_DIRECT): {source}");
                 continue;

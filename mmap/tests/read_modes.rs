@@ -7,7 +7,8 @@ use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 
 use twinbuf_mmap::{
-    Buffer, CachePolicy, Cut, DType, Error, HINT_CHUNK, Plan, ReadMode, Records, Residency, Shuffle, Tail,
+    Buffer, CachePolicy, Cut, DType, Error, HINT_CHUNK, Options, Plan, ReadMode, Records, Residency, Shuffle,
+    Tail,
 };
 
 /// `number * 4` bytes that depend on their place.
@@ -27,8 +28,8 @@ fn memfd(bytes: &[u8]) -> (File, PathBuf) {
 }
 
 /// `None`, said aloud, where the file system has no such reads.
-fn in_mode(records: Records, mode: ReadMode) -> Option<Records> {
-    match (mode, records.with_read_mode(mode)) {
+fn opened(mode: ReadMode, open: impl FnOnce(Options) -> Result<Records, Error>) -> Option<Records> {
+    match (mode, open(Records::options().read_mode(mode))) {
         (ReadMode::Direct, Err(Error::System { call: call @ "open(O_DIRECT)", source, .. })) => {
             eprintln!("not checked: {call}: {source}");
             None
@@ -74,7 +75,7 @@ fn direct_reads_deliver_the_same_bytes() {
         let cuts = [Cut::Rows, Cut::Windows { rows: 5, stride: 2 }, Cut::Windows { rows: 2, stride: 3 }];
         for cut in if rows[1] < 5 { &cuts[..1] } else { &cuts[..] } {
             let pread = Records::open_npy(&paths, *cut).unwrap();
-            let direct = in_mode(Records::open_npy(&paths, *cut).unwrap(), ReadMode::Direct);
+            let direct = opened(ReadMode::Direct, |options| options.open_npy(&paths, *cut));
             let Some(direct) = direct else { return };
             assert_eq!(direct.read_mode(), ReadMode::Direct);
             for order in [Shuffle::None, Shuffle::Chunks { records: 7 }] {
@@ -105,10 +106,12 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("data");
     std::fs::write(&path, vec![1; 10_000]).unwrap();
-    let opened = Records::open([&path], 10_000).unwrap();
+    let open = |mode| opened(mode, |options| options.open([&path], 10_000));
+    let Some(direct) = open(ReadMode::Direct) else { return };
+    let records = &direct;
+    let Some(cached) = open(ReadMode::Pread) else { return };
     std::fs::rename(&path, folder.path().join("old")).unwrap();
     std::fs::write(&path, vec![2; 10_000]).unwrap();
-    let Some(records) = in_mode(opened, ReadMode::Direct) else { return };
     let mut out = vec![0; 10_000];
     let batch = Plan::builder(1).build().unwrap().batch(0, 0).unwrap();
     records.read(&batch, &mut out).unwrap();
@@ -124,13 +127,12 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
     records.read(&batch, &mut out).unwrap();
     assert!(!records.seems_cached(&batch));
     assert_eq!(records.residency().unwrap().resident, 0);
-    // And back to the page cache, which then is others' and stays.
-    let records = records.with_read_mode(ReadMode::Pread).unwrap();
+    // What is in the page cache is others' and stays.
+    let records = &cached;
     records.read(&batch, &mut out).unwrap();
     assert_eq!(records.residency().unwrap().resident, pages);
     assert_eq!(records.will_need(&batch, HINT_CHUNK).calls, 1);
-    let records = records.with_read_mode(ReadMode::Direct).unwrap();
-    records.evict_batch(&batch, CachePolicy::Drop).unwrap();
+    direct.evict_batch(&batch, CachePolicy::Drop).unwrap();
     assert_eq!(records.residency().unwrap().resident, pages);
 }
 
@@ -138,7 +140,7 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
 #[test]
 fn direct_reads_of_what_is_not_on_a_disk_are_refused_by_name() {
     let (_file, path) = memfd(&bytes(100, 0));
-    match Records::open([&path], 400).unwrap().with_read_mode(ReadMode::Direct) {
+    match Records::options().read_mode(ReadMode::Direct).open([&path], 400) {
         Ok(records) => assert_eq!(epoch(&records, Shuffle::None, 1), bytes(100, 0)),
         Err(Error::System { path: found, call, source }) => {
             assert_eq!((found, call), (path, "open(O_DIRECT)"));
@@ -160,8 +162,8 @@ fn a_truncated_file_is_the_same_error_in_every_mode() {
                 let mut errors = Vec::new();
                 for mode in [ReadMode::Pread, ReadMode::Direct] {
                     std::fs::write(&path, vec![7; 50 * record]).unwrap();
-                    let records = Records::open([&path], record).unwrap();
-                    let Some(records) = in_mode(records, mode) else { continue };
+                    let records = opened(mode, |options| options.open([&path], record));
+                    let Some(records) = records else { continue };
                     let plan = Plan::builder(50).batch(batch).build().unwrap();
                     let mut out = vec![0; 50 * record];
                     if touched {

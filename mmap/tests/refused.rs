@@ -54,7 +54,7 @@ impl Data {
 
     fn open(&self) -> Records {
         // `Auto` asks once an epoch.
-        Records::open([self.path()], self.page).unwrap().with_read_mode(ReadMode::Pread).unwrap()
+        Records::options().read_mode(ReadMode::Pread).open([self.path()], self.page).unwrap()
     }
 
     /// Fails unless all bytes of a batch are read as they were written.

@@ -37,10 +37,10 @@ fn hints_and_direct_reads_change_no_byte() {
     std::fs::write(&path, &numbers).unwrap();
     // Some 1000 records of 1 KiB and an odd number, which overlap.
     let cut = Cut::Windows { rows: 301, stride: 299 };
-    let open = || Records::open_headerless([&path], DType::U32, cut).unwrap();
+    let open = |mode| Records::options().read_mode(mode).open_headerless([&path], DType::U32, cut);
     for shuffle in [Shuffle::None, Shuffle::Records, Shuffle::Window { records: 16, chunks: 8 }] {
-        let expected = epoch(&open(), shuffle);
-        match open().with_read_mode(ReadMode::Direct) {
+        let expected = epoch(&open(ReadMode::Auto).unwrap(), shuffle);
+        match open(ReadMode::Direct) {
             Ok(direct) => assert!(epoch(&direct, shuffle) == expected, "{shuffle:?}"),
             // Of tmpfs before Linux 6.6, and other file systems.
             Err(Error::System { call: "open(O_DIRECT)", source, .. }) => eprintln!("not checked: {source}"),

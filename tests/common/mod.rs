@@ -53,7 +53,7 @@ pub fn open(paths: &[PathBuf]) -> Arc<Records> {
 
 /// The same past the page cache; `None`, said aloud, where that cannot be.
 pub fn open_direct(paths: &[PathBuf], record_bytes: usize) -> Option<Arc<Records>> {
-    match Records::open(paths, record_bytes).unwrap().with_read_mode(ReadMode::Direct) {
+    match Records::options().read_mode(ReadMode::Direct).open(paths, record_bytes) {
         Err(
             error @ (mmap::Error::System { call: "open(O_DIRECT)", .. } | mmap::Error::Unsupported { .. }),
         ) => {

@@ -72,7 +72,7 @@ impl Drop for Sparse {
 
 /// The file as records of [`RECORD`] bytes.
 pub fn open(path: &Path, mode: ReadMode) -> Result<Arc<Records>, BoxError> {
-    Ok(Arc::new(Records::open([path], RECORD)?.with_read_mode(mode)?))
+    Ok(Arc::new(Records::options().read_mode(mode).open([path], RECORD)?))
 }
 
 /// Drops the file from the page cache, and fails if it does not go.

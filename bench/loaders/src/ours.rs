@@ -11,7 +11,7 @@ use crate::sys::burn_cpu;
 use crate::work::{Batch, Kind, Meter, WINDOW, Work};
 
 pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -> Result<(), BoxError> {
-    let records = open(work)?.with_read_mode(mode)?;
+    let records = open(work, mode)?;
     let plan = plan(work, records.len()).build()?;
     meter.ready()?;
     let records = Arc::new(records);
@@ -46,10 +46,11 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -
 }
 
 /// The file as records.
-pub fn open(work: &Work) -> Result<Records, BoxError> {
+pub fn open(work: &Work, mode: ReadMode) -> Result<Records, BoxError> {
+    let options = Records::options().read_mode(mode);
     Ok(match work.kind {
-        Kind::Tokens => Records::open_llm_c([&work.data], Cut::sequence(WINDOW - 1))?,
-        Kind::Images => Records::open([&work.data], work.kind.record_bytes())?,
+        Kind::Tokens => options.open_llm_c([&work.data], Cut::sequence(WINDOW - 1))?,
+        Kind::Images => options.open([&work.data], work.kind.record_bytes())?,
     })
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
+use twinbuf::mmap::ReadMode;
 use twinbuf_bench_disk::data::{make_cold, make_warm};
 use twinbuf_bench_disk::measure::Effort;
 
@@ -77,7 +78,7 @@ pub struct Same {
 pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError> {
     let mut found = Vec::new();
     for files in kinds {
-        make_warm(&ours::open(&files.work(true))?)?;
+        make_warm(&ours::open(&files.work(true), ReadMode::Auto)?)?;
         // Long enough to be looked at.
         let work = Work { compute: Duration::from_millis(1), ..files.work(true) };
         let verify = Work { verify: true, ..work.clone() };
@@ -211,7 +212,7 @@ pub fn decode(subjects: &[Subject], images: &Files, effort: Effort) -> Result<Ve
 
 /// One run with the file in the page cache or out of it.
 fn one(subject: &Subject, process: &mut Process, work: &Work, cache: &str) -> Result<Outcome, BoxError> {
-    let records = ours::open(work)?;
+    let records = ours::open(work, ReadMode::Auto)?;
     let prepare = || match cache {
         "warm" => make_warm(&records),
         _ => make_cold(&records),

@@ -21,9 +21,15 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
 }
 
+/// The same files, read only when a batch needs them.
+fn pread(mut records: Records) -> Records {
+    records.around = None;
+    records
+}
+
 /// `None`, said aloud, where the file system has no such reads.
 fn direct(records: Records, straight: bool) -> Option<Records> {
-    let mut records = records.with_read_mode(ReadMode::Pread).unwrap();
+    let mut records = pread(records);
     match records.open_direct(straight) {
         Ok(()) => Some(records),
         Err(error) => {
@@ -61,7 +67,7 @@ fn kinds(folder: &tempfile::TempDir) -> Vec<[Records; 3]> {
     kinds[0] = (0..3).map(|_| Records::open(&paths, 1000).unwrap()).collect();
     let kind = |kind: Vec<Records>| -> Option<[Records; 3]> {
         let mut kind = kind.into_iter();
-        let pread = kind.next()?.with_read_mode(ReadMode::Pread).unwrap();
+        let pread = pread(kind.next()?);
         Some([pread, direct(kind.next()?, true)?, direct(kind.next()?, false)?])
     };
     kinds.into_iter().filter_map(kind).collect()
@@ -328,6 +334,9 @@ fn what_no_memory_holds_is_read_past_the_page_cache_by_default() {
     }
     file.set_len((len / 4096 + 1) * 4096).unwrap();
     assert_eq!(open().read_mode(), ReadMode::Direct);
+    let in_mode = |mode| Records::options().read_mode(mode).open([&path], 4096).unwrap();
+    assert_eq!(in_mode(ReadMode::Pread).read_mode(), ReadMode::Pread, "whatever fits");
+    assert!(in_mode(ReadMode::Direct).ahead.is_some_and(|ahead| ahead.straight), "not as `Auto` opens it");
 }
 
 /// Validation between the steps of training: the windows of training stay in memory.
@@ -336,7 +345,7 @@ fn other_batches_leave_windows_alone() {
     let folder = folder();
     let paths = files(&folder, &[80 << 20]);
     let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
-    let pread = Records::open(&paths, 4096).unwrap().with_read_mode(ReadMode::Pread).unwrap();
+    let pread = pread(Records::open(&paths, 4096).unwrap());
     let order = Shuffle::Window { records: 64, chunks: 100 };
     let train = Plan::builder(18_000).batch(256).shuffle(order).build().unwrap();
     let validation = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();

@@ -62,7 +62,7 @@ impl Fixture {
     }
 
     fn open(&self, mode: ReadMode) -> Result<Records, mmap::Error> {
-        Records::open(self.paths(), RECORD)?.with_read_mode(mode)
+        Records::options().read_mode(mode).open(self.paths(), RECORD)
     }
 }
 
