@@ -56,8 +56,10 @@ struct State {
     order: VecDeque<(u64, Key)>,
     /// Bytes asked for so far.
     asked: u64,
-    /// The largest `at` of a piece from which something was taken.
-    taken: u64,
+    /// Bytes asked for ahead of their use so far, with those that there was no room for.
+    hinted: u64,
+    /// How far of those the reading has come: it takes what is ahead, and asks for what there was no room for.
+    reached: u64,
     /// Bytes of memory of all pieces.
     held: u64,
     /// Read, given up, and perhaps still being copied from.
@@ -74,8 +76,10 @@ type Key = (u64, u64);
 struct Piece {
     /// Where it ends in the file.
     end: u64,
-    /// [`State::asked`] when it was asked for, which tells its age.
+    /// [`State::asked`] when it was asked for, which no other piece has.
     at: u64,
+    /// [`State::reached`] when it is needed.
+    due: u64,
     /// Bytes that were asked for and not taken yet.
     wanted: u64,
     /// Of its memory.
@@ -122,8 +126,8 @@ impl Room {
         self.now().most()
     }
 
-    /// What was asked for so many bytes before a piece that is being read is not needed any more. `None`: it is given up
-    /// for what is needed now, the oldest first.
+    /// What was due so many bytes before what is being read is not needed any more. `None`: it is given up for what is
+    /// needed now, the oldest first.
     const fn age(self) -> Option<u64> {
         match self {
             Self { now: true, .. } => None,
@@ -181,7 +185,8 @@ impl Ahead {
             tags: HashMap::new(),
             order: VecDeque::new(),
             asked: 0,
-            taken: 0,
+            hinted: 0,
+            reached: 0,
             held: 0,
             spent: Vec::new(),
             next_tag: 0,
@@ -219,13 +224,17 @@ impl Ahead {
             let whole = |bytes: &Range<u64>| bytes.start / block * block..bytes.end.next_multiple_of(block);
             let mut rest = of_one_file.iter().map(|stretch| whole(&stretch.bytes)).peekable();
             // Stretches that touch are read together.
-            while let Some(mut range) = rest.next().filter(|_| fits) {
+            while let Some(mut range) = rest.next() {
                 while let Some(next) =
                     rest.next_if(|next| next.start <= range.end && next.end <= range.start + PIECE)
                 {
                     range.end = range.end.max(next.end);
                 }
-                fits = state.read(shard.first, range, block, file, room);
+                if fits {
+                    fits = state.read(shard.first, range, block, file, room);
+                } else {
+                    state.pass(&range, room);
+                }
             }
             for Stretch { bytes, own_end, .. } in of_one_file {
                 // What a batch needs now was counted when it was asked for, unless nobody had asked for it.
@@ -308,11 +317,19 @@ impl State {
             let parts = (until - start).div_ceil(PIECE + SPILL).max(1);
             let len = (until - start).div_ceil(parts).next_multiple_of(block).min(until - start);
             if !self.read_piece(shard, start..start + len, file, room) {
+                self.pass(&(start..end), room);
                 return false;
             }
             start += len;
         }
         true
+    }
+
+    /// Notes what there is no room for: the reading will come to it, and ask for it then.
+    const fn pass(&mut self, range: &Range<u64>, room: Room) {
+        if !room.now {
+            self.hinted += range.end - range.start;
+        }
     }
 
     /// Whether there was room and memory for it.
@@ -328,9 +345,17 @@ impl State {
         let key = (shard, range.start);
         let tag = self.next_tag;
         self.next_tag += 1;
-        self.asked += range.end - range.start;
+        let bytes = range.end - range.start;
+        self.asked += bytes;
         self.held += held;
-        let piece = Piece { end: range.end, at: self.asked, wanted: 0, held, content: Content::Coming };
+        let due = if room.now {
+            self.reached = self.reached.saturating_add(bytes).min(self.hinted);
+            self.reached
+        } else {
+            self.hinted += bytes;
+            self.hinted
+        };
+        let piece = Piece { end: range.end, at: self.asked, due, wanted: 0, held, content: Content::Coming };
         self.pieces.insert(key, piece);
         if self.order.len() > 2 * self.pieces.len() + 64 {
             let pieces = &self.pieces;
@@ -346,10 +371,10 @@ impl State {
     fn make_room(&mut self, more: u64, room: Room) -> bool {
         while self.held + more > room.most() {
             let Some(&(at, key)) = self.order.front() else { break };
-            let needed = room.age().is_some_and(|age| at.saturating_add(age) >= self.taken);
             let piece = self.pieces.get(&key).filter(|piece| piece.at == at);
+            let needed = |due: u64| room.age().is_some_and(|age| due.saturating_add(age) >= self.reached);
             match piece {
-                Some(piece) if needed || matches!(piece.content, Content::Coming) => break,
+                Some(piece) if needed(piece.due) || matches!(piece.content, Content::Coming) => break,
                 Some(_) => self.give_up(key),
                 None => {}
             }
@@ -452,7 +477,7 @@ impl State {
                 }
             }
             if let Some(piece) = self.pieces.get_mut(&key) {
-                self.taken = self.taken.max(piece.at);
+                self.reached = self.reached.max(piece.due);
                 piece.wanted = piece.wanted.saturating_sub((*own_end).clamp(at, until) - at);
                 if piece.wanted == 0 {
                     self.give_up(key);

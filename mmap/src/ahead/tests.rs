@@ -152,6 +152,30 @@ fn a_window_is_read_once() {
     }
 }
 
+/// A loader asks for more than there is room for. What was asked for after that is not given up before its batch is read.
+#[test]
+fn what_is_asked_for_far_ahead_is_read_once() {
+    let folder = folder();
+    let paths = files(&folder, &[96 << 20]);
+    let Some(records) = direct(Records::open(&paths, 64 << 10).unwrap(), true) else { return };
+    let plan = Plan::builder(records.len()).batch(128).shuffle(Shuffle::Records).seed(5).build().unwrap();
+    let pread = Records::open(&paths, 64 << 10).unwrap();
+    let mut ahead = 1;
+    for step in 0..plan.steps() {
+        for _ in 0..2 {
+            // 40 MiB after the batch.
+            if ahead < plan.steps().min(step + 6) {
+                records.will_need(&plan.batch(0, ahead).unwrap(), HINT_CHUNK);
+                ahead += 1;
+            }
+        }
+        let batch = plan.batch(0, step).unwrap();
+        assert!(read(&records, &batch) == read(&pread, &batch), "{step}");
+    }
+    let state = state(&records);
+    assert_eq!((state.asked, state.held), (96 << 20, 0));
+}
+
 /// Epochs that nobody finishes leave something behind, and it does not grow.
 #[test]
 fn what_is_left_of_other_epochs_makes_room() {
