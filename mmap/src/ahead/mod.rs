@@ -252,7 +252,7 @@ impl Ahead {
     /// Gives up what was asked for and has not begun: the order of reading has changed.
     pub(crate) fn forget_queued(&self) {
         let Some(mut state) = self.state() else { return };
-        for (tag, memory) in state.queue.forget_queued(|_| false) {
+        for (tag, memory) in state.queue.forget_queued() {
             state.pool.put(memory);
             if let Some(key) = state.tags.remove(&tag) {
                 state.give_up(key);

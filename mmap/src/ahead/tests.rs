@@ -301,6 +301,8 @@ fn a_forks_child_reads_alone() {
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "{}", io::Error::last_os_error());
     if child == 0 {
+        // SAFETY: takes no pointer. It ends a child that hangs.
+        unsafe { libc::alarm(60) };
         let same = (0..2).all(|step: u8| {
             records.will_need(&batch(u64::from(step)), HINT_CHUNK);
             records.read(&batch(u64::from(step)), &mut out).is_ok() && out == expected[usize::from(step)]

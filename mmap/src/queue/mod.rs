@@ -51,8 +51,8 @@ pub(crate) struct Done {
 
 /// Reads in the order in which they were pushed; they end in any order.
 ///
-/// Dropping it waits for the reads in flight. After a `fork` the child's copy touches nothing that the parent uses:
-/// queued reads fail there, and those in flight never end, so that their memory leaks.
+/// Dropping it waits for the reads in flight. After a `fork` the child may do nothing with its copy but drop it. That
+/// touches nothing that the parent uses, and the memory of the reads in flight leaks.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     reads: Reads,
@@ -147,16 +147,15 @@ impl Queue {
 
     /// Begins the reads that the limits allow, without waiting for any.
     pub(crate) fn start(&mut self) {
-        if let Some((running, reads)) = self.live() {
-            running.engine.reap(reads);
-            running.begin(reads);
-            running.engine.submit(reads);
-        }
+        let Self { reads, running: Some(running) } = self else { return };
+        running.engine.reap(reads);
+        running.begin(reads);
+        running.engine.submit(reads);
     }
 
     /// Returns a read that has ended, without waiting for one, and begins more.
     pub(crate) fn poll(&mut self) -> Option<Done> {
-        let Some((running, reads)) = self.live() else { return self.reads.ended.pop_front() };
+        let Self { reads, running: Some(running) } = self else { return None };
         let done = running.ended(reads);
         if reads.is_low() {
             running.begin(reads);
@@ -167,7 +166,7 @@ impl Queue {
 
     /// Returns a read that has ended, and waits for one if need be. `None` if none is queued or in flight.
     pub(crate) fn wait(&mut self) -> Option<Done> {
-        let Some((running, reads)) = self.live() else { return self.reads.ended.pop_front() };
+        let Self { reads, running: Some(running) } = self else { return None };
         loop {
             let done = running.ended(reads);
             // The call that waits hands over reads as well, so each is worth it.
@@ -187,38 +186,16 @@ impl Queue {
         }
     }
 
-    /// Takes back the queued reads whose tags `keep` does not want, as tag and memory. Those in flight stay.
-    pub(crate) fn forget_queued(&mut self, mut keep: impl FnMut(u64) -> bool) -> Vec<(u64, Buffer)> {
-        let mut taken = Vec::new();
-        for read in std::mem::take(&mut self.reads.queued) {
-            if keep(read.tag) {
-                self.reads.queued.push_back(read);
-            } else {
-                taken.push((read.tag, read.into));
-            }
-        }
-        taken
-    }
-
-    /// The engine and what it works on. `None` before the first push and in a forked process, where queued reads fail.
-    fn live(&mut self) -> Option<(&mut Running, &mut Reads)> {
-        let running = self.running.as_mut()?;
-        if running.is_forked() {
-            let failed = |read: Read| {
-                let error = io::Error::other("the process was forked while it read ahead");
-                Done { tag: read.tag, into: read.into, read: Err(error) }
-            };
-            self.reads.ended.extend(self.reads.queued.drain(..).map(failed));
-            return None;
-        }
-        Some((running, &mut self.reads))
+    /// Takes back the queued reads, as tag and memory. Those in flight stay.
+    pub(crate) fn forget_queued(&mut self) -> Vec<(u64, Buffer)> {
+        self.reads.queued.drain(..).map(|read| (read.tag, read.into)).collect()
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
         // The parent's ring, its threads and the locks that they held when the process was forked are not the child's.
-        if self.running.as_ref().is_some_and(Running::is_forked) {
+        if self.running.as_ref().is_some_and(|running| running.process != std::process::id()) {
             std::mem::forget(self.running.take());
         }
     }
@@ -227,10 +204,6 @@ impl Drop for Queue {
 impl Running {
     fn new(engine: Box<dyn Engine>) -> Self {
         Self { engine, process: std::process::id() }
-    }
-
-    fn is_forked(&self) -> bool {
-        self.process != std::process::id()
     }
 
     fn ended(&mut self, reads: &mut Reads) -> Option<Done> {

@@ -91,7 +91,7 @@ fn what_is_chosen_by_the_first_read_reads_too() {
     let mut queue = Queue::new();
     assert!(queue.running.is_none() && queue.poll().is_none() && queue.wait().is_none());
     queue.start();
-    assert!(queue.forget_queued(|_| false).is_empty());
+    assert!(queue.forget_queued().is_empty());
     reads_a_file(queue);
 }
 
@@ -186,11 +186,11 @@ mod gated {
                 // Of no bytes they end at once.
                 if len > 0 {
                     assert_eq!(queue.reads.in_flight, in_flight);
-                    let last = pushed - 1;
-                    let taken = queue.forget_queued(|tag| tag == last);
+                    let taken = queue.forget_queued();
                     let tags: Vec<u64> = taken.iter().map(|(tag, _)| *tag).collect();
-                    assert_eq!(tags, (in_flight as u64..last).collect::<Vec<_>>());
+                    assert_eq!(tags, (in_flight as u64..pushed).collect::<Vec<_>>());
                     assert!(taken.iter().all(|(_, into)| into.len() == len));
+                    queue.push(read(&file, 0, len, pushed));
                 }
                 drop(writer);
                 let ended = std::iter::from_fn(|| queue.wait()).map(|done| {
@@ -283,7 +283,7 @@ mod gated {
     }
 
     #[test]
-    fn a_forked_process_has_errors_and_does_not_hang() {
+    fn a_forked_process_can_drop_its_copy_and_leaves_the_parents_alone() {
         each(read_next, |mut queue| {
             let (mut writer, file) = gate();
             let pushed = READS + 5;
@@ -295,14 +295,9 @@ mod gated {
                 0 => {
                     // SAFETY: takes no pointer. It ends a child that hangs.
                     unsafe { libc::alarm(60) };
-                    queue.push(read(&file, 0, 2, 999));
-                    queue.start();
-                    let failed = |done: &Done| done.read.is_err() && done.into.len() == 2;
-                    let polled = queue.poll().as_ref().is_some_and(failed);
-                    let waited = std::iter::from_fn(|| queue.wait()).filter(failed).count() == 5;
                     drop(queue);
                     // SAFETY: takes no pointer, and does not return.
-                    unsafe { libc::_exit(if polled && waited { 0 } else { 1 }) }
+                    unsafe { libc::_exit(0) }
                 }
                 pid => {
                     assert!(pid > 0, "{}", io::Error::last_os_error());
