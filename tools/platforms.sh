@@ -71,7 +71,8 @@ emulated() {
   done
   local variable=${1^^}
   variable=CARGO_TARGET_${variable//-/_}
-  export "${variable}_LINKER=$2-gcc" "${variable}_RUNNER=qemu-$4 -L /usr/$2"
+  # QEMU's madvise(MADV_WILLNEED) does nothing.
+  export "${variable}_LINKER=$2-gcc" "${variable}_RUNNER=qemu-$4 -L /usr/$2 -E TWINBUF_TEST_NO_HINTS=1"
 }
 
 # windows: how cargo links and runs for Windows.

@@ -115,8 +115,13 @@ impl Records {
         let found = self.locate(record);
         found.is_some_and(|at| {
             let shard = &self.shards()[at.shard];
-            // To ask may begin to read, which may wait.
-            !shard.hints_wait && shard.file.file().is_ok_and(|file| system::seems_there(&file, at.offset))
+            let missing = || {
+                let piece = shard.piece(at.offset..at.offset + 1);
+                matches!(system::count(&piece), Ok([_, 0]))
+            };
+            // To ask may begin to read, which may wait, and takes a small page where a huge one could be.
+            !(shard.hints_wait || shard.huge.is_some() && missing())
+                && shard.file.file().is_ok_and(|file| system::seems_there(&file, at.offset))
         })
     }
 

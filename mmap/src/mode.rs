@@ -12,8 +12,9 @@ pub enum ReadMode {
     /// machine's, or its control group's), all of them stay open, their file system has such reads, and records are
     /// shorter than 4 MiB.
     ///
-    /// Of files that fit, [`Records::will_need`] asks for 128 KiB around each small record, once an epoch: all of them
-    /// will be needed, and the disk has brought the whole file long before the first epoch is over.
+    /// Of files that fit, [`Records::will_need`] asks for 128 KiB around each small record, once an epoch, and on ext4 and XFS
+    /// for the huge pages of runs of 1 to 4 MiB: all of it will be needed, and the disk has brought the whole file long
+    /// before the first epoch is over.
     ///
     /// An epoch of what does not fit into memory finds little in the page cache anyway, and pushes out what others have
     /// there. All such reads go to memory of our own first, so that other threads may `fork` meanwhile. What cannot be read

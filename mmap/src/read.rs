@@ -9,7 +9,7 @@ use crate::file::{Opened, READ_CALLS, read_at};
 use crate::records::Records;
 use crate::shard::Shard;
 use crate::spans::Span;
-use crate::{BatchPlan, Error, Plan, ReadMode, Shuffle, limit};
+use crate::{BatchPlan, Error, Plan, ReadMode, Shuffle, limit, system};
 
 impl Records {
     /// The same files, which were opened for [`ReadMode::Pread`], in another mode.
@@ -29,6 +29,11 @@ impl Records {
         if bytes <= memory / 2 {
             let end = self.shards().last().map(|shard| shard.before.saturating_add(shard.bytes.end));
             self.around = Around::new(end.unwrap_or_default());
+            for shard in self.shards_mut() {
+                if shard.file.is_kept() && !shard.hints_wait {
+                    shard.huge = system::huge_page(&shard.piece(0..0));
+                }
+            }
             return self;
         }
         let fitting = (self.record_bytes() as u64) < LARGE

@@ -275,6 +275,7 @@ impl Records {
                 #[cfg(unix)]
                 map,
                 hints_wait,
+                huge: None,
                 direct: None,
                 file,
                 bytes: offset..end,

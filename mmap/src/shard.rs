@@ -17,6 +17,8 @@ pub struct Shard {
     pub(crate) map: std::io::Result<memmap2::MmapRaw>,
     /// Hints for it could wait for its file system, and are left out.
     pub(crate) hints_wait: bool,
+    /// Bytes of the huge pages of the page cache into which it is read, where all of its bytes will be needed and stay there.
+    pub(crate) huge: Option<u64>,
     /// The file opened for direct reads, if they were chosen.
     pub(crate) direct: Option<Direct>,
     /// From the first byte of the first record to the last byte of the last.

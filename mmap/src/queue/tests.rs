@@ -363,14 +363,26 @@ mod gated {
 
         use super::*;
 
-        /// From now on and for this thread and those that it starts.
-        fn refuse(calls: &[libc::c_long], errno: libc::c_int) {
+        /// From now on and for this thread and those that it starts. `false` where there are no filters, as in QEMU.
+        #[must_use]
+        fn refuse(calls: &[libc::c_long], errno: libc::c_int) -> bool {
             let action = SeccompAction::Errno(errno.try_into().unwrap());
             let arch = std::env::consts::ARCH.try_into().unwrap();
             let rules = calls.iter().map(|&call| (call, Vec::new())).collect();
             let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, arch).unwrap();
             let program: BpfProgram = filter.try_into().unwrap();
-            seccompiler::apply_filter(&program).unwrap();
+            match seccompiler::apply_filter(&program) {
+                Err(seccompiler::Error::Seccomp(error) | seccompiler::Error::Prctl(error))
+                    if error.raw_os_error() == Some(libc::ENOSYS) =>
+                {
+                    println!("not checked: no seccomp");
+                    false
+                }
+                done => {
+                    done.unwrap();
+                    true
+                }
+            }
         }
 
         /// In a thread of its own, because filters cannot be taken off.
@@ -382,7 +394,9 @@ mod gated {
         fn without_io_uring_threads_read() {
             for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
                 alone(move || {
-                    refuse(&[call], libc::EPERM);
+                    if !refuse(&[call], libc::EPERM) {
+                        return;
+                    }
                     let (_folder, file, bytes) = data(100);
                     let mut queue = Queue::new();
                     queue.push(read(&file, 1, 10, 0));
@@ -402,7 +416,9 @@ mod gated {
                 let (mut writer, socket) = gate();
                 queue.push(read(&socket, 0, 3, 0));
                 queue.start();
-                refuse(&[libc::SYS_io_uring_enter], libc::EPERM);
+                if !refuse(&[libc::SYS_io_uring_enter], libc::EPERM) {
+                    return;
+                }
                 (1..100).for_each(|tag| queue.push(read(&file, tag, 1000, tag)));
                 assert!(queue.poll().is_none());
                 // What the kernel has not taken waits until what it has taken has ended.
@@ -428,7 +444,9 @@ mod gated {
         #[test]
         fn without_threads_the_caller_reads() {
             alone(|| {
-                refuse(&[libc::SYS_clone3, libc::SYS_clone], libc::EPERM);
+                if !refuse(&[libc::SYS_clone3, libc::SYS_clone], libc::EPERM) {
+                    return;
+                }
                 assert!(thread::Builder::new().spawn(|| ()).is_err());
                 reads_a_file(Queue::on(Box::new(Threads::new(read_at))));
             });

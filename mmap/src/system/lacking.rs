@@ -16,6 +16,16 @@ pub(crate) const fn hints_wait(_: &File) -> bool {
     false
 }
 
+/// No system is known that takes them for files.
+pub(crate) const fn huge_page(_: &Piece<'_>) -> Option<u64> {
+    None
+}
+
+/// There are none.
+pub(crate) fn bring(_: &crate::file::DataFile, _: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 /// No call tells.
 pub(crate) fn seems_there(_: &File, _: u64) -> bool {
     false

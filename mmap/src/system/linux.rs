@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[cfg(target_os = "android")]
@@ -47,10 +48,15 @@ pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
 pub(crate) fn hints_wait(file: &File) -> bool {
     /// `FUSE_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, also virtiofs's.
     const FUSE: u64 = 0x6573_5546;
+    file_system_kind(file) == Some(FUSE)
+}
+
+/// The number by which the kernel names the kind of its file system.
+fn file_system_kind(file: &File) -> Option<u64> {
     let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open as long as `file` lives; the kernel writes one `statfs`.
     if unsafe { libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) } != 0 {
-        return false;
+        return None;
     }
     // SAFETY: the call has succeeded and so written it.
     let found = unsafe { found.assume_init() };
@@ -59,8 +65,45 @@ pub(crate) fn hints_wait(file: &File) -> bool {
         clippy::unnecessary_fallible_conversions,
         reason = "its type differs"
     )]
-    let kind = u64::try_from(found.f_type);
-    kind.is_ok_and(|kind| kind == FUSE)
+    let kind = u64::try_from(found.f_type).ok();
+    kind
+}
+
+/// Bytes of a huge page of the file, if the kernel can bring them: `CONFIG_TRANSPARENT_HUGEPAGE` and a file system with large
+/// folios. `None` also for those larger than 2 MiB, of which a few would be all that a file has, and where there is no room
+/// for mappings.
+pub(crate) fn huge_page(piece: &Piece<'_>) -> Option<u64> {
+    /// `XFS_SUPER_MAGIC` and `EXT4_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, and the first versions of
+    /// Linux whose readahead fills huge pages of them.
+    const SINCE: [(u64, [u32; 2]); 2] = [(0x5846_5342, [5, 18]), (0xEF53, [6, 16])];
+    const MOST: u64 = 2 << 20;
+    /// The version of Linux and the size of its huge pages, which do not change.
+    static SYSTEM: OnceLock<Option<([u32; 2], u64)>> = OnceLock::new();
+    let system = || {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+        let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        let version = [parts.next()?.ok()?, parts.next()?.ok()?];
+        let bytes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
+        Some((version, bytes.trim().parse().ok()?))
+    };
+    piece.map.as_ref().ok()?;
+    let kind = file_system_kind(&*piece.file.file().ok()?)?;
+    let (_, since) = SINCE.iter().find(|(known, _)| *known == kind)?;
+    let (version, bytes) = (*SYSTEM.get_or_init(system))?;
+    (version >= *since && bytes <= MOST).then_some(bytes)
+}
+
+/// Reads the huge page of the file on which the byte at `start` lies, and waits for it.
+///
+/// The kernel fills a huge page only for a fault in memory that was advised so (`do_sync_mmap_readahead` in the kernel's
+/// `mm/filemap.c`); without `MADV_RANDOM` it reads the next one, too. No byte is touched here: what cannot be read is an
+/// error of the call.
+pub(crate) fn bring(data: &DataFile, start: u64) -> io::Result<()> {
+    let file = data.file().map_err(io::Error::other)?;
+    let map = memmap2::MmapOptions::new().offset(start).len(1).map_raw_read_only(&*file)?;
+    [Advice::HugePage, Advice::Random, Advice::PopulateRead]
+        .into_iter()
+        .try_for_each(|advice| map.advise(advice))
 }
 
 /// Hints as many of the first pieces as one call takes, counts the call, and returns their number.
@@ -196,7 +239,7 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
 /// 0 agrees with `mincore`, unless tmpfs has them in the swap cache. More is too many: it has those on their way
 /// from the disk, whose bytes cannot be read yet (`filemap_cachestat` in the kernel's `mm/filemap.c`,
 /// `mincore_page` in `mm/mincore.c`).
-fn cached(file: &File, start: usize, len: usize) -> io::Result<u64> {
+pub(crate) fn cached(file: &File, start: usize, len: usize) -> io::Result<u64> {
     /// Of the same number wherever the kernel has it, but on MIPS, where that is the number of no call.
     const CACHESTAT: libc::c_long = 451;
     let range = [start as u64, len as u64];

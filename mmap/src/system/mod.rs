@@ -35,6 +35,9 @@ pub(crate) use this::hints_wait;
 pub(crate) use this::seems_there;
 /// `will_need(pieces, asked)` hints pieces, at most [`PIECES`] of them, and counts them.
 pub(crate) use this::will_need;
+/// `huge_page(piece)` returns the bytes of the huge pages of its file, if `bring(data, start)` can fill them: it reads the one
+/// with the byte at `start`, and waits for it.
+pub(crate) use this::{bring, huge_page};
 /// `reopen(data)` opens the same file for reads past the cache; `read(file, start, pieces)` fills the pieces one after
 /// the other; `file_system(file)` is what files with the same blocks share; `too_small(error)`: whether the file's
 /// blocks are larger than those that were asked for; `cannot_be_pinned(error)`: whether the caller's memory is of a kind
@@ -44,7 +47,7 @@ pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
 pub(crate) use this::{evict, uncache};
 
 #[cfg(all(test, target_os = "linux"))]
-pub(crate) use this::STRETCH;
+pub(crate) use this::{STRETCH, cached};
 
 /// Bytes of one file.
 #[derive(Debug)]
