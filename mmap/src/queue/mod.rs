@@ -29,6 +29,9 @@ const READS: usize = 96;
 /// what is not in flight can be taken back.
 const BYTES: usize = 8 << 20;
 
+/// Reads that are pushed between two looks at what the disk has finished.
+const TOGETHER: usize = 16;
+
 /// One read, with the memory it fills.
 #[derive(Debug)]
 pub(crate) struct Read {
@@ -138,11 +141,20 @@ impl Queue {
         Self::default()
     }
 
-    /// Queues a read. It begins at the next call of another kind.
+    /// Queues a read. It begins at the next call of another kind, or with later ones that are pushed.
     pub(crate) fn push(&mut self, mut read: Read) {
         read.len = read.len.min(read.into.len());
-        self.running.get_or_insert_with(|| Running::new(engine()));
-        self.reads.queued.push_back(read);
+        let Self { reads, running } = self;
+        let running = running.get_or_insert_with(|| Running::new(engine()));
+        reads.queued.push_back(read);
+        // To prepare many takes so long that the disk would have nothing to do.
+        if reads.queued.len() % TOGETHER == 0 {
+            running.engine.reap(reads);
+            if reads.is_low() {
+                running.begin(reads);
+                running.engine.submit(reads);
+            }
+        }
     }
 
     /// Begins the reads that the limits allow, without waiting for any.

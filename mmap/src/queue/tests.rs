@@ -86,6 +86,23 @@ fn every_byte_is_the_files() {
     each(read_at, reads_a_file);
 }
 
+/// Whoever prepares many reads does not keep the disk waiting for the last of them.
+#[test]
+fn reads_begin_while_others_are_pushed() {
+    let (_folder, file, bytes) = data(1000);
+    each(read_at, |mut queue| {
+        for tag in 1..TOGETHER as u64 {
+            queue.push(read(&file, tag, 500, tag));
+        }
+        assert_eq!((queue.reads.queued.len(), queue.reads.in_flight), (TOGETHER - 1, 0));
+        queue.push(read(&file, 0, 500, 0));
+        assert_eq!(queue.reads.queued.len(), 0);
+        let done: Vec<Done> = std::iter::from_fn(|| queue.wait()).collect();
+        assert_eq!(done.len(), TOGETHER);
+        done.iter().for_each(|done| check(done, &bytes, done.tag, 500));
+    });
+}
+
 #[test]
 fn what_is_chosen_by_the_first_read_reads_too() {
     let mut queue = Queue::new();
