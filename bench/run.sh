@@ -37,8 +37,11 @@ sections=$*
 if wanted loaders python failures && [ -z "${PYTHON-}" ]; then
     PYTHON=bench/target/python/bin/python
     if [ ! -e bench/target/python/whole ]; then
-        # dataloader-rs needs Python 3.13.
-        "$(command -v python3.13 || command -v python3)" -m venv bench/target/python
+        # dataloader-rs needs Python 3.13. A name may stand for a version that is not there (pyenv).
+        for python in python3.13 python3; do
+            "$python" --version >/dev/null 2>&1 && break
+        done
+        "$python" -m venv bench/target/python
         grep '==' bench/python/requirements.txt | while read -r package; do
             "$PYTHON" -m pip install -q "$package" || echo "bench/run.sh: left out: $package" >&2
         done
