@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures everything and writes the tables and pictures of the READMEs anew, in about half an hour. The machine should
+# Measures everything and writes the tables and pictures of the READMEs anew, in about 45 minutes. The machine should
 # do nothing else meanwhile.
 #
 #   bench/run.sh                        handoff disk grid loaders python train
@@ -64,12 +64,12 @@ measure() {
     case $1 in
     handoff) bench/target/release/handoff $quick --rounds $rounds --out $out ;;
     disk) $disk all $quick --out $out ;;
-    grid) $disk scaling $quick --minutes 7 --out $out ;;
-    loaders) $loaders same peers decode $quick --minutes 7 --python "$PYTHON" --out $out ;;
+    grid) $disk scaling $quick --rounds 5 --minutes 14 --out $out ;;
+    loaders) $loaders same peers decode $quick --minutes 12 --python "$PYTHON" --out $out ;;
     failures) $loaders failures $quick --python "$PYTHON" --out $out ;;
     python)
         only='^(plain loop|torch [02]|SPDL 2|Grain 2|dataloader-rs 2|twinbuf)$'
-        "$PYTHON" bench/python/loaders.py --rounds "$([ -n "$quick" ] && echo 1 || echo 3)" --only "$only" --out $out
+        "$PYTHON" bench/python/loaders.py --rounds "$([ -n "$quick" ] && echo 1 || echo 5)" --only "$only" --out $out
         ;;
     train)
         {

@@ -2,10 +2,12 @@
 
 use std::hint::black_box;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use twinbuf::mmap::{CachePolicy, HintStats, ReadMode, Residency};
+use twinbuf::loader::LoaderBuilder;
+use twinbuf::mmap::{Buffer, CachePolicy, HintStats, ReadMode, Residency};
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Report};
 
 use crate::{data, sys};
@@ -41,7 +43,19 @@ impl Way {
         self.build_over(records, plan)
     }
 
+    /// With slots in memory of `pool`.
+    pub fn build_in(self, pool: &Pool, records: Arc<Records>, plan: Plan) -> Result<Loader, BoxError> {
+        let builder = self.builder(records, plan);
+        let (count, slot) = builder.wanted_slots()?;
+        let slots = (0..count).map(|_| pool.take(slot.size())).collect::<Option<Vec<_>>>();
+        Ok(builder.slots(slots.ok_or("no memory for slots")?).build()?)
+    }
+
     fn build_over(self, data: impl Dataset + 'static, plan: Plan) -> Result<Loader, BoxError> {
+        Ok(self.builder(data, plan).build()?)
+    }
+
+    fn builder(self, data: impl Dataset + 'static, plan: Plan) -> LoaderBuilder {
         let mut builder = Loader::builder(data, plan)
             .overlap(self.overlap)
             .hints(self.hints)
@@ -50,7 +64,47 @@ impl Way {
         if let Some(mib) = self.prefetch {
             builder = builder.hint_window(mib * data::MIB);
         }
-        Ok(builder.build()?)
+        builder
+    }
+}
+
+/// Memory for slots of one size, which one loader after the other uses: touched once, when it was new.
+#[derive(Clone, Default)]
+pub struct Pool(Arc<Mutex<Vec<Buffer>>>);
+
+impl Pool {
+    /// Memory of `bytes` bytes, which comes back here when it is dropped.
+    fn take(&self, bytes: usize) -> Option<Buffer> {
+        let free = self.free().pop();
+        let mut memory = match free.filter(|memory| memory.len() == bytes) {
+            Some(memory) => memory,
+            None => {
+                let mut new = Buffer::new(bytes)?;
+                new.fill(1);
+                new
+            }
+        };
+        let start = NonNull::from(&mut memory[..]).cast();
+        let lender = Lender { pool: self.clone(), memory: Some(memory) };
+        // SAFETY: the memory is initialized; moving its owner into the lender leaves it where it is, and nothing else
+        // reaches it until the lender is dropped.
+        Some(unsafe { Buffer::lent(start, bytes, lender) })
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Buffer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives memory back to its pool.
+struct Lender {
+    pool: Pool,
+    memory: Option<Buffer>,
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        self.pool.free().extend(self.memory.take());
     }
 }
 

@@ -46,7 +46,7 @@ Usage: disk [options] all | SECTION...
 
 /// The sections with the seconds that each may take, together less than 7 minutes.
 const SECTIONS: [(&str, u64); 6] =
-    [("random", 180), ("sequential", 60), ("shuffled", 40), ("resident", 45), ("ranks", 45), ("memory", 25)];
+    [("random", 180), ("sequential", 90), ("shuffled", 70), ("resident", 90), ("ranks", 80), ("memory", 60)];
 /// A section by itself.
 const SCALING: &str = "scaling";
 

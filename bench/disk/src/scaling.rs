@@ -11,7 +11,7 @@ use twinbuf::{BoxError, Plan, Records};
 
 use crate::cell::{CACHES, Cell, DEPTHS, RATIOS, Sample, size};
 use crate::data::{self, MIB, RECORD};
-use crate::load::{self, Way};
+use crate::load::{self, Pool, Way};
 use crate::measure::Effort;
 use crate::report::{Report, median, number, quartiles};
 use crate::sys;
@@ -41,6 +41,8 @@ struct Group {
     cache: &'static str,
     batch: u64,
     records: Arc<Records>,
+    /// Of this round.
+    slots: Pool,
     /// Fewest and most in an epoch.
     batches: (u64, u64),
     /// The batches of an epoch of each ratio, found in the first round.
@@ -60,7 +62,7 @@ pub fn run(
         for cache in CACHES {
             let records = data::open(&path, ReadMode::default())?;
             let batches = (least, (mib * MIB / batch).min(MOST));
-            groups.push(Group { cache, batch, records, batches, chosen: [None; RATIOS.len()] });
+            groups.push(Group { cache, batch, records, slots: Pool::default(), batches, chosen: [None; RATIOS.len()] });
         }
     }
     let mut cells = Vec::new();
@@ -109,6 +111,8 @@ fn round(group: &mut Group, cells: &mut [Cell]) -> Result<(), BoxError> {
         let of_depth = &mut cells[r * DEPTHS.len()..][..DEPTHS.len()];
         neighbours(group, batches, Duration::from_secs_f64(compute), of_depth)?;
     }
+    // It is up to 1 GiB.
+    group.slots = Pool::default();
     Ok(())
 }
 
@@ -191,7 +195,7 @@ fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Re
         Serial => Way { overlap: false, ..Way::default() },
         Overlapped(host_depth) => Way { host_depth, ..Way::default() },
     };
-    let mut loader = way.build(group.records.clone(), plan)?;
+    let mut loader = way.build_in(&group.slots, group.records.clone(), plan)?;
     if group.cache == "cold" {
         data::make_cold(&group.records)?;
     }
