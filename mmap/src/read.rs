@@ -17,7 +17,7 @@ impl Records {
         match mode {
             ReadMode::Auto => return Ok(self.with_fitting_mode(limit::memory())),
             ReadMode::Pread => {}
-            ReadMode::Direct => self.open_direct(true)?,
+            ReadMode::Direct => self.open_direct(Ahead::new(true, u64::MAX))?,
         }
         Ok(self)
     }
@@ -39,19 +39,20 @@ impl Records {
         let fitting = (self.record_bytes() as u64) < LARGE
             && self.shards().iter().all(|shard| shard.file.is_kept() && !shard.hints_wait);
         // What keeps a file from being opened again is no error as long as it is read.
-        if fitting && self.open_direct(false).is_err() {
+        let most = (memory / 4).max(Room::of(0).memory());
+        if fitting && self.open_direct(Ahead::new(false, most)).is_err() {
             self.shards_mut().iter_mut().for_each(|shard| shard.direct = None);
         }
         self
     }
 
-    pub(crate) fn open_direct(&mut self, straight: bool) -> Result<(), Error> {
+    pub(crate) fn open_direct(&mut self, ahead: Ahead) -> Result<(), Error> {
         // The block is the same for all files of a file system.
         let mut blocks = Vec::new();
         for shard in self.shards_mut() {
             shard.direct = Some(Direct::open(&shard.file, &mut blocks)?);
         }
-        self.ahead = Some(Ahead::new(straight));
+        self.ahead = Some(ahead);
         Ok(())
     }
 
@@ -73,23 +74,27 @@ impl Records {
     /// [`ReadMode::Direct`], for batches of `plan`: 32 MiB; with [`Shuffle::Window`](crate::Shuffle::Window) two windows
     /// and a quarter, and 32 MiB. 0 in [`ReadMode::Pread`].
     ///
-    /// Threads that read at a time, and batches of several plans, share the memory: together they take no more than the
-    /// largest of these. Two plans with windows that are read in turn would push out each other's: open the files for
-    /// each. Pieces of many sizes can take a few MiB more, because memory is taken 2 MiB at a time for each size.
+    /// A data set that is shorter than a window counts in place of it. Where [`ReadMode::Auto`] has chosen `Direct` and this
+    /// would be more than a quarter of the memory that the process may use, batches of the plan come through the page
+    /// cache, and it is 0.
+    ///
+    /// Threads that read at a time share the memory. Open the files for each of several plans that are read in turn: with
+    /// windows they push out each other's, and as memory is kept for each size of piece, those of different orders or
+    /// batches took up to twice the largest of these.
     #[must_use]
     pub fn ahead_bytes(&self, plan: &Plan) -> u64 {
-        match (&self.ahead, plan.shuffle()) {
-            (None, _) => 0,
-            (Some(_), Shuffle::Window { records, chunks }) => {
-                self.room(records.saturating_mul(chunks)).memory()
-            }
-            (Some(_), _) => self.room(0).memory(),
-        }
+        let window = match plan.shuffle() {
+            Shuffle::Window { records, chunks } => records.saturating_mul(chunks),
+            _ => 0,
+        };
+        self.ahead(window).map_or(0, |(_, room)| room.memory())
     }
 
-    /// How much may be read ahead, with windows of so many records or without.
-    pub(crate) const fn room(&self, window: u64) -> Room {
-        Room::of(window.saturating_mul(self.stride()))
+    /// What reads ahead, with windows of so many records or without (0), and how much. `None` if the page cache does.
+    pub(crate) fn ahead(&self, window: u64) -> Option<(&Ahead, Room)> {
+        let room = Room::of(window.min(self.len()).saturating_mul(self.stride()));
+        let ahead = self.ahead.as_ref().filter(|ahead| room.memory() <= ahead.most)?;
+        Some((ahead, room))
     }
 
     /// Returns how many system calls that read files this thread has made through this crate, and how many reads it has
@@ -122,11 +127,8 @@ impl Records {
             }
         };
         let read = out.len();
-        match &self.ahead {
-            Some(ahead) => {
-                let room = self.room(batch.window_records()).now();
-                self.read_ahead(ahead, room, self.parts(batch, out))?;
-            }
+        match self.ahead(batch.window_records()) {
+            Some((ahead, room)) => self.read_ahead(ahead, room.now(), self.parts(batch, out))?,
             None => self.read_parts(self.parts(batch, out))?,
         }
         Ok(read)

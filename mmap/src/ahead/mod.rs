@@ -42,6 +42,8 @@ pub(crate) struct Ahead {
     process: u32,
     /// Whether large stretches may be read straight to their place.
     pub(crate) straight: bool,
+    /// Bytes of memory beyond which an order comes through the page cache.
+    pub(crate) most: u64,
     state: Mutex<State>,
 }
 
@@ -177,7 +179,7 @@ pub(crate) enum Taken {
 }
 
 impl Ahead {
-    pub(crate) fn new(straight: bool) -> Self {
+    pub(crate) fn new(straight: bool, most: u64) -> Self {
         let state = State {
             queue: Queue::new(),
             pool: Pool::default(),
@@ -192,7 +194,7 @@ impl Ahead {
             next_tag: 0,
             window: (0, 0),
         };
-        Self { process: std::process::id(), straight, state: Mutex::new(state) }
+        Self { process: std::process::id(), straight, most, state: Mutex::new(state) }
     }
 
     /// `None` in a fork's child and after a panic: then everything is read by the usual way.

@@ -30,7 +30,7 @@ fn pread(mut records: Records) -> Records {
 /// `None`, said aloud, where the file system has no such reads.
 fn direct(records: Records, straight: bool) -> Option<Records> {
     let mut records = pread(records);
-    match records.open_direct(straight) {
+    match records.open_direct(Ahead::new(straight, u64::MAX)) {
         Ok(()) => Some(records),
         Err(error) => {
             eprintln!("not checked: {error}");
@@ -508,4 +508,41 @@ fn what_cannot_be_read_ahead_comes_through_the_page_cache_by_default() {
         assert_eq!(records.residency().unwrap().resident > 0, !straight);
         assert!(found == read(&Records::open(&paths, 4096).unwrap(), &batch));
     }
+}
+
+/// Memory that cannot be given back must not be what the process may use.
+#[test]
+fn auto_leaves_windows_that_are_too_large_to_the_page_cache() {
+    let folder = folder();
+    let paths = files(&folder, &[4 << 20]);
+    let records = pread(Records::open(&paths, 4096).unwrap());
+    let expected = pread(Records::open(&paths, 4096).unwrap());
+    let order = Shuffle::Window { records: 256, chunks: 2 };
+    let plan = |order| Plan::builder(expected.len()).batch(100).shuffle(order).build().unwrap();
+    let (windows, alone) = (plan(order), plan(Shuffle::Records));
+
+    // Half of the file's bytes: so large a file is read past the cache; a quarter of it is no room for two windows.
+    let records = records.with_fitting_mode(Some(2 << 20));
+    if records.read_mode() == ReadMode::Pread {
+        return eprintln!("not checked: no direct reads here");
+    }
+    assert_eq!((records.ahead_bytes(&windows), records.ahead_bytes(&alone)), (0, 32 << 20));
+    for step in 0..windows.steps() {
+        let batch = windows.batch(0, step).unwrap();
+        records.will_need(&batch, HINT_CHUNK);
+        assert!(read(&records, &batch) == read(&expected, &batch));
+        assert_eq!(state(&records).asked, 0);
+    }
+    records.will_need(&alone.batch(0, 0).unwrap(), HINT_CHUNK);
+    assert!(state(&records).asked > 0);
+}
+
+#[test]
+fn a_window_is_no_larger_than_the_data_set() {
+    let folder = folder();
+    let paths = files(&folder, &[1 << 20]);
+    let Some(records) = direct(Records::open(&paths, 4096).unwrap(), true) else { return };
+    let order = Shuffle::Window { records: 1 << 40, chunks: 1 << 10 };
+    let plan = Plan::builder(records.len()).batch(100).shuffle(order).build().unwrap();
+    assert_eq!(records.ahead_bytes(&plan), (32 << 20) + (1 << 20) / 4 * 9);
 }

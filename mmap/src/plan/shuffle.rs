@@ -32,8 +32,8 @@ pub enum Shuffle {
     /// its own windows.
     ///
     /// Choose chunks of about 1 MiB, so that the disk reads long stretches, and as many as fit the memory: the more
-    /// chunks, the better the mixing. It does not fit [`ReadMode::Direct`](crate::ReadMode::Direct), which would read
-    /// every record alone.
+    /// chunks, the better the mixing. [`ReadMode::Direct`](crate::ReadMode::Direct) keeps two windows in memory
+    /// ([`Records::ahead_bytes`](crate::Records::ahead_bytes)).
     Window {
         /// Records in a chunk, at least 1.
         records: u64,

@@ -186,6 +186,13 @@ impl Engine for Uring {
                         self.stop(reads);
                     }
                 }
+                // The kernel cannot start a thread for it, as in a container whose number of threads is limited.
+                (Err(errno), Some(_)) if is_worth_a_retry(errno) => {
+                    if let Some(slot) = self.take(index) {
+                        reads.requeue(slot.read);
+                    }
+                    self.stop(reads);
+                }
                 (result, _) => {
                     if let Some(slot) = self.take(index) {
                         reads.end(slot.read, result.map_err(io::Error::from_raw_os_error));

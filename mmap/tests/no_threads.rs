@@ -1,0 +1,65 @@
+//! A container that allows no more threads: what the kernel would give one of its own is read all the same. Alone here: the
+//! limit is the process's.
+#![cfg(target_os = "linux")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use twinbuf_mmap::{HINT_CHUNK, Plan, ReadMode, Records, Shuffle};
+
+/// A control group that this process is in, of one thread at most.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None` if this process may not make one.
+    fn new() -> Option<Self> {
+        // Version 1, and version 2 as systemd mounts it alone and beside version 1.
+        let roots = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+        roots.into_iter().find_map(|root| {
+            let group = Self(Path::new(root).join(format!("twinbuf-test-{}", std::process::id())));
+            fs::create_dir(&group.0).ok()?;
+            // Dropped if one of them fails.
+            fs::write(group.0.join("pids.max"), "1").ok()?;
+            fs::write(group.0.join("cgroup.procs"), "0").ok()?;
+            Some(group)
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let parent = self.0.parent().map(|parent| parent.join("cgroup.procs"));
+        let _ = parent.map(|parent| fs::write(parent, "0"));
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn direct_reads_need_no_thread() {
+    const RECORD: usize = 4096;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("data");
+    let bytes: Vec<u8> =
+        (0..8_u32 << 18).flat_map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    fs::write(&path, &bytes).unwrap();
+    let open = || Records::options().read_mode(ReadMode::Direct).open([&path], RECORD);
+    if let Err(error) = open() {
+        return eprintln!("not checked: {error}");
+    }
+    let Some(_group) = Group::new() else { return eprintln!("not checked: no control group of processes") };
+    assert!(std::thread::Builder::new().spawn(|| ()).is_err());
+    let records = open().unwrap();
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let mut out = vec![0; 256 * RECORD];
+    for step in 0..plan.steps() {
+        for ahead in plan.batch(0, step).into_iter().chain(plan.batch(0, step + 1)) {
+            records.will_need(&ahead, HINT_CHUNK);
+        }
+        let batch = plan.batch(0, step).unwrap();
+        assert_eq!(records.read(&batch, &mut out).unwrap(), out.len());
+        for (record, found) in batch.runs().flatten().zip(out.chunks(RECORD)) {
+            let at = usize::try_from(record).unwrap() * RECORD;
+            assert!(found == &bytes[at..at + RECORD], "{record}");
+        }
+    }
+}
