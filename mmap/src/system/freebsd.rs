@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-pub(crate) use super::lacking::{cannot_be_pinned, count, hints_wait, read, seems_there};
+pub(crate) use super::lacking::{bring, cannot_be_pinned, count, hints_wait, huge_page, read, seems_there};
 use super::{Asked, Piece};
 use crate::Error;
 use crate::file::DataFile;

@@ -90,7 +90,7 @@ pub(crate) fn huge_page(piece: &Piece<'_>) -> Option<u64> {
     let kind = file_system_kind(&*piece.file.file().ok()?)?;
     let (_, since) = SINCE.iter().find(|(known, _)| *known == kind)?;
     let (version, bytes) = (*SYSTEM.get_or_init(system))?;
-    (version >= *since && bytes <= MOST).then_some(bytes)
+    (cfg!(target_os = "linux") && version >= *since && bytes <= MOST).then_some(bytes)
 }
 
 /// Reads the huge page of the file on which the byte at `start` lies, and waits for it.
@@ -98,12 +98,19 @@ pub(crate) fn huge_page(piece: &Piece<'_>) -> Option<u64> {
 /// The kernel fills a huge page only for a fault in memory that was advised so (`do_sync_mmap_readahead` in the kernel's
 /// `mm/filemap.c`); without `MADV_RANDOM` it reads the next one, too. No byte is touched here: what cannot be read is an
 /// error of the call.
+#[cfg(target_os = "linux")]
 pub(crate) fn bring(data: &DataFile, start: u64) -> io::Result<()> {
     let file = data.file().map_err(io::Error::other)?;
     let map = memmap2::MmapOptions::new().offset(start).len(1).map_raw_read_only(&*file)?;
     [Advice::HugePage, Advice::Random, Advice::PopulateRead]
         .into_iter()
         .try_for_each(|advice| map.advise(advice))
+}
+
+/// memmap2 knows these kinds of advice on Linux alone.
+#[cfg(target_os = "android")]
+pub(crate) fn bring(_: &DataFile, _: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Hints as many of the first pieces as one call takes, counts the call, and returns their number.

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io;
 
-pub(crate) use super::lacking::{cannot_be_pinned, count, evict, hints_wait, read, seems_there, uncache};
+pub(crate) use super::lacking::{
+    bring, cannot_be_pinned, count, evict, hints_wait, huge_page, read, seems_there, uncache,
+};
 use super::{Asked, Piece};
 use crate::Error;
 use crate::file::DataFile;

@@ -12,7 +12,9 @@ use windows_sys::Win32::Storage::FileSystem::{
 use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RANGE_ENTRY};
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
-pub(crate) use super::lacking::{cannot_be_pinned, count, evict, hints_wait, read, seems_there, uncache};
+pub(crate) use super::lacking::{
+    bring, cannot_be_pinned, count, evict, hints_wait, huge_page, read, seems_there, uncache,
+};
 use super::{Asked, Piece};
 use crate::Error;
 use crate::file::DataFile;
