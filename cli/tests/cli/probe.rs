@@ -63,7 +63,9 @@ fn probe_prints_the_lines_that_measured_best() {
             "\nOptions, overlapped:\n  the defaults  ",
             "\n  .hints(false)  ",
             "\n  .hint_window(8 << 20)  ",
-            "\nLines that measured best:\n    let data = Records::open_llm_c([\"tokens.bin\"], Cut::sequence(9))?",
+            // With a read mode or without.
+            "\nLines that measured best:\n    let data = Records::",
+            "open_llm_c([\"tokens.bin\"], Cut::sequence(9))?;\n",
             "\n    let plan = Plan::builder(data.len()).batch(2).shuffle(Shuffle::Records).seed(42).build()?;\n",
             "\n    let mut loader = Loader::builder(data, plan)",
         ],
@@ -71,12 +73,7 @@ fn probe_prints_the_lines_that_measured_best() {
     let found = json(folder, &["probe", "images.npy", "--compute-ms", "0", "--batch", "2", "--json"]);
     assert_eq!(found["options"][0]["name"], "the defaults");
     assert!(found["options"][0]["median_s"].as_f64().unwrap() > 0.0, "{found}");
-    assert!(
-        found["best"][0]
-            .as_str()
-            .unwrap()
-            .starts_with("let data = Records::open_npy([\"images.npy\"], Cut::Rows)?")
-    );
+    has(found["best"][0].as_str().unwrap(), &["let data = Records::", "open_npy([\"images.npy\"], Cut::Rows)?"]);
 }
 
 /// Of so small a batch the time between its phases is most of what passes; no overlap hides that.
