@@ -73,7 +73,10 @@ fn probe_prints_the_lines_that_measured_best() {
     let found = json(folder, &["probe", "images.npy", "--compute-ms", "0", "--batch", "2", "--json"]);
     assert_eq!(found["options"][0]["name"], "the defaults");
     assert!(found["options"][0]["median_s"].as_f64().unwrap() > 0.0, "{found}");
-    has(found["best"][0].as_str().unwrap(), &["let data = Records::", "open_npy([\"images.npy\"], Cut::Rows)?"]);
+    has(
+        found["best"][0].as_str().unwrap(),
+        &["let data = Records::", "open_npy([\"images.npy\"], Cut::Rows)?"],
+    );
 }
 
 /// Of so small a batch the time between its phases is most of what passes; no overlap hides that.
