@@ -62,7 +62,14 @@ pub fn run(
         for cache in CACHES {
             let records = data::open(&path, ReadMode::default())?;
             let batches = (least, (mib * MIB / batch).min(MOST));
-            groups.push(Group { cache, batch, records, slots: Pool::default(), batches, chosen: [None; RATIOS.len()] });
+            groups.push(Group {
+                cache,
+                batch,
+                records,
+                slots: Pool::default(),
+                batches,
+                chosen: [None; RATIOS.len()],
+            });
         }
     }
     let mut cells = Vec::new();
