@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,10 @@ import torch
 from safetensors.numpy import save_file
 
 import twinbuf as tb
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and Python leaves it at that: tests that interrupt
+# would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FORMATS = ("raw", "headerless", "llm_c", "npy", "npy_windows", "safetensors", "two_files")
 
