@@ -134,7 +134,7 @@ RUSTC=$(tools/rustc-web.sh)
 export RUSTC RUSTC_BOOTSTRAP=1 # -Zbuild-std is not stable
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/platforms
 # Emulation is slow: fewer rounds of the tests that repeat. Most of the time goes into building: no debug information.
-export TWINBUF_STRESS_HANDOFFS=${TWINBUF_STRESS_HANDOFFS:-5000} PROPTEST_CASES=${PROPTEST_CASES:-500}
+export TWINBUF_STRESS_HANDOFFS=${TWINBUF_STRESS_HANDOFFS:-5000} PROPTEST_CASES=${PROPTEST_CASES:-100}
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
 
 # minutes SECONDS

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 import twinbuf as tb
 
-# A shell starts what it runs in the background with Ctrl-C ignored, and Python leaves it at that: tests that interrupt
-# would wait for ever.
+# A shell starts what it runs in the background with Ctrl-C ignored, and Python leaves it at that: tests
+# that interrupt would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FORMATS = ("raw", "headerless", "llm_c", "npy", "npy_windows", "safetensors", "two_files")
