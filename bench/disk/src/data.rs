@@ -79,8 +79,9 @@ pub fn open(path: &Path, mode: ReadMode) -> Result<Arc<Records>, BoxError> {
 pub fn make_cold(records: &Records) -> Result<(), BoxError> {
     let mut found = Residency::default();
     // A page stays that is still on its way from the disk, as what the kernel read ahead for the run before may be: it
-    // is tried for two seconds. One page of ten thousand may stay.
-    for _ in 0..100 {
+    // is tried for ten seconds; so may what a loader of Python has mapped until it is collected. One page of ten thousand
+    // may stay.
+    for _ in 0..500 {
         records.evict()?;
         found = records.residency()?;
         if found.resident * 10_000 <= found.pages {
