@@ -84,12 +84,13 @@ impl Records {
     /// chunks. If the batch is not in the cache, as at the start of an epoch, it hints all chunks of the batch's own
     /// window first.
     ///
-    /// In [`ReadMode::Auto`](crate::ReadMode::Auto), where the files fit in memory, small records bring what is around them,
-    /// once an epoch; and on ext4 (Linux 6.16) and XFS (5.18) runs of 1 to 4 MiB bring the whole huge pages of 2 MiB on which
-    /// they lie, for the kernel reads into them with a fraction of the processor time. This call waits for those, because it
-    /// fills a huge page only for who waits. In [`ReadMode::Direct`](crate::ReadMode::Direct) it begins to read the records themselves, into the data set's own
-    /// memory, as far as there is room ([`ahead_bytes`](Self::ahead_bytes)); `piece` has no effect. Runs of 4 MiB and more
-    /// are left to [`read`](Self::read).
+    /// In [`ReadMode::Auto`](crate::ReadMode::Auto), where the files fit in memory, small records bring what is
+    /// around them, once an epoch; and on ext4 (Linux 6.16) and XFS (5.18) runs of 1 to 4 MiB bring the whole huge
+    /// pages of 2 MiB on which they lie, for the kernel reads into them with a fraction of the processor time. This
+    /// call waits for those, because it fills a huge page only for who waits. In
+    /// [`ReadMode::Direct`](crate::ReadMode::Direct) it begins to read the records themselves, into the data set's
+    /// own memory, as far as there is room ([`ahead_bytes`](Self::ahead_bytes)); `piece` has no effect. Runs of 4
+    /// MiB and more are left to [`read`](Self::read).
     ///
     /// A hint is only a hint. If it fails, the records are read all the same, later and slower; so a failure
     /// is counted in [`HintStats`] and is no error. Truncated files do no harm here: no byte of the mapping is
