@@ -10,7 +10,6 @@ use crate::ahead::{Ahead, Room};
 use crate::around::{Around, STRETCH};
 use crate::page::{around, page_size};
 use crate::records::Records;
-use crate::shard::Shard;
 use crate::spans::Span;
 use crate::system::{Asked, PIECES, Piece, bring, will_need};
 
@@ -85,12 +84,13 @@ impl Records {
     /// window first.
     ///
     /// In [`ReadMode::Auto`](crate::ReadMode::Auto), where the files fit in memory, small records bring what is
-    /// around them, once an epoch; and on ext4 (Linux 6.16) and XFS (5.18) runs of 1 to 4 MiB bring the whole huge
-    /// pages of 2 MiB on which they lie, for the kernel reads into them with a fraction of the processor time. This
-    /// call waits for those, because it fills a huge page only for who waits. In
-    /// [`ReadMode::Direct`](crate::ReadMode::Direct) it begins to read the records themselves, into the data set's
-    /// own memory, as far as there is room ([`ahead_bytes`](Self::ahead_bytes)); `piece` has no effect. Runs of 4
-    /// MiB and more are left to [`read`](Self::read).
+    /// around them, once an epoch. On ext4 (Linux 6.16) and XFS (5.18) runs of 1 to 4 MiB bring the whole huge
+    /// pages of 2 MiB on which they lie, which takes a fraction of the processor time. This call waits for them:
+    /// the kernel fills huge pages only for a thread that waits.
+    ///
+    /// In [`ReadMode::Direct`](crate::ReadMode::Direct) it begins to read the records themselves, into the data
+    /// set's own memory, as far as there is room ([`ahead_bytes`](Self::ahead_bytes)); `piece` has no effect. Runs
+    /// of 4 MiB and more are left to [`read`](Self::read).
     ///
     /// A hint is only a hint. If it fails, the records are read all the same, later and slower; so a failure
     /// is counted in [`HintStats`] and is no error. Truncated files do no harm here: no byte of the mapping is
@@ -195,21 +195,19 @@ fn ask(
         }
         touch
     });
-    // What is shorter would bring more than it needs; of what is longer the kernel takes huge pages itself, while it is read.
-    let in_huge = |(shard, whole): &(&Shard, Piece<'_>)| {
-        shard.huge.filter(|huge| (huge / 2..huge * 2).contains(&(whole.bytes.end - whole.bytes.start)))
-    };
-    // The disk reads small pages while this waits for huge ones.
-    for found in &found {
-        if in_huge(found).is_none() {
-            queue.push(&found.1, piece, page);
+    let mut in_huge = Vec::new();
+    for (shard, whole) in found {
+        let len = whole.bytes.end - whole.bytes.start;
+        // Shorter runs would bring more than they need. For longer ones the kernel takes huge pages itself.
+        match shard.huge.filter(|huge| (huge / 2..huge * 2).contains(&len)) {
+            Some(huge) => in_huge.push((whole, huge)),
+            None => queue.push(&whole, piece, page),
         }
     }
+    // The disk reads small pages while this waits for huge ones.
     queue.flush();
-    for found in &found {
-        if let Some(huge) = in_huge(found) {
-            queue.bring(found.0, &found.1, huge);
-        }
+    for (whole, huge) in in_huge {
+        queue.bring(&whole, huge);
     }
     queue.hinted
 }
@@ -231,12 +229,12 @@ impl<'a> Queue<'a> {
     }
 
     /// Reads the huge pages on which `whole` lies, with what is around it.
-    fn bring(&mut self, shard: &Shard, whole: &Piece<'_>, huge: u64) {
+    fn bring(&mut self, whole: &Piece<'_>, huge: u64) {
         let Range { mut start, end } = whole.bytes;
         while start < end {
             let next = (start / huge + 1) * huge;
             self.hinted.calls += 1;
-            match bring(&shard.file, start) {
+            match bring(whole.file, start) {
                 Ok(()) => self.hinted.bytes += next.min(end) - start,
                 Err(_) => self.hinted.failed += 1,
             }

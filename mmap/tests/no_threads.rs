@@ -1,5 +1,5 @@
-//! A container that allows no more threads: what the kernel would give one of its own is read all the same. Alone here: the
-//! limit is the process's.
+//! In a container that allows no more threads, direct reads work without the threads of `io_uring`. This is the only test
+//! of the file, because the limit holds for the whole process.
 #![cfg(target_os = "linux")]
 
 use std::fs;

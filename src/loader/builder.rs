@@ -168,9 +168,9 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Uses this memory for the host slots, in place of new memory: a tensor library's pinned memory, or pages that
     /// the caller registered ([`Buffer::lent`]).
     ///
-    /// There must be as many buffers as [`wanted_slots`](Self::wanted_slots) returns, and each at least as large and
-    /// aligned as it says. A batch is in the buffer that was given here. The buffers of a worker are dropped together,
-    /// after the loader and the last batch in one of them.
+    /// [`wanted_slots`](Self::wanted_slots) returns how many buffers there must be, and the least size and alignment of
+    /// each. Batches stay in these buffers. The buffers of a worker are dropped together, after the loader and the last
+    /// batch in one of them.
     ///
     /// ```
     /// # use twinbuf::{Loader, Plan, Records, mmap::Buffer};

@@ -44,7 +44,7 @@ Usage: disk [options] all | SECTION...
   --out DIR        where the figures go (default: bench/results)
   --help           this text";
 
-/// The sections with the seconds that each may take, together less than 7 minutes.
+/// The sections with the seconds that each may take, together less than 10 minutes.
 const SECTIONS: [(&str, u64); 6] =
     [("random", 180), ("sequential", 90), ("shuffled", 70), ("resident", 90), ("ranks", 80), ("memory", 60)];
 /// A section by itself.
