@@ -29,8 +29,10 @@ def sender(device: Any) -> Sender | None:
     if device == "cpu":  # without torch
         return None
     streams = streams_of(device)
-    if streams is None or streams is device:
-        return None if streams is None else Sender(streams, "device")
+    if streams is None:
+        return None
+    if streams is device:
+        return Sender(streams, "device")
     import torch
 
     return Sender(streams, str(torch.device(device)))
