@@ -45,6 +45,7 @@ symbols! {
     injected: unsafe extern "C" fn(*mut u8, usize) -> usize = b"twinbuf_sim_injected\0",
     lose_context: unsafe extern "C" fn(u32) = b"twinbuf_sim_lose_context\0",
     calls: unsafe extern "C" fn(*const c_char) -> u64 = b"twinbuf_sim_calls\0",
+    own_calls: unsafe extern "C" fn(*const c_char) -> u64 = b"twinbuf_sim_own_calls\0",
     violations: unsafe extern "C" fn(*mut u8, usize) -> usize = b"twinbuf_sim_violations\0",
     live: unsafe extern "C" fn(*mut Live) = b"twinbuf_sim_live\0",
     host_access: unsafe extern "C" fn(*const c_void, usize, u32) = b"twinbuf_sim_host_access\0",
@@ -191,6 +192,19 @@ impl Control {
         let name = CString::new(name).expect("a name without NUL");
         // SAFETY: the pointer is valid for the call.
         self.symbols.map_or(0, |sim| unsafe { (sim.calls)(name.as_ptr()) })
+    }
+
+    /// The number of calls of one name that this thread has made since the start: those of other threads, which come when
+    /// they come, are not in it.
+    ///
+    /// # Panics
+    ///
+    /// If `name` contains a NUL byte.
+    #[must_use]
+    pub fn own_calls_of(self, name: &str) -> u64 {
+        let name = CString::new(name).expect("a name without NUL");
+        // SAFETY: the pointer is valid for the call.
+        self.symbols.map_or(0, |sim| unsafe { (sim.own_calls)(name.as_ptr()) })
     }
 
     /// The violations that the checker found since the last call, one sentence each.

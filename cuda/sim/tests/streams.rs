@@ -35,6 +35,30 @@ fn a_copy_reads_its_source_late_and_in_pieces() {
 }
 
 #[test]
+fn a_threads_own_calls_are_counted_in_this_run_alone() {
+    let own = |sim: &Sim| sim.own_calls_of("cuEventRecord");
+    for _run in 0..2 {
+        let sim = Sim::start(Options::default());
+        if sim.is_real() {
+            return;
+        }
+        assert_eq!(own(&sim), 0);
+        let context = context().unwrap();
+        let (stream, event) = (context.new_stream().unwrap(), context.new_event(None).unwrap());
+        event.record(&stream).unwrap();
+        std::thread::scope(|threads| {
+            let other = threads.spawn(|| {
+                event.record(&stream).unwrap();
+                event.record(&stream).unwrap();
+                own(&sim)
+            });
+            assert_eq!(other.join().unwrap(), 2);
+        });
+        assert_eq!((own(&sim), sim.calls_of("cuEventRecord")), (1, 3));
+    }
+}
+
+#[test]
 #[ignore = "prints the README's figures; what it counts depends on timing"]
 fn how_often_the_data_alone_shows_a_removed_edge() {
     for edges in [

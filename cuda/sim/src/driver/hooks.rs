@@ -84,6 +84,18 @@ unsafe extern "C" fn twinbuf_sim_calls(name: *const c_char) -> u64 {
     name.map_or_else(|| core.calls.values().sum(), |name| core.calls.get(name.as_str()).copied().unwrap_or(0))
 }
 
+/// `Control::own_calls_of`.
+///
+/// # Safety
+///
+/// `name` must be a C string.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn twinbuf_sim_own_calls(name: *const c_char) -> u64 {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(name) }.unwrap_or_default();
+    machine::own_calls(&lock(), &name)
+}
+
 /// `Control::violations`: one sentence a line. They are cleared if there is room for them.
 ///
 /// # Safety

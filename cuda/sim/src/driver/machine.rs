@@ -121,6 +121,8 @@ thread_local! {
     static OWN_STREAM: Cell<[(u64, u64); 2]> = const { Cell::new([(0, 0); 2]) };
     /// This thread's agent, if host threads are separate.
     static OWN_AGENT: Cell<(u64, Agent)> = const { Cell::new((0, 0)) };
+    /// The calls that this thread has made, with their run.
+    static OWN_CALLS: RefCell<(u64, BTreeMap<&'static str, u64>)> = const { RefCell::new((0, BTreeMap::new())) };
     /// In a worker that runs a host function, its stream's agent, step and clock.
     static IN_FUNCTION: RefCell<Option<(Agent, u64, Clock)>> = const { RefCell::new(None) };
 }
@@ -139,6 +141,23 @@ pub(super) fn wait(core: Core) -> Core {
 /// Wakes all threads that wait for a change.
 pub(super) fn changed() {
     CHANGED.notify_all();
+}
+
+/// Counts a call, for all threads and for this one.
+pub(super) fn count(core: &mut State, name: &'static str) {
+    *core.calls.entry(name).or_insert(0) += 1;
+    OWN_CALLS.with_borrow_mut(|(run, calls)| {
+        if *run != core.run {
+            *run = core.run;
+            calls.clear();
+        }
+        *calls.entry(name).or_insert(0) += 1;
+    });
+}
+
+/// The calls of one name that this thread has made in this run.
+pub(super) fn own_calls(core: &State, name: &str) -> u64 {
+    OWN_CALLS.with_borrow(|(run, calls)| calls.get(name).copied().filter(|_| *run == core.run).unwrap_or(0))
 }
 
 /// Whether this thread is a worker that runs a host function.

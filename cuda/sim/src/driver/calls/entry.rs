@@ -4,7 +4,7 @@ use crate::driver::codes::{
     CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, NOT_PERMITTED,
     NOT_SUPPORTED, STUB_LIBRARY, SUCCESS,
 };
-use crate::driver::machine::{Core, in_function, lock};
+use crate::driver::machine::{Core, count, in_function, lock};
 
 /// The caller's pointer for a result.
 #[repr(transparent)]
@@ -54,7 +54,7 @@ pub(super) fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) ->
         return NOT_PERMITTED;
     }
     let mut core = lock();
-    *core.calls.entry(name).or_insert(0) += 1;
+    count(&mut core, name);
     let injected = core.failures.call(name);
     if let Some(code) = absent(&core, name) {
         return code;
