@@ -35,8 +35,8 @@ struct Remote {
     records: Arc<Records>,
     stuck: u64,
     server: Server,
-    /// Told of each read that waits.
-    waits: Sender<()>,
+    /// Told of each read that waits, by its first record.
+    waits: Sender<u64>,
     /// Set when a clone is dropped.
     dropped: Option<Arc<AtomicBool>>,
     named: bool,
@@ -51,7 +51,8 @@ impl Dataset for Remote {
     }
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
         if batch.runs().flatten().any(|record| record >= self.stuck) {
-            let _ = self.waits.send(());
+            let first = batch.runs().next().expect("a batch has records").start;
+            let _ = self.waits.send(first);
             self.server.wait();
         }
         self.records.read(batch, out)
@@ -73,7 +74,7 @@ impl Drop for Remote {
 }
 
 /// Two files of 20 records each; those from `stuck` on cannot be read. What tells of a read that waits.
-fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<()>) {
+fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<u64>) {
     let (dir, paths) = files(&[20, 20]);
     let (waits, waiting) = channel();
     let (server, records) = (Server::default(), open(&paths));
@@ -116,8 +117,11 @@ fn a_caller_that_waits_is_told_what_is_read() {
         let file = (dir.path().join("1.bin"), 4 * RECORD as u64);
         assert_eq!(reading.file, named.then_some(file));
         let text = reading.to_string();
-        assert!(text.starts_with("train: epoch 5, step 6: loading for 0."), "{text}");
-        assert!(text.contains(" s, from record 24 on"), "{text}");
+        let loading = format!(
+            "train: epoch 5, step 6: loading for {:.3} s, from record 24 on",
+            reading.time.as_secs_f64()
+        );
+        assert!(text.starts_with(&loading), "{text}");
         assert_eq!(text.ends_with("1.bin at byte 2048"), named, "{text}");
         // It is lost no batch, and nothing is read in the end.
         server.comes_back();
@@ -137,7 +141,8 @@ fn a_loader_is_closed_in_time_and_the_thread_left_behind() {
         let mut epoch = loader.epoch(0);
         let kept = epoch.next().unwrap().unwrap();
         drop(epoch.next());
-        waiting.recv().unwrap();
+        // The other worker may have come to its batch before this one.
+        while waiting.recv().unwrap() != 8 {}
         drop(epoch);
         let error = loader.close_timeout(Duration::from_millis(20)).unwrap_err();
         let Error::Timeout { waited, reading: Some(reading) } = &error else { panic!("{error}") };
@@ -187,9 +192,10 @@ fn a_loader_that_is_dropped_waits_for_a_limited_time() {
 #[test]
 #[ignore = "the child of another test"]
 fn child_whose_read_never_returns() {
-    let (_dir, remote, _waiting) = remote(0, true);
+    let (_dir, remote, waiting) = remote(0, true);
     let mut loader = Loader::builder(remote, plan()).build().unwrap();
     let mut epoch = loader.epoch(0);
+    waiting.recv().unwrap(); // or there is no read to be left behind
     assert!(epoch.next_timeout(Duration::from_millis(20)).is_pending());
     drop(epoch);
     println!("{}", loader.close_timeout(Duration::from_millis(20)).unwrap_err());
@@ -204,6 +210,8 @@ fn a_process_whose_read_never_returns_ends() {
     let found = child.output().unwrap(); // or the test never ends
     let text = String::from_utf8_lossy(&found.stdout);
     assert!(found.status.success(), "{text} after {:?}", started.elapsed());
-    assert!(text.contains("epoch 0, step 0: loading for 0."), "{text}");
-    assert!(text.contains("0.bin at byte 0: wanted an end within 0.020 s"), "{text}");
+    let (_, told) = text.split_once("epoch 0, step 0: loading for ").unwrap_or_else(|| panic!("{text}"));
+    let (seconds, place) = told.split_once(" s, from record 0 on, ").unwrap_or_else(|| panic!("{text}"));
+    assert!(seconds.parse::<f64>().unwrap() >= 0.02, "{text}");
+    assert!(place.contains("0.bin at byte 0: wanted an end within 0.020 s"), "{text}");
 }
