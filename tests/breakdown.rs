@@ -131,6 +131,9 @@ fn a_validation_has_a_rhythm_of_its_own() {
     assert_eq!(heads, ["validation 3/7", "validation 6/7"]);
 }
 
+/// Longer than any machine takes for a test.
+const FAR: Duration = Duration::from_secs(1_000_000);
+
 #[test]
 fn validation_is_kept_apart() {
     let (breakdown, lines) = logged(4);
@@ -149,7 +152,7 @@ fn validation_is_kept_apart() {
     step("train forward");
     {
         let _left_early = breakdown.validation(10);
-        breakdown.add("forward", Duration::from_secs(60)); // a batch that is not ended counts for nothing
+        breakdown.add("forward", FAR); // a batch that is not ended counts for nothing
     }
     {
         let _again = breakdown.validation(4);
@@ -187,7 +190,8 @@ fn validation_is_kept_apart() {
     let seconds: f64 = validation.split(' ').next().unwrap().parse().unwrap();
     let forward = validation.lines().find(|line| line.starts_with("forward")).unwrap();
     let mean: f64 = forward.split_whitespace().nth(1).unwrap().parse().unwrap();
-    assert!(seconds < 60.0 && mean < 1000.0, "{table}");
+    // Of 14 batches.
+    assert!(seconds < FAR.as_secs_f64() && mean < FAR.as_secs_f64() * 1e3 / 14.0, "{table}");
 }
 
 #[test]
@@ -429,7 +433,7 @@ fn what_it_is_displayed_to_may_use_the_breakdown_itself() {
         write!(Writer(breakdown.clone()), "{breakdown} {breakdown:?}").unwrap();
         done.send(breakdown.to_string()).unwrap();
     });
-    let table = ends.recv_timeout(Duration::from_secs(30)).unwrap();
+    let table = ends.recv_timeout(Duration::from_secs(300)).unwrap();
     assert!(table.contains("\nprinting "), "{table}");
 }
 
