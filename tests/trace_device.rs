@@ -53,8 +53,22 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
             .build()
             .unwrap();
         let stream = ctx.new_stream().unwrap();
-        for batch in train.epochs(0..2) {
+        // The device is stopped in the first copy, so that the caller has to wait at least for that one. Without overlap
+        // the loader waits for each itself.
+        let mut held = overlap.then(|| sim.hold(0));
+        let began = Instant::now();
+        let mut epochs = train.epochs(0..2);
+        while let Some(batch) = epochs.next() {
             let batch = batch.unwrap();
+            if let Some(held) = held.take() {
+                sim.wait_held();
+                // The device's times may be early by what it took from the start to here (`CopyTime::start`).
+                busy(began.elapsed());
+                drop(held);
+                while epochs.report().transfer_bytes == 0 {
+                    std::thread::yield_now(); // before the batch is released, which looks for the end of its copy
+                }
+            }
             drop(batch.on::<u8>(&stream).unwrap());
             // The host waits for the copy, as a loop does that reads its loss.
             stream.synchronize().unwrap();
@@ -67,6 +81,11 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
                     busy(Duration::from_micros(300));
                 }
             }
+        }
+        drop(epochs);
+        // The copy thread looks at the last copy when it comes to it: the trace will have that, and so must the report.
+        while train.report().transfer_bytes < train.report().bytes {
+            std::thread::yield_now();
         }
         let (train_report, valid_report) = (train.report(), valid.report());
         train.close().unwrap();
