@@ -62,10 +62,12 @@ fn what_is_in_the_page_cache_is_not_asked_for() {
     let (_dir, paths) = files(&[103]);
     let mut data = open(&paths);
     let batch = plan(103, 10).batch(0, 0).unwrap();
-    // Just written; but not every file system tells.
-    if data.seems_cached(&batch) {
-        assert_eq!(twinbuf::Dataset::will_need(&mut data, &batch), HintStats::default());
-    }
+    // Just written; but not every file system tells, and whoever drops the whole page cache between two looks drops
+    // these pages too: then again.
+    let nothing = (0..1000).any(|_| {
+        !data.seems_cached(&batch) || twinbuf::Dataset::will_need(&mut data, &batch) == HintStats::default()
+    });
+    assert!(nothing, "asked for what is there, a thousand times");
     // A look at what is not there may bring it, and find it if the disk is faster than the look; then again.
     for _ in 0..1000 {
         data.evict().unwrap();

