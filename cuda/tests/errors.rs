@@ -266,10 +266,13 @@ fn a_thread_without_a_context_frees_though_its_first_call_fails() {
             return;
         }
         let before = sim.live().leaked();
-        let (mut slots, batches) = Uploader::new(&ctx, BYTES).build::<u64>().unwrap();
+        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).build::<u64>().unwrap();
+        // A batch shows that the copy thread has begun: until then it has neither its name nor its context.
+        slots.acquire().unwrap().commit(BYTES, 0).unwrap();
+        drop(batches.recv().unwrap().unwrap());
         drop(batches);
         // Now the receiver is gone, which the copy thread notices with the next batch. The host slots outlive it.
-        slots.acquire().unwrap().commit(BYTES, 0).unwrap();
+        slots.acquire().unwrap().commit(BYTES, 1).unwrap();
         assert_eq!(copy_threads(), 0);
         sim.inject(Failure::api("cuCtxSetCurrent", 1, LAUNCH_FAILED));
         std::thread::spawn(move || drop(slots)).join().unwrap();
