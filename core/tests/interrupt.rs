@@ -12,6 +12,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use twinbuf_core::{Consumer, DoubleBuffer, Producer, Spin};
 
@@ -38,6 +39,9 @@ struct Executor {
     task: Arc<Task>,
     waker: Waker,
     sent: u64,
+    timer: libc::timer_t,
+    /// How many runs in succession found nothing released.
+    vain: u32,
 }
 
 struct Shared(UnsafeCell<MaybeUninit<Executor>>);
@@ -52,6 +56,19 @@ static RUNS: AtomicU64 = AtomicU64::new(0);
 const MOST: u64 = 8;
 const HANDOFFS: u64 = 100_000;
 
+/// The first time from the end of one run to the next signal: the main thread releases a slot many times in between.
+const EVERY: Duration = Duration::from_micros(37);
+
+/// Sets the timer for one signal, so that the main thread has the time in between to itself however slow the machine is.
+/// Doubled for each run in vain: a slow one needs more than `EVERY` to come back from the handler.
+fn arm(executor: &Executor) {
+    let after = EVERY * (1 << executor.vain.min(14));
+    let after = libc::timespec { tv_sec: 0, tv_nsec: after.as_nanos().try_into().expect("below a second") };
+    let spec = libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: after };
+    // SAFETY: the timer is there until the test ends, the pointer is a local's; a handler may call it (signal-safety(7)).
+    assert_eq!(unsafe { libc::timer_settime(executor.timer, 0, &raw const spec, ptr::null_mut()) }, 0);
+}
+
 /// Runs the task, woken or not, and then until it is not woken any more.
 extern "C" fn on_signal(_: libc::c_int) {
     // SAFETY: no other code touches the cell while the timer runs; the signal is blocked while its handler runs.
@@ -59,6 +76,7 @@ extern "C" fn on_signal(_: libc::c_int) {
     // SAFETY: written before the timer was set.
     let executor = unsafe { executor.assume_init_mut() };
     RUNS.fetch_add(1, Relaxed);
+    let sent = executor.sent;
     let mut polls = 0;
     executor.task.woken.store(true, Relaxed);
     while executor.task.woken.swap(false, Relaxed) {
@@ -78,6 +96,10 @@ extern "C" fn on_signal(_: libc::c_int) {
         }
     }
     MOST_POLLS.fetch_max(polls, Relaxed);
+    executor.vain = if executor.sent == sent { executor.vain + 1 } else { 0 };
+    if executor.sent < HANDOFFS {
+        arm(executor);
+    }
 }
 
 #[test]
@@ -85,17 +107,13 @@ fn an_executor_in_an_interrupt_is_not_kept_busy() {
     static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
     let (tx, mut rx): (_, Consumer<'static, u64>) = RING.try_split_static().unwrap();
     let task = Arc::new(Task { woken: AtomicBool::new(true), wakes: AtomicU64::new(0) });
-    let executor = Executor { tx, waker: task.clone().into(), task: task.clone(), sent: 0 };
-    // SAFETY: no signal comes yet, and there is one test.
-    unsafe { &mut *EXECUTOR.0.get() }.write(executor);
-
     // SAFETY: zero is a valid value of all of its fields.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = on_signal as *const () as usize;
     // SAFETY: the handler has the signature that is asked for; the pointer is a local's.
     let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()) };
     assert_eq!(set, 0);
-    // The signal is this thread's, at every 37 us of its processor time: anywhere in the loop below.
+    // The signal is this thread's, and comes anywhere in the loop below.
     let mut timer: libc::timer_t = ptr::null_mut();
     // SAFETY: zero is a valid value of all of its fields.
     let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -106,10 +124,9 @@ fn an_executor_in_an_interrupt_is_not_kept_busy() {
     // SAFETY: both point to locals.
     let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
     assert_eq!(made, 0);
-    let every = libc::timespec { tv_sec: 0, tv_nsec: 37_000 };
-    let spec = libc::itimerspec { it_interval: every, it_value: every };
-    // SAFETY: the timer was made above, the pointer is a local's.
-    assert_eq!(unsafe { libc::timer_settime(timer, 0, &raw const spec, ptr::null_mut()) }, 0);
+    let executor = Executor { tx, waker: task.clone().into(), task: task.clone(), sent: 0, timer, vain: 0 };
+    // SAFETY: no signal comes yet, and there is one test.
+    arm(unsafe { &mut *EXECUTOR.0.get() }.write(executor));
 
     let mut next = 0;
     while next < HANDOFFS {
