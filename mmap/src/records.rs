@@ -1,7 +1,7 @@
 //! Records of one size in one or several files, read by position into the caller's buffer.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use crate::ahead::Ahead;
 use crate::around::Around;
@@ -178,6 +178,8 @@ pub struct Records {
     bytes: u64,
     /// The last window of a windowed shuffle that was hinted. It guards no other data.
     pub(crate) asked: AtomicUsize,
+    /// Whether the last batch that was looked at seemed to be in the page cache. It guards no other data.
+    pub(crate) seemed_cached: AtomicBool,
     /// What is read ahead past the page cache, in [`ReadMode::Direct`](crate::ReadMode::Direct).
     pub(crate) ahead: Option<Ahead>,
     /// What else is asked for, in [`ReadMode::Auto`](crate::ReadMode::Auto) of files that fit in memory.
@@ -288,9 +290,10 @@ impl Records {
         }
         match common {
             Some(kind) => {
-                let asked = AtomicUsize::new(0);
+                let (asked, seemed_cached) = (AtomicUsize::new(0), AtomicBool::new(false));
+                let (ahead, around) = (None, None);
                 let records =
-                    Self { shards, skipped, kind, records, bytes, asked, ahead: None, around: None };
+                    Self { shards, skipped, kind, records, bytes, asked, seemed_cached, ahead, around };
                 records.in_mode(options.read_mode)
             }
             // If all are too short, the first of them is as good as any.

@@ -224,6 +224,32 @@ fn a_batch_seems_cached_if_its_records_are() {
     assert!(!records.seems_cached(&one.batch(0, records.len()).unwrap()));
 }
 
+/// Of two files the first is dropped, as a whole: the kernel keeps a large page of which a part is dropped.
+#[test]
+fn after_a_batch_that_is_there_one_record_tells_of_the_next() {
+    let Some(folder) = folder_on_disk() else { return };
+    let records = data_set(folder.path());
+    records.evict().unwrap(); // dirty pages are not dropped
+    let plan = |batch| Plan::builder(records.len()).batch(batch).build().unwrap();
+    let (first, all) = (plan(768).batch(0, 0).unwrap(), plan(RECORDS as u64).batch(0, 0).unwrap());
+    let mut out = vec![0; RECORDS * RECORD];
+    records.read(&all, &mut out).unwrap();
+    if !records.seems_cached(&all) {
+        return eprintln!("not checked: the file system does not tell");
+    }
+    until(|| {
+        records.read(&all, &mut out).unwrap();
+        let there = records.seems_cached(&all);
+        records.evict_batch(&first, CachePolicy::Drop).unwrap();
+        there && records.residency_of(&first).unwrap().resident == 0 && records.seems_cached(&all)
+    });
+    let new = Records::open(records.shards().iter().map(twinbuf_mmap::Shard::path), RECORD).unwrap();
+    until(|| {
+        new.evict_batch(&first, CachePolicy::Drop).unwrap();
+        new.residency_of(&first).unwrap().resident == 0 && !new.seems_cached(&all)
+    });
+}
+
 /// Chunks of 64 KiB in windows of 8. The first batch asks for its window and begins the next; the others ask for the
 /// rest, every chunk once, and before the batches that need it.
 #[test]
