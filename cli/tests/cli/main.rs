@@ -11,6 +11,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use twinbuf::Records;
+use twinbuf::mmap::Residency;
 
 fn twinbuf(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_twinbuf")).args(arguments).current_dir(folder).output().unwrap()
@@ -84,6 +86,15 @@ fn samples() -> TempDir {
         b"{\"a\": 1}\nno trace\n{\"name\":\"x\",\"ph\":\"X\",\"ts\":1e300,\"dur\":1}\n".to_vec(),
     );
     folder
+}
+
+/// What `run` returns, and which of the file's pages were in memory before and after that. Again if that changed:
+/// whoever drops the whole page cache meanwhile drops these pages too.
+fn with_pages<T>(path: &Path, run: impl Fn() -> T) -> (T, Residency) {
+    let pages = || Records::open([path], 1).unwrap().residency().unwrap();
+    let looks = (0..100).map(|_| (pages(), run(), pages()));
+    let same = looks.map(|(before, found, after)| (before == after).then_some((found, before)));
+    same.flatten().next().expect("the pages of a file come and go, a hundred times")
 }
 
 #[test]

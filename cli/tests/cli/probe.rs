@@ -3,37 +3,60 @@
 use std::fs;
 use std::process::Output;
 
+use serde_json::Value;
 use twinbuf::Records;
 
-use super::{has, json, samples, text, twinbuf};
+use super::{has, json, samples, text, twinbuf, with_pages};
+
+/// The first of several runs in which every load was short beside 5 ms of compute, as it is unless something else runs
+/// meanwhile.
+fn quiet<T>(run: impl Fn() -> T, longest_load_ms: impl Fn(&T) -> f64) -> Option<T> {
+    let found = (0..20).map(|_| run()).find(|found| longest_load_ms(found) < 1.0);
+    if found.is_none() {
+        eprintln!("not checked: a machine that is never quiet for as long as a load takes");
+    }
+    found
+}
 
 #[test]
 fn probe_measures_and_says_what_it_measured() {
     let folder = samples();
     let folder = folder.path();
     let arguments = ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "5"];
-    let found = text(folder, &[&arguments[..], &["--steps", "4"]].concat());
+    let run = || text(folder, &[&arguments[..], &["--steps", "4"]].concat());
+    let (found, there) = with_pages(&folder.join("data.bin"), run);
     has(
         &found,
         &[
             "100 records of 100 B; 4 batches of 10 records (1000 B) measured, of 10 an epoch, in 3 rounds\n",
-            "WARNING: 100 % was in the page cache: the disk was not measured; --cold drops it first\n",
             "load  ",
             "compute  ",
             "in turn  ",
             "ideal  ",
             "overlapped  ",
-            "ComputeBound: the compute decides",
             "Overlap can save ",
         ],
     );
+    let cached = "WARNING: 100 % was in the page cache: the disk was not measured; --cold drops it first\n";
+    assert_eq!(found.contains(cached), there.resident == there.pages, "{there:?}: {found}");
+    let most = |found: &String| -> f64 {
+        let (_, most) = found.split_once(", most ").unwrap();
+        most.split(')').next().unwrap().parse().unwrap()
+    };
+    if let Some(found) = quiet(run, most) {
+        has(&found, &["ComputeBound: the compute decides"]);
+    }
     for order in ["sequential", "chunks:20", "records"] {
         let more = ["--json", "--rounds", "2", "--order", order];
-        let found = json(folder, &[&arguments[..], &more].concat());
+        let run = || json(folder, &[&arguments[..], &more].concat());
+        let found = run();
         assert_eq!((&found["steps"], &found["rounds"]), (&10.into(), &2.into()), "all there are: {found}");
         assert!(found["compute_s"].as_f64().unwrap() >= 0.005, "{found}");
         assert!(found["ideal_s"].as_f64() <= found["serial_s"].as_f64(), "{found}");
-        assert_eq!(found["verdict"], "ComputeBound");
+        let most = |found: &Value| found["load_max_s"].as_f64().unwrap() * 1e3;
+        if let Some(found) = quiet(run, most) {
+            assert_eq!(found["verdict"], "ComputeBound", "{found}");
+        }
     }
     // Formats that say themselves what their records are.
     for arguments in [
