@@ -68,6 +68,15 @@ fn until(mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Takes all pages out of the cache. Tries again, since the kernel leaves a page that it is just looking at itself.
+#[track_caller]
+fn evict(records: &Records) {
+    until(|| {
+        records.evict().unwrap();
+        records.residency().unwrap().resident == 0
+    });
+}
+
 /// Waits until all pages of a batch that was asked for are there. Asks again, since the kernel leaves pages out where
 /// memory is short.
 #[track_caller]
@@ -90,12 +99,12 @@ fn evicted_pages_are_gone_and_hinted_pages_come() {
     let plan = Plan::builder(records.len()).batch(512).build().unwrap();
     let batch = |step| plan.batch(0, step).unwrap();
 
-    // Just written, so resident and dirty: evicting has to write them out first.
+    // Just written, so resident and dirty: evicting has to write them out first. Where memory is short, the kernel may be
+    // faster, so it is not checked that all are there.
     let before = records.residency().unwrap();
-    assert_eq!(before.resident, before.pages);
-    records.evict().unwrap();
-    let evicted = records.residency().unwrap();
-    assert_eq!(evicted, Residency { resident: 0, ..before });
+    assert!(before.resident > 0, "{before:?}");
+    evict(&records);
+    assert_eq!(records.residency().unwrap(), Residency { resident: 0, ..before });
     if hints_go_nowhere() {
         return;
     }
@@ -154,8 +163,7 @@ fn a_gather_is_asked_for_to_the_last_page() {
     let plan = Plan::builder(8000).batch(1500).shuffle(Shuffle::Records).build().unwrap();
     let batch = plan.batch(0, 0).unwrap();
     assert!(batch.runs().count() > 1100);
-    records.evict().unwrap();
-    assert_eq!(records.residency().unwrap().resident, 0);
+    evict(&records);
     let hinted = records.will_need(&batch, SMALL_PIECE);
     assert_eq!(hinted.failed, 0, "{hinted:?}");
     assert!(hinted.bytes >= (1500 * RECORD) as u64, "{hinted:?}");
@@ -174,21 +182,22 @@ fn used_batches_are_dropped_and_no_others() {
     let batch = |step| plan.batch(0, step).unwrap();
     let resident = |step| records.residency_of(&batch(step)).unwrap().resident;
     let mut out = vec![0; 1024 * RECORD];
-    for step in 0..3 {
-        records.read(&batch(step), &mut out).unwrap();
-    }
-    let all = resident(1);
-    records.evict_batch(&batch(1), CachePolicy::Keep).unwrap();
-    assert_eq!(resident(1), all);
-    records.evict_batch(&batch(1), CachePolicy::Drop).unwrap();
-    assert_eq!(resident(1), 0);
-    assert_eq!([resident(0), resident(2)], [all; 2]);
+    let all = records.residency_of(&batch(0)).unwrap().pages;
+    // Where memory is short, the kernel takes pages out itself.
+    until(|| {
+        for step in 0..3 {
+            records.read(&batch(step), &mut out).unwrap();
+        }
+        records.evict_batch(&batch(1), CachePolicy::Keep).unwrap();
+        let kept = resident(1);
+        records.evict_batch(&batch(1), CachePolicy::Drop).unwrap();
+        [kept, resident(0), resident(1), resident(2)] == [all, all, 0, all]
+    });
     // They come back.
     out.fill(0);
     records.read(&batch(1), &mut out).unwrap();
     assert!(out.iter().all(|&byte| byte == 1));
-    records.evict().unwrap();
-    assert_eq!(records.residency().unwrap().resident, 0);
+    evict(&records);
 }
 
 #[test]
@@ -203,12 +212,22 @@ fn a_batch_seems_cached_if_its_records_are() {
     let records = Records::open([three_batches(folder.path())], RECORD).unwrap();
     let plan = Plan::builder(records.len()).batch(1024).build().unwrap();
     let seems = || [0, 1, 2].map(|step| records.seems_cached(&plan.batch(0, step).unwrap()));
-    assert_eq!(seems(), [true; 3]);
     let shuffled = Plan::builder(records.len()).batch(1500).shuffle(Shuffle::Records).build().unwrap();
-    assert!(records.seems_cached(&shuffled.batch(0, 0).unwrap()));
+    let shuffled = shuffled.batch(0, 0).unwrap();
+    let mut out = vec![0; 1024 * RECORD];
+    // Where memory is short, a page may have gone again.
+    until(|| {
+        for step in 0..3 {
+            records.read(&plan.batch(0, step).unwrap(), &mut out).unwrap();
+        }
+        seems() == [true; 3] && records.seems_cached(&shuffled)
+    });
     // A look at what is not there may bring it, and find it if the disk is faster than the look.
     let second = plan.batch(0, 1).unwrap();
     until(|| {
+        for step in [0, 2] {
+            records.read(&plan.batch(0, step).unwrap(), &mut out).unwrap();
+        }
         records.evict_batch(&second, CachePolicy::Drop).unwrap();
         let residency = records.residency_of(&second).unwrap();
         residency.resident == 0 && seems() == [true, false, true]
@@ -219,8 +238,10 @@ fn a_batch_seems_cached_if_its_records_are() {
     });
     // One record, and one that is not there.
     let one = Plan::builder(records.len() + 1).build().unwrap();
-    records.read(&one.batch(0, 7).unwrap(), &mut [0; RECORD]).unwrap();
-    assert!(records.seems_cached(&one.batch(0, 7).unwrap()));
+    until(|| {
+        records.read(&one.batch(0, 7).unwrap(), &mut [0; RECORD]).unwrap();
+        records.seems_cached(&one.batch(0, 7).unwrap())
+    });
     assert!(!records.seems_cached(&one.batch(0, records.len()).unwrap()));
 }
 
@@ -259,10 +280,7 @@ fn a_windowed_epoch_is_asked_for_in_chunks_and_given_up_in_chunks() {
     let shuffle = Shuffle::Window { records: 16, chunks: 8 };
     let plan = Plan::builder(records.len()).batch(8).shuffle(shuffle).build().unwrap();
     let batch = |step| plan.batch(0, step).unwrap();
-    until(|| {
-        records.evict().unwrap();
-        records.residency().unwrap().resident == 0
-    });
+    evict(&records);
     let window = (8 * 16 * RECORD) as u64;
     let mut asked = 0;
     for step in 0..plan.steps() {
@@ -280,16 +298,18 @@ fn a_windowed_epoch_is_asked_for_in_chunks_and_given_up_in_chunks() {
         records.residency().unwrap().resident == 0 && again.will_need(&batch(20), SMALL_PIECE).bytes >= window
     });
 
-    // Where memory is short the kernel leaves pages out; reading brings them.
+    // Where memory is short the kernel leaves pages out, or takes them out; reading brings them.
     let mut out = vec![0; 8 * RECORD];
     let steps = 8 * 16 / 8;
-    for step in 0..3 * steps {
-        records.read(&batch(step), &mut out).unwrap();
-    }
     let resident =
         || (0..steps).map(|step| records.residency_of(&batch(step)).unwrap().resident).sum::<u64>();
-    let before = resident();
-    assert_eq!(before, 8 * 16);
+    let before = 8 * 16;
+    until(|| {
+        for step in 0..3 * steps {
+            records.read(&batch(step), &mut out).unwrap();
+        }
+        resident() == before
+    });
     for step in 0..2 * steps {
         records.evict_batch(&batch(step), CachePolicy::Drop).unwrap();
     }

@@ -202,9 +202,13 @@ fn nothing_to_write_out(errno: c_int) {
     let records = data.open();
     data.check(&records, &batch());
     refuse(&[libc::SYS_fsync], errno);
-    records.evict().unwrap();
-    let residency = records.residency().unwrap();
-    assert!(residency.resident == 0 || residency.resident == residency.pages, "{residency:?}");
+    // The kernel leaves a page that it is just looking at itself; file systems that live in memory keep all.
+    let gone = (0..1000).any(|_| {
+        records.evict().unwrap();
+        let Residency { pages, resident } = records.residency().unwrap();
+        resident == 0 || resident == pages
+    });
+    assert!(gone, "{:?}", records.residency());
 }
 
 fn writing_out_fails(errno: c_int) {
