@@ -179,11 +179,17 @@ fn more_bytes_than_can_be_counted() {
     assert_eq!(records.locate(records.len() - 1).unwrap().offset, (1 << 32) - (1 << 20));
 }
 
-/// Read calls that the kernel has counted for this thread; proc(5). Asking takes some itself.
+/// Read calls that the kernel has counted for this thread; proc(5). Asking takes one itself. `None` if it does not count
+/// them (`CONFIG_TASK_IO_ACCOUNTING`).
 #[cfg(target_os = "linux")]
-fn read_calls() -> u64 {
-    let counters = std::fs::read_to_string("/proc/thread-self/io").unwrap();
-    counters.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap().parse().unwrap()
+fn read_calls() -> Option<u64> {
+    use std::io::Read as _;
+
+    let mut counters = [0; 1024];
+    // By one call, however many digits the counters have.
+    let len = File::open("/proc/thread-self/io").ok()?.read(&mut counters).ok()?;
+    let counters = std::str::from_utf8(&counters[..len]).unwrap();
+    Some(counters.lines().find_map(|line| line.strip_prefix("syscr: "))?.parse().unwrap())
 }
 
 #[cfg(target_os = "linux")]
@@ -196,9 +202,11 @@ fn one_read_call_for_a_run_of_windows_without_gaps() {
         let records = Records::open_headerless([&path], DType::U16, Cut::Windows { rows, stride }).unwrap();
         let batch = Plan::builder(records.len()).batch(100).build().unwrap().batch(0, 0).unwrap();
         let mut out = vec![0; 100 * records.record_bytes()];
-        let (first, second) = (read_calls(), read_calls());
+        let (Some(first), Some(second)) = (read_calls(), read_calls()) else {
+            return eprintln!("not checked: the kernel counts no reads");
+        };
         records.read(&batch, &mut out).unwrap();
-        let found = read_calls() - second - (second - first);
+        let found = read_calls().unwrap() - second - (second - first);
         assert_eq!(found, calls, "windows of {rows}, stride {stride}");
     }
 }

@@ -2,7 +2,8 @@
 //! of the file, because the limit holds for the whole process.
 #![cfg(target_os = "linux")]
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use twinbuf_mmap::{HINT_CHUNK, Plan, ReadMode, Records, Shuffle};
@@ -19,8 +20,8 @@ impl Group {
             let group = Self(Path::new(root).join(format!("twinbuf-test-{}", std::process::id())));
             fs::create_dir(&group.0).ok()?;
             // Dropped if one of them fails.
-            fs::write(group.0.join("pids.max"), "1").ok()?;
-            fs::write(group.0.join("cgroup.procs"), "0").ok()?;
+            put(&group.0.join("pids.max"), "1").ok()?;
+            put(&group.0.join("cgroup.procs"), "0").ok()?;
             Some(group)
         })
     }
@@ -29,9 +30,15 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         let parent = self.0.parent().map(|parent| parent.join("cgroup.procs"));
-        let _ = parent.map(|parent| fs::write(parent, "0"));
+        let _ = parent.map(|parent| put(&parent, "0"));
         let _ = fs::remove_dir(&self.0);
     }
+}
+
+/// Writes to a file that is there. With version 1 the root of all hierarchies is a file system in memory, which would make
+/// one.
+fn put(path: &Path, value: &str) -> io::Result<()> {
+    File::options().write(true).open(path)?.write_all(value.as_bytes())
 }
 
 #[test]

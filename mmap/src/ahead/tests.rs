@@ -302,7 +302,7 @@ fn a_forks_child_reads_alone() {
     assert!(child >= 0, "{}", io::Error::last_os_error());
     if child == 0 {
         // SAFETY: takes no pointer. It ends a child that hangs.
-        unsafe { libc::alarm(60) };
+        unsafe { libc::alarm(600) };
         let same = (0..2).all(|step: u8| {
             records.will_need(&batch(u64::from(step)), HINT_CHUNK);
             records.read(&batch(u64::from(step)), &mut out).is_ok() && out == expected[usize::from(step)]

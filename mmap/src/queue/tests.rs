@@ -311,7 +311,7 @@ mod gated {
             match unsafe { libc::fork() } {
                 0 => {
                     // SAFETY: takes no pointer. It ends a child that hangs.
-                    unsafe { libc::alarm(60) };
+                    unsafe { libc::alarm(600) };
                     drop(queue);
                     // SAFETY: takes no pointer, and does not return.
                     unsafe { libc::_exit(0) }
