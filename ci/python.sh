@@ -22,7 +22,8 @@ CARGO_TARGET_DIR=$PWD/python/target pip install --no-build-isolation --force-rei
 root=$PWD
 cd "$venv"
 python -m mypy.stubtest twinbuf._twinbuf --allowlist "$root/ci/python-stubs.txt"
-python -m pytest -q --doctest-modules --pyargs twinbuf -p no:cacheprovider
+python -m pytest -q --doctest-modules --pyargs twinbuf -p no:cacheprovider \
+  -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 python -m pytest -q -c "$root/python/pyproject.toml" --rootdir "$root/python" -p no:cacheprovider \
   --basetemp "$venv/tmp" "$root/python/tests"
 abi3audit --strict --assume-minimum-abi3 3.11 lib/python3*/site-packages/twinbuf/_twinbuf.abi3.so
