@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,6 +181,10 @@ def test_it_is_let_go_of(numbers: Numbers) -> None:
     iterator = loader.epoch(0)
     batch = next(iterator)
     del loader, iterator
+    # It ends as soon as it is out of the loader.
+    for thread in threading.enumerate():
+        if thread.name == "twinbuf-prefetch":
+            thread.join(300)
     gc.collect()
     assert gone() is None
     assert (batch.torch().numpy() == batch.indices[:, None]).all()

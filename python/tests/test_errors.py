@@ -124,10 +124,12 @@ def test_ctrl_c_ends_a_wait_and_loses_no_batch() -> None:
     data = Blocked()
     loader = tb.Loader(data, tb.Plan(data, 4))
     iterator = loader.epoch(0)
-    main, sent = threading.main_thread().ident, []
+    main, sent, waits = threading.main_thread().ident, [], threading.Event()
 
     def interrupt() -> None:
         data.asked.wait()
+        waits.wait()
+        # If it does not wait yet after that, Ctrl-C still comes where it is expected.
         time.sleep(0.05)
         sent.append(time.monotonic())
         signal.pthread_kill(main, signal.SIGINT)  # type: ignore[arg-type]
@@ -135,6 +137,7 @@ def test_ctrl_c_ends_a_wait_and_loses_no_batch() -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
+        waits.set()
         next(iterator)
     thread.join()
     print(f"KeyboardInterrupt after {time.monotonic() - sent[0]:.3f} s")

@@ -22,7 +22,7 @@ def run(name: str, temporary: Path, **variables: str) -> None:
         [sys.executable, EXAMPLES / name],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=500,
         env={**os.environ, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", **variables},
     )
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def test_each_round_has_the_weights_of_two_before(rounds: int) -> None:
 
 
 def test_the_next_round_is_made_while_one_is_used() -> None:
-    meet = threading.Barrier(2, timeout=30)
+    meet = threading.Barrier(2, timeout=300)
 
     def make(number: int) -> int:
         if number:
@@ -99,7 +99,7 @@ def test_leaving_early_ends_the_thread() -> None:
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "twinbuf-prefetch":
-            thread.join(10)
+            thread.join(300)
             assert not thread.is_alive()
 
 

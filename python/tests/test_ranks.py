@@ -45,7 +45,7 @@ def test_every_record_once_over_all_ranks(tmp_path: Path, ranks: int) -> None:
         [*command, str(tmp_path / "rank.py"), str(tmp_path / "numbers.npy")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr

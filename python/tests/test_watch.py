@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 import twinbuf as tb
-from twinbuf import _watch
+from twinbuf import _prefetch, _watch
 
 
 class Clock:
@@ -202,12 +202,15 @@ def test_workers_whose_batches_the_loop_unpacks(clock: Clock) -> None:
     assert "put `tb.prefetch(...)` around it" in report.advice
 
 
-def test_a_prefetched_loop_has_the_loads_of_the_thread() -> None:
-    items = tb.watch(tb.prefetch(range(50)))
-    assert list(items) == list(range(50))
+def test_a_prefetched_loop_has_the_loads_of_the_thread(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each thread has a clock of its own: they run side by side in any way.
+    threads = Clock()
+    monkeypatch.setattr(_prefetch, "time", threads)
+    items = tb.watch(tb.prefetch(Loads(threads, [2.0] * 50)))
+    use(clock, items, 3.0)
     report = items.report()
     assert report.overlap and report.with_prefetch is None
-    assert 0 < report.load < report.wall
+    assert (report.load, report.wall) == (pytest.approx(100.0), pytest.approx(150.0))
 
 
 def test_a_loader_is_asked_for_its_own_report(tmp_path: Any) -> None:
