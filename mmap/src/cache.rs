@@ -99,25 +99,28 @@ impl Records {
         }
         let ahead = batch.chunks_ahead().unwrap_or_default();
         let middle = |chunk: &Range<u64>| chunk.start + (chunk.end - chunk.start) / 2;
-        self.records_seem_cached(batch) && ahead.iter().take(4).all(|chunk| self.seems_there(middle(chunk)))
+        self.records_seem_cached(batch)
+            && ahead.iter().take(4).all(|chunk| self.seems_there(middle(chunk), false))
     }
 
     /// Whether the first bytes of some of its records are in the page cache.
     pub(crate) fn records_seem_cached(&self, batch: &BatchPlan) -> bool {
         // Relaxed: only a hint depends on it.
-        let looks = if self.seemed_cached.load(Relaxed) { 1 } else { LOOKS }.min(batch.len());
+        let seemed = self.seemed_cached.load(Relaxed);
+        let looks = if seemed { 1 } else { LOOKS }.min(batch.len());
         let seems = (0..looks).all(|i| {
             // In the middle of each part, not at its edge, where a neighbour may have been read.
             let part = batch.len() / looks;
             let place = part * i + part / 2;
             let record = batch.part(place..place + 1).and_then(|one| one.runs().next());
-            record.is_some_and(|run| self.seems_there(run.start))
+            record.is_some_and(|run| self.seems_there(run.start, seemed))
         });
         self.seemed_cached.store(seems, Relaxed);
         seems
     }
 
-    fn seems_there(&self, record: u64) -> bool {
+    /// Whether the first byte of a record is in the page cache. Where that is `likely`, one system call tells.
+    fn seems_there(&self, record: u64, likely: bool) -> bool {
         let found = self.locate(record);
         found.is_some_and(|at| {
             let shard = &self.shards()[at.shard];
@@ -126,7 +129,7 @@ impl Records {
                 matches!(system::count(&piece), Ok([_, 0]))
             };
             // To ask may begin to read, which may wait, and takes a small page where a huge one could be.
-            !(shard.hints_wait || shard.huge.is_some() && missing())
+            !(shard.hints_wait || !likely && shard.huge.is_some() && missing())
                 && shard.file.file().is_ok_and(|file| system::seems_there(&file, at.offset))
         })
     }
