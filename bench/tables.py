@@ -63,6 +63,19 @@ def spread(values, show=number):
     return show(middle) if len(values) < 2 else f"{show(middle)} [{show(low)}, {show(high)}]"
 
 
+def words(text):
+    """What a program said, for a cell."""
+    text = text if len(text) <= 160 else text[:157] + "..."
+    # Neither a bar nor a backtick may end the cell.
+    return "`" + text.replace("|", "/").replace("`", "'") + "`"
+
+
+def speed(values, errors, rounds):
+    """The median with the quartiles, and in how many rounds it failed and why."""
+    failed = [f"failed in {len(errors)} of {rounds} rounds: {words(errors[0])}"] if errors else []
+    return "; ".join([spread(values), *failed] if values else failed)
+
+
 def table(columns, rows):
     """Markdown. The first column is text, the others are aligned to the right."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
@@ -220,6 +233,7 @@ class Loaders:
         # In the order of loaders-same.csv, which is that of the program.
         _, same = read("loaders-same.csv")
         order = unique(row["subject"] for row in same)
+        same = [row for row in same if not row["error"]]
         self.subjects.sort(key=lambda subject: order.index(subject) if subject in order else len(order))
         # Whether a subject keeps the order, of those of which that is known.
         self.order = {}
@@ -230,13 +244,20 @@ class Loaders:
         for row in same:
             added = float(row["memory_most_mib"]) - float(row["memory_ready_mib"])
             self.memory[row["subject"], row["kind"]] = added
-        self.index = {}
+        # By place and round: what was measured, and why a run failed.
+        self.index, self.errors = {}, {}
         for row in self.rows:
             place = (row["subject"], row["kind"], row["order"], row["cache"], row["trains"] == "true")
-            self.index.setdefault(place, {})[row["round"]] = row
+            if row["error"]:
+                self.errors.setdefault(place, []).append(row["error"])
+            else:
+                self.index.setdefault(place, {})[row["round"]] = row
 
     def rounds(self):
         return len({row["round"] for row in self.rows})
+
+    def speed(self, *place):
+        return speed(self.values("samples_per_s", *place), self.errors.get(place), self.rounds())
 
     def values(self, column, *place):
         return [float(row[column]) for _, row in sorted(self.index.get(place, {}).items())]
@@ -269,18 +290,18 @@ def loaders(kind, cache):
     body = []
     for subject in found.subjects:
         alone, trained = ((subject, kind, "shuffled", cache, trains) for trains in (False, True))
-        if alone not in found.index:
+        if alone not in found.index and alone not in found.errors:
             continue
         ours = ("twinbuf", *alone[1:])
         memory = found.memory.get((subject, kind))
         body.append(
             [
                 subject,
-                spread(found.values("samples_per_s", *alone)),
+                found.speed(*alone),
                 "" if subject == "twinbuf" else spread(found.against("samples_per_s", ours, alone), ratio),
                 spread(found.values("cpu_us_per_sample", *alone)),
                 spread(found.values("first_ms", *alone)),
-                spread(found.values("samples_per_s", *trained)),
+                found.speed(*trained),
                 spread(found.values("au", *trained), "{:.2f}".format),
                 spread(found.slowdown(*trained), "{:.2f}".format),
                 "" if memory is None else number(memory),
@@ -302,7 +323,7 @@ def loaders_sequential():
         line = [subject]
         for kind, cache in PLACES:
             place, ours = ((name, kind, "sequential", cache, False) for name in (subject, "twinbuf"))
-            line.append(spread(found.values("samples_per_s", *place)))
+            line.append(found.speed(*place))
             line.append("" if subject == "twinbuf" else spread(found.against("samples_per_s", ours, place), ratio))
         body.append(line)
     return table(columns, body)
@@ -321,6 +342,8 @@ def loaders_short():
     body = []
     for library in unique(map(library_of, found.subjects)):
         subject = found.best(library, "images", "cold")
+        if subject is None:
+            continue
         alone, trained = ((subject, "images", "shuffled", "cold", trains) for trains in (False, True))
         body.append(
             [
@@ -340,15 +363,20 @@ def decode():
     head, rows = read("decode.csv")
     if not rows:
         return None
-    speeds = {}
+    rounds = len({row["round"] for row in rows})
+    speeds, body = {}, []
     for row in rows:
-        speeds.setdefault(row["subject"], {})[row["round"]] = float(row["samples_per_s"])
-    body = []
+        of = speeds.setdefault(row["subject"], {})
+        if not row["error"]:
+            of[row["round"]] = float(row["samples_per_s"])
+    twinbuf = speeds.get("twinbuf 2", {})
     for subject, of in speeds.items():
-        ours = [speeds["twinbuf 2"][n] / of[n] for n in of] if "twinbuf 2" in speeds else []
-        kept = all(row["order_right"] == "true" for row in rows if row["subject"] == subject)
-        body.append([subject, spread(list(of.values())), spread(ours, ratio), "yes" if kept else "NO"])
-    return table(["", "samples/s", "twinbuf 2 / it", "order kept"], body) + f"\n\n{head}; {len(next(iter(speeds.values())))} rounds."
+        errors = [row["error"] for row in rows if row["subject"] == subject and row["error"]]
+        ours = [twinbuf[n] / of[n] for n in of if n in twinbuf]
+        kept = all(row["order_right"] == "true" for row in rows if row["subject"] == subject and not row["error"])
+        figures = [speed(list(of.values()), errors, rounds), spread(ours, ratio)]
+        body.append([subject, *figures, ("yes" if kept else "NO") if of else ""])
+    return table(["", "samples/s", "twinbuf 2 / it", "order kept"], body) + f"\n\n{head}; {rounds} rounds."
 
 
 def same():
@@ -362,6 +390,10 @@ def same():
 
         def say(column, of=of):
             return "yes" if all(row[column] == "true" for row in of) else "NO"
+
+        if errors := [row["error"] for row in of if row["error"]]:
+            body.append([subject, f"failed: {words(errors[0])}", *[""] * 5])
+            continue
 
         def memory(kind, of=of):
             added = [float(row["memory_most_mib"]) - float(row["memory_ready_mib"]) for row in of if row["kind"] == kind]
@@ -379,12 +411,7 @@ def failure(row):
     text = row["outcome"]
     if row["right"] == "false":
         text += "; **not the batches asked for**"
-    words = row["words"]
-    if words:
-        words = words if len(words) <= 160 else words[:157] + "..."
-        # Neither a bar nor a backtick may end the cell.
-        text += ": `" + words.replace("|", "/").replace("`", "'") + "`"
-    return text
+    return f"{text}: {words(row['words'])}" if row["words"] else text
 
 
 def failures():

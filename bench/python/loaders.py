@@ -4,7 +4,7 @@
     python -m venv target/py && target/py/bin/pip install ./python -r bench/python/requirements.txt
     target/py/bin/python bench/python/loaders.py
 
-Options: --rounds N (3), --size-mib N (96), --only REGEX, --dir DIR (the disk that is measured), --out DIR, --verify
+Options: --rounds N (5), --size-mib N (96), --only REGEX, --dir DIR (the disk that is measured), --out DIR, --verify
 (reads everything once and compares sums, without timing).
 
 Each run is a process of its own (one.py). In a round every subject runs once in each place, in a new order: cold (the
@@ -88,7 +88,11 @@ def run(subject: str, kind: str, path: Path, cold: bool, seed: int, *options: st
             if line == "ready\n":
                 break
         cache(path, cold)
-        out, err = process.communicate("go\n", timeout=300)
+        try:
+            out, err = process.communicate("go\n", timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise RuntimeError("no end within 60 s") from None
     if process.returncode or not out.strip():
         raise RuntimeError((err.strip().splitlines() or [f"status {process.returncode}"])[-1])
     result: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -111,10 +115,11 @@ def repeats(kind: str, path: Path) -> int:
     return max(1, round(median(loads) / (median(trainer.seconds) / 20)))
 
 
-def measure(args: argparse.Namespace, paths: dict[str, Path]) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace, paths: dict[str, Path]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the runs, and why the subjects were left out that failed once."""
     rows = []
     names = [name for name in SUBJECTS if re.search(args.only, name)]
-    absent: set[str] = set()
+    absent: dict[str, str] = {}
     for round_ in range(args.rounds):
         for kind, path in paths.items():
             train = repeats(kind, path)
@@ -127,12 +132,12 @@ def measure(args: argparse.Namespace, paths: dict[str, Path]) -> list[dict[str, 
                             found = run(name, kind, path, cold, round_, "--train", str(products))
                         except RuntimeError as error:
                             print(f"{name}: left out: {error}", file=sys.stderr)
-                            absent.add(name)
+                            absent[name] = str(error)
                             continue
                         place = {"round": round_, "kind": kind, "cache": "cold" if cold else "warm"}
                         rows.append({"subject": name, **place, "products": products, **found})
             print(f"round {round_ + 1} of {args.rounds}, {kind}: done", file=sys.stderr)
-    return [row for row in rows if row["subject"] not in absent]
+    return [row for row in rows if row["subject"] not in absent], absent
 
 
 def verify(paths: dict[str, Path]) -> None:
@@ -228,7 +233,7 @@ class Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size-mib", type=int, default=96)
     parser.add_argument("--only", default="")
     parser.add_argument("--dir")
@@ -242,13 +247,14 @@ def main() -> None:
         if args.verify:
             verify(paths)
             return
-        rows = measure(args, paths)
+        rows, absent = measure(args, paths)
     table = Table(rows)
     machine = (
         f"{os.cpu_count()} processors, {platform.system()} {platform.release()}, Python {platform.python_version()}; "
         f"load {os.getloadavg()[1]:.1f}; files of {args.size_mib} MiB; {args.rounds} rounds."
     )
-    text = f"{machine}\n\n{table.markdown()}"
+    left_out = "".join(f"\n{name} was left out: `{error}`\n" for name, error in absent.items())
+    text = f"{machine}\n\n{table.markdown()}{left_out}"
     print(text)
     args.out.mkdir(exist_ok=True, parents=True)
     with (args.out / "python.csv").open("w", newline="") as file:

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
@@ -125,6 +126,16 @@ impl Process {
         }
     }
 
+    /// Whether it or one of its workers has the file mapped: such pages stay in the page cache.
+    pub fn maps(&self, file: &Path) -> io::Result<bool> {
+        let file = file.canonicalize()?.display().to_string();
+        // One that has just ended maps nothing.
+        let maps = |process: &String| fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
+        Ok(family(self.child.id())
+            .iter()
+            .any(|process| maps(process).lines().any(|line| line.ends_with(&file))))
+    }
+
     fn say(&mut self, line: &str) -> io::Result<()> {
         self.stdin.write_all(format!("{line}\n").as_bytes())
     }
@@ -135,7 +146,9 @@ impl Process {
             return Ok(ran);
         }
         let words = self.words.take().and_then(|words| words.join().ok()).unwrap_or_default();
-        let says_something = |line: &&str| !line.trim().is_empty() && !line.starts_with("note: ");
+        let noise = ["note: ", "WARNING:"];
+        let says_something =
+            |line: &&str| !line.trim().is_empty() && !noise.iter().any(|noise| line.starts_with(noise));
         let last = words.lines().rev().find(says_something).unwrap_or_default().to_owned();
         ran.end = End::Died(self.child.wait()?, last);
         Ok(ran)
@@ -154,13 +167,25 @@ impl Drop for Process {
     }
 }
 
-/// Memory of a process and all its descendants that is no file's, in bytes, shared pages counted once.
-fn anonymous(process: u32) -> u64 {
-    let (mut found, mut todo, mut seen) = (0, vec![process.to_string()], BTreeSet::new());
+/// A process and all its descendants.
+fn family(process: u32) -> BTreeSet<String> {
+    let (mut todo, mut seen) = (vec![process.to_string()], BTreeSet::new());
     while let Some(process) = todo.pop() {
         if !seen.insert(process.clone()) {
             continue;
         }
+        for thread in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            todo.extend(children.split_whitespace().map(str::to_owned));
+        }
+    }
+    seen
+}
+
+/// Memory of a process and all its descendants that is no file's, in bytes, shared pages counted once.
+fn anonymous(process: u32) -> u64 {
+    let mut found = 0;
+    for process in family(process) {
         // One that has just ended has none.
         let maps = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap_or_default();
         for line in
@@ -168,10 +193,6 @@ fn anonymous(process: u32) -> u64 {
         {
             let kib = line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
             found += kib.unwrap_or(0) << 10;
-        }
-        for thread in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
-            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            todo.extend(children.split_whitespace().map(str::to_owned));
         }
     }
     found

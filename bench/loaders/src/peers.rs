@@ -31,7 +31,7 @@ const PLACES: [(bool, &str, bool); 4] =
     [(true, "cold", true), (true, "warm", true), (false, "cold", false), (false, "warm", false)];
 
 /// No run takes longer.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// One run: where, and what it took.
 pub struct Row {
@@ -41,7 +41,8 @@ pub struct Row {
     pub cache: &'static str,
     pub trains: bool,
     pub subject: &'static str,
-    pub sample: Sample,
+    /// `Err` is why it failed.
+    pub sample: Result<Sample, String>,
 }
 
 /// What one run took, from the go to the last batch. A rate from the first batch on would count what loaders with many
@@ -65,6 +66,11 @@ pub struct Sample {
 pub struct Same {
     pub kind: &'static str,
     pub subject: &'static str,
+    /// `Err` is why it failed.
+    pub delivered: Result<Delivered, String>,
+}
+
+pub struct Delivered {
     pub order_right: bool,
     pub content_right: bool,
     /// Whether the digests of two runs are the same.
@@ -85,36 +91,39 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
         let (digest, sum) = *data::expected(&work)?.last().ok_or("no batch")?;
         let digest = format!("{digest:016x}");
         for subject in subjects {
-            let mut process = Process::start(&subject.program)?;
-            let mut run = |work, memory| {
-                let ran = process.run(work, memory, LIMIT, || Ok(()))?;
-                let memory = ran.memory;
-                outcome(subject, ran).map(|outcome| (outcome, memory))
+            let run = || {
+                let mut process = Process::start(&subject.program)?;
+                let mut run = |work, memory| {
+                    let ran = process.run(work, memory, LIMIT, || Ok(()))?;
+                    let memory = ran.memory;
+                    outcome(ran).map(|outcome| (outcome, memory))
+                };
+                // The first, because memory that was used once may stay; and not while it verifies, which takes memory.
+                let (_, memory) = run(&work, true)?;
+                let (first, _) = run(&verify, false)?;
+                let (second, _) = run(&verify, false)?;
+                let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+                Ok(Delivered {
+                    order_right: second.digest.as_ref() == Some(&digest),
+                    content_right: second.sum == Some(sum),
+                    repeated: second.digest == first.digest,
+                    memory: (mib(memory.0), mib(memory.1)),
+                })
             };
-            // The first, because memory that was used once may stay; and not while it verifies, which takes memory.
-            let (_, memory) = run(&work, true)?;
-            let (first, _) = run(&verify, false)?;
-            let (second, _) = run(&verify, false)?;
-            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-            let same = Same {
-                kind: files.kind.name(),
-                subject: subject.name,
-                order_right: second.digest.as_ref() == Some(&digest),
-                content_right: second.sum == Some(sum),
-                repeated: second.digest == first.digest,
-                memory: (mib(memory.0), mib(memory.1)),
-            };
-            println!(
-                "{}, {}: order {}, content {}, repeated {}; {:.1} MiB ready, {:.1} at most",
-                same.kind,
-                same.subject,
-                if same.order_right { "right" } else { "WRONG" },
-                if same.content_right { "right" } else { "WRONG" },
-                if same.repeated { "the same" } else { "ANOTHER" },
-                same.memory.0,
-                same.memory.1,
-            );
-            found.push(same);
+            let (kind, subject) = (files.kind.name(), subject.name);
+            let delivered = run().map_err(|error: BoxError| error.to_string());
+            match &delivered {
+                Ok(delivered) => println!(
+                    "{kind}, {subject}: order {}, content {}, repeated {}; {:.1} MiB ready, {:.1} at most",
+                    if delivered.order_right { "right" } else { "WRONG" },
+                    if delivered.content_right { "right" } else { "WRONG" },
+                    if delivered.repeated { "the same" } else { "ANOTHER" },
+                    delivered.memory.0,
+                    delivered.memory.1,
+                ),
+                Err(error) => println!("{kind}, {subject}: FAILED: {error}"),
+            }
+            found.push(Same { kind, subject, delivered });
         }
     }
     Ok(found)
@@ -122,7 +131,8 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
 
 /// Runs all subjects, round by round, in each place in a new order, and gives what there is to `write` after each round.
 ///
-/// A subject is one process in a round. A warm run has `warm_epochs` epochs, a cold one has one.
+/// A subject is one process in a round, as long as its runs succeed and leave nothing of the file mapped. A warm run has
+/// `warm_epochs` epochs, a cold one has one.
 pub fn speed(
     subjects: &[Subject],
     kinds: &[Files],
@@ -132,8 +142,9 @@ pub fn speed(
 ) -> Result<(), BoxError> {
     let (begun, mut rows, mut round) = (Instant::now(), Vec::<Row>::new(), 0);
     while effort.allows(round, begun) {
-        let processes = subjects.iter().map(|subject| Ok((subject, Process::start(&subject.program)?)));
-        let mut processes = processes.collect::<Result<Vec<_>, BoxError>>()?;
+        // Each is started for its first run: what one imports would disturb the run of another.
+        let mut processes: Vec<(&Subject, Option<Process>)> =
+            subjects.iter().map(|subject| (subject, None)).collect();
         for files in kinds {
             for (shuffled, cache, trains) in PLACES {
                 let order = if shuffled { "shuffled" } else { "sequential" };
@@ -146,30 +157,41 @@ pub fn speed(
                 };
                 for trains in [false, true].into_iter().take(1 + usize::from(trains)) {
                     fastrand::shuffle(&mut processes);
+                    let mut serial = None;
                     for (subject, process) in &mut processes {
                         // What does not use the page cache has nothing to say where all is in it.
                         if subject.name == DIRECT && cache == "warm" {
                             continue;
                         }
-                        let sample = Sample::new(&work, &one(subject, process, &work, cache)?);
-                        println!(
-                            "round {round}: {} {order} {cache}, {}: {:.0} samples/s, first {:.1} ms, CPU {:.1} us a \
-                             sample, AU {:.2}, step {:.0} us, alone {:.0} us",
-                            files.kind.name(),
-                            subject.name,
-                            sample.samples_per_s,
-                            sample.first_ms,
-                            sample.cpu_us_per_sample,
-                            sample.au,
-                            sample.step_us,
-                            sample.step_alone_us,
-                        );
-                        let (kind, subject) = (files.kind.name(), subject.name);
+                        let (kind, place) = (files.kind.name(), format!("{order} {cache}"));
+                        let sample = match one(subject, process, &work, cache) {
+                            Ok(outcome) => Ok(Sample::new(&work, &outcome)),
+                            Err(error) => Err(error.to_string()),
+                        };
+                        let subject = subject.name;
+                        match &sample {
+                            Ok(sample) => println!(
+                                "round {round}: {kind} {place}, {subject}: {:.0} samples/s, first {:.1} ms, CPU \
+                                 {:.1} us a sample, AU {:.2}, step {:.0} us, alone {:.0} us",
+                                sample.samples_per_s,
+                                sample.first_ms,
+                                sample.cpu_us_per_sample,
+                                sample.au,
+                                sample.step_us,
+                                sample.step_alone_us,
+                            ),
+                            Err(error) => {
+                                println!("round {round}: {kind} {place}, {subject}: FAILED: {error}");
+                            }
+                        }
+                        if subject == SERIAL {
+                            serial = sample.as_ref().ok().map(|sample| sample.wait);
+                        }
                         rows.push(Row { round, kind, order, cache, trains, subject, sample });
                     }
                     // A step takes as long as the serial loop took to load a batch, in the same round and place.
-                    let serial = rows.iter().rev().find(|row| row.subject == SERIAL);
-                    work.train = serial.ok_or("the serial loop was not run")?.sample.wait;
+                    let Some(wait) = serial else { break };
+                    work.train = wait;
                 }
             }
         }
@@ -185,9 +207,8 @@ const DECODE: Duration = Duration::from_millis(2);
 /// What a subject made of records that take CPU time.
 pub struct Decoded {
     pub subject: &'static str,
-    /// Samples a second, one a round.
-    pub speeds: Vec<f64>,
-    pub order_right: bool,
+    /// For each round samples a second, and whether the order was right; or why it failed.
+    pub rounds: Vec<Result<(f64, bool), String>>,
 }
 
 /// Runs all subjects on shuffled records that take CPU time to make, round by round, each time in a new order.
@@ -195,44 +216,57 @@ pub fn decode(subjects: &[Subject], images: &Files, effort: Effort) -> Result<Ve
     let work = Work { decode: DECODE, verify: true, ..images.work(true) };
     let (digest, _) = *data::expected(&work)?.last().ok_or("no batch")?;
     let digest = Some(format!("{digest:016x}"));
-    let new = |subject: &Subject| Decoded { subject: subject.name, speeds: Vec::new(), order_right: true };
+    let new = |subject: &Subject| Decoded { subject: subject.name, rounds: Vec::new() };
     let mut found: Vec<Decoded> = subjects.iter().map(new).collect();
     let begun = Instant::now();
-    while effort.allows(found[0].speeds.len(), begun) {
+    while effort.allows(found[0].rounds.len(), begun) {
         let mut todo: Vec<_> = subjects.iter().zip(&mut found).collect();
         fastrand::shuffle(&mut todo);
         for (subject, decoded) in todo {
-            let outcome = one(subject, &mut Process::start(&subject.program)?, &work, "warm")?;
-            decoded.speeds.push(Sample::new(&work, &outcome).samples_per_s);
-            decoded.order_right &= outcome.digest == digest;
+            decoded.rounds.push(match one(subject, &mut None, &work, "warm") {
+                Ok(outcome) => Ok((Sample::new(&work, &outcome).samples_per_s, outcome.digest == digest)),
+                Err(error) => Err(error.to_string()),
+            });
         }
     }
     Ok(found)
 }
 
-/// One run with the file in the page cache or out of it.
-fn one(subject: &Subject, process: &mut Process, work: &Work, cache: &str) -> Result<Outcome, BoxError> {
+/// One run with the file in the page cache or out of it, by the process that there is, or by a new one.
+fn one(
+    subject: &Subject,
+    process: &mut Option<Process>,
+    work: &Work,
+    cache: &str,
+) -> Result<Outcome, BoxError> {
     let records = ours::open(work, ReadMode::Auto)?;
+    let mut running = match process.take() {
+        Some(running) => running,
+        None => Process::start(&subject.program)?,
+    };
     let prepare = || match cache {
         "warm" => make_warm(&records),
         _ => make_cold(&records),
     };
-    let found = outcome(subject, process.run(work, false, LIMIT, prepare)?)?;
+    let found = outcome(running.run(work, false, LIMIT, prepare)?)?;
     let wanted = work.epochs * (work.records()? / work.batch as u64);
     if found.batches != wanted {
-        return Err(format!("{}: wanted {wanted} batches, found {}", subject.name, found.batches).into());
+        return Err(format!("wanted {wanted} batches, found {}", found.batches).into());
+    }
+    // What stays mapped would stay in the page cache, and nobody's cold run could begin.
+    if !running.maps(&work.data)? {
+        *process = Some(running);
     }
     Ok(found)
 }
 
 /// What a run said in which nothing was to go wrong.
-fn outcome(subject: &Subject, ran: Ran) -> Result<Outcome, BoxError> {
-    let name = subject.name;
+fn outcome(ran: Ran) -> Result<Outcome, BoxError> {
     match ran.end {
-        End::Said(Outcome { error: Some(error), .. }) => Err(format!("{name}: {error}").into()),
+        End::Said(Outcome { error: Some(error), .. }) => Err(error.into()),
         End::Said(outcome) => Ok(outcome),
-        End::Died(status, words) => Err(format!("{name}: {status}: {words}").into()),
-        End::Hung => Err(format!("{name}: no end within {LIMIT:?}").into()),
+        End::Died(status, words) => Err(format!("{status}: {words}").into()),
+        End::Hung => Err(format!("no end within {LIMIT:?}").into()),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::failures::Found;
-use crate::peers::{Decoded, Row, Same};
+use crate::peers::{Decoded, Delivered, Row, Same};
 
 /// A text that may hold commas and quotation marks.
 fn quoted(text: &str) -> String {
@@ -15,19 +15,28 @@ pub fn speed(rows: &[Row], head: &str) -> String {
     let mut out = format!(
         "# {head}\n\
          # From the go to the last batch, starts of workers included.\n\
-         round,kind,order,cache,trains,subject,samples_per_s,first_ms,cpu_us_per_sample,au,step_us,step_alone_us\n"
+         round,kind,order,cache,trains,subject,samples_per_s,first_ms,cpu_us_per_sample,au,step_us,step_alone_us,\
+         error\n"
     );
     for row in rows {
         let Row { round, kind, order, cache, trains, subject, sample } = row;
+        let _ = write!(out, "{round},{kind},{order},{cache},{trains},{subject}");
+        let sample = match sample {
+            Ok(sample) => sample,
+            Err(error) => {
+                let _ = writeln!(out, ",,,,,,,{}", quoted(error));
+                continue;
+            }
+        };
         let _ = write!(
             out,
-            "{round},{kind},{order},{cache},{trains},{subject},{:.0},{:.2},{:.3}",
+            ",{:.0},{:.2},{:.3}",
             sample.samples_per_s, sample.first_ms, sample.cpu_us_per_sample
         );
         let _ = if *trains {
-            writeln!(out, ",{:.4},{:.2},{:.2}", sample.au, sample.step_us, sample.step_alone_us)
+            writeln!(out, ",{:.4},{:.2},{:.2},", sample.au, sample.step_us, sample.step_alone_us)
         } else {
-            writeln!(out, ",,,")
+            writeln!(out, ",,,,")
         };
     }
     out
@@ -36,22 +45,29 @@ pub fn speed(rows: &[Row], head: &str) -> String {
 pub fn same(found: &[Same], head: &str) -> String {
     let mut out = format!(
         "# {head}\n\
-         kind,subject,order_right,content_right,repeated,memory_ready_mib,memory_most_mib\n"
+         kind,subject,order_right,content_right,repeated,memory_ready_mib,memory_most_mib,error\n"
     );
-    for Same { kind, subject, order_right, content_right, repeated, memory } in found {
-        let (ready, most) = memory;
-        let _ =
-            writeln!(out, "{kind},{subject},{order_right},{content_right},{repeated},{ready:.1},{most:.1}");
+    for Same { kind, subject, delivered } in found {
+        let _ = write!(out, "{kind},{subject}");
+        let _ = match delivered {
+            Ok(Delivered { order_right, content_right, repeated, memory: (ready, most) }) => {
+                writeln!(out, ",{order_right},{content_right},{repeated},{ready:.1},{most:.1},")
+            }
+            Err(error) => writeln!(out, ",,,,,,{}", quoted(error)),
+        };
     }
     out
 }
 
 /// A line a run.
 pub fn decode(found: &[Decoded], head: &str) -> String {
-    let mut out = format!("# {head}\nround,subject,samples_per_s,order_right\n");
-    for Decoded { subject, speeds, order_right } in found {
-        for (round, speed) in speeds.iter().enumerate() {
-            let _ = writeln!(out, "{round},{subject},{speed:.1},{order_right}");
+    let mut out = format!("# {head}\nround,subject,samples_per_s,order_right,error\n");
+    for Decoded { subject, rounds } in found {
+        for (round, found) in rounds.iter().enumerate() {
+            let _ = match found {
+                Ok((speed, order_right)) => writeln!(out, "{round},{subject},{speed:.1},{order_right},"),
+                Err(error) => writeln!(out, "{round},{subject},,,{}", quoted(error)),
+            };
         }
     }
     out
