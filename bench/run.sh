@@ -64,11 +64,11 @@ measure() {
     case $1 in
     handoff) bench/target/release/handoff $quick --rounds $rounds --out $out ;;
     disk) $disk all $quick --out $out ;;
-    grid) $disk scaling $quick --rounds 5 --minutes 14 --out $out ;;
-    loaders) $loaders same peers decode $quick --minutes 12 --python "$PYTHON" --out $out ;;
+    grid) $disk scaling --rounds 5 --minutes 14 $quick --out $out ;;
+    loaders) $loaders same peers decode $quick --minutes 14 --python "$PYTHON" --out $out ;;
     failures) $loaders failures $quick --python "$PYTHON" --out $out ;;
     python)
-        only='^(plain loop|torch [02]|SPDL 2|Grain 2|dataloader-rs 2|twinbuf)$'
+        only='^(plain loop|torch [02]|SPDL 2|Grain 2|dataloader-rs 2|twinbuf( 2)?)$'
         "$PYTHON" bench/python/loaders.py --rounds "$([ -n "$quick" ] && echo 1 || echo 5)" --only "$only" --out $out
         ;;
     train)

@@ -50,7 +50,7 @@ Usage: loaders [options] all | same | peers | decode | failures
   --quick          small files, one round: does it work?
   --size-mib N     the size of the file of images; that of tokens has half (default 192)
   --rounds N       so many rounds, if there is time for them (default 5)
-  --minutes N      the time for `peers`; `decode` has a quarter of it more (default 20)
+  --minutes N      the time for `peers`; `decode` has half of it more (default 20)
   --only NAME      only this subject, and the serial loop; may be given again
   --python PATH    an interpreter that has what ../python/requirements.txt names (default: python3); subjects whose
                    library it lacks are left out
@@ -197,7 +197,7 @@ fn bench(options: &Options) -> Result<(), BoxError> {
     }
     let images = kinds.iter().find(|files| files.kind == Kind::Images).ok_or("no images")?;
     if wanted("decode") {
-        write("decode.csv", report::decode(&peers::decode(&subjects, images, effort.part(4))?, &head))?;
+        write("decode.csv", report::decode(&peers::decode(&subjects, images, effort.part(2))?, &head))?;
     }
     if wanted("failures") {
         write("failures.csv", report::failures(&failures::run(&subjects, images)?, &head))?;
