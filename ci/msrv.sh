@@ -10,7 +10,8 @@ promised() {
   sed -n 's/^rust-version = "\(.*\)"/\1/p' "$1"
 }
 has() {
-  rustup toolchain list | grep -q "^$1"
+  # Not through a pipe: who stops reading at the first match makes the writer fail.
+  [[ $'\n'$(rustup toolchain list) == *$'\n'"$1"* ]]
 }
 
 version=$(promised Cargo.toml)

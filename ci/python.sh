@@ -7,9 +7,12 @@ cargo fmt --manifest-path python/Cargo.toml --check
 cargo clippy --manifest-path python/Cargo.toml --all-targets -- -D warnings
 
 venv=$PWD/target/python
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+[ -x "$venv/bin/pip" ] || python3 -m venv --clear "$venv"
 export PIP_CACHE_DIR=$PWD/target/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
-"$venv/bin/pip" install maturin numpy torch torchdata safetensors pytest mypy ruff abi3audit
+# pip keeps all that it downloads in its temporary folder, and that of the system may lie in memory.
+mkdir -p target/tmp
+TMPDIR=$PWD/target/tmp tools/retry.sh "$venv/bin/pip" install \
+  maturin numpy torch torchdata safetensors pytest mypy ruff abi3audit
 PATH=$venv/bin:$PATH
 unset VIRTUAL_ENV
 

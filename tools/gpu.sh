@@ -82,7 +82,7 @@ if wanted tests; then
   for test in "\$here"/tests/*; do
     case \$test in *.so) continue ;; esac
     echo "== \${test##*/}" | tee -a "\$out/tests.log"
-    timeout 300 "\$test" --nocapture 2>&1 | tee -a "\$out/tests.log" | grep -E '^test (result|.* FAILED)'
+    timeout 1200 "\$test" --nocapture 2>&1 | tee -a "\$out/tests.log" | grep -E '^test (result|.* FAILED)'
     status=\${PIPESTATUS[0]}
     [ "\$status" = 0 ] || fails "\$status"
   done

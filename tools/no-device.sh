@@ -10,6 +10,7 @@ if [ -e /proc/driver/nvidia ]; then
   echo "not tried: this machine has a driver"
   exit 0
 fi
+retry=$PWD/tools/retry.sh
 home=${NVIDIA_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/twinbuf-nvidia}
 
 # unpack PACKAGE PATTERN: the files of a Debian package that the pattern matches.
@@ -21,8 +22,8 @@ unpack() {
     "-oDir::Etc::SourceList=$home/sources.list" -oDir::Etc::SourceParts=/dev/null)
   (
     cd "$home"
-    "${apt[@]}" update
-    "${apt[@]}" download "$1" 2>/dev/null
+    "$retry" "${apt[@]}" update
+    "$retry" "${apt[@]}" download "$1"
     dpkg --fsys-tarfile "$1"_*.deb | tar -x --wildcards "$2"
     rm "$1"_*.deb
   )

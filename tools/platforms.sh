@@ -45,12 +45,13 @@ check  wasm32-unknown-unknown         check -p twinbuf-core --lib --no-default-f
 needs() {
   local missing=()
   for package; do
-    dpkg -s "$package" 2>/dev/null | grep -q '^Status: .* installed$' || missing+=("$package")
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
   done
   ((${#missing[@]})) || return 0
   echo "installs ${missing[*]}"
-  apt-get -qq update
-  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends "${missing[@]}" >/dev/null
+  tools/retry.sh apt-get -qq update
+  DEBIAN_FRONTEND=noninteractive tools/retry.sh apt-get -qq -oDPkg::Lock::Timeout=600 install --no-install-recommends \
+    "${missing[@]}" >/dev/null
 }
 
 # same_processor: how cargo links for i686, which an x86_64 kernel runs; Debian keeps its libraries apart.

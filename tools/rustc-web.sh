@@ -7,6 +7,7 @@
 #   tools/rustc-web.sh [VERSION]   the newest, or that version where Debian has it (1.85), into a folder named after it
 set -euo pipefail
 version=${1-}
+retry=$(realpath "$(dirname "$0")/retry.sh")
 home=$(realpath -m "${RUSTC_WEB_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/rustc-web}${1:+-$1}")
 
 # unpack FOLDER: the packages of the compiler, and a script that starts it.
@@ -14,14 +15,15 @@ unpack() {
   mkdir "$1/debs"
   (
     cd "$1/debs"
-    apt-get -qq update >/dev/null || true # as another user than root: with the lists that are there
+    # As another user than root: with the lists that are there.
+    ((UID)) || "$retry" apt-get -qq update >/dev/null || true
     printf 'Package: /rustc?-web/\nPin: version %s\nPin-Priority: 1001\n' "$version*" >pin
     apt=(-qq "-oDir::Etc::Preferences=$PWD/pin" -oAPT::Sandbox::User=root)
     # Their names hold their versions (libstd-rust-web-1.96, libllvm22): apt knows them. What is installed is left
     # out, but for the compiler's parts: it looks for its library beside itself.
     comm -23 <(apt-cache "${apt[@]}" depends --recurse --important rustc-web rust-web-src | grep '^[a-z]' | sort -u) \
       <(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' | sed -n 's/^ii  *//p' | grep -v rust | sort -u) |
-      xargs apt-get "${apt[@]}" download >/dev/null
+      xargs "$retry" apt-get "${apt[@]}" download >/dev/null
     for deb in *.deb; do dpkg -x "$deb" ..; done
   )
   rm -r "$1/debs"
