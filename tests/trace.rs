@@ -4,7 +4,8 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::{Fault, Faulty, files, open, plan};
 use serde_json::{Value, json};
@@ -18,6 +19,18 @@ fn events(path: &Path) -> Vec<Value> {
         text.push(']');
     }
     serde_json::from_str(&text).unwrap()
+}
+
+/// Held while a process is started, which has this one's pipes until it runs its program: an end that a test closes is
+/// not closed meanwhile.
+fn starting() -> MutexGuard<'static, ()> {
+    static STARTING: Mutex<()> = Mutex::new(());
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spawn(command: &mut Command) -> Child {
+    let _starting = starting();
+    command.spawn().unwrap()
 }
 
 fn named<'e>(events: &'e [Value], name: &str) -> Vec<&'e Value> {
@@ -291,13 +304,9 @@ fn a_killed_program_leaves_whole_events() {
     }
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
-    let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_killed_program_leaves_whole_events", "--nocapture"])
-        .env(VICTIM, &path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut victim = Command::new(std::env::current_exe().unwrap());
+    victim.args(["--exact", "a_killed_program_leaves_whole_events", "--nocapture"]).env(VICTIM, &path);
+    let mut victim = spawn(victim.stdin(Stdio::piped()).stdout(Stdio::piped()));
     let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
     let said = lines.map_while(Result::ok).any(|line| line == "in the second epoch");
     victim.kill().unwrap();
@@ -345,7 +354,7 @@ fn a_write_that_fails_later_is_told_by_close() {
     let (dir, paths) = files(&[4000]);
     for overlap in [false, true] {
         let fifo = dir.path().join(format!("{overlap}.fifo"));
-        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        assert!(spawn(Command::new("mkfifo").arg(&fifo)).wait().unwrap().success());
         // Reads the first line and is gone: every write after it fails with EPIPE.
         let reader = std::thread::spawn({
             let fifo = fifo.clone();
@@ -376,7 +385,8 @@ fn a_write_that_fails_later_is_told_by_close() {
 fn a_write_that_only_close_does_is_told_too() {
     let (dir, paths) = files(&[160]);
     let fifo = dir.path().join("trace.fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    assert!(spawn(Command::new("mkfifo").arg(&fifo)).wait().unwrap().success());
+    let _no_process = starting();
     let reader = std::thread::spawn({
         let fifo = fifo.clone();
         move || std::fs::File::open(fifo).unwrap()
@@ -416,11 +426,10 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     }
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
-    let limited = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_write_that_stops_in_the_middle_leaves_whole_events", "--nocapture"])
-        .env(LIMITED, &path)
-        .output()
-        .unwrap();
+    let mut limited = Command::new(std::env::current_exe().unwrap());
+    limited.args(["--exact", "a_write_that_stops_in_the_middle_leaves_whole_events", "--nocapture"]);
+    limited.env(LIMITED, &path).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let limited = spawn(&mut limited).wait_with_output().unwrap();
     assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stderr));
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(!text.trim_end().ends_with(']'), "ended before it could close the list");
