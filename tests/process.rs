@@ -42,7 +42,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     // The thread waits at the gate for good. A hang here is the alarm's.
     assert!(forked(|| {
         // SAFETY: takes no pointer.
-        unsafe { libc::alarm(20) };
+        unsafe { libc::alarm(300) };
         matches!(epoch.next(), Some(Err(Error::Forked { at: found })) if found == at(0, 1))
             && epoch.next().is_none()
     }));
@@ -54,7 +54,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     drop(epoch);
     assert!(forked(|| {
         // SAFETY: takes no pointer.
-        unsafe { libc::alarm(20) };
+        unsafe { libc::alarm(300) };
         matches!(loader.epoch(1).try_next(), std::task::Poll::Ready(Some(Err(Error::Forked { .. }))))
     }));
 
@@ -63,7 +63,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     let loader = Loader::builder(Gated(gate), plan).build().unwrap();
     assert!(forked(|| {
         // SAFETY: takes no pointer.
-        unsafe { libc::alarm(20) };
+        unsafe { libc::alarm(300) };
         drop(loader);
         true
     }));
@@ -72,7 +72,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     let _ = loader.epoch(0);
     assert!(forked(|| {
         // SAFETY: takes no pointer.
-        unsafe { libc::alarm(20) };
+        unsafe { libc::alarm(300) };
         loader.close().is_ok()
     }));
 }

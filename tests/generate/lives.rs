@@ -103,7 +103,7 @@ fn forked(child: impl FnOnce() -> bool) -> bool {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
         0 => {
             // SAFETY: takes no pointer.
-            unsafe { libc::alarm(20) };
+            unsafe { libc::alarm(300) };
             let right = child();
             // SAFETY: takes no pointer, and does not return.
             unsafe { libc::_exit(i32::from(!right)) }

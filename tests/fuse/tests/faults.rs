@@ -277,7 +277,7 @@ fn hints_wait_for_nothing() {
         let _ = sender.send((records.will_need(&all, HINT_CHUNK), seems));
         records
     });
-    let hinted = receiver.recv_timeout(Duration::from_secs(20));
+    let hinted = receiver.recv_timeout(HANGS);
     fixture.system.release();
     let records = thread.join().unwrap();
     let (hinted, seems) = hinted.expect("the hints wait for an answer");
