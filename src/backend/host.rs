@@ -33,6 +33,8 @@ impl sealed::Backend for Host {
 
     fn make(self, sides: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let lanes = 0..sides.lanes;
+        // Of each lane the thread that reads, and the caller's.
+        let threads = sides.lanes + 1;
         let ring = |_| {
             let memory = match sides.lent() {
                 Some(lent) => lent,
@@ -42,7 +44,7 @@ impl sealed::Backend for Host {
                     .ok_or_else(|| too_large(sides.sum))?,
             };
             let slots = memory.into_iter().map(Slot::new).collect();
-            Ok(HeapRing::with_wait(slots, Adaptive::new()).into_handles())
+            Ok(HeapRing::with_wait(slots, Adaptive::among(threads)).into_handles())
         };
         lanes.map(ring).collect()
     }
@@ -64,7 +66,7 @@ impl<T: Send + 'static> sealed::Backend for Values<T> {
 
     fn make(self, _: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let slots = self.0.map(|value| Slot::new(Value(value)));
-        Ok(vec![HeapRing::with_wait(slots.into(), Adaptive::new()).into_handles()])
+        Ok(vec![HeapRing::with_wait(slots.into(), Adaptive::among(2)).into_handles()])
     }
 }
 
