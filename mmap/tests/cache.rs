@@ -1,11 +1,13 @@
 //! Hints bring pages into the cache and eviction takes them out, as the kernel itself counts them.
 #![cfg(target_os = "linux")]
 
+#[path = "common/disk.rs"]
+mod disk;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -28,15 +30,9 @@ fn data_set(folder: &Path) -> Records {
     Records::open(&paths, RECORD).unwrap()
 }
 
-/// `None`, said aloud, if the file system lives in memory: such keep their pages whatever they are told.
 fn folder_on_disk() -> Option<TempDir> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let output = Command::new("stat").args(["-f", "-c", "%T"]).arg(folder.path()).output().unwrap();
-    if matches!(String::from_utf8_lossy(&output.stdout).trim(), "tmpfs" | "ramfs") {
-        eprintln!("not checked: {:?} lives in memory", folder.path());
-        return None;
-    }
-    Some(folder)
+    (!disk::lives_in_memory(folder.path())).then_some(folder)
 }
 
 /// Whether an emulator keeps hints from the kernel, as QEMU does; tools/platforms.sh tells.

@@ -478,7 +478,13 @@ fn a_block_that_is_too_small_grows() {
             let batch = plan.batch(0, step).unwrap();
             assert!(read(&records, &batch) == read(&pread, &batch), "{step}");
         }
-        assert!(records.shards()[0].direct.as_ref().unwrap().block() >= 512);
+        let direct = records.shards()[0].direct.as_ref().unwrap();
+        // File systems that live in memory take any block.
+        let mut out = [0; 128];
+        if crate::file::read_at(direct.kept().unwrap(), &mut out, 128).is_ok() {
+            return eprintln!("not checked: the file system reads blocks of 128 bytes");
+        }
+        assert!(direct.block() >= 512);
     }
 }
 
