@@ -3,7 +3,6 @@
 mod common;
 
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::Poll;
@@ -37,8 +36,8 @@ struct Remote {
     server: Server,
     /// Told of each read that waits, by its first record.
     waits: Sender<u64>,
-    /// Set when a clone is dropped.
-    dropped: Option<Arc<AtomicBool>>,
+    /// Shared by all clones, of which each worker has one.
+    alive: Arc<()>,
     named: bool,
 }
 
@@ -65,20 +64,12 @@ impl Dataset for Remote {
     }
 }
 
-impl Drop for Remote {
-    fn drop(&mut self) {
-        if let Some(dropped) = &self.dropped {
-            dropped.store(true, Ordering::Release);
-        }
-    }
-}
-
 /// Two files of 20 records each; those from `stuck` on cannot be read. What tells of a read that waits.
 fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<u64>) {
     let (dir, paths) = files(&[20, 20]);
     let (waits, waiting) = channel();
     let (server, records) = (Server::default(), open(&paths));
-    (dir, Remote { records, stuck, server, waits, dropped: None, named }, waiting)
+    (dir, Remote { records, stuck, server, waits, alive: Arc::new(()), named }, waiting)
 }
 
 fn plan() -> Plan {
@@ -133,10 +124,8 @@ fn a_caller_that_waits_is_told_what_is_read() {
 #[test]
 fn a_loader_is_closed_in_time_and_the_thread_left_behind() {
     for workers in 1..=2 {
-        let (dir, mut remote, waiting) = remote(8, true);
-        let dropped = Arc::new(AtomicBool::new(false));
-        remote.dropped = Some(dropped.clone());
-        let server = remote.server.clone();
+        let (dir, remote, waiting) = remote(8, true);
+        let (server, alive) = (remote.server.clone(), remote.alive.clone());
         let mut loader = Loader::builder(remote, plan()).workers(workers).host_depth(3).build().unwrap();
         let mut epoch = loader.epoch(0);
         let kept = epoch.next().unwrap().unwrap();
@@ -149,11 +138,11 @@ fn a_loader_is_closed_in_time_and_the_thread_left_behind() {
         assert_eq!((*waited, reading.record), (Duration::from_millis(20), Some(8)));
         assert_eq!(reading.file, Some((dir.path().join("0.bin"), 8 * RECORD as u64)));
         assert!(error.to_string().ends_with("wanted an end within 0.020 s"), "{error}");
-        assert!(!dropped.load(Ordering::Acquire), "the thread has what it uses");
+        assert!(Arc::strong_count(&alive) > 1, "the thread has what it uses");
         assert!(kept[..RECORD] == record(0)[..], "and so has the caller");
         // It ends when its read does.
         server.comes_back();
-        while !dropped.load(Ordering::Acquire) {
+        while Arc::strong_count(&alive) > 1 {
             std::thread::yield_now();
         }
         assert!(kept[3 * RECORD..] == record(3)[..]);
