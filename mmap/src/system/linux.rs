@@ -41,13 +41,14 @@ pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     }
 }
 
+/// `FUSE_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, also virtiofs's.
+const FUSE: u64 = 0x6573_5546;
+
 /// Whether hints for this file can wait for its file system.
 ///
 /// FUSE has at most `max_background` such requests under way, 12 by default, and lets everything more wait until one
 /// is answered (`fuse_get_req` in the kernel's `fs/fuse/dev.c`).
 pub(crate) fn hints_wait(file: &File) -> bool {
-    /// `FUSE_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, also virtiofs's.
-    const FUSE: u64 = 0x6573_5546;
     file_system_kind(file) == Some(FUSE)
 }
 
@@ -210,6 +211,14 @@ pub(crate) fn seems_there(file: &File, offset: u64) -> bool {
 /// Pages of one call of `mincore`, one byte each, so that no memory grows with the file.
 pub(crate) const STRETCH: usize = 4096;
 
+/// Whether the pages of its files may be those of another file system, as of overlayfs and of FUSE's passthrough:
+/// `mincore` finds them, `cachestat` does not.
+fn is_stacked(file: &File) -> bool {
+    /// `OVERLAYFS_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`.
+    const OVERLAYFS: u64 = 0x794C_7630;
+    file_system_kind(file).is_none_or(|kind| [OVERLAYFS, FUSE].contains(&kind))
+}
+
 /// `mincore`, a stretch of pages at a time; `cachestat` finds the stretches that it can skip.
 pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
     let failed = |call, source| Error::System { path: piece.file.path.clone(), call, source };
@@ -220,11 +229,12 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
     let range = around(&piece.bytes, map.len() as u64, page as u64);
     // Within the mapping, whose length is a usize.
     let [start, end] = [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(map.len()));
+    let skips = end.saturating_sub(start) >= STRETCH * page && !is_stacked(&*piece.file.file()?);
     for start in (start..end).step_by(STRETCH * page) {
         let pages = (end - start).div_ceil(page).min(STRETCH);
         found += pages as u64;
         // Of fewer pages, as batches have, `mincore` is as fast.
-        if pages == STRETCH && matches!(cached(&*piece.file.file()?, start, pages * page), Ok(0)) {
+        if skips && pages == STRETCH && matches!(cached(&*piece.file.file()?, start, pages * page), Ok(0)) {
             continue;
         }
         let address = map.as_mut_ptr().wrapping_add(start);
