@@ -11,5 +11,8 @@ for crate in core mmap cuda; do
     exit 1
   fi
 done
+# What was packed here before: cargo unpacks a package that is not published once for each folder and version, and would
+# build the others with it.
+rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/twinbuf-*
 # All of the workspace but what has `publish = false`: the models compile core's source from its own folder.
 cargo package --workspace --exclude twinbuf-loom --exclude twinbuf-shuttle --exclude twinbuf-cuda-sim --allow-dirty "$@"
