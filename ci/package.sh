@@ -11,8 +11,11 @@ for crate in core mmap cuda; do
     exit 1
   fi
 done
-# What was packed here before: cargo unpacks a package that is not published once for each folder and version, and would
-# build the others with it.
-rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/twinbuf-*
+# cargo takes what it has unpacked or built of a package for the same as long as folder and version are, as if it were
+# published: without this a second run would build the others with the sources of the first.
+target=target/packages
+rm -rf $target "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/twinbuf-*
 # All of the workspace but what has `publish = false`: the models compile core's source from its own folder.
-cargo package --workspace --exclude twinbuf-loom --exclude twinbuf-shuttle --exclude twinbuf-cuda-sim --allow-dirty "$@"
+cargo package --workspace --exclude twinbuf-loom --exclude twinbuf-shuttle --exclude twinbuf-cuda-sim --allow-dirty \
+  --target-dir $target "$@"
+rm -rf $target
