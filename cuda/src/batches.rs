@@ -10,17 +10,14 @@ use twinbuf_core::{Consumer, Park, ReadSlot, RecvError, TryRecvError};
 
 use crate::error::{Error, Fate};
 use crate::host::Thread;
-use crate::lease::Lease;
-use crate::slot::{DeviceBuf, Layout};
-use crate::time::Clock;
+use crate::lease::{Lease, Shared};
+use crate::slot::DeviceBuf;
 
 /// Receives batches in device memory; made by [`Uploader::build`](crate::Uploader::build).
 pub struct DeviceBatches<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
     ring: Consumer<'static, DeviceBuf<M>, Park>,
-    layout: Arc<Layout>,
-    clock: Option<Arc<Clock>>,
-    ctx: Arc<CudaContext>,
+    shared: Arc<Shared<M>>,
     fate: Arc<Fate>,
     thread: Option<Arc<Thread>>,
 }
@@ -28,13 +25,11 @@ pub struct DeviceBatches<M: 'static> {
 impl<M: 'static> DeviceBatches<M> {
     pub(crate) fn new(
         ring: Consumer<'static, DeviceBuf<M>, Park>,
-        layout: Arc<Layout>,
-        clock: Option<Arc<Clock>>,
-        ctx: Arc<CudaContext>,
+        shared: Arc<Shared<M>>,
         fate: Arc<Fate>,
         thread: Option<Arc<Thread>>,
     ) -> Self {
-        Self { ring, layout, clock, ctx, fate, thread }
+        Self { ring, shared, fate, thread }
     }
 
     /// Receives the next batch, waiting until its copy has been issued. Returns `None` after
@@ -47,12 +42,13 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// After all batches that came before: the error that ended the uploader, or [`Error::Abandoned`] if the host slots
     /// were dropped without `finish`; every later call returns it too. [`Error::SlotHeld`] if a lease holds the next
-    /// device slot in turn, or was leaked with it: waiting for it could block forever. With `overlap(false)`,
-    /// [`Error::Empty`] if nothing was committed.
+    /// device slot in turn, was leaked with it, or was dropped while a stream that used it is being captured: waiting for
+    /// it could block forever. With `overlap(false)`, [`Error::Empty`] if nothing was committed.
     pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         if !self.overlap() {
             return self.try_recv();
         }
+        self.shared.release_captured();
         let received = self.ring.recv();
         self.lease(received)
     }
@@ -63,6 +59,7 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// [`Error::Empty`] if its copy has not been issued; otherwise as [`recv`](DeviceBatches::recv).
     pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
+        self.shared.release_captured();
         let received = match self.ring.try_recv() {
             Ok(slot) => Ok(slot),
             Err(TryRecvError::Empty) => return Err(Error::Empty),
@@ -81,6 +78,7 @@ impl<M: 'static> DeviceBatches<M> {
     /// As [`recv`](DeviceBatches::recv).
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
         if self.overlap() {
+            self.shared.release_captured();
             self.ring.poll_recv(cx).map(|received| self.lease(received))
         } else {
             Poll::Ready(self.try_recv())
@@ -93,7 +91,7 @@ impl<M: 'static> DeviceBatches<M> {
         received: Result<ReadSlot<'static, DeviceBuf<M>, Park>, RecvError>,
     ) -> Result<Option<Lease<M>>, Error> {
         match received {
-            Ok(slot) => Ok(Some(Lease::new(slot, self.layout.clone(), self.clock.clone(), self.ctx.clone()))),
+            Ok(slot) => Ok(Some(Lease::new(slot, self.shared.clone()))),
             Err(RecvError::Finished) => Ok(None),
             Err(RecvError::Abandoned | RecvError::Cancelled) => {
                 Err(self.fate.get().cloned().unwrap_or(Error::Abandoned))
@@ -117,7 +115,7 @@ impl<M: 'static> DeviceBatches<M> {
     /// Returns the context of the batches.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
-        &self.ctx
+        &self.shared.ctx
     }
 }
 

@@ -9,13 +9,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{CUdeviceptr, CUevent};
+use cudarc::driver::sys::CUevent;
 
 use crate::cu::{self, Event, Stream};
-use crate::driver::Driver;
 use crate::edge;
 use crate::error::Error;
-use crate::slot::{DeviceBuf, Layout};
+use crate::slot::DeviceBuf;
 use crate::time::{Clock, Copied, OnCopied};
 
 pub(crate) mod by_hand;
@@ -36,12 +35,6 @@ pub(crate) struct Copies<H> {
     spare: Vec<Vec<H>>,
     /// Whether a copy of that batch has been enqueued.
     started: bool,
-    // The arguments of `cuMemcpyBatchAsync`, allocated once.
-    targets: Vec<CUdeviceptr>,
-    sources: Vec<CUdeviceptr>,
-    sizes: Vec<usize>,
-    layout: Arc<Layout>,
-    driver: &'static Driver,
     /// The most copies in flight: the smaller of the two depths. With more, an event would be recorded again before the
     /// end of its previous copy was seen.
     limit: usize,
@@ -71,9 +64,7 @@ enum Patience {
 
 impl<H> Copies<H> {
     pub(crate) fn new(
-        driver: &'static Driver,
         stream: Arc<Stream>,
-        layout: Arc<Layout>,
         clock: Option<Arc<Clock>>,
         on_copied: Option<OnCopied>,
         limit: usize,
@@ -86,11 +77,6 @@ impl<H> Copies<H> {
             open: Vec::new(),
             spare: Vec::with_capacity(limit),
             started: false,
-            targets: Vec::new(),
-            sources: Vec::new(),
-            sizes: Vec::new(),
-            layout,
-            driver,
             limit,
         }
     }
@@ -109,22 +95,22 @@ impl<H> Copies<H> {
         Ok(())
     }
 
-    /// Enqueues the copies of one chunk: its pieces of the host slot at `from`, to the same offsets in `slot`.
+    /// Enqueues the copy of one chunk: a piece of the host slot at `from`, to the same offset in `slot`.
     ///
     /// # Safety
     ///
-    /// `slot` belongs to this uploader, was passed to `begin`, and its previous copy has been retired. The pieces are in
-    /// bounds of both slots. `held` keeps the source allocated and the pieces unwritten. The context is current.
+    /// `slot` belongs to this uploader, was passed to `begin`, and its previous copy has been retired. The piece is in
+    /// bounds of both slots. `held` keeps the source allocated and the piece unwritten. The context is current.
     unsafe fn part<M>(
         &mut self,
         slot: &DeviceBuf<M>,
         from: NonNull<u8>,
-        pieces: &[Range<usize>],
+        piece: Range<usize>,
         held: H,
     ) -> Result<(), Error> {
         // Hold the chunk before its copy is issued: if anything fails from here on, `settle` waits before releasing it.
         self.open.push(held);
-        if pieces.is_empty() {
+        if piece.is_empty() {
             return Ok(()); // CUDA rejects empty copies
         }
         let stream = self.stream.raw();
@@ -133,40 +119,21 @@ impl<H> Copies<H> {
             unsafe { cu::record(start.raw(), stream) }?;
         }
         self.started = true;
-        let from = from.as_ptr().cast_const();
-        if pieces.len() > 1 {
-            self.targets.clear();
-            self.sources.clear();
-            self.sizes.clear();
-            for piece in pieces {
-                self.targets.push(slot.address() + piece.start as u64);
-                self.sources.push((from.expose_provenance() + piece.start) as u64);
-                self.sizes.push(piece.len());
-            }
-            let (targets, sources, sizes) = (&mut self.targets, &mut self.sources, &mut self.sizes);
-            // SAFETY: as below, for each piece; the stream is ours.
-            if let Some(copied) = unsafe { self.driver.copy_batch(targets, sources, sizes, stream) } {
-                return copied;
-            }
-        }
-        for piece in pieces {
-            // SAFETY: the caller guarantees that the piece is in bounds.
-            let from = unsafe { from.add(piece.start) };
-            let to = slot.address() + piece.start as u64;
-            // SAFETY: `held` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's
-            // uses (`begin`), and both slots are freed after the copy stream's work.
-            unsafe { cu::copy_to_device(to, from, piece.len(), stream) }?;
-        }
-        Ok(())
+        // SAFETY: the caller guarantees that the piece is in bounds.
+        let from = unsafe { from.as_ptr().cast_const().add(piece.start) };
+        let to = slot.address() + piece.start as u64;
+        // SAFETY: `held` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's uses
+        // (`begin`), and both slots are freed after the copy stream's work.
+        unsafe { cu::copy_to_device(to, from, piece.len(), stream) }
     }
 
     /// Ends the batch: records its event, and tracks its copies from now on.
-    fn end<M>(&mut self, seq: u64, slot: &mut DeviceBuf<M>, lens: &[usize]) -> Result<(), Error> {
-        slot.set_lens(&self.layout, lens);
+    fn end<M>(&mut self, seq: u64, slot: &mut DeviceBuf<M>, len: usize) -> Result<(), Error> {
+        slot.len = len;
         let copied = self.started.then(|| slot.copied.raw());
         self.running.push_back(Running {
             seq,
-            bytes: lens.iter().sum(),
+            bytes: len,
             start: slot.start.as_ref().map(Event::raw),
             copied,
             issued: slot.issued,

@@ -34,6 +34,12 @@ pub(crate) struct Current {
 }
 
 impl Current {
+    /// Changes nothing now, and restores the current context when dropped.
+    pub(crate) fn keep() -> Result<Self, Error> {
+        let before = check("cuCtxGetCurrent", result::ctx::get_current())?;
+        Ok(Self { before: Some(before.unwrap_or(ptr::null_mut())), _here: PhantomData })
+    }
+
     pub(crate) fn enter(ctx: &CudaContext) -> Result<Self, Error> {
         let before = check("cuCtxGetCurrent", result::ctx::get_current())?;
         let before = if before == Some(ctx.cu_ctx()) {
@@ -94,6 +100,23 @@ fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMo
     // SAFETY: the pointer is valid for the call, which writes the previous mode there.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().ok()?;
     Some(mode)
+}
+
+/// Whether work in `stream` becomes part of a graph now, or cannot be enqueued because of a capture: a blocking stream's,
+/// if `stream` is the legacy default stream.
+///
+/// # Safety
+///
+/// The stream exists.
+pub(crate) unsafe fn is_captured(stream: CUstream) -> Result<bool, Error> {
+    // SAFETY: the caller guarantees that the stream exists.
+    match unsafe { result::stream::is_capturing(stream) } {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => Ok(true),
+        status => {
+            let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+            check("cuStreamIsCapturing", status).map(|status| status != none)
+        }
+    }
 }
 
 /// Waits until all work in the context is done.

@@ -3,10 +3,10 @@
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
-use cudarc::driver::{CudaContext, DriverError};
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUevent;
 use libloading::Library;
 
 use crate::error::Error;
@@ -23,7 +23,6 @@ const SUCCESS: u32 = 0;
 const STUB_LIBRARY: u32 = 34;
 const NO_DEVICE: u32 = 100;
 const NOT_READY: u32 = 600;
-const NOT_SUPPORTED: u32 = 801;
 
 /// The driver functions that are called without cudarc.
 pub(crate) struct Driver {
@@ -34,66 +33,6 @@ pub(crate) struct Driver {
     // which drivers before 12.8 lack, and panics there.
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> u32,
     error_name: unsafe extern "C" fn(u32, *mut *const c_char) -> u32,
-    /// The first version of the function: since 12.8, and kept by newer drivers. `None` in older drivers.
-    memcpy_batch_async: Option<MemcpyBatchAsync>,
-}
-
-/// `cuMemcpyBatchAsync`: targets, sources, sizes, count; attributes, the index of the first copy each applies to, their
-/// count; the index of a failed copy; the stream.
-type MemcpyBatchAsync = unsafe extern "C" fn(
-    *mut CUdeviceptr,
-    *mut CUdeviceptr,
-    *mut usize,
-    usize,
-    *mut CopyAttributes,
-    *mut usize,
-    usize,
-    *mut usize,
-    CUstream,
-) -> u32;
-
-/// `CUmemcpyAttributes`.
-#[repr(C)]
-struct CopyAttributes {
-    source_access_order: u32,
-    /// Location type and id. For managed memory only, so unset here.
-    source: [u32; 2],
-    target: [u32; 2],
-    flags: u32,
-}
-
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: sources are read in stream order, as by a single copy.
-const STREAM_ORDER: u32 = 1;
-
-/// Returns the primary context of device `ordinal`, counted from 0. Frameworks share this context.
-///
-/// It is [`CudaContext::new`] with errors in place of its panics.
-///
-/// # Errors
-///
-/// [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`], [`Error::NoDevice`]; [`Error::Option`] if
-/// `ordinal` is out of range; [`Error::Driver`] if the driver fails.
-///
-/// # Examples
-///
-/// ```
-/// use twinbuf_cuda::{Error, context};
-///
-/// match context(0) {
-///     Ok(ctx) => println!("{}", ctx.name().unwrap()),
-///     Err(error @ (Error::NoDriver { .. } | Error::StubDriver { .. } | Error::NoDevice { .. })) => {
-///         println!("running on the CPU: {error}");
-///     }
-///     Err(error) => panic!("{error}"),
-/// }
-/// ```
-pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
-    let devices = Driver::load()?.start()?;
-    if ordinal >= devices {
-        let wanted = format!("0 to {}", devices - 1);
-        return Err(Error::Option { option: "ordinal", wanted, found: ordinal.to_string() });
-    }
-    check("cuDevicePrimaryCtxRetain", CudaContext::new(ordinal))
 }
 
 /// Converts cudarc's result of a driver call.
@@ -150,13 +89,11 @@ impl Driver {
             device_count: function!("cuDeviceGetCount"),
             event_elapsed_time: function!("cuEventElapsedTime"),
             error_name: function!("cuGetErrorName"),
-            // SAFETY: the field's type is the function's type in cuda.h of 12.8, with the result as a number.
-            memcpy_batch_async: unsafe { library.get(b"cuMemcpyBatchAsync") }.ok().map(|function| *function),
         })
     }
 
     /// Initializes the driver and returns the number of devices, at least one.
-    fn start(&self) -> Result<usize, Error> {
+    pub(crate) fn start(&self) -> Result<usize, Error> {
         // SAFETY: takes no pointers; the flags must be 0.
         self.check("cuInit", unsafe { (self.init)(0) })?;
         let mut devices = 0;
@@ -180,40 +117,6 @@ impl Driver {
             NOT_READY => Ok(None),
             code => self.check("cuEventElapsedTime", code).map(|()| Some(milliseconds)),
         }
-    }
-
-    /// Enqueues several host-to-device copies with one call. `None` if the driver lacks the call or does not support it.
-    ///
-    /// # Safety
-    ///
-    /// For each copy, as for `cuMemcpyHtoDAsync`. The stream is not a default stream.
-    pub(crate) unsafe fn copy_batch(
-        &self,
-        targets: &mut [CUdeviceptr],
-        sources: &mut [CUdeviceptr],
-        sizes: &mut [usize],
-        stream: CUstream,
-    ) -> Option<Result<(), Error>> {
-        let copy = self.memcpy_batch_async?;
-        let mut attributes =
-            CopyAttributes { source_access_order: STREAM_ORDER, source: [0; 2], target: [0; 2], flags: 0 };
-        let (mut first, mut failed) = (0, 0);
-        // SAFETY: the caller guarantees the copies. All pointers are valid for the call, which reads `sizes.len()`
-        // targets, sources and sizes, and one attribute.
-        let code = unsafe {
-            copy(
-                targets.as_mut_ptr(),
-                sources.as_mut_ptr(),
-                sizes.as_mut_ptr(),
-                sizes.len(),
-                &raw mut attributes,
-                &raw mut first,
-                1,
-                &raw mut failed,
-                stream,
-            )
-        };
-        (code != NOT_SUPPORTED).then(|| self.check("cuMemcpyBatchAsync", code))
     }
 
     fn check(&self, call: &'static str, code: u32) -> Result<(), Error> {

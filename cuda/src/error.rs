@@ -66,7 +66,11 @@ pub enum Error {
     /// [`Lease::into_owned`](crate::Lease::into_owned), which accepts it, or use a stream from `ctx.new_stream()` or
     /// `ctx.default_stream()`.
     PerThreadStream,
-    /// The next device slot in turn is held by a lease that is still alive or was leaked.
+    /// The stream is being captured into a graph: captured work cannot wait for a copy, and the next copy cannot wait for
+    /// captured work. Use the batch on the stream that launches the graph.
+    Captured,
+    /// The next device slot in turn is held by a lease that is still alive or was leaked, or that was dropped while a
+    /// stream that used it is being captured.
     SlotHeld {
         /// The number of device slots.
         device_depth: usize,
@@ -116,10 +120,13 @@ impl fmt::Display for Error {
                 "wanted a stream that is the same on every thread, found the per-thread default stream: copy the batch \
                  with `into_owned`, or use a stream from `new_stream` or `default_stream`",
             ),
+            Self::Captured => f.write_str(
+                "wanted a stream that is not being captured into a graph: use the batch on the stream that launches it",
+            ),
             Self::SlotHeld { device_depth } => write!(
                 f,
-                "wanted the next of {device_depth} device slots, found it held by a lease: drop that lease, or raise \
-                 `device_depth`"
+                "wanted the next of {device_depth} device slots, found it held by a lease: drop that lease, end the \
+                 capture of the streams that used it, or raise `device_depth`"
             ),
             Self::Empty => {
                 f.write_str("the next batch is not ready: it was not committed, or its copy was not issued yet")

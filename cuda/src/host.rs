@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -20,17 +20,21 @@ use crate::slot::{HostBuf, Layout};
 pub struct HostSlots<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
     side: Side<M>,
+    layout: Layout,
     device_depth: usize,
     fate: Arc<Fate>,
     _thread: Option<Arc<Thread>>,
 }
 
 enum Side<M: 'static> {
-    /// The copy thread copies committed slots.
-    Ahead(Producer<'static, HostBuf<M>, Park>, Arc<Layout>),
+    /// The copy thread copies committed slots. The queue holds the chunks of the slot that is being filled; it is kept
+    /// here, so that nothing is allocated per batch.
+    Ahead(Producer<'static, HostBuf<M>, Park>, Reserved<M>),
     /// `commit` copies them.
     ByHand(Box<ByHand<M>>),
 }
+
+type Reserved<M> = VecDeque<ReservedSlot<'static, HostBuf<M>, Park>>;
 
 /// The copy thread, joined when both sides of the uploader have been dropped.
 pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
@@ -50,16 +54,17 @@ impl Drop for Thread {
 impl<M: 'static> HostSlots<M> {
     pub(crate) fn ahead(
         ring: Producer<'static, HostBuf<M>, Park>,
-        layout: Arc<Layout>,
+        layout: Layout,
         device_depth: usize,
         fate: Arc<Fate>,
         thread: Arc<Thread>,
     ) -> Self {
-        Self { side: Side::Ahead(ring, layout), device_depth, fate, _thread: Some(thread) }
+        let side = Side::Ahead(ring, VecDeque::with_capacity(layout.chunks()));
+        Self { side, layout, device_depth, fate, _thread: Some(thread) }
     }
 
-    pub(crate) fn by_hand(by_hand: ByHand<M>, device_depth: usize, fate: Arc<Fate>) -> Self {
-        Self { side: Side::ByHand(Box::new(by_hand)), device_depth, fate, _thread: None }
+    pub(crate) fn by_hand(by_hand: ByHand<M>, layout: Layout, device_depth: usize, fate: Arc<Fate>) -> Self {
+        Self { side: Side::ByHand(Box::new(by_hand)), layout, device_depth, fate, _thread: None }
     }
 
     /// Returns the next host slot, waiting until its previous copy is done.
@@ -70,28 +75,28 @@ impl<M: 'static> HostSlots<M> {
     /// dropped. With `overlap(false)` also [`Error::SlotHeld`] if the next device slot is held by a lease: the caller has
     /// to drop it first.
     pub fn acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
-        let Self { side, device_depth, fate, .. } = self;
+        let Self { side, layout, device_depth, fate, .. } = self;
         let ended = || fate.get().cloned().unwrap_or(Error::Closed);
-        let (slot, layout) = match side {
-            Side::Ahead(ring, layout) => {
-                let slot = if layout.chunks() == 1 {
+        let slot = match side {
+            Side::Ahead(ring, reserved) => {
+                if layout.chunks() == 1 {
                     Slot::Whole(ring.acquire().map_err(|_| ended())?)
                 } else {
-                    let mut chunks = VecDeque::with_capacity(layout.chunks());
+                    let chunks = Chunks(reserved);
+                    // Those of a slot that was forgotten.
+                    chunks.0.clear();
                     for _ in 0..layout.chunks() {
-                        chunks.push_back(ring.acquire().map_err(|_| ended())?.reserve());
+                        chunks.0.push_back(ring.acquire().map_err(|_| ended())?.reserve());
                     }
                     Slot::Chunks(chunks)
-                };
-                (slot, layout.clone())
+                }
             }
             Side::ByHand(by_hand) => {
                 by_hand.acquire(*device_depth)?;
-                let layout = by_hand.layout().clone();
-                (Slot::ByHand(Turn { by_hand, ended: false }), layout)
+                Slot::ByHand(Turn { by_hand, ended: false })
             }
         };
-        Ok(HostSlot { slot, layout, flushed: 0, fate })
+        Ok(HostSlot { slot, layout: *layout, flushed: 0, fate })
     }
 
     /// Ends the data: the other side receives what was committed, then `None`.
@@ -113,7 +118,7 @@ impl<M: 'static> HostSlots<M> {
 #[must_use = "a slot dropped without `commit` is not handed over"]
 pub struct HostSlot<'p, M: 'static> {
     slot: Slot<'p, M>,
-    layout: Arc<Layout>,
+    layout: Layout,
     /// Bytes at the slot's start that have been handed over.
     flushed: usize,
     fate: &'p Fate,
@@ -121,9 +126,17 @@ pub struct HostSlot<'p, M: 'static> {
 
 enum Slot<'p, M: 'static> {
     Whole(WriteSlot<'p, 'static, HostBuf<M>, Park>),
-    /// The chunks that have not been handed over, in order. Not empty.
-    Chunks(VecDeque<ReservedSlot<'static, HostBuf<M>, Park>>),
+    Chunks(Chunks<'p, M>),
     ByHand(Turn<'p, M>),
+}
+
+/// The chunks that have not been handed over, in order. Not empty until the commit.
+struct Chunks<'p, M: 'static>(&'p mut Reserved<M>);
+
+impl<M: 'static> Drop for Chunks<'_, M> {
+    fn drop(&mut self) {
+        self.0.clear();
+    }
 }
 
 /// A slot of [`ByHand`].
@@ -145,39 +158,16 @@ impl<M: 'static> HostSlot<'_, M> {
     /// Hands over the first `len` bytes, which are copied to the device, with the value `meta`, which the batch's
     /// [`Lease`](crate::Lease) returns. `len` may be 0: a reader can report its own errors, in order, as empty batches.
     ///
-    /// With several [`arrays`](crate::Uploader::arrays), `len` is the length of the first; the others are empty.
-    ///
     /// # Errors
     ///
     /// [`Error::Option`] if the slot is shorter than `len`. The error that ended the uploader, or [`Error::Closed`]. The
     /// batch is not handed over then.
-    pub fn commit(self, len: usize, meta: M) -> Result<(), Error> {
-        self.commit_arrays(&[len], meta)
-    }
-
-    /// Hands over the first `lens[i]` bytes of each of several [`arrays`](crate::Uploader::arrays). One driver call copies
-    /// them all if the driver has it (`cuMemcpyBatchAsync`, since 12.8).
-    ///
-    /// # Errors
-    ///
-    /// As [`commit`](HostSlot::commit); [`Error::Option`] if there are more lengths than arrays.
-    pub fn commit_arrays(mut self, lens: &[usize], meta: M) -> Result<(), Error> {
-        let arrays = self.layout.arrays();
-        if lens.len() > arrays.len() {
-            let wanted = format!("at most one for each of {} arrays", arrays.len());
-            return Err(Error::Option { option: "lens", wanted, found: lens.len().to_string() });
+    pub fn commit(mut self, len: usize, meta: M) -> Result<(), Error> {
+        if len > self.layout.bytes {
+            let wanted = format!("at most the slot's {} bytes", self.layout.bytes);
+            return Err(Error::Option { option: "len", wanted, found: len.to_string() });
         }
-        for (array, &len) in arrays.iter().zip(lens) {
-            if len > array.len() {
-                let wanted = if arrays.len() == 1 {
-                    format!("at most the slot's {} bytes", array.len())
-                } else {
-                    format!("at most the array's {} bytes", array.len())
-                };
-                return Err(Error::Option { option: "len", wanted, found: len.to_string() });
-            }
-        }
-        let Self { slot, layout, flushed, fate } = &mut self;
+        let Self { slot, flushed, fate, .. } = &mut self;
         let closed = |_| fate.get().cloned().unwrap_or(Error::Closed);
         // Write-combined memory needs no fence here. On x86 the ring hands over with a locked instruction, which drains
         // the write-combining buffers (Intel SDM, volume 3, "Memory Types"). On aarch64 such memory is Normal
@@ -185,9 +175,9 @@ impl<M: 'static> HostSlot<'_, M> {
         // starts the copy engine comes after that (Arm ARM, B2.3).
         match slot {
             Slot::Chunks(chunks) => {
-                while let Some(mut chunk) = chunks.pop_front() {
-                    if chunks.is_empty() {
-                        chunk.set_rest(layout, lens, *flushed, meta);
+                while let Some(mut chunk) = chunks.0.pop_front() {
+                    if chunks.0.is_empty() {
+                        chunk.set_rest(len, *flushed, meta);
                         return chunk.commit().map_err(closed);
                     }
                     chunk.set_part(0..0);
@@ -196,13 +186,13 @@ impl<M: 'static> HostSlot<'_, M> {
                 Ok(())
             }
             Slot::ByHand(turn) => {
-                turn.by_hand.slot_mut().set_rest(layout, lens, *flushed, meta);
+                turn.by_hand.slot_mut().set_rest(len, *flushed, meta);
                 turn.ended = true;
                 turn.by_hand.part()
             }
             Slot::Whole(_) => {
                 let Slot::Whole(mut whole) = self.slot else { unreachable!("matched above") };
-                whole.set_rest(&self.layout, lens, 0, meta);
+                whole.set_rest(len, 0, meta);
                 whole.commit().map_err(closed)
             }
         }
@@ -236,7 +226,7 @@ impl<M: 'static> HostSlot<'_, M> {
             Slot::Whole(_) => Ok(()), // has one chunk
             Slot::Chunks(chunks) => {
                 for _ in 0..count {
-                    let Some(mut chunk) = chunks.pop_front() else { break };
+                    let Some(mut chunk) = chunks.0.pop_front() else { break };
                     // One copy for all of these chunks; the others are empty.
                     chunk.set_part(std::mem::replace(&mut part, until..until));
                     chunk.commit().map_err(|_| self.fate.get().cloned().unwrap_or(Error::Closed))?;
@@ -256,16 +246,10 @@ impl<M: 'static> HostSlot<'_, M> {
         self.flushed
     }
 
-    /// Returns the byte range of each of the [`arrays`](crate::Uploader::arrays) in the whole slot.
-    #[must_use]
-    pub fn arrays(&self) -> &[Range<usize>] {
-        self.layout.arrays()
-    }
-
     fn memory(&self) -> &HostBytes {
         match &self.slot {
             Slot::Whole(slot) => &slot.memory,
-            Slot::Chunks(chunks) => &chunks[0].memory,
+            Slot::Chunks(chunks) => &chunks.0[0].memory,
             Slot::ByHand(turn) => &turn.by_hand.slot().memory,
         }
     }

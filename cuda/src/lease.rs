@@ -2,17 +2,18 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::AnyBitPattern;
-use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
 use twinbuf_core::{Park, ReadSlot};
 
 use crate::cu::{self, BesideCaptures, Current};
 use crate::driver::check;
 use crate::error::Error;
-use crate::slot::{DeviceBuf, Layout};
+use crate::slot::DeviceBuf;
 use crate::time::{Clock, CopyTime};
 
 mod view;
@@ -34,24 +35,60 @@ const PER_THREAD: usize = 2;
 /// recorded; then it waits for that stream. Leases may be dropped in any order and on any thread. A leaked lease
 /// (`mem::forget`) costs its slot, which is never refilled.
 ///
+/// **If one of those streams is being captured** into a graph when the lease is dropped, the slot stays held, because an
+/// event recorded now would belong to the graph. The first receive after the end of the capture releases it; until then
+/// a receive whose turn it is returns [`Error::SlotHeld`]. If the uploader and its leases are dropped before that, the
+/// slot's memory is leaked.
+///
 /// Every call, and the drop, leaves the calling thread's current context as it was.
 ///
 /// `M` is the value committed with the batch. It is dropped with the lease.
 pub struct Lease<M: 'static> {
-    slot: ReadSlot<'static, DeviceBuf<M>, Park>,
-    layout: Arc<Layout>,
-    clock: Option<Arc<Clock>>,
-    ctx: Arc<CudaContext>,
+    /// Taken by `drop` only.
+    slot: Option<Slot<M>>,
+    shared: Arc<Shared<M>>,
+}
+
+type Slot<M> = ReadSlot<'static, DeviceBuf<M>, Park>;
+
+/// What an uploader's leases and its receiving side share.
+pub(crate) struct Shared<M: 'static> {
+    pub(crate) ctx: Arc<CudaContext>,
+    /// `None` if copies are not timed.
+    pub(crate) clock: Option<Arc<Clock>>,
+    /// The legacy default stream, for [`View`]s: see there.
+    elsewhere: Arc<CudaStream>,
+    /// Slots of leases that were dropped while a stream that used them was being captured.
+    captured: Mutex<Vec<Slot<M>>>,
+}
+
+impl<M: 'static> Shared<M> {
+    pub(crate) fn new(ctx: Arc<CudaContext>, clock: Option<Arc<Clock>>) -> Self {
+        let legacy = ptr::without_provenance_mut(view::LEGACY);
+        // SAFETY: every context has this stream as long as it exists.
+        let elsewhere = unsafe { ctx.wrap_borrowed_stream(legacy) };
+        Self { ctx, clock, elsewhere, captured: Mutex::default() }
+    }
+
+    fn captured(&self) -> MutexGuard<'_, Vec<Slot<M>>> {
+        // Nothing in a locked section is the caller's code.
+        self.captured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases the slots that were held because of a capture that has ended.
+    pub(crate) fn release_captured(&self) {
+        self.captured().retain(|slot| !slot.end_uses());
+    }
 }
 
 impl<M: 'static> Lease<M> {
-    pub(crate) fn new(
-        slot: ReadSlot<'static, DeviceBuf<M>, Park>,
-        layout: Arc<Layout>,
-        clock: Option<Arc<Clock>>,
-        ctx: Arc<CudaContext>,
-    ) -> Self {
-        Self { slot, layout, clock, ctx }
+    pub(crate) fn new(slot: Slot<M>, shared: Arc<Shared<M>>) -> Self {
+        Self { slot: Some(slot), shared }
+    }
+
+    fn slot(&self) -> &DeviceBuf<M> {
+        let Some(slot) = &self.slot else { unreachable!("taken by `drop` only") };
+        slot
     }
 
     /// Views the batch as elements of type `T`, for use on `stream`.
@@ -61,20 +98,21 @@ impl<M: 'static> Lease<M> {
     /// calls for one stream cost nothing. cudarc's safe copies of the [`View`] on another stream are ordered too, but
     /// block the host.
     ///
-    /// **Do not call this while `stream` is being captured** into a graph, and do not drop the lease then: a captured
-    /// stream cannot wait for a copy outside its graph, and the copy cannot wait for an event that the graph records.
-    /// Call it for the stream that launches the graph. Captures on other threads, in any mode, are not affected.
+    /// To use a batch in a graph, copy it into memory of the graph's before the launch: captured work would find another
+    /// batch in the slot.
     ///
     /// # Errors
     ///
     /// [`Error::OtherContext`]; [`Error::PerThreadStream`]; [`Error::Option`] if the batch is not a whole number of `T`;
-    /// [`Error::Driver`] if the stream could not be made to wait, in which case the batch must not be used on it.
+    /// [`Error::Captured`] while `stream` is being captured, or any blocking stream if it is the default stream: the
+    /// capture continues. [`Error::Driver`] if the stream could not be made to wait, in which case the batch must not be
+    /// used on it.
     pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
         self.on_range(0..self.len(), stream)
     }
 
     /// Views a range of the batch's bytes as elements of type `T`; otherwise as [`on`](Lease::on). For batches of several
-    /// arrays.
+    /// fields.
     ///
     /// # Errors
     ///
@@ -108,7 +146,7 @@ impl<M: 'static> Lease<M> {
             let (wanted, found) = ("a batch with bytes".to_string(), "an empty one".to_string());
             return Err(Error::Option { option: "self", wanted, found });
         }
-        let _current = Current::enter(&self.ctx)?;
+        let _current = Current::enter(&self.shared.ctx)?;
         // SAFETY: the copy below fills it before it is returned.
         let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
         check("cuMemcpyDtoDAsync", stream.memcpy_dtod(&view, &mut owned))?;
@@ -120,33 +158,26 @@ impl<M: 'static> Lease<M> {
     ///
     /// # Safety
     ///
-    /// The stream belongs to the uploader's context and exists until the lease has been dropped. The memory is used on
-    /// this stream only, within [`len`](Lease::len) bytes, and only by work that is enqueued before the lease is dropped.
+    /// The stream belongs to the uploader's context and exists until the lease has been dropped; if it is being captured
+    /// at that time, until the uploader and all its leases have been dropped. The memory is used on this stream only,
+    /// within [`len`](Lease::len) bytes, and only by work that is enqueued before the lease is dropped.
     ///
     /// # Errors
     ///
-    /// [`Error::PerThreadStream`], [`Error::Driver`].
+    /// [`Error::PerThreadStream`], [`Error::Captured`], [`Error::Driver`].
     pub unsafe fn on_raw(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
         self.refuse_per_thread(stream)?;
-        let _current = Current::enter(&self.ctx)?;
+        let _current = Current::enter(&self.shared.ctx)?;
         // SAFETY: the caller guarantees the stream, whose handle names the same stream on every thread; its context has
         // just been entered.
-        unsafe { self.slot.use_on(stream, None) }?;
-        Ok(self.slot.address())
+        unsafe { self.slot().use_on(stream, None) }?;
+        Ok(self.slot().address())
     }
 
-    /// Returns the event that completes with the copy, for code that makes its own streams wait; `None` if the batch is empty.
-    /// Valid while the lease is alive. Such a wait does not order the slot's next copy after that stream's work; only
-    /// [`on_raw`](Lease::on_raw) does.
-    #[must_use]
-    pub fn copied_event(&self) -> Option<CUevent> {
-        (!self.is_empty()).then(|| self.slot.copied.raw())
-    }
-
-    /// Returns the batch's length in bytes. For several arrays, the end of the last one.
+    /// Returns the batch's length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.slot.len
+        self.slot().len
     }
 
     /// Whether the batch has no bytes.
@@ -155,33 +186,25 @@ impl<M: 'static> Lease<M> {
         self.len() == 0
     }
 
-    /// Returns the byte range of array `i` in this batch, for [`on_range`](Lease::on_range); `None` if the uploader has no such
-    /// array ([`Uploader::arrays`](crate::Uploader::arrays)).
-    #[must_use]
-    pub fn array(&self, i: usize) -> Option<Range<usize>> {
-        let start = self.layout.arrays().get(i)?.start;
-        let len = self.slot.lens.get(i).copied().unwrap_or(0);
-        // An empty array's offset may be past the batch's end.
-        Some(if len > 0 { start..start + len } else { 0..0 })
-    }
-
     /// Returns the batch's number, from 0, in commit order.
     #[must_use]
     pub fn seq(&self) -> u64 {
-        self.slot.seq()
+        let Some(slot) = &self.slot else { unreachable!("taken by `drop` only") };
+        slot.seq()
     }
 
     /// Returns the value committed with the batch.
     #[must_use]
     pub fn meta(&self) -> &M {
-        let Some(meta) = &self.slot.meta else { unreachable!("set by the commit, taken by `drop` only") };
+        let Some(meta) = &self.slot().meta else { unreachable!("set by the commit, taken by `drop` only") };
         meta
     }
 
     /// Returns the value committed with the batch, to modify or move out.
     #[must_use]
     pub fn meta_mut(&mut self) -> &mut M {
-        let Some(meta) = &mut self.slot.meta else { unreachable!("set by the commit, taken by `drop` only") };
+        let meta = self.slot.as_mut().and_then(|slot| slot.meta.as_mut());
+        let Some(meta) = meta else { unreachable!("set by the commit, taken by `drop` only") };
         meta
     }
 
@@ -194,10 +217,10 @@ impl<M: 'static> Lease<M> {
         if self.is_empty() {
             return Ok(true);
         }
-        let _current = Current::enter(&self.ctx)?;
+        let _current = Current::enter(&self.shared.ctx)?;
         let _beside = BesideCaptures::enter();
         // SAFETY: the slot's event.
-        unsafe { cu::is_complete(self.slot.copied.raw()) }
+        unsafe { cu::is_complete(self.slot().copied.raw()) }
     }
 
     /// Returns when the batch was copied. `None` while the copy runs, if the batch is empty, or if the uploader does not take
@@ -207,12 +230,13 @@ impl<M: 'static> Lease<M> {
     ///
     /// [`Error::Driver`], also if the copy failed.
     pub fn copied(&self) -> Result<Option<CopyTime>, Error> {
-        let (Some(clock), Some(start), false) = (&self.clock, &self.slot.start, self.is_empty()) else {
+        let (Some(clock), Some(start), false) = (&self.shared.clock, &self.slot().start, self.is_empty())
+        else {
             return Ok(None);
         };
-        let _current = Current::enter(&self.ctx)?;
+        let _current = Current::enter(&self.shared.ctx)?;
         // SAFETY: the slot's events. They are for timing and were recorded before the batch was handed over.
-        unsafe { clock.time(start.raw(), self.slot.copied.raw(), self.slot.issued) }
+        unsafe { clock.time(start.raw(), self.slot().copied.raw(), self.slot().issued) }
     }
 
     /// Blocks until the copy is done, and returns when it ran, as [`copied`](Lease::copied). Streams do not need this; it
@@ -223,10 +247,10 @@ impl<M: 'static> Lease<M> {
     /// [`Error::Driver`], also if the copy failed.
     pub fn wait_copied(&self) -> Result<Option<CopyTime>, Error> {
         if !self.is_copied()? {
-            let _current = Current::enter(&self.ctx)?;
+            let _current = Current::enter(&self.shared.ctx)?;
             let _beside = BesideCaptures::enter();
             // SAFETY: the slot's event.
-            unsafe { cu::wait_on_host(self.slot.copied.raw()) }?;
+            unsafe { cu::wait_on_host(self.slot().copied.raw()) }?;
         }
         self.copied()
     }
@@ -237,14 +261,14 @@ impl<M: 'static> Lease<M> {
 
     /// `on_range` for a stream whose handle names the same stream until the lease is dropped.
     fn view<T: Element>(&self, bytes: Range<usize>, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
-        if *stream.context() != self.ctx {
+        if *stream.context() != self.shared.ctx {
             return Err(Error::OtherContext);
         }
         if bytes.start > bytes.end || bytes.end > self.len() {
             let wanted = format!("a range of the batch's {} bytes", self.len());
             return Err(Error::Option { option: "bytes", wanted, found: format!("{bytes:?}") });
         }
-        let start = self.slot.address() + bytes.start as u64;
+        let start = self.slot().address() + bytes.start as u64;
         let whole = bytes.len().checked_rem(size_of::<T>()) == Some(0);
         if !whole || !start.is_multiple_of(align_of::<T>() as u64) {
             return Err(Error::Option {
@@ -257,17 +281,25 @@ impl<M: 'static> Lease<M> {
                 found: format!("{} of {} bytes", std::any::type_name::<T>(), size_of::<T>()),
             });
         }
-        let _current = Current::enter(&self.ctx)?;
+        let _current = Current::enter(&self.shared.ctx)?;
         // SAFETY: the `Arc` keeps the stream alive; it belongs to our context, which has just been entered.
-        unsafe { self.slot.use_on(stream.cu_stream(), Some(stream.clone())) }?;
+        unsafe { self.slot().use_on(stream.cu_stream(), Some(stream.clone())) }?;
         Ok(View::new(self, start, bytes.len() / size_of::<T>(), stream.clone()))
     }
 }
 
 impl<M: 'static> Drop for Lease<M> {
     fn drop(&mut self) {
-        self.slot.end_uses();
-        self.slot.meta = None;
+        let Some(mut slot) = self.slot.take() else { return };
+        let meta = slot.meta.take();
+        if slot.end_uses() {
+            // Dropping the guard releases the slot.
+            drop(slot);
+        } else {
+            self.shared.captured().push(slot);
+        }
+        // Last, because it is the caller's code.
+        drop(meta);
     }
 }
 

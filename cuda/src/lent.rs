@@ -1,9 +1,7 @@
-//! Slots in memory that the caller allocated: a tensor library's memory, or pages that the caller registered.
+//! Host slots in memory that the caller allocated: a tensor library's memory, or pages that the caller registered.
 
 use std::fmt;
 use std::ptr::NonNull;
-
-use cudarc::driver::sys::CUdeviceptr;
 
 use crate::memory::Lender;
 
@@ -32,37 +30,8 @@ impl Host {
 // SAFETY: memory that only the uploader accesses, and a `Send` lender.
 unsafe impl Send for Host {}
 
-/// Device memory that the caller allocated, used as one slot; see
-/// [`Uploader::device_slots`](crate::Uploader::device_slots).
-pub struct Device {
-    pub(crate) start: CUdeviceptr,
-    pub(crate) len: usize,
-    pub(crate) lender: Lender,
-}
-
-impl Device {
-    /// Makes a slot of `len` bytes at `start`.
-    ///
-    /// `lender` keeps the memory allocated. It is dropped, on any thread, when all work that the uploader and its leases
-    /// enqueued for the memory is done.
-    ///
-    /// # Safety
-    ///
-    /// The bytes belong to the uploader's context. Until `lender` is dropped, only the uploader accesses them; work
-    /// that was enqueued for them earlier is done.
-    pub unsafe fn new(start: CUdeviceptr, len: usize, lender: impl Send + 'static) -> Self {
-        Self { start, len, lender: Box::new(lender) }
-    }
-}
-
 impl fmt::Debug for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Host").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
     }
 }

@@ -69,6 +69,7 @@
 #![deny(missing_docs)]
 
 mod batches;
+mod context;
 mod copy;
 mod cu;
 mod driver;
@@ -85,8 +86,8 @@ mod time;
 mod uploader;
 
 pub use batches::DeviceBatches;
+pub use context::context;
 pub use cudarc;
-pub use driver::context;
 pub use error::Error;
 pub use host::{HostSlot, HostSlots};
 pub use lease::{Element, Lease, View};

@@ -1,4 +1,4 @@
-//! The memory of slots, page-locked and on the device: our own or lent.
+//! The memory of slots: page-locked, ours or lent, and on the device.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ pub(crate) type Lender = Box<dyn Send>;
 pub(crate) struct DeviceBytes {
     start: CUdeviceptr,
     stream: Arc<Stream>,
-    /// `None` if the memory is ours.
-    lender: Option<Lender>,
+    /// Whether it must not be freed, because something may still use it.
+    leaked: bool,
 }
 
 impl DeviceBytes {
@@ -32,12 +32,12 @@ impl DeviceBytes {
             // SAFETY: as above.
             check("cuMemAlloc", unsafe { result::malloc_sync(len) })
         }?;
-        Ok(Self { start, stream: stream.clone(), lender: None })
+        Ok(Self { start, stream: stream.clone(), leaked: false })
     }
 
-    /// Lent memory in the stream's context.
-    pub(crate) fn lent(stream: &Arc<Stream>, start: CUdeviceptr, lender: Lender) -> Self {
-        Self { start, stream: stream.clone(), lender: Some(lender) }
+    /// Leaves the memory allocated for ever.
+    pub(crate) fn leak(&mut self) {
+        self.leaked = true;
     }
 
     pub(crate) fn start(&self) -> CUdeviceptr {
@@ -47,15 +47,11 @@ impl DeviceBytes {
 
 impl Drop for DeviceBytes {
     fn drop(&mut self) {
+        if self.leaked {
+            return;
+        }
         let _current = Current::enter_to_free(self.stream.context());
-        if let Some(lender) = self.lender.take() {
-            // The lender may do anything with the memory, without an order behind the stream. So the stream's work must
-            // be over; if it cannot be waited for, the memory is never returned.
-            match self.stream.settle() {
-                Ok(()) => drop(lender),
-                Err(_) => std::mem::forget(lender),
-            }
-        } else if self.stream.context().has_async_alloc() {
+        if self.stream.context().has_async_alloc() {
             // SAFETY: allocated by `new` and freed once, in the copy stream: after the copies into it, and after its
             // uses, which the stream waits for (`DeviceBuf::drop`).
             let _ = unsafe { result::free_async(self.start, self.stream.raw()) };

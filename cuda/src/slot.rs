@@ -13,50 +13,28 @@ use crate::edge;
 use crate::error::Error;
 use crate::memory::{DeviceBytes, HostBytes};
 
-/// The arrays of a slot, one after the other, and its chunks.
-#[derive(Debug)]
+/// A slot's size, and that of its chunks.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
-    /// The byte range of each array in the slot.
-    arrays: Vec<Range<usize>>,
-    /// The slot's bytes.
     pub(crate) bytes: usize,
     /// Bytes of a chunk, the unit that is handed over while the slot is being filled.
     pub(crate) chunk: usize,
 }
 
-/// Arrays are aligned to this many bytes, as device allocations are.
-const ALIGNMENT: usize = 256;
-
 impl Layout {
-    /// `None` if the sum overflows.
-    pub(crate) fn new(arrays: &[usize], chunk: Option<usize>) -> Option<Self> {
-        let mut bytes = 0_usize;
-        let mut ranges = Vec::with_capacity(arrays.len());
-        for &len in arrays {
-            let start = bytes.checked_next_multiple_of(ALIGNMENT)?;
-            bytes = start.checked_add(len)?;
-            ranges.push(start..bytes);
-        }
-        Some(Self { arrays: ranges, bytes, chunk: chunk.unwrap_or(bytes).min(bytes) })
-    }
-
     /// The number of chunks of a slot.
-    pub(crate) fn chunks(&self) -> usize {
+    pub(crate) fn chunks(self) -> usize {
         self.bytes.div_ceil(self.chunk)
-    }
-
-    pub(crate) fn arrays(&self) -> &[Range<usize>] {
-        &self.arrays
     }
 }
 
 /// A host slot, or one of its chunks: what the ring hands over.
 pub(crate) struct HostBuf<M> {
     pub(crate) memory: Arc<HostBytes>,
-    /// The byte ranges of the slot to copy, in order.
-    pub(crate) pieces: Vec<Range<usize>>,
-    /// Bytes of each array in this batch. Set with the last chunk, as is `meta`.
-    pub(crate) lens: Vec<usize>,
+    /// The bytes of the slot to copy.
+    pub(crate) piece: Range<usize>,
+    /// The batch's length. Set with the last chunk, as is `meta`.
+    pub(crate) len: usize,
     /// Whether this is the batch's last chunk.
     pub(crate) last: bool,
     /// The caller's value.
@@ -70,8 +48,6 @@ pub(crate) struct DeviceBuf<M> {
     stream: Arc<Stream>,
     /// Bytes of the batch in this slot; its length.
     pub(crate) len: usize,
-    /// Bytes of each array.
-    pub(crate) lens: Vec<usize>,
     pub(crate) meta: Option<M>,
     /// The time just before the batch's first copy was issued.
     pub(crate) issued: Instant,
@@ -108,32 +84,22 @@ unsafe impl Send for UsedOn {}
 
 impl<M> HostBuf<M> {
     /// The chunks of one slot.
-    pub(crate) fn chunks(memory: HostBytes, layout: &Layout) -> impl Iterator<Item = Self> + use<M> {
-        let (memory, arrays) = (Arc::new(memory), layout.arrays.len());
-        (0..layout.chunks()).map(move |_| Self {
-            memory: memory.clone(),
-            pieces: Vec::with_capacity(arrays),
-            lens: Vec::with_capacity(arrays),
-            last: false,
-            meta: None,
-        })
+    pub(crate) fn chunks(memory: HostBytes, layout: Layout) -> impl Iterator<Item = Self> + use<M> {
+        let memory = Arc::new(memory);
+        let chunk = move |_| Self { memory: memory.clone(), piece: 0..0, len: 0, last: false, meta: None };
+        (0..layout.chunks()).map(chunk)
     }
 
     /// Sets this chunk to copy `part` of the slot; more of the batch follows.
     pub(crate) fn set_part(&mut self, part: Range<usize>) {
-        self.pieces.clear();
-        self.pieces.extend(Some(part).filter(|part| !part.is_empty()));
+        self.piece = part;
         self.last = false;
     }
 
-    /// Sets this chunk to copy what is left of the batch after the first `flushed` bytes of the slot.
-    pub(crate) fn set_rest(&mut self, layout: &Layout, lens: &[usize], flushed: usize, meta: M) {
-        self.pieces.clear();
-        let rest =
-            layout.arrays.iter().zip(lens).map(|(array, len)| array.start.max(flushed)..array.start + len);
-        self.pieces.extend(rest.filter(|piece| !piece.is_empty()));
-        self.lens.clear();
-        self.lens.extend_from_slice(lens);
+    /// Sets this chunk to copy what is left of a batch of `len` bytes after the first `flushed` bytes of the slot.
+    pub(crate) fn set_rest(&mut self, len: usize, flushed: usize, meta: M) {
+        self.piece = flushed.min(len)..len;
+        self.len = len;
         self.last = true;
         self.meta = Some(meta);
     }
@@ -150,16 +116,7 @@ impl<M> DeviceBuf<M> {
         }
         let copied = Event::new(ctx, flags)?;
         let (issued, stream, uses) = (Instant::now(), stream.clone(), RefCell::default());
-        Ok(Self { bytes, stream, len: 0, lens: Vec::new(), meta: None, issued, start, copied, uses })
-    }
-
-    /// Sets the lengths of the batch that the slot holds.
-    pub(crate) fn set_lens(&mut self, layout: &Layout, lens: &[usize]) {
-        self.lens.clear();
-        self.lens.extend_from_slice(lens);
-        let ends =
-            layout.arrays.iter().zip(lens).filter(|(_, len)| **len > 0).map(|(array, len)| array.start + len);
-        self.len = ends.max().unwrap_or(0);
+        Ok(Self { bytes, stream, len: 0, meta: None, issued, start, copied, uses })
     }
 
     /// The slot's device address.
@@ -175,13 +132,18 @@ impl<M> DeviceBuf<M> {
     ///
     /// # Safety
     ///
-    /// The stream exists until `end_uses`, or `owner` keeps it alive. It belongs to this slot's context, which is current.
-    /// `end_uses` is called on a thread where the handle names the same stream.
+    /// The stream exists until `end_uses` has returned `true`, or `owner` keeps it alive. It belongs to this slot's
+    /// context, which is current. `end_uses` is called on a thread where the handle names the same stream.
     pub(crate) unsafe fn use_on(
         &self,
         stream: CUstream,
         owner: Option<Arc<CudaStream>>,
     ) -> Result<(), Error> {
+        // Also of a stream that already uses the batch: its capture may have begun since.
+        // SAFETY: the caller guarantees the stream.
+        if unsafe { cu::is_captured(stream) }? {
+            return Err(Error::Captured);
+        }
         let uses = &mut *self.uses.borrow_mut();
         if uses.streams.iter().any(|used| used.stream == stream) {
             return Ok(());
@@ -211,14 +173,20 @@ impl<M> DeviceBuf<M> {
         Ok(())
     }
 
-    /// Ends the lease: records an event on each stream that used the batch.
-    pub(crate) fn end_uses(&self) {
+    /// Ends the lease: records an event on each stream that used the batch. Returns `false`, and has done nothing, while
+    /// one of those streams is being captured: the event would become part of the graph, and the copy stream with it.
+    pub(crate) fn end_uses(&self) -> bool {
         let uses = &mut *self.uses.borrow_mut();
-        uses.recorded = uses.streams.len();
-        if uses.recorded == 0 {
-            return;
+        if uses.streams.is_empty() {
+            return true;
         }
         let bound = Current::enter(self.context());
+        // If the driver does not tell, the record below has an error too.
+        // SAFETY: the caller of `use_on` guarantees that the stream still exists.
+        if uses.streams.iter().any(|used| unsafe { cu::is_captured(used.stream) } == Ok(true)) {
+            return false;
+        }
+        uses.recorded = uses.streams.len();
         for (used, consumed) in uses.streams.drain(..).zip(&uses.consumed) {
             let ended = bound.as_ref().map_err(Clone::clone).and_then(|_| {
                 // SAFETY: the caller of `use_on` guarantees that the stream still exists.
@@ -234,6 +202,7 @@ impl<M> DeviceBuf<M> {
                 uses.lost = Some(error);
             }
         }
+        true
     }
 
     /// Makes the copy stream wait for every recorded use. Copies enqueued after this may refill the slot.
@@ -256,12 +225,15 @@ impl<M> Drop for DeviceBuf<M> {
     /// Orders the free after the uses. `DeviceBytes` frees the memory in the copy stream, so after the copies too.
     fn drop(&mut self) {
         let _current = Current::enter_to_free(self.stream.context());
-        let uses = self.uses.get_mut();
-        let leaked = !uses.streams.is_empty();
-        if leaked || uses.lost.is_some() || self.copy_after_uses().is_err() {
+        if !self.end_uses() {
+            // A stream that used the slot is still being captured: nothing may wait for it.
+            self.bytes.leak();
+        } else if self.copy_after_uses().is_err() {
             let _beside = BesideCaptures::enter();
-            // A lease was leaked, or a call failed. If this wait fails too, the context is lost and no work runs in it.
-            let _ = cu::synchronize_context();
+            // Tries twice, because the first call may return an error of earlier work.
+            if cu::synchronize_context().or_else(|_| cu::synchronize_context()).is_err() {
+                self.bytes.leak();
+            }
         }
     }
 }

@@ -99,6 +99,7 @@ mod tests {
     fn a_copy_begins_after_it_was_issued_and_ends_before_now_whatever_the_clocks_drift() {
         let _sim = Sim::start(Options::default());
         let ctx = crate::context(0).unwrap();
+        cu::bind(&ctx).unwrap();
         let stream = Arc::new(Stream::new(&ctx).unwrap());
         let mut clock = Clock::new(Driver::load().unwrap(), &stream).unwrap();
         let right = clock.at;

@@ -13,6 +13,7 @@ use crate::cu::{BesideCaptures, Current, Stream};
 use crate::driver::{Driver, check};
 use crate::error::{Error, Fate};
 use crate::host::{HostSlots, Thread};
+use crate::lease::Shared;
 use crate::lent;
 use crate::memory::{DeviceBytes, HostBytes};
 use crate::slot::{DeviceBuf, HostBuf, Layout};
@@ -52,12 +53,11 @@ use crate::time::{Clock, Copied, OnCopied};
 #[must_use = "a builder does nothing until `build`"]
 pub struct Uploader {
     ctx: Arc<CudaContext>,
-    arrays: Vec<usize>,
+    slot_bytes: usize,
     chunk_bytes: Option<usize>,
     host_depth: usize,
     device_depth: usize,
     host_slots: Option<Vec<lent::Host>>,
-    device_slots: Option<Vec<lent::Device>>,
     write_combined: bool,
     overlap: bool,
     times: bool,
@@ -68,16 +68,18 @@ impl Uploader {
     /// The most slots on either side.
     pub const MAX_DEPTH: usize = 8;
 
+    /// The most chunks of a slot.
+    pub const MAX_CHUNKS: usize = 1024;
+
     /// Makes an uploader in this context for batches of at most `slot_bytes`, with two slots on either side and a copy thread.
     pub fn new(ctx: &Arc<CudaContext>, slot_bytes: usize) -> Self {
         Self {
             ctx: ctx.clone(),
-            arrays: vec![slot_bytes],
+            slot_bytes,
             chunk_bytes: None,
             host_depth: 2,
             device_depth: 2,
             host_slots: None,
-            device_slots: None,
             write_combined: false,
             overlap: true,
             times: false,
@@ -85,17 +87,9 @@ impl Uploader {
         }
     }
 
-    /// Divides each slot into several arrays of at most `bytes[i]` bytes, in place of one of `slot_bytes`.
-    ///
-    /// Arrays begin at multiples of 256 bytes ([`HostSlot::arrays`](crate::HostSlot::arrays)). Only the bytes that a batch
-    /// uses of each are copied ([`HostSlot::commit_arrays`](crate::HostSlot::commit_arrays)).
-    pub fn arrays(mut self, bytes: &[usize]) -> Self {
-        self.arrays = bytes.to_vec();
-        self
-    }
-
     /// Sets the size of the chunks that [`HostSlot::flush`](crate::HostSlot::flush) copies while the rest of the slot is being
-    /// filled, usually 4 to 16 MiB. Default: the whole slot, which is copied at `commit`.
+    /// filled, usually 4 to 16 MiB. A slot has at most [`MAX_CHUNKS`](Uploader::MAX_CHUNKS). Default: the whole slot, which
+    /// is copied at `commit`.
     pub fn chunk_bytes(mut self, bytes: usize) -> Self {
         self.chunk_bytes = Some(bytes);
         self
@@ -105,14 +99,6 @@ impl Uploader {
     pub fn host_slots(mut self, slots: Vec<lent::Host>) -> Self {
         self.host_depth = slots.len();
         self.host_slots = Some(slots);
-        self
-    }
-
-    /// Uses these device slots, which the caller allocated, in place of [`device_depth`](Uploader::device_depth) new
-    /// ones.
-    pub fn device_slots(mut self, slots: Vec<lent::Device>) -> Self {
-        self.device_depth = slots.len();
-        self.device_slots = Some(slots);
         self
     }
 
@@ -170,32 +156,25 @@ impl Uploader {
     /// [`Error::Option`] if a depth or size is out of range; [`Error::Driver`] if there is not enough memory or the driver
     /// fails; [`Error::Spawn`] if the thread cannot be started. Everything allocated before the error is freed.
     pub fn build<M: Send + 'static>(self) -> Result<(HostSlots<M>, DeviceBatches<M>), Error> {
-        let Self { ctx, arrays, chunk_bytes, host_depth, device_depth, overlap, .. } = self;
+        let Self { ctx, slot_bytes, chunk_bytes, host_depth, device_depth, overlap, .. } = self;
         for (option, depth) in [("host_depth", host_depth), ("device_depth", device_depth)] {
             if !(1..=Self::MAX_DEPTH).contains(&depth) {
                 let wanted = format!("1 to {} slots", Self::MAX_DEPTH);
                 return Err(Error::Option { option, wanted, found: depth.to_string() });
             }
         }
-        let at_least_one = |option, found: usize| {
-            let wanted = "at least 1 byte".to_string();
-            if found > 0 { Ok(()) } else { Err(Error::Option { option, wanted, found: found.to_string() }) }
-        };
-        at_least_one("chunk_bytes", chunk_bytes.unwrap_or(1))?;
-        let Some(layout) = Layout::new(&arrays, chunk_bytes) else {
-            let wanted = "a sum of bytes that fits in memory".to_string();
-            return Err(Error::Option { option: "arrays", wanted, found: format!("{arrays:?}") });
-        };
-        at_least_one("slot_bytes", layout.bytes)?;
-        let lent_host = self.host_slots.iter().flatten().map(|slot| ("host_slots", slot.len));
-        let lent_device = self.device_slots.iter().flatten().map(|slot| ("device_slots", slot.len));
-        for (option, len) in lent_host.chain(lent_device) {
-            if len < layout.bytes {
-                let wanted = format!("slots of at least {} bytes", layout.bytes);
-                return Err(Error::Option { option, wanted, found: len.to_string() });
+        let least = slot_bytes.div_ceil(Self::MAX_CHUNKS).max(1);
+        let chunk = chunk_bytes.unwrap_or(slot_bytes.max(1));
+        let lent = self.host_slots.iter().flatten().map(|slot| ("host_slots", slot_bytes, slot.len));
+        for (option, least, found) in
+            [("slot_bytes", 1, slot_bytes), ("chunk_bytes", least, chunk)].into_iter().chain(lent)
+        {
+            if found < least {
+                let wanted = format!("at least {least} bytes");
+                return Err(Error::Option { option, wanted, found: found.to_string() });
             }
         }
-        let layout = Arc::new(layout);
+        let layout = Layout { bytes: slot_bytes, chunk: chunk.min(slot_bytes) };
         let driver = Driver::load()?;
         let _current = Current::enter(&ctx)?;
         let _beside = BesideCaptures::enter();
@@ -211,46 +190,37 @@ impl Uploader {
                 .collect::<Result<Vec<_>, Error>>()?,
         };
         let host: Vec<HostBuf<M>> =
-            host.into_iter().flat_map(|memory| HostBuf::chunks(memory, &layout)).collect();
-        let device = match self.device_slots {
-            Some(lent) => {
-                lent.into_iter().map(|slot| DeviceBytes::lent(&stream, slot.start, slot.lender)).collect()
-            }
-            None => (0..device_depth)
-                .map(|_| DeviceBytes::new(&stream, layout.bytes))
-                .collect::<Result<Vec<_>, Error>>()?,
-        };
-        let device = device
-            .into_iter()
-            .map(|bytes| DeviceBuf::new(&stream, bytes, timed))
+            host.into_iter().flat_map(|memory| HostBuf::chunks(memory, layout)).collect();
+        let device = (0..device_depth)
+            .map(|_| DeviceBuf::new(&stream, DeviceBytes::new(&stream, layout.bytes)?, timed))
             .collect::<Result<Vec<DeviceBuf<M>>, Error>>()?;
         let clock = timed.then(|| Clock::new(driver, &stream).map(Arc::new)).transpose()?;
         let fate = Arc::new(Fate::new());
+        let shared = Arc::new(Shared::new(ctx, clock.clone()));
 
         let (device_tx, device_rx) = ring(device);
         let limit = host_depth.min(device_depth);
-        let copies_layout = layout.clone();
         let (slots, thread) = if overlap {
             let (host_tx, mut host_rx) = ring(host);
-            let (clock, seen, on_copied) = (clock.clone(), fate.clone(), self.on_copied);
+            let (seen, on_copied) = (fate.clone(), self.on_copied);
             let thread = std::thread::Builder::new()
                 .name("twinbuf-copy".to_string())
                 .spawn(move || {
-                    let copies = Copies::new(driver, stream, copies_layout, clock, on_copied, limit);
+                    let copies = Copies::new(stream, clock, on_copied, limit);
                     copy::thread::run(&mut host_rx, device_tx, copies, &seen);
                 })
                 .map_err(|error| Error::Spawn { kind: error.kind() })?;
             let thread = Arc::new(Thread(Some(thread)));
-            let slots = HostSlots::ahead(host_tx, layout.clone(), device_depth, fate.clone(), thread.clone());
+            let slots = HostSlots::ahead(host_tx, layout, device_depth, fate.clone(), thread.clone());
             (slots, Some(thread))
         } else {
             // One `HostBuf` per slot: by hand, a slot's chunks are handed over one by one through it.
             let host = host.into_iter().step_by(layout.chunks()).collect();
-            let copies = Copies::new(driver, stream, copies_layout, clock.clone(), self.on_copied, limit);
-            let by_hand = ByHand::new(copies, host, device_tx, fate.clone());
-            (HostSlots::by_hand(by_hand, device_depth, fate.clone()), None)
+            let copies = Copies::new(stream, clock, self.on_copied, limit);
+            let by_hand = ByHand::new(copies, host, device_tx, fate.clone(), shared.clone());
+            (HostSlots::by_hand(by_hand, layout, device_depth, fate.clone()), None)
         };
-        Ok((slots, DeviceBatches::new(device_rx, layout, clock, ctx, fate, thread)))
+        Ok((slots, DeviceBatches::new(device_rx, shared, fate, thread)))
     }
 }
 
@@ -262,9 +232,9 @@ fn ring<T: Send + 'static>(slots: Vec<T>) -> Handles<T> {
 
 impl fmt::Debug for Uploader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { arrays, chunk_bytes, host_depth, device_depth, write_combined, overlap, .. } = self;
+        let Self { slot_bytes, chunk_bytes, host_depth, device_depth, write_combined, overlap, .. } = self;
         f.debug_struct("Uploader")
-            .field("arrays", arrays)
+            .field("slot_bytes", slot_bytes)
             .field("chunk_bytes", chunk_bytes)
             .field("host_depth", host_depth)
             .field("device_depth", device_depth)

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use common::{copy_threads, must_end, start};
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use cudarc::driver::{CudaContext, CudaStream};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader, lent};
 use twinbuf_cuda_sim::{Failure, Live, Sim};
 
@@ -22,18 +22,16 @@ enum Slots {
     Whole,
     /// The first ones while the rest is being filled.
     Chunks,
-    Arrays,
-    /// Somebody else's memory.
+    /// Host slots of somebody else's memory.
     Lent,
 }
 
 impl Slots {
-    fn uploader(self, ctx: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Uploader {
+    fn uploader(self, ctx: &Arc<CudaContext>) -> Uploader {
         let uploader = Uploader::new(ctx, BYTES);
         match self {
             Self::Whole => uploader,
             Self::Chunks => uploader.chunk_bytes(BYTES / 4),
-            Self::Arrays => uploader.arrays(&[BYTES, 1]),
             Self::Lent => {
                 let host = (0..2).map(|_| {
                     let mut memory = vec![0_u8; BYTES].into_boxed_slice();
@@ -41,15 +39,7 @@ impl Slots {
                     // SAFETY: the lender has it.
                     unsafe { lent::Host::new(at, BYTES, memory) }
                 });
-                let device = (0..2).map(|_| {
-                    let memory = stream.alloc_zeros::<u8>(BYTES).unwrap();
-                    let at = memory.device_ptr(stream).0;
-                    // SAFETY: the lender has it, and the stream is waited for below.
-                    unsafe { lent::Device::new(at, BYTES, memory) }
-                });
-                let uploader = uploader.host_slots(host.collect()).device_slots(device.collect());
-                stream.synchronize().unwrap();
-                uploader
+                uploader.host_slots(host.collect())
             }
         }
     }
@@ -68,7 +58,7 @@ fn fill_one(slots: &mut HostSlots<u64>, kind: Slots, seq: u64) -> Result<(), Err
         }
     }
     let len = if seq == 3 { 0 } else { BYTES }; // an empty one among them
-    if kind == Slots::Arrays && seq != 3 { slot.commit_arrays(&[len, 1], seq) } else { slot.commit(len, seq) }
+    slot.commit(len, seq)
 }
 
 /// Fills and commits every batch, or as many as the uploader takes.
@@ -100,8 +90,7 @@ fn take(
 
 /// The whole life of an uploader. The error that either side met, the receiver's first.
 fn life(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool, kind: Slots) -> Result<(), Error> {
-    let bytes = BYTES + usize::from(kind == Slots::Arrays);
-    let uploader = uploader.overlap(overlap).on_copied(move |copied| assert_eq!(copied.bytes, bytes));
+    let uploader = uploader.overlap(overlap).on_copied(|copied| assert_eq!(copied.bytes, BYTES));
     let (mut slots, mut batches) = uploader.build::<u64>()?;
     if overlap {
         let reader = std::thread::spawn(move || fill(slots, kind));
@@ -158,7 +147,7 @@ fn survives(
     let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
     let before = sim.live().leaked();
     let mut description = format!("{failure:?}, overlap {overlap}, tracking {tracking}, {kind:?}");
-    let uploader = kind.uploader(&ctx, &streams[0]);
+    let uploader = kind.uploader(&ctx);
     sim.inject(failure);
     let result = life(uploader, &streams, overlap, kind);
     sim.drain();
@@ -206,7 +195,7 @@ fn left(sim: &Sim, before: Live) -> Live {
 
 fn every(failure: impl Fn(u64) -> Failure + Send + 'static, driver: Driver) {
     must_end(move || {
-        let kinds = [Slots::Whole, Slots::Chunks, Slots::Arrays, Slots::Lent];
+        let kinds = [Slots::Whole, Slots::Chunks, Slots::Lent];
         let ways = [(true, false), (true, true), (false, false), (false, true)];
         for ((overlap, tracking), kind) in ways.into_iter().flat_map(|way| kinds.map(|kind| (way, kind))) {
             let (mut nth, mut surfaced) = (1, 0);
@@ -238,7 +227,6 @@ fn any_one_call_on_a_stream_may_take_effect_and_fail() {
         "cuStreamWaitEvent",
         "cuEventQuery",
         "cuEventSynchronize",
-        "cuMemcpyBatchAsync",
         "cuStreamSynchronize",
     ] {
         println!("{name}");

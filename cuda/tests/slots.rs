@@ -1,4 +1,4 @@
-//! Slots of several arrays, in chunks, and lent ones.
+//! Slots in chunks, and lent ones.
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{must_end, start};
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::CudaStream;
 use twinbuf_cuda::{DeviceBatches, Error, Lease, Uploader, lent};
-use twinbuf_cuda_sim::{Control, Failure};
+use twinbuf_cuda_sim::{Control, Options, Sim};
 
 const CHUNK: usize = 256;
 const BYTES: usize = 5 * CHUNK + 100;
@@ -138,46 +138,6 @@ fn a_reader_that_is_gone_half_way_has_abandoned_its_batch() {
     });
 }
 
-#[test]
-fn several_arrays_are_copied_by_one_call_or_where_there_is_none_one_by_one() {
-    must_end(|| {
-        for (overlap, has_call) in [(true, true), (false, true), (true, false), (false, false)] {
-            let (sim, ctx) = start(1, true);
-            let stream = ctx.new_stream().unwrap();
-            let build = Uploader::new(&ctx, 0).arrays(&[600, 64, 100]).overlap(overlap);
-            let (mut slots, mut batches) = build.build::<u8>().unwrap();
-            for value in 1..10 {
-                if !has_call {
-                    sim.inject(Failure::api("cuMemcpyBatchAsync", 1, 801)); // not supported
-                }
-                let mut slot = slots.acquire().unwrap();
-                let [pictures, labels, weights] = slot.arrays().to_vec().try_into().unwrap();
-                assert_eq!([pictures.start, labels.start, weights.start], [0, 768, 1024]);
-                slot[pictures].fill(value);
-                slot[labels.start..].fill(value + 50);
-                slot[weights].fill(value + 100);
-                slot.commit_arrays(&[500, 0, 8][..if value == 5 { 1 } else { 3 }], value).unwrap();
-                let batch = batches.recv().unwrap().unwrap();
-                let array = |i| {
-                    let view = batch.on_range::<u32>(batch.array(i).unwrap(), &stream).unwrap();
-                    stream.clone_dtoh(&view).unwrap()
-                };
-                assert_eq!(array(0), [u32::from_ne_bytes([value; 4]); 125]);
-                assert_eq!(array(1), [0; 0]);
-                let weights = if value == 5 { 0 } else { 2 };
-                assert_eq!(array(2), vec![u32::from_ne_bytes([value + 100; 4]); weights]);
-                assert!(batch.array(3).is_none());
-            }
-            if sim.is_real() {
-                continue;
-            }
-            let calls = ["cuMemcpyBatchAsync", "cuMemcpyHtoDAsync_v2"].map(|name| sim.calls_of(name));
-            println!("overlap {overlap}, 9 batches of 2 arrays, one of 1: {calls:?} calls");
-            assert_eq!(calls, if has_call { [8, 1] } else { [8, 17] });
-        }
-    });
-}
-
 /// Counts itself out.
 struct Lender<T>(#[allow(dead_code)] T, Arc<AtomicUsize>);
 
@@ -194,7 +154,7 @@ fn lent_slots_are_filled_in_place_and_returned() {
             let (sim, ctx) = start(1, false);
             let before = sim.live().leaked();
             let stream = ctx.new_stream().unwrap();
-            let lent = Arc::new(AtomicUsize::new(5));
+            let lent = Arc::new(AtomicUsize::new(3));
             // SAFETY: set before it is read.
             let host =
                 (0..3).map(|_| unsafe { ctx.alloc_pinned::<u8>(BYTES + 1) }.unwrap()).map(|mut pinned| {
@@ -204,21 +164,12 @@ fn lent_slots_are_filled_in_place_and_returned() {
                     // SAFETY: the lender has it.
                     unsafe { lent::Host::new(at, BYTES + 1, Lender(pinned, lent.clone())) }
                 });
-            let mut places = Vec::new();
-            let device = (0..2).map(|_| stream.alloc_zeros::<u8>(BYTES).unwrap()).map(|slice| {
-                let at = slice.device_ptr(&stream).0;
-                places.push(at);
-                // SAFETY: the lender has it, and the stream is waited for below.
-                unsafe { lent::Device::new(at, BYTES, Lender(slice, lent.clone())) }
-            });
-            let build = Uploader::new(&ctx, BYTES).host_slots(host.collect()).device_slots(device.collect());
-            stream.synchronize().unwrap();
+            let build = Uploader::new(&ctx, BYTES).host_slots(host.collect());
             let built = sim.live();
             let (mut slots, mut batches): (_, DeviceBatches<u8>) = build.overlap(overlap).build().unwrap();
             assert_eq!(sim.live().host_bytes, built.host_bytes);
-            assert_eq!(sim.live().device_bytes, built.device_bytes);
             let mut copies = Vec::new();
-            let reading = ctx.new_stream().unwrap(); // which the lender's free does not wait for
+            let reading = ctx.new_stream().unwrap();
             for value in 1..20 {
                 let mut slot = slots.acquire().unwrap();
                 sim.host_write(&raw const slot[..]);
@@ -226,13 +177,12 @@ fn lent_slots_are_filled_in_place_and_returned() {
                 slot.commit(BYTES, value).unwrap();
                 let batch = batches.recv().unwrap().unwrap();
                 let view = batch.on::<u8>(&reading).unwrap();
-                assert_eq!(view.address(), places[usize::from(value - 1) % 2]);
                 let mut copy = reading.alloc_zeros::<u8>(BYTES).unwrap();
                 reading.memcpy_dtod(&view, &mut copy).unwrap();
                 copies.push((value, copy));
             }
             let last = copies.len() - 1;
-            assert_eq!(lent.load(Ordering::SeqCst), 5);
+            assert_eq!(lent.load(Ordering::SeqCst), 3);
             drop((slots, batches));
             assert_eq!(lent.load(Ordering::SeqCst), 0, "returned once nothing uses them");
             assert_eq!(reading.clone_dtoh(&copies[last].1).unwrap(), [copies[last].0; BYTES]);
@@ -250,27 +200,66 @@ fn arguments_that_cannot_work_are_refused_by_name() {
         Err(Error::Option { option, wanted, found }) => format!("{option}: {wanted}, {found}"),
         other => panic!("{other:?}"),
     };
-    assert_eq!(option(Uploader::new(&ctx, 1).chunk_bytes(0)), "chunk_bytes: at least 1 byte, 0");
-    assert_eq!(option(Uploader::new(&ctx, 1).arrays(&[])), "slot_bytes: at least 1 byte, 0");
-    let huge = Uploader::new(&ctx, 1).arrays(&[usize::MAX, 1]);
-    assert!(option(huge).starts_with("arrays: a sum of bytes that fits in memory"));
+    assert_eq!(option(Uploader::new(&ctx, 1).chunk_bytes(0)), "chunk_bytes: at least 1 bytes, 0");
+    assert_eq!(
+        option(Uploader::new(&ctx, 1 << 20).chunk_bytes(1023)),
+        "chunk_bytes: at least 1024 bytes, 1023"
+    );
+    assert_eq!(option(Uploader::new(&ctx, 0).chunk_bytes(1)), "slot_bytes: at least 1 bytes, 0");
     assert_eq!(option(Uploader::new(&ctx, 1).host_slots(Vec::new())), "host_depth: 1 to 8 slots, 0");
+    let mut memory = [0; 7];
     // SAFETY: refused before it is used.
-    let short = unsafe { lent::Device::new(4096, 7, ()) };
-    let short = Uploader::new(&ctx, 8).device_slots(vec![short]);
-    assert_eq!(option(short), "device_slots: slots of at least 8 bytes, 7");
+    let short = unsafe { lent::Host::new(NonNull::from(&mut memory).cast(), 7, ()) };
+    let short = Uploader::new(&ctx, 8).host_slots(vec![short]);
+    assert_eq!(option(short), "host_slots: at least 8 bytes, 7");
 
-    let (mut slots, _batches) = Uploader::new(&ctx, 8).arrays(&[4, 4]).build::<()>().unwrap();
+    let chunks = Uploader::new(&ctx, 1 << 20).chunk_bytes(1024).build::<()>().unwrap();
+    drop(chunks);
+    let (mut slots, mut batches) = Uploader::new(&ctx, 8).build::<()>().unwrap();
     let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
     let mut slot = slots.acquire().unwrap();
-    assert_eq!(refused(slot.flush(261)), "option `filled`: wanted at most the slot's 260 bytes, found 261");
-    assert_eq!(
-        refused(slot.commit_arrays(&[1, 5], ())),
-        "option `len`: wanted at most the array's 4 bytes, found 5"
-    );
-    let slot = slots.acquire().unwrap();
-    assert_eq!(
-        refused(slot.commit_arrays(&[1, 1, 1], ())),
-        "option `lens`: wanted at most one for each of 2 arrays, found 3"
-    );
+    assert_eq!(refused(slot.flush(9)), "option `filled`: wanted at most the slot's 8 bytes, found 9");
+    assert_eq!(refused(slot.commit(9, ())), "option `len`: wanted at most the slot's 8 bytes, found 9");
+    slots.acquire().unwrap().commit(8, ()).unwrap();
+    assert_eq!(batches.recv().unwrap().unwrap().len(), 8);
+}
+
+/// The copy thread itself still holds the slot that comes next in turn: the guard of a copy that has ended meanwhile.
+#[test]
+fn a_slot_dropped_half_way_while_an_earlier_copy_runs_is_followed_by_the_next_batch() {
+    must_end(|| {
+        for (depth, chunk) in (1..=8).flat_map(|depth| [(depth, 256), (depth, 1024)]) {
+            let sim = Sim::start(Options { delay_us: 20, ..Options::seeded(depth as u64) });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            let stream = ctx.new_stream().unwrap();
+            let build = Uploader::new(&ctx, 1024).chunk_bytes(chunk).host_depth(depth).device_depth(depth);
+            let (mut slots, mut batches) = build.build::<u8>().unwrap();
+            let reader = std::thread::spawn(move || {
+                for value in 1..=20 {
+                    let mut slot = slots.acquire()?;
+                    slot.fill(99);
+                    slot.flush(256 * usize::from(value % 4))?;
+                    drop(slot);
+                    let mut slot = slots.acquire()?;
+                    slot.fill(value);
+                    slot.commit(1024, value)?;
+                }
+                slots.finish();
+                Ok::<(), Error>(())
+            });
+            for value in 1..=20 {
+                let batch = batches
+                    .recv()
+                    .unwrap_or_else(|error| panic!("depth {depth}, chunks of {chunk}: {error}"));
+                assert_eq!(
+                    bytes(&batch.unwrap(), &stream),
+                    [value; 1024],
+                    "depth {depth}, chunks of {chunk}"
+                );
+            }
+            assert!(batches.recv().unwrap().is_none());
+            reader.join().unwrap().unwrap();
+            assert_eq!(sim.violations(), [""; 0]);
+        }
+    });
 }

@@ -144,7 +144,7 @@ impl Control {
             let exists = match raw.target {
                 // Those two never fail: see `Failure::call`.
                 TARGET_API if ["cuGetErrorName", "cuGetErrorString"].contains(&name.as_str()) => false,
-                TARGET_API => name == "cuLaunchKernel" || exported(),
+                TARGET_API => exported(),
                 TARGET_WORK => KINDS.contains(&name.as_str()),
                 _ => true,
             };

@@ -8,7 +8,8 @@ use twinbuf_core::{Park, Producer, TryAcquireError};
 use super::Copies;
 use crate::cu::{BesideCaptures, Current};
 use crate::error::{Error, Fate};
-use crate::slot::{DeviceBuf, HostBuf, Layout};
+use crate::lease::Shared;
+use crate::slot::{DeviceBuf, HostBuf};
 
 /// Everything that `acquire` and `commit` need to copy without a copy thread.
 pub(crate) struct ByHand<M: 'static> {
@@ -22,6 +23,7 @@ pub(crate) struct ByHand<M: 'static> {
     /// Whether part of that slot has been flushed.
     begun: bool,
     fate: Arc<Fate>,
+    shared: Arc<Shared<M>>,
 }
 
 impl<M: 'static> ByHand<M> {
@@ -31,12 +33,16 @@ impl<M: 'static> ByHand<M> {
         slots: Vec<HostBuf<M>>,
         device: Producer<'static, DeviceBuf<M>, Park>,
         fate: Arc<Fate>,
+        shared: Arc<Shared<M>>,
     ) -> Self {
-        Self { copies, slots, device: Some(device), turn: 0, committed: 0, begun: false, fate }
+        Self { copies, slots, device: Some(device), turn: 0, committed: 0, begun: false, fate, shared }
     }
 
     /// Waits until the next host slot may be filled. Does not wait for a device slot, which only the caller can release.
     pub(crate) fn acquire(&mut self, device_depth: usize) -> Result<(), Error> {
+        // A slot that was forgotten after a flush is this one again.
+        self.abandon();
+        self.shared.release_captured();
         match self.device.as_mut().map(Producer::try_acquire) {
             Some(Ok(_)) => {}
             Some(Err(TryAcquireError::Full)) => return Err(Error::SlotHeld { device_depth }),
@@ -48,7 +54,11 @@ impl<M: 'static> ByHand<M> {
         }
         let entered = Current::enter(self.copies.stream.context());
         let _beside = BesideCaptures::enter();
-        entered.and_then(|_current| self.copies.make_room()).map_err(|error| self.fail(error))
+        // Dropped, and with it the ring ended, if `on_copied` panics.
+        let device = self.device.take();
+        let room = entered.and_then(|_current| self.copies.make_room());
+        self.device = device;
+        room.map_err(|error| self.fail(error))
     }
 
     /// The next host slot. It may be filled after `acquire`.
@@ -60,7 +70,7 @@ impl<M: 'static> ByHand<M> {
         &mut self.slots[self.turn]
     }
 
-    /// Issues the copies of that slot's pieces. If they are the batch's last, hands the batch over.
+    /// Issues the copy of that slot's piece. If it is the batch's last, hands the batch over.
     pub(crate) fn part(&mut self) -> Result<(), Error> {
         let Some(Ok(mut slot)) = self.device.as_mut().map(Producer::try_acquire) else {
             return Err(Error::Closed);
@@ -74,10 +84,10 @@ impl<M: 'static> ByHand<M> {
             }
             // SAFETY: slots are used in turn, and `acquire` has waited until fewer copies are in flight than either
             // side has slots: so the previous copies of this host slot and this device slot are retired. All slots
-            // have one size, and the pieces are in bounds. Flushed bytes are not written to (`HostSlot`); if the batch
-            // is dropped, their copies are waited for (`abandon`).
-            unsafe { copies.part(&slot, host.memory.start(), &host.pieces, ()) }?;
-            if host.last { copies.end(self.committed, &mut slot, &host.lens) } else { Ok(()) }
+            // have one size, and the piece is in bounds. Flushed bytes are not written to (`HostSlot`); if the batch is
+            // dropped or forgotten, their copies are waited for (`abandon`).
+            unsafe { copies.part(&slot, host.memory.start(), host.piece.clone(), ()) }?;
+            if host.last { copies.end(self.committed, &mut slot, host.len) } else { Ok(()) }
         });
         match issued {
             Err(error) => Err(self.fail(error)),
@@ -101,10 +111,6 @@ impl<M: 'static> ByHand<M> {
                 self.fail(error);
             }
         }
-    }
-
-    pub(crate) fn layout(&self) -> &Arc<Layout> {
-        &self.copies.layout
     }
 
     /// Ends the data; or the uploader, if a copy failed.

@@ -43,8 +43,6 @@ fn copy_all<'h, M>(
     copies.bind()?;
     let _beside = BesideCaptures::enter();
     let mut seq = 0;
-    // Reused for every chunk, so that nothing is allocated per batch.
-    let (mut pieces, mut lens) = (Vec::new(), Vec::new());
     'batches: loop {
         copies.make_room()?;
         let first = match next(host, &mut copies)? {
@@ -60,11 +58,10 @@ fn copy_all<'h, M>(
         copies.begin(&mut slot)?;
         let mut chunk = first;
         while !chunk.last {
-            let from = chunk.memory.start();
-            pieces.clone_from(&chunk.pieces);
-            // SAFETY: the chunk's guard keeps the producer from writing to these pieces, which are in bounds: all slots
-            // of an uploader have one size. `make_room` has retired the device slot's previous copy.
-            unsafe { copies.part(&slot, from, &pieces, chunk) }?;
+            let (from, piece) = (chunk.memory.start(), chunk.piece.clone());
+            // SAFETY: the chunk's guard keeps the producer from writing to this piece, which is in bounds: all slots of
+            // an uploader have one size. `make_room` has retired the device slot's previous copy.
+            unsafe { copies.part(&slot, from, piece, chunk) }?;
             chunk = match next(host, &mut copies)? {
                 Ok(chunk) => chunk,
                 Err(RecvError::Cancelled) => {
@@ -77,12 +74,10 @@ fn copy_all<'h, M>(
             copies.bind()?;
         }
         slot.meta = chunk.meta.take();
-        let from = chunk.memory.start();
-        pieces.clone_from(&chunk.pieces);
-        lens.clone_from(&chunk.lens);
+        let (from, piece, len) = (chunk.memory.start(), chunk.piece.clone(), chunk.len);
         // SAFETY: as above.
-        unsafe { copies.part(&slot, from, &pieces, chunk) }?;
-        copies.end(seq, &mut slot, &lens)?;
+        unsafe { copies.part(&slot, from, piece, chunk) }?;
+        copies.end(seq, &mut slot, len)?;
         seq += 1;
         // Hand the batch over while the copy runs: the streams that use it wait, the host does not.
         if slot.commit().is_err() {
@@ -102,7 +97,8 @@ fn next<'h, M>(
     while let Some(pause) = copies.pause() {
         match host.recv_timeout(pause) {
             Ok(batch) => return Ok(Ok(batch)),
-            Err(RecvTimeoutError::Timeout) => copies.retire_done()?,
+            // A slot that is held is held by a copy in flight, which has to be looked at.
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::SlotHeld) => copies.retire_done()?,
             Err(RecvTimeoutError::Cancelled) => return Ok(Err(RecvError::Cancelled)),
             Err(_) => break, // the end, which the call below returns again
         }

@@ -11,11 +11,11 @@ use cudarc::driver::{
 };
 
 use super::Lease;
-use crate::cu::Current;
+use crate::cu::{self, Current};
 use crate::error::Error;
 
 /// `CU_STREAM_LEGACY` of cuda.h: the legacy default stream, whose usual handle is null.
-const LEGACY: usize = 1;
+pub(super) const LEGACY: usize = 1;
 
 /// A batch, or a part of it, as elements of type `T` on one stream; made by [`Lease::on`].
 ///
@@ -31,8 +31,6 @@ pub struct View<'l, T> {
     len: usize,
     /// The stream that the view is for. The lease records its use when it is dropped.
     stream: Arc<CudaStream>,
-    /// Returned by [`DeviceSlice::stream`]; see there.
-    elsewhere: Arc<CudaStream>,
     _elements: PhantomData<&'l [T]>,
 }
 
@@ -40,21 +38,39 @@ pub struct View<'l, T> {
 trait Leased {
     fn context(&self) -> &Arc<CudaContext>;
 
+    /// Returned by [`DeviceSlice::stream`]; see there.
+    fn elsewhere(&self) -> &Arc<CudaStream>;
+
+    /// Refuses a stream that is being captured, and makes it wait for the copy unless it is the view's `own`.
+    ///
     /// # Safety
     ///
     /// The stream exists, and belongs to the lease's context.
-    unsafe fn wait_for_copy(&self, stream: CUstream) -> Result<(), Error>;
+    unsafe fn wait_for_copy(&self, stream: CUstream, own: bool) -> Result<(), Error>;
 }
 
 impl<M: 'static> Leased for Lease<M> {
     fn context(&self) -> &Arc<CudaContext> {
-        &self.ctx
+        &self.shared.ctx
     }
 
-    unsafe fn wait_for_copy(&self, stream: CUstream) -> Result<(), Error> {
-        let _current = Current::enter(&self.ctx)?;
-        // SAFETY: the caller guarantees the stream; its context has just been entered.
-        unsafe { self.slot.use_meanwhile(stream) }
+    fn elsewhere(&self) -> &Arc<CudaStream> {
+        &self.shared.elsewhere
+    }
+
+    unsafe fn wait_for_copy(&self, stream: CUstream, own: bool) -> Result<(), Error> {
+        let current = Current::enter(&self.shared.ctx);
+        // If the driver does not tell, the caller's own call has the error.
+        // SAFETY: the caller guarantees the stream.
+        if unsafe { cu::is_captured(stream) } == Ok(true) {
+            return Err(Error::Captured);
+        }
+        if own {
+            return Ok(());
+        }
+        let _current = current?;
+        // SAFETY: as above; its context has been entered.
+        unsafe { self.slot().use_meanwhile(stream) }
     }
 }
 
@@ -65,10 +81,7 @@ impl<'l, T> View<'l, T> {
         len: usize,
         stream: Arc<CudaStream>,
     ) -> Self {
-        let handle = std::ptr::without_provenance_mut(LEGACY);
-        // SAFETY: every context has this stream as long as it exists.
-        let elsewhere = unsafe { lease.ctx.wrap_borrowed_stream(handle) };
-        Self { lease, start, len, stream, elsewhere, _elements: PhantomData }
+        Self { lease, start, len, stream, _elements: PhantomData }
     }
 
     /// Returns the number of elements.
@@ -106,7 +119,6 @@ impl<'l, T> View<'l, T> {
             start: self.start + (elements.start * size_of::<T>()) as u64,
             len: elements.len(),
             stream: self.stream.clone(),
-            elsewhere: self.elsewhere.clone(),
             _elements: PhantomData,
         })
     }
@@ -122,7 +134,7 @@ impl<T> DeviceSlice<T> for View<'_, T> {
     /// them.
     #[allow(clippy::misnamed_getters, reason = "see above")]
     fn stream(&self) -> &Arc<CudaStream> {
-        &self.elsewhere
+        self.lease.elsewhere()
     }
 }
 
@@ -130,17 +142,15 @@ impl<T> DevicePtr<T> for View<'_, T> {
     /// On another stream than the view's: makes that stream wait for the copy, and the host wait for that stream
     /// afterwards.
     ///
-    /// Returns address 0, which the driver rejects, if the access cannot be ordered.
+    /// Returns address 0, which the driver rejects, if the access cannot be ordered, or would be captured into a graph.
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if *stream == *self.stream {
-            return (self.start, SyncOnDrop::Sync(None));
-        }
+        let own = *stream == *self.stream;
         if stream.cu_stream().addr() == LEGACY || stream.context() != self.lease.context() {
             return (0, SyncOnDrop::Sync(None));
         }
         // SAFETY: the stream exists and belongs to this context.
-        match unsafe { self.lease.wait_for_copy(stream.cu_stream()) } {
-            Ok(()) => (self.start, SyncOnDrop::sync_stream(stream)),
+        match unsafe { self.lease.wait_for_copy(stream.cu_stream(), own) } {
+            Ok(()) => (self.start, SyncOnDrop::Sync((!own).then_some(stream))),
             // The copy then fails with an error of its own.
             Err(_) => (0, SyncOnDrop::Sync(None)),
         }

@@ -8,26 +8,23 @@
     reason = "CUDA drivers exist for 64-bit systems only: u64 is usize"
 )]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use self::bodies::{copy, download, elapsed, set, settle, upload, upload_all};
-use self::entry::{Needs, Out, current, enter, stream};
+use self::bodies::{copy, download, elapsed, function, launch_function, set, settle, upload};
+use self::entry::{Needs, Out, current, enter, stream, target, waitable};
 use super::capture::exchange;
 use super::codes::{
-    Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, STUB_LIBRARY, SUCCESS,
-    describe,
+    CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
+    INVALID_VALUE, NOT_READY, NOT_SUPPORTED, STUB_LIBRARY, SUCCESS, describe,
 };
 use super::machine::memory::Space;
 use super::machine::work::{HostFunction, Work, synchronize};
-use super::machine::{Core, lock};
+use super::machine::{Core, State, lock};
 
 mod bodies;
 mod entry;
 
-pub(super) use bodies::launch;
-
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`.
-const STREAM_ORDER: c_uint = 1;
+pub(super) use bodies::{Entry, launch};
 
 /// The value of a `CUdevice_attribute`; 0 for all others.
 fn attribute(core: &Core, attribute: c_int) -> c_int {
@@ -126,6 +123,7 @@ calls! {
         greatest.set(-5)
     };
     fn cuCtxSynchronize() Context |mut core| {
+        core.refuse_captured()?;
         let marks = core.record_current();
         synchronize(core, &marks)
     };
@@ -146,12 +144,12 @@ calls! {
         Ok(())
     };
     fn cuStreamSynchronize(handle: usize) Health |mut core| {
-        let stream = stream(&mut core, handle)?;
+        let stream = waitable(&mut core, handle)?;
         let mark = core.record(stream);
         synchronize(core, &[mark])
     };
     fn cuStreamQuery(handle: usize) Health |mut core| {
-        let stream = stream(&mut core, handle)?;
+        let stream = waitable(&mut core, handle)?;
         if core.is_idle(stream) { Ok(()) } else { Err(NOT_READY) }
     };
     fn cuStreamWaitEvent(handle: usize, event: usize, flags: c_uint) Context |mut core| {
@@ -163,7 +161,7 @@ calls! {
     };
     fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: *mut c_void) Context |mut core| {
         let function = function.ok_or(INVALID_VALUE)?;
-        let stream = stream(&mut core, handle)?;
+        let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
         core.push_function(stream, function, argument as usize);
         Ok(())
     };
@@ -179,13 +177,52 @@ calls! {
     };
     fn cuStreamBeginCapture_v2(handle: usize, mode: c_uint) Context |mut core| {
         let stream = stream(&mut core, handle)?;
+        if State::is_legacy(stream) {
+            return Err(CAPTURE_UNSUPPORTED);
+        }
         core.captures.begin(stream, mode)
     };
     fn cuStreamEndCapture(handle: usize, graph: Out<usize>) Context |mut core| {
-        let stream = core.stream(handle)?;
+        let stream = stream(&mut core, handle)?;
         graph.set(0)?;
-        core.captures.end(stream)
+        core.captures.end(stream)?;
+        let ended = core.add_graph();
+        graph.set(ended as usize)
     };
+    fn cuStreamIsCapturing(handle: usize, status: Out<c_uint>) Context |mut core| {
+        let stream = stream(&mut core, handle)?;
+        // The capture is not invalidated by this question.
+        if core.implied(stream).is_empty() {
+            status.set(core.captures.status(stream))
+        } else {
+            Err(CAPTURE_IMPLICIT)
+        }
+    };
+    fn cuGraphDestroy(graph: usize) Return |mut core| {
+        if core.captures.graphs.remove(&(graph as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
+    };
+
+    // Modules: PTX text, of which two functions are known.
+    fn cuModuleLoadData(module: Out<usize>, image: *const c_char) Context |mut core| {
+        if image.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller gives PTX, which is a C string.
+        let text = unsafe { CStr::from_ptr(image) }.to_string_lossy().into_owned();
+        let loaded = core.add_module(text);
+        module.set(loaded as usize)
+    };
+    fn cuModuleGetFunction(found: Out<usize>, module: usize, name: *const c_char) Context |mut core| {
+        let function = function(&mut core, module, name)?;
+        found.set(function)
+    };
+    fn cuModuleUnload(module: usize) Return |mut core| {
+        core.modules.remove(&(module as u64)).map(drop).ok_or(INVALID_HANDLE)
+    };
+    fn cuLaunchKernel(
+        function: usize, _x: c_uint, _y: c_uint, _z: c_uint, _threads_x: c_uint, _threads_y: c_uint,
+        _threads_z: c_uint, _shared: c_uint, handle: usize, parameters: *const *const c_void, _extra: *const c_void
+    ) Context |core| launch_function(core, function, handle, parameters);
 
     // Events.
     fn cuEventCreate(created: Out<usize>, flags: c_uint) Context |mut core| {
@@ -208,15 +245,15 @@ calls! {
             Some((_, code)) => Err(*code),
         }
     };
-    fn cuEventSynchronize(event: usize) Health |core| {
+    fn cuEventSynchronize(event: usize) Health |mut core| {
         let mark = core.last_record(event)?;
         synchronize(core, mark.as_slice())
     };
-    fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) Health |core| {
-        elapsed(&core, &milliseconds, start, end)
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) Health |mut core| {
+        elapsed(&mut core, &milliseconds, start, end)
     };
-    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) Health |core| {
-        elapsed(&core, &milliseconds, start, end)
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) Health |mut core| {
+        elapsed(&mut core, &milliseconds, start, end)
     };
 
     // Memory.
@@ -241,7 +278,11 @@ calls! {
         if core.options.pools == 0 {
             return Err(NOT_SUPPORTED);
         }
-        let stream = stream(&mut core, handle)?;
+        let Some(stream) = target(&mut core, handle)? else {
+            let captured = core.reserve_device(bytes);
+            core.captures.memory.insert(captured);
+            return address.set(captured);
+        };
         let allocated = core.allocate_device(bytes)?;
         let actor = core.step(stream);
         core.access((Space::Device, allocated, bytes), &actor, true, "allocation")?;
@@ -251,7 +292,9 @@ calls! {
         if core.options.pools == 0 {
             return Err(NOT_SUPPORTED);
         }
-        let stream = stream(&mut core, handle)?;
+        let Some(stream) = target(&mut core, handle)? else {
+            return if core.captures.memory.remove(&address) { Ok(()) } else { Err(INVALID_VALUE) };
+        };
         let actor = core.step(stream);
         core.free(Space::Device, address, &actor, "free")?;
         core.push(stream, Work::Free(address));
@@ -282,19 +325,6 @@ calls! {
     };
     fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, handle: usize) Context |core| {
         upload(core, to, from, bytes, handle, false)
-    };
-    fn cuMemcpyBatchAsync(
-        to: *const u64, from: *const u64, bytes: *const usize, count: usize, attributes: *const c_uint,
-        first: *const usize, attribute_count: usize, failed: *mut usize, handle: usize
-    ) Context |core| {
-        if attributes.is_null() || first.is_null() || attribute_count != 1 || failed.is_null() {
-            return Err(INVALID_VALUE);
-        }
-        // SAFETY: the caller gives one attribute, which begins with the access order.
-        if unsafe { attributes.read() } != STREAM_ORDER {
-            return Err(INVALID_VALUE);
-        }
-        upload_all(core, (to, from, bytes), count, handle)
     };
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) Context |core| {
         download(core, to, from, bytes, 0, true)

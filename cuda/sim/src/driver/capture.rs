@@ -1,11 +1,18 @@
-//! Captures of streams into graphs: which calls they forbid to which thread meanwhile. No work is captured, and every
-//! graph is null.
+//! Captures of streams into graphs: which streams belong to one, and which calls it forbids to which thread. Captured
+//! work is dropped: a graph is a handle without content.
+//!
+//! Rules and codes: the CUDA driver API's `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and `CUresult`,
+//! and "Stream Capture" in the CUDA programming guide.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread::{self, ThreadId};
 
-use super::codes::{CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Code, INVALID_VALUE};
+use super::clock::Clock;
+use super::codes::{
+    CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_MERGE, CAPTURE_UNJOINED, CAPTURE_UNMATCHED,
+    CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD, CAPTURED_EVENT, Code, ILLEGAL_STATE, INVALID_VALUE,
+};
 
 /// `CUstreamCaptureMode` of a capture or a thread.
 type Mode = u32;
@@ -30,16 +37,37 @@ const UNSAFE: [&str; 10] = [
     "cuStreamSynchronize",
 ];
 
+/// The number of a capture, from 1 in each run.
+pub(super) type Id = u64;
+
 struct Capture {
     thread: ThreadId,
     mode: Mode,
-    /// Whether a forbidden call was made meanwhile.
+    /// The stream that it was begun on, and has to be ended on.
+    origin: u64,
+    /// Whether it was invalidated.
     broken: bool,
+    /// Its streams, each with the captured work that comes before what it captures next.
+    streams: BTreeMap<u64, Clock>,
 }
 
-/// The streams that are being captured.
+/// What an event that was recorded in a captured stream stands for.
+#[derive(Clone)]
+pub(super) struct Captured {
+    id: Id,
+    clock: Clock,
+}
+
+/// The captures that have not ended.
 #[derive(Default)]
-pub(super) struct Captures(BTreeMap<u64, Capture>);
+pub(super) struct Captures {
+    open: BTreeMap<Id, Capture>,
+    begun: Id,
+    /// Addresses that captured allocations have returned: a captured free accepts no others.
+    pub(super) memory: BTreeSet<u64>,
+    /// Handles of graphs that were not destroyed.
+    pub(super) graphs: BTreeSet<u64>,
+}
 
 thread_local! {
     /// This thread's mode, with its run.
@@ -62,24 +90,121 @@ pub(super) fn exchange(run: u64, mode: Mode) -> Result<Mode, Code> {
 }
 
 impl Captures {
-    /// Begins a capture of this stream by the calling thread.
+    /// Begins a capture of this stream, which is no legacy default stream, by the calling thread.
     pub(super) fn begin(&mut self, stream: u64, mode: Mode) -> Result<(), Code> {
-        if mode > RELAXED || self.0.contains_key(&stream) {
+        if mode > RELAXED {
             return Err(INVALID_VALUE);
         }
-        self.0.insert(stream, Capture { thread: thread::current().id(), mode, broken: false });
+        if self.of(stream).is_some() {
+            return Err(ILLEGAL_STATE);
+        }
+        self.begun += 1;
+        let streams = BTreeMap::from([(stream, Clock::default())]);
+        let thread = thread::current().id();
+        self.open.insert(self.begun, Capture { thread, mode, origin: stream, broken: false, streams });
         Ok(())
     }
 
-    /// Ends a capture; an error if it was invalidated.
+    /// Ends the capture that was begun on this stream.
     pub(super) fn end(&mut self, stream: u64) -> Result<(), Code> {
-        let capture = self.0.remove(&stream).ok_or(INVALID_VALUE)?;
-        if capture.broken { Err(CAPTURE_INVALIDATED) } else { Ok(()) }
+        let id = self.of(stream).ok_or(ILLEGAL_STATE)?;
+        let capture = &self.open[&id];
+        if capture.origin != stream {
+            return Err(CAPTURE_UNMATCHED);
+        }
+        if capture.mode != RELAXED && capture.thread != thread::current().id() {
+            return Err(CAPTURE_WRONG_THREAD);
+        }
+        let Some(capture) = self.open.remove(&id) else { return Err(ILLEGAL_STATE) };
+        let all = &capture.streams[&stream];
+        if capture.broken {
+            Err(CAPTURE_INVALIDATED)
+        } else if capture.streams.iter().any(|(stream, clock)| !all.knows(*stream, clock.step(*stream))) {
+            Err(CAPTURE_UNJOINED)
+        } else {
+            Ok(())
+        }
     }
 
-    /// Whether this stream is being captured, so that no work can be enqueued in it.
-    pub(super) fn holds(&self, stream: u64) -> bool {
-        self.0.contains_key(&stream)
+    /// The capture that a stream belongs to.
+    pub(super) fn of(&self, stream: u64) -> Option<Id> {
+        self.open.iter().find(|(_, capture)| capture.streams.contains_key(&stream)).map(|(id, _)| *id)
+    }
+
+    /// `CUstreamCaptureStatus` of a stream: 0 none, 1 active, 2 invalidated.
+    pub(super) fn status(&self, stream: u64) -> u32 {
+        self.of(stream).map_or(0, |id| 1 + u32::from(self.open[&id].broken))
+    }
+
+    /// Invalidates a capture if it has not ended.
+    pub(super) fn invalidate(&mut self, id: Id) {
+        if let Some(capture) = self.open.get_mut(&id) {
+            capture.broken = true;
+        }
+    }
+
+    /// Adds work to the capture of a stream.
+    pub(super) fn work(&mut self, id: Id, stream: u64) -> Result<(), Code> {
+        let capture = self.valid(id)?;
+        capture.streams.entry(stream).or_default().tick(stream);
+        Ok(())
+    }
+
+    /// Records an event in a captured stream.
+    pub(super) fn record(&mut self, id: Id, stream: u64) -> Result<Captured, Code> {
+        let clock = self.valid(id)?.streams.entry(stream).or_default().clone();
+        Ok(Captured { id, clock })
+    }
+
+    /// Makes a stream wait for an event: one that was recorded in a capture, or one that was `recorded` outside, or
+    /// never. `Ok(true)`: neither stream nor event belongs to a capture.
+    pub(super) fn wait(
+        &mut self,
+        stream: u64,
+        event: Option<Captured>,
+        recorded: bool,
+    ) -> Result<bool, Code> {
+        match (self.of(stream), event) {
+            (None, None) => return Ok(true),
+            // An event that was never recorded is no wait.
+            (Some(own), None) if !recorded => return self.valid(own).map(|_| false),
+            (Some(own), None) => {
+                self.valid(own)?;
+                self.invalidate(own);
+                return Err(CAPTURE_ISOLATION);
+            }
+            (own, Some(Captured { id, .. })) if !self.open.contains_key(&id) => {
+                own.into_iter().for_each(|own| self.invalidate(own));
+                return Err(CAPTURED_EVENT);
+            }
+            (Some(own), Some(Captured { id, .. })) if own != id => {
+                self.invalidate(own);
+                self.invalidate(id);
+                return Err(CAPTURE_MERGE);
+            }
+            // The stream belongs to the capture from now on.
+            (_, Some(Captured { id, clock })) => {
+                self.valid(id)?.streams.entry(stream).or_default().join(&clock);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Asking for the state of an event that was recorded in a capture: an error, which ends the capture.
+    pub(super) fn ask(&mut self, event: Option<&Captured>) -> Result<(), Code> {
+        let Some(event) = event else { return Ok(()) };
+        self.invalidate(event.id);
+        Err(CAPTURED_EVENT)
+    }
+
+    /// The captures that one of these streams belongs to.
+    pub(super) fn among(&self, mut streams: impl FnMut(u64) -> bool) -> Vec<Id> {
+        let mut has = |capture: &Capture| capture.streams.keys().any(|stream| streams(*stream));
+        self.open.iter().filter(|(_, capture)| has(capture)).map(|(id, _)| *id).collect()
+    }
+
+    fn valid(&mut self, id: Id) -> Result<&mut Capture, Code> {
+        self.open.get_mut(&id).filter(|capture| !capture.broken).ok_or(CAPTURE_INVALIDATED)
     }
 
     /// Invalidates the captures that forbid this call to the calling thread.
@@ -90,7 +215,7 @@ impl Captures {
         }
         let me = thread::current().id();
         let mut forbidden = Ok(());
-        for capture in self.0.values_mut() {
+        for capture in self.open.values_mut() {
             let forbids = if capture.thread == me {
                 capture.mode != RELAXED
             } else {

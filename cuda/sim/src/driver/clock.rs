@@ -30,8 +30,13 @@ impl Clock {
         *step
     }
 
-    fn knows(&self, agent: Agent, step: u64) -> bool {
-        self.0.get(&agent).is_some_and(|known| *known >= step)
+    /// The agent's last known step; 0 if none is known.
+    pub(super) fn step(&self, agent: Agent) -> u64 {
+        self.0.get(&agent).copied().unwrap_or(0)
+    }
+
+    pub(super) fn knows(&self, agent: Agent, step: u64) -> bool {
+        self.step(agent) >= step
     }
 }
 

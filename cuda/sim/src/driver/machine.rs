@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 
 use self::memory::{Allocation, clear_host};
 use self::streams::{Event, Stream};
+use super::calls::Entry;
 use super::capture::Captures;
 use super::clock::{Agent, Clock};
 use super::codes::{Code, INVALID_CONTEXT, SUCCESS};
@@ -61,6 +62,9 @@ pub(super) struct State {
     /// The digest of each kernel; `None` inside until it has run.
     pub(super) kernels: BTreeMap<u64, Option<Result<u64, Code>>>,
     pub(super) captures: Captures,
+    /// The texts of loaded modules.
+    pub(super) modules: BTreeMap<u64, String>,
+    pub(super) functions: BTreeMap<u64, Entry>,
     pub(super) failures: Failures,
     pub(super) calls: BTreeMap<&'static str, u64>,
     pub(super) violations: Vec<String>,
@@ -100,6 +104,8 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         tokens: BTreeMap::new(),
         kernels: BTreeMap::new(),
         captures: Captures::default(),
+        modules: BTreeMap::new(),
+        functions: BTreeMap::new(),
         failures: Failures::default(),
         calls: BTreeMap::new(),
         violations: Vec::new(),
@@ -197,6 +203,8 @@ pub(super) fn start(options: RawOptions) {
     core.tokens.clear();
     core.kernels.clear();
     core.captures = Captures::default();
+    core.modules.clear();
+    core.functions.clear();
     core.failures = Failures::default();
     core.calls.clear();
     core.violations.clear();
@@ -245,6 +253,24 @@ impl State {
     fn handle(&mut self) -> u64 {
         self.next_handle += 0x10;
         self.next_handle
+    }
+
+    pub(super) fn add_graph(&mut self) -> u64 {
+        let id = self.handle();
+        self.captures.graphs.insert(id);
+        id
+    }
+
+    pub(super) fn add_module(&mut self, text: String) -> u64 {
+        let id = self.handle();
+        self.modules.insert(id, text);
+        id
+    }
+
+    pub(super) fn add_function(&mut self, entry: Entry) -> u64 {
+        let id = self.handle();
+        self.functions.insert(id, entry);
+        id
     }
 
     /// The handle of a new kernel, whose digest is not known yet.

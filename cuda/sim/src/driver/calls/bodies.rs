@@ -1,9 +1,9 @@
 //! The bodies of the calls that copy, fill, launch and measure.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 
-use super::entry::{Needs, Out, enter, stream};
-use crate::driver::codes::{Code, INVALID_VALUE};
+use super::entry::{Needs, Out, enter, target};
+use crate::driver::codes::{CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
 use crate::driver::machine::Core;
 use crate::driver::machine::memory::Space;
 use crate::driver::machine::work::{Source, Work, synchronize, wait_passed};
@@ -27,22 +27,10 @@ pub(super) fn upload(
     handle: usize,
     wait: bool,
 ) -> Result<(), Code> {
-    let stream = stream(&mut core, handle)?;
+    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
     if bytes == 0 {
         return Ok(());
     }
-    let work = upload_work(&mut core, to, from, bytes, stream)?;
-    submit(core, stream, work, wait)
-}
-
-/// Checks a copy of at least one byte from the host.
-fn upload_work(
-    core: &mut Core,
-    to: u64,
-    from: *const c_void,
-    bytes: usize,
-    stream: u64,
-) -> Result<Work, Code> {
     if from.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -56,36 +44,7 @@ fn upload_work(
     let now = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
     let source =
         if pinned { Source::Pinned { address: from as usize, then: now } } else { Source::Staged(now) };
-    Ok(Work::Upload { to, from: source })
-}
-
-/// Several copies from the host, in one call.
-pub(super) fn upload_all(
-    mut core: Core,
-    (to, from, bytes): (*const u64, *const u64, *const usize),
-    count: usize,
-    handle: usize,
-) -> Result<(), Code> {
-    // The real driver accepts neither a default stream nor an empty list.
-    if handle <= 2 || count == 0 || to.is_null() || from.is_null() || bytes.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let stream = stream(&mut core, handle)?;
-    // SAFETY: the caller guarantees `count` targets.
-    let to = unsafe { std::slice::from_raw_parts(to, count) };
-    // SAFETY: and `count` sources.
-    let from = unsafe { std::slice::from_raw_parts(from, count) };
-    // SAFETY: and `count` sizes.
-    let bytes = unsafe { std::slice::from_raw_parts(bytes, count) };
-    for ((&to, &from), &bytes) in to.iter().zip(from).zip(bytes) {
-        if bytes == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let from = std::ptr::with_exposed_provenance(from as usize);
-        let work = upload_work(&mut core, to, from, bytes, stream)?;
-        core.push(stream, work);
-    }
-    Ok(())
+    submit(core, stream, Work::Upload { to, from: source }, wait)
 }
 
 /// A copy to the host. Returns when it is done, unless the destination is page-locked and `wait` is not set.
@@ -97,7 +56,7 @@ pub(super) fn download(
     handle: usize,
     wait: bool,
 ) -> Result<(), Code> {
-    let stream = stream(&mut core, handle)?;
+    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
     if bytes == 0 {
         return Ok(());
     }
@@ -115,7 +74,7 @@ pub(super) fn download(
 
 /// A copy on the device.
 pub(super) fn copy(mut core: Core, to: u64, from: u64, bytes: usize, handle: usize) -> Result<(), Code> {
-    let stream = stream(&mut core, handle)?;
+    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
     if bytes == 0 {
         return Ok(());
     }
@@ -126,7 +85,7 @@ pub(super) fn copy(mut core: Core, to: u64, from: u64, bytes: usize, handle: usi
 }
 
 pub(super) fn set(mut core: Core, to: u64, value: u8, bytes: usize, handle: usize) -> Result<(), Code> {
-    let stream = stream(&mut core, handle)?;
+    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
     if bytes == 0 {
         return Ok(());
     }
@@ -144,10 +103,15 @@ pub(in crate::driver) fn launch(
     duration_us: u32,
 ) -> Code {
     enter("cuLaunchKernel", Needs::Context, |mut core| {
-        let stream = stream(&mut core, handle)?;
+        let stream = target(&mut core, handle)?;
+        *id = core.add_kernel();
+        let Some(stream) = stream else {
+            // Captured work does not run.
+            core.kernels.insert(*id, Some(Err(CAPTURE_UNSUPPORTED)));
+            return Ok(());
+        };
         let actor = core.step(stream);
         core.access((Space::Device, at, bytes), &actor, fill.is_some(), "kernel")?;
-        *id = core.add_kernel();
         submit(core, stream, Work::Kernel { id: *id, at, bytes, fill, duration_us }, false)
     })
 }
@@ -160,9 +124,75 @@ pub(super) fn settle(mut core: Core) -> Core {
     core
 }
 
-pub(super) fn elapsed(core: &Core, milliseconds: &Out<f32>, start: usize, end: usize) -> Result<(), Code> {
+pub(super) fn elapsed(
+    core: &mut Core,
+    milliseconds: &Out<f32>,
+    start: usize,
+    end: usize,
+) -> Result<(), Code> {
     let (start, end) = (core.passed_at(start)?, core.passed_at(end)?);
     let forth = end.saturating_duration_since(start).as_secs_f32();
     let back = start.saturating_duration_since(end).as_secs_f32();
     milliseconds.set((forth - back) * 1e3)
+}
+
+/// The entry points of PTX that this driver can run, by their names: see `cuda/kernels`.
+#[derive(Clone, Copy)]
+pub(in crate::driver) enum Entry {
+    Spin,
+    Sum,
+}
+
+/// The function of this name in a module's text.
+pub(super) fn function(core: &mut Core, module: usize, name: *const c_char) -> Result<usize, Code> {
+    let text = core.modules.get(&(module as u64)).ok_or(INVALID_HANDLE)?;
+    if name.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller gives a C string.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
+    if !text.contains(&format!(".entry {name}(")) {
+        return Err(NOT_FOUND);
+    }
+    let entry = match name {
+        "twinbuf_spin" => Entry::Spin,
+        "twinbuf_sum" => Entry::Sum,
+        _ => return Err(NOT_FOUND),
+    };
+    Ok(core.add_function(entry) as usize)
+}
+
+/// Launches a function of a module with its parameters.
+pub(super) fn launch_function(
+    mut core: Core,
+    function: usize,
+    handle: usize,
+    parameters: *const *const c_void,
+) -> Result<(), Code> {
+    let entry = *core.functions.get(&(function as u64)).ok_or(INVALID_HANDLE)?;
+    if parameters.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let parameter = |i: usize| {
+        // SAFETY: the caller gives a pointer to each parameter.
+        let at = unsafe { parameters.add(i) };
+        // SAFETY: as above.
+        let parameter = unsafe { *at };
+        // SAFETY: as above; all of them have 64 bits.
+        unsafe { parameter.cast::<u64>().read_unaligned() }
+    };
+    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
+    let actor = core.step(stream);
+    let work = match entry {
+        Entry::Spin => Work::Spin { microseconds: parameter(0) / 1000 },
+        Entry::Sum => {
+            let (from, bytes, to) = (parameter(0), parameter(1) as usize, parameter(2));
+            if bytes > 0 {
+                core.access((Space::Device, from, bytes), &actor, false, "kernel")?;
+            }
+            core.access((Space::Device, to, size_of::<u64>()), &actor, true, "kernel")?;
+            Work::Sum { from, bytes, to }
+        }
+    };
+    submit(core, stream, work, false)
 }

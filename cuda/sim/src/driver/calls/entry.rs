@@ -1,8 +1,8 @@
 //! What every call does first: count, check the context, let an injected error strike.
 
 use crate::driver::codes::{
-    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, NOT_PERMITTED,
-    NOT_SUPPORTED, STUB_LIBRARY, SUCCESS,
+    CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE,
+    NOT_INITIALIZED, NOT_PERMITTED, STUB_LIBRARY, SUCCESS,
 };
 use crate::driver::machine::{Core, count, in_function, lock};
 
@@ -98,6 +98,24 @@ pub(super) fn stream(core: &mut Core, handle: usize) -> Result<u64, Code> {
     if handle <= 2 {
         current(core)?;
     }
-    let stream = core.stream(handle)?;
-    if core.captures.holds(stream) { Err(NOT_SUPPORTED) } else { Ok(stream) }
+    core.stream(handle)
+}
+
+/// The stream of a handle, to enqueue work in. `None`: the stream is being captured, and the work with it.
+pub(super) fn target(core: &mut Core, handle: usize) -> Result<Option<u64>, Code> {
+    let stream = stream(core, handle)?;
+    match core.captures.of(stream) {
+        Some(id) => core.captures.work(id, stream).map(|()| None),
+        None => core.refuse_implicit(stream).map(|()| Some(stream)),
+    }
+}
+
+/// The stream of a handle, to wait for or to query.
+pub(super) fn waitable(core: &mut Core, handle: usize) -> Result<u64, Code> {
+    let stream = stream(core, handle)?;
+    if let Some(id) = core.captures.of(stream) {
+        core.captures.invalidate(id);
+        return Err(CAPTURE_UNSUPPORTED);
+    }
+    core.refuse_implicit(stream).map(|()| stream)
 }

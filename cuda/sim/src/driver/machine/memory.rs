@@ -135,6 +135,14 @@ impl State {
         format!("{} ({kind}, {agent})", access.what)
     }
 
+    /// An address that no other allocation has.
+    pub(in crate::driver) fn reserve_device(&mut self, bytes: usize) -> u64 {
+        let base = self.next_address;
+        // 512 is the driver's alignment. A gap follows, so that an access past the end is found.
+        self.next_address += (bytes as u64).next_multiple_of(512) + 512;
+        base
+    }
+
     pub(in crate::driver) fn allocate_device(&mut self, bytes: usize) -> Result<u64, Code> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
@@ -142,9 +150,7 @@ impl State {
         if self.live.device_bytes.saturating_add(bytes as u64) > self.options.device_bytes {
             return Err(OUT_OF_MEMORY);
         }
-        let base = self.next_address;
-        // 512 is the driver's alignment. A gap follows, so that an access past the end is found.
-        self.next_address += (bytes as u64).next_multiple_of(512) + 512;
+        let base = self.reserve_device(bytes);
         let data = Some(vec![0xCD; bytes]);
         self.device.insert(base, Allocation { base, bytes, data, freed: false, history: History::default() });
         self.live.device_allocations += 1;

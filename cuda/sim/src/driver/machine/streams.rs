@@ -6,8 +6,11 @@ use std::time::Instant;
 
 use super::work::{HostFunction, Mark, Work};
 use super::{Actor, LEGACY, OWN_STREAM, State, changed, worker};
+use crate::driver::capture::{Captured, Id};
 use crate::driver::clock::Clock;
-use crate::driver::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::driver::codes::{
+    CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY,
+};
 
 #[derive(Default)]
 pub(in crate::driver) struct Stream {
@@ -26,6 +29,8 @@ pub(in crate::driver) struct Stream {
 pub(super) struct Event {
     device: usize,
     last: Option<Arc<Mark>>,
+    /// Set if the last record was captured; `last` is then `None`.
+    captured: Option<Captured>,
     flags: u32,
 }
 
@@ -89,6 +94,40 @@ impl State {
                 _ => Err(INVALID_HANDLE),
             },
         }
+    }
+
+    /// The legacy default stream stands for every blocking stream. While one of those is being captured, its use is an
+    /// error, which invalidates the capture.
+    pub(in crate::driver) fn refuse_implicit(&mut self, stream: u64) -> Result<(), Code> {
+        let implied = self.implied(stream);
+        implied.iter().for_each(|id| self.captures.invalidate(*id));
+        if implied.is_empty() { Ok(()) } else { Err(CAPTURE_IMPLICIT) }
+    }
+
+    /// The captures of blocking streams that the legacy default stream stands for; none for every other stream.
+    pub(in crate::driver) fn implied(&mut self, stream: u64) -> Vec<Id> {
+        let device = self.at(stream).device;
+        if stream != LEGACY[device] {
+            return Vec::new();
+        }
+        let streams = &self.streams;
+        let blocking =
+            |id: u64| streams.get(&id).is_some_and(|other| other.device == device && other.blocking);
+        self.captures.among(blocking)
+    }
+
+    /// Invalidates the captures of the current context's streams: the context is to be waited for.
+    pub(in crate::driver) fn refuse_captured(&mut self) -> Result<(), Code> {
+        let (device, streams) = (self.device(), &self.streams);
+        let own = |id: u64| streams.get(&id).is_some_and(|stream| Some(stream.device) == device);
+        let captured = self.captures.among(own);
+        captured.iter().for_each(|id| self.captures.invalidate(*id));
+        if captured.is_empty() { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
+    }
+
+    /// Whether a handle names the legacy default stream of a device.
+    pub(in crate::driver) fn is_legacy(stream: u64) -> bool {
+        LEGACY.contains(&stream)
     }
 
     fn at(&mut self, stream: u64) -> &mut Stream {
@@ -179,7 +218,7 @@ impl State {
         }
         let id = self.handle();
         let device = self.device().unwrap_or(0);
-        self.events.insert(id, Event { device, last: None, flags });
+        self.events.insert(id, Event { device, last: None, captured: None, flags });
         self.live.events += 1;
         Ok(id)
     }
@@ -196,28 +235,50 @@ impl State {
         if event.device != self.at(stream).device {
             return Err(INVALID_HANDLE);
         }
-        let mark = self.record(stream);
-        self.events.get_mut(&(handle as u64)).ok_or(INVALID_HANDLE)?.last = Some(mark);
+        let (last, captured) = match self.captures.of(stream) {
+            Some(id) => (None, Some(self.captures.record(id, stream)?)),
+            None => {
+                self.refuse_implicit(stream)?;
+                (Some(self.record(stream)), None)
+            }
+        };
+        let event = self.events.get_mut(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        (event.last, event.captured) = (last, captured);
         Ok(())
     }
 
     /// Makes a stream wait for an event's last record. An event that was never recorded is no wait.
     pub(in crate::driver) fn wait_event(&mut self, stream: u64, handle: usize) -> Result<(), Code> {
-        if let Some(mark) = self.last_record(handle)? {
+        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        let (last, captured) = (event.last.clone(), event.captured.clone());
+        if captured.is_some() && Self::is_legacy(stream) {
+            // It cannot be captured.
+            let _ = self.captures.ask(captured.as_ref());
+            return Err(CAPTURE_IMPLICIT);
+        }
+        self.refuse_implicit(stream)?;
+        if !self.captures.wait(stream, captured, last.is_some())? {
+            return Ok(());
+        }
+        if let Some(mark) = last {
             self.step(stream);
             self.follow(stream, mark);
         }
         Ok(())
     }
 
-    pub(in crate::driver) fn last_record(&self, handle: usize) -> Result<Option<Arc<Mark>>, Code> {
-        Ok(self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?.last.clone())
+    /// An event's last record, to ask whether it was passed.
+    pub(in crate::driver) fn last_record(&mut self, handle: usize) -> Result<Option<Arc<Mark>>, Code> {
+        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        self.captures.ask(event.captured.as_ref())?;
+        Ok(event.last.clone())
     }
 
     /// When a timing event was passed.
-    pub(in crate::driver) fn passed_at(&self, handle: usize) -> Result<Instant, Code> {
+    pub(in crate::driver) fn passed_at(&mut self, handle: usize) -> Result<Instant, Code> {
         const DISABLE_TIMING: u32 = 2;
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        self.captures.ask(event.captured.as_ref())?;
         if event.flags & DISABLE_TIMING != 0 {
             return Err(INVALID_HANDLE);
         }

@@ -21,12 +21,48 @@ pub(in crate::driver) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// Work in a stream's queue.
 pub(in crate::driver) enum Work {
-    Upload { to: u64, from: Source },
-    Download { to: usize, from: u64, bytes: usize },
-    Copy { to: u64, from: u64, bytes: usize },
-    Set { to: u64, bytes: usize, value: u8 },
-    Kernel { id: u64, at: u64, bytes: usize, fill: Option<u8>, duration_us: u32 },
-    Host { function: HostFunction, argument: usize, step: u64, clock: Clock },
+    Upload {
+        to: u64,
+        from: Source,
+    },
+    Download {
+        to: usize,
+        from: u64,
+        bytes: usize,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+    Set {
+        to: u64,
+        bytes: usize,
+        value: u8,
+    },
+    Kernel {
+        id: u64,
+        at: u64,
+        bytes: usize,
+        fill: Option<u8>,
+        duration_us: u32,
+    },
+    /// Takes this long, and uses no memory.
+    Spin {
+        microseconds: u64,
+    },
+    /// Adds the bytes of a range to a number of 64 bits.
+    Sum {
+        from: u64,
+        bytes: usize,
+        to: u64,
+    },
+    Host {
+        function: HostFunction,
+        argument: usize,
+        step: u64,
+        clock: Clock,
+    },
     Free(u64),
     Record(Arc<Mark>),
     Wait(Arc<Mark>),

@@ -87,6 +87,13 @@ impl Worker {
                 let code = write_device(&mut core, to + at as u64, &vec![value; bytes]);
                 (core, code)
             }),
+            Work::Spin { microseconds } => {
+                if core.lost == SUCCESS {
+                    core = self.sleep(core, microseconds);
+                }
+                self.operate(core, "kernel", 1, |core, _, _| (core, SUCCESS))
+            }
+            Work::Sum { from, bytes, to } => self.sum(core, from, bytes, to),
             Work::Kernel { id, at, bytes, fill, duration_us } => {
                 let mut sum = FNV_START;
                 if core.lost == SUCCESS {
@@ -109,6 +116,23 @@ impl Worker {
                 core
             }
         }
+    }
+
+    /// Adds the bytes of a range to the number at `to`, piece by piece.
+    fn sum(&mut self, core: Core, from: u64, bytes: usize, to: u64) -> Core {
+        self.operate(core, "kernel", bytes, |mut core, at, bytes| {
+            let sum = core.bytes(from + at as u64, bytes);
+            let sum: Option<u64> = sum.map(|data| data.iter().copied().map(u64::from).sum());
+            let before = core.bytes(to, size_of::<u64>()).map(|number| number.to_vec());
+            let code = match (sum, before.and_then(|number| number.try_into().ok())) {
+                (Some(sum), Some(before)) => {
+                    let after = u64::from_le_bytes(before).wrapping_add(sum);
+                    write_device(&mut core, to, &after.to_le_bytes())
+                }
+                _ => ILLEGAL_ADDRESS,
+            };
+            (core, code)
+        })
     }
 
     fn upload(&mut self, core: Core, to: u64, from: &Source) -> Core {

@@ -1,0 +1,228 @@
+//! Captures of streams, as the CUDA driver API documents them: what each call returns, and what becomes of the capture.
+#![cfg(target_os = "linux")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "handles that live as long as their test")]
+
+mod support;
+
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use support::{BYTES, Pinned};
+use twinbuf_cuda_sim::{Options, Sim};
+
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+fn begin(stream: &CudaStream) {
+    stream.begin_capture(RELAXED).unwrap();
+}
+
+/// The end of a capture: its code.
+fn end(stream: &CudaStream) -> u32 {
+    match unsafe { result::stream::end_capture(stream.cu_stream()) } {
+        Ok(graph) => {
+            unsafe { result::graph::destroy(graph) }.unwrap();
+            0
+        }
+        Err(error) => code(Err(error)),
+    }
+}
+
+fn code(result: Result<(), DriverError>) -> u32 {
+    result.map_or_else(|DriverError(code)| code as u32, |()| 0)
+}
+
+fn is_capturing(stream: sys::CUstream) -> Result<u32, u32> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    match unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) } {
+        CUresult::CUDA_SUCCESS => Ok(status as u32),
+        code => Err(code as u32),
+    }
+}
+
+fn start() -> (Sim, Arc<CudaContext>) {
+    let sim = Sim::start(Options { delay_us: 0, ..Options::default() });
+    let ctx = CudaContext::new(0).unwrap();
+    unsafe { ctx.disable_event_tracking() };
+    (sim, ctx)
+}
+
+/// Every call on a captured stream: its code, and the code of the capture's end.
+#[test]
+fn each_call_on_a_captured_stream_returns_its_code() {
+    let (_sim, ctx) = start();
+    let captured = ctx.new_stream().unwrap();
+    let (raw, host) = (captured.cu_stream(), Pinned::new(BYTES).unwrap());
+    let device = captured.alloc_zeros::<u8>(BYTES).unwrap();
+    captured.synchronize().unwrap();
+    let address = cudarc::driver::DevicePtr::device_ptr(&device, &captured).0;
+    let (event, elsewhere) = (ctx.new_event(None).unwrap(), ctx.new_event(None).unwrap());
+    let never = ctx.new_event(None).unwrap();
+    let other = ctx.new_stream().unwrap();
+    elsewhere.record(&other).unwrap();
+    type Call<'a> = (&'a str, Box<dyn Fn() -> u32 + 'a>, u32, u32);
+    let calls: Vec<Call<'_>> = vec![
+        ("copy to the device", Box::new(|| code(host.upload(address, &captured))), 0, 0),
+        ("copy to the host", Box::new(|| code(host.download(address, &captured))), 0, 0),
+        ("memset", Box::new(|| code(unsafe { result::memset_d8_async(address, 1, BYTES, raw) })), 0, 0),
+        ("allocate", Box::new(|| code(unsafe { result::malloc_async(raw, BYTES) }.map(drop))), 0, 0),
+        (
+            "allocate and free",
+            Box::new(|| {
+                let memory = unsafe { result::malloc_async(raw, BYTES) }.unwrap();
+                code(unsafe { result::free_async(memory, raw) })
+            }),
+            0,
+            0,
+        ),
+        (
+            "free what no graph has allocated",
+            Box::new(|| code(unsafe { result::free_async(address, raw) })),
+            1,
+            0,
+        ),
+        ("record", Box::new(|| code(event.record(&captured))), 0, 0),
+        (
+            "record and ask",
+            Box::new(|| {
+                event.record(&captured).unwrap();
+                code(unsafe { result::event::query(event.cu_event()) })
+            }),
+            907,
+            901,
+        ),
+        (
+            "record and wait on the host",
+            Box::new(|| {
+                event.record(&captured).unwrap();
+                code(unsafe { result::event::synchronize(event.cu_event()) })
+            }),
+            907,
+            901,
+        ),
+        ("wait for an event from outside", Box::new(|| code(captured.wait(&elsewhere))), 905, 901),
+        ("wait for an event that was never recorded", Box::new(|| code(captured.wait(&never))), 0, 0),
+        ("synchronize", Box::new(|| code(captured.synchronize())), 900, 901),
+        ("query", Box::new(|| unsafe { sys::cuStreamQuery(raw) } as u32), 900, 901),
+        ("synchronize the context", Box::new(|| code(result::ctx::synchronize())), 900, 901),
+        ("begin again", Box::new(|| code(captured.begin_capture(RELAXED))), 401, 0),
+        ("use the legacy stream", Box::new(|| code(host.upload(address, &ctx.default_stream()))), 0, 0),
+        ("use another stream", Box::new(|| code(host.upload(address, &other))), 0, 0),
+    ];
+    for (name, call, wanted, wanted_end) in calls {
+        begin(&captured);
+        assert_eq!((call(), end(&captured)), (wanted, wanted_end), "{name}");
+        assert_eq!(is_capturing(raw), Ok(0), "{name}");
+        ctx.synchronize().unwrap(); // so that the copies of different streams have an order
+    }
+    assert_eq!(end(&captured), 401, "there is no capture to end");
+    let legacy = ctx.default_stream();
+    assert_eq!(code(legacy.begin_capture(RELAXED)), 900);
+}
+
+#[test]
+fn captured_work_does_not_run() {
+    let (sim, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let host = Pinned::new(BYTES).unwrap();
+    host.fill(sim.control(), 7);
+    let mut device = stream.alloc_zeros::<u8>(BYTES).unwrap();
+    let address = cudarc::driver::DevicePtr::device_ptr(&device, &stream).0;
+    begin(&stream);
+    host.upload(address, &stream).unwrap();
+    assert_eq!(end(&stream), 0);
+    stream.synchronize().unwrap();
+    assert_eq!(stream.clone_dtoh(&device).unwrap(), [0; BYTES]);
+    stream.memset_zeros(&mut device).unwrap();
+}
+
+#[test]
+fn a_stream_that_waits_for_a_captured_event_belongs_to_the_capture_until_its_end() {
+    let (_sim, ctx) = start();
+    let (origin, joined, third) =
+        (ctx.new_stream().unwrap(), ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+    let (fork, join) = (ctx.new_event(None).unwrap(), ctx.new_event(None).unwrap());
+    let host = Pinned::new(BYTES).unwrap();
+    let device = origin.alloc_zeros::<u8>(BYTES).unwrap();
+    origin.synchronize().unwrap();
+    let address = cudarc::driver::DevicePtr::device_ptr(&device, &origin).0;
+    let forked = || {
+        begin(&origin);
+        fork.record(&origin).unwrap();
+        joined.wait(&fork).unwrap();
+        assert_eq!(is_capturing(joined.cu_stream()), Ok(1));
+        host.upload(address, &joined).unwrap();
+    };
+    forked();
+    assert_eq!(end(&joined), 903, "begun on another stream");
+    join.record(&joined).unwrap();
+    origin.wait(&join).unwrap();
+    assert_eq!(end(&origin), 0);
+    assert_eq!(is_capturing(joined.cu_stream()), Ok(0));
+    // A captured event stays one after the end.
+    assert_eq!(code(third.wait(&fork)), 907);
+    assert_eq!(code(unsafe { result::event::query(fork.cu_event()) }), 907);
+    fork.record(&third).unwrap();
+    fork.synchronize().unwrap();
+
+    forked();
+    assert_eq!(end(&origin), 904, "the work of the other stream was not joined");
+
+    forked();
+    begin(&third);
+    assert_eq!(code(third.wait(&fork)), 902);
+    assert_eq!((is_capturing(third.cu_stream()), is_capturing(joined.cu_stream())), (Ok(2), Ok(2)));
+    assert_eq!(code(host.upload(address, &joined)), 901);
+    assert_eq!((end(&third), end(&origin)), (901, 901));
+}
+
+#[test]
+fn a_capture_is_ended_by_its_thread_unless_it_is_relaxed() {
+    let (_sim, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    for (mode, elsewhere) in [
+        (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL, 908),
+        (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, 908),
+        (RELAXED, 0),
+    ] {
+        stream.begin_capture(mode).unwrap();
+        let other = std::thread::scope(|scope| {
+            let end = || {
+                ctx.bind_to_thread().unwrap();
+                end(&stream)
+            };
+            scope.spawn(end).join().unwrap()
+        });
+        assert_eq!(other, elsewhere, "{mode:?}");
+        assert_eq!(end(&stream), if other == 0 { 401 } else { 0 }, "{mode:?}");
+    }
+}
+
+/// Streams of cudarc are non-blocking; this one is not.
+#[test]
+fn the_legacy_stream_is_unusable_while_a_blocking_stream_is_captured() {
+    let (_sim, ctx) = start();
+    let mut raw = null_mut();
+    unsafe { sys::cuStreamCreate(&raw mut raw, 0) }.result().unwrap();
+    let begin = || unsafe { sys::cuStreamBeginCapture_v2(raw, RELAXED) }.result().unwrap();
+    let end = || {
+        let mut graph = null_mut();
+        unsafe { sys::cuStreamEndCapture(raw, &raw mut graph) as u32 }
+    };
+    let event = ctx.new_event(None).unwrap();
+    begin();
+    assert_eq!(is_capturing(null_mut()), Err(906));
+    assert_eq!((is_capturing(raw), end()), (Ok(1), 0), "asking is harmless");
+    let calls: [&dyn Fn() -> u32; 3] = [
+        &|| code(event.record(&ctx.default_stream())),
+        &|| code(ctx.default_stream().synchronize()),
+        &|| code(ctx.default_stream().wait(&event)),
+    ];
+    for call in calls {
+        begin();
+        assert_eq!((call(), end()), (906, 901));
+    }
+    assert_eq!(is_capturing(null_mut()), Ok(0));
+    unsafe { sys::cuStreamDestroy_v2(raw) }.result().unwrap();
+}

@@ -1,0 +1,251 @@
+//! Captures of streams into graphs: each call of the API while a stream is being captured, in every mode. The capture is
+//! never broken, and the uploader works afterwards.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use common::{BYTES, bytes, commit, must_end, start};
+use cudarc::driver::sys::CUstreamCaptureMode::{
+    self, CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
+};
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader};
+use twinbuf_cuda_sim::{Control, Options, Sim};
+
+const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
+const HELD: Error = Error::SlotHeld { device_depth: 2 };
+
+/// Ends a capture, which nothing has broken.
+#[track_caller]
+fn end(captured: sys::CUstream) {
+    // SAFETY: the stream exists.
+    let graph = unsafe { result::stream::end_capture(captured) }.expect("the capture is broken");
+    // SAFETY: it exists, and this is its end.
+    unsafe { result::graph::destroy(graph) }.unwrap();
+}
+
+/// An uploader with two batches in its device slots, 1 and 2, and a stream that is being captured.
+struct Scene {
+    control: Control,
+    ctx: Arc<CudaContext>,
+    captured: Arc<CudaStream>,
+    /// Not captured.
+    other: Arc<CudaStream>,
+    /// `None` after the end.
+    slots: Option<HostSlots<u64>>,
+    batches: Option<DeviceBatches<u64>>,
+}
+
+impl Scene {
+    fn lease(&mut self) -> Lease<u64> {
+        self.batches.as_mut().unwrap().recv().unwrap().unwrap()
+    }
+
+    fn commit(&mut self, value: u8) {
+        commit(self.slots.as_mut().unwrap(), BYTES, value).unwrap();
+    }
+}
+
+/// Each call of the API.
+const CALLS: [(&str, fn(&mut Scene)); 13] = [
+    ("context", |_| drop(twinbuf_cuda::context(0).unwrap())),
+    ("build and drop", |scene| {
+        let uploader = Uploader::new(&scene.ctx, BYTES).times(true).chunk_bytes(BYTES / 4);
+        drop(uploader.build::<()>().unwrap());
+    }),
+    ("acquire and commit", |scene| {
+        drop(scene.lease());
+        scene.commit(3);
+    }),
+    ("flush and drop", |scene| {
+        drop(scene.lease());
+        let mut slot = scene.slots.as_mut().unwrap().acquire().unwrap();
+        slot.flush(BYTES / 2).unwrap();
+    }),
+    ("try_recv and poll_recv", |scene| {
+        let batches = scene.batches.as_mut().unwrap();
+        while matches!(batches.try_recv(), Err(Error::Empty)) {
+            std::thread::yield_now();
+        }
+        let _ = batches.poll_recv(&mut Context::from_waker(Waker::noop()));
+    }),
+    ("on and on_range", |scene| {
+        let (lease, captured) = (scene.lease(), &scene.captured);
+        assert_eq!(lease.on::<u8>(captured).unwrap_err(), Error::Captured);
+        assert_eq!(lease.on_range::<u8>(0..4, captured).unwrap_err(), Error::Captured);
+        lease.on::<u8>(&scene.other).unwrap();
+    }),
+    ("on_raw", |scene| {
+        // SAFETY: refused.
+        assert_eq!(unsafe { scene.lease().on_raw(scene.captured.cu_stream()) }, Err(Error::Captured));
+    }),
+    ("into_owned", |scene| {
+        assert_eq!(scene.lease().into_owned::<u8>(&scene.captured).unwrap_err(), Error::Captured);
+        drop(scene.lease().into_owned::<u8>(&scene.other).unwrap());
+    }),
+    ("is_copied, copied and wait_copied", |scene| {
+        let lease = scene.lease();
+        assert!(lease.wait_copied().unwrap().is_some());
+        assert!(lease.is_copied().unwrap() && lease.copied().unwrap().is_some());
+    }),
+    ("a copy of a view's on the captured stream", |scene| {
+        let lease = scene.lease();
+        let view = lease.on::<u8>(&scene.other).unwrap();
+        // The address that cudarc's copies ask for: none, which the driver refuses.
+        assert_eq!(cudarc::driver::DevicePtr::device_ptr(&view, &scene.captured).0, 0);
+    }),
+    ("drop of a lease used elsewhere", |scene| {
+        scene.lease().on::<u8>(&scene.other).unwrap();
+    }),
+    ("drop of both sides", |scene| drop((scene.slots.take(), scene.batches.take()))),
+    ("finish", |scene| {
+        scene.slots.take().unwrap().finish();
+        let mut batches = scene.batches.take().unwrap();
+        while batches.recv().unwrap().is_some() {}
+    }),
+];
+
+#[test]
+fn each_call_leaves_a_capture_alone_and_the_uploader_works_afterwards() {
+    must_end(|| {
+        let ways = MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]);
+        for ((mode, overlap), (name, call)) in ways.flat_map(|way| CALLS.map(|call| (way, call))) {
+            let (sim, ctx) = start(1, false);
+            let (captured, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+            let uploader = Uploader::new(&ctx, BYTES).overlap(overlap).times(true).chunk_bytes(BYTES / 4);
+            let (slots, batches) = uploader.build().unwrap();
+            let (slots, batches) = (Some(slots), Some(batches));
+            let control = sim.control();
+            let mut scene = Scene { control, ctx: ctx.clone(), captured, other, slots, batches };
+            scene.commit(1);
+            scene.commit(2);
+            scene.captured.begin_capture(mode).unwrap();
+            call(&mut scene);
+            end(scene.captured.cu_stream());
+            let Scene { captured, slots: Some(mut slots), batches: Some(mut batches), .. } = scene else {
+                continue;
+            };
+            for value in 10..20 {
+                let mut free = || loop {
+                    match commit(&mut slots, BYTES, value) {
+                        Err(HELD) => drop(batches.recv().unwrap().unwrap()),
+                        committed => break committed.unwrap(),
+                    }
+                };
+                free();
+                loop {
+                    let batch = batches.recv().unwrap().unwrap();
+                    let found = *batch.meta();
+                    assert_eq!(bytes(&batch, &captured), [found as u8; BYTES], "{name}, {mode:?}");
+                    if found == u64::from(value) {
+                        break;
+                    }
+                }
+            }
+            assert_eq!(scene.control.violations(), [""; 0], "{name}, {mode:?}");
+        }
+    });
+}
+
+/// The slot is released by the first receive after the capture, behind the work that was enqueued before the capture.
+#[test]
+fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
+    must_end(|| {
+        let ways = MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]);
+        for ((mode, overlap), raw) in ways.flat_map(|way| [(way, false), (way, true)]) {
+            let sim = Sim::start(Options { delay_us: 20, ..Options::default() });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+            let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
+            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
+            for round in 0..5 {
+                let value = 3 * round + 1;
+                commit(&mut slots, BYTES, value).unwrap();
+                let lease = batches.recv().unwrap().unwrap();
+                if raw {
+                    // SAFETY: the stream outlives the uploader.
+                    unsafe { lease.on_raw(stream.cu_stream()) }.unwrap();
+                }
+                stream.memcpy_dtod(&lease.on::<u8>(&stream).unwrap(), &mut copy).unwrap();
+                stream.begin_capture(mode).unwrap();
+                drop(lease);
+                commit(&mut slots, BYTES, value + 1).unwrap();
+                assert_eq!(*batches.recv().unwrap().unwrap().meta(), u64::from(value) + 1);
+                // The turn of the slot that is held.
+                if overlap {
+                    commit(&mut slots, BYTES, value + 2).unwrap();
+                } else {
+                    assert_eq!(commit(&mut slots, BYTES, value + 2).unwrap_err(), HELD);
+                }
+                assert_eq!(batches.recv().unwrap_err(), HELD);
+                end(stream.cu_stream());
+                if !overlap {
+                    commit(&mut slots, BYTES, value + 2).unwrap();
+                }
+                assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &other), [value + 2; BYTES]);
+                assert_eq!(stream.clone_dtoh(&copy).unwrap(), [value; BYTES], "{mode:?}, overlap {overlap}");
+            }
+            drop((slots, batches));
+            assert_eq!(sim.violations(), [""; 0]);
+        }
+    });
+}
+
+/// The default stream depends on every blocking stream: while one is being captured, no event can be recorded on it.
+#[test]
+fn a_lease_used_on_the_default_stream_waits_for_the_end_of_a_blocking_streams_capture() {
+    must_end(|| {
+        let (_sim, ctx) = start(1, false);
+        let (legacy, other) = (ctx.default_stream(), ctx.new_stream().unwrap());
+        let mut blocking = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for the call.
+        unsafe { sys::cuStreamCreate(&raw mut blocking, 0) }.result().unwrap();
+        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).build().unwrap();
+        commit(&mut slots, BYTES, 1).unwrap();
+        let lease = batches.recv().unwrap().unwrap();
+        lease.on::<u8>(&legacy).unwrap();
+        // SAFETY: the stream exists.
+        unsafe { sys::cuStreamBeginCapture_v2(blocking, GLOBAL) }.result().unwrap();
+        assert_eq!(lease.on::<u8>(&legacy).unwrap_err(), Error::Captured);
+        drop(lease);
+        end(blocking);
+        for value in 2..10 {
+            commit(&mut slots, BYTES, value).unwrap();
+            assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &other), [value; BYTES]);
+        }
+        // SAFETY: created above.
+        unsafe { sys::cuStreamDestroy_v2(blocking) }.result().unwrap();
+    });
+}
+
+#[test]
+fn memory_that_a_captured_stream_may_still_use_is_leaked_and_the_rest_is_freed() {
+    must_end(|| {
+        for (overlap, pools) in [(true, true), (true, false), (false, true), (false, false)] {
+            let sim = Sim::start(Options { delay_us: 0, pools, ..Options::default() });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            // SAFETY: nothing here relies on it.
+            unsafe { ctx.disable_event_tracking() };
+            let stream = ctx.new_stream().unwrap();
+            let before = sim.live().leaked();
+            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
+            commit(&mut slots, BYTES, 1).unwrap();
+            let lease = batches.recv().unwrap().unwrap();
+            lease.on::<u8>(&stream).unwrap();
+            stream.begin_capture(GLOBAL).unwrap();
+            drop((slots, batches, lease));
+            end(stream.cu_stream());
+            let mut after = sim.live().leaked();
+            if !sim.is_real() {
+                assert_eq!(after.device_allocations, before.device_allocations + 1);
+                assert_eq!(after.device_bytes, before.device_bytes + BYTES as u64);
+            }
+            (after.device_allocations, after.device_bytes) = (before.device_allocations, before.device_bytes);
+            assert_eq!(after, before);
+        }
+    });
+}
