@@ -83,14 +83,15 @@ pub(crate) struct BesideCaptures {
 impl BesideCaptures {
     /// `None` if the driver refuses. Copies need the mode only during a capture, and their own calls fail then.
     pub(crate) fn enter() -> Option<Self> {
-        let before = exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
-        Some(Self { before, _here: PhantomData })
+        let relaxed = || exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        // Twice, because the first call may have returned an error of earlier work.
+        Some(Self { before: relaxed().or_else(relaxed)?, _here: PhantomData })
     }
 }
 
 impl Drop for BesideCaptures {
     fn drop(&mut self) {
-        // Twice, because the first call may have returned an error of earlier work.
+        // Twice, as above.
         let _ = exchange(self.before).or_else(|| exchange(self.before));
     }
 }

@@ -102,7 +102,11 @@ impl<M: 'static> HostSlots<M> {
     /// Ends the data: the other side receives what was committed, then `None`.
     pub fn finish(self) {
         match self.side {
-            Side::Ahead(ring, _) => ring.finish(),
+            Side::Ahead(ring, reserved) => {
+                // Those of a slot that was forgotten: the end comes after them.
+                drop(reserved);
+                ring.finish();
+            }
             Side::ByHand(by_hand) => by_hand.finish(),
         }
     }

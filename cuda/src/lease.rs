@@ -147,6 +147,8 @@ impl<M: 'static> Lease<M> {
             return Err(Error::Option { option: "self", wanted, found });
         }
         let _current = Current::enter(&self.shared.ctx)?;
+        // Without memory pools the allocation is not a stream's, and could break a capture.
+        let _beside = BesideCaptures::enter();
         // SAFETY: the copy below fills it before it is returned.
         let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
         check("cuMemcpyDtoDAsync", stream.memcpy_dtod(&view, &mut owned))?;

@@ -181,9 +181,13 @@ impl<M> DeviceBuf<M> {
             return true;
         }
         let bound = Current::enter(self.context());
-        // If the driver does not tell, the record below has an error too.
-        // SAFETY: the caller of `use_on` guarantees that the stream still exists.
-        if uses.streams.iter().any(|used| unsafe { cu::is_captured(used.stream) } == Ok(true)) {
+        let is_captured = |used: &UsedOn| {
+            // SAFETY: the caller of `use_on` guarantees that the stream still exists.
+            let once = || unsafe { cu::is_captured(used.stream) };
+            // Twice, because the first call may return an error of earlier work.
+            once().or_else(|_| once()) == Ok(true)
+        };
+        if uses.streams.iter().any(is_captured) {
             return false;
         }
         uses.recorded = uses.streams.len();

@@ -305,6 +305,72 @@ fn a_panic_in_on_copied_ends_both_sides() {
 }
 
 #[test]
+fn a_panic_in_on_copied_by_hand_ends_both_sides() {
+    must_end(|| {
+        let (_sim, ctx) = start(1, false);
+        let build = Uploader::new(&ctx, BYTES).on_copied(|copy| assert!(copy.seq < 2, "on purpose"));
+        let (mut slots, mut batches) = build.overlap(false).build::<u64>().unwrap();
+        let mut committed = 0;
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            loop {
+                commit(&mut slots, BYTES, 1).unwrap();
+                committed += 1;
+                drop(batches.recv().unwrap().unwrap());
+            }
+        }));
+        panicked.unwrap_err();
+        assert_eq!(committed, 4, "as many batches late as there are slots");
+        assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
+        assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
+    });
+}
+
+/// A device slot's events are recorded again for its next batch, so its times are taken before.
+#[test]
+fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots() {
+    must_end(|| {
+        for (host_depth, device_depth) in [(8, 1), (8, 3), (3, 2), (1, 8)] {
+            let _sim = Sim::start(Options { delay_us: 20, ..Options::default() });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            let times = Arc::new(Mutex::new(Vec::new()));
+            let log = times.clone();
+            let build = Uploader::new(&ctx, BYTES).host_depth(host_depth).device_depth(device_depth);
+            let build = build.on_copied(move |copy| log.lock().unwrap().push((copy.seq, copy.time.start)));
+            let (mut slots, mut batches) = build.build::<u64>().unwrap();
+            let reader = thread::spawn(move || {
+                (0..200).for_each(|_| commit(&mut slots, BYTES, 1).unwrap());
+                slots.finish();
+            });
+            while batches.recv().unwrap().is_some() {}
+            reader.join().unwrap();
+            drop(batches);
+            let times = times.lock().unwrap();
+            assert!(times.iter().map(|(seq, _)| *seq).eq(0..200));
+            let equal = times.windows(2).find(|pair| pair[0].1 >= pair[1].1);
+            assert_eq!(equal, None, "host depth {host_depth}, device depth {device_depth}");
+        }
+    });
+}
+
+#[test]
+fn host_slots_begin_with_zeros_and_are_cached_unless_asked_otherwise() {
+    let (sim, ctx) = start(1, false);
+    for write_combined in [false, true] {
+        let build = Uploader::new(&ctx, BYTES).write_combined(write_combined);
+        let (mut slots, _batches) = build.build::<()>().unwrap();
+        let slot = slots.acquire().unwrap();
+        assert_eq!(slot[..], [0; BYTES]);
+        let (at, mut flags) = (slot.as_ptr().cast_mut().cast(), 0);
+        ctx.bind_to_thread().unwrap();
+        // SAFETY: the pointer is valid for the call; the driver has allocated the slot.
+        unsafe { sys::cuMemHostGetFlags(&raw mut flags, at) }.result().unwrap();
+        if !sim.is_real() {
+            assert_eq!(flags & sys::CU_MEMHOSTALLOC_WRITECOMBINED != 0, write_combined);
+        }
+    }
+}
+
+#[test]
 fn on_copied_may_make_another_context_current() {
     must_end(|| {
         for overlap in [true, false] {

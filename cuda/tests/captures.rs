@@ -1,6 +1,7 @@
 //! Captures of streams into graphs: each call of the API while a stream is being captured, in every mode. The capture is
 //! never broken, and the uploader works afterwards.
 #![cfg(target_os = "linux")]
+#![allow(clippy::cast_possible_truncation)] // of small counts
 
 mod common;
 
@@ -50,8 +51,10 @@ impl Scene {
     }
 }
 
+type Call = fn(&mut Scene);
+
 /// Each call of the API.
-const CALLS: [(&str, fn(&mut Scene)); 13] = [
+const CALLS: [(&str, Call); 13] = [
     ("context", |_| drop(twinbuf_cuda::context(0).unwrap())),
     ("build and drop", |scene| {
         let uploader = Uploader::new(&scene.ctx, BYTES).times(true).chunk_bytes(BYTES / 4);
@@ -125,6 +128,10 @@ fn each_call_leaves_a_capture_alone_and_the_uploader_works_afterwards() {
             scene.commit(2);
             scene.captured.begin_capture(mode).unwrap();
             call(&mut scene);
+            let mut own = GLOBAL;
+            // SAFETY: the pointer is valid for the call.
+            unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut own) }.result().unwrap();
+            assert_eq!(own, GLOBAL, "{name} has left its own mode behind");
             end(scene.captured.cu_stream());
             let Scene { captured, slots: Some(mut slots), batches: Some(mut batches), .. } = scene else {
                 continue;

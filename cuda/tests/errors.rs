@@ -306,3 +306,28 @@ fn a_use_that_was_neither_recorded_nor_waited_for_ends_the_uploader() {
     assert_eq!(commit(4).unwrap_err(), error);
     assert_eq!(batches.recv().unwrap_err(), error);
 }
+
+/// A copy may still read the slots of an uploader whose stream cannot be waited for.
+#[test]
+fn host_slots_whose_copies_cannot_be_waited_for_are_leaked() {
+    must_end(|| {
+        for overlap in [false, true] {
+            let (sim, ctx) = start(1, false);
+            if sim.is_real() {
+                return;
+            }
+            let before = sim.live().leaked();
+            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build::<u8>().unwrap();
+            let held = sim.hold(0); // no copy completes
+            slots.acquire().unwrap().commit(BYTES, 1).unwrap();
+            drop(batches.recv().unwrap().unwrap());
+            for call in ["cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery"] {
+                sim.inject(Failure::api(call, 1, LAUNCH_FAILED).times(u64::MAX));
+            }
+            drop((slots, batches));
+            let leaked = left(&sim, before).host_allocations;
+            drop(held);
+            assert_eq!(leaked, 2, "overlap {overlap}");
+        }
+    });
+}

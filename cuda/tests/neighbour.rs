@@ -163,6 +163,8 @@ fn the_callers_current_context_stays_what_it_was() {
             let (_sim, ctx) = start(1, false);
             let stream = ctx.new_stream().unwrap();
             leave_context();
+            drop(twinbuf_cuda::context(0).unwrap());
+            assert_no_context("context");
             let (mut slots, mut batches) = uploader(&ctx, overlap);
             assert_no_context("build");
             for value in 0..6 {
@@ -223,6 +225,40 @@ fn the_whole_life_of_an_uploader_leaves_captures_on_other_threads_alone() {
             sim.drain();
             assert_eq!(sim.live().leaked(), before);
         }
+    });
+}
+
+/// Waits for its channel, on the device.
+extern "C" fn wait_there(channel: *mut std::ffi::c_void) {
+    // SAFETY: the test below passes a receiver that outlives the call.
+    let channel = unsafe { &*channel.cast::<mpsc::Receiver<()>>() };
+    let _ = channel.recv();
+}
+
+#[test]
+fn copies_do_not_wait_for_the_default_stream() {
+    must_end(|| {
+        let (sim, ctx) = start(1, false);
+        if sim.is_real() {
+            return; // host functions of a real driver may share a thread
+        }
+        let (stream, (end, mut channel)) = (ctx.default_stream(), mpsc::channel::<()>());
+        let (mut slots, mut batches) = uploader(&ctx, true);
+        ctx.bind_to_thread().unwrap();
+        // SAFETY: the receiver outlives the stream's work.
+        unsafe {
+            result::stream::launch_host_function(stream.cu_stream(), wait_there, (&raw mut channel).cast())
+        }
+        .unwrap();
+        commit(&mut slots, 1).unwrap();
+        let batch = batches.recv().unwrap().unwrap();
+        let looked = Instant::now();
+        while !batch.is_copied().unwrap() {
+            assert!(looked.elapsed() < MANY_TIMES, "the copy waits for work on the default stream");
+            thread::yield_now();
+        }
+        drop(end);
+        stream.synchronize().unwrap();
     });
 }
 

@@ -263,3 +263,29 @@ fn a_slot_dropped_half_way_while_an_earlier_copy_runs_is_followed_by_the_next_ba
         }
     });
 }
+
+#[test]
+fn a_slot_that_is_forgotten_after_a_flush_is_free_again_when_its_copy_is_done() {
+    must_end(|| {
+        for (overlap, depth) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
+            let sim = Sim::start(Options { delay_us: 20, ..Options::default() });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            let stream = ctx.new_stream().unwrap();
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap);
+            let (mut slots, mut batches) = build.host_depth(depth).device_depth(2).build::<u8>().unwrap();
+            for value in 1..20 {
+                let mut slot = slots.acquire().unwrap();
+                slot.fill(99);
+                slot.flush(CHUNK).unwrap();
+                std::mem::forget(slot);
+                let mut slot = slots.acquire().unwrap();
+                sim.host_write(&raw const slot[..]);
+                slot.fill(value);
+                slot.commit(BYTES, value).unwrap();
+                assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [value; BYTES]);
+            }
+            drop((slots, batches));
+            assert_eq!(sim.violations(), [""; 0], "overlap {overlap}, depth {depth}");
+        }
+    });
+}

@@ -47,7 +47,7 @@ impl<M: 'static> ByHand<M> {
             Some(Ok(_)) => {}
             Some(Err(TryAcquireError::Full)) => return Err(Error::SlotHeld { device_depth }),
             Some(Err(TryAcquireError::Closed)) => return Err(Error::Closed),
-            None => return Err(self.fate.get().cloned().unwrap_or(Error::Closed)),
+            None => return Err(self.end()),
         }
         if !self.copies.is_full() {
             return Ok(());
@@ -72,9 +72,8 @@ impl<M: 'static> ByHand<M> {
 
     /// Issues the copy of that slot's piece. If it is the batch's last, hands the batch over.
     pub(crate) fn part(&mut self) -> Result<(), Error> {
-        let Some(Ok(mut slot)) = self.device.as_mut().map(Producer::try_acquire) else {
-            return Err(Error::Closed);
-        };
+        let Some(device) = &mut self.device else { return Err(self.end()) };
+        let Ok(mut slot) = device.try_acquire() else { return Err(Error::Closed) };
         let (copies, host) = (&mut self.copies, &mut self.slots[self.turn]);
         // This may be another thread than `acquire`'s, or have another current context.
         let issued = Current::enter(copies.stream.context()).and_then(|_current| {
@@ -122,6 +121,11 @@ impl<M: 'static> ByHand<M> {
             Err(error) => drop(self.fail(error)),
         }
         drop(beside);
+    }
+
+    /// Why the uploader has ended.
+    fn end(&self) -> Error {
+        self.fate.get().cloned().unwrap_or(Error::Closed)
     }
 
     fn fail(&mut self, error: Error) -> Error {

@@ -305,12 +305,16 @@ calls! {
         if flags > 7 {
             return Err(INVALID_VALUE);
         }
-        let allocated = core.allocate_host(bytes)?;
+        let allocated = core.allocate_host(bytes, flags)?;
         address.set(allocated as usize)
     };
     fn cuMemAllocHost_v2(address: Out<usize>, bytes: usize) Context |mut core| {
-        let allocated = core.allocate_host(bytes)?;
+        let allocated = core.allocate_host(bytes, 0)?;
         address.set(allocated as usize)
+    };
+    fn cuMemHostGetFlags(flags: Out<c_uint>, address: usize) Context |mut core| {
+        let found = core.host_flags(address).ok_or(INVALID_VALUE)?;
+        flags.set(found)
     };
     fn cuMemFreeHost(address: usize) Return |mut core| {
         current(&core)?;

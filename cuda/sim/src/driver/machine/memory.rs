@@ -17,6 +17,8 @@ const MOST_VIOLATIONS: usize = 64;
 pub(in crate::driver) struct Allocation {
     base: u64,
     bytes: usize,
+    /// `CU_MEMHOSTALLOC_*` of host memory.
+    flags: u32,
     /// The contents of device memory, until the free has run.
     pub(in crate::driver) data: Option<Vec<u8>>,
     /// Whether its free was called.
@@ -152,14 +154,20 @@ impl State {
         }
         let base = self.reserve_device(bytes);
         let data = Some(vec![0xCD; bytes]);
-        self.device.insert(base, Allocation { base, bytes, data, freed: false, history: History::default() });
+        let history = History::default();
+        self.device.insert(base, Allocation { base, bytes, flags: 0, data, freed: false, history });
         self.live.device_allocations += 1;
         self.live.device_bytes += bytes as u64;
         self.live.peak_device_bytes = self.live.peak_device_bytes.max(self.live.device_bytes);
         Ok(base)
     }
 
-    pub(in crate::driver) fn allocate_host(&mut self, bytes: usize) -> Result<u64, Code> {
+    /// The flags of the page-locked memory that contains this address.
+    pub(in crate::driver) fn host_flags(&mut self, address: usize) -> Option<u32> {
+        self.holder(Space::Host, address as u64, 1).map(|allocation| allocation.flags)
+    }
+
+    pub(in crate::driver) fn allocate_host(&mut self, bytes: usize, flags: u32) -> Result<u64, Code> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
@@ -175,8 +183,8 @@ impl State {
         // SAFETY: just allocated with this size.
         unsafe { memory.write_bytes(0xA5, bytes) };
         let base = memory as u64;
-        self.host
-            .insert(base, Allocation { base, bytes, data: None, freed: false, history: History::default() });
+        let history = History::default();
+        self.host.insert(base, Allocation { base, bytes, flags, data: None, freed: false, history });
         self.live.host_allocations += 1;
         self.live.host_bytes = total;
         self.live.peak_host_bytes = self.live.peak_host_bytes.max(total);

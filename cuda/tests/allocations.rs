@@ -1,0 +1,69 @@
+//! No batch costs memory: after the first ten, nothing is allocated, whole or in chunks, on any thread.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{must_end, start};
+use twinbuf_cuda::Uploader;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// The system's allocator, counted. The software driver has its own, which is not.
+struct Counted;
+
+// SAFETY: passes every call on.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) };
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
+
+#[test]
+fn nothing_is_allocated_per_batch() {
+    const BYTES: usize = 64 * 64;
+    const BATCHES: u64 = 200;
+    must_end(|| {
+        for (overlap, chunk, times) in [true, false]
+            .into_iter()
+            .flat_map(|overlap| [(overlap, BYTES, false), (overlap, 64, false), (overlap, 64, true)])
+        {
+            let (_sim, ctx) = start(1, false);
+            let stream = ctx.new_stream().unwrap();
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(chunk).overlap(overlap).times(times);
+            let (mut slots, mut batches) = build.build::<u64>().unwrap();
+            let mut round = |value: u64| {
+                let mut slot = slots.acquire().unwrap();
+                for chunks in 1..64 {
+                    slot.flush(64 * chunks).unwrap();
+                }
+                slot.commit(BYTES, value).unwrap();
+                let batch = batches.recv().unwrap().unwrap();
+                let view = batch.on::<f32>(&stream).unwrap();
+                assert_eq!(view.slice(4..8).unwrap().len(), 4);
+                batch.wait_copied().unwrap();
+            };
+            (0..10).for_each(&mut round);
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            (0..BATCHES).for_each(&mut round);
+            let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            let chunks = BYTES / chunk;
+            println!(
+                "overlap {overlap}, {chunks} chunks, times {times}: {made} allocations in {BATCHES} batches"
+            );
+            assert_eq!(made, 0);
+        }
+    });
+}

@@ -1,0 +1,629 @@
+//! Random calls of the public API in random order, on the software driver, against one model: what each call returns,
+//! which bytes each use finds, no access without an order, nothing lost, nothing left behind.
+//!
+//! `TWINBUF_FUZZ_CASES=3000 cargo test --release -p twinbuf-cuda --test fuzz` for a long run.
+#![cfg(target_os = "linux")]
+#![allow(clippy::cast_possible_truncation)] // of small counts
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use common::{copy_threads, must_end};
+use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader, lent};
+use twinbuf_cuda_sim::{Control, Failure, Kernel, Options, Sim, checksum_of};
+
+const BYTES: usize = 448;
+const LAUNCH_FAILED: u32 = 719;
+
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    seed: u64,
+    host_depth: usize,
+    device_depth: usize,
+    chunks: usize,
+    overlap: bool,
+    lent: bool,
+    times: bool,
+    pools: bool,
+    delay_us: u32,
+}
+
+fn setup() -> impl Strategy<Value = Setup> {
+    let sizes = (any::<u64>(), 1..=8_usize, 1..=8_usize, prop::sample::select(vec![1, 2, 4, 7]));
+    let ways =
+        (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), prop::sample::select(vec![0, 20]));
+    (sizes, ways).prop_map(
+        |((seed, host_depth, device_depth, chunks), (overlap, lent, times, pools, delay_us))| Setup {
+            seed,
+            host_depth,
+            device_depth,
+            chunks,
+            overlap,
+            lent,
+            times,
+            pools,
+            delay_us,
+        },
+    )
+}
+
+/// What becomes of a slot after its flushes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Then {
+    Commit,
+    Drop,
+    Forget,
+}
+
+/// One call. Leases are chosen by a number, modulo how many there are.
+#[derive(Clone, Debug)]
+enum Call {
+    Fill {
+        flushes: Vec<usize>,
+        len: usize,
+        then: Then,
+    },
+    Receive(u8),
+    /// On one of the streams.
+    Use(usize, usize),
+    UseRaw(usize, usize),
+    Own(usize, usize),
+    Ask(usize),
+    Release(usize),
+    Leak(usize),
+    Begin(usize, u8),
+    End(usize),
+    /// No context is current.
+    Leave,
+    /// The so-manieth driver call from now on fails.
+    Fail(u64),
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let then = prop_oneof![8 => Just(Then::Commit), 1 => Just(Then::Drop), 1 => Just(Then::Forget)];
+    let fill = (prop::collection::vec(0..=BYTES, 0..3), 0..=BYTES, then);
+    prop_oneof![
+        12 => fill.prop_map(|(flushes, len, then)| Call::Fill { flushes, len, then }),
+        12 => (0..3_u8).prop_map(Call::Receive),
+        8 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::Use(lease, stream)),
+        2 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::UseRaw(lease, stream)),
+        2 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::Own(lease, stream)),
+        2 => (0..8_usize).prop_map(Call::Ask),
+        10 => (0..8_usize).prop_map(Call::Release),
+        1 => (0..8_usize).prop_map(Call::Leak),
+        2 => (0..2_usize, 0..3_u8).prop_map(|(stream, mode)| Call::Begin(stream, mode)),
+        3 => (0..2_usize).prop_map(Call::End),
+        1 => Just(Call::Leave),
+        1 => (1..40_u64).prop_map(Call::Fail),
+    ]
+}
+
+/// How a run ends.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Finish,
+    DropSlots,
+    DropBatches,
+}
+
+/// A batch, by its number.
+#[derive(Clone)]
+struct Batch {
+    bytes: Vec<u8>,
+    /// Streams whose use its lease's drop has to record.
+    uses: BTreeSet<usize>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Committed,
+    Leased,
+    /// Dropped while a stream was captured.
+    Captured,
+    Released,
+}
+
+/// What one turn of the host slots became, for the copy thread: a batch, or a dropped slot of which some was flushed, or
+/// none was.
+#[derive(Clone, Copy, PartialEq)]
+enum Turn {
+    Batch,
+    Flushed,
+    Nothing,
+}
+
+/// The model: what is where.
+struct Model {
+    setup: Setup,
+    batches: Vec<Batch>,
+    received: usize,
+    turns: Vec<Turn>,
+    /// Whether each stream is being captured: two that are not blocking, and the default stream, while a blocking one is.
+    captured: [bool; 3],
+    failing: bool,
+    /// The uploader has ended by an injected error.
+    ended: bool,
+    leaked: bool,
+}
+
+impl Model {
+    /// Whether the device slot of a batch is free for it.
+    fn is_free(&self, seq: usize) -> bool {
+        let before = seq.checked_sub(self.setup.device_depth);
+        before
+            .is_none_or(|before| self.batches.get(before).is_some_and(|batch| batch.state == State::Released))
+    }
+
+    /// How many turns the copy thread has taken, or will take without another call.
+    fn taken(&self) -> usize {
+        let mut seq = 0;
+        for (i, turn) in self.turns.iter().enumerate() {
+            if *turn != Turn::Nothing && !self.is_free(seq) {
+                return i;
+            }
+            seq += usize::from(*turn == Turn::Batch);
+        }
+        self.turns.len()
+    }
+
+    /// Whether a free host slot comes without another call.
+    fn can_acquire(&self) -> bool {
+        self.taken() + self.setup.host_depth > self.turns.len()
+    }
+
+    /// How many batches are copied without another call.
+    fn copied(&self) -> usize {
+        let taken = if self.setup.overlap { self.taken() } else { self.turns.len() };
+        self.turns[..taken].iter().filter(|turn| **turn == Turn::Batch).count()
+    }
+
+    /// A call that releases what a capture has held.
+    fn release_captured(&mut self) {
+        let captured = self.captured;
+        for batch in self.batches.iter_mut().filter(|batch| batch.state == State::Captured) {
+            if !batch.uses.iter().any(|stream| captured[*stream]) {
+                batch.state = State::Released;
+            }
+        }
+    }
+
+    /// Checks a call that should have succeeded. `None`: it has met an injected error.
+    fn expect<T>(&mut self, result: Result<T, Error>, ends: bool) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(Error::Driver { code: LAUNCH_FAILED, .. }) if self.failing => {
+                self.ended |= ends;
+                None
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+/// Makes the context current, also if the first call meets the injected error.
+fn bind(ctx: &CudaContext) {
+    // SAFETY: the context exists.
+    let once = || unsafe { result::ctx::set_current(ctx.cu_ctx()) };
+    once().or_else(|_| once()).unwrap();
+}
+
+struct World {
+    model: Model,
+    sim: Control,
+    ctx: Arc<CudaContext>,
+    streams: [Arc<CudaStream>; 3],
+    /// A blocking stream.
+    blocking: sys::CUstream,
+    slots: Option<HostSlots<u64>>,
+    batches: Option<DeviceBatches<u64>>,
+    leases: Vec<Lease<u64>>,
+    /// Kept, because freeing them is cudarc's.
+    owned: Vec<CudaSlice<u8>>,
+    /// What was launched, and the digest of what it has to find.
+    kernels: Vec<(Kernel, u64)>,
+}
+
+impl World {
+    fn fill(&mut self, flushes: &[usize], len: usize, then: Then) {
+        let Some(slots) = &mut self.slots else { return };
+        let model = &mut self.model;
+        if !model.setup.overlap {
+            model.release_captured();
+        }
+        let seq = model.batches.len();
+        if model.ended {
+            // The copy thread may not have come to its end yet.
+            let acquired = slots.acquire().map(drop);
+            assert!(
+                matches!(acquired, Ok(()) | Err(Error::Driver { code: LAUNCH_FAILED, .. })),
+                "{acquired:?}"
+            );
+            return;
+        }
+        if model.setup.overlap && !model.can_acquire() {
+            return; // it would wait for a release
+        }
+        let acquired = slots.acquire();
+        if !model.setup.overlap && !model.is_free(seq) {
+            match acquired {
+                Err(Error::SlotHeld { .. }) => return,
+                other => {
+                    let _ = model.expect(other.map(drop), true);
+                    return;
+                }
+            }
+        }
+        let Some(mut slot) = model.expect(acquired, true) else { return };
+        let bytes: Vec<u8> = (0..BYTES).map(|i| (seq * 31 + i * 7) as u8 ^ model.setup.seed as u8).collect();
+        self.sim.host_write(&raw const slot[..]);
+        slot.copy_from_slice(&bytes);
+        let mut failed = false;
+        for &until in flushes {
+            let before = slot.flushed();
+            failed |= model.expect(slot.flush(until), true).is_none();
+            let chunk = BYTES.div_ceil(model.setup.chunks);
+            let wanted = (until / chunk).min(model.setup.chunks - 1) * chunk;
+            assert_eq!(slot.flushed(), before.max(wanted));
+            if slot[..] != bytes[slot.flushed()..] {
+                panic!("the rest of the slot has changed");
+            }
+        }
+        let flushed = slot.flushed() > 0;
+        let chunked = model.setup.overlap && model.setup.chunks > 1;
+        match then {
+            Then::Commit => {
+                let committed = slot.commit(len, seq as u64);
+                if model.expect(committed, true).is_none() || failed {
+                    return;
+                }
+                model.turns.push(Turn::Batch);
+                let bytes = bytes[..len].to_vec();
+                model.batches.push(Batch { bytes, uses: BTreeSet::new(), state: State::Committed });
+                return;
+            }
+            Then::Drop => drop(slot),
+            Then::Forget => {
+                if !chunked && model.setup.overlap {
+                    return; // core's own guard: forgetting it costs its slot, which core's tests cover
+                }
+                // The next acquire gives its chunks up.
+                std::mem::forget(slot);
+            }
+        }
+        if chunked {
+            self.model.turns.push(if flushed { Turn::Flushed } else { Turn::Nothing });
+        }
+    }
+
+    fn receive(&mut self, way: u8) {
+        let Some(batches) = &mut self.batches else { return };
+        self.model.release_captured();
+        let model = &mut self.model;
+        let seq = model.received;
+        let comes = seq < model.copied();
+        // Held by the lease of the batch before in that slot: whether another one comes or not.
+        let held = !model.is_free(seq);
+        let mut cx = Context::from_waker(Waker::noop());
+        let received = loop {
+            if model.ended && seq >= model.batches.len() {
+                // What was committed before the error may still come, or not.
+                assert!(!matches!(batches.try_recv(), Ok(Some(_))));
+                return;
+            }
+            let received = match way {
+                0 if comes || held || !model.setup.overlap => batches.recv(),
+                1 => match batches.poll_recv(&mut cx) {
+                    Poll::Ready(received) => received,
+                    Poll::Pending => Err(Error::Empty),
+                },
+                _ => batches.try_recv(),
+            };
+            match received {
+                // The copy thread comes to it.
+                Err(Error::Empty) if comes && model.setup.overlap => std::thread::yield_now(),
+                received => break received,
+            }
+        };
+        match received {
+            Err(Error::SlotHeld { device_depth }) if held => {
+                assert_eq!(device_depth, model.setup.device_depth)
+            }
+            Err(Error::Empty) if !comes => {}
+            received => {
+                let Some(lease) = model.expect(received, true) else { return };
+                let lease = lease.expect("nothing was finished");
+                let batch = &mut model.batches[seq];
+                assert!(comes || model.failing, "a batch that was not committed");
+                assert_eq!((lease.seq(), *lease.meta()), (seq as u64, seq as u64));
+                assert_eq!((lease.len(), batch.state), (batch.bytes.len(), State::Committed));
+                batch.state = State::Leased;
+                model.received += 1;
+                self.leases.push(lease);
+            }
+        }
+    }
+
+    /// Uses a batch on a stream: a kernel reads it there.
+    fn use_on(&mut self, lease: usize, stream: usize, raw: bool) {
+        let Some(lease) = lease.checked_rem(self.leases.len()).map(|i| &self.leases[i]) else { return };
+        let used = &self.streams[stream];
+        let address = if raw {
+            // SAFETY: the streams outlive the uploader.
+            unsafe { lease.on_raw(used.cu_stream()) }
+        } else {
+            lease.on::<u8>(used).map(|view| view.address())
+        };
+        let model = &mut self.model;
+        if model.captured[stream] {
+            match address {
+                Err(Error::Captured) => {}
+                other => drop(model.expect(other, false).map(|_| panic!("used in a capture"))),
+            }
+            return;
+        }
+        let Some(address) = model.expect(address, false) else { return };
+        let batch = &mut model.batches[lease.seq() as usize];
+        batch.uses.insert(stream);
+        if batch.bytes.is_empty() {
+            return;
+        }
+        bind(&self.ctx);
+        let launched = self.sim.kernel_read(used.cu_stream(), address, batch.bytes.len(), 5);
+        if let Ok(Some(kernel)) = launched {
+            self.kernels.push((kernel, checksum_of(&batch.bytes)));
+        }
+    }
+
+    fn own(&mut self, lease: usize, stream: usize) {
+        let Some(i) = lease.checked_rem(self.leases.len()) else { return };
+        let lease = self.leases.swap_remove(i);
+        let seq = lease.seq() as usize;
+        let owned = lease.into_owned::<u8>(&self.streams[stream]);
+        let model = &mut self.model;
+        let empty = model.batches[seq].bytes.is_empty();
+        if !model.captured[stream] {
+            model.batches[seq].uses.insert(stream);
+        }
+        match owned {
+            Err(Error::Captured) if model.captured[stream] => {}
+            Err(Error::Option { option: "self", .. }) if empty => {}
+            owned => {
+                if let Some(owned) = model.expect(owned, false) {
+                    assert!(!model.captured[stream] && !empty);
+                    self.owned.push(owned);
+                }
+            }
+        }
+        self.released(seq);
+    }
+
+    /// The lease of this batch was dropped.
+    fn released(&mut self, seq: usize) {
+        let captured = self.model.captured;
+        let batch = &mut self.model.batches[seq];
+        let held = batch.uses.iter().any(|stream| captured[*stream]);
+        batch.state = if held { State::Captured } else { State::Released };
+    }
+
+    fn ask(&mut self, lease: usize) {
+        let Some(lease) = lease.checked_rem(self.leases.len()).map(|i| &self.leases[i]) else { return };
+        let model = &mut self.model;
+        let times = model.setup.times && !lease.is_empty();
+        let waited = lease.wait_copied();
+        if let Some(time) = model.expect(waited, false) {
+            assert_eq!(time.is_some(), times);
+            let asked = lease.is_copied();
+            assert!(model.expect(asked, false).unwrap_or(true));
+        }
+    }
+
+    fn begin(&mut self, stream: usize, mode: u8) {
+        let mode = [
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        ][usize::from(mode)];
+        let (raw, flag) = self.capturable(stream);
+        bind(&self.ctx);
+        // SAFETY: the stream exists.
+        if !self.model.captured[flag] && unsafe { result::stream::begin_capture(raw, mode) }.is_ok() {
+            self.model.captured[flag] = true;
+        }
+    }
+
+    /// Ends a capture, which nothing has broken.
+    fn end(&mut self, stream: usize) {
+        let (raw, flag) = self.capturable(stream);
+        while self.model.captured[flag] {
+            bind(&self.ctx);
+            // SAFETY: the stream exists.
+            match unsafe { result::stream::end_capture(raw) } {
+                Ok(_) => self.model.captured[flag] = false,
+                // An injected error; the capture goes on.
+                Err(error) => assert_eq!(error.0 as u32, LAUNCH_FAILED, "a broken capture"),
+            }
+        }
+    }
+
+    /// A stream that may be captured, and which of the streams cannot be used then.
+    fn capturable(&self, stream: usize) -> (sys::CUstream, usize) {
+        if stream == 0 { (self.streams[0].cu_stream(), 0) } else { (self.blocking, 2) }
+    }
+
+    fn call(&mut self, call: &Call) {
+        match call {
+            Call::Fill { flushes, len, then } => self.fill(flushes, *len, *then),
+            Call::Receive(way) => self.receive(*way),
+            Call::Use(lease, stream) => self.use_on(*lease, *stream, false),
+            Call::UseRaw(lease, stream) => self.use_on(*lease, *stream, true),
+            Call::Own(lease, stream) => self.own(*lease, *stream),
+            Call::Ask(lease) => self.ask(*lease),
+            Call::Release(lease) => {
+                if let Some(i) = lease.checked_rem(self.leases.len()) {
+                    let seq = self.leases[i].seq() as usize;
+                    drop(self.leases.swap_remove(i));
+                    self.released(seq);
+                }
+            }
+            Call::Leak(lease) => {
+                if let Some(i) = lease.checked_rem(self.leases.len()) {
+                    std::mem::forget(self.leases.swap_remove(i));
+                    self.model.leaked = true;
+                }
+            }
+            Call::Begin(stream, mode) => self.begin(*stream, *mode),
+            Call::End(stream) => self.end(*stream),
+            // SAFETY: no context is one too.
+            Call::Leave => drop(unsafe { result::ctx::set_current(null_mut()) }),
+            Call::Fail(nth) => {
+                if !std::mem::replace(&mut self.model.failing, true) {
+                    self.sim.inject(Failure::call(*nth, LAUNCH_FAILED));
+                }
+            }
+        }
+    }
+
+    /// The end of the data: everything that can still come does, in order, and then the end.
+    fn finish(&mut self, ending: Ending) {
+        match ending {
+            Ending::DropBatches => {
+                self.leases.clear();
+                self.batches = None;
+                return;
+            }
+            Ending::Finish => self.slots.take().into_iter().for_each(HostSlots::finish),
+            Ending::DropSlots => self.slots = None,
+        }
+        (0..2).for_each(|stream| self.end(stream));
+        while let Some(lease) = self.leases.pop() {
+            let seq = lease.seq() as usize;
+            drop(lease);
+            self.released(seq);
+        }
+        if self.model.leaked {
+            return; // its slot never comes again
+        }
+        let Some(batches) = &mut self.batches else { return };
+        let model = &mut self.model;
+        loop {
+            match batches.recv() {
+                Ok(Some(lease)) => {
+                    assert_eq!(lease.seq(), model.received as u64);
+                    assert_eq!(lease.len(), model.batches[model.received].bytes.len());
+                    model.received += 1;
+                }
+                Ok(None) => {
+                    assert!(matches!(ending, Ending::Finish));
+                    break assert_eq!(model.received, model.batches.len(), "batches were lost");
+                }
+                // By hand a capture's slot is released by the receive, and the copy thread may come to it late.
+                Err(Error::SlotHeld { .. }) => std::thread::yield_now(),
+                Err(Error::Abandoned) => {
+                    assert!(matches!(ending, Ending::DropSlots));
+                    break assert_eq!(model.received, model.batches.len(), "batches were lost");
+                }
+                Err(Error::Driver { code: LAUNCH_FAILED, .. }) if model.failing => break,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    }
+}
+
+fn run(setup: Setup, calls: &[Call], ending: Ending) {
+    let Setup { seed, pools, delay_us, .. } = setup;
+    let sim = Sim::start(Options { delay_us, pools, pieces: 2, ..Options::seeded(seed) });
+    let ctx = twinbuf_cuda::context(0).unwrap();
+    // SAFETY: nothing here relies on it.
+    unsafe { ctx.disable_event_tracking() };
+    let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap(), ctx.default_stream()];
+    let mut blocking = null_mut();
+    // SAFETY: the pointer is valid for the call.
+    unsafe { sys::cuStreamCreate(&raw mut blocking, 0) }.result().unwrap();
+    let before = sim.live().leaked();
+    let mut uploader =
+        Uploader::new(&ctx, BYTES).device_depth(setup.device_depth).host_depth(setup.host_depth);
+    uploader = uploader.overlap(setup.overlap).times(setup.times).chunk_bytes(BYTES.div_ceil(setup.chunks));
+    if setup.lent {
+        let host = (0..setup.host_depth).map(|_| {
+            let mut memory = vec![0_u8; BYTES].into_boxed_slice();
+            let at = NonNull::from(&mut memory[..]).cast();
+            // SAFETY: the lender has it.
+            unsafe { lent::Host::new(at, BYTES, memory) }
+        });
+        uploader = uploader.host_slots(host.collect());
+    }
+    let (slots, batches) = uploader.build().unwrap();
+    let model = Model {
+        setup,
+        batches: Vec::new(),
+        received: 0,
+        turns: Vec::new(),
+        captured: [false; 3],
+        failing: false,
+        ended: false,
+        leaked: false,
+    };
+    let (slots, batches, control) = (Some(slots), Some(batches), sim.control());
+    let (leases, kernels, owned) = (Vec::new(), Vec::new(), Vec::new());
+    let mut world =
+        World { model, sim: control, ctx, streams, blocking, slots, batches, leases, owned, kernels };
+    calls.iter().for_each(|call| world.call(call));
+    world.finish(ending);
+    (0..2).for_each(|stream| world.end(stream));
+    // Frees memory of the default stream only where its context is current.
+    bind(&world.ctx);
+    drop((world.leases, world.slots, world.batches, world.owned));
+    let failed = !sim.injected().is_empty();
+    for (kernel, wanted) in world.kernels {
+        assert_eq!(sim.checksum(kernel), Some(wanted), "a use found other bytes");
+    }
+    assert_eq!(copy_threads(), 0);
+    assert_eq!(sim.violations(), [""; 0]);
+    sim.drain();
+    if !world.model.leaked {
+        let mut now = sim.live().leaked();
+        if matches!(ending, Ending::DropBatches) {
+            // A slot that a captured stream may still use is not freed.
+            now.device_allocations = now.device_allocations.min(before.device_allocations);
+            now.device_bytes = now.device_bytes.min(before.device_bytes);
+        }
+        assert_eq!(now, before, "failed {failed}");
+    }
+    bind(&world.ctx);
+    // SAFETY: created above.
+    let _ = unsafe { result::stream::destroy(blocking) };
+}
+
+#[test]
+fn random_calls_agree_with_the_model() {
+    if Control::get().is_real() {
+        return;
+    }
+    let cases = std::env::var("TWINBUF_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200);
+    must_end(move || {
+        let ending = prop::sample::select(vec![Ending::Finish, Ending::DropSlots, Ending::DropBatches]);
+        let case = (setup(), prop::collection::vec(call(), 1..80), ending);
+        let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+        let mut seen = BTreeSet::new();
+        let seen_cell = std::cell::RefCell::new(&mut seen);
+        let result = TestRunner::new(config).run(&case, |(setup, calls, ending)| {
+            if std::env::var_os("TWINBUF_FUZZ_PRINT").is_some() {
+                eprintln!("{setup:?} {ending:?} {calls:?}");
+            }
+            seen_cell.borrow_mut().insert((setup.host_depth, setup.device_depth));
+            run(setup, &calls, ending);
+            Ok(())
+        });
+        result.unwrap_or_else(|error| panic!("{error}"));
+        println!("{cases} cases, {} of 64 pairs of depths", seen.len());
+    });
+}
