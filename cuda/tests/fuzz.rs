@@ -335,7 +335,7 @@ impl World {
         };
         match received {
             Err(Error::SlotHeld { device_depth }) if held => {
-                assert_eq!(device_depth, model.setup.device_depth)
+                assert_eq!(device_depth, model.setup.device_depth);
             }
             Err(Error::Empty) if !comes => {}
             received => {
