@@ -120,11 +120,6 @@ pub(crate) unsafe fn is_captured(stream: CUstream) -> Result<bool, Error> {
     }
 }
 
-/// Waits until all work in the context is done.
-pub(crate) fn synchronize_context() -> Result<(), Error> {
-    check("cuCtxSynchronize", result::ctx::synchronize())
-}
-
 /// Waits until all work in the stream is done.
 ///
 /// # Safety

@@ -64,7 +64,7 @@ mod missing {
 
     static MISSING: AtomicU8 = AtomicU8::new(0);
 
-    #[derive(Clone, Copy, Debug)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
     #[repr(u8)]
     pub(crate) enum Edge {
         RefillAfterCopy = 1,

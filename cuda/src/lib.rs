@@ -9,8 +9,8 @@
 //!   [`on_raw`](Lease::on_raw) serves other frameworks, [`into_owned`](Lease::into_owned) those that need a
 //!   [`CudaSlice`](cudarc::driver::CudaSlice).
 //! * Between the first batch and the last, only the copy thread waits on the host, asleep, and the device is never
-//!   synchronized as a whole. Exceptions: dropping the second side joins the copy thread; freeing the slot of a leaked
-//!   lease waits for the context; dropping a lease waits for a stream on which no event can be recorded.
+//!   synchronized as a whole. Exceptions: dropping the second side joins the copy thread; dropping a lease waits for a
+//!   stream on which no event can be recorded.
 //! * It leaves the caller's context alone: event tracking, the count of streams, the calling thread's current context,
 //!   and captures on other threads are unchanged.
 //! * A missing driver, the toolkit's stub and a missing device are three different errors of [`context`], and never a

@@ -180,7 +180,7 @@ impl<M> DeviceBuf<M> {
         if uses.streams.is_empty() {
             return true;
         }
-        let bound = Current::enter(self.context());
+        let _current = Current::enter_to_free(self.context());
         let is_captured = |used: &UsedOn| {
             // SAFETY: the caller of `use_on` guarantees that the stream still exists.
             let once = || unsafe { cu::is_captured(used.stream) };
@@ -192,15 +192,13 @@ impl<M> DeviceBuf<M> {
         }
         uses.recorded = uses.streams.len();
         for (used, consumed) in uses.streams.drain(..).zip(&uses.consumed) {
-            let ended = bound.as_ref().map_err(Clone::clone).and_then(|_| {
-                // SAFETY: the caller of `use_on` guarantees that the stream still exists.
-                unsafe { cu::record(consumed.raw(), used.stream) }.or_else(|error| {
-                    // Without the event, wait for the stream itself. The next copy then waits for an older record of
-                    // the event, which is complete.
-                    let _beside = BesideCaptures::enter();
-                    // SAFETY: as above.
-                    unsafe { cu::synchronize(used.stream) }.map_err(|_| error)
-                })
+            // SAFETY: the caller of `use_on` guarantees that the stream still exists.
+            let ended = unsafe { cu::record(consumed.raw(), used.stream) }.or_else(|error| {
+                // Without the event, wait for the stream itself. The next copy then waits for an older record of the
+                // event, which is complete.
+                let _beside = BesideCaptures::enter();
+                // SAFETY: as above.
+                unsafe { cu::synchronize(used.stream) }.map_err(|_| error)
             });
             if let Err(error) = ended {
                 uses.lost = Some(error);
@@ -229,15 +227,10 @@ impl<M> Drop for DeviceBuf<M> {
     /// Orders the free after the uses. `DeviceBytes` frees the memory in the copy stream, so after the copies too.
     fn drop(&mut self) {
         let _current = Current::enter_to_free(self.stream.context());
-        if !self.end_uses() {
-            // A stream that used the slot is still being captured: nothing may wait for it.
+        // Twice, because the first call may return an error of earlier work. If a stream that used the slot is still being
+        // captured, nothing may wait for it; if a use could not be recorded, nothing can.
+        if !self.end_uses() || self.copy_after_uses().or_else(|_| self.copy_after_uses()).is_err() {
             self.bytes.leak();
-        } else if self.copy_after_uses().is_err() {
-            let _beside = BesideCaptures::enter();
-            // Tries twice, because the first call may return an error of earlier work.
-            if cu::synchronize_context().or_else(|_| cu::synchronize_context()).is_err() {
-                self.bytes.leak();
-            }
         }
     }
 }

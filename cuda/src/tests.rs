@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Once};
 use std::thread;
+use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
@@ -13,6 +14,11 @@ use crate::driver::check;
 use crate::edge::Edge;
 use crate::memory::HostBytes;
 use crate::{Error, HostSlots, Uploader, context, lent};
+use kernels::Kernels;
+
+#[path = "../kernels/mod.rs"]
+#[allow(dead_code)]
+mod kernels;
 
 const BATCHES: u32 = 10;
 const BYTES: usize = 512;
@@ -76,6 +82,8 @@ fn train(
     // Without an edge the device is stopped until the first batch is in use. A copy that the copy thread has seen done
     // is before whatever the host enqueues then, edge or not, and on a busy machine that could be every copy.
     let mut held = without.map(|_| sim.hold(0));
+    let kernels = without.map(|_| Kernels::new(ctx).unwrap());
+    let delay = Duration::from_millis(if sim.is_real() { 20 } else { 2 });
     let fill = |slots: &mut HostSlots<u32>, seq| {
         let mut slot = slots.acquire()?;
         let mut bytes = pattern(seed, seq);
@@ -95,14 +103,26 @@ fn train(
     let mut read = |seq: u32| -> Result<(), Error> {
         let batch = batches.recv()?.expect("as many as were committed");
         assert_eq!((*batch.meta(), batch.seq(), batch.len()), (seq, u64::from(seq), BYTES));
-        let stream = &streams[usize::from(seq.is_multiple_of(3))];
+        // The batches of one slot are used on one stream and the other in turn.
+        let stream = &streams[seq as usize / 2 % 2];
         assert_eq!(batch.on::<u8>(stream)?.len(), BYTES);
         // SAFETY: the stream outlives the lease, and this batch is read on it.
         let from = unsafe { batch.on_raw(stream.cu_stream()) }?;
         // SAFETY: as many bytes as there are batches begin there.
         let to = unsafe { target.add(BYTES * seq as usize) };
         // SAFETY: both are long enough, and the target is read after the streams are done.
-        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, BYTES, stream.cu_stream()) };
+        let read = || unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, BYTES, stream.cu_stream()) };
+        // Late where the use itself has to be waited for: the next copy finds its slot in use. Early where the next copy
+        // has to be waited for: that one is late, because it waits for the end of this use.
+        let spin = || kernels.iter().for_each(|kernels| kernels.spin(stream, delay).unwrap());
+        let copied = if without == Some(Edge::UseAfterCopy) {
+            let copied = read();
+            spin();
+            copied
+        } else {
+            spin();
+            read()
+        };
         drop(held.take());
         check("cuMemcpyDtoHAsync", copied.result())
     };
@@ -200,6 +220,8 @@ fn a_missing_edge_is_found_for_every_seed() {
             }
             wrong += u64::from(!equal);
         }
+        // There the data must show it, because the kernels take their time.
+        assert!(!Control::get().is_real() || wrong == SEEDS_WITHOUT, "without {edge:?}: {wrong}");
         let found = if Control::get().is_real() { 0 } else { SEEDS_WITHOUT };
         println!(
             "without {edge:?}: {SEEDS_WITHOUT} seeds, found by the checker {found}, other data in {wrong}"
