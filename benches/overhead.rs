@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use twinbuf::ring::{Consumer, Park, Producer, Ring};
+use twinbuf::ring::HeapRing;
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
 
 const STEPS: u64 = 100_000;
@@ -41,8 +41,7 @@ fn loader(overlap: bool) -> Result<Duration, BoxError> {
 }
 
 fn ring(overlap: bool) -> Result<Duration, BoxError> {
-    let (mut tx, mut rx): (Producer<'_, u8, _>, Consumer<'_, u8, _>) =
-        Ring::with_wait([0_u8; 2], Park).into_handles();
+    let (mut tx, mut rx) = HeapRing::new([0_u8; 2]).into_handles();
     let start = Instant::now();
     if overlap {
         std::thread::scope(|scope| -> Result<(), BoxError> {
@@ -56,8 +55,8 @@ fn ring(overlap: bool) -> Result<Duration, BoxError> {
                 }
                 tx.finish();
             });
-            for slot in &mut rx {
-                black_box(&*slot?);
+            while let Some(slot) = rx.recv()? {
+                black_box(&*slot);
             }
             Ok(())
         })?;
@@ -66,7 +65,7 @@ fn ring(overlap: bool) -> Result<Duration, BoxError> {
             let mut slot = tx.try_acquire()?;
             *black_box(&mut *slot) = 1;
             slot.commit()?;
-            black_box(&*rx.try_recv()?);
+            black_box(rx.try_recv()?.as_deref());
         }
     }
     Ok(start.elapsed())

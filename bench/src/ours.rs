@@ -1,6 +1,6 @@
 //! twinbuf under each of its wait strategies, always in place.
 
-use twinbuf_core::{Backoff, Consumer, Park, Producer, Ring, Spin, SpinYield};
+use twinbuf_core::{Backoff, Consumer, HeapRing, Park, Producer, Ring, Spin};
 
 use crate::measure::{Role, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Payload};
@@ -18,7 +18,7 @@ impl<P: Payload, W: twinbuf_core::Wait + Sync> Tx for Producer<'static, P, W> {
 impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Consumer<'static, P, W> {
     #[inline]
     fn recv(&mut self) -> u64 {
-        Consumer::recv(self).expect("the producer is there").sum()
+        Consumer::recv(self).expect("the producer is there").expect("not the end").sum()
     }
 }
 
@@ -34,7 +34,8 @@ impl<P: Payload, W: twinbuf_core::Wait + Sync> Tx for Async<Producer<'static, P,
 impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Async<Consumer<'static, P, W>> {
     #[inline]
     fn recv(&mut self) -> u64 {
-        self.task.block_on(self.end.recv_async()).expect("the producer is there").sum()
+        let slot = self.task.block_on(self.end.recv_async()).expect("the producer is there");
+        slot.expect("not the end").sum()
     }
 }
 
@@ -46,9 +47,9 @@ where
     Box::leak(Box::new(Ring::with_wait([P::new(), P::new()], W::default()))).split()
 }
 
-/// Owned by its handles, and by each guard: two operations on a count more in every receive.
+/// Owned by its handles.
 fn owned<P: Payload>() -> (Producer<'static, P, Spin>, Consumer<'static, P, Spin>) {
-    Ring::new([P::new(), P::new()]).into_handles()
+    HeapRing::with_wait([P::new(), P::new()], Spin).into_handles()
 }
 
 fn strategy<W>(list: &mut Subjects, wait: Wait, name: &'static str)
@@ -63,7 +64,6 @@ where
 
 pub fn add(list: &mut Subjects) {
     strategy::<Spin>(list, Wait::Spin, "twinbuf Spin");
-    strategy::<SpinYield>(list, Wait::Spin, "twinbuf SpinYield");
     strategy::<Backoff>(list, Wait::SpinPark, "twinbuf Backoff");
     strategy::<Park>(list, Wait::Park, "twinbuf Park");
 

@@ -9,7 +9,7 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use twinbuf_core::{HeapRing, Park, RecvError, ReservedSlot};
+use twinbuf_core::{HeapRing, Park, ReservedSlot};
 
 type Buffer = Box<[u16]>;
 type Programmed = ReservedSlot<'static, Buffer, Park>;
@@ -27,8 +27,7 @@ fn engine(programmed: Receiver<Programmed>, done: &SyncSender<Programmed>) {
 }
 
 fn main() {
-    let buffers: Vec<Buffer> = (0..3).map(|_| vec![0; 256].into()).collect();
-    let (mut tx, mut rx) = HeapRing::with_wait(buffers, Park).into_handles();
+    let (mut tx, mut rx) = HeapRing::from_fn(3, |_| Buffer::from([0; 256])).into_handles();
     let (program, programmed) = sync_channel(2);
     let (done, interrupt) = sync_channel(2);
     let dma = thread::spawn(move || engine(programmed, &done));
@@ -47,13 +46,12 @@ fn main() {
     });
 
     let mut expected = 0u16;
-    for block in &mut rx {
-        for &word in block.expect("the driver finishes").iter() {
+    while let Some(block) = rx.recv().expect("the driver finishes") {
+        for &word in block.iter() {
             assert_eq!(word, expected);
             expected += 1;
         }
     }
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
     driver.join().unwrap().expect("the consumer stayed to the end");
     dma.join().unwrap();
     println!("{expected} samples in order, two buffers always programmed");

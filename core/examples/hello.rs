@@ -4,8 +4,10 @@
 
 use std::thread;
 
+use twinbuf_core::HeapRing;
+
 fn main() -> Result<(), twinbuf_core::RecvError> {
-    let (mut tx, mut rx) = twinbuf_core::channel([vec![0u8; 1 << 20], vec![0u8; 1 << 20]]);
+    let (mut tx, mut rx) = HeapRing::from_fn(2, |_| vec![0u8; 1 << 20]).into_handles();
     thread::spawn(move || {
         for batch in 0..10 {
             tx.fill(|slot| slot.fill(batch))?; // in place: waits for a free slot, fills it, hands it over
@@ -13,10 +15,9 @@ fn main() -> Result<(), twinbuf_core::RecvError> {
         tx.finish();
         Ok::<(), twinbuf_core::Closed>(())
     });
-    for (number, batch) in (0u8..).zip(&mut rx) {
-        let batch = batch?; // an error is in order too; the slot is released at the end of the scope
-        assert!(batch.iter().all(|&byte| byte == number));
-        println!("batch {number}: {} bytes", batch.len());
+    while let Some(batch) = rx.recv()? {
+        // an error comes in order too
+        println!("batch {}: {} bytes of {}", batch.seq(), batch.len(), batch[0]); // released at the end of the scope
     }
     Ok(())
 }

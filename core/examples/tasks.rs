@@ -22,16 +22,11 @@ async fn main() {
 
     let consumer = tokio::spawn(async move {
         let mut sum = 0;
-        loop {
-            match rx.recv_async().await {
-                Ok(slot) => {
-                    tokio::task::yield_now().await; // the guard may be held over an await, on any thread
-                    sum += slot.iter().sum::<u64>();
-                }
-                Err(RecvError::Finished) => return Ok(sum),
-                Err(error) => return Err(error),
-            }
+        while let Some(slot) = rx.recv_async().await? {
+            tokio::task::yield_now().await; // the guard may be held over an await, on any thread
+            sum += slot.iter().sum::<u64>();
         }
+        Ok::<u64, RecvError>(sum)
     });
 
     producer.await.expect("no panic").expect("the consumer stayed to the end");

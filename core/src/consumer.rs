@@ -2,65 +2,57 @@
 
 use core::fmt;
 use core::future::poll_fn;
+use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::task::{Context, Poll};
 use core::time::Duration;
 
-use crate::error::{RecvError, RecvTimeoutError, TryRecvError};
+use crate::error::{RecvError, TryRecvError};
 use crate::raw::{Cursor, Forever, Patience, RingRef, Share, Side, SlotRef, TimedOut, Until};
 use crate::state::{ConsumerView, Lap, State};
 use crate::wait::{Spin, Wait, WaitUntil};
 
 /// The side of a ring that reads slots.
 ///
-/// Several [`ReadSlot`]s may be alive at once (a copy still reads one slot while the next is begun), and released in
-/// any order and on any thread. A guard does not borrow the consumer: it lives as long as the ring. The slots come in
-/// turn: a guard that is kept lets `N - 1` further slots be received, then its slot would be the next
-/// ([`SlotHeld`](RecvError::SlotHeld)).
+/// # One slot, or several
+///
+/// A receive returns the next slot as a [`ReadSlot`], which borrows the consumer: one slot at a time. [`ReadSlot::keep`]
+/// turns it into a [`KeptSlot`], so that the next slot can be received while this one is still in use, on this thread
+/// or another.
+///
+/// Slots come in turn. A kept slot lets `N - 1` further slots be received; then its own slot is next. Every receive
+/// **waits until it is dropped**, as it waits for a slot to be filled, and a task is woken: do not wait for a slot that
+/// this very thread keeps. [`try_recv`](Consumer::try_recv) and [`is_held`](Consumer::is_held) tell without waiting. Once
+/// the producer is gone the end is returned even while slots are kept.
 ///
 /// The consumer belongs to one thread or task at a time: it is `Send`, and not `Sync`.
 ///
 /// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed).
-/// That is allowed at any time, also while guards are alive.
+/// That is allowed at any time, also while slots are kept.
 pub struct Consumer<'r, T, W: Wait = Spin> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
-    stats: ConsumerStats,
-    /// The hand-off for which the last poll that found nothing was.
-    pending: Option<u64>,
     /// Last: frees the ring, if this is its last owner.
-    share: Share<'r, T>,
-}
-
-/// What a [`Consumer`] has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "defmt", derive(defmt::Format))]
-#[non_exhaustive]
-pub struct ConsumerStats {
-    /// Slots received, cancelled places among them.
-    pub handoffs: u64,
-    /// Calls that found the next slot still empty and had to wait for it (`try_recv` never does).
-    pub waits: u64,
-    /// Wake-ups, within those waits, after which the slot was still empty. A poll that finds the same slot still
-    /// empty as the one before counts as one, and so does a sleep that its deadline ended.
-    pub spurious_wakes: u64,
+    share: Share<'r, T, W>,
 }
 
 impl<'r, T, W: Wait> Consumer<'r, T, W> {
-    pub(crate) fn new(ring: RingRef<'r, T, W>, share: Share<'r, T>) -> Self {
-        Self { ring, at: Cursor::START, stats: ConsumerStats::default(), pending: None, share }
+    pub(crate) fn new(ring: RingRef<'r, T, W>, share: Share<'r, T, W>) -> Self {
+        Self { ring, at: Cursor::START, share }
     }
 
     #[cfg(feature = "alloc")]
-    pub(crate) fn share_mut(&mut self) -> &mut Share<'r, T> {
+    pub(crate) fn share_mut(&mut self) -> &mut Share<'r, T, W> {
         &mut self.share
     }
 
-    /// Returns the next slot if it is filled now. Never waits: one atomic load, and at a cancelled place its release.
+    /// Returns the next slot if it is filled now, `None` at the end of the data. Never waits: one atomic load, and at a
+    /// cancelled place its release.
     ///
     /// # Errors
     ///
-    /// [`Empty`](TryRecvError::Empty) while it is not filled; the others as [`recv`](Consumer::recv).
+    /// [`Empty`](TryRecvError::Empty) while it is not filled, [`Held`](TryRecvError::Held) while a [`KeptSlot`] of the
+    /// lap before holds it; the others as [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -71,29 +63,28 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
     /// tx.fill(|slot| *slot = 1).unwrap();
     /// drop(tx); // without `finish`
-    /// assert_eq!(*rx.try_recv().unwrap(), 1);
+    /// assert_eq!(*rx.try_recv()?.unwrap(), 1);
     /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Abandoned);
+    /// # Ok::<(), TryRecvError>(())
     /// ```
     #[inline]
-    pub fn try_recv(&mut self) -> Result<ReadSlot<'r, T, W>, TryRecvError> {
+    pub fn try_recv(&mut self) -> Result<Option<ReadSlot<'_, 'r, T, W>>, TryRecvError> {
         let seen = self.slot().state();
         match seen.for_consumer(self.at.lap) {
             ConsumerView::Empty => Err(TryRecvError::Empty),
+            ConsumerView::Held => Err(TryRecvError::Held),
             _ => Ok(self.take(seen)?),
         }
     }
 
-    /// Waits until the next slot is filled and returns it.
+    /// Waits until the next slot is filled and returns it; `None` at the end of the data, after the last slot that the
+    /// producer committed before [`finish`](crate::Producer::finish), and at every further call.
     ///
     /// # Errors
     ///
-    /// [`Finished`](RecvError::Finished) after the last slot, at every further call.
     /// [`Abandoned`](RecvError::Abandoned) where the producer is gone and the next place is neither filled nor the
     /// end; also at every further call, unless a [`ReservedSlot`](crate::ReservedSlot) is committed there later.
-    /// [`Cancelled`](RecvError::Cancelled) once, in the place of a slot that was reserved and dropped;
-    /// [`SlotHeld`](RecvError::SlotHeld) if the next slot in turn is held by a guard that this consumer returned: a
-    /// thread that waits for a guard that it holds would wait for ever. Where another thread drops the guard, wait
-    /// for it by [`recv_timeout`](Consumer::recv_timeout). Once the producer is gone the end is returned even so.
+    /// [`Cancelled`](RecvError::Cancelled) once, in the place of a slot that was reserved and dropped.
     ///
     /// # Panics
     ///
@@ -103,55 +94,51 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// # Examples
     ///
     /// ```
-    /// use twinbuf_core::RecvError;
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0, 0]);
     /// let (mut tx, mut rx) = ring.split();
-    /// tx.acquire().unwrap().commit().unwrap();
-    /// tx.acquire().unwrap().commit().unwrap();
-    /// let (first, second) = (rx.recv()?, rx.recv()?);
-    /// assert_eq!(rx.recv().unwrap_err(), RecvError::SlotHeld);
-    /// drop(second); // in any order
-    /// drop(first);
-    /// # Ok::<(), RecvError>(())
+    /// tx.fill(|slot| *slot = 1).unwrap();
+    /// tx.fill(|slot| *slot = 2).unwrap();
+    /// tx.finish();
+    /// let mut sum = 0;
+    /// while let Some(slot) = rx.recv()? {
+    ///     sum += *slot; // released here
+    /// }
+    /// assert_eq!(sum, 3);
+    /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
     #[inline]
-    pub fn recv(&mut self) -> Result<ReadSlot<'r, T, W>, RecvError> {
-        let Ok(seen) = self.wait(not_empty, &Forever);
+    pub fn recv(&mut self) -> Result<Option<ReadSlot<'_, 'r, T, W>>, RecvError> {
+        let Ok(seen) = self.wait(&Forever);
         self.take(seen)
     }
 
-    /// Waits until the next slot is filled, at most for `timeout`, and returns it.
+    /// Waits until the next slot is filled, at most for `timeout`, and returns it; `None` at the end of the data.
     ///
     /// # Errors
     ///
-    /// [`Timeout`](RecvTimeoutError::Timeout) when the time is over and the slot still empty,
-    /// [`SlotHeld`](RecvTimeoutError::SlotHeld) when the time is over and the slot still held by a guard that this
-    /// consumer returned: a call with a timeout, however long, waits for that guard too. The others as
-    /// [`recv`](Consumer::recv).
+    /// When the time is over: [`Empty`](TryRecvError::Empty) if the slot is not filled, [`Held`](TryRecvError::Held) if
+    /// a [`KeptSlot`] still holds it. The others as [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
     /// ```
     /// use std::time::Duration;
-    /// use twinbuf_core::RecvTimeoutError;
-    /// let (_tx, mut rx) = twinbuf_core::channel([0; 2]);
-    /// assert_eq!(rx.recv_timeout(Duration::from_millis(1)).unwrap_err(), RecvTimeoutError::Timeout);
+    /// use twinbuf_core::{HeapRing, TryRecvError};
+    /// let (_tx, mut rx) = HeapRing::new([0; 2]).into_handles();
+    /// assert_eq!(rx.recv_timeout(Duration::from_millis(1)).unwrap_err(), TryRecvError::Empty);
     /// ```
-    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<ReadSlot<'r, T, W>, RecvTimeoutError>
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<ReadSlot<'_, 'r, T, W>>, TryRecvError>
     where
         W: WaitUntil,
     {
         match self.ring.strategy().after(timeout) {
             Some(deadline) => self.recv_deadline(deadline),
-            None => {
-                let Ok(seen) = self.wait(neither_empty_nor_held, &Forever);
-                Ok(self.take(seen)?)
-            }
+            None => Ok(self.recv()?),
         }
     }
 
-    /// Waits until the next slot is filled, at most until `deadline`, and returns it. A slot that is filled is
-    /// returned even if the deadline has passed.
+    /// Waits until the next slot is filled, at most until `deadline`, and returns it; `None` at the end of the data. A
+    /// slot that is filled is returned even if the deadline has passed.
     ///
     /// # Errors
     ///
@@ -160,24 +147,30 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// # Examples
     ///
     /// ```
-    /// let (mut tx, mut rx) = twinbuf_core::channel([0; 2]);
+    /// let (mut tx, mut rx) = twinbuf_core::HeapRing::new([0; 2]).into_handles();
     /// tx.acquire().unwrap().commit().unwrap();
     /// assert!(rx.recv_deadline(std::time::Instant::now()).is_ok());
     /// ```
-    pub fn recv_deadline(&mut self, deadline: W::Instant) -> Result<ReadSlot<'r, T, W>, RecvTimeoutError>
+    pub fn recv_deadline(
+        &mut self,
+        deadline: W::Instant,
+    ) -> Result<Option<ReadSlot<'_, 'r, T, W>>, TryRecvError>
     where
         W: WaitUntil,
     {
-        match self.wait(neither_empty_nor_held, &Until(deadline)) {
+        match self.wait(&Until(deadline)) {
             Ok(seen) => Ok(self.take(seen)?),
             Err(TimedOut(seen)) => match seen.for_consumer(self.at.lap) {
-                ConsumerView::Held => Err(RecvTimeoutError::SlotHeld),
-                _ => Err(RecvTimeoutError::Timeout),
+                ConsumerView::Held => Err(TryRecvError::Held),
+                _ => Err(TryRecvError::Empty),
             },
         }
     }
 
-    /// Returns the next slot, or arranges for the task of `cx` to be woken when it is filled.
+    /// Returns the next slot, or arranges for the task of `cx` to be woken when it is filled; `None` at the end of the
+    /// data.
+    ///
+    /// A slot that a [`KeptSlot`] holds is pending too: dropping that wakes the task.
     ///
     /// Only the waker of the last call is woken; one that was left by an earlier call is dropped.
     ///
@@ -193,20 +186,15 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// let (_tx, mut rx) = ring.split();
     /// assert!(rx.poll_recv(&mut Context::from_waker(Waker::noop())).is_pending());
     /// ```
-    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<ReadSlot<'r, T, W>, RecvError>> {
-        let lap = self.at.lap;
-        match self.slot().poll(Side::Consumer, cx.waker(), |seen| not_empty(seen.for_consumer(lap))) {
-            Some(seen) => Poll::Ready(self.take(seen)),
-            None => {
-                let again = self.pending.replace(self.at.seq) == Some(self.at.seq);
-                self.stats.waits += u64::from(!again);
-                self.stats.spurious_wakes += u64::from(again);
-                Poll::Pending
-            }
-        }
+    pub fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<ReadSlot<'_, 'r, T, W>>, RecvError>> {
+        self.poll_ready(cx).map(|seen| self.take(seen))
     }
 
-    /// Waits as a task until the next slot is filled and returns it. Dropping the future loses nothing.
+    /// Waits as a task until the next slot is filled and returns it; `None` at the end of the data. Dropping the future
+    /// loses nothing.
     ///
     /// The future is `Send` if the consumer is, so a task may be moved between threads while it waits.
     ///
@@ -227,23 +215,23 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
     /// let (mut tx, mut rx) = ring.split();
     /// tx.fill(|slot| *slot = 5).unwrap();
-    /// assert_eq!(*block_on(rx.recv_async())?, 5);
+    /// assert_eq!(*block_on(rx.recv_async())?.unwrap(), 5);
     /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
-    pub async fn recv_async(&mut self) -> Result<ReadSlot<'r, T, W>, RecvError> {
-        poll_fn(|cx| self.poll_recv(cx)).await
+    pub async fn recv_async(&mut self) -> Result<Option<ReadSlot<'_, 'r, T, W>>, RecvError> {
+        let seen = poll_fn(|cx| self.poll_ready(cx)).await;
+        self.take(seen)
     }
 
-    /// Iterates over the slots in order, until the producer finishes.
+    /// Iterates over the slots in order, each [kept](ReadSlot::keep), until the producer finishes.
     ///
-    /// An item does not borrow the iterator: two may be held at once. A loop that hands its items to other threads
-    /// must be ready for [`SlotHeld`](RecvError::SlotHeld), which ends the iterator where such a thread is late:
-    /// receive by [`recv_timeout`](Consumer::recv_timeout) there, which waits for the slot. A
-    /// [`Cancelled`](RecvError::Cancelled) item is followed by the next slot; after any other error the iterator ends.
+    /// An item does not borrow the iterator: items may be sent to other threads, and the iterator waits for them where
+    /// they are late. A [`Cancelled`](RecvError::Cancelled) item is followed by the next slot; after
+    /// [`Abandoned`](RecvError::Abandoned) the iterator ends.
     ///
     /// # Errors
     ///
-    /// As [`recv`](Consumer::recv), but that `Finished` ends the iterator without an item.
+    /// As [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -263,19 +251,21 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         Iter { consumer: self, ended: false }
     }
 
-    /// Returns what this consumer has done so far. Counters of the handle itself: reading and keeping them costs the
-    /// other side nothing.
+    /// Whether the next slot is held by a [`KeptSlot`] of the lap before, so that a receive would wait for that.
     ///
     /// ```
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
+    /// let mut ring = twinbuf_core::Ring::new([0; 1]);
     /// let (mut tx, mut rx) = ring.split();
-    /// tx.acquire().unwrap().commit().unwrap();
-    /// rx.recv().unwrap();
-    /// assert_eq!(rx.stats().handoffs, 1);
+    /// tx.fill(|slot| *slot = 1).unwrap();
+    /// let kept = rx.recv()?.unwrap().keep();
+    /// assert!(rx.is_held());
+    /// drop(kept);
+    /// assert!(!rx.is_held());
+    /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
     #[must_use]
-    pub fn stats(&self) -> ConsumerStats {
-        ConsumerStats { handoffs: self.at.seq, ..self.stats }
+    pub fn is_held(&self) -> bool {
+        self.slot().state().for_consumer(self.at.lap) == ConsumerView::Held
     }
 
     /// Returns the number of slots of the ring.
@@ -284,30 +274,14 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.ring.len()
     }
 
-    /// Returns how many slots the next calls would return without a wait, up to the first place that is open,
-    /// cancelled or held. The producer may be adding to them. Zero is not a sign of the end: only a receive is.
-    ///
-    /// ```
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, mut rx) = ring.split();
-    /// tx.fill(|slot| *slot = 1)?;
-    /// assert_eq!((rx.len(), rx.depth()), (1, 2));
-    /// let _slot = rx.recv().unwrap();
-    /// assert!(rx.is_empty()); // held, and no longer to be received
-    /// # Ok::<(), twinbuf_core::Closed>(())
-    /// ```
+    /// Returns the number of slots that were handed over and have not been released, cancelled and kept ones included.
+    /// The same on both sides.
     #[must_use]
     pub fn len(&self) -> usize {
-        let mut at = self.at;
-        let mut len = 0;
-        while len < self.ring.len() && self.ring.slot(at).state().for_consumer(at.lap) == ConsumerView::Full {
-            at = at.next(self.ring.len());
-            len += 1;
-        }
-        len
+        self.ring.full()
     }
 
-    /// Whether the next [`try_recv`](Consumer::try_recv) would return no slot, for whatever reason.
+    /// Whether every slot that was handed over has been released. Not a sign of the end: only a receive is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -318,82 +292,69 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.ring.slot(self.at)
     }
 
-    /// Acts on the state in which the next slot was found, which is not empty: moves on, unless that is the end.
-    fn take(&mut self, seen: State) -> Result<ReadSlot<'r, T, W>, RecvError> {
+    #[inline]
+    fn advance(&mut self) {
+        self.at = self.at.next(self.ring.len());
+    }
+
+    /// Acts on the state in which the next slot was found, neither empty nor held.
+    #[inline]
+    fn take(&mut self, seen: State) -> Result<Option<ReadSlot<'_, 'r, T, W>>, RecvError> {
         match seen.for_consumer(self.at.lap) {
-            ConsumerView::Full => Ok(self.read_slot(seen)),
-            view => Err(self.no_slot(seen, view)),
+            ConsumerView::Full => Ok(Some(ReadSlot { consumer: self, seen })),
+            view => self.no_slot(seen, view).map(|()| None),
         }
     }
 
-    /// Why there is no slot to read, in a place that is neither full nor empty. Passes a cancelled one.
+    /// The end, or why there is no slot to read. Passes a cancelled place.
     #[cold]
-    fn no_slot(&mut self, seen: State, view: ConsumerView) -> RecvError {
-        debug_assert!(!matches!(view, ConsumerView::Full | ConsumerView::Empty));
+    fn no_slot(&mut self, seen: State, view: ConsumerView) -> Result<(), RecvError> {
         match view {
+            ConsumerView::Finished => Ok(()),
             ConsumerView::Cancelled => {
                 // Dropping the guard of a cancelled slot releases it.
-                drop(self.read_slot(seen));
-                RecvError::Cancelled
+                drop(ReadSlot { consumer: self, seen });
+                Err(RecvError::Cancelled)
             }
-            ConsumerView::Held => RecvError::SlotHeld,
-            ConsumerView::Finished => RecvError::Finished,
-            ConsumerView::Abandoned | ConsumerView::Full | ConsumerView::Empty => RecvError::Abandoned,
+            ConsumerView::Abandoned | ConsumerView::Full | ConsumerView::Empty | ConsumerView::Held => {
+                debug_assert_eq!(view, ConsumerView::Abandoned);
+                Err(RecvError::Abandoned)
+            }
         }
     }
 
-    /// The guard of the next slot, which was found filled in state `seen`. Made field by field, from no copy of the
-    /// cursor: a wide load would wait for the stores that moved it on the last time.
+    /// Waits until the next slot is neither empty nor held.
     #[inline]
-    fn read_slot(&mut self, seen: State) -> ReadSlot<'r, T, W> {
-        let (slot, lap, seq) = (self.slot(), self.at.lap, self.at.seq);
-        self.at = self.at.next(self.ring.len());
-        ReadSlot { slot, seen, lap, seq, share: self.share.clone() }
-    }
-
-    /// Waits until the next slot is in a state that is `ready`.
-    #[inline]
-    fn wait<P: Patience<W>>(
-        &mut self,
-        ready: impl Fn(ConsumerView) -> bool,
-        patience: &P,
-    ) -> Result<State, P::Over> {
+    fn wait<P: Patience<W>>(&self, patience: &P) -> Result<State, P::Over> {
         let seen = self.slot().state();
-        if ready(seen.for_consumer(self.at.lap)) { Ok(seen) } else { self.wait_longer(seen, ready, patience) }
+        if ready(seen, self.at.lap) { Ok(seen) } else { self.wait_longer(seen, patience) }
     }
 
     #[cold]
-    fn wait_longer<P: Patience<W>>(
-        &mut self,
-        seen: State,
-        ready: impl Fn(ConsumerView) -> bool,
-        patience: &P,
-    ) -> Result<State, P::Over> {
+    fn wait_longer<P: Patience<W>>(&self, seen: State, patience: &P) -> Result<State, P::Over> {
         let lap = self.at.lap;
-        let (found, spurious) = self.slot().wait(seen, |seen| ready(seen.for_consumer(lap)), patience);
-        self.stats.waits += 1;
-        self.stats.spurious_wakes += spurious;
-        found
+        self.slot().wait(seen, |seen| ready(seen, lap), patience)
+    }
+
+    // `&mut`, or the future that borrows the handle would not be `Send`.
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<State> {
+        let lap = self.at.lap;
+        self.slot().poll(Side::Consumer, cx.waker(), |seen| ready(seen, lap))
     }
 }
 
-/// What a receive waits for.
+/// Whether a consumer on lap `lap` has nothing to wait for.
 #[inline]
-fn not_empty(view: ConsumerView) -> bool {
-    view != ConsumerView::Empty
-}
-
-/// What a receive with a timeout waits for: it also waits while the slot is held.
-#[inline]
-fn neither_empty_nor_held(view: ConsumerView) -> bool {
-    !matches!(view, ConsumerView::Empty | ConsumerView::Held)
+fn ready(seen: State, lap: Lap) -> bool {
+    !matches!(seen.for_consumer(lap), ConsumerView::Empty | ConsumerView::Held)
 }
 
 impl<T, W: Wait> Drop for Consumer<'_, T, W> {
     fn drop(&mut self) {
         // Dropped once the producer is told: what drops a waker is foreign code, which may panic.
         let _waker = self.ring.unregister(Side::Consumer);
-        self.ring.end(|_| State::CLOSE, Side::Producer);
+        let at = self.at;
+        self.ring.end(|index| State::close(at.lap_at(index)), Side::Producer);
     }
 }
 
@@ -415,25 +376,22 @@ pub struct Iter<'c, 'r, T, W: Wait = Spin> {
 }
 
 impl<'r, T, W: Wait> Iterator for Iter<'_, 'r, T, W> {
-    type Item = Result<ReadSlot<'r, T, W>, RecvError>;
+    type Item = Result<KeptSlot<'r, T, W>, RecvError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.ended {
             return None;
         }
-        let item = self.consumer.recv();
-        self.ended = !matches!(item, Ok(_) | Err(RecvError::Cancelled));
-        match item {
-            Err(RecvError::Finished) => None,
-            item => Some(item),
-        }
+        let item = self.consumer.recv().map(|slot| slot.map(ReadSlot::keep)).transpose();
+        self.ended = !matches!(item, Some(Ok(_) | Err(RecvError::Cancelled)));
+        item
     }
 }
 
 impl<T, W: Wait> core::iter::FusedIterator for Iter<'_, '_, T, W> {}
 
 impl<'c, 'r, T, W: Wait> IntoIterator for &'c mut Consumer<'r, T, W> {
-    type Item = Result<ReadSlot<'r, T, W>, RecvError>;
+    type Item = Result<KeptSlot<'r, T, W>, RecvError>;
     type IntoIter = Iter<'c, 'r, T, W>;
 
     fn into_iter(self) -> Self::IntoIter {
@@ -443,54 +401,52 @@ impl<'c, 'r, T, W: Wait> IntoIterator for &'c mut Consumer<'r, T, W> {
 
 /// A filled slot, to be used in place; the producer gets it back when it is dropped.
 ///
-/// **Dropping it releases the slot**: progress must not depend on a call. (A
-/// [`WriteSlot`](crate::WriteSlot) differs: dropping it does *not* hand it over.)
+/// **Dropping it releases the slot**: progress must not depend on a call. (A [`WriteSlot`](crate::WriteSlot) differs:
+/// dropping it does *not* hand it over.) Leaking it changes nothing: the next receive returns the same slot.
 ///
-/// It may outlive the consumer and be dropped on any thread. From owned or `static` handles it is `'static` and keeps
-/// the ring alive, so it fits into a task, a tensor or a foreign object. A guard that is leaked (`mem::forget`) costs
-/// its slot: the ring runs out of slots ([`SlotHeld`](RecvError::SlotHeld), and the end once the producer is gone),
-/// it never hands one out twice.
-///
-/// It does not outlive a ring that is borrowed:
+/// It borrows the consumer, so that one slot is read at a time, and none outlives its handle:
 ///
 /// ```compile_fail,E0505
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
 /// let (_tx, mut rx) = ring.split();
 /// let slot = rx.recv().unwrap();
-/// drop(ring);
-/// println!("{}", *slot);
+/// drop(rx);
+/// println!("{slot:?}");
 /// ```
-pub struct ReadSlot<'r, T, W: Wait = Spin> {
-    slot: SlotRef<'r, T, W>,
+pub struct ReadSlot<'c, 'r, T, W: Wait = Spin> {
+    consumer: &'c mut Consumer<'r, T, W>,
     /// The state in which the slot was found filled.
     seen: State,
-    lap: Lap,
-    seq: u64,
-    /// Last: frees the ring, if this is its last owner.
-    #[allow(dead_code)] // keeps the ring alive
-    share: Share<'r, T>,
 }
 
-impl<T, W: Wait> ReadSlot<'_, T, W> {
-    /// Gives the slot back to the producer, as dropping it does.
+impl<'r, T, W: Wait> ReadSlot<'_, 'r, T, W> {
+    /// Turns this guard into one that does not borrow the consumer, so that the next slot can be received while this one
+    /// is in use.
     ///
-    /// # Panics
-    ///
-    /// If waking the producer's task does (its `Waker` is foreign code); the slot has then been given back.
+    /// No wait. No atomic operation, but for a ring on the heap one that counts the guard as an owner.
     ///
     /// # Examples
     ///
     /// ```
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, mut rx) = ring.split();
-    /// tx.acquire().unwrap().commit().unwrap();
-    /// tx.acquire().unwrap().commit().unwrap();
-    /// rx.recv()?.release();
-    /// assert!(tx.try_acquire().is_ok());
+    /// let (mut tx, mut rx) = twinbuf_core::HeapRing::new([0; 3]).into_handles();
+    /// tx.fill(|slot| *slot = 1).unwrap();
+    /// tx.fill(|slot| *slot = 2).unwrap();
+    /// let first = rx.recv()?.unwrap().keep();
+    /// let second = rx.recv()?.unwrap().keep();
+    /// std::thread::spawn(move || assert_eq!(*second, 2)); // released there
+    /// assert_eq!(*first, 1);
     /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
-    #[inline]
-    pub fn release(self) {}
+    #[must_use = "dropping a kept slot releases it"]
+    pub fn keep(self) -> KeptSlot<'r, T, W> {
+        let mut this = ManuallyDrop::new(self);
+        let seen = this.seen;
+        let consumer = &mut *this.consumer;
+        let (slot, Cursor { lap, seq, .. }) = (consumer.slot(), consumer.at);
+        let share = consumer.share.share();
+        consumer.advance();
+        KeptSlot { slot, seen, lap, seq, share }
+    }
 
     /// Returns the number of this hand-off, from 0: that of the [`WriteSlot`](crate::WriteSlot) it was filled by.
     ///
@@ -498,36 +454,111 @@ impl<T, W: Wait> ReadSlot<'_, T, W> {
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
     /// let (mut tx, mut rx) = ring.split();
     /// tx.acquire().unwrap().commit().unwrap();
-    /// assert_eq!(rx.recv()?.seq(), 0);
+    /// assert_eq!(rx.recv()?.unwrap().seq(), 0);
     /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.consumer.at.seq
+    }
+}
+
+impl<T, W: Wait> Drop for ReadSlot<'_, '_, T, W> {
+    #[inline]
+    fn drop(&mut self) {
+        let (slot, lap) = (self.consumer.slot(), self.consumer.at.lap);
+        slot.hand_over(self.seen, &[Side::Producer], |s| s.release(lap), || self.consumer.advance());
+    }
+}
+
+impl<T, W: Wait> Deref for ReadSlot<'_, '_, T, W> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the slot was found filled on the consumer's lap, so it is the consumer's until the release in our drop,
+        // and this guard is the only one for it: it holds the consumer, and with it the cursor. A `&mut` would need
+        // `&mut self`.
+        unsafe { self.consumer.slot().value() }
+    }
+}
+
+impl<T, W: Wait> DerefMut for ReadSlot<'_, '_, T, W> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+        unsafe { self.consumer.slot().value_mut() }
+    }
+}
+
+impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, '_, T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadSlot").field("seq", &self.seq()).field("value", &**self).finish()
+    }
+}
+
+/// A filled slot that does not borrow the consumer; made by [`ReadSlot::keep`] and by iterating.
+///
+/// **Dropping it releases the slot**, on any thread and in any order. It may outlive the consumer. From the handles of a
+/// [`HeapRing`](crate::HeapRing) or of a `static` ring it is `'static` and keeps the ring alive, so it fits into a task, a
+/// tensor or a foreign object.
+///
+/// A guard that is leaked (`mem::forget`) costs its slot, which is never handed out again, by any call of any kind of
+/// ring. Receives then wait at its place until the producer is gone.
+///
+/// It does not outlive a ring that is borrowed:
+///
+/// ```compile_fail,E0505
+/// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
+/// let (_tx, mut rx) = ring.split();
+/// let slot = rx.recv().unwrap().unwrap().keep();
+/// drop(ring);
+/// println!("{}", *slot);
+/// ```
+pub struct KeptSlot<'r, T, W: Wait = Spin> {
+    slot: SlotRef<'r, T, W>,
+    /// The state in which the slot was found filled.
+    seen: State,
+    lap: Lap,
+    seq: u64,
+    /// Last: frees the ring, if this is its last owner.
+    #[allow(dead_code)] // keeps the ring alive
+    share: Share<'r, T, W>,
+}
+
+/// The sides that may wait for a kept slot: the producer for the slot to come free, the consumer, one lap ahead, for it
+/// to be filled again.
+const BOTH: &[Side] = &[Side::Producer, Side::Consumer];
+
+impl<T, W: Wait> KeptSlot<'_, T, W> {
+    /// Returns the number of this hand-off, from 0: see [`ReadSlot::seq`].
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.seq
     }
 }
 
-impl<T, W: Wait> Drop for ReadSlot<'_, T, W> {
+impl<T, W: Wait> Drop for KeptSlot<'_, T, W> {
     #[inline]
     fn drop(&mut self) {
         let lap = self.lap;
-        self.slot.hand_over(self.seen, &[Side::Producer], |s| s.release(lap), || ());
+        self.slot.hand_over(self.seen, BOTH, |s| s.release(lap), || ());
     }
 }
 
-impl<T, W: Wait> Deref for ReadSlot<'_, T, W> {
+impl<T, W: Wait> Deref for KeptSlot<'_, T, W> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot was found filled on the consumer's lap, so it is the consumer's until the release
-        // in our drop, and its cursor has moved on: this guard is the only one for this lap. A `&mut` would
-        // need `&mut self`.
+        // SAFETY: the slot was found filled on the consumer's lap, so it is the consumer's until the release in our drop,
+        // and the consumer's cursor has moved on: this guard is the only one for this lap. A `&mut` would need
+        // `&mut self`.
         unsafe { self.slot.value() }
     }
 }
 
-impl<T, W: Wait> DerefMut for ReadSlot<'_, T, W> {
+impl<T, W: Wait> DerefMut for KeptSlot<'_, T, W> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
@@ -535,8 +566,8 @@ impl<T, W: Wait> DerefMut for ReadSlot<'_, T, W> {
     }
 }
 
-impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, T, W> {
+impl<T: fmt::Debug, W: Wait> fmt::Debug for KeptSlot<'_, T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadSlot").field("seq", &self.seq()).field("value", &**self).finish()
+        f.debug_struct("KeptSlot").field("seq", &self.seq).field("value", &**self).finish()
     }
 }

@@ -15,23 +15,23 @@
 //! fn shorter<'r, 's>(slot: ReservedSlot<'r, &'static str>) -> ReservedSlot<'r, &'s str> { slot }
 //! ```
 //! ```compile_fail
-//! use twinbuf_core::ReadSlot;
-//! fn shorter<'r, 's>(slot: ReadSlot<'r, &'static str>) -> ReadSlot<'r, &'s str> { slot }
+//! use twinbuf_core::KeptSlot;
+//! fn shorter<'r, 's>(slot: KeptSlot<'r, &'static str>) -> KeptSlot<'r, &'s str> { slot }
 //! ```
 //! ```compile_fail
-//! use twinbuf_core::HeapRing;
-//! fn shorter<'r, 's>(ring: &'r HeapRing<&'static str>) -> &'r HeapRing<&'s str> { ring }
+//! use twinbuf_core::{HeapRing, Park};
+//! fn shorter<'r, 's>(ring: &'r HeapRing<&'static str, Park>) -> &'r HeapRing<&'s str, Park> { ring }
 //! ```
 //!
 //! The same with types that are the same, so that the failures above are those of the lifetimes:
 //!
 //! ```
-//! use twinbuf_core::{Consumer, HeapRing, Producer, ReadSlot, ReservedSlot};
+//! use twinbuf_core::{Consumer, HeapRing, KeptSlot, Park, Producer, ReservedSlot};
 //! fn tx<'r>(tx: Producer<'r, &'static str>) -> Producer<'r, &'static str> { tx }
 //! fn rx<'r>(rx: Consumer<'r, &'static str>) -> Consumer<'r, &'static str> { rx }
 //! fn reserved<'r>(slot: ReservedSlot<'r, &'static str>) -> ReservedSlot<'r, &'static str> { slot }
-//! fn read<'r>(slot: ReadSlot<'r, &'static str>) -> ReadSlot<'r, &'static str> { slot }
-//! fn ring<'r>(ring: &'r HeapRing<&'static str>) -> &'r HeapRing<&'static str> { ring }
+//! fn kept<'r>(slot: KeptSlot<'r, &'static str>) -> KeptSlot<'r, &'static str> { slot }
+//! fn ring<'r>(ring: &'r HeapRing<&'static str, Park>) -> &'r HeapRing<&'static str, Park> { ring }
 //! ```
 //!
 //! A strategy cannot write the word that it waits on, in any way that safe code has:

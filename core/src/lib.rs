@@ -86,7 +86,8 @@ mod error;
 mod producer;
 mod raw;
 mod ring;
-pub mod state;
+#[allow(unreachable_pub)] // the oracle compiles it again
+mod state;
 #[cfg(not(loom))]
 #[allow(unreachable_pub)]
 mod sync;
@@ -96,20 +97,12 @@ pub mod sync;
 mod wait;
 mod waker;
 
-pub use consumer::{Consumer, ConsumerStats, Iter, ReadSlot};
-pub use error::{
-    AcquireTimeoutError, Closed, FillError, RecvError, RecvTimeoutError, TryAcquireError, TryRecvError,
-};
-pub use producer::{Producer, ProducerStats, ReservedSlot, WriteSlot};
+pub use consumer::{Consumer, Iter, KeptSlot, ReadSlot};
+pub use error::{Closed, RecvError, TryAcquireError, TryRecvError};
+pub use producer::{Producer, ReservedSlot, WriteSlot};
 #[cfg(feature = "alloc")]
 pub use ring::HeapRing;
-#[cfg(feature = "std")]
-pub use ring::channel;
 pub use ring::{DoubleBuffer, Ring};
 #[cfg(feature = "std")]
-pub use wait::{Adaptive, Backoff, Park, SpinYield};
+pub use wait::{Backoff, Park};
 pub use wait::{Spin, Wait, WaitUntil, Word};
-
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

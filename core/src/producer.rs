@@ -7,7 +7,7 @@ use core::ops::{Deref, DerefMut};
 use core::task::{Context, Poll};
 use core::time::Duration;
 
-use crate::error::{AcquireTimeoutError, Closed, FillError, TryAcquireError};
+use crate::error::{Closed, TryAcquireError};
 use crate::raw::{Cursor, Forever, Patience, RingRef, Share, Side, SlotRef, TimedOut, Until};
 use crate::state::{Lap, ProducerView, State};
 use crate::wait::{Spin, Wait, WaitUntil};
@@ -32,38 +32,14 @@ use crate::wait::{Spin, Wait, WaitUntil};
 pub struct Producer<'r, T, W: Wait = Spin> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
-    stats: ProducerStats,
-    /// The hand-off for which the last poll that found nothing was.
-    pending: Option<u64>,
     finished: bool,
     /// Last: frees the ring, if this is its last owner.
-    share: Share<'r, T>,
-}
-
-/// What a [`Producer`] has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "defmt", derive(defmt::Format))]
-#[non_exhaustive]
-pub struct ProducerStats {
-    /// Slots committed or reserved; a commit that returned `Closed` counts.
-    pub handoffs: u64,
-    /// Calls that found the next slot still full and had to wait for it (`try_acquire` never does).
-    pub waits: u64,
-    /// Wake-ups, within those waits, after which the slot was still full. A poll that finds the same slot still
-    /// full as the one before counts as one, and so does a sleep that its deadline ended.
-    pub spurious_wakes: u64,
+    share: Share<'r, T, W>,
 }
 
 impl<'r, T, W: Wait> Producer<'r, T, W> {
-    pub(crate) fn new(ring: RingRef<'r, T, W>, share: Share<'r, T>) -> Self {
-        Self {
-            ring,
-            at: Cursor::START,
-            stats: ProducerStats::default(),
-            pending: None,
-            finished: false,
-            share,
-        }
+    pub(crate) fn new(ring: RingRef<'r, T, W>, share: Share<'r, T, W>) -> Self {
+        Self { ring, at: Cursor::START, finished: false, share }
     }
 
     /// Returns the next slot if it is free now. Never waits: at most one atomic load.
@@ -78,7 +54,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// ```
     /// use twinbuf_core::{DoubleBuffer, TryAcquireError};
     /// let mut ring = DoubleBuffer::new([0, 0]);
-    /// let (mut tx, mut rx) = ring.split();
+    /// let (mut tx, rx) = ring.split();
     /// tx.try_acquire().unwrap().commit().unwrap();
     /// tx.try_acquire().unwrap().commit().unwrap();
     /// assert_eq!(tx.try_acquire().unwrap_err(), TryAcquireError::Full);
@@ -111,7 +87,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// let mut slot = tx.acquire()?;
     /// *slot = 5;
     /// slot.commit()?;
-    /// assert_eq!(*rx.recv().unwrap(), 5);
+    /// assert_eq!(*rx.recv().unwrap().unwrap(), 5);
     /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
     #[inline]
@@ -124,24 +100,21 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     ///
     /// # Errors
     ///
-    /// [`Timeout`](AcquireTimeoutError::Timeout) when the time is over and the slot still full,
-    /// [`Closed`](AcquireTimeoutError::Closed) once the consumer is gone.
+    /// [`Full`](TryAcquireError::Full) when the time is over and the slot still in use,
+    /// [`Closed`](TryAcquireError::Closed) once the consumer is gone.
     ///
     /// # Examples
     ///
     /// ```
     /// use std::time::Duration;
-    /// use twinbuf_core::AcquireTimeoutError;
-    /// let (mut tx, _rx) = twinbuf_core::channel([0; 2]);
+    /// use twinbuf_core::{HeapRing, TryAcquireError};
+    /// let (mut tx, _rx) = HeapRing::new([0; 2]).into_handles();
     /// tx.acquire().unwrap().commit().unwrap();
     /// tx.acquire().unwrap().commit().unwrap();
     /// let timeout = Duration::from_millis(1);
-    /// assert_eq!(tx.acquire_timeout(timeout).unwrap_err(), AcquireTimeoutError::Timeout);
+    /// assert_eq!(tx.acquire_timeout(timeout).unwrap_err(), TryAcquireError::Full);
     /// ```
-    pub fn acquire_timeout(
-        &mut self,
-        timeout: Duration,
-    ) -> Result<WriteSlot<'_, 'r, T, W>, AcquireTimeoutError>
+    pub fn acquire_timeout(&mut self, timeout: Duration) -> Result<WriteSlot<'_, 'r, T, W>, TryAcquireError>
     where
         W: WaitUntil,
     {
@@ -161,20 +134,20 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// # Examples
     ///
     /// ```
-    /// let (mut tx, _rx) = twinbuf_core::channel([0; 2]);
+    /// let (mut tx, _rx) = twinbuf_core::HeapRing::new([0; 2]).into_handles();
     /// let deadline = std::time::Instant::now();
     /// assert!(tx.acquire_deadline(deadline).is_ok());
     /// ```
     pub fn acquire_deadline(
         &mut self,
         deadline: W::Instant,
-    ) -> Result<WriteSlot<'_, 'r, T, W>, AcquireTimeoutError>
+    ) -> Result<WriteSlot<'_, 'r, T, W>, TryAcquireError>
     where
         W: WaitUntil,
     {
         match self.wait(&Until(deadline)) {
             Ok(seen) => Ok(self.write_slot(seen)?),
-            Err(TimedOut(_)) => Err(AcquireTimeoutError::Timeout),
+            Err(TimedOut(_)) => Err(TryAcquireError::Full),
         }
     }
 
@@ -222,7 +195,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     ///     *slot = 5;
     ///     slot.commit()
     /// })?;
-    /// assert_eq!(*rx.recv().unwrap(), 5);
+    /// assert_eq!(*rx.recv().unwrap().unwrap(), 5);
     /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
     pub async fn acquire_async(&mut self) -> Result<WriteSlot<'_, 'r, T, W>, Closed> {
@@ -246,7 +219,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
     /// let (mut tx, mut rx) = ring.split();
     /// tx.fill(|slot| *slot = 5)?;
-    /// assert_eq!(*rx.recv().unwrap(), 5);
+    /// assert_eq!(*rx.recv().unwrap().unwrap(), 5);
     /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
     pub fn fill<R>(&mut self, fill: impl FnOnce(&mut T) -> R) -> Result<R, Closed> {
@@ -256,37 +229,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Ok(result)
     }
 
-    /// As [`fill`](Producer::fill), with a closure that may fail: then the slot is not committed.
-    ///
-    /// # Errors
-    ///
-    /// [`Failed`](FillError::Failed) with the closure's error: the next call gets the same slot.
-    /// [`Closed`](FillError::Closed) once the consumer is gone.
-    ///
-    /// # Panics
-    ///
-    /// As [`fill`](Producer::fill).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::io::Read;
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([[0u8; 4], [0u8; 4]]);
-    /// let (mut tx, mut rx) = ring.split();
-    /// let mut file: &[u8] = b"12345";
-    /// assert!(tx.try_fill(|slot| file.read_exact(slot)).is_ok());
-    /// assert!(tx.try_fill(|slot| file.read_exact(slot)).is_err()); // one byte is left: nothing is committed
-    /// assert_eq!(*rx.try_recv().unwrap(), *b"1234");
-    /// assert!(rx.try_recv().is_err());
-    /// ```
-    pub fn try_fill<R, E>(&mut self, fill: impl FnOnce(&mut T) -> Result<R, E>) -> Result<R, FillError<E>> {
-        let mut slot = self.acquire()?;
-        let result = fill(&mut slot).map_err(FillError::Failed)?;
-        slot.commit()?;
-        Ok(result)
-    }
-
-    /// Ends the data: the consumer receives what was committed, then `Finished`.
+    /// Ends the data: the consumer receives what was committed, then `None`.
     ///
     /// Finish after the last commit. At the place of a [`ReservedSlot`] that is still open the consumer reads
     /// [`Abandoned`](crate::RecvError::Abandoned), since an open guard and a leaked one look alike. A commit that
@@ -295,11 +238,10 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// # Examples
     ///
     /// ```
-    /// use twinbuf_core::{DoubleBuffer, TryRecvError};
-    /// let mut ring = DoubleBuffer::new([0; 2]);
+    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
     /// let (tx, mut rx) = ring.split();
     /// tx.finish();
-    /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Finished);
+    /// assert!(matches!(rx.try_recv(), Ok(None)));
     /// ```
     pub fn finish(mut self) {
         self.finished = true;
@@ -319,40 +261,25 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.slot().state().is_closed()
     }
 
-    /// Returns what this producer has done so far. Counters of the handle itself: reading and keeping them costs the
-    /// other side nothing.
-    ///
-    /// ```
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, _rx) = ring.split();
-    /// tx.acquire().unwrap().commit().unwrap();
-    /// assert_eq!(tx.stats().handoffs, 1);
-    /// assert_eq!(tx.stats().waits, 0);
-    /// ```
-    #[must_use]
-    pub fn stats(&self) -> ProducerStats {
-        ProducerStats { handoffs: self.at.seq, ..self.stats }
-    }
-
     /// Returns the number of slots of the ring.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.ring.len()
     }
 
-    /// Returns how many slots are handed over and not yet released, cancelled places among them: what the consumer
-    /// has and has still to receive. After the consumer has gone it no longer changes.
+    /// Returns the number of slots that were handed over and have not been released, cancelled ones included. The same
+    /// on both sides.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
     /// let (mut tx, mut rx) = ring.split();
     /// assert!(tx.is_empty());
     /// tx.fill(|slot| *slot = 1)?;
-    /// assert_eq!((tx.len(), tx.depth()), (1, 2));
+    /// assert_eq!((tx.len(), rx.len(), tx.depth()), (1, 1, 2));
     /// let slot = rx.recv().unwrap();
     /// assert_eq!(tx.len(), 1);
     /// drop(slot);
-    /// assert_eq!(tx.len(), 0);
+    /// assert_eq!((tx.len(), rx.len()), (0, 0));
     /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
     #[must_use]
@@ -366,8 +293,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.len() == 0
     }
 
-    /// Ends both handles that own a ring and returns its slots, in the order that they had. Those of a
-    /// [`HeapRing`](crate::HeapRing) stay in their memory.
+    /// Ends both handles of a [`HeapRing`](crate::HeapRing) and returns its slots, in the order and the memory that they
+    /// had.
     ///
     /// # Errors
     ///
@@ -377,9 +304,9 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// # Examples
     ///
     /// ```
-    /// let (mut tx, mut rx) = twinbuf_core::channel([vec![1], vec![2]]);
+    /// let (mut tx, mut rx) = twinbuf_core::HeapRing::new([vec![1], vec![2]]).into_handles();
     /// tx.fill(|slot| slot.push(3)).unwrap();
-    /// let slot = rx.recv().unwrap();
+    /// let slot = rx.recv().unwrap().unwrap().keep();
     /// let (tx, rx) = tx.reunite(rx).unwrap_err(); // the guard is alive
     /// drop(slot);
     /// assert_eq!(tx.reunite(rx).unwrap(), [vec![1, 3], vec![2]]);
@@ -426,21 +353,13 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     #[cold]
     fn wait_longer<P: Patience<W>>(&mut self, seen: State, patience: &P) -> Result<State, P::Over> {
         let lap = self.at.lap;
-        let (found, spurious) = self.slot().wait(seen, |seen| free_or_closed(seen, lap), patience);
-        self.stats.waits += 1;
-        self.stats.spurious_wakes += spurious;
-        found
+        self.slot().wait(seen, |seen| free_or_closed(seen, lap), patience)
     }
 
+    // `&mut`, or the future that borrows the handle would not be `Send`.
     fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<State> {
         let lap = self.at.lap;
-        if let Some(found) = self.slot().poll(Side::Producer, cx.waker(), |seen| free_or_closed(seen, lap)) {
-            return Poll::Ready(found);
-        }
-        let again = self.pending.replace(self.at.seq) == Some(self.at.seq);
-        self.stats.waits += u64::from(!again);
-        self.stats.spurious_wakes += u64::from(again);
-        Poll::Pending
+        self.slot().poll(Side::Producer, cx.waker(), |seen| free_or_closed(seen, lap))
     }
 }
 
@@ -458,7 +377,13 @@ impl<T, W: Wait> Drop for Producer<'_, T, W> {
         // Dropped once the consumer is told: what drops a waker is foreign code, which may panic.
         let _waker = self.ring.unregister(Side::Producer);
         let (finished, at) = (self.finished, self.at);
-        let bits = |index| if finished && index == at.index { State::finish(at.lap) } else { State::ABANDON };
+        let bits = |index| {
+            if finished && index == at.index {
+                State::finish(at.lap)
+            } else {
+                State::abandon(at.lap_at(index))
+            }
+        };
         self.ring.end(bits, Side::Consumer);
     }
 }
@@ -515,7 +440,7 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
     /// let (mut tx, mut rx) = ring.split();
-    /// drop(tx.acquire()?); // not handed over
+    /// drop(tx.acquire()?); // not handed over: the next acquire returns the same slot
     /// tx.acquire()?.commit()?;
     /// assert!(rx.try_recv().is_ok());
     /// assert!(rx.try_recv().is_err());
@@ -546,7 +471,8 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
     /// assert!(rx.try_recv().is_err()); // the first slot comes first
     /// *first = 1;
     /// first.commit()?;
-    /// assert_eq!((*rx.recv().unwrap(), *rx.recv().unwrap()), (1, 2));
+    /// assert_eq!(*rx.recv().unwrap().unwrap(), 1);
+    /// assert_eq!(*rx.recv().unwrap().unwrap(), 2);
     /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
     #[must_use = "a reserved slot that is dropped without `commit` reaches the consumer as `Cancelled`"]
@@ -556,24 +482,11 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
             slot: self.producer.slot(),
             seen: self.seen,
             at,
-            share: self.producer.share.clone(),
+            share: self.producer.share.share(),
         };
         self.producer.advance();
         slot
     }
-
-    /// Gives the slot up, as dropping it does: the next acquire gets it again, with what has been written.
-    ///
-    /// ```
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, _rx) = ring.split();
-    /// let mut slot = tx.acquire()?;
-    /// *slot = 7;
-    /// slot.abort();
-    /// assert_eq!(*tx.acquire()?, 7);
-    /// # Ok::<(), twinbuf_core::Closed>(())
-    /// ```
-    pub fn abort(self) {}
 
     /// Returns the number of this hand-off, from 0.
     ///
@@ -624,21 +537,23 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, '_, T, W> {
 /// * **Committed:** the consumer receives it in its turn.
 /// * **Dropped:** the consumer reads [`Cancelled`](crate::RecvError::Cancelled) in its turn, once; what follows is not
 ///   affected.
-/// * **Leaked** (`mem::forget`): the slot is never handed out again, to either side. That is the promise to give to a
-///   DMA engine or a driver that may still write to it. The consumer waits at its place, and reads
-///   [`Abandoned`](crate::RecvError::Abandoned) there once the producer is gone, however it went.
+/// * **Leaked** (`mem::forget`): the slot is never handed out again, by any call of any kind of ring, and a ring on the
+///   heap is never freed. That is the promise to give to a DMA engine or a driver that may still write to it; the memory
+///   of a borrowed [`Ring`](crate::Ring) itself is its owner's, so give those a `ReservedSlot<'static, ..>`. The consumer
+///   waits at its place, and reads [`Abandoned`](crate::RecvError::Abandoned) there once the producer is gone, however it
+///   went.
 ///
 /// ```
 /// use twinbuf_core::{HeapRing, RecvError};
-/// let (mut tx, mut rx) = HeapRing::new(vec![0; 3]).into_handles();
+/// let (mut tx, mut rx) = HeapRing::new([0; 3]).into_handles();
 /// let first = tx.acquire()?.reserve();
 /// let second = tx.acquire()?.reserve();
 /// std::thread::spawn(move || second.commit()).join().unwrap()?;
 /// drop(first);
 /// tx.finish(); // after the last of them
 /// assert_eq!(rx.recv().unwrap_err(), RecvError::Cancelled);
-/// assert!(rx.recv().is_ok());
-/// assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+/// assert!(rx.recv().unwrap().is_some());
+/// assert!(rx.recv().unwrap().is_none()); // the end
 /// # Ok::<(), twinbuf_core::Closed>(())
 /// ```
 #[must_use = "a reserved slot that is dropped without `commit` reaches the consumer as `Cancelled`"]
@@ -648,7 +563,7 @@ pub struct ReservedSlot<'r, T, W: Wait = Spin> {
     seen: State,
     at: Cursor,
     /// Last: frees the ring, if this is its last owner.
-    share: Share<'r, T>,
+    share: Share<'r, T, W>,
 }
 
 /// The sides that may wait for a reserved slot: the consumer for the slot to be filled, the producer, one lap ahead,

@@ -19,9 +19,10 @@
 //!
 //! A `WAITER` left behind by a wait that timed out or was cancelled costs the next hand-off one needless wake.
 //!
-//! Both sides can wait for the same slot: the consumer until a reserved slot is committed, the producer, one lap
-//! ahead, until it is released. The commit then clears the one `WAITER` bit of both, so it wakes both, and the
-//! producer announces itself again.
+//! Both sides can wait for the same slot. While a reserved slot is open, the consumer waits for its commit and the
+//! producer, one lap ahead, for its release. While a kept slot is held, the producer waits for its release and the
+//! consumer, one lap ahead, for the commit that follows. The hand-off clears the one `WAITER` bit of both, so it wakes
+//! both, and the one that has to wait longer announces itself again.
 //!
 //! # Why the end comes in order
 //!
@@ -29,15 +30,15 @@
 //! word that it would read next, and there `FULL` wins: all that was committed before is delivered first.
 
 #[cfg(feature = "alloc")]
-use alloc::{sync::Arc, vec::Vec};
+use alloc::{boxed::Box, vec::Vec};
 use core::marker::PhantomData;
 use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
-use core::task::Waker;
+use core::task::{Poll, Waker};
 
 use crate::state::{Lap, State};
 #[cfg(feature = "alloc")]
-use crate::sync::Count;
+use crate::sync::HeapWords;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell, const_fn};
 use crate::wait::{Wait, WaitUntil, Word};
 use crate::waker::WakerCell;
@@ -56,12 +57,6 @@ impl<W> Waiting<W> {
         }
     }
 
-    /// Forgets all wakers.
-    pub(crate) fn restart(&mut self) {
-        self.producer = WakerCell::new();
-        self.consumer = WakerCell::new();
-    }
-
     fn cell(&self, side: Side) -> &WakerCell {
         match side {
             Side::Producer => &self.producer,
@@ -77,93 +72,124 @@ pub(crate) enum Side {
     Consumer,
 }
 
-/// A ring that its handles and guards own together, without its depth and strategy in the type.
+/// A ring on the heap, which its handles and guards own together.
 #[cfg(feature = "alloc")]
-pub(crate) trait Owner<T> {
-    fn into_slots(self: Arc<Self>) -> Option<Vec<T>>;
+pub(crate) struct Block<T, W> {
+    /// Of shares. Two handles and one guard a slot are the most there can be.
+    count: AtomicU32,
+    pub(crate) words: HeapWords,
+    pub(crate) slots: Box<[UnsafeCell<T>]>,
+    pub(crate) waiting: Waiting<W>,
 }
 
-/// A share of a ring, if the ring is owned by its handles and guards; nothing if it is borrowed.
-pub(crate) struct Share<'r, T> {
+#[cfg(feature = "alloc")]
+impl<T, W> Block<T, W> {
+    pub(crate) fn new(words: HeapWords, slots: Box<[UnsafeCell<T>]>, wait: W) -> Self {
+        Self { count: AtomicU32::new(0), words, slots, waiting: Waiting::new(wait) }
+    }
+}
+
+/// A share of a [`Block`] if the ring is owned by its handles and guards; nothing if it is borrowed.
+pub(crate) struct Share<'r, T, W> {
     #[cfg(feature = "alloc")]
-    owner: Option<(Count, Arc<dyn Owner<T> + Send + Sync + 'r>)>,
+    block: Option<NonNull<Block<T, W>>>,
     ring: PhantomData<&'r UnsafeCell<T>>,
+    strategy: PhantomData<W>,
 }
 
-impl<'r, T> Share<'r, T> {
+impl<T, W> Share<'_, T, W> {
     pub(crate) const BORROWED: Self = Self {
         #[cfg(feature = "alloc")]
-        owner: None,
+        block: None,
         ring: PhantomData,
+        strategy: PhantomData,
     };
 
-    #[cfg(feature = "alloc")]
-    pub(crate) fn new(owner: Arc<dyn Owner<T> + Send + Sync + 'r>) -> Self {
-        Self { owner: Some((Count::new(), owner)), ring: PhantomData }
+    /// One more share of the same ring.
+    #[inline]
+    pub(crate) fn share(&self) -> Self {
+        #[cfg(feature = "alloc")]
+        if let Some(block) = &self.block {
+            // Relaxed: whoever uses the new share got it from us. It cannot overflow: see `Block`.
+            // SAFETY: the block lives as long as a share of it, such as ours.
+            unsafe { block.as_ref() }.count.fetch_add(1, Ordering::Relaxed);
+        }
+        Self {
+            #[cfg(feature = "alloc")]
+            block: self.block,
+            ..Self::BORROWED
+        }
+    }
+}
+
+#[cfg(feature = "alloc")]
+impl<T, W> Share<'_, T, W> {
+    /// The first share of this block, whose values must not outlive `'r`.
+    pub(crate) fn first(block: Box<Block<T, W>>) -> (NonNull<Block<T, W>>, Self) {
+        let block = NonNull::from(Box::leak(block));
+        // SAFETY: the box was leaked: the block lives until the last share frees it.
+        // Relaxed: nobody else has it yet.
+        unsafe { block.as_ref() }.count.fetch_add(1, Ordering::Relaxed);
+        (block, Self { block: Some(block), ..Self::BORROWED })
     }
 
-    /// Whether this and `other` are all the shares there are of one ring. No other thread can make a third one while
-    /// the caller has both.
-    #[cfg(feature = "alloc")]
+    /// Whether this and `other` are all the shares there are of one ring. Then no other thread can make a third one
+    /// while the caller has both.
     pub(crate) fn is_all_with(&self, other: &Self) -> bool {
-        match (&self.owner, &other.owner) {
-            (Some((count, ours)), Some((_, theirs))) => Arc::ptr_eq(ours, theirs) && count.of(ours) == 2,
-            _ => false,
-        }
+        let (Some(ours), Some(theirs)) = (self.block, other.block) else { return false };
+        // SAFETY: the block lives as long as a share of it, such as ours.
+        let count = &unsafe { ours.as_ref() }.count;
+        // Acquire: what the guards did that gave up their shares comes before what the caller does with the slots.
+        ours == theirs && count.load(Ordering::Acquire) == 2
     }
 
     /// Leaves `BORROWED` behind.
-    #[cfg(feature = "alloc")]
     pub(crate) fn take(&mut self) -> Self {
         core::mem::replace(self, Self::BORROWED)
     }
 
     /// The slots of the ring of which this is the last share.
-    #[cfg(feature = "alloc")]
-    pub(crate) fn into_slots(mut self) -> Option<Vec<T>> {
-        let owner = {
-            let (_count, owner) = self.owner.take()?;
-            owner
-        };
-        owner.into_slots()
+    pub(crate) fn into_slots(self) -> Option<Vec<T>> {
+        let block = core::mem::ManuallyDrop::new(self).block?;
+        // Relaxed: the caller found it by `is_all_with`.
+        // SAFETY: the block lives as long as a share of it, such as ours.
+        debug_assert_eq!(unsafe { block.as_ref() }.count.load(Ordering::Relaxed), 1);
+        // SAFETY: made by `Box::leak`, and this was the last share.
+        let block = unsafe { Box::from_raw(block.as_ptr()) };
+        Some(crate::sync::heap_values(block.slots))
     }
 }
 
 #[cfg(feature = "alloc")]
-impl<T> Drop for Share<'_, T> {
+impl<T, W> Drop for Share<'_, T, W> {
     /// Small enough to be inlined into the drop of a guard, which then stays in registers.
     #[inline]
     fn drop(&mut self) {
         #[inline(never)]
-        fn give_up<O: ?Sized>(owner: (Count, Arc<O>)) {
-            drop(owner);
+        fn give_up<T, W>(block: NonNull<Block<T, W>>) {
+            // AcqRel: what every other share did comes before the last one frees the block.
+            // SAFETY: the block lives as long as a share of it, such as ours.
+            if unsafe { block.as_ref() }.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+                // SAFETY: made by `Box::leak`, and this was the last share.
+                drop(unsafe { Box::from_raw(block.as_ptr()) });
+            }
         }
-        if let Some(owner) = self.owner.take() {
-            give_up(owner);
-        }
-    }
-}
-
-impl<T> Clone for Share<'_, T> {
-    #[inline]
-    fn clone(&self) -> Self {
-        Self {
-            #[cfg(feature = "alloc")]
-            owner: self.owner.clone(),
-            ring: PhantomData,
+        if let Some(block) = self.block {
+            give_up(block);
         }
     }
 }
 
-// SAFETY: a share is an `Arc` of something that is `Send` and `Sync`; the marker is none of it.
-unsafe impl<T> Send for Share<'_, T> {}
-// SAFETY: as for `Send`.
-unsafe impl<T> Sync for Share<'_, T> {}
+// SAFETY: a share is a pointer to a block of which every thread may free the last share: `HeapRing::into_handles`, which
+// makes it, asks for `T: Send` and `W: Send + Sync`. A borrowed ring's is nothing.
+unsafe impl<T, W> Send for Share<'_, T, W> {}
+// SAFETY: a shared reference to a share gives access to its count alone.
+unsafe impl<T, W> Sync for Share<'_, T, W> {}
 
 // A panic leaves words and cursors as they are between two calls. A value that is half filled is not handed over; it
 // can be seen again by the next fill, hence `T: UnwindSafe`.
-impl<T: UnwindSafe> UnwindSafe for Share<'_, T> {}
-impl<T: UnwindSafe> RefUnwindSafe for Share<'_, T> {}
+impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for Share<'_, T, W> {}
+impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for Share<'_, T, W> {}
 impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for RingRef<'_, T, W> {}
 impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for RingRef<'_, T, W> {}
 impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for SlotRef<'_, T, W> {}
@@ -293,6 +319,11 @@ pub(crate) struct Cursor {
 
 impl Cursor {
     pub(crate) const START: Cursor = Cursor { index: 0, lap: Lap::FIRST, seq: 0 };
+
+    /// The lap in which the handle visits slot `index` next.
+    pub(crate) fn lap_at(self, index: usize) -> Lap {
+        if index < self.index { self.lap.next() } else { self.lap }
+    }
 
     /// The same handle one hand-off later, in a ring of `len` slots.
     #[inline]
@@ -426,23 +457,20 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
     }
 
     /// Blocks until the word is in a state that is `ready`, or `patience` is over.
-    ///
-    /// Also returns how often it was woken (or returned from its wait) for nothing.
     pub(crate) fn wait<P: Patience<W>>(
         self,
         mut seen: State,
         ready: impl Fn(State) -> bool,
         patience: &P,
-    ) -> (Result<State, P::Over>, u64) {
+    ) -> Result<State, P::Over> {
         let strategy = &self.waiting().strategy;
         let mut round = 0;
-        let mut spurious = 0;
         loop {
             if ready(seen) {
-                return (Ok(seen), spurious);
+                return Ok(seen);
             }
             if let Some(over) = patience.over(strategy, seen) {
-                return (Err(over), spurious);
+                return Err(over);
             }
             if strategy.relax(round) {
                 round = round.saturating_add(1);
@@ -456,25 +484,24 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
             let asleep = seen.announce();
             patience.wait(strategy, Word::new(self.word()), asleep.bits());
             seen = self.state();
-            spurious += u64::from(seen == asleep);
         }
     }
 
     /// The word's state if it is `ready`; otherwise leaves `waker` to be woken when the word changes.
-    pub(crate) fn poll(self, side: Side, waker: &Waker, ready: impl Fn(State) -> bool) -> Option<State> {
+    pub(crate) fn poll(self, side: Side, waker: &Waker, ready: impl Fn(State) -> bool) -> Poll<State> {
         let seen = self.state();
         if ready(seen) {
-            return Some(seen);
+            return Poll::Ready(seen);
         }
         // First the waker, then the announcement: a side that finds the announcement finds the waker.
         self.waiting().cell(side).register(waker);
         let mut seen = self.state();
         loop {
             if ready(seen) {
-                return Some(seen);
+                return Poll::Ready(seen);
             }
             match self.announce(seen) {
-                Ok(()) => return None,
+                Ok(()) => return Poll::Pending,
                 Err(now) => seen = now,
             }
         }

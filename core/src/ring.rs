@@ -1,14 +1,15 @@
 //! The ring itself: the slots, their words, and how the two handles are made.
 
 #[cfg(feature = "alloc")]
-use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use alloc::{boxed::Box, vec::Vec};
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::panic::{RefUnwindSafe, UnwindSafe};
 
 use crate::consumer::Consumer;
 use crate::producer::Producer;
 #[cfg(feature = "alloc")]
-use crate::raw::Owner;
+use crate::raw::Block;
 use crate::raw::{RingRef, Share, Waiting};
 use crate::state::State;
 #[cfg(feature = "alloc")]
@@ -24,16 +25,19 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 /// The slots hold values of `T` that are made once, filled in place, read in place and recycled: nothing is
 /// moved, allocated or dropped by a hand-off. A `T` that can be partly filled carries its own length.
 ///
-/// A ring is used through its two handles: borrowed ([`split`](Ring::split)), from a `static`
-/// ([`try_split_static`](Ring::try_split_static)) or owning the ring together (`into_handles`).
+/// A ring is used through its two handles: borrowed ([`split`](Ring::split)) or from a `static`
+/// ([`try_split_static`](Ring::try_split_static)).
 ///
-/// The slots lie inside this type, next to their words: the fastest layout for small values, and one that needs no
-/// allocator. For slots on the heap, or a depth known at run time, take a `HeapRing`.
+/// The slots are inside this type, next to their words: the fastest layout for small values, and one that needs no
+/// allocator. For slots on the heap, handles that own their ring, or a depth known at run time, use a `HeapRing`.
+///
+/// If a guard is leaked, a ring that is dropped leaks the values of its slots. The memory of the ring itself belongs to
+/// whoever owns it: give the address of a slot to a device only if the ring is a `static` or on the heap.
 ///
 /// # Examples
 ///
 /// ```
-/// use twinbuf_core::{DoubleBuffer, RecvError};
+/// use twinbuf_core::DoubleBuffer;
 ///
 /// let mut ring = DoubleBuffer::new([[0u8; 4096], [0u8; 4096]]);
 /// let (mut tx, mut rx) = ring.split();
@@ -47,10 +51,12 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 ///         tx.finish();
 ///         Ok::<(), twinbuf_core::Closed>(())
 ///     });
-///     for i in 0..3 {
-///         assert_eq!(rx.recv().unwrap()[4095], i); // released when the guard is dropped
+///     let mut i = 0;
+///     while let Some(slot) = rx.recv().unwrap() {
+///         assert_eq!(slot[4095], i); // released when the guard is dropped
+///         i += 1;
 ///     }
-///     assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+///     assert_eq!(i, 3);
 /// });
 /// ```
 ///
@@ -89,7 +95,7 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 )]
 pub struct Ring<T, const N: usize = 2, W = Spin> {
     words: [AtomicU32; N],
-    slots: [UnsafeCell<T>; N],
+    slots: ManuallyDrop<[UnsafeCell<T>; N]>,
     waiting: Waiting<W>,
     /// Not zero once the ring has been split.
     taken: AtomicU32,
@@ -134,25 +140,27 @@ impl<T, const N: usize, W> Ring<T, N, W> {
             const { assert!(N > 0, "a ring needs at least one slot") };
             Self {
                 words: sync::words(),
-                slots: sync::cells(slots),
+                slots: ManuallyDrop::new(sync::cells(slots)),
                 waiting: Waiting::new(wait),
                 taken: AtomicU32::new(0),
             }
         }
     }
 
-    /// Returns the slots' values, in the order they were given in.
-    ///
-    /// ```
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([10, 20]);
-    /// let (mut tx, rx) = ring.split();
-    /// tx.fill(|slot| *slot += 1).unwrap();
-    /// drop((tx, rx));
-    /// assert_eq!(ring.into_inner(), [11, 20]);
-    /// ```
-    #[must_use]
-    pub fn into_inner(self) -> [T; N] {
-        self.slots.map(UnsafeCell::into_inner)
+    /// Whether a handle or a guard of the last pair was leaked. None of them can be alive.
+    fn is_leaked(&mut self) -> bool {
+        // Relaxed: with `&mut`, all that was done through handles and guards comes before this.
+        let leaked = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed)).is_leaked();
+        self.taken.load(Ordering::Relaxed) != 0 && self.words.iter().any(leaked)
+    }
+}
+
+impl<T, const N: usize, W> Drop for Ring<T, N, W> {
+    fn drop(&mut self) {
+        if !self.is_leaked() {
+            // SAFETY: the slots are not used again. No guard is alive or leaked.
+            unsafe { ManuallyDrop::drop(&mut self.slots) };
+        }
     }
 }
 
@@ -160,19 +168,27 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
     /// Returns the two handles, which borrow the ring: no allocation, and the ring can be split again when they are
     /// gone.
     ///
-    /// Starts afresh: every slot is free, whatever an earlier pair of handles left behind.
+    /// Every slot is free, whatever an earlier pair of handles left unread. But if one of those handles or a guard
+    /// ([`ReservedSlot`](crate::ReservedSlot), [`KeptSlot`](crate::KeptSlot)) was leaked, the ring has ended for good: the
+    /// producer gets [`Closed`](crate::Closed) and the consumer [`Abandoned`](crate::RecvError::Abandoned), because
+    /// somebody may still use the slot.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0, 0]);
     /// for epoch in 1..=2 {
     ///     let (mut tx, mut rx) = ring.split();
     ///     tx.fill(|slot| *slot = epoch).unwrap();
-    ///     assert_eq!(*rx.recv().unwrap(), epoch);
+    ///     assert_eq!(*rx.recv()?.unwrap(), epoch);
     /// }
+    /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
     pub fn split(&mut self) -> (Producer<'_, T, W>, Consumer<'_, T, W>) {
-        self.restart();
-        handles(self.by_ref(), &Share::BORROWED)
+        let state = if self.is_leaked() { State::DEAD } else { State::NEW };
+        for word in &mut self.words {
+            *word = AtomicU32::new(state.bits());
+        }
+        self.taken = AtomicU32::new(1);
+        handles(self.by_ref(), Share::BORROWED)
     }
 
     /// Returns the two handles of a ring that lives for ever, such as a `static`; once.
@@ -186,7 +202,8 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
     /// let (mut tx, mut rx) = RING.try_split_static().unwrap();
     /// assert!(RING.try_split_static().is_none());
     /// std::thread::spawn(move || tx.fill(|slot| *slot = 7).unwrap());
-    /// assert_eq!(*rx.recv().unwrap(), 7);
+    /// assert_eq!(*rx.recv()?.unwrap(), 7);
+    /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
     pub fn try_split_static(&'static self) -> Option<(Producer<'static, T, W>, Consumer<'static, T, W>)> {
         // Relaxed: only who comes first. The slots are as they were made; whoever hands this `&'static` to
@@ -194,47 +211,15 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
         if self.taken.swap(1, Ordering::Relaxed) != 0 {
             return None;
         }
-        Some(handles(self.by_ref(), &Share::BORROWED))
-    }
-
-    /// Returns the two handles, which own the ring together: it moves to the heap, and is freed with the last of the
-    /// handles and guards.
-    ///
-    /// The ring passes over the stack on its way. For slots too large for that take a [`HeapRing`].
-    ///
-    /// ```
-    /// use twinbuf_core::{Park, Ring};
-    /// let (mut tx, mut rx) = Ring::with_wait([[0u8; 64], [0u8; 64], [0u8; 64]], Park).into_handles();
-    /// std::thread::spawn(move || tx.fill(|slot| slot[0] = 1).map(|()| tx.finish()));
-    /// assert_eq!(rx.recv().unwrap()[0], 1);
-    /// ```
-    #[cfg(feature = "alloc")]
-    #[must_use]
-    pub fn into_handles<'r>(mut self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
-    where
-        T: Send + 'r,
-        W: Send + Sync + 'r,
-    {
-        self.restart();
-        let owner = Arc::new(self);
-        // SAFETY: the ring does not move in its `Arc`, of which each handle, and each guard that is made by one, keeps a
-        // share.
-        let ring = unsafe { &*Arc::as_ptr(&owner) }.by_ref();
-        handles(ring, &Share::new(owner))
-    }
-
-    fn restart(&mut self) {
-        self.words = sync::words();
-        self.waiting.restart();
-        self.taken = AtomicU32::new(1);
+        Some(handles(self.by_ref(), Share::BORROWED))
     }
 
     fn by_ref(&self) -> RingRef<'_, T, W> {
-        RingRef::new(&self.words, &self.slots, &self.waiting)
+        RingRef::new(&self.words, &*self.slots, &self.waiting)
     }
 }
 
-/// A ring of a depth that is known at run time, with its slots on the heap.
+/// A ring on the heap, of a depth that is known at run time, whose handles own it.
 ///
 /// The slots are those of a `Vec`, in the memory that it has: nothing moves, however large a slot is. The handles
 /// are the same as a [`Ring`]'s.
@@ -242,11 +227,9 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
 /// # Examples
 ///
 /// ```
-/// use twinbuf_core::{HeapRing, Park};
+/// use twinbuf_core::HeapRing;
 ///
-/// let depth = 3;
-/// let slots = (0..depth).map(|_| vec![0u8; 1 << 20]).collect();
-/// let (mut tx, mut rx) = HeapRing::with_wait(slots, Park).into_handles();
+/// let (mut tx, mut rx) = HeapRing::from_fn(3, |_| vec![0u8; 1 << 20]).into_handles();
 ///
 /// let (mut a, mut b) = (tx.acquire()?.reserve(), tx.acquire()?.reserve()); // both are being filled
 /// let other = std::thread::spawn(move || {
@@ -256,38 +239,38 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
 /// a.fill(1);
 /// a.commit()?;
 /// other.join().unwrap()?;
-/// assert_eq!(rx.recv().unwrap()[0], 1);
-/// assert_eq!(rx.recv().unwrap()[0], 2);
+/// for (expected, slot) in [1, 2].into_iter().zip(&mut rx) {
+///     assert_eq!(slot.unwrap()[0], expected);
+/// }
 ///
 /// let buffers = tx.reunite(rx).unwrap(); // the slots again
 /// assert_eq!(buffers.len(), 3);
 /// # Ok::<(), twinbuf_core::Closed>(())
 /// ```
 #[cfg(feature = "alloc")]
-pub struct HeapRing<T, W = Spin> {
-    words: HeapWords,
-    slots: Box<[UnsafeCell<T>]>,
-    waiting: Waiting<W>,
-}
+pub struct HeapRing<T, W>(Box<Block<T, W>>);
 
-// SAFETY: as for `Ring`.
-#[cfg(feature = "alloc")]
-unsafe impl<T: Send, W: Sync> Sync for HeapRing<T, W> {}
-
-// See `Share`.
-#[cfg(feature = "alloc")]
-impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for HeapRing<T, W> {}
-
-#[cfg(feature = "alloc")]
-impl<T> HeapRing<T, Spin> {
-    /// Makes a ring of these slots whose blocking calls [`Spin`].
+#[cfg(feature = "std")]
+impl<T> HeapRing<T, crate::Park> {
+    /// Makes a ring of these slots whose blocking calls [`Park`](crate::Park).
     ///
     /// # Panics
     ///
-    /// If there is no slot.
+    /// As [`with_wait`](HeapRing::with_wait).
     #[must_use]
-    pub fn new(slots: Vec<T>) -> Self {
-        Self::with_wait(slots, Spin)
+    pub fn new(slots: impl Into<Vec<T>>) -> Self {
+        Self::with_wait(slots, crate::Park)
+    }
+
+    /// Makes a ring of `depth` slots, each with what `slot` returns for its index, whose blocking calls
+    /// [`Park`](crate::Park).
+    ///
+    /// # Panics
+    ///
+    /// As [`with_wait`](HeapRing::with_wait).
+    #[must_use]
+    pub fn from_fn(depth: usize, slot: impl FnMut(usize) -> T) -> Self {
+        Self::new((0..depth).map(slot).collect::<Vec<_>>())
     }
 }
 
@@ -299,135 +282,67 @@ impl<T, W> HeapRing<T, W> {
     ///
     /// # Panics
     ///
-    /// If there is no slot.
+    /// If there is no slot, or more than 2³¹.
     #[must_use]
-    pub fn with_wait(slots: Vec<T>, wait: W) -> Self {
+    pub fn with_wait(slots: impl Into<Vec<T>>, wait: W) -> Self {
+        let slots = slots.into();
         assert!(!slots.is_empty(), "a ring needs at least one slot");
-        Self {
-            words: HeapWords::new(slots.len()),
-            slots: sync::heap_cells(slots),
-            waiting: Waiting::new(wait),
-        }
+        assert!(slots.len() <= 1 << 31, "a ring has at most 2^31 slots");
+        Self(Box::new(Block::new(HeapWords::new(slots.len()), sync::heap_cells(slots), wait)))
     }
 
-    /// Returns the number of slots.
+    /// Returns the two handles, which own the ring together: it is freed with the last of the handles and guards. A ring
+    /// of which a guard is leaked is never freed.
+    ///
+    /// ```compile_fail,E0277
+    /// // The last guard may be dropped on any thread, and drops the strategy.
+    /// # use twinbuf_core::{HeapRing, Wait, Word};
+    /// struct Local(std::sync::MutexGuard<'static, ()>); // `Sync`, and not `Send`
+    /// # impl Wait for Local {
+    /// #     fn relax(&self, _: u32) -> bool { true }
+    /// #     fn wait(&self, _: Word<'_>, _: u32) {}
+    /// #     fn wake(&self, _: Word<'_>) {}
+    /// # }
+    /// static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    /// let handles = HeapRing::with_wait([0, 0], Local(LOCK.lock().unwrap())).into_handles();
+    /// ```
     #[must_use]
-    pub fn depth(&self) -> usize {
-        self.slots.len()
-    }
-
-    /// Returns the slots' values, in the order they were given in and in the memory that the ring had for them.
-    #[must_use]
-    pub fn into_vec(self) -> Vec<T> {
-        sync::heap_values(self.slots)
-    }
-}
-
-#[cfg(feature = "alloc")]
-impl<T, W: Wait> HeapRing<T, W> {
-    /// Returns the two handles, which borrow the ring, as [`Ring::split`] does.
-    pub fn split(&mut self) -> (Producer<'_, T, W>, Consumer<'_, T, W>) {
-        self.restart();
-        handles(self.by_ref(), &Share::BORROWED)
-    }
-
-    /// Returns the two handles, which own the ring together: it is freed with the last of the handles and guards.
-    #[must_use]
-    pub fn into_handles<'r>(mut self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
+    pub fn into_handles<'r>(self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
     where
         T: Send + 'r,
-        W: Send + Sync + 'r,
+        W: Wait + Send + Sync + 'r,
     {
-        self.restart();
-        let owner = Arc::new(self);
-        // SAFETY: as in `Ring::into_handles`.
-        let ring = unsafe { &*Arc::as_ptr(&owner) }.by_ref();
-        handles(ring, &Share::new(owner))
-    }
-
-    fn restart(&mut self) {
-        self.words = HeapWords::new(self.slots.len());
-        self.waiting.restart();
-    }
-
-    fn by_ref(&self) -> RingRef<'_, T, W> {
-        RingRef::new(self.words.as_slice(), &self.slots, &self.waiting)
-    }
-}
-
-#[cfg(feature = "alloc")]
-impl<T, const N: usize, W> Owner<T> for Ring<T, N, W> {
-    fn into_slots(self: Arc<Self>) -> Option<Vec<T>> {
-        Arc::into_inner(self).map(|ring| ring.into_inner().into())
-    }
-}
-
-#[cfg(feature = "alloc")]
-impl<T, W> Owner<T> for HeapRing<T, W> {
-    fn into_slots(self: Arc<Self>) -> Option<Vec<T>> {
-        Arc::into_inner(self).map(HeapRing::into_vec)
+        let (block, share) = Share::first(self.0);
+        // SAFETY: the block does not move, and each handle, and each guard that is made by one, keeps a share of it.
+        let block = unsafe { block.as_ref() };
+        handles(RingRef::new(block.words.as_slice(), &block.slots, &block.waiting), share)
     }
 }
 
 fn handles<'r, T, W: Wait>(
     ring: RingRef<'r, T, W>,
-    share: &Share<'r, T>,
+    share: Share<'r, T, W>,
 ) -> (Producer<'r, T, W>, Consumer<'r, T, W>) {
-    (Producer::new(ring, share.clone()), Consumer::new(ring, share.clone()))
-}
-
-/// Makes a double buffer on the heap and returns its two handles, which own it together. Blocking calls
-/// [`Park`](crate::Park).
-///
-/// For other strategies: [`HeapRing::with_wait`].
-///
-/// # Panics
-///
-/// If there is no slot.
-///
-/// # Examples
-///
-/// ```
-/// let (mut tx, mut rx) = twinbuf_core::channel([Vec::new(), Vec::new()]);
-/// std::thread::spawn(move || {
-///     tx.fill(|slot| slot.extend([1, 2, 3])).unwrap();
-///     tx.finish();
-/// });
-/// for slot in &mut rx {
-///     assert_eq!(**slot?, [1, 2, 3]);
-/// }
-/// # Ok::<(), twinbuf_core::RecvError>(())
-/// ```
-#[cfg(feature = "std")]
-#[must_use]
-pub fn channel<'a, T: Send + 'a>(
-    slots: impl Into<Vec<T>>,
-) -> (Producer<'a, T, crate::Park>, Consumer<'a, T, crate::Park>) {
-    HeapRing::with_wait(slots.into(), crate::Park).into_handles()
+    (Producer::new(ring, share.share()), Consumer::new(ring, share))
 }
 
 /// The states of the slots in words, as in `[FULL|LAP, free|WAITER]`.
 impl<T, const N: usize, W> fmt::Debug for Ring<T, N, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        states(f, "Ring", &self.words)
+        struct States<'a>(&'a [AtomicU32]);
+        impl fmt::Debug for States<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let state = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed));
+                f.debug_list().entries(self.0.iter().map(state)).finish()
+            }
+        }
+        f.debug_struct("Ring").field("slots", &States(&self.words)).finish_non_exhaustive()
     }
 }
 
-/// As that of [`Ring`].
 #[cfg(feature = "alloc")]
 impl<T, W> fmt::Debug for HeapRing<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        states(f, "HeapRing", self.words.as_slice())
+        f.debug_struct("HeapRing").field("depth", &self.0.slots.len()).finish_non_exhaustive()
     }
-}
-
-fn states(f: &mut fmt::Formatter<'_>, name: &str, words: &[AtomicU32]) -> fmt::Result {
-    struct States<'a>(&'a [AtomicU32]);
-    impl fmt::Debug for States<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            let state = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed));
-            f.debug_list().entries(self.0.iter().map(state)).finish()
-        }
-    }
-    f.debug_struct(name).field("slots", &States(words)).finish_non_exhaustive()
 }

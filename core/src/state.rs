@@ -1,7 +1,8 @@
 //! The protocol: the bits of a slot's word, and every step the word can take. No atomics here.
 //!
 //! Each slot of a ring has one 32-bit word. The ring applies the functions of this module to that word
-//! atomically; the models, the property tests and the fuzz targets call the same functions.
+//! atomically; the oracle of the property tests and of the fuzz target compiles this file again and calls the same
+//! functions.
 //!
 //! # States
 //!
@@ -29,18 +30,19 @@
 //! `WAITER` may be added by either side in either state: a thread or a task waits until this word changes. The next
 //! hand-off clears the bit and must wake.
 //!
-//! `TX_GONE`, `TX_DONE_EVEN`, `TX_DONE_ODD` and `RX_GONE` are *sticky*: they are set once, when a handle goes, and
-//! kept by every hand-off. `TX_GONE` and `RX_GONE` are set on all words. `TX_DONE_*` is set on one word, the one
-//! that `finish` leaves unfilled, for the lap in which it would have been filled next.
+//! `TX_GONE`, `TX_ODD`, `TX_DONE`, `RX_GONE` and `RX_ODD` are *sticky*: they are set once, when a handle is dropped,
+//! and kept by every hand-off. `TX_GONE` and `RX_GONE` are set on all words. `TX_ODD` and `RX_ODD` are set with them
+//! where the lap of that handle's next visit to the slot is odd. `TX_DONE` is set on one word, the one that `finish`
+//! leaves unfilled.
 //!
 //! | bits | producer, on its lap | consumer, on its lap |
 //! | --- | --- | --- |
 //! | free, this lap | may fill | must wait |
 //! | free, other lap | must wait: its own reserved slot of the lap before is still open | must wait |
 //! | `FULL`, this lap | must wait | may read; skips it if `CANCELLED` |
-//! | `FULL`, other lap | must wait | must not read: its own guard of the lap before is alive |
+//! | `FULL`, other lap | must wait | must wait: its own guard of the lap before is alive |
 //! | `FULL`, this lap, `TX_GONE` | | as without: the data comes before the end |
-//! | otherwise, `TX_GONE` | | finished with `TX_DONE` of this lap, abandoned without |
+//! | otherwise, `TX_GONE` | | finished with `TX_DONE` if `TX_ODD` is of this lap, otherwise abandoned |
 //! | `RX_GONE` | closed | |
 //!
 //! # Why one lap bit is enough
@@ -51,38 +53,19 @@
 //! consumer cannot release a slot that was not filled. Neither side is ever two laps ahead, so one bit of parity
 //! separates the two laps. A leaked guard costs its slot; it never leads to a second reference.
 //!
+//! # How a leaked guard is found
+//!
+//! When both handles and all guards of a borrowed ring must be gone, because its owner has the ring to itself again,
+//! each word tells whether one of them was leaked: a handle that was dropped left `TX_GONE` or `RX_GONE`, a slot that
+//! the producer passed without a commit is free for a lap other than `TX_ODD`, and a slot that the consumer passed
+//! without a release is `FULL` of a lap other than `RX_ODD`. The ring then never hands out a slot again.
+//!
 //! # Why `Finished` is bound to one place
 //!
 //! A producer may finish while a slot that it reserved is still open, or leaked. If the end could be read at any
 //! free slot, the consumer would read it at the open one and miss what was committed behind it. It reads
 //! `Finished` only at the place after the last reservation; at an open place it reads `Abandoned`. A commit that
 //! comes even later is still delivered, because `FULL` wins.
-//!
-//! # Example
-//!
-//! One slot, step by step:
-//!
-//! ```
-//! use twinbuf_core::state::{ConsumerView, Lap, ProducerView, State};
-//!
-//! let lap = Lap::FIRST;
-//! let word = State::NEW;
-//! assert_eq!(word.for_producer(lap), ProducerView::Free);
-//! assert_eq!(word.for_producer(lap.next()), ProducerView::Reserved); // reserved a lap ago, not committed yet
-//! assert_eq!(word.for_consumer(lap), ConsumerView::Empty);
-//!
-//! let word = word.announce(); // the consumer is about to sleep
-//! assert!(word.has_waiter()); // the step that replaces this state wakes it
-//! let word = word.commit(lap);
-//! assert_eq!(format!("{word:?}"), "FULL");
-//! assert_eq!(word.for_producer(lap.next()), ProducerView::Full);
-//! assert_eq!(word.for_consumer(lap), ConsumerView::Full);
-//! assert_eq!(word.for_consumer(lap.next()), ConsumerView::Held); // the consumer's own guard is alive
-//!
-//! let word = word.with(State::finish(lap.next())); // the producer is gone, the data comes first
-//! assert_eq!(word.for_consumer(lap), ConsumerView::Full);
-//! assert_eq!(word.release(lap).for_consumer(lap.next()), ConsumerView::Finished);
-//! ```
 
 use core::fmt;
 
@@ -151,26 +134,33 @@ impl State {
     const WAITER: u32 = 1 << 2;
     const CANCELLED: u32 = 1 << 3;
     const TX_GONE: u32 = 1 << 4;
-    const TX_DONE_EVEN: u32 = 1 << 5;
-    const TX_DONE_ODD: u32 = 1 << 6;
+    const TX_ODD: u32 = 1 << 5;
+    const TX_DONE: u32 = 1 << 6;
     const RX_GONE: u32 = 1 << 7;
-    const STICKY: u32 = Self::TX_GONE | Self::TX_DONE_EVEN | Self::TX_DONE_ODD | Self::RX_GONE;
+    const RX_ODD: u32 = 1 << 8;
+    const STICKY: u32 = Self::TX_GONE | Self::TX_ODD | Self::TX_DONE | Self::RX_GONE | Self::RX_ODD;
 
     /// The word of a new ring: free for the first lap, no waiter, both handles alive.
     pub const NEW: State = State(0);
-    /// The bits set when the producer goes: on every word if it is dropped, on all but one by `finish`.
-    pub const ABANDON: State = State(Self::TX_GONE);
-    /// The bits set on every word when the consumer is dropped.
-    pub const CLOSE: State = State(Self::RX_GONE);
+    /// The word of a ring that never hands out a slot again: both handles are gone, and the slot counts as leaked.
+    pub const DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE);
+
+    /// Returns the bits that the end of the producer sets on a word, where `next` is the lap of its next visit.
+    #[must_use]
+    pub const fn abandon(next: Lap) -> State {
+        State(Self::TX_GONE | if next.0 == 0 { 0 } else { Self::TX_ODD })
+    }
 
     /// Returns the bits that `finish` sets on the word of the slot that it leaves unfilled, on lap `lap`.
     #[must_use]
     pub const fn finish(lap: Lap) -> State {
-        State(Self::TX_GONE | Self::done(lap))
+        State(Self::abandon(lap).0 | Self::TX_DONE)
     }
 
-    const fn done(lap: Lap) -> u32 {
-        if lap.0 == 0 { Self::TX_DONE_EVEN } else { Self::TX_DONE_ODD }
+    /// Returns the bits that the end of the consumer sets on a word, where `next` is the lap of its next visit.
+    #[must_use]
+    pub const fn close(next: Lap) -> State {
+        State(Self::RX_GONE | if next.0 == 0 { 0 } else { Self::RX_ODD })
     }
 
     /// Returns the state that these bits of a word mean.
@@ -185,7 +175,9 @@ impl State {
         self.0
     }
 
-    /// This word with `bits` set as well: the end of a handle, in whatever state the slot is.
+    /// This word with `bits` set as well: the end of a handle, in whatever state the slot is. The ring does it by
+    /// `fetch_or`.
+    #[allow(dead_code)] // for the oracle
     #[must_use]
     pub const fn with(self, bits: State) -> State {
         State(self.0 | bits.0)
@@ -216,7 +208,7 @@ impl State {
             if self.0 & Self::CANCELLED != 0 { ConsumerView::Cancelled } else { ConsumerView::Full }
         } else if self.0 & Self::TX_GONE == 0 {
             if self.0 & Self::FULL != 0 { ConsumerView::Held } else { ConsumerView::Empty }
-        } else if self.0 & Self::done(lap) != 0 {
+        } else if self.0 & (Self::TX_DONE | Self::TX_ODD) == Self::finish(lap).0 & !Self::TX_GONE {
             // Also where the slot is held: a producer that is gone cannot have refilled it, so nothing follows.
             ConsumerView::Finished
         } else {
@@ -266,20 +258,29 @@ impl State {
     pub const fn is_closed(self) -> bool {
         self.0 & Self::RX_GONE != 0
     }
+
+    /// Whether a handle was leaked, or the guard of this slot, once none can be alive: see the module.
+    #[must_use]
+    pub const fn is_leaked(self) -> bool {
+        let both_gone = self.0 & Self::TX_GONE != 0 && self.0 & Self::RX_GONE != 0;
+        let next_is_odd = self.0 & if self.0 & Self::FULL == 0 { Self::TX_ODD } else { Self::RX_ODD } != 0;
+        !both_gone || next_is_odd != (self.0 & Self::LAP != 0)
+    }
 }
 
 /// The names of the set bits, as in `FULL|LAP|WAITER`, with `free` in the place of a `FULL` that is not set.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(u32, &str); 8] = [
+        const NAMES: [(u32, &str); 9] = [
             (State::FULL, "FULL"),
             (State::LAP, "LAP"),
             (State::WAITER, "WAITER"),
             (State::CANCELLED, "CANCELLED"),
             (State::TX_GONE, "TX_GONE"),
-            (State::TX_DONE_EVEN, "TX_DONE_EVEN"),
-            (State::TX_DONE_ODD, "TX_DONE_ODD"),
+            (State::TX_ODD, "TX_ODD"),
+            (State::TX_DONE, "TX_DONE"),
             (State::RX_GONE, "RX_GONE"),
+            (State::RX_ODD, "RX_ODD"),
         ];
         if self.0 & State::FULL == 0 {
             f.write_str("free")?;
@@ -295,5 +296,45 @@ impl fmt::Debug for State {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::{ConsumerView, Lap, ProducerView, State};
+
+    #[test]
+    fn one_slot_step_by_step() {
+        let lap = Lap::FIRST;
+        let word = State::NEW;
+        assert_eq!(word.for_producer(lap), ProducerView::Free);
+        assert_eq!(word.for_producer(lap.next()), ProducerView::Reserved); // reserved a lap ago, not committed yet
+        assert_eq!(word.for_consumer(lap), ConsumerView::Empty);
+
+        let word = word.announce(); // the consumer is about to sleep
+        assert!(word.has_waiter()); // the step that replaces this state wakes it
+        let word = word.commit(lap);
+        assert_eq!(std::format!("{word:?}"), "FULL");
+        assert_eq!(word.for_producer(lap.next()), ProducerView::Full);
+        assert_eq!(word.for_consumer(lap), ConsumerView::Full);
+        assert_eq!(word.for_consumer(lap.next()), ConsumerView::Held); // the consumer's own guard is alive
+
+        let word = word.with(State::finish(lap.next())); // the producer is gone, the data comes first
+        assert_eq!(word.for_consumer(lap), ConsumerView::Full);
+        assert_eq!(word.for_consumer(lap.next()), ConsumerView::Finished);
+        assert!(word.with(State::close(lap.next())).is_leaked(), "received and not released");
+        assert!(!word.with(State::close(lap)).is_leaked(), "never received");
+        let word = word.release(lap);
+        assert_eq!(word.for_consumer(lap.next()), ConsumerView::Finished);
+        assert_eq!(std::format!("{word:?}"), "free|LAP|TX_GONE|TX_ODD|TX_DONE");
+        assert!(word.is_leaked(), "the consumer is not gone");
+        assert!(!word.with(State::close(lap.next())).is_leaked());
+        assert!(State::DEAD.is_leaked());
+        assert!(
+            State::NEW.with(State::abandon(lap.next())).with(State::close(lap)).is_leaked(),
+            "reserved, still open"
+        );
     }
 }

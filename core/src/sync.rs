@@ -10,7 +10,7 @@
 #[cfg(not(loom))]
 mod plain {
     #[cfg(feature = "alloc")]
-    use alloc::{boxed::Box, sync::Arc, vec::Vec};
+    use alloc::{boxed::Box, vec::Vec};
     use core::mem::{ManuallyDrop, transmute_copy};
     #[cfg(all(not(shuttle), not(feature = "portable-atomic")))]
     pub use core::sync::atomic::AtomicU32;
@@ -41,10 +41,6 @@ mod plain {
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())
         }
-
-        pub fn into_inner(self) -> T {
-            self.0.into_inner()
-        }
     }
 
     #[must_use]
@@ -52,37 +48,8 @@ mod plain {
         [const { AtomicU32::new(0) }; N]
     }
 
-    /// As many words as fit a line, apart from everything else: see `Ring` for the 128 bytes.
-    #[cfg(feature = "alloc")]
-    #[repr(align(128))]
-    #[derive(Debug)]
-    struct Line(#[allow(dead_code)] [AtomicU32; LINE]); // read as a slice of words
-
-    #[cfg(feature = "alloc")]
-    const LINE: usize = 128 / size_of::<AtomicU32>();
-
-    /// Words whose number is known at run time, side by side on cache lines that nothing else is on.
-    #[cfg(feature = "alloc")]
-    #[derive(Debug)]
-    pub struct HeapWords {
-        lines: Box<[Line]>,
-        len: usize,
-    }
-
-    #[cfg(feature = "alloc")]
-    impl HeapWords {
-        #[must_use]
-        pub fn new(len: usize) -> Self {
-            Self { lines: (0..len.div_ceil(LINE)).map(|_| Line(words())).collect(), len }
-        }
-
-        #[must_use]
-        pub fn as_slice(&self) -> &[AtomicU32] {
-            // SAFETY: the lines hold at least `len` words, one behind the other: a line is as large as it is aligned,
-            // so there is nothing between two of them.
-            unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
-        }
-    }
+    /// Words that fill a cache line: see `Ring` for the 128 bytes.
+    pub const LINE: usize = 128 / size_of::<AtomicU32>();
 
     /// The cells around these values, in the memory that the vector already has.
     #[cfg(feature = "alloc")]
@@ -109,23 +76,6 @@ mod plain {
         unsafe { transmute_copy(&values) }
     }
 
-    /// Nothing: see the models' one.
-    #[cfg(feature = "alloc")]
-    #[derive(Clone, Debug)]
-    pub struct Count;
-
-    #[cfg(feature = "alloc")]
-    impl Count {
-        pub const fn new() -> Self {
-            Self
-        }
-
-        #[allow(clippy::unused_self)] // the models' one counts
-        pub fn of<T: ?Sized>(&self, shared: &Arc<T>) -> usize {
-            Arc::strong_count(shared)
-        }
-    }
-
     /// A function that is `const`, but for loom, whose atomics cannot be made in a constant.
     macro_rules! const_fn {
         ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => { $(#[$meta])* $vis const fn $($rest)* };
@@ -140,7 +90,7 @@ pub use plain::*;
 mod checked {
     extern crate std; // for loom's macro
 
-    use alloc::{boxed::Box, sync::Arc, vec::Vec};
+    use alloc::{boxed::Box, vec::Vec};
     use core::cell::Cell;
     pub use loom::cell::UnsafeCell;
     pub use loom::hint::spin_loop;
@@ -199,27 +149,26 @@ mod checked {
             step();
             self.0.fetch_or(bits, order)
         }
+
+        // Not counted as steps of the protocol: the shares of a ring on the heap.
+        pub fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
+            self.0.fetch_add(value, order)
+        }
+
+        pub fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
+            self.0.fetch_sub(value, order)
+        }
     }
 
     pub fn words<const N: usize>() -> [AtomicU32; N] {
         core::array::from_fn(|_| AtomicU32::new(0))
     }
 
+    /// There are no cache lines.
+    pub const LINE: usize = 1;
+
     pub fn cells<T, const N: usize>(values: [T; N]) -> [UnsafeCell<T>; N] {
         values.map(UnsafeCell::new)
-    }
-
-    #[derive(Debug)]
-    pub struct HeapWords(Box<[AtomicU32]>);
-
-    impl HeapWords {
-        pub fn new(len: usize) -> Self {
-            Self((0..len).map(|_| AtomicU32::new(0)).collect())
-        }
-
-        pub fn as_slice(&self) -> &[AtomicU32] {
-            &self.0
-        }
     }
 
     pub fn heap_cells<T>(values: Vec<T>) -> Box<[UnsafeCell<T>]> {
@@ -230,24 +179,6 @@ mod checked {
         cells.into_iter().map(UnsafeCell::into_inner).collect()
     }
 
-    /// Goes with each clone of an `Arc`, into which loom cannot look: loom's own `Arc`, made, cloned and dropped just
-    /// before the other one. No thread runs between the two, so both have one count, and what the other one orders,
-    /// this one orders.
-    #[derive(Clone, Debug, Default)]
-    pub struct Count(loom::sync::Arc<()>);
-
-    impl Count {
-        pub fn new() -> Self {
-            Self(loom::sync::Arc::new(()))
-        }
-
-        pub fn of<T: ?Sized>(&self, shared: &Arc<T>) -> usize {
-            let count = loom::sync::Arc::strong_count(&self.0);
-            assert_eq!(count, Arc::strong_count(shared));
-            count
-        }
-    }
-
     macro_rules! const_fn {
         ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => { $(#[$meta])* $vis fn $($rest)* };
     }
@@ -255,3 +186,28 @@ mod checked {
 }
 #[cfg(loom)]
 pub use checked::*;
+
+/// Words whose number is known at run time, next to each other on cache lines that hold nothing else.
+#[cfg(feature = "alloc")]
+#[derive(Debug)]
+pub struct HeapWords {
+    memory: alloc::boxed::Box<[AtomicU32]>,
+    len: usize,
+}
+
+#[cfg(feature = "alloc")]
+impl HeapWords {
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        // Whole lines, and room to begin on a line's first word.
+        let room = len.next_multiple_of(LINE) + LINE - 1;
+        Self { memory: (0..room).map(|_| AtomicU32::new(0)).collect(), len }
+    }
+
+    #[must_use]
+    pub fn as_slice(&self) -> &[AtomicU32] {
+        let at = self.memory.as_ptr().addr() / size_of::<AtomicU32>();
+        let first = at.next_multiple_of(LINE) - at;
+        &self.memory[first..first + self.len]
+    }
+}

@@ -2,17 +2,13 @@
 //!
 //! | strategy | needs | a waiting side | choose it when |
 //! | --- | --- | --- | --- |
-//! | [`Spin`] | nothing | burns its core | both sides have a core each and hand-offs take under ~10 µs |
-//! | [`SpinYield`] | `std` | burns CPU time that no other thread asks for | as `Spin`, on a machine that others use too |
-//! | [`Park`] | `std` | sleeps in the kernel | batches take longer than a wake-up (some 10 µs): loaders |
-//! | [`Backoff`] | `std` | spins a little, then sleeps | hand-offs come in bursts |
-//! | [`Adaptive`] | `std` | spins a little where waits have been short, else sleeps at once | you do not know: loaders |
+//! | [`Spin`] | nothing | burns its core | each side has a core to itself and hand-offs take less than 10 µs |
+//! | [`Park`] | `std` | sleeps in the kernel | batches take longer than a wake-up (about 10 µs): loaders |
+//! | [`Backoff`] | `std` | spins for a time, then sleeps | hand-offs come in bursts and cores are free |
 //! | your own | | WFE/SEV, an RTOS semaphore | see [`Wait`] |
 //!
 //! The `try_*`, `poll_*` and `*_async` calls work with every strategy and never call it to wait.
 
-#[cfg(feature = "alloc")]
-use alloc::sync::Arc;
 use core::fmt;
 use core::time::Duration;
 
@@ -134,7 +130,7 @@ pub trait Wait {
 /// ```
 /// use core::sync::atomic::{AtomicU32, Ordering};
 /// use core::time::Duration;
-/// use twinbuf_core::{DoubleBuffer, RecvTimeoutError, Wait, WaitUntil, Word};
+/// use twinbuf_core::{DoubleBuffer, TryRecvError, Wait, WaitUntil, Word};
 ///
 /// static TICKS: AtomicU32 = AtomicU32::new(u32::MAX - 2); // advanced by the timer's interrupt
 ///
@@ -166,7 +162,7 @@ pub trait Wait {
 ///
 /// let mut ring = DoubleBuffer::with_wait([0; 2], Ticks);
 /// let (_tx, mut rx) = ring.split();
-/// assert_eq!(rx.recv_timeout(Duration::from_millis(5)).unwrap_err(), RecvTimeoutError::Timeout);
+/// assert_eq!(rx.recv_timeout(Duration::from_millis(5)).unwrap_err(), TryRecvError::Empty);
 /// ```
 pub trait WaitUntil: Wait {
     /// A point in time on a clock that does not go back.
@@ -181,47 +177,6 @@ pub trait WaitUntil: Wait {
     /// As [`Wait::wait`], but no longer than until `deadline` (or hardly longer).
     fn wait_until(&self, word: Word<'_>, expected: u32, deadline: Self::Instant);
 }
-
-/// A strategy behind a pointer is that strategy: several rings can share one.
-macro_rules! by_pointer {
-    ($($(#[$meta:meta])* $pointer:ty),+) => { $(
-        $(#[$meta])*
-        impl<W: Wait + ?Sized> Wait for $pointer {
-            #[inline]
-            fn relax(&self, round: u32) -> bool {
-                (**self).relax(round)
-            }
-
-            #[inline]
-            fn wait(&self, word: Word<'_>, expected: u32) {
-                (**self).wait(word, expected);
-            }
-
-            #[inline]
-            fn wake(&self, word: Word<'_>) {
-                (**self).wake(word);
-            }
-        }
-
-        $(#[$meta])*
-        impl<W: WaitUntil + ?Sized> WaitUntil for $pointer {
-            type Instant = W::Instant;
-
-            fn after(&self, timeout: Duration) -> Option<W::Instant> {
-                (**self).after(timeout)
-            }
-
-            fn expired(&self, deadline: W::Instant) -> bool {
-                (**self).expired(deadline)
-            }
-
-            fn wait_until(&self, word: Word<'_>, expected: u32, deadline: W::Instant) {
-                (**self).wait_until(word, expected, deadline);
-            }
-        }
-    )+ };
-}
-by_pointer!(&W, #[cfg(feature = "alloc")] Arc<W>);
 
 /// Looks again and again, with the processor's hint for such loops in between.
 ///
@@ -246,19 +201,14 @@ impl Wait for Spin {
 }
 
 #[cfg(feature = "std")]
-pub use with_std::{Adaptive, Backoff, Park, SpinYield};
+pub use with_std::{Backoff, Park};
 
 #[cfg(feature = "std")]
 mod with_std {
-    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
     use super::{Spin, Wait, WaitUntil, Word, address};
     use crate::sync;
-
-    /// Spins a little, then gives the rest of its time slice away each round; never sleeps.
-    #[derive(Clone, Copy, Debug, Default)]
-    pub struct SpinYield;
 
     /// Sleeps in the kernel at once: a waiting side uses no CPU.
     ///
@@ -293,142 +243,6 @@ mod with_std {
         fn default() -> Self {
             Self::new(1000)
         }
-    }
-
-    /// Sleeps as [`Park`] does, and spins a little before it while recent waits were short.
-    ///
-    /// It keeps a moving mean of how long waits take. While that is below 100 µs, about what a sleep takes that spinning
-    /// could have saved, a waiting side spins for up to about 50 µs before it sleeps. So a ring whose hand-offs follow
-    /// each other quickly is not held up by wake-ups of the kernel (some 10 µs each), and one whose sides wait for long
-    /// uses no CPU time for it.
-    ///
-    /// One strategy is for one ring; both sides adapt it.
-    #[derive(Debug)]
-    pub struct Adaptive {
-        /// The mean, in nanoseconds. Not the models' atomic: it is a guess, and any value is right.
-        mean: AtomicU32,
-        /// Whether there is a processor to spin on.
-        spins: bool,
-    }
-
-    impl Default for Adaptive {
-        fn default() -> Self {
-            Self::new()
-        }
-    }
-
-    impl Adaptive {
-        /// Makes a strategy that expects short waits until some have been timed.
-        #[must_use]
-        pub const fn new() -> Self {
-            Self { mean: AtomicU32::new(0), spins: true }
-        }
-
-        /// Makes a strategy for a ring in a process where so many threads work at the same time, both sides included.
-        ///
-        /// If the process may use fewer processors
-        /// ([`available_parallelism`](std::thread::available_parallelism)), it never spins: a side that spins would keep
-        /// a processor from a thread that works.
-        ///
-        /// ```
-        /// use twinbuf_core::{Adaptive, HeapRing};
-        /// let reading_threads = 4;
-        /// let rings = (0..reading_threads)
-        ///     .map(|_| HeapRing::with_wait(vec![0_u64; 2], Adaptive::among(reading_threads + 1)));
-        /// # assert_eq!(rings.count(), 4);
-        /// ```
-        #[must_use]
-        pub fn among(threads: usize) -> Self {
-            // Where the number is not known, there are enough.
-            let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-            Self { spins: threads <= processors, ..Self::new() }
-        }
-
-        // Every ordering is Relaxed: the mean is a guess, made from what was stored last, and publishes nothing.
-
-        fn expects_short(&self) -> bool {
-            self.mean.load(Ordering::Relaxed) < Self::SHORT
-        }
-
-        /// A wait begins: it is taken for one of no length, as it is if it ends while it spins.
-        fn begins(&self) {
-            let mean = self.mean.load(Ordering::Relaxed);
-            if mean > 0 {
-                self.mean.store(mean - mean.div_ceil(Self::OF), Ordering::Relaxed);
-            }
-        }
-
-        /// Sleeps, and counts the wait by what it took.
-        fn timed(&self, sleep: impl FnOnce()) {
-            if !self.spins {
-                return sleep();
-            }
-            let spun = self.expects_short();
-            let start = Instant::now();
-            sleep();
-            // That the spinning was for nothing counts as a long wait, however soon it ended after that: so it is where
-            // both sides share a processor.
-            let took =
-                if spun { Self::LONG } else { u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX) };
-            let mean = self.mean.load(Ordering::Relaxed);
-            self.mean.store(mean + took.min(Self::LONG) / Self::OF, Ordering::Relaxed);
-        }
-
-        /// In nanoseconds: as long as the spinning and a wake-up take.
-        const SHORT: u32 = 100_000;
-        /// Longer waits count as this.
-        const LONG: u32 = 4 * Self::SHORT;
-        /// Each wait is one part in so many of the mean.
-        const OF: u32 = 8;
-        /// One look and one pause of the processor each take 20 to 50 ns.
-        const ROUNDS: u32 = 1000;
-    }
-
-    impl Wait for Adaptive {
-        #[inline]
-        fn relax(&self, round: u32) -> bool {
-            if !self.spins {
-                return false;
-            }
-            if round == 0 {
-                self.begins();
-            }
-            sync::spin_loop();
-            round < Self::ROUNDS && self.expects_short()
-        }
-
-        #[inline]
-        fn wait(&self, word: Word<'_>, expected: u32) {
-            self.timed(|| address::wait(word, expected, None));
-        }
-
-        #[inline]
-        fn wake(&self, word: Word<'_>) {
-            Park.wake(word);
-        }
-    }
-
-    /// Rounds that `SpinYield` spins before it asks the scheduler: about a microsecond.
-    const YIELD_AFTER: u32 = 64;
-
-    impl Wait for SpinYield {
-        #[inline]
-        fn relax(&self, round: u32) -> bool {
-            if round < YIELD_AFTER {
-                sync::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
-            true
-        }
-
-        #[inline]
-        fn wait(&self, _word: Word<'_>, _expected: u32) {
-            std::thread::yield_now();
-        }
-
-        #[inline]
-        fn wake(&self, _word: Word<'_>) {}
     }
 
     impl Wait for Park {
@@ -487,12 +301,8 @@ mod with_std {
         };
     }
     std_clock!(Spin, |this: &Spin, word, expected, _| this.wait(word, expected));
-    std_clock!(SpinYield, |this: &SpinYield, word, expected, _| this.wait(word, expected));
     std_clock!(Park, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
     std_clock!(Backoff, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
-    std_clock!(Adaptive, |this: &Adaptive, word, expected, deadline| {
-        this.timed(|| address::wait(word, expected, Some(deadline)));
-    });
 }
 
 /// The address wait of 64-bit Linux: one system call on the word itself.
@@ -543,35 +353,5 @@ mod address {
     pub(super) fn wake_all(word: Word<'_>) {
         // SAFETY: the key is the address of a borrowed word, as in `wait`.
         unsafe { unpark_all(word.as_ptr().addr(), DEFAULT_UNPARK_TOKEN) };
-    }
-}
-
-#[cfg(all(test, feature = "std"))]
-mod tests {
-    use super::*;
-
-    /// Nothing sleeps here: the word is never what is expected.
-    #[test]
-    fn spinning_for_nothing_ends_and_begins_again() {
-        let word = AtomicU32::new(1);
-        let adaptive = Adaptive::new();
-        let sleep = || adaptive.wait(Word::new(&word), 0);
-        assert!(adaptive.relax(0), "the first waits are taken for short");
-        let vain = (0..10).take_while(|_| adaptive.relax(0)).map(|_| sleep()).count();
-        assert!((1..10).contains(&vain), "{vain} times in vain");
-        let short = (0..1000).take_while(|_| !adaptive.relax(0)).map(|_| sleep()).count();
-        assert!((1..1000).contains(&short), "{short} short sleeps");
-        assert!(!adaptive.relax(u32::MAX), "never for ever");
-    }
-
-    #[test]
-    fn among_more_threads_than_processors_nobody_spins() {
-        let word = AtomicU32::new(1);
-        let (alone, crowded) = (Adaptive::among(1), Adaptive::among(usize::MAX));
-        assert!(alone.relax(0));
-        for round in 0..1000 {
-            assert!(!crowded.relax(0), "{round}");
-            crowded.wait(Word::new(&word), 0); // as if short waits followed each other
-        }
     }
 }

@@ -1,29 +1,31 @@
 //! What users of other in-place channels ask for.
 
+use std::cell::Cell;
+use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use twinbuf_core::{Closed, DoubleBuffer, HeapRing, RecvError, TryRecvError, channel};
+use twinbuf_core::{Closed, DoubleBuffer, HeapRing, RecvError, TryAcquireError, TryRecvError};
 
 /// A slot that was filled can be given up: it is reused, and the consumer does not see it (thingbuf#70).
 #[test]
 fn a_filled_slot_is_cancelled() {
-    let (mut tx, mut rx) = channel([vec![], vec![]]);
+    let (mut tx, mut rx) = HeapRing::new([vec![], vec![]]).into_handles();
     let mut slot = tx.acquire().unwrap();
     slot.extend([1, 2, 3]);
-    slot.abort();
+    drop(slot);
     assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
     let mut slot = tx.acquire().unwrap();
     assert_eq!(*slot, [1, 2, 3], "the same slot, with its buffer");
     slot.clear();
     slot.push(4);
     slot.commit().unwrap();
-    assert_eq!(*rx.recv().unwrap(), [4]);
+    assert_eq!(*rx.recv().unwrap().unwrap(), [4]);
 }
 
 /// So can one of several that are being filled; its place is told, once.
 #[test]
 fn a_reserved_slot_is_cancelled() {
-    let (mut tx, mut rx) = HeapRing::new(vec![0; 3]).into_handles();
+    let (mut tx, mut rx) = HeapRing::new([0; 3]).into_handles();
     let slots = [(); 3].map(|()| tx.acquire().unwrap().reserve());
     for mut slot in slots {
         if slot.seq() != 1 {
@@ -40,35 +42,35 @@ fn a_reserved_slot_is_cancelled() {
 #[test]
 fn the_ring_is_closed_while_a_slot_is_borrowed() {
     // The consumer goes while the producer fills.
-    let (mut tx, rx) = channel([0, 0]);
+    let (mut tx, rx) = HeapRing::new([0, 0]).into_handles();
     let slot = tx.acquire().unwrap();
     drop(rx);
     assert_eq!(slot.commit(), Err(Closed));
 
     // The consumer goes while one of its guards is read.
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     tx.fill(|slot| *slot = 7).unwrap();
-    let slot = rx.recv().unwrap();
+    let slot = rx.recv().unwrap().unwrap().keep();
     drop(rx);
     assert_eq!(tx.acquire().map(drop), Err(Closed));
     assert_eq!(*slot, 7);
 
     // The producer goes while the consumer reads.
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     tx.fill(|slot| *slot = 7).unwrap();
-    let slot = rx.recv().unwrap();
+    let slot = rx.recv().unwrap().unwrap().keep();
     tx.finish();
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+    assert!(rx.recv().unwrap().is_none());
     assert_eq!(*slot, 7);
 
     // The producer goes while a reserved slot is filled: its place is not the end, until it is committed.
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let slot = tx.acquire().unwrap().reserve();
     tx.finish();
     assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
     slot.commit().unwrap();
-    assert!(rx.recv().is_ok());
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+    assert!(rx.recv().unwrap().is_some());
+    assert!(rx.recv().unwrap().is_none());
 }
 
 /// A leaked reservation is never taken for the end, and its slot never handed out again.
@@ -82,4 +84,76 @@ fn a_leaked_reservation_hides_nothing() {
     assert!(tx.poll_acquire(&mut cx).is_pending(), "the slot of the leaked guard is not free");
     tx.finish();
     assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "a slot was committed behind it");
+}
+
+/// A device may still write to the slot of a leaked guard: its memory is never handed out again, by any call.
+#[test]
+fn the_memory_of_a_leaked_guard_is_never_handed_out_again() {
+    // A borrowed ring, split again: no handle gets a slot.
+    for leak_read in [false, true] {
+        let drops = Cell::new(0);
+        let mut ring = DoubleBuffer::new([(); 2].map(|()| Counted(&drops)));
+        let (mut tx, mut rx) = ring.split();
+        let slot = tx.acquire().unwrap().reserve();
+        if leak_read {
+            slot.commit().unwrap();
+            std::mem::forget(rx.recv().unwrap().unwrap().keep());
+        } else {
+            std::mem::forget(slot);
+        }
+        drop((tx, rx));
+        for _again in 0..3 {
+            let (mut tx, mut rx) = ring.split();
+            assert_eq!(tx.try_acquire().unwrap_err(), TryAcquireError::Closed);
+            assert_eq!(tx.acquire().unwrap_err(), Closed);
+            assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Abandoned);
+            assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
+            tx.finish();
+            assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
+        }
+        drop(ring); // nor is what its slots own freed
+        assert_eq!(drops.get(), 0);
+    }
+
+    // A ring on the heap is not taken apart, and never freed.
+    let drops = Arc::new(());
+    let (mut tx, rx) = HeapRing::from_fn(2, |_| drops.clone()).into_handles();
+    std::mem::forget(tx.acquire().unwrap().reserve());
+    let (tx, rx) = tx.reunite(rx).unwrap_err();
+    drop((tx, rx));
+    assert_eq!(Arc::strong_count(&drops), 3);
+
+    // A static one is not split again.
+    static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
+    let (mut tx, rx) = RING.try_split_static().unwrap();
+    std::mem::forget(tx.acquire().unwrap().reserve());
+    drop((tx, rx));
+    assert!(RING.try_split_static().is_none());
+}
+
+/// What costs nothing to leak: the ring is as new after that.
+#[test]
+fn a_leaked_borrowing_guard_costs_nothing() {
+    let drops = Cell::new(0);
+    let mut ring = DoubleBuffer::new([(); 2].map(|()| Counted(&drops)));
+    for _ in 0..3 {
+        let (mut tx, mut rx) = ring.split();
+        #[expect(clippy::forget_non_drop, reason = "without a drop it is a promise of the ring")]
+        std::mem::forget(tx.acquire().unwrap());
+        tx.fill(|_| ()).unwrap();
+        std::mem::forget(rx.recv().unwrap());
+        assert_eq!(rx.recv().unwrap().unwrap().seq(), 0, "the same slot");
+        tx.fill(|_| ()).unwrap(); // never received
+    }
+    drop(ring);
+    assert_eq!(drops.get(), 2);
+}
+
+#[derive(Debug)]
+struct Counted<'a>(&'a Cell<u32>);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
+    }
 }

@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use twinbuf_core::{
-    AcquireTimeoutError, Closed, Consumer, DoubleBuffer, FillError, HeapRing, Park, Producer, ReadSlot,
-    RecvError, ReservedSlot, Ring, Spin, TryAcquireError, Wait, WaitUntil, Word, WriteSlot, channel,
+    Closed, Consumer, DoubleBuffer, HeapRing, KeptSlot, Park, Producer, ReadSlot, RecvError, ReservedSlot,
+    Ring, TryAcquireError, TryRecvError, Wait, Word, WriteSlot,
 };
 
 /// Compiles only if `$type` is none of the traits. (If it is one, there are two impls of `Ambiguous` for it,
@@ -57,9 +57,8 @@ fn what_may_go_to_another_thread() {
     send::<DoubleBuffer<OneThread>>();
     sync::<DoubleBuffer<OneThread>>();
     assert_not!(DoubleBuffer<Pinned>: Send, Sync);
-    send::<HeapRing<OneThread>>();
-    sync::<HeapRing<OneThread>>();
-    assert_not!(HeapRing<Pinned>: Send, Sync);
+    send::<HeapRing<OneThread, Park>>();
+    assert_not!(HeapRing<Pinned, Park>: Send, Sync);
 
     send::<Producer<'_, OneThread>>();
     assert_not!(Producer<'_, u64>: Sync);
@@ -77,13 +76,26 @@ fn what_may_go_to_another_thread() {
     assert_not!(ReservedSlot<'_, OneThread>: Sync);
     assert_not!(ReservedSlot<'_, Pinned>: Send, Sync);
 
-    send::<ReadSlot<'_, OneThread>>();
-    sync::<ReadSlot<'_, u64>>();
-    assert_not!(ReadSlot<'_, OneThread>: Sync);
-    assert_not!(ReadSlot<'_, Pinned>: Send, Sync);
+    send::<ReadSlot<'_, '_, OneThread>>();
+    assert_not!(ReadSlot<'_, '_, Pinned>: Send, Sync);
+
+    send::<KeptSlot<'_, OneThread>>();
+    sync::<KeptSlot<'_, u64>>();
+    assert_not!(KeptSlot<'_, OneThread>: Sync);
+    assert_not!(KeptSlot<'_, Pinned>: Send, Sync);
 
     send::<RecvError>();
     sync::<TryAcquireError>();
+}
+
+/// A task that waits may move between threads.
+#[test]
+fn what_a_task_awaits_may_go_to_another_thread() {
+    fn send<T: Send>(_: &T) {}
+    let mut ring = DoubleBuffer::<OneThread>::new([Cell::new(0), Cell::new(0)]);
+    let (mut tx, mut rx) = ring.split();
+    send(&tx.acquire_async());
+    send(&rx.recv_async());
 }
 
 /// Both sides call the strategy at once, so it must be `Sync`; a handle does not own it, so it need not be `Send`.
@@ -96,29 +108,29 @@ fn a_strategy_is_shared_by_both_sides() {
     send::<Producer<'_, u64, With<Shared>>>();
     send::<Consumer<'_, u64, With<Shared>>>();
     send::<ReservedSlot<'_, u64, With<Shared>>>();
-    send::<ReadSlot<'_, u64, With<Shared>>>();
+    send::<KeptSlot<'_, u64, With<Shared>>>();
     assert_not!(DoubleBuffer<u64, With<Shared>>: Send);
 
     assert_not!(DoubleBuffer<u64, With<OneThread>>: Sync);
-    assert_not!(HeapRing<u64, With<OneThread>>: Sync);
     assert_not!(Producer<'_, u64, With<OneThread>>: Send);
     assert_not!(Consumer<'_, u64, With<OneThread>>: Send);
     assert_not!(WriteSlot<'_, '_, u64, With<OneThread>>: Send);
     assert_not!(ReservedSlot<'_, u64, With<OneThread>>: Send, Sync);
-    assert_not!(ReadSlot<'_, u64, With<OneThread>>: Send, Sync);
+    assert_not!(ReadSlot<'_, '_, u64, With<OneThread>>: Send);
+    assert_not!(KeptSlot<'_, u64, With<OneThread>>: Send, Sync);
 }
 
 /// Covariant in the ring's lifetime. That nothing is covariant in the value is in `core/src/contracts.rs`: the value
 /// goes both ways.
 #[test]
 fn a_guard_may_be_kept_for_a_shorter_time() {
-    fn shorter<'s>(slot: ReadSlot<'static, u64>, _: &'s u64) -> ReadSlot<'s, u64> {
+    fn shorter<'s>(slot: KeptSlot<'static, u64>, _: &'s u64) -> KeptSlot<'s, u64> {
         slot
     }
     static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
     let (mut tx, mut rx) = RING.try_split_static().unwrap();
     tx.fill(|slot| *slot = 3).unwrap();
-    assert_eq!(*shorter(rx.recv().unwrap(), &0), 3);
+    assert_eq!(*shorter(rx.recv().unwrap().unwrap().keep(), &0), 3);
 }
 
 #[test]
@@ -126,18 +138,18 @@ fn guards_of_owned_and_of_static_handles_are_static() {
     fn is_static<T: Send + 'static>(guard: T) -> T {
         guard
     }
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let slot = is_static(tx.acquire().unwrap().reserve());
     drop(tx);
     slot.commit().unwrap();
-    let slot = is_static(rx.recv().unwrap());
+    let slot = is_static(rx.recv().unwrap().unwrap().keep());
     drop(rx);
     assert_eq!(*slot, 0);
 
     static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
     let (mut tx, mut rx) = RING.try_split_static().unwrap();
     is_static(tx.acquire().unwrap().reserve()).commit().unwrap();
-    drop(is_static(rx.recv().unwrap()));
+    drop(is_static(rx.recv().unwrap().unwrap().keep()));
 }
 
 #[test]
@@ -153,82 +165,41 @@ fn a_ring_is_split_once_if_it_lives_for_ever() {
 fn what_survives_a_panic() {
     fn unwind<T: UnwindSafe + RefUnwindSafe>() {}
     unwind::<Ring<u64, 3>>();
-    unwind::<HeapRing<u64, Park>>();
     unwind::<Producer<'_, u64>>();
     unwind::<Consumer<'_, u64>>();
     unwind::<ReservedSlot<'_, u64>>();
-    unwind::<ReadSlot<'_, u64>>();
+    unwind::<KeptSlot<'_, u64>>();
+    assert_not!(Ring<&mut u64, 3>: RefUnwindSafe);
     assert_not!(Producer<'_, &mut u64>: UnwindSafe);
+    assert_not!(Consumer<'_, &mut u64>: UnwindSafe);
+    assert_not!(ReservedSlot<'_, &mut u64>: UnwindSafe, RefUnwindSafe);
+    assert_not!(KeptSlot<'_, &mut u64>: UnwindSafe, RefUnwindSafe);
+    assert_not!(Producer<'_, u64, With<OneThread>>: UnwindSafe);
     assert_not!(Consumer<'_, u64, With<OneThread>>: UnwindSafe);
 }
 
 #[test]
-fn the_end_of_the_consumer_passes_through_every_error_of_the_producer() {
-    fn all(tx: &mut Producer<'_, u64, Park>, end: u8) -> Result<(), AcquireTimeoutError> {
+fn the_end_of_either_side_passes_through_every_error_of_the_other() {
+    fn all(tx: &mut Producer<'_, u64, Park>, end: u8) -> Result<(), TryAcquireError> {
         match end {
             0 => tx.acquire()?.commit()?,
             1 => tx.acquire_timeout(Duration::ZERO)?.commit()?,
+            2 => tx.try_acquire()?.commit()?,
             _ => tx.fill(|_| ())?,
         }
         Ok(())
     }
-    fn tried(tx: &mut Producer<'_, u64, Park>) -> Result<(), TryAcquireError> {
-        tx.try_acquire()?.commit()?;
-        Ok(())
-    }
-    fn failing(tx: &mut Producer<'_, u64, Park>) -> Result<(), FillError<std::num::ParseIntError>> {
-        tx.try_fill(|slot| {
-            *slot = "7".parse()?;
-            Ok(())
-        })?;
-        tx.acquire()?.commit()?;
-        Ok(())
-    }
-    let (mut tx, rx) = channel([0, 0]);
+    let (mut tx, rx) = HeapRing::new([0, 0]).into_handles();
     drop(rx);
-    for end in 0..3 {
-        assert_eq!(all(&mut tx, end), Err(AcquireTimeoutError::Closed));
+    for end in 0..4 {
+        assert_eq!(all(&mut tx, end), Err(TryAcquireError::Closed));
     }
-    assert_eq!(tried(&mut tx), Err(TryAcquireError::Closed));
-    assert_eq!(failing(&mut tx), Err(FillError::Closed));
     assert_eq!(tx.acquire().map(drop), Err(Closed));
-}
 
-#[test]
-#[allow(clippy::needless_borrows_for_generic_args)] // it is the borrow that is tested
-fn a_strategy_behind_a_pointer_is_that_strategy() {
-    fn waits(wait: impl WaitUntil) {
-        let mut ring = Ring::<u64, 2, _>::with_wait([0, 0], wait);
-        let (mut tx, mut rx) = ring.split();
-        assert!(rx.recv_timeout(Duration::from_millis(1)).is_err());
-        tx.fill(|slot| *slot = 1).unwrap();
-        assert_eq!(*rx.recv().unwrap(), 1);
+    fn received(rx: &mut Consumer<'_, u64, Park>, blocking: bool) -> Result<bool, TryRecvError> {
+        Ok(if blocking { rx.recv()?.is_some() } else { rx.try_recv()?.is_some() })
     }
-    waits(&Park);
-    waits(Arc::new(Park));
-    waits(&Arc::new(Spin));
-}
-
-/// The source of an error of the closure is the closure's error's.
-#[test]
-fn a_failed_fill_keeps_the_source_of_its_error() {
-    use std::error::Error;
-    use std::fmt;
-
-    #[derive(Debug)]
-    struct Outer(std::num::ParseIntError);
-    impl fmt::Display for Outer {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("outer")
-        }
-    }
-    impl Error for Outer {
-        fn source(&self) -> Option<&(dyn Error + 'static)> {
-            Some(&self.0)
-        }
-    }
-    let (mut tx, _rx) = channel([0u64, 0]);
-    let failed = tx.try_fill(|_| Err::<(), _>(Outer("x".parse::<u64>().unwrap_err()))).unwrap_err();
-    assert_eq!(failed.to_string(), "outer");
-    assert_eq!(failed.source().unwrap().to_string(), "invalid digit found in string");
+    let (tx, mut rx) = HeapRing::new([0, 0]).into_handles();
+    drop(tx);
+    assert_eq!([true, false].map(|blocking| received(&mut rx, blocking)), [Err(TryRecvError::Abandoned); 2]);
 }

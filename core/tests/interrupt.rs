@@ -130,7 +130,7 @@ fn an_executor_in_an_interrupt_is_not_kept_busy() {
 
     let mut next = 0;
     while next < HANDOFFS {
-        if let Ok(slot) = rx.try_recv() {
+        if let Ok(Some(slot)) = rx.try_recv() {
             assert_eq!(*slot, next);
             next += 1;
         } // released here: the release and its wake are interrupted anywhere

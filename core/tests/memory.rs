@@ -2,10 +2,12 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Mutex;
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
-use twinbuf_core::{HeapRing, Park, channel};
+use twinbuf_core::{HeapRing, Ring, Wait, Word};
 
 /// Counts the allocations of each thread.
 struct Counting;
@@ -45,17 +47,17 @@ const HUGE: usize = 64 << 20;
 fn slots_larger_than_the_stack() {
     let small = thread::Builder::new().stack_size(256 << 10);
     let test = small.spawn(|| {
-        let (mut tx, mut rx) = channel([vec![0u8; HUGE], vec![0u8; HUGE]]);
+        let (mut tx, mut rx) = HeapRing::new([vec![0u8; HUGE], vec![0u8; HUGE]]).into_handles();
         tx.fill(|slot| slot[HUGE - 1] = 1).unwrap();
-        assert_eq!(rx.recv().unwrap()[HUGE - 1], 1);
+        assert_eq!(rx.recv().unwrap().unwrap()[HUGE - 1], 1);
 
         let slots: Vec<[u8; HUGE]> = bytemuck::zeroed_vec(2);
         let first = &raw const slots[0];
-        let (mut tx, mut rx) = HeapRing::with_wait(slots, Park).into_handles();
+        let (mut tx, mut rx) = HeapRing::new(slots).into_handles();
         let mut reserved = tx.acquire().unwrap().reserve();
         reserved[HUGE - 1] = 2;
         reserved.commit().unwrap();
-        let slot = rx.recv().unwrap();
+        let slot = rx.recv().unwrap().unwrap();
         assert_eq!(slot[HUGE - 1], 2);
         assert_eq!(&raw const *slot, first, "the slots have not moved");
         drop(slot);
@@ -76,7 +78,7 @@ fn allocations(f: impl FnOnce()) -> u64 {
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #[test]
 fn hand_offs_do_not_allocate() {
-    let (mut tx, mut rx) = channel([0u64, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0u64, 0]).into_handles();
     let counts = thread::scope(|scope| {
         let producer = scope.spawn(move || {
             allocations(|| {
@@ -97,7 +99,7 @@ fn hand_offs_do_not_allocate() {
                     } else {
                         rx.recv_timeout(Duration::from_secs(1 << 20)).unwrap()
                     };
-                    drop(slot);
+                    assert!(slot.is_some());
                 }
             })
         });
@@ -121,4 +123,45 @@ fn waited_for(tx: &impl std::fmt::Debug) -> bool {
     let mut find = Find(false);
     write!(find, "{tx:?}").unwrap();
     find.0
+}
+
+/// The words of a ring share cache lines with nothing else, however many they are, and each is there.
+#[test]
+fn words_fill_lines_of_their_own() {
+    /// Records the address of each word that is waited for.
+    #[derive(Default)]
+    struct Addresses(Mutex<Vec<usize>>);
+
+    struct Recording<'a>(&'a Addresses);
+
+    impl Wait for Recording<'_> {
+        fn relax(&self, _round: u32) -> bool {
+            false
+        }
+        fn wait(&self, _word: Word<'_>, _expected: u32) {
+            unreachable!("polled only");
+        }
+        fn wake(&self, word: Word<'_>) {
+            self.0.0.lock().unwrap().push(word.as_ptr().addr());
+        }
+    }
+
+    for depth in [1, 2, 31, 32, 33, 64, 65, 100] {
+        let addresses = Addresses::default();
+        let (mut tx, mut rx) = HeapRing::with_wait(vec![0u8; depth], Recording(&addresses)).into_handles();
+        for _ in 0..depth {
+            assert!(rx.poll_recv(&mut Context::from_waker(Waker::noop())).is_pending());
+            tx.fill(|slot| *slot += 1).unwrap(); // wakes
+            assert_eq!(*rx.recv().unwrap().unwrap(), 1);
+        }
+        let found = std::mem::take(&mut *addresses.0.lock().unwrap());
+        assert_eq!(found[0] % 128, 0, "depth {depth}");
+        assert!(
+            found.iter().copied().eq((0..depth).map(|slot| found[0] + 4 * slot)),
+            "depth {depth}: {found:?}"
+        );
+    }
+    if cfg!(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "powerpc64")) {
+        assert_eq!(align_of::<Ring<u8, 2>>(), 128);
+    }
 }

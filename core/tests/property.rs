@@ -22,7 +22,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     // Weighted, or the many ways to acquire would leave few slots to anything else.
     let operation = prop_oneof![
         8 => those(|operation| !Operation::ENDINGS.contains(operation)),
-        4 => those(|operation| matches!(operation, Operation::Receive(_))),
+        4 => those(|operation| matches!(operation, Operation::Receive(..))),
         4 => those(|operation| matches!(operation, Operation::Release(_))),
         2 => those(|operation| matches!(operation, Operation::CommitReserved(_) | Operation::DropReserved(_))),
         1 => those(|operation| matches!(operation, Operation::EndWrite(_))),
@@ -32,7 +32,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
 }
 
 fn start() -> impl Strategy<Value = Start> {
-    (1..=4usize, any::<bool>(), any::<bool>()).prop_map(|(depth, heap, owned)| Start { depth, heap, owned })
+    (1..=4usize, any::<bool>()).prop_map(|(depth, heap)| Start { depth, heap })
 }
 
 proptest! {

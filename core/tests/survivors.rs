@@ -1,11 +1,42 @@
 //! Promises of the wait strategies that a single thread can check; `tools/mutate.py` breaks each of them.
 
 use std::cell::RefCell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{
-    Adaptive, Backoff, DoubleBuffer, Park, RecvTimeoutError, Spin, SpinYield, Wait, WaitUntil, Word,
+    Backoff, DoubleBuffer, HeapRing, Park, Producer, Spin, TryAcquireError, TryRecvError, Wait, WaitUntil,
+    Word,
 };
+
+/// A strategy that its test looks into.
+struct Shared<'a, W>(&'a W);
+
+impl<W: Wait> Wait for Shared<'_, W> {
+    fn relax(&self, round: u32) -> bool {
+        self.0.relax(round)
+    }
+    fn wait(&self, word: Word<'_>, expected: u32) {
+        self.0.wait(word, expected);
+    }
+    fn wake(&self, word: Word<'_>) {
+        self.0.wake(word);
+    }
+}
+
+impl<W: WaitUntil> WaitUntil for Shared<'_, W> {
+    type Instant = W::Instant;
+    fn after(&self, timeout: Duration) -> Option<W::Instant> {
+        self.0.after(timeout)
+    }
+    fn expired(&self, deadline: W::Instant) -> bool {
+        self.0.expired(deadline)
+    }
+    fn wait_until(&self, word: Word<'_>, expected: u32, deadline: W::Instant) {
+        self.0.wait_until(word, expected, deadline);
+    }
+}
 
 /// A deadline is over as soon as the clock shows it.
 #[test]
@@ -18,10 +49,8 @@ fn a_deadline_that_has_come_is_over() {
         assert!(!strategy.expired(far));
     }
     over(&Spin);
-    over(&SpinYield);
     over(&Park);
     over(&Backoff::default());
-    over(&Adaptive::new());
 }
 
 /// `round` counts the times that one wait was told `true`, over all its sleeps, and starts anew with the next wait.
@@ -57,11 +86,87 @@ fn rounds_are_counted_over_a_whole_wait() {
     }
 
     let log = Log::default();
-    let mut ring = DoubleBuffer::with_wait([0, 0], &log);
+    let mut ring = DoubleBuffer::with_wait([0, 0], Shared(&log));
     let (_tx, mut rx) = ring.split();
     for _ in 0..2 {
         log.0.take();
-        assert_eq!(rx.recv_timeout(Duration::ZERO).unwrap_err(), RecvTimeoutError::Timeout);
+        assert_eq!(rx.recv_timeout(Duration::ZERO).unwrap_err(), TryRecvError::Empty);
         assert_eq!(log.0.borrow().0, [0, 1, 2, 2, 3, 4, 4, 5, 6]);
     }
+}
+
+/// The spinning strategies spin, for as many rounds as they promise; the one that sleeps does not.
+#[test]
+fn each_strategy_relaxes_as_it_promises() {
+    for round in [0, 1, 1000, u32::MAX] {
+        assert!(Spin.relax(round), "never sleeps");
+        assert!(!Park.relax(round), "sleeps at once");
+    }
+    let backoff = Backoff::new(3);
+    assert_eq!([0, 1, 2, 3, 4].map(|round| backoff.relax(round)), [true, true, true, false, false]);
+    assert!(!Backoff::new(0).relax(0));
+    // About as long as a wake-up by the kernel, at 20 to 50 ns a round.
+    let spins = (0..).take_while(|&round| Backoff::default().relax(round)).count();
+    assert!((100..=2000).contains(&spins), "{spins}");
+}
+
+/// What comes in the last moment is delivered: the slot is looked at before the deadline.
+#[test]
+fn a_slot_that_comes_with_the_deadline_is_delivered() {
+    static PRODUCER: Mutex<Option<Producer<'static, u64, Late>>> = Mutex::new(None);
+    static OVER: AtomicBool = AtomicBool::new(false);
+
+    /// Its only sleep ends with the deadline, and with a hand-off.
+    struct Late;
+
+    impl Wait for Late {
+        fn relax(&self, _round: u32) -> bool {
+            false
+        }
+        fn wait(&self, _word: Word<'_>, _expected: u32) {
+            unreachable!("has a deadline");
+        }
+        fn wake(&self, _word: Word<'_>) {}
+    }
+
+    impl WaitUntil for Late {
+        type Instant = ();
+        fn after(&self, _timeout: Duration) -> Option<()> {
+            Some(())
+        }
+        fn expired(&self, _deadline: ()) -> bool {
+            OVER.load(Relaxed)
+        }
+        fn wait_until(&self, _word: Word<'_>, _expected: u32, _deadline: ()) {
+            OVER.store(true, Relaxed);
+            PRODUCER.lock().unwrap().as_mut().unwrap().fill(|slot| *slot = 7).unwrap();
+        }
+    }
+
+    let (tx, mut rx) = HeapRing::with_wait([0, 0], Late).into_handles();
+    *PRODUCER.lock().unwrap() = Some(tx);
+    assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap().unwrap(), 7);
+    assert_eq!(rx.recv_timeout(Duration::ZERO).unwrap_err(), TryRecvError::Empty);
+}
+
+/// Each error says what it is about.
+#[test]
+fn messages() {
+    let texts = [
+        (TryAcquireError::Full.to_string(), "still in use"),
+        (TryAcquireError::Closed.to_string(), "consumer of the ring is gone"),
+        (TryRecvError::Empty.to_string(), "not filled yet"),
+        (TryRecvError::Held.to_string(), "held by a kept read guard"),
+        (TryRecvError::Abandoned.to_string(), "without a finish"),
+        (TryRecvError::Cancelled.to_string(), "dropped it without a commit"),
+    ];
+    for (text, part) in texts {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "a ring needs at least one slot")]
+fn a_ring_without_slots() {
+    let _ = HeapRing::<u64, Park>::new([]);
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use pollster::block_on;
 use twinbuf_core::{
-    AcquireTimeoutError, Adaptive, Backoff, Closed, Consumer, DoubleBuffer, Park, Producer, ReadSlot,
-    RecvError, RecvTimeoutError, Ring, Spin, SpinYield, TryRecvError, Wait, WaitUntil, channel,
+    Backoff, Closed, Consumer, DoubleBuffer, HeapRing, KeptSlot, Park, Producer, RecvError, Ring, Spin,
+    TryAcquireError, TryRecvError, Wait, WaitUntil,
 };
 
 /// Longer than any test.
@@ -47,9 +47,9 @@ fn receive<W: Wait>(rx: &mut Consumer<'_, u64, W>) {
 
 async fn receive_async<W: Wait>(rx: &mut Consumer<'_, u64, W>) {
     for value in 0..MANY {
-        assert_eq!(*rx.recv_async().await.expect("the producer finishes"), value);
+        assert_eq!(*rx.recv_async().await.expect("the producer finishes").expect("not the end"), value);
     }
-    assert_eq!(rx.recv_async().await.err(), Some(RecvError::Finished));
+    assert!(rx.recv_async().await.expect("the producer finishes").is_none());
 }
 
 /// Returns when the other side has announced that it waits for the slot at which this handle stands.
@@ -61,7 +61,7 @@ fn until_waited_for(handle: &impl Debug) {
 
 #[test]
 fn owned_handles_go_to_threads_of_their_own() {
-    let (tx, mut rx) = channel([0, 0]);
+    let (tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let producer = thread::spawn(|| send(tx));
     let consumer = thread::spawn(move || receive(&mut rx));
     producer.join().unwrap();
@@ -70,11 +70,11 @@ fn owned_handles_go_to_threads_of_their_own() {
 
 #[test]
 fn the_ring_outlives_the_first_of_its_owned_handles() {
-    let (mut tx, mut rx) = channel([vec![0; 1000], vec![]]);
+    let (mut tx, mut rx) = HeapRing::new([vec![0; 1000], vec![]]).into_handles();
     tx.acquire().unwrap().commit().unwrap();
     thread::spawn(move || tx.finish()).join().unwrap();
-    assert_eq!(rx.recv().unwrap().len(), 1000);
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+    assert_eq!(rx.recv().unwrap().unwrap().len(), 1000);
+    assert!(rx.recv().unwrap().is_none());
 }
 
 /// Freed within a call that was passed the handle: nothing in a handle may be a reference into the ring. Plainly
@@ -82,14 +82,14 @@ fn the_ring_outlives_the_first_of_its_owned_handles() {
 #[test]
 fn the_last_of_the_owned_handles_frees_the_ring() {
     for producer_is_last in [true, false] {
-        let (mut tx, mut rx) = Ring::new([vec![0; 10], vec![]]).into_handles();
+        let (mut tx, mut rx) = HeapRing::new([vec![0; 10], vec![]]).into_handles();
         tx.acquire().unwrap().commit().unwrap();
         if producer_is_last {
             drop(rx);
             tx.finish();
         } else {
             drop(tx);
-            assert_eq!(rx.recv().unwrap().len(), 10);
+            assert_eq!(rx.recv().unwrap().unwrap().len(), 10);
             drop(rx);
         }
     }
@@ -121,9 +121,7 @@ fn a_borrowed_ring_of_any_depth_and_strategy() {
     with::<1>(Park);
     with::<2>(Park);
     with::<3>(Park);
-    with::<2>(SpinYield);
     with::<2>(Backoff::default());
-    with::<2>(Adaptive::new());
 }
 
 /// A producer that waits for this slot goes on when a thread that never saw the consumer drops its guard.
@@ -132,7 +130,7 @@ fn a_third_thread_releases() {
     let mut ring = Ring::with_wait([0], Park);
     let (mut tx, mut rx) = ring.split();
     fill(&mut tx, 1);
-    let slot = rx.recv().unwrap();
+    let slot = rx.recv().unwrap().unwrap().keep();
     thread::scope(|scope| {
         scope.spawn(|| fill(&mut tx, 2));
         until_waited_for(&rx);
@@ -140,8 +138,8 @@ fn a_third_thread_releases() {
             assert_eq!(*slot, 1);
             drop(slot);
         });
-        // The only slot may still be held: a wait with a limit waits for that too.
-        assert_eq!(*rx.recv_timeout(FAR).unwrap(), 2);
+        // The only slot may still be held: a receive waits for that too.
+        assert_eq!(*rx.recv().unwrap().unwrap(), 2);
     });
 }
 
@@ -153,39 +151,35 @@ fn a_wait_ends_with_its_timeout() {
         let timeout = Duration::from_millis(2);
 
         let start = Instant::now();
-        assert_eq!(rx.recv_timeout(timeout).unwrap_err(), RecvTimeoutError::Timeout);
+        assert_eq!(rx.recv_timeout(timeout).unwrap_err(), TryRecvError::Empty);
         assert!(start.elapsed() >= timeout);
-        assert_eq!((rx.stats().handoffs, rx.stats().waits), (0, 1));
 
         fill(&mut tx, 1);
         fill(&mut tx, 2);
         let deadline = Instant::now() + timeout;
-        assert_eq!(tx.acquire_deadline(deadline).unwrap_err(), AcquireTimeoutError::Timeout);
+        assert_eq!(tx.acquire_deadline(deadline).unwrap_err(), TryAcquireError::Full);
         assert!(Instant::now() >= deadline);
-        assert_eq!((tx.stats().handoffs, tx.stats().waits), (2, 1));
 
         // What is there is given whatever the time; nothing was lost by the wait.
-        assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap(), 1);
-        assert_eq!(*rx.recv_deadline(start).unwrap(), 2);
+        assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap().unwrap(), 1);
+        assert_eq!(*rx.recv_deadline(start).unwrap().unwrap(), 2);
         assert!(tx.acquire_timeout(Duration::ZERO).is_ok());
         drop(rx);
-        assert_eq!(tx.acquire_timeout(timeout).unwrap_err(), AcquireTimeoutError::Closed);
+        assert_eq!(tx.acquire_timeout(timeout).unwrap_err(), TryAcquireError::Closed);
     }
     with(Spin);
-    with(SpinYield);
     with(Park);
     with(Backoff::default());
-    with(Adaptive::new());
 }
 
 #[test]
 fn a_wait_with_a_far_timeout_ends_with_the_hand_off() {
     // The first is too far away for the clock, the second is not.
     for timeout in [Duration::MAX, FAR] {
-        let (mut tx, mut rx) = channel([0, 0]);
+        let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
         thread::scope(|scope| {
             let consumer = scope.spawn(move || {
-                assert_eq!(*rx.recv_timeout(timeout).unwrap(), 1);
+                assert_eq!(*rx.recv_timeout(timeout).unwrap().unwrap(), 1);
                 rx
             });
             until_waited_for(&tx);
@@ -195,7 +189,7 @@ fn a_wait_with_a_far_timeout_ends_with_the_hand_off() {
             fill(&mut tx, 3);
             let producer = scope.spawn(move || tx.acquire_timeout(timeout).map(|slot| slot.seq()));
             until_waited_for(&rx);
-            assert_eq!(*rx.recv().unwrap(), 2);
+            assert_eq!(*rx.recv().unwrap().unwrap(), 2);
             assert_eq!(producer.join().unwrap(), Ok(3));
         });
     }
@@ -209,14 +203,14 @@ fn the_end_wakes_who_waits() {
         for finish in [true, false] {
             let (tx, mut rx) = ring.split();
             thread::scope(|scope| {
-                let consumer = scope.spawn(move || rx.recv().map(drop).unwrap_err());
+                let consumer = scope.spawn(move || rx.recv().map(|slot| slot.is_some()));
                 until_waited_for(&tx);
                 if finish {
                     tx.finish();
                 } else {
                     drop(tx);
                 }
-                let expected = if finish { RecvError::Finished } else { RecvError::Abandoned };
+                let expected = if finish { Ok(false) } else { Err(RecvError::Abandoned) };
                 assert_eq!(consumer.join().unwrap(), expected);
             });
         }
@@ -229,18 +223,17 @@ fn the_end_wakes_who_waits() {
                     if timed {
                         tx.acquire_timeout(FAR).map(drop).unwrap_err()
                     } else {
-                        tx.acquire().map(drop).map_err(|Closed| AcquireTimeoutError::Closed).unwrap_err()
+                        tx.acquire().map(drop).map_err(|Closed| TryAcquireError::Closed).unwrap_err()
                     }
                 });
                 until_waited_for(&rx);
                 drop(rx);
-                assert_eq!(producer.join().unwrap(), AcquireTimeoutError::Closed);
+                assert_eq!(producer.join().unwrap(), TryAcquireError::Closed);
             });
         }
     }
     with(Park);
     with(Backoff::new(10));
-    with(Adaptive::new());
 }
 
 #[test]
@@ -256,7 +249,7 @@ fn each_side_is_a_thread_or_a_task() {
         }
     }
     with(Park);
-    with(SpinYield);
+    with(Backoff::default());
 }
 
 /// Polled first on one thread, then on another, as an executor may.
@@ -264,8 +257,8 @@ fn each_side_is_a_thread_or_a_task() {
 fn a_task_that_receives_moves_between_threads() {
     type Task<'a> = Pin<Box<dyn Future<Output = u64> + Send + 'a>>;
 
-    let (mut tx, mut rx) = channel([0, 0]);
-    let mut task: Task<'_> = Box::pin(async move { *rx.recv_async().await.unwrap() });
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
+    let mut task: Task<'_> = Box::pin(async move { *rx.recv_async().await.unwrap().unwrap() });
     let task = thread::spawn(move || {
         assert_eq!(task.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending);
         task
@@ -287,15 +280,15 @@ fn a_dropped_future_leaves_the_slot_for_the_next() {
     assert!(pin!(tx.acquire_async()).poll(&mut cx).is_pending());
     // A future that has its slot and is never asked for it.
     drop(rx.recv_async());
-    assert_eq!(*rx.recv().unwrap(), 1);
+    assert_eq!(*rx.recv().unwrap().unwrap(), 1);
     assert_eq!(block_on(tx.acquire_async()).unwrap().seq(), 2);
-    assert_eq!(*rx.recv().unwrap(), 2);
+    assert_eq!(*rx.recv().unwrap().unwrap(), 2);
     assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
 }
 
 #[test]
 fn a_producer_that_panics_is_not_the_end_of_the_data() {
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let producer = thread::spawn(move || {
         fill(&mut tx, 1);
         tx.fill(|slot| -> () {
@@ -303,7 +296,7 @@ fn a_producer_that_panics_is_not_the_end_of_the_data() {
             std::panic::resume_unwind(Box::new("broken"))
         })
     });
-    assert_eq!(*rx.recv().unwrap(), 1);
+    assert_eq!(*rx.recv().unwrap().unwrap(), 1);
     assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
     assert!(producer.join().is_err());
 }
@@ -388,10 +381,39 @@ mod cpu_time {
         waiting_side_sleeps(Backoff::default());
     }
 
+    /// Short time-outs sleep too: as many as fill `WORK`, of which none is met.
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no clock for CPU time")]
-    fn adaptive() {
-        waiting_side_sleeps(Adaptive::new());
+    fn short_timeouts() {
+        let (_tx, mut rx) = HeapRing::new([0, 0]).into_handles();
+        let each = WORK / 4;
+        let cost = cost(|| (0..4).for_each(|_| assert!(rx.recv_timeout(each).is_err())));
+        assert!(cost < WAIT, "four waits of {each:?} used {cost:?}");
+    }
+
+    /// So does a wait for a slot that another thread keeps.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no clock for CPU time")]
+    fn held() {
+        let (mut tx, mut rx) = HeapRing::new([0]).into_handles();
+        fill(&mut tx, 0);
+        let slot = rx.recv().unwrap().unwrap().keep();
+        tx.finish();
+        assert!(rx.recv().unwrap().is_none(), "the end comes first");
+
+        let (mut tx, mut rx) = HeapRing::new([0]).into_handles();
+        drop(slot);
+        fill(&mut tx, 1);
+        let slot = rx.recv().unwrap().unwrap().keep();
+        thread::scope(|scope| {
+            let consumer = scope.spawn(move || cost(|| assert_eq!(*rx.recv().unwrap().unwrap(), 2)));
+            until_waited_for(&tx);
+            work();
+            drop(slot);
+            fill(&mut tx, 2);
+            let cost = consumer.join().unwrap();
+            assert!(cost < WAIT, "the consumer used {cost:?}");
+        });
     }
 }
 
@@ -403,15 +425,14 @@ fn two_guards_with_two_threads() {
     thread::scope(|scope| {
         scope.spawn(|| self::send(tx));
         let [odd, even] = [(); 2].map(|()| {
-            let (give, take) = mpsc::channel::<ReadSlot<'_, u64, Park>>();
+            let (give, take) = mpsc::channel::<KeptSlot<'_, u64, Park>>();
             let sum = scope.spawn(|| take.into_iter().map(|slot| *slot).sum::<u64>());
             (give, sum)
         });
-        loop {
-            match rx.recv_timeout(FAR) {
-                Ok(slot) => (if *slot % 2 == 0 { &even } else { &odd }).0.send(slot).unwrap(),
-                Err(error) => break assert_eq!(error, RecvTimeoutError::Finished),
-            }
+        // The iterator waits where they are late.
+        for slot in &mut rx {
+            let slot = slot.expect("the producer finishes");
+            (if *slot % 2 == 0 { &even } else { &odd }).0.send(slot).unwrap();
         }
         let sum = [odd, even].map(|(give, sum)| {
             drop(give);
@@ -420,4 +441,51 @@ fn two_guards_with_two_threads() {
         let evens = (0..MANY).step_by(2).sum::<u64>();
         assert_eq!(sum, [evens + MANY / 2, evens]);
     });
+}
+
+/// A task that waits for a slot that another thread keeps is woken by its release: it never polls in a loop.
+#[test]
+fn a_task_awaits_a_kept_slot() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use std::task::Wake;
+
+    struct Unpark(thread::Thread, AtomicU32);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.1.fetch_add(1, Relaxed);
+            self.0.unpark();
+        }
+    }
+
+    for owned in [true, false] {
+        let mut ring = Ring::with_wait([0], Park);
+        let (mut tx, mut rx) = if owned { HeapRing::new([0]).into_handles() } else { ring.split() };
+        fill(&mut tx, 1);
+        let slot = rx.recv().unwrap().unwrap().keep();
+        assert!(rx.is_held());
+        assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Held);
+        thread::scope(|scope| {
+            let consumer = scope.spawn(move || {
+                let unpark = Arc::new(Unpark(thread::current(), AtomicU32::new(0)));
+                let waker = unpark.clone().into();
+                let mut polls = 0;
+                loop {
+                    polls += 1;
+                    if let Poll::Ready(slot) = rx.poll_recv(&mut Context::from_waker(&waker)) {
+                        return (*slot.unwrap().unwrap(), polls);
+                    }
+                    while unpark.1.swap(0, Relaxed) == 0 {
+                        thread::park();
+                    }
+                }
+            });
+            until_waited_for(&tx);
+            drop(slot);
+            fill(&mut tx, 2);
+            let (value, polls) = consumer.join().unwrap();
+            assert_eq!(value, 2);
+            assert!(polls <= 3, "held, empty, filled: {polls} polls");
+        });
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 
-use twinbuf_core::{Consumer, TryAcquireError, TryRecvError, Wait, channel};
+use twinbuf_core::{Consumer, HeapRing, TryAcquireError, TryRecvError, Wait};
 
 /// A waker that counts.
 #[derive(Default)]
@@ -33,13 +33,13 @@ impl Drop for Bomb {
 }
 
 fn poll<W: Wait>(rx: &mut Consumer<'_, u64, W>, waker: &Waker) -> Poll<u64> {
-    rx.poll_recv(&mut Context::from_waker(waker)).map(|slot| *slot.unwrap())
+    rx.poll_recv(&mut Context::from_waker(waker)).map(|slot| *slot.unwrap().unwrap())
 }
 
 /// Two tasks that take turns in polling one consumer do not wake each other: the one that polled last is woken.
 #[test]
 fn a_task_that_displaces_another_does_not_wake_it() {
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let tasks = [Arc::new(Count::default()), Arc::new(Count::default())];
     for round in 0..10 {
         assert!(poll(&mut rx, &tasks[round % 2].clone().into()).is_pending());
@@ -53,7 +53,7 @@ fn a_task_that_displaces_another_does_not_wake_it() {
 #[test]
 fn a_new_waker_for_every_poll_costs_no_further_poll() {
     const HANDOFFS: u32 = 100;
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let wakes = Arc::new(Count::default());
     let mut polls = 0;
     for value in 0..HANDOFFS {
@@ -93,7 +93,7 @@ fn wakers_that_differ_by_their_functions_differ() {
         // SAFETY: the functions do not use the data.
         unsafe { Waker::from_raw(RawWaker::new(ptr::null(), table::<TASK>())) }
     }
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     assert!(poll(&mut rx, &waker::<0>()).is_pending());
     assert!(poll(&mut rx, &waker::<1>()).is_pending());
     tx.fill(|slot| *slot = 1).unwrap();
@@ -127,7 +127,7 @@ fn a_task_polls_within_the_wake() {
             }
         }
     }
-    let (mut tx, rx) = channel([0, 0]);
+    let (mut tx, rx) = HeapRing::new([0, 0]).into_handles();
     let task =
         Arc::new(Inline { rx: Mutex::new(Some(rx)), received: Mutex::default(), polls: AtomicU32::new(0) });
     task.clone().wake(); // the first poll
@@ -142,7 +142,7 @@ fn a_task_polls_within_the_wake() {
 /// A producer that waits for the slot that it has reserved itself goes on when that is received.
 #[test]
 fn a_producer_awaits_its_own_reservation() {
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let [first, second] = [(); 2].map(|()| tx.acquire().unwrap().reserve());
     let (producer, consumer) = (Arc::new(Count::default()), Arc::new(Count::default()));
     let (producers, consumers) = (producer.clone().into(), consumer.clone().into());
@@ -163,20 +163,65 @@ fn a_producer_awaits_its_own_reservation() {
 /// Both sides are told of the other's end though the waker that a handle leaves behind panics.
 #[test]
 fn a_waker_panics_when_it_is_dropped_with_its_handle() {
-    let (mut tx, mut rx) = channel([0, 0]);
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     assert!(rx.poll_recv(&mut Context::from_waker(&Arc::new(Bomb).into())).is_pending());
     assert!(catch_unwind(AssertUnwindSafe(|| drop(rx))).is_err());
     assert_eq!(tx.try_acquire().unwrap_err(), TryAcquireError::Closed);
 
     for finish in [true, false] {
-        let (mut tx, mut rx) = channel([0, 0]);
+        let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
         tx.acquire().unwrap().commit().unwrap();
         tx.acquire().unwrap().commit().unwrap();
         assert!(tx.poll_acquire(&mut Context::from_waker(&Arc::new(Bomb).into())).is_pending());
         assert!(catch_unwind(AssertUnwindSafe(|| if finish { tx.finish() } else { drop(tx) })).is_err());
         drop(rx.try_recv().unwrap());
         drop(rx.try_recv().unwrap());
-        let end = if finish { TryRecvError::Finished } else { TryRecvError::Abandoned };
-        assert_eq!(rx.try_recv().unwrap_err(), end);
+        let end = if finish { Ok(true) } else { Err(TryRecvError::Abandoned) };
+        assert_eq!(rx.try_recv().map(|slot| slot.is_none()), end);
     }
+}
+
+/// A task that polls again while its waker is registered does not clone it again, and leaves nothing to be woken twice.
+#[test]
+fn a_waker_is_cloned_once_a_registration() {
+    static CLONES: AtomicU32 = AtomicU32::new(0);
+    static WAKES: AtomicU32 = AtomicU32::new(0);
+    static TABLE: RawWakerVTable = RawWakerVTable::new(
+        |_| {
+            CLONES.fetch_add(1, Relaxed);
+            RawWaker::new(ptr::null(), &TABLE)
+        },
+        |_| _ = WAKES.fetch_add(1, Relaxed),
+        |_| _ = WAKES.fetch_add(1, Relaxed),
+        |_| (),
+    );
+    // SAFETY: the functions do not use the data.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(ptr::null(), &TABLE)) };
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
+    for round in 1..=10 {
+        for _ in 0..100 {
+            assert!(poll(&mut rx, &waker).is_pending());
+        }
+        assert_eq!(CLONES.load(Relaxed), round);
+        tx.fill(|slot| *slot = 1).unwrap();
+        assert_eq!(WAKES.load(Relaxed), round);
+        assert!(poll(&mut rx, &waker).is_ready());
+    }
+}
+
+/// The release of a kept slot wakes the consumer that waits for it, and the producer that waits for it too.
+#[test]
+fn a_release_wakes_both_sides() {
+    let (mut tx, mut rx) = HeapRing::new([0]).into_handles();
+    tx.fill(|slot| *slot = 1).unwrap();
+    let kept = rx.recv().unwrap().unwrap().keep();
+    let (producer, consumer) = (Arc::new(Count::default()), Arc::new(Count::default()));
+    assert!(tx.poll_acquire(&mut Context::from_waker(&producer.clone().into())).is_pending());
+    assert!(poll(&mut rx, &consumer.clone().into()).is_pending());
+    drop(kept);
+    assert_eq!((producer.0.load(Relaxed), consumer.0.load(Relaxed)), (1, 1));
+    assert!(poll(&mut rx, &consumer.clone().into()).is_pending(), "released, and not filled yet");
+    tx.fill(|slot| *slot = 2).unwrap();
+    assert_eq!((producer.0.load(Relaxed), consumer.0.load(Relaxed)), (1, 2));
+    assert_eq!(poll(&mut rx, &consumer.into()), Poll::Ready(2));
 }

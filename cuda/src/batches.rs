@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::thread::ThreadId;
 
 use cudarc::driver::CudaContext;
-use twinbuf_core::{Consumer, Park, ReadSlot, RecvError, TryRecvError};
+use twinbuf_core::{Consumer, KeptSlot, Park, ReadSlot, TryRecvError};
 
 use crate::error::{Error, Fate};
 use crate::host::Thread;
@@ -49,8 +49,11 @@ impl<M: 'static> DeviceBatches<M> {
             return self.try_recv();
         }
         self.shared.release_captured();
-        let received = self.ring.recv();
-        self.lease(received)
+        if self.ring.is_held() {
+            return Err(self.held());
+        }
+        let received = self.ring.recv().map(|slot| slot.map(ReadSlot::keep));
+        self.lease(received.map_err(TryRecvError::from))
     }
 
     /// Receives the next batch if its copy has been issued. Does not wait.
@@ -60,26 +63,21 @@ impl<M: 'static> DeviceBatches<M> {
     /// [`Error::Empty`] if its copy has not been issued; otherwise as [`recv`](DeviceBatches::recv).
     pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         self.shared.release_captured();
-        let received = match self.ring.try_recv() {
-            Ok(slot) => Ok(slot),
-            Err(TryRecvError::Empty) => return Err(Error::Empty),
-            Err(TryRecvError::Finished) => Err(RecvError::Finished),
-            // Device slots are not reserved, so none is cancelled.
-            Err(TryRecvError::Abandoned | TryRecvError::Cancelled) => Err(RecvError::Abandoned),
-            Err(TryRecvError::SlotHeld) => Err(RecvError::SlotHeld),
-        };
+        let received = self.ring.try_recv().map(|slot| slot.map(ReadSlot::keep));
         self.lease(received)
     }
 
-    /// Receives the next batch, or arranges for the task of `cx` to be woken when its copy has been issued.
+    /// Receives the next batch, or arranges for the task of `cx` to be woken when its copy has been issued. Where a lease
+    /// holds the next device slot, the drop of that lease wakes the task too.
     ///
     /// # Errors
     ///
-    /// As [`recv`](DeviceBatches::recv).
+    /// As [`recv`](DeviceBatches::recv), but for [`Error::SlotHeld`].
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
         if self.overlap() {
             self.shared.release_captured();
-            self.ring.poll_recv(cx).map(|received| self.lease(received))
+            let received = self.ring.poll_recv(cx).map_ok(|slot| slot.map(ReadSlot::keep));
+            received.map(|received| self.lease(received.map_err(TryRecvError::from)))
         } else {
             Poll::Ready(self.try_recv())
         }
@@ -88,16 +86,19 @@ impl<M: 'static> DeviceBatches<M> {
     /// Converts what the ring returned.
     fn lease(
         &self,
-        received: Result<ReadSlot<'static, DeviceBuf<M>, Park>, RecvError>,
+        received: Result<Option<KeptSlot<'static, DeviceBuf<M>, Park>>, TryRecvError>,
     ) -> Result<Option<Lease<M>>, Error> {
         match received {
-            Ok(slot) => Ok(Some(Lease::new(slot, self.shared.clone()))),
-            Err(RecvError::Finished) => Ok(None),
-            Err(RecvError::Abandoned | RecvError::Cancelled) => {
-                Err(self.fate.get().cloned().unwrap_or(Error::Abandoned))
-            }
-            Err(RecvError::SlotHeld) => Err(Error::SlotHeld { device_depth: self.ring.depth() }),
+            Ok(slot) => Ok(slot.map(|slot| Lease::new(slot, self.shared.clone()))),
+            Err(TryRecvError::Empty) => Err(Error::Empty),
+            Err(TryRecvError::Held) => Err(self.held()),
+            // Device slots are not reserved, so none is cancelled.
+            Err(_abandoned) => Err(self.fate.get().cloned().unwrap_or(Error::Abandoned)),
         }
+    }
+
+    fn held(&self) -> Error {
+        Error::SlotHeld { device_depth: self.ring.depth() }
     }
 
     fn overlap(&self) -> bool {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytemuck::AnyBitPattern;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
-use twinbuf_core::{Park, ReadSlot};
+use twinbuf_core::{KeptSlot, Park};
 
 use crate::cu::{self, BesideCaptures, Current};
 use crate::driver::check;
@@ -49,7 +49,7 @@ pub struct Lease<M: 'static> {
     shared: Arc<Shared<M>>,
 }
 
-type Slot<M> = ReadSlot<'static, DeviceBuf<M>, Park>;
+type Slot<M> = KeptSlot<'static, DeviceBuf<M>, Park>;
 
 /// What an uploader's leases and its receiving side share.
 pub(crate) struct Shared<M: 'static> {

@@ -227,7 +227,7 @@ impl Uploader {
 type Handles<T> = (Producer<'static, T, Park>, Consumer<'static, T, Park>);
 
 fn ring<T: Send + 'static>(slots: Vec<T>) -> Handles<T> {
-    HeapRing::with_wait(slots, Park).into_handles()
+    HeapRing::new(slots).into_handles()
 }
 
 impl fmt::Debug for Uploader {

@@ -5,11 +5,11 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{
-    AcquireTimeoutError, Adaptive, Consumer, HeapRing, Producer, ReadSlot, RecvError, RecvTimeoutError,
-    TryRecvError, WriteSlot,
+    Consumer, HeapRing, KeptSlot, Producer, ReadSlot, TryAcquireError, TryRecvError, WriteSlot,
 };
 use twinbuf_mmap::Buffer;
 
+use super::adaptive::Adaptive;
 use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};
 use crate::error::Error;
@@ -43,8 +43,8 @@ impl sealed::Backend for Host {
                     .collect::<Option<_>>()
                     .ok_or_else(|| too_large(sides.sum))?,
             };
-            let slots = memory.into_iter().map(Slot::new).collect();
-            Ok(HeapRing::with_wait(slots, Adaptive::among(threads)).into_handles())
+            let slots: Vec<_> = memory.into_iter().map(Slot::new).collect();
+            Ok(HeapRing::with_wait(slots, Adaptive::for_threads(threads)).into_handles())
         };
         lanes.map(ring).collect()
     }
@@ -66,7 +66,7 @@ impl<T: Send + 'static> sealed::Backend for Values<T> {
 
     fn make(self, _: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let slots = self.0.map(|value| Slot::new(Value(value)));
-        Ok(vec![HeapRing::with_wait(slots.into(), Adaptive::among(2)).into_handles()])
+        Ok(vec![HeapRing::with_wait(slots, Adaptive::for_threads(2)).into_handles()])
     }
 }
 
@@ -109,8 +109,8 @@ impl<C: Content> Slots for Producer<'static, Slot<C>, Adaptive> {
 
     fn acquire_within(&mut self, timeout: Duration) -> Result<Self::Guard<'_>, NoSlot> {
         self.acquire_timeout(timeout).map_err(|error| match error {
-            AcquireTimeoutError::Timeout => NoSlot::Held,
-            AcquireTimeoutError::Closed => NoSlot::Gone,
+            TryAcquireError::Full => NoSlot::Held,
+            _ => NoSlot::Gone,
         })
     }
 
@@ -133,26 +133,26 @@ impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Adaptive> {
 }
 
 impl<C: Content> Batches for Consumer<'static, Slot<C>, Adaptive> {
-    type Batch = ReadSlot<'static, Slot<C>, Adaptive>;
+    type Batch = KeptSlot<'static, Slot<C>, Adaptive>;
 
     fn receive(&mut self, waiting: &mut Waiting<'_, '_>, held_timeout: Duration) -> Received<Self::Batch> {
         match waiting {
-            Waiting::Drain => received(self.recv()),
-            Waiting::Poll(cx) => match self.poll_recv(cx) {
-                Poll::Ready(found) => received(found),
-                Poll::Pending => Received::NotYet,
-            },
-            Waiting::Try => match self.try_recv() {
-                Ok(batch) => Received::Batch(batch),
-                Err(TryRecvError::Empty) => Received::NotYet,
-                Err(TryRecvError::SlotHeld) => Received::SlotHeld,
-                Err(_) => Received::Gone,
-            },
-            Waiting::Until(deadline) => receive_until(self, *deadline),
+            Waiting::Drain if self.is_held() => Received::SlotHeld,
+            Waiting::Drain => received(self.recv().map_err(TryRecvError::from)),
+            // A task is woken by the release of a slot too.
+            Waiting::Poll(cx) => {
+                match self.poll_recv(cx).map(|found| received(found.map_err(TryRecvError::from))) {
+                    Poll::Ready(found) => found,
+                    Poll::Pending if self.is_held() => Received::SlotHeld,
+                    Poll::Pending => Received::NotYet,
+                }
+            }
+            Waiting::Try => received(self.try_recv()),
+            Waiting::Until(deadline) => received(self.recv_deadline(*deadline)),
             // An empty slot is waited for without end, one that is held only so long: the guard that holds it is
             // there from the start.
             Waiting::Block => loop {
-                match receive_until(self, Instant::now() + held_timeout.clamp(SHORTEST, LONGEST)) {
+                match received(self.recv_deadline(Instant::now() + held_timeout.clamp(SHORTEST, LONGEST))) {
                     Received::NotYet => {}
                     found => return found,
                 }
@@ -174,22 +174,13 @@ impl<C: Content> Batches for Consumer<'static, Slot<C>, Adaptive> {
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 
-fn receive_until<C: Content>(
-    ring: &mut Consumer<'static, Slot<C>, Adaptive>,
-    deadline: Instant,
-) -> Received<ReadSlot<'static, Slot<C>, Adaptive>> {
-    match ring.recv_deadline(deadline) {
-        Ok(batch) => Received::Batch(batch),
-        Err(RecvTimeoutError::Timeout) => Received::NotYet,
-        Err(RecvTimeoutError::SlotHeld) => Received::SlotHeld,
-        Err(_) => Received::Gone,
-    }
-}
-
-fn received<B>(found: Result<B, RecvError>) -> Received<B> {
+fn received<C: Content>(
+    found: Result<Option<ReadSlot<'_, 'static, Slot<C>, Adaptive>>, TryRecvError>,
+) -> Received<KeptSlot<'static, Slot<C>, Adaptive>> {
     match found {
-        Ok(batch) => Received::Batch(batch),
-        Err(RecvError::SlotHeld) => Received::SlotHeld,
-        Err(_) => Received::Gone,
+        Ok(Some(batch)) => Received::Batch(batch.keep()),
+        Err(TryRecvError::Empty) => Received::NotYet,
+        Err(TryRecvError::Held) => Received::SlotHeld,
+        Ok(None) | Err(_) => Received::Gone,
     }
 }

@@ -1,5 +1,6 @@
 //! Where batches end up: in host slots, or on from there in the slots of a device.
 
+pub(crate) mod adaptive;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod host;

@@ -9,10 +9,11 @@ use std::ops::{Deref, DerefMut};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use twinbuf_core::{Adaptive, ReadSlot};
+use twinbuf_core::KeptSlot;
 use twinbuf_mmap::BatchPlan;
 
 use crate::backend::Waiting;
+use crate::backend::adaptive::Adaptive;
 use crate::backend::host::{Value, Values};
 use crate::backend::sealed::SlotGuard;
 use crate::error::{At, BoxError, Error};
@@ -413,7 +414,7 @@ impl<T: Send + 'static> Drop for Rounds<'_, '_, T> {
 
 /// One round's data, in its slot. Dropping it frees the slot. It may be sent to another thread.
 pub struct Round<T: Send + 'static> {
-    slot: ReadSlot<'static, Slot<Value<T>>, Adaptive>,
+    slot: KeptSlot<'static, Slot<Value<T>>, Adaptive>,
 }
 
 impl<T: Send + 'static> Round<T> {

@@ -5,11 +5,12 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use twinbuf_core::{Adaptive, ReadSlot};
+use twinbuf_core::KeptSlot;
 use twinbuf_mmap::{BatchPlan, Buffer};
 
 use super::checkpoint::Checkpoint;
 use super::layout::{Field, fits};
+use crate::backend::adaptive::Adaptive;
 use crate::error::{At, Error};
 use crate::slot::{BatchMeta, Origin, Slot};
 
@@ -20,7 +21,7 @@ use crate::slot::{BatchMeta, Origin, Slot};
 /// The bytes start at a multiple of 64. [`cast`](Self::cast) returns them as numbers. Dropping the batch frees its
 /// slot. A batch borrows nothing: it may be sent to another thread, and may outlive its loader.
 pub struct Batch {
-    slot: ReadSlot<'static, Slot<Buffer>, Adaptive>,
+    slot: KeptSlot<'static, Slot<Buffer>, Adaptive>,
 }
 
 impl Batch {
@@ -208,9 +209,9 @@ impl BatchMeta {
     }
 }
 
-impl From<ReadSlot<'static, Slot<Buffer>, Adaptive>> for Batch {
+impl From<KeptSlot<'static, Slot<Buffer>, Adaptive>> for Batch {
     #[doc(hidden)]
-    fn from(slot: ReadSlot<'static, Slot<Buffer>, Adaptive>) -> Self {
+    fn from(slot: KeptSlot<'static, Slot<Buffer>, Adaptive>) -> Self {
         Self { slot }
     }
 }

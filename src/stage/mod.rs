@@ -340,9 +340,6 @@ impl<B: Backend> Stage<B> {
         if !matches!(waiting, Waiting::Block) {
             let since = *self.held_since.get_or_insert_with(Instant::now);
             if since.elapsed() < self.held_timeout {
-                if let Waiting::Poll(cx) = waiting {
-                    cx.waker().wake_by_ref();
-                }
                 return Poll::Pending;
             }
         }

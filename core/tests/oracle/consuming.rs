@@ -5,10 +5,12 @@ use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use twinbuf_core::{RecvError, RecvTimeoutError, TryRecvError};
+use std::mem;
 
-use super::operation::{Call, Operation};
-use super::world::{Reading, Rx};
+use twinbuf_core::{ReadSlot, RecvError, TryRecvError};
+
+use super::operation::{Call, Operation, Use};
+use super::world::{Kept, Payload, Rx, Strategy};
 use super::{Check, Round};
 
 impl<'w> Check<'w, '_> {
@@ -17,12 +19,12 @@ impl<'w> Check<'w, '_> {
     where
         'w: 'r,
     {
-        let Round { rx, reading, reserved, .. } = round;
+        let Round { rx, kept, reserved, .. } = round;
         let index = |k: u8, len: usize| usize::from(k) % len;
         match operation {
-            Operation::Receive(call) => {
+            Operation::Receive(call, then) => {
                 if let Some(rx) = rx {
-                    reading.extend(self.receive(rx, call));
+                    kept.extend(self.receive(rx, call, then));
                 }
             }
             Operation::DropConsumer if rx.is_some() => {
@@ -33,18 +35,18 @@ impl<'w> Check<'w, '_> {
                 let rx = rx.take();
                 self.leak(rx, round);
             }
-            Operation::Release(k) if !reading.is_empty() => {
-                let slot = reading.remove(index(k, reading.len()));
-                self.model.release(slot.seq());
-                slot.release();
+            Operation::Release(k) if !kept.is_empty() => {
+                let slot = kept.remove(index(k, kept.len()));
+                self.model.release_kept(slot.seq());
+                drop(slot);
             }
-            Operation::Write(k) if !reading.is_empty() => {
-                let k = index(k, reading.len());
-                reading[k].value = self.fresh();
-                self.model.values[reading[k].slot] = reading[k].value;
+            Operation::Write(k) if !kept.is_empty() => {
+                let k = index(k, kept.len());
+                kept[k].value = self.fresh();
+                self.model.values[kept[k].slot] = kept[k].value;
             }
-            Operation::LeakRead(k) if !reading.is_empty() => {
-                let slot = reading.remove(index(k, reading.len()));
+            Operation::LeakKept(k) if !kept.is_empty() => {
+                let slot = kept.remove(index(k, kept.len()));
                 self.leak(Some(slot), round);
             }
             Operation::CommitReserved(k) if !reserved.is_empty() => {
@@ -71,58 +73,87 @@ impl<'w> Check<'w, '_> {
         }
     }
 
-    fn receive<'r>(&mut self, rx: &mut Rx<'r, 'w>, call: Call) -> Option<Reading<'r, 'w>> {
+    fn receive<'r>(&mut self, rx: &mut Rx<'r, 'w>, call: Call, then: Use) -> Option<Kept<'r, 'w>> {
         let expected = self.model.next_read();
-        // A call with a timeout waits for a guard too.
-        let waits = match expected {
-            Err(TryRecvError::Empty) => true,
-            Err(TryRecvError::SlotHeld) => matches!(call, Call::Ticks(_) | Call::Forever),
-            _ => false,
-        };
-        let timed_out = |error| match error {
-            RecvTimeoutError::Timeout => TryRecvError::Empty,
-            RecvTimeoutError::Finished => TryRecvError::Finished,
-            RecvTimeoutError::Abandoned => TryRecvError::Abandoned,
-            RecvTimeoutError::Cancelled => TryRecvError::Cancelled,
-            RecvTimeoutError::SlotHeld => TryRecvError::SlotHeld,
-        };
+        let waits = matches!(expected, Err(TryRecvError::Empty | TryRecvError::Held));
+        assert_eq!(rx.is_held(), matches!(expected, Err(TryRecvError::Held)));
+        if waits && matches!(call, Call::Block | Call::Iterate | Call::Forever) {
+            return None;
+        }
+        let world = self.world;
+        if call == Call::Iterate {
+            let mut slots = rx.iter();
+            let item = slots.next();
+            let goes_on = matches!(item, Some(Ok(_) | Err(RecvError::Cancelled)));
+            assert!(goes_on || slots.next().is_none(), "the iterator goes on after its end");
+            let got = item.transpose().map_err(TryRecvError::from);
+            self.compare_received(
+                &expected,
+                &got.as_ref().map(|got| got.as_ref().map(|got| (got.seq(), &**got))),
+            );
+            return got.ok().flatten().inspect(|_| self.model.keep());
+        }
         let pending = |poll| match poll {
             Poll::Ready(Ok(slot)) => Ok(slot),
             Poll::Ready(Err(error)) => Err(TryRecvError::from(error)),
-            Poll::Pending => Err(TryRecvError::Empty),
+            // A task is not told which of the two it waits for.
+            Poll::Pending => Err(expected.expect_err("something to wait for")),
         };
-        let world = self.world;
         let got = match call {
-            Call::Block | Call::Iterate | Call::Forever if waits => return None,
-            Call::Try => rx.try_recv(),
+            Call::Try | Call::Iterate => rx.try_recv(),
             Call::Block => rx.recv().map_err(TryRecvError::from),
-            Call::Iterate => {
-                let mut slots = rx.iter();
-                let item = slots.next().unwrap_or(Err(RecvError::Finished)).map_err(TryRecvError::from);
-                let goes_on = matches!(item, Ok(_) | Err(TryRecvError::Cancelled));
-                assert!(goes_on || slots.next().is_none(), "the iterator goes on after its end");
-                item
-            }
-            Call::Ticks(ticks) => rx.recv_timeout(Duration::from_millis(ticks.into())).map_err(timed_out),
-            Call::Forever => rx.recv_timeout(Duration::MAX).map_err(timed_out),
+            Call::Ticks(ticks) => rx.recv_timeout(Duration::from_millis(ticks.into())),
+            Call::Forever => rx.recv_timeout(Duration::MAX),
             Call::Poll(task) => pending(rx.poll_recv(&mut Context::from_waker(&world.waker(task)))),
             Call::Await(task) => {
                 pending(pin!(rx.recv_async()).poll(&mut Context::from_waker(&world.waker(task))))
             }
         };
         self.model.consumer_asked(call, !waits);
+        self.compare_received(
+            &expected,
+            &got.as_ref().map(|got| got.as_ref().map(|got| (got.seq(), &**got))),
+        );
+        self.use_slot(got.ok()??, then)
+    }
+
+    fn compare_received(
+        &mut self,
+        expected: &Result<Option<usize>, TryRecvError>,
+        got: &Result<Option<(u64, &Payload<'w>)>, &TryRecvError>,
+    ) {
+        let slots = got.map(|got| got.map(|(_, payload)| payload.slot));
+        assert_eq!(expected.as_ref().copied(), slots, "what a receive returns");
         match got {
-            Ok(got) => {
-                assert_eq!(expected, Ok(got.slot), "received a slot");
-                assert_eq!(got.seq(), self.model.consumer.stats.handoffs);
-                assert_eq!(got.value, self.model.receive(), "the value that was committed");
-                Some(got)
+            Ok(Some((seq, payload))) => {
+                assert_eq!(*seq, self.model.consumer.handoffs);
+                assert_eq!(payload.value, self.model.committed_value(), "the value that was committed");
             }
-            Err(error) => {
-                assert_eq!(expected, Err(error), "found no slot to receive");
-                if error == TryRecvError::Cancelled {
-                    self.model.skip_cancelled();
-                }
+            Err(TryRecvError::Cancelled) => self.model.release(),
+            _ => {}
+        }
+    }
+
+    fn use_slot<'r>(
+        &mut self,
+        mut slot: ReadSlot<'_, 'r, Payload<'w>, Strategy<'w>>,
+        then: Use,
+    ) -> Option<Kept<'r, 'w>> {
+        match then {
+            Use::Release => {
+                slot.value = self.fresh();
+                self.model.values[slot.slot] = slot.value;
+                self.model.release();
+                drop(slot);
+                None
+            }
+            Use::Keep => {
+                self.model.keep();
+                Some(slot.keep())
+            }
+            // Nothing happened: the next receive returns it again.
+            Use::Leak => {
+                mem::forget(slot);
                 None
             }
         }

@@ -1,31 +1,29 @@
-//! The ring as a queue, with the words beside it: each step of the queue is also a pure function of
-//! `twinbuf_core::state` on a word, and both must lead to the same answers.
+//! The ring as a queue, and its words: each step of the queue is also a pure function of `core/src/state.rs` on a
+//! word, and both must lead to the same answers.
 
 use std::collections::VecDeque;
 use std::mem;
 
-use twinbuf_core::state::{ConsumerView, Lap, ProducerView, State};
 use twinbuf_core::{TryAcquireError, TryRecvError};
 
 use super::operation::Call;
+use super::state::{ConsumerView, Lap, ProducerView, State};
 use super::world::TASKS;
-
-/// What is counted for each side.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stats {
-    pub(super) handoffs: u64,
-    pub(super) waits: u64,
-    pub(super) spurious_wakes: u64,
-}
 
 /// What the model has of one handle.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Side {
-    pub(super) stats: Stats,
+    /// Slots passed so far.
+    pub(super) handoffs: u64,
     /// The task whose waker the ring keeps.
     registered: Option<u8>,
-    /// The hand-off for which the last poll that had to wait was.
-    pending: Option<u64>,
+}
+
+/// How the producer went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Finished,
+    Abandoned,
 }
 
 /// A place in the queue.
@@ -40,16 +38,18 @@ enum Place {
 pub(super) struct Model {
     /// What the producer has passed and the consumer has not.
     queue: VecDeque<Place>,
-    /// Whether the consumer has a slot: by a guard, alive or leaked.
+    /// Whether the consumer keeps a slot: by a guard, alive or leaked.
     lent: Vec<bool>,
     pub(super) values: Vec<u64>,
     /// What the consumer gets after the queue, once the producer is gone.
-    end: Option<TryRecvError>,
+    end: Option<End>,
     pub(super) closed: bool,
     /// The handles own the ring: it is freed with the last of its owners.
     pub(super) owned: bool,
     /// Handles and guards, leaked ones among them.
     pub(super) owners: usize,
+    /// Whether something was leaked since the last pair of handles was made, or before in a ring that had ended.
+    pub(super) leaked: bool,
     pub(super) producer: Side,
     pub(super) consumer: Side,
     pub(super) words: Vec<State>,
@@ -68,6 +68,7 @@ impl Model {
             closed: false,
             owned: false,
             owners: 2,
+            leaked: false,
             producer: Side::default(),
             consumer: Side::default(),
             words: vec![State::NEW; depth],
@@ -77,7 +78,8 @@ impl Model {
         }
     }
 
-    /// A new pair of handles; only the values, and what was counted outside, stay.
+    /// A new pair of handles; only the values, and what was counted outside, stay. A borrowed ring of which something
+    /// was leaked has ended.
     pub(super) fn restart(&mut self, owned: bool) {
         let old = mem::replace(self, Self::new(self.depth()));
         self.owned = owned;
@@ -85,6 +87,12 @@ impl Model {
         self.strategy_wakes = old.strategy_wakes;
         self.task_wakes = old.task_wakes;
         self.drops = old.drops;
+        if old.leaked && !owned {
+            self.leaked = true;
+            self.closed = true;
+            self.end = Some(End::Abandoned);
+            self.words.fill(State::DEAD);
+        }
     }
 
     pub(super) fn depth(&self) -> usize {
@@ -98,20 +106,15 @@ impl Model {
         (slot, if seq / depth % 2 == 0 { Lap::FIRST } else { Lap::FIRST.next() })
     }
 
-    /// What `Producer::len` returns.
+    /// What `len` returns.
     pub(super) fn full(&self) -> usize {
         let filled = self.queue.iter().filter(|&&place| place != Place::Open).count();
         filled + self.lent.iter().filter(|&&lent| lent).count()
     }
 
-    /// What `Consumer::len` returns.
-    pub(super) fn ready(&self) -> usize {
-        self.queue.iter().take_while(|place| matches!(place, Place::Committed(_))).count()
-    }
-
     /// What the producer gets if it asks now.
     pub(super) fn next_write(&self) -> Result<usize, TryAcquireError> {
-        let (slot, lap) = self.place(self.producer.stats.handoffs);
+        let (slot, lap) = self.place(self.producer.handoffs);
         let (expected, view) = if self.closed {
             (Err(TryAcquireError::Closed), ProducerView::Closed)
         } else if self.queue.len() == self.depth() && self.queue[0] == Place::Open {
@@ -126,14 +129,14 @@ impl Model {
     }
 
     /// What the consumer gets if it asks now.
-    pub(super) fn next_read(&self) -> Result<usize, TryRecvError> {
-        let (slot, lap) = self.place(self.consumer.stats.handoffs);
+    pub(super) fn next_read(&self) -> Result<Option<usize>, TryRecvError> {
+        let (slot, lap) = self.place(self.consumer.handoffs);
         let (expected, view) = match (self.queue.front(), self.end) {
-            (Some(Place::Committed(_)), _) => (Ok(slot), ConsumerView::Full),
+            (Some(Place::Committed(_)), _) => (Ok(Some(slot)), ConsumerView::Full),
             (Some(Place::Cancelled), _) => (Err(TryRecvError::Cancelled), ConsumerView::Cancelled),
-            (None, None) if self.lent[slot] => (Err(TryRecvError::SlotHeld), ConsumerView::Held),
+            (None, None) if self.lent[slot] => (Err(TryRecvError::Held), ConsumerView::Held),
             (_, None) => (Err(TryRecvError::Empty), ConsumerView::Empty),
-            (None, Some(TryRecvError::Finished)) => (Err(TryRecvError::Finished), ConsumerView::Finished),
+            (None, Some(End::Finished)) => (Ok(None), ConsumerView::Finished),
             (_, Some(_)) => (Err(TryRecvError::Abandoned), ConsumerView::Abandoned),
         };
         assert_eq!(self.words[slot].for_consumer(lap), view, "queue and words disagree: {:?}", self.words);
@@ -142,7 +145,7 @@ impl Model {
 
     /// The producer asked; `found` is whether it did not have to wait.
     pub(super) fn producer_asked(&mut self, call: Call, found: bool) {
-        let (slot, _) = self.place(self.producer.stats.handoffs);
+        let (slot, _) = self.place(self.producer.handoffs);
         if !found {
             self.producer.waits(&mut self.words[slot], call);
         }
@@ -150,7 +153,7 @@ impl Model {
 
     /// As `producer_asked`.
     pub(super) fn consumer_asked(&mut self, call: Call, found: bool) {
-        let (slot, _) = self.place(self.consumer.stats.handoffs);
+        let (slot, _) = self.place(self.consumer.handoffs);
         if !found {
             self.consumer.waits(&mut self.words[slot], call);
         }
@@ -158,9 +161,9 @@ impl Model {
 
     /// The slot that was acquired is committed.
     pub(super) fn commit(&mut self) {
-        let (slot, lap) = self.place(self.producer.stats.handoffs);
+        let (slot, lap) = self.place(self.producer.handoffs);
         self.queue.push_back(Place::Committed(self.values[slot]));
-        self.producer.stats.handoffs += 1;
+        self.producer.handoffs += 1;
         if self.step(slot, |word| word.commit(lap)) {
             self.wake_consumer();
         }
@@ -169,7 +172,7 @@ impl Model {
     /// The slot that was acquired is reserved.
     pub(super) fn reserve(&mut self) {
         self.queue.push_back(Place::Open);
-        self.producer.stats.handoffs += 1;
+        self.producer.handoffs += 1;
         self.owners += 1;
     }
 
@@ -186,7 +189,7 @@ impl Model {
     }
 
     fn settle(&mut self, seq: u64, place: Place, step: impl Fn(State) -> State) {
-        let index = usize::try_from(seq - self.consumer.stats.handoffs).expect("in the queue");
+        let index = usize::try_from(seq - self.consumer.handoffs).expect("in the queue");
         assert!(self.queue[index] == Place::Open);
         self.queue[index] = place;
         if self.step(self.place(seq).0, step) {
@@ -196,44 +199,58 @@ impl Model {
         self.drop_owner();
     }
 
-    /// The value that comes next, which the consumer has now.
-    pub(super) fn receive(&mut self) -> u64 {
-        let (slot, _) = self.place(self.consumer.stats.handoffs);
-        self.lent[slot] = true;
-        self.consumer.stats.handoffs += 1;
-        self.owners += 1;
-        match self.queue.pop_front() {
-            Some(Place::Committed(value)) => value,
+    /// The value that comes next.
+    pub(super) fn committed_value(&self) -> u64 {
+        match self.queue.front() {
+            Some(&Place::Committed(value)) => value,
             _ => unreachable!("foretold a slot"),
         }
     }
 
-    /// The consumer was told of the cancelled slot that came next.
-    pub(super) fn skip_cancelled(&mut self) {
-        let (slot, lap) = self.place(self.consumer.stats.handoffs);
-        self.consumer.stats.handoffs += 1;
+    /// The slot that comes next is kept.
+    pub(super) fn keep(&mut self) {
+        let (slot, _) = self.place(self.consumer.handoffs);
+        self.lent[slot] = true;
+        self.consumer.handoffs += 1;
+        self.owners += 1;
+        self.queue.pop_front();
+    }
+
+    /// The slot that comes next is released: it was read, or it was cancelled and the consumer told.
+    pub(super) fn release(&mut self) {
+        let (slot, lap) = self.place(self.consumer.handoffs);
+        self.consumer.handoffs += 1;
         self.queue.pop_front();
         if self.step(slot, |word| word.release(lap)) {
             self.wake_producer();
         }
     }
 
-    /// The read guard of this hand-off is dropped.
-    pub(super) fn release(&mut self, seq: u64) {
+    /// The kept slot of this hand-off is dropped.
+    pub(super) fn release_kept(&mut self, seq: u64) {
         let (slot, lap) = self.place(seq);
         self.lent[slot] = false;
         if self.step(slot, |word| word.release(lap)) {
             self.wake_producer();
+            self.wake_consumer();
         }
         self.drop_owner();
     }
 
-    pub(super) fn drop_producer(&mut self, end: TryRecvError) {
-        self.end = Some(end);
+    /// The lap in which a handle that has passed this many slots visits a slot next.
+    fn next_lap(&self, handoffs: u64, slot: usize) -> Lap {
+        let (at, lap) = self.place(handoffs);
+        if slot < at { lap.next() } else { lap }
+    }
+
+    pub(super) fn drop_producer(&mut self, end: End) {
+        self.end.get_or_insert(end); // a ring that has ended stays abandoned
         self.producer.registered = None;
-        let (last, lap) = self.place(self.producer.stats.handoffs);
-        let finished = end == TryRecvError::Finished;
-        if self.mark(|slot| if finished && slot == last { State::finish(lap) } else { State::ABANDON }) {
+        let (last, lap) = self.place(self.producer.handoffs);
+        let laps: Vec<_> =
+            (0..self.depth()).map(|slot| self.next_lap(self.producer.handoffs, slot)).collect();
+        let finishes = |slot| end == End::Finished && slot == last;
+        if self.mark(|slot| if finishes(slot) { State::finish(lap) } else { State::abandon(laps[slot]) }) {
             self.wake_consumer();
         }
         self.drop_owner();
@@ -242,7 +259,9 @@ impl Model {
     pub(super) fn drop_consumer(&mut self) {
         self.closed = true;
         self.consumer.registered = None;
-        if self.mark(|_| State::CLOSE) {
+        let laps: Vec<_> =
+            (0..self.depth()).map(|slot| self.next_lap(self.consumer.handoffs, slot)).collect();
+        if self.mark(|slot| State::close(laps[slot])) {
             self.wake_producer();
         }
         self.drop_owner();
@@ -287,20 +306,9 @@ impl Side {
     /// A call that finds nothing in the word of the next slot.
     fn waits(&mut self, word: &mut State, call: Call) {
         match call {
-            Call::Ticks(ticks) => {
-                self.stats.waits += 1;
-                self.stats.spurious_wakes += u64::from(ticks);
-                if ticks > 0 {
-                    *word = word.announce();
-                }
-            }
+            Call::Ticks(0) => {}
+            Call::Ticks(_) => *word = word.announce(),
             Call::Poll(task) | Call::Await(task) => {
-                let handoff = self.stats.handoffs;
-                if self.pending.replace(handoff) == Some(handoff) {
-                    self.stats.spurious_wakes += 1;
-                } else {
-                    self.stats.waits += 1;
-                }
                 self.registered = Some(task); // the one before is dropped, not woken
                 *word = word.announce();
             }

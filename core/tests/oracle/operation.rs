@@ -11,14 +11,14 @@ pub(crate) enum Operation {
     /// End the writing that `Then::Hold` began.
     EndWrite(Then),
     Fill(Filling),
-    /// Ask for the next filled slot, and hold it.
-    Receive(Call),
-    /// Release the `k`th read guard.
+    /// Ask for the next filled slot; if there is one, read and write it, and then.
+    Receive(Call, Use),
+    /// Release the `k`th kept slot.
     Release(u8),
-    /// Write through the `k`th read guard.
+    /// Write to the `k`th kept slot.
     Write(u8),
-    /// Forget the `k`th read guard.
-    LeakRead(u8),
+    /// Forget the `k`th kept slot.
+    LeakKept(u8),
     /// Commit the `k`th reserved slot.
     CommitReserved(u8),
     /// Cancel the `k`th reserved slot.
@@ -34,12 +34,10 @@ pub(crate) enum Operation {
     DropConsumer,
     LeakProducer,
     LeakConsumer,
-    /// Put the two handles together; if that succeeds, split the ring again.
+    /// Put the two handles together; if that succeeds, make a ring of the slots again.
     Reunite,
-    /// Let both handles and all guards go and split the ring anew.
-    Split,
-    /// Let both handles and all guards go and turn the ring into handles that own it.
-    IntoHandles,
+    /// Let both handles and all guards go. Split a borrowed ring again; make a new one in place of an owned one.
+    Restart,
 }
 
 /// How a slot is asked for.
@@ -64,11 +62,18 @@ pub(crate) enum Call {
 pub(crate) enum Then {
     Commit,
     Reserve,
-    Abort,
     Drop,
     Leak,
     /// Keep it while everything but the producer goes on, up to `EndWrite`.
     Hold,
+}
+
+/// What becomes of a slot that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Release,
+    Keep,
+    Leak,
 }
 
 /// Which `fill` is called, and how its closure ends.
@@ -76,9 +81,6 @@ pub(crate) enum Then {
 pub(crate) enum Filling {
     Fill,
     FillPanics,
-    TryFill,
-    TryFillFails,
-    TryFillPanics,
 }
 
 /// The ring that a history begins with.
@@ -86,10 +88,8 @@ pub(crate) enum Filling {
 pub(crate) struct Start {
     /// 1 to 4.
     pub(crate) depth: usize,
-    /// A `HeapRing` instead of a `Ring`.
+    /// A `HeapRing`, whose handles own it, instead of a `Ring`.
     pub(crate) heap: bool,
-    /// Its first handles own it.
-    pub(crate) owned: bool,
 }
 
 impl Operation {
@@ -112,48 +112,42 @@ impl Operation {
             Call::Await(0),
             Call::Await(1),
         ];
-        const THENS: [Then; 6] =
-            [Then::Commit, Then::Reserve, Then::Hold, Then::Abort, Then::Drop, Then::Leak];
-        const FILLINGS: [Filling; 5] = [
-            Filling::Fill,
-            Filling::FillPanics,
-            Filling::TryFill,
-            Filling::TryFillFails,
-            Filling::TryFillPanics,
-        ];
+        const THENS: [Then; 5] = [Then::Commit, Then::Reserve, Then::Hold, Then::Drop, Then::Leak];
         let mut all = Vec::new();
         for then in THENS {
             all.extend(CALLS.into_iter().filter(|&c| c != Call::Iterate).map(|c| Self::Acquire(c, then)));
         }
-        all.extend(CALLS.map(Self::Receive));
+        for then in [Use::Release, Use::Keep, Use::Leak] {
+            let calls = CALLS.into_iter().filter(|&call| call != Call::Iterate || then == Use::Keep);
+            all.extend(calls.map(|call| Self::Receive(call, then)));
+        }
         all.extend(THENS.into_iter().filter(|&then| then != Then::Hold).map(Self::EndWrite));
-        all.extend(FILLINGS.map(Self::Fill));
+        all.extend([Filling::Fill, Filling::FillPanics].map(Self::Fill));
         all.extend((0..4).flat_map(|k| [Self::Release(k), Self::Write(k)]));
         all.extend(
             (0..4).flat_map(|k| [Self::CommitReserved(k), Self::DropReserved(k), Self::WriteReserved(k)]),
         );
-        all.extend([Self::LeakRead(0), Self::LeakReserved(0), Self::LeakReserved(1), Self::ReuniteOther]);
+        all.extend([Self::LeakKept(0), Self::LeakReserved(0), Self::LeakReserved(1), Self::ReuniteOther]);
         all.extend(Self::ENDINGS);
         all
     }
 
     /// Those that take a handle away: much rarer than the others in a sequence that is to get anywhere.
-    pub(crate) const ENDINGS: [Operation; 8] = [
+    pub(crate) const ENDINGS: [Operation; 7] = [
         Self::Finish,
         Self::DropProducer,
         Self::DropConsumer,
         Self::LeakProducer,
         Self::LeakConsumer,
         Self::Reunite,
-        Self::Split,
-        Self::IntoHandles,
+        Self::Restart,
     ];
 
     /// The ring and the operations that these bytes encode: one byte each. Any bytes encode something.
     pub(crate) fn decode(bytes: &[u8]) -> (Start, Vec<Operation>) {
         let all = Self::all();
         let (&start, bytes) = bytes.split_first().unwrap_or((&1, &[]));
-        let start = Start { depth: usize::from(start & 3) + 1, heap: start & 4 != 0, owned: start & 8 != 0 };
+        let start = Start { depth: usize::from(start & 3) + 1, heap: start & 4 != 0 };
         (start, bytes.iter().map(|&byte| all[usize::from(byte) % all.len()]).collect())
     }
 
@@ -162,7 +156,7 @@ impl Operation {
         let all = Self::all();
         let byte = |operation| all.iter().position(|other| other == operation);
         let bytes = operations.iter().map(|operation| byte(operation).expect("all has every operation"));
-        let start = start.depth - 1 + usize::from(start.heap) * 4 + usize::from(start.owned) * 8;
+        let start = start.depth - 1 + usize::from(start.heap) * 4;
         [start].into_iter().chain(bytes).map(|byte| u8::try_from(byte).expect("a byte each")).collect()
     }
 }

@@ -7,8 +7,9 @@ use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use twinbuf_core::{AcquireTimeoutError, Closed, FillError, TryAcquireError, TryRecvError};
+use twinbuf_core::{Closed, TryAcquireError};
 
+use super::model::End;
 use super::operation::{Call, Filling, Operation, Then};
 use super::world::{Payload, Tx, Writing};
 use super::{Check, Round};
@@ -34,12 +35,12 @@ impl<'w> Check<'w, '_> {
             Operation::Fill(filling) => return self.fill(handle, filling),
             Operation::ReuniteOther => return self.reunite_other(tx),
             Operation::LeakProducer => return self.leak(tx.take(), round),
-            Operation::Finish => TryRecvError::Finished,
-            Operation::DropProducer => TryRecvError::Abandoned,
+            Operation::Finish => End::Finished,
+            Operation::DropProducer => End::Abandoned,
             _ => return,
         };
         match (end, tx.take()) {
-            (TryRecvError::Finished, Some(tx)) => tx.finish(),
+            (End::Finished, Some(tx)) => tx.finish(),
             (_, tx) => drop(tx),
         }
         self.model.drop_producer(end);
@@ -52,10 +53,6 @@ impl<'w> Check<'w, '_> {
     ) -> Option<Writing<'p, 'r, 'w>> {
         let expected = self.model.next_write();
         let closed = |Closed| TryAcquireError::Closed;
-        let timed_out = |error| match error {
-            AcquireTimeoutError::Timeout => TryAcquireError::Full,
-            AcquireTimeoutError::Closed => TryAcquireError::Closed,
-        };
         let pending = |poll| match poll {
             Poll::Ready(Ok(slot)) => Ok(slot),
             Poll::Ready(Err(Closed)) => Err(TryAcquireError::Closed),
@@ -68,8 +65,8 @@ impl<'w> Check<'w, '_> {
             }
             Call::Try => tx.try_acquire(),
             Call::Block | Call::Iterate => tx.acquire().map_err(closed),
-            Call::Ticks(ticks) => tx.acquire_timeout(Duration::from_millis(ticks.into())).map_err(timed_out),
-            Call::Forever => tx.acquire_timeout(Duration::MAX).map_err(timed_out),
+            Call::Ticks(ticks) => tx.acquire_timeout(Duration::from_millis(ticks.into())),
+            Call::Forever => tx.acquire_timeout(Duration::MAX),
             Call::Poll(task) => pending(tx.poll_acquire(&mut Context::from_waker(&world.waker(task)))),
             Call::Await(task) => {
                 pending(pin!(tx.acquire_async()).poll(&mut Context::from_waker(&world.waker(task))))
@@ -79,7 +76,7 @@ impl<'w> Check<'w, '_> {
         match got {
             Ok(got) => {
                 assert_eq!(expected, Ok(got.slot), "acquired a slot");
-                assert_eq!(got.seq(), self.model.producer.stats.handoffs);
+                assert_eq!(got.seq(), self.model.producer.handoffs);
                 assert_eq!(got.value, self.model.values[got.slot], "the value that was left in the slot");
                 Some(got)
             }
@@ -111,7 +108,6 @@ impl<'w> Check<'w, '_> {
                 assert_eq!(slot.seq(), seq);
                 round.reserved.push(slot);
             }
-            Then::Abort => slot.abort(),
             #[expect(clippy::forget_non_drop, reason = "without a drop it is a promise of the ring")]
             Then::Leak => mem::forget(slot),
             Then::Drop | Then::Hold => drop(slot),
@@ -120,37 +116,27 @@ impl<'w> Check<'w, '_> {
 
     fn fill(&mut self, tx: &mut Tx<'_, 'w>, filling: Filling) {
         let expected = match self.model.next_write() {
-            Err(TryAcquireError::Full) => return,
-            Err(TryAcquireError::Closed) => Ok(Err(FillError::Closed)),
+            Err(TryAcquireError::Closed) => Ok(Err(Closed)),
+            Err(_) => return,
             Ok(slot) => {
                 self.model.values[slot] = self.fresh();
                 match filling {
-                    Filling::Fill | Filling::TryFill => {
+                    Filling::Fill => {
                         self.model.commit();
                         Ok(Ok(self.written))
                     }
-                    Filling::TryFillFails => Ok(Err(FillError::Failed("no more"))),
-                    Filling::FillPanics | Filling::TryFillPanics => Err("broken"),
+                    Filling::FillPanics => Err("broken"),
                 }
             }
         };
         let value = self.written;
-        let result = catch_unwind(AssertUnwindSafe(|| match filling {
-            Filling::Fill | Filling::FillPanics => tx
-                .fill(|slot| {
-                    slot.value = value;
-                    if filling == Filling::FillPanics { break_off() } else { value }
-                })
-                .map_err(FillError::from),
-            Filling::TryFill | Filling::TryFillFails | Filling::TryFillPanics => tx.try_fill(|slot| {
+        let fill = || {
+            tx.fill(|slot| {
                 slot.value = value;
-                match filling {
-                    Filling::TryFillFails => Err("no more"),
-                    Filling::TryFillPanics => break_off(),
-                    _ => Ok(value),
-                }
-            }),
-        }));
+                if filling == Filling::FillPanics { break_off() } else { value }
+            })
+        };
+        let result = catch_unwind(AssertUnwindSafe(fill));
         let result = result.map_err(|panic| *panic.downcast::<&str>().expect("the panic of the closure"));
         assert_eq!(result, expected);
     }
@@ -170,7 +156,7 @@ impl<'w> Check<'w, '_> {
             Ok(slots) => {
                 assert!(expected, "reunited what has other owners");
                 self.model.owned = false; // nothing is freed
-                self.model.drop_producer(TryRecvError::Abandoned);
+                self.model.drop_producer(End::Abandoned);
                 self.model.drop_consumer();
                 Some(slots)
             }

@@ -8,16 +8,14 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use twinbuf_core::{
-    Consumer, HeapRing, Producer, ReadSlot, ReservedSlot, Ring, Wait, WaitUntil, Word, WriteSlot,
+    Consumer, HeapRing, KeptSlot, Producer, ReservedSlot, Ring, Wait, WaitUntil, Word, WriteSlot,
 };
-
-use super::operation::Start;
 
 pub(super) type Tx<'r, 'w> = Producer<'r, Payload<'w>, Strategy<'w>>;
 pub(super) type Rx<'r, 'w> = Consumer<'r, Payload<'w>, Strategy<'w>>;
 pub(super) type Writing<'p, 'r, 'w> = WriteSlot<'p, 'r, Payload<'w>, Strategy<'w>>;
 pub(super) type Reserved<'r, 'w> = ReservedSlot<'r, Payload<'w>, Strategy<'w>>;
-pub(super) type Reading<'r, 'w> = ReadSlot<'r, Payload<'w>, Strategy<'w>>;
+pub(super) type Kept<'r, 'w> = KeptSlot<'r, Payload<'w>, Strategy<'w>>;
 
 pub(super) const TASKS: usize = 2;
 
@@ -42,20 +40,19 @@ impl World {
         Payload { slot, value: 0, drops: &self.drops }
     }
 
-    /// A new ring of this kind.
-    pub(super) fn ring<'w>(&'w self, start: Start) -> Box<dyn AnyRing<'w> + 'w> {
-        match (start.heap, start.depth) {
-            (true, depth) => Box::new(self.heap_ring(depth)),
-            (false, 1) => Box::new(self.inline_ring::<1>()),
-            (false, 2) => Box::new(self.inline_ring::<2>()),
-            (false, 3) => Box::new(self.inline_ring::<3>()),
-            (false, 4) => Box::new(self.inline_ring::<4>()),
+    /// A new ring that is borrowed by its handles.
+    pub(super) fn ring<'w>(&'w self, depth: usize) -> Box<dyn AnyRing<'w> + 'w> {
+        match depth {
+            1 => Box::new(self.inline_ring::<1>()),
+            2 => Box::new(self.inline_ring::<2>()),
+            3 => Box::new(self.inline_ring::<3>()),
+            4 => Box::new(self.inline_ring::<4>()),
             _ => unreachable!("1 to 4 slots"),
         }
     }
 
     pub(super) fn heap_ring(&self, depth: usize) -> HeapRing<Payload<'_>, Strategy<'_>> {
-        HeapRing::with_wait((0..depth).map(|slot| self.payload(slot)).collect(), Strategy(self))
+        HeapRing::with_wait((0..depth).map(|slot| self.payload(slot)).collect::<Vec<_>>(), Strategy(self))
     }
 
     fn inline_ring<const N: usize>(&self) -> Ring<Payload<'_>, N, Strategy<'_>> {
@@ -122,14 +119,11 @@ impl Drop for Payload<'_> {
     }
 }
 
-/// A ring, whatever it is made of.
+/// A ring without its depth in the type.
 pub(super) trait AnyRing<'w> {
     fn split(&mut self) -> (Tx<'_, 'w>, Rx<'_, 'w>);
-    fn into_handles(self: Box<Self>) -> (Tx<'w, 'w>, Rx<'w, 'w>);
-    fn into_values(self: Box<Self>) -> Vec<Payload<'w>>;
     /// Its `Debug`.
     fn text(&self) -> String;
-    fn name(&self) -> &'static str;
 }
 
 impl<'w, const N: usize> AnyRing<'w> for Ring<Payload<'w>, N, Strategy<'w>> {
@@ -137,41 +131,7 @@ impl<'w, const N: usize> AnyRing<'w> for Ring<Payload<'w>, N, Strategy<'w>> {
         self.split()
     }
 
-    fn into_handles(self: Box<Self>) -> (Tx<'w, 'w>, Rx<'w, 'w>) {
-        (*self).into_handles()
-    }
-
-    fn into_values(self: Box<Self>) -> Vec<Payload<'w>> {
-        self.into_inner().into()
-    }
-
     fn text(&self) -> String {
         format!("{self:?}")
-    }
-
-    fn name(&self) -> &'static str {
-        "Ring"
-    }
-}
-
-impl<'w> AnyRing<'w> for HeapRing<Payload<'w>, Strategy<'w>> {
-    fn split(&mut self) -> (Tx<'_, 'w>, Rx<'_, 'w>) {
-        self.split()
-    }
-
-    fn into_handles(self: Box<Self>) -> (Tx<'w, 'w>, Rx<'w, 'w>) {
-        (*self).into_handles()
-    }
-
-    fn into_values(self: Box<Self>) -> Vec<Payload<'w>> {
-        self.into_vec()
-    }
-
-    fn text(&self) -> String {
-        format!("{self:?}")
-    }
-
-    fn name(&self) -> &'static str {
-        "HeapRing"
     }
 }

@@ -6,9 +6,8 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Duration;
 
-use twinbuf_core::{Closed, Consumer, HeapRing, Producer, ReadSlot, ReservedSlot, WaitUntil};
+use twinbuf_core::{Closed, Consumer, HeapRing, KeptSlot, Producer, ReservedSlot, WaitUntil};
 
 use super::{No, Random, acquire, receive};
 
@@ -62,7 +61,7 @@ impl Drop for Payload<'_> {
 
 impl Round<'_> {
     fn run<W: WaitUntil + Send + Sync>(self, wait: W, close_at: u64) -> u64 {
-        let slots = (0..DEPTH).map(|_| Payload { words: [0; 16], drops: self.drops }).collect();
+        let slots: Vec<_> = (0..DEPTH).map(|_| Payload { words: [0; 16], drops: self.drops }).collect();
         let (tx, rx) = HeapRing::with_wait(slots, wait).into_handles();
         let received = thread::scope(|scope| {
             let producing = scope.spawn(move || self.produce(tx));
@@ -152,26 +151,19 @@ impl Round<'_> {
         thread::scope(|scope| {
             let releasers: Vec<_> = (0..self.releasers)
                 .map(|id| {
-                    let (give, take) = mpsc::channel();
+                    let (give, take) = mpsc::channel::<KeptSlot<'_, Payload<'_>, W>>();
                     scope.spawn(move || {
                         in_any_order(&take, Random(self.seed.wrapping_sub(id)), |slot| {
-                            self.check_held(&slot);
+                            self.check_held(slot.seq(), &slot);
                         });
                     });
                     give
                 })
                 .collect();
-            // By a deadline, and without one: the clock has no such time.
-            let timeout = *random.choose(&[Duration::from_secs(3600), Duration::MAX]);
             let mut seq = 0;
             while self.ending != Ending::Close || seq < close_at {
                 let all_filled = all_filled();
-                let received = match receive(&mut rx, &mut random) {
-                    // Another thread drops the guard: a call with a timeout waits for it.
-                    Err(No::SlotHeld) => rx.recv_timeout(timeout).map_err(No::from),
-                    received => received,
-                };
-                match received {
+                match receive(&mut rx, &mut random) {
                     Ok(mut slot) => {
                         let stamp = self.stamp(seq);
                         assert_eq!(slot.seq(), seq, "{self:?}");
@@ -180,8 +172,8 @@ impl Round<'_> {
                         slot.words[0] = !stamp;
                         seq += 1;
                         match &releasers[..] {
-                            [] => self.check_held(&slot),
-                            releasers => drop(random.choose(releasers).send(slot)),
+                            [] => self.check_held(slot.seq(), &slot),
+                            releasers => drop(random.choose(releasers).send(slot.keep())),
                         }
                     }
                     Err(No::Cancelled) => {
@@ -189,6 +181,7 @@ impl Round<'_> {
                         seq += 1;
                     }
                     Err(No::NotYet) => spin_loop(),
+                    Err(No::Held) => assert_ne!(self.releasers, 0, "nobody holds anything, {self:?}"),
                     // The slot is still being filled: it comes when asked for again.
                     Err(No::Abandoned) if self.ending != Ending::Joined && !all_filled => thread::yield_now(),
                     Err(no) => {
@@ -197,18 +190,17 @@ impl Round<'_> {
                     }
                 }
             }
-            assert_eq!(rx.stats().handoffs, seq, "{self:?}");
             drop(rx); // before the guards that the other threads have
             seq
         })
     }
 
     /// A slot that was held for a while must still be what it was.
-    fn check_held<W: WaitUntil>(self, slot: &ReadSlot<'_, Payload<'_>, W>) {
-        let stamp = self.stamp(slot.seq());
-        assert_eq!(self.drops.load(Relaxed), 0, "freed under the guard of {}, {self:?}", slot.seq());
+    fn check_held(self, seq: u64, slot: &Payload<'_>) {
+        let stamp = self.stamp(seq);
+        assert_eq!(self.drops.load(Relaxed), 0, "freed under the guard of {seq}, {self:?}");
         let unchanged = slot.words[0] == !stamp && slot.words[1..] == [stamp; 15];
-        assert!(unchanged, "number {} changed while held, {self:?}", slot.seq());
+        assert!(unchanged, "number {seq} changed while held, {self:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc;
 use std::thread;
 
-use twinbuf_core::{Consumer, FillError, Producer, ReadSlot, Ring, WaitUntil};
+use twinbuf_core::{Consumer, KeptSlot, Producer, Ring, WaitUntil};
 
 use super::{No, Random, acquire, receive};
 
@@ -124,7 +124,6 @@ impl Producing {
                 }
             }
         }
-        assert_eq!(tx.stats().handoffs, seq);
         if self.round.ending == Ending::Finish {
             tx.finish();
         }
@@ -144,9 +143,8 @@ impl Producing {
             // Given up half-way: must not be seen.
             slot[..8].fill(!stamp);
             self.leave(seq, !stamp);
-            match self.random.below(3) {
+            match self.random.below(2) {
                 0 => drop(slot),
-                1 => slot.abort(),
                 #[expect(clippy::forget_non_drop, reason = "without a drop it is a promise of the ring")]
                 _ => mem::forget(slot),
             }
@@ -170,31 +168,19 @@ impl Producing {
 
     fn fill(&mut self, tx: &mut Producer<'_, Payload, impl WaitUntil>, seq: u64) -> Result<(), No> {
         let stamp = self.round.stamp(seq);
-        let ending = self.random.below(4);
+        let panics = self.random.below(4) == 0;
         let result = catch_unwind(AssertUnwindSafe(|| {
-            tx.try_fill(|slot| {
+            tx.fill(|slot| {
                 self.check_what_was_left(slot, seq);
                 self.leave(seq, !stamp);
-                match ending {
-                    0 => {
-                        slot.fill(!stamp);
-                        Err(())
-                    }
-                    1 => {
-                        slot.fill(!stamp);
-                        resume_unwind(Box::new(())) // a panic without a message
-                    }
-                    _ => {
-                        slot.fill(stamp);
-                        Ok(())
-                    }
+                slot.fill(if panics { !stamp } else { stamp });
+                if panics {
+                    resume_unwind(Box::new(())) // a panic without a message
                 }
             })
         }));
         match result {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(FillError::Closed)) => Err(No::Closed),
-            Ok(Err(FillError::Failed(()))) => Err(No::NotYet),
+            Ok(filled) => Ok(filled?),
             Err(panic) => match panic.downcast::<()>() {
                 Ok(_) => Err(No::NotYet),
                 Err(panic) => resume_unwind(panic),
@@ -243,7 +229,7 @@ impl Consuming {
     fn receive_all<'r, W: WaitUntil>(
         mut self,
         rx: &mut Consumer<'r, Payload, W>,
-        releaser: &mpsc::Sender<ReadSlot<'r, Payload, W>>,
+        releaser: &mpsc::Sender<KeptSlot<'r, Payload, W>>,
     ) -> u64 {
         let mut seq = 0;
         let mut held = VecDeque::new();
@@ -251,29 +237,42 @@ impl Consuming {
             if self.round.ending == Ending::Close(seq) {
                 break self.round.ending;
             }
-            match receive(rx, &mut self.random) {
-                Ok(mut slot) => {
-                    assert_eq!(slot.seq(), seq);
-                    assert!(!self.round.is_cancelled(seq), "number {seq} not cancelled in {:?}", self.round);
-                    let stamp = self.round.stamp(seq);
-                    assert_eq!(*slot, [stamp; 16], "number {seq} of {:?}", self.round);
-                    slot[0] = !stamp;
-                    seq += 1;
+            // The one that the ring waits for is the oldest. If it is ours, nobody else drops it.
+            if rx.is_held() {
+                assert!(!held.is_empty() || self.round.third_thread, "nobody holds anything");
+                if let Some(slot) = held.pop_front() {
+                    release(self.round, slot);
+                }
+                if !held.is_empty() {
+                    continue;
+                }
+            }
+            let received = if self.random.below(32) == 0 {
+                match rx.iter().next() {
+                    Some(Ok(mut slot)) => {
+                        self.check(slot.seq(), &mut slot, seq);
+                        held.push_back(slot);
+                        Ok(())
+                    }
+                    Some(Err(error)) => Err(error.into()),
+                    None => Err(No::Finished),
+                }
+            } else {
+                receive(rx, &mut self.random).map(|mut slot| {
+                    self.check(slot.seq(), &mut slot, seq);
                     match self.random.below(32) {
-                        0 if self.round.third_thread => releaser.send(slot).expect("taken up to the end"),
-                        0..8 => held.push_back(slot),
-                        _ => slot.release(),
+                        0 if self.round.third_thread => {
+                            releaser.send(slot.keep()).expect("taken up to the end");
+                        }
+                        0..8 => held.push_back(slot.keep()),
+                        _ => drop(slot),
                     }
-                }
+                })
+            };
+            match received {
+                Ok(()) => seq += 1,
                 Err(No::NotYet) => spin_loop(),
-                Err(No::SlotHeld) => {
-                    assert!(!held.is_empty() || self.round.third_thread, "nobody holds anything");
-                    // The one that the ring waits for is the oldest, and it may be the third thread's.
-                    match held.pop_front() {
-                        Some(slot) => release(self.round, slot),
-                        None => thread::yield_now(),
-                    }
-                }
+                Err(No::Held) => thread::yield_now(),
                 Err(No::Cancelled) => {
                     assert!(self.round.is_cancelled(seq), "number {seq} cancelled in {:?}", self.round);
                     seq += 1;
@@ -290,14 +289,22 @@ impl Consuming {
             }
         };
         assert_eq!(ended, self.round.ending, "after {seq} of {:?}", self.round);
-        assert_eq!(rx.stats().handoffs, seq);
         held.into_iter().for_each(|slot| release(self.round, slot));
         seq
+    }
+
+    /// Checks what was received as number `seq`, and writes to it.
+    fn check(&self, found: u64, slot: &mut Payload, seq: u64) {
+        assert_eq!(found, seq);
+        assert!(!self.round.is_cancelled(seq), "number {seq} not cancelled in {:?}", self.round);
+        let stamp = self.round.stamp(seq);
+        assert_eq!(*slot, [stamp; 16], "number {seq} of {:?}", self.round);
+        slot[0] = !stamp;
     }
 }
 
 /// Releases a slot that was held for a while: it must still be what it was.
-fn release<W: WaitUntil>(round: Round, slot: ReadSlot<'_, Payload, W>) {
+fn release<W: WaitUntil>(round: Round, slot: KeptSlot<'_, Payload, W>) {
     let stamp = round.stamp(slot.seq());
     assert!(slot[0] == !stamp && slot[1..] == [stamp; 15], "number {} changed while held", slot.seq());
     drop(slot);

@@ -46,7 +46,7 @@ impl<M: 'static> ByHand<M> {
         match self.device.as_mut().map(Producer::try_acquire) {
             Some(Ok(_)) => {}
             Some(Err(TryAcquireError::Full)) => return Err(Error::SlotHeld { device_depth }),
-            Some(Err(TryAcquireError::Closed)) => return Err(Error::Closed),
+            Some(Err(_closed)) => return Err(Error::Closed),
             None => return Err(self.end()),
         }
         if !self.copies.is_full() {

@@ -1,7 +1,7 @@
 //! The copy thread: copies committed host slots until the data end, a side is dropped, or something fails.
 
 use twinbuf_core::{
-    AcquireTimeoutError, Consumer, Park, Producer, ReadSlot, RecvError, RecvTimeoutError, WriteSlot,
+    Consumer, KeptSlot, Park, Producer, ReadSlot, RecvError, TryAcquireError, TryRecvError, WriteSlot,
 };
 
 use super::Copies;
@@ -21,7 +21,7 @@ enum End {
 pub(crate) fn run<'h, M>(
     host: &mut Consumer<'h, HostBuf<M>, Park>,
     mut device: Producer<'_, DeviceBuf<M>, Park>,
-    copies: Copies<ReadSlot<'h, HostBuf<M>, Park>>,
+    copies: Copies<KeptSlot<'h, HostBuf<M>, Park>>,
     fate: &Fate,
 ) {
     match copy_all(host, &mut device, copies) {
@@ -38,7 +38,7 @@ pub(crate) fn run<'h, M>(
 fn copy_all<'h, M>(
     host: &mut Consumer<'h, HostBuf<M>, Park>,
     device: &mut Producer<'_, DeviceBuf<M>, Park>,
-    mut copies: Copies<ReadSlot<'h, HostBuf<M>, Park>>,
+    mut copies: Copies<KeptSlot<'h, HostBuf<M>, Park>>,
 ) -> Result<End, Error> {
     copies.bind()?;
     let _beside = BesideCaptures::enter();
@@ -46,11 +46,11 @@ fn copy_all<'h, M>(
     'batches: loop {
         copies.make_room()?;
         let first = match next(host, &mut copies)? {
-            Ok(chunk) => chunk,
+            Ok(Some(chunk)) => chunk,
             Err(RecvError::Cancelled) => continue, // a slot of several chunks was dropped without a commit
-            Err(end) => {
+            end => {
                 copies.retire_all()?;
-                return Ok(if end == RecvError::Finished { End::Finished } else { End::Abandoned });
+                return Ok(if end.is_ok() { End::Finished } else { End::Abandoned });
             }
         };
         let Some(mut slot) = device_slot(device, &mut copies)? else { return Ok(End::Abandoned) };
@@ -63,13 +63,13 @@ fn copy_all<'h, M>(
             // an uploader have one size. `make_room` has retired the device slot's previous copy.
             unsafe { copies.part(&slot, from, piece, chunk) }?;
             chunk = match next(host, &mut copies)? {
-                Ok(chunk) => chunk,
+                Ok(Some(chunk)) => chunk,
                 Err(RecvError::Cancelled) => {
                     copies.bind()?;
                     copies.abandon()?;
                     continue 'batches;
                 }
-                Err(_) => return Ok(End::Abandoned), // the rest of the batch will not come
+                _ => return Ok(End::Abandoned), // the rest of the batch will not come
             };
             copies.bind()?;
         }
@@ -92,18 +92,19 @@ fn copy_all<'h, M>(
 /// for a slot whose copy has just ended. No call waits for both a ring and an event, so the events are polled.
 fn next<'h, M>(
     host: &mut Consumer<'h, HostBuf<M>, Park>,
-    copies: &mut Copies<ReadSlot<'h, HostBuf<M>, Park>>,
-) -> Result<Result<ReadSlot<'h, HostBuf<M>, Park>, RecvError>, Error> {
+    copies: &mut Copies<KeptSlot<'h, HostBuf<M>, Park>>,
+) -> Result<Result<Option<KeptSlot<'h, HostBuf<M>, Park>>, RecvError>, Error> {
     while let Some(pause) = copies.pause() {
         match host.recv_timeout(pause) {
-            Ok(batch) => return Ok(Ok(batch)),
+            Ok(chunk) => return Ok(Ok(chunk.map(ReadSlot::keep))),
             // A slot that is held is held by a copy in flight, which has to be looked at.
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::SlotHeld) => copies.retire_done()?,
-            Err(RecvTimeoutError::Cancelled) => return Ok(Err(RecvError::Cancelled)),
+            Err(TryRecvError::Empty | TryRecvError::Held) => copies.retire_done()?,
+            Err(TryRecvError::Cancelled) => return Ok(Err(RecvError::Cancelled)),
             Err(_) => break, // the end, which the call below returns again
         }
     }
-    Ok(host.recv())
+    // No copy is in flight, so no slot is held.
+    Ok(host.recv().map(|chunk| chunk.map(ReadSlot::keep)))
 }
 
 /// Waits for the next device slot in the same way. `None` if the receiving side was dropped.
@@ -115,8 +116,8 @@ fn device_slot<'p, 'd, H, M>(
         match device.acquire_timeout(pause).map(drop) {
             // Dropped without a commit, the slot is returned again below.
             Ok(()) => break,
-            Err(AcquireTimeoutError::Timeout) => copies.retire_done()?,
-            Err(AcquireTimeoutError::Closed) => return Ok(None),
+            Err(TryAcquireError::Full) => copies.retire_done()?,
+            Err(_closed) => return Ok(None),
         }
     }
     Ok(device.acquire().ok())

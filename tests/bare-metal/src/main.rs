@@ -11,7 +11,7 @@ use core::hint::black_box;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
 
-use twinbuf_core::{DoubleBuffer, RecvError, TryAcquireError, TryRecvError};
+use twinbuf_core::{DoubleBuffer, TryAcquireError, TryRecvError};
 
 static RING: DoubleBuffer<u32> = DoubleBuffer::new([0, 0]);
 
@@ -51,15 +51,15 @@ fn check() -> Result<(), Wrong> {
         let replaced = tx.fill(|slot| core::mem::replace(slot, value + 1));
         require!(replaced.is_ok());
         require!(matches!(tx.try_acquire(), Err(TryAcquireError::Full)));
-        require!(matches!(rx.try_recv(), Ok(slot) if *slot == value));
-        require!(matches!(rx.recv(), Ok(slot) if *slot == value + 1));
+        require!(matches!(rx.try_recv(), Ok(Some(slot)) if *slot == value));
+        require!(matches!(rx.recv(), Ok(Some(slot)) if *slot.keep() == value + 1));
     }
     let mut cx = Context::from_waker(Waker::noop());
     require!(rx.poll_recv(&mut cx).is_pending());
     require!(matches!(pin!(tx.acquire_async()).poll(&mut cx), Poll::Ready(Ok(_))));
     tx.finish();
-    require!(matches!(pin!(rx.recv_async()).poll(&mut cx), Poll::Ready(Err(RecvError::Finished))));
-    require!(matches!(rx.recv(), Err(RecvError::Finished)));
+    require!(matches!(pin!(rx.recv_async()).poll(&mut cx), Poll::Ready(Ok(None))));
+    require!(matches!(rx.recv(), Ok(None)));
     Ok(())
 }
 

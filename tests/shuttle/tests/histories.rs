@@ -12,7 +12,7 @@ use shuttle::sync::{Condvar, Mutex, mpsc};
 use shuttle::thread;
 use shuttle::{check_pct, check_random};
 use twinbuf_core::{
-    Consumer, Producer, ReadSlot, RecvError, ReservedSlot, Ring, TryAcquireError, TryRecvError, Wait, Word,
+    Consumer, KeptSlot, Producer, ReservedSlot, Ring, TryAcquireError, TryRecvError, Wait, Word,
 };
 
 const HANDOFFS: u64 = 24;
@@ -57,7 +57,7 @@ fn produce<'r>(
                         thread::yield_now();
                         continue;
                     }
-                    Err(TryAcquireError::Closed) => return,
+                    Err(_closed) => return,
                 },
                 1 => match block_on(tx.acquire_async()) {
                     Ok(slot) => slot,
@@ -71,7 +71,7 @@ fn produce<'r>(
             if thread_rng().gen_bool(0.9) {
                 break slot;
             }
-            slot.abort();
+            drop(slot); // the next one is the same
         };
         assert_eq!(slot.seq(), seq);
         if thread_rng().gen_bool(0.5) {
@@ -112,54 +112,46 @@ fn consume<'r>(
     mut rx: Consumer<'r, u64, Parker>,
     until: u64,
     finish: bool,
-    releaser: &mpsc::Sender<ReadSlot<'r, u64, Parker>>,
+    releaser: &mpsc::Sender<KeptSlot<'r, u64, Parker>>,
 ) {
     let mut held = VecDeque::new();
     let mut seq = 0;
-    while seq < until {
+    let end = loop {
+        if seq == until {
+            return;
+        }
+        // Another thread releases what it has; what is held here nobody else does.
+        if rx.is_held() && !held.is_empty() {
+            held.pop_front();
+            continue;
+        }
         let result = match thread_rng().gen_range(0..4) {
             0 => rx.try_recv(),
             1 => block_on(rx.recv_async()).map_err(TryRecvError::from),
             _ => rx.recv().map_err(TryRecvError::from),
         };
         match result {
-            Ok(slot) => {
+            Ok(Some(slot)) => {
                 assert_eq!((slot.seq(), *slot), (seq, seq));
                 seq += 1;
                 match thread_rng().gen_range(0..4) {
-                    0 => held.push_back(slot),
-                    1 => releaser.send(slot).unwrap(),
+                    0 => held.push_back(slot.keep()),
+                    1 => releaser.send(slot.keep()).unwrap(),
                     _ => drop(slot),
                 }
             }
             Err(TryRecvError::Cancelled) => seq += 1,
-            Err(TryRecvError::Empty) => thread::yield_now(),
-            Err(TryRecvError::SlotHeld) => {
-                if held.pop_front().is_none() {
-                    thread::yield_now();
-                }
-            }
+            Err(TryRecvError::Empty | TryRecvError::Held) => thread::yield_now(),
             // A reserved slot is still open: its commit comes late.
-            Err(TryRecvError::Abandoned) if seq < HANDOFFS => thread::yield_now(),
-            Err(TryRecvError::Finished | TryRecvError::Abandoned) => break,
+            Err(_abandoned) if seq < HANDOFFS => thread::yield_now(),
+            end => break end.map(|slot| slot.is_none()),
         }
         if held.len() > 1 {
             held.pop_back();
         }
-    }
-    held.clear();
-    if until > HANDOFFS {
-        assert_eq!(seq, HANDOFFS, "the end came early");
-        let end = if finish { RecvError::Finished } else { RecvError::Abandoned };
-        // Guards that the third thread has not released yet may hide the end.
-        let found = loop {
-            match rx.recv().err() {
-                Some(RecvError::SlotHeld) => thread::yield_now(),
-                found => break found,
-            }
-        };
-        assert_eq!(found, Some(end));
-    }
+    };
+    assert_eq!(seq, HANDOFFS, "the end came early");
+    assert_eq!(end, if finish { Ok(true) } else { Err(TryRecvError::Abandoned) });
 }
 
 /// One history: as many threads, calls and hand-offs as a user would have.
@@ -171,7 +163,7 @@ fn history<const N: usize>() {
     let until = if thread_rng().gen_bool(0.25) { thread_rng().gen_range(0..HANDOFFS) } else { HANDOFFS + 1 };
     thread::scope(|scope| {
         let (reserve, reserved) = mpsc::channel::<ReservedSlot<'_, u64, Parker>>();
-        let (give, take) = mpsc::channel::<ReadSlot<'_, u64, Parker>>();
+        let (give, take) = mpsc::channel::<KeptSlot<'_, u64, Parker>>();
         scope.spawn(move || fill_elsewhere(&reserved));
         scope.spawn(move || while take.recv().is_ok() {});
         scope.spawn(move || produce(tx, finish, &reserve));

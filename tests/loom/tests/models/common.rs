@@ -14,13 +14,14 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use twinbuf_core::sync::Ordering;
 use twinbuf_core::{
-    AcquireTimeoutError, Closed, Consumer, Producer, ReadSlot, RecvError, RecvTimeoutError, ReservedSlot,
-    Ring, TryAcquireError, TryRecvError, Wait, WaitUntil, Word,
+    Closed, Consumer, KeptSlot, Producer, ReadSlot, RecvError, ReservedSlot, Ring, TryAcquireError,
+    TryRecvError, Wait, WaitUntil, Word,
 };
 
 pub(crate) type Tx<P> = Producer<'static, usize, P>;
 pub(crate) type Rx<P> = Consumer<'static, usize, P>;
-pub(crate) type Guard<P> = ReadSlot<'static, usize, P>;
+pub(crate) type Guard<P> = KeptSlot<'static, usize, P>;
+pub(crate) type Reading<'c, P> = ReadSlot<'c, 'static, usize, P>;
 pub(crate) type Reserved<P> = ReservedSlot<'static, usize, P>;
 
 // Running ------------------------------------------------------------------------------------------------------
@@ -68,10 +69,9 @@ impl Run {
         model.max_branches = 20_000; // loom's path has room for 65 535
         model.check(move || {
             count.fetch_add(1, Relaxed);
-            RINGS.take(); // of the execution before
             f();
+            free_kept();
         });
-        RINGS.take();
         self.executions += executions.load(Relaxed);
         drop(failed);
     }
@@ -125,10 +125,14 @@ impl Drop for OnPanic {
 /// Makes the test, or two, of a model: a function over a [`Parker`], and over a variant where `over` names some.
 ///
 /// The documentation names the hazard. The bound is `exhaustive` or a number of preemptions; a second one makes
-/// an ignored test of that depth. `without a parker` in front: nothing waits by one.
+/// an ignored test of that depth. `without a parker` in front: nothing waits by one. `both asleep`: two sides wait for a
+/// third thread; if they only yielded, they could do so to each other for ever.
 macro_rules! check {
     (without a parker $($model:tt)+) => {
         check!(@model [YieldPark] $($model)+);
+    };
+    (both asleep $($model:tt)+) => {
+        check!(@model [ModelPark] $($model)+);
     };
     (@model $parkers:tt $(#[doc = $hazard:literal])+
         $name:ident $(over [$($variant:expr),+ $(,)?])?, $fast:tt $(, deep $deep:tt)?) => {
@@ -346,16 +350,18 @@ pub(crate) enum Mode {
 pub(crate) use Mode::*;
 
 std::thread_local! {
-    /// What an execution keeps up to its end: loom has no scoped threads that could borrow it.
+    /// What an execution keeps up to its end, by which every thread that uses it is joined: loom has no scoped threads
+    /// that could borrow it.
     static RINGS: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
 }
 
 struct Kept(*mut dyn Any);
 
-impl Drop for Kept {
-    fn drop(&mut self) {
-        // SAFETY: from `Box::into_raw` in `keep`, once; all modelled threads have ended, and keep nothing.
-        drop(unsafe { Box::from_raw(self.0) });
+/// Frees what this execution keeps. Within it: a ring looks at its words when it is dropped.
+fn free_kept() {
+    for Kept(value) in RINGS.take() {
+        // SAFETY: from `Box::into_raw` in `keep`, once; all modelled threads that had a handle have been joined.
+        drop(unsafe { Box::from_raw(value) });
     }
 }
 
@@ -383,33 +389,65 @@ pub(crate) fn clock<P: Parker>(park: &P, mode: Mode) {
     }
 }
 
-/// Receives, waiting as `mode` says.
-pub(crate) fn recv<P: Parker>(rx: &mut Rx<P>, mode: Mode) -> Result<Guard<P>, RecvError> {
-    match mode {
-        Try => loop {
-            return match rx.try_recv() {
-                Ok(guard) => Ok(guard),
-                Err(TryRecvError::Empty) => {
-                    thread::yield_now();
-                    continue;
-                }
-                Err(TryRecvError::Finished) => Err(RecvError::Finished),
-                Err(TryRecvError::Abandoned) => Err(RecvError::Abandoned),
-                Err(TryRecvError::Cancelled) => Err(RecvError::Cancelled),
-                Err(TryRecvError::SlotHeld) => Err(RecvError::SlotHeld),
-            };
-        },
-        Block => rx.recv(),
-        Timed => match rx.recv_timeout(Duration::ZERO) {
-            Ok(guard) => Ok(guard),
-            Err(RecvTimeoutError::Timeout) => rx.recv(),
-            Err(RecvTimeoutError::Finished) => Err(RecvError::Finished),
-            Err(RecvTimeoutError::Abandoned) => Err(RecvError::Abandoned),
-            Err(RecvTimeoutError::Cancelled) => Err(RecvError::Cancelled),
-            Err(RecvTimeoutError::SlotHeld) => Err(RecvError::SlotHeld),
-        },
-        Async => P::block_on(rx.recv_async()),
+/// Why a receive returned no slot.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum End {
+    Finished,
+    Abandoned,
+    Cancelled,
+}
+
+impl From<RecvError> for End {
+    fn from(error: RecvError) -> Self {
+        match error {
+            RecvError::Cancelled => Self::Cancelled,
+            error => {
+                assert_eq!(error, RecvError::Abandoned);
+                Self::Abandoned
+            }
+        }
     }
+}
+
+/// Receives, waiting as `mode` says, and gives the slot to `f`.
+fn recv_with<P: Parker, R>(
+    rx: &mut Rx<P>,
+    mode: Mode,
+    f: impl FnOnce(Reading<'_, P>) -> R,
+) -> Result<R, End> {
+    let found = match mode {
+        Try => loop {
+            match rx.try_recv() {
+                Ok(slot) => return slot.map(f).ok_or(End::Finished),
+                Err(TryRecvError::Empty | TryRecvError::Held) => thread::yield_now(),
+                Err(TryRecvError::Cancelled) => return Err(End::Cancelled),
+                Err(error) => {
+                    assert_eq!(error, TryRecvError::Abandoned);
+                    return Err(End::Abandoned);
+                }
+            }
+        },
+        Block => rx.recv()?,
+        Timed => {
+            let error = match rx.recv_timeout(Duration::ZERO) {
+                Ok(slot) => return slot.map(f).ok_or(End::Finished),
+                Err(error) => error,
+            };
+            match error {
+                TryRecvError::Empty | TryRecvError::Held => rx.recv()?,
+                TryRecvError::Cancelled => return Err(End::Cancelled),
+                _ => return Err(End::Abandoned),
+            }
+        }
+        Async => P::block_on(rx.recv_async())?,
+    };
+    found.map(f).ok_or(End::Finished)
+}
+
+/// Receives, waiting as `mode` says, and keeps the slot.
+pub(crate) fn recv<P: Parker>(rx: &mut Rx<P>, mode: Mode) -> Result<Guard<P>, End> {
+    #[allow(clippy::redundant_closure_for_method_calls, reason = "the method is not general enough")]
+    recv_with(rx, mode, |slot| slot.keep())
 }
 
 /// Acquires, waiting as `mode` says, fills with `value` and commits.
@@ -422,7 +460,7 @@ pub(crate) fn send<P: Parker>(tx: &mut Tx<P>, mode: Mode, value: usize) -> Resul
                     return slot.commit();
                 }
                 Err(TryAcquireError::Full) => thread::yield_now(),
-                Err(TryAcquireError::Closed) => return Err(Closed),
+                Err(_) => return Err(Closed),
             }
         },
         Block => tx.acquire()?,
@@ -431,8 +469,8 @@ pub(crate) fn send<P: Parker>(tx: &mut Tx<P>, mode: Mode, value: usize) -> Resul
                 *slot = value;
                 return slot.commit();
             }
-            Err(AcquireTimeoutError::Timeout) => tx.acquire()?,
-            Err(AcquireTimeoutError::Closed) => return Err(Closed),
+            Err(TryAcquireError::Full) => tx.acquire()?,
+            Err(_) => return Err(Closed),
         },
         Async => P::block_on(tx.acquire_async())?,
     };
@@ -475,7 +513,7 @@ pub(crate) fn stop<P: Parker>(tx: Tx<P>, finish: bool) {
 
 /// Receives `value` and releases it.
 pub(crate) fn take<P: Parker>(rx: &mut Rx<P>, mode: Mode, value: usize) {
-    assert_eq!(*recv(rx, mode).unwrap(), value);
+    recv_with(rx, mode, |slot| assert_eq!(*slot, value)).unwrap();
 }
 
 // Tasks --------------------------------------------------------------------------------------------------------
@@ -552,9 +590,13 @@ pub(crate) fn survive<R>(f: impl FnOnce() -> R) -> Result<R, Bomb> {
 }
 
 /// Polls once for a filled slot; `None` while there is none.
-pub(crate) fn poll_recv<P: Parker>(rx: &mut Rx<P>, waker: &Waker) -> Option<Result<Guard<P>, RecvError>> {
+pub(crate) fn poll_recv<P: Parker>(rx: &mut Rx<P>, waker: &Waker) -> Option<Result<Guard<P>, End>> {
     match rx.poll_recv(&mut Context::from_waker(waker)) {
-        Poll::Ready(found) => Some(found),
+        Poll::Ready(found) => Some(match found {
+            Ok(Some(slot)) => Ok(slot.keep()),
+            Ok(None) => Err(End::Finished),
+            Err(error) => Err(error.into()),
+        }),
         Poll::Pending => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use twinbuf_core::{Closed, RecvError};
+use twinbuf_core::Closed;
 
 use crate::common::*;
 
@@ -20,8 +20,8 @@ fn finish<P: Parker>(mode: Mode) {
     });
     take(&mut rx, Block, 1);
     take(&mut rx, mode, 2);
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Finished);
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished, "the end stays");
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Finished);
+    assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Finished, "the end stays");
     producer.join().unwrap();
 }
 
@@ -39,8 +39,8 @@ fn abandon<P: Parker>(mode: Mode) {
     });
     take(&mut rx, Block, 1);
     take(&mut rx, mode, 2);
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Abandoned);
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "the loss stays");
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Abandoned);
+    assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Abandoned, "the loss stays");
     producer.join().unwrap();
 }
 
@@ -55,7 +55,7 @@ fn end_at_every_slot<P: Parker>(at: usize) {
         take(&mut rx, Block, i);
     }
     let producer = spawn(move || tx.finish());
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Finished);
+    assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Finished);
     producer.join().unwrap();
 }
 
@@ -118,7 +118,7 @@ fn release_meets_end<P: Parker>(mode: Mode) {
     clock(&park, mode);
     let producer = spawn(move || tx.finish());
     take(&mut rx, Block, 1);
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Finished);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Finished);
     producer.join().unwrap();
 }
 
@@ -146,20 +146,21 @@ check! {
 fn end_while_held<P: Parker>(mode: Mode) {
     let (_, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 1);
-    let held = rx.recv().unwrap();
+    let held = recv(&mut rx, Block).unwrap();
     let producer = spawn(move || {
         put(&mut tx, 2);
         drop(tx);
     });
     take(&mut rx, mode, 2);
-    match rx.recv().unwrap_err() {
-        RecvError::SlotHeld => (), // the producer is still there
-        end => assert_eq!(end, RecvError::Abandoned),
-    }
+    // It waits at the held slot, if the producer is still there.
+    assert_eq!(
+        recv(&mut rx, mode).unwrap_err(),
+        End::Abandoned,
+        "nothing can follow, though the slot is held"
+    );
     producer.join().unwrap();
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "nothing can follow, though the slot is held");
     drop(held);
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Abandoned);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Abandoned);
 }
 
 check! {
@@ -175,7 +176,7 @@ fn producer_end_publishes<P: Parker>(mode: Mode) {
         says_why.store(true, Relaxed);
         drop(tx);
     });
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Abandoned);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Abandoned);
     assert!(why.load(Relaxed), "told of the end, and not of what came before");
     producer.join().unwrap();
 }

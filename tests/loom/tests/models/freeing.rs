@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use loom::cell::UnsafeCell;
-use twinbuf_core::{Consumer, HeapRing, Producer, RecvError, Ring};
+use twinbuf_core::{Closed, Consumer, HeapRing, KeptSlot, Producer, Ring};
 
 use crate::common::*;
 
@@ -36,29 +36,30 @@ impl Drop for Tracked {
 type OwnedTx<P> = Producer<'static, Tracked, P>;
 type OwnedRx<P> = Consumer<'static, Tracked, P>;
 
-/// A ring of two slots, on the heap in one way or the other, and how many of its slots are freed.
-fn owned<P: Parker>(heap: bool) -> (OwnedTx<P>, OwnedRx<P>, Arc<AtomicUsize>) {
+/// A ring of two slots, and how many of its slots are freed.
+fn owned<P: Parker>() -> (OwnedTx<P>, OwnedRx<P>, Arc<AtomicUsize>) {
     let freed = Arc::new(AtomicUsize::new(0));
     let slots = [0, 1].map(|_| Tracked { value: UnsafeCell::new(0), freed: freed.clone() });
-    let (tx, rx) = if heap {
-        HeapRing::with_wait(slots.into(), P::new()).into_handles()
-    } else {
-        Ring::with_wait(slots, P::new()).into_handles()
-    };
+    let (tx, rx) = HeapRing::with_wait(slots, P::new()).into_handles();
     (tx, rx, freed)
+}
+
+/// The next slot, which is filled.
+fn kept<P: Parker>(rx: &mut OwnedRx<P>) -> KeptSlot<'static, Tracked, P> {
+    rx.recv().unwrap().unwrap().keep()
 }
 
 check! {
     /// The two handles go at the same time: the ring is freed by none, by both, or while one still uses it.
-    handles_go over [true, false], 2, deep 3
+    handles_go, 2, deep 3
 }
-fn handles_go<P: Parker>(heap: bool) {
-    let (mut tx, mut rx, freed) = owned::<P>(heap);
+fn handles_go<P: Parker>() {
+    let (mut tx, mut rx, freed) = owned::<P>();
     let producer = spawn(move || {
         let _maybe_closed = tx.fill(|slot| slot.add(1));
         drop(tx);
     });
-    if let Ok(mut slot) = rx.try_recv() {
+    if let Ok(Some(mut slot)) = rx.try_recv() {
         slot.add(1);
     }
     drop(rx);
@@ -71,7 +72,7 @@ check! {
     reserved_guard_is_last over [true, false], 2, deep 3
 }
 fn reserved_guard_is_last<P: Parker>(commit: bool) {
-    let (mut tx, rx, freed) = owned::<P>(true);
+    let (mut tx, rx, freed) = owned::<P>();
     let mut slot = tx.acquire().unwrap().reserve();
     let seen = freed.clone();
     let filler = spawn(move || {
@@ -93,9 +94,9 @@ check! {
     read_guard_is_last, 2, deep 3
 }
 fn read_guard_is_last<P: Parker>() {
-    let (mut tx, mut rx, freed) = owned::<P>(true);
+    let (mut tx, mut rx, freed) = owned::<P>();
     tx.fill(|slot| slot.add(1)).unwrap();
-    let mut slot = rx.recv().unwrap();
+    let mut slot = kept(&mut rx);
     let seen = freed.clone();
     let reader = spawn(move || {
         assert_eq!(seen.load(Relaxed), 0, "a guard keeps the ring");
@@ -112,9 +113,9 @@ check! {
     two_guards_are_last, 2, deep 3
 }
 fn two_guards_are_last<P: Parker>() {
-    let (mut tx, mut rx, freed) = owned::<P>(true);
+    let (mut tx, mut rx, freed) = owned::<P>();
     tx.fill(|slot| slot.add(1)).unwrap();
-    let mut read = rx.recv().unwrap();
+    let mut read = kept(&mut rx);
     let mut write = tx.acquire().unwrap().reserve();
     drop((tx, rx));
     let reader = spawn(move || {
@@ -133,10 +134,10 @@ check! {
     reunite_meets_guard over ["read", "commit", "cancel"], 2, deep 3
 }
 fn reunite_meets_guard<P: Parker>(guard: &'static str) {
-    let (mut tx, mut rx, freed) = owned::<P>(true);
+    let (mut tx, mut rx, freed) = owned::<P>();
     let other = if guard == "read" {
         tx.fill(|slot| slot.add(1)).unwrap();
-        let mut slot = rx.recv().unwrap();
+        let mut slot = kept(&mut rx);
         spawn(move || {
             slot.add(1);
             drop(slot);
@@ -174,12 +175,12 @@ check! {
     reunite_two_rings, exhaustive
 }
 fn reunite_two_rings<P: Parker>() {
-    let ((mut tx, rx, _), (mut other_tx, mut other_rx, _)) = (owned::<P>(true), owned::<P>(true));
+    let ((mut tx, rx, _), (mut other_tx, mut other_rx, _)) = (owned::<P>(), owned::<P>());
     let producer = spawn(move || {
         other_tx.fill(|slot| slot.add(1)).unwrap();
         other_tx
     });
-    assert_eq!(other_rx.recv().unwrap().get(), 1);
+    assert_eq!(kept(&mut other_rx).get(), 1);
     let (tx2, other_rx) = tx.reunite(other_rx).map(drop).unwrap_err();
     tx = tx2;
     assert!(tx.reunite(rx).is_ok());
@@ -187,43 +188,46 @@ fn reunite_two_rings<P: Parker>() {
 }
 
 check! {
-    /// The ring is split again: something of the first pair of handles is left behind.
-    split_again over ["full", "ended", "reserved", "announced"], 1, deep 2
+    /// The ring is split again: something of the first pair of handles is left behind, or a leaked guard's slot is
+    /// handed out.
+    split_again over ["full", "ended", "announced", "reserved", "kept", "forgotten"], 1, deep 2
 }
 fn split_again<P: Parker>(left: &'static str) {
-    let inline = keep(Ring::with_wait([0; 2], P::new()));
-    let heap = keep(HeapRing::with_wait(vec![0; 2], P::new()));
-    // SAFETY: the first pair of handles is gone, or forgotten, when the second one is made.
-    split_twice(left, || unsafe { &mut *std::ptr::from_mut(inline) }.split());
-    // SAFETY: as above.
-    split_twice(left, || unsafe { &mut *std::ptr::from_mut(heap) }.split());
-}
-
-fn split_twice<P: Parker>(left: &'static str, mut split: impl FnMut() -> (Tx<P>, Rx<P>)) {
+    let ring = keep(Ring::with_wait([0; 2], P::new()));
     let task = Task::new();
     {
-        let (mut tx, mut rx) = split();
+        // SAFETY: this pair of handles is gone, or forgotten, when the next one is made.
+        let (mut tx, mut rx) = unsafe { &mut *std::ptr::from_mut(ring) }.split();
         match left {
-            "full" => tx.fill(|slot| *slot = 9).unwrap(),
+            "full" => put(&mut tx, 9),
             "ended" => tx.finish(),
             "reserved" => std::mem::forget(tx.acquire().unwrap().reserve()),
+            "kept" => {
+                put(&mut tx, 9);
+                std::mem::forget(recv(&mut rx, Block).unwrap());
+            }
             _ => {
                 let waker = task.waker();
-                assert!(rx.poll_recv(&mut std::task::Context::from_waker(&waker)).is_pending());
-                std::mem::forget((tx, rx)); // neither end is told, and the waker stays
+                assert!(poll_recv(&mut rx, &waker).is_none());
+                if left == "forgotten" {
+                    std::mem::forget((tx, rx)); // neither end is told, and the waker stays
+                }
             }
         }
     }
-    let (mut tx, mut rx) = split();
-    assert_eq!(Arc::strong_count(&task), 1, "the waker of the first pair is dropped");
+    let (mut tx, mut rx) = ring.split();
+    let leaked = ["reserved", "kept", "forgotten"].contains(&left);
+    assert_eq!(Arc::strong_count(&task), if left == "forgotten" { 2 } else { 1 });
     let producer = spawn(move || {
-        put(&mut tx, 1);
-        put(&mut tx, 2);
+        let sent = [fill(&mut tx, 1), fill(&mut tx, 2)];
+        assert_eq!(sent, if leaked { [Err(Closed); 2] } else { [Ok(()); 2] });
         tx.finish();
     });
-    take(&mut rx, Block, 1);
-    take(&mut rx, Block, 2);
-    assert_eq!(recv(&mut rx, Async).unwrap_err(), RecvError::Finished);
+    if !leaked {
+        take(&mut rx, Block, 1);
+        take(&mut rx, Block, 2);
+    }
+    assert_eq!(recv(&mut rx, Async).unwrap_err(), if leaked { End::Abandoned } else { End::Finished });
     producer.join().unwrap();
     assert_eq!(task.wakes(), 0);
 }

@@ -1,6 +1,6 @@
 //! Guards that overlap, travel, come back in any order, or never.
 
-use twinbuf_core::{Closed, RecvError, TryAcquireError};
+use twinbuf_core::{Closed, TryAcquireError, TryRecvError};
 
 use crate::common::*;
 
@@ -17,7 +17,7 @@ fn released_out_of_order<P: Parker>(mode: Mode) {
         send(&mut tx, mode, 3).unwrap();
         tx
     });
-    let (a, b) = (rx.recv().unwrap(), rx.recv().unwrap());
+    let (a, b) = (recv(&mut rx, Block).unwrap(), recv(&mut rx, Block).unwrap());
     drop(b);
     assert_eq!(*a, 0, "still ours");
     drop(a);
@@ -34,7 +34,7 @@ fn released_elsewhere<P: Parker>(mode: Mode) {
     let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     clock(&park, mode);
-    let guard = rx.recv().unwrap();
+    let guard = recv(&mut rx, Block).unwrap();
     let reader = spawn(move || {
         assert_eq!(*guard, 1);
         drop(guard);
@@ -45,22 +45,21 @@ fn released_elsewhere<P: Parker>(mode: Mode) {
 }
 
 check! {
-    /// The consumer receives while its last guard is released elsewhere: it reads the old batch again.
+    both asleep
+    /// The consumer receives while its last guard is released elsewhere: it reads the old batch again, or sleeps through
+    /// the release or through the commit that follows.
     receives_while_released over [Try, Block, Async], 2, deep 3
 }
 fn receives_while_released<P: Parker>(mode: Mode) {
     let (_, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
-    let guard = rx.recv().unwrap();
+    let guard = recv(&mut rx, Block).unwrap();
     let reader = spawn(move || drop(guard));
     let producer = spawn(move || {
         send(&mut tx, Block, 2).unwrap();
         tx
     });
-    match recv(&mut rx, mode) {
-        Ok(next) => assert_eq!(*next, 2),
-        Err(end) => assert_eq!(end, RecvError::SlotHeld),
-    }
+    take(&mut rx, mode, 2);
     reader.join().unwrap();
     drop(producer.join().unwrap());
 }
@@ -73,15 +72,14 @@ fn read_guard_leaked<P: Parker>(mode: Mode) {
     let (park, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 0);
     clock(&park, mode);
-    std::mem::forget(rx.recv().unwrap());
+    std::mem::forget(recv(&mut rx, Block).unwrap());
     let producer = spawn(move || {
         put(&mut tx, 1);
         // The next slot is the leaked one.
         assert_eq!(send(&mut tx, mode, 2), Err(Closed));
     });
     take(&mut rx, mode, 1);
-    let mode = if mode == Timed { Block } else { mode }; // timed, it waits: see `timeout::held_slot`
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::SlotHeld);
+    assert_eq!(rx.try_recv().map(drop), Err(TryRecvError::Held));
     drop(rx);
     producer.join().unwrap();
 }
@@ -118,11 +116,50 @@ fn aborted<P: Parker>(mode: Mode) {
     let producer = spawn(move || {
         let mut slot = tx.acquire().unwrap();
         *slot = 9;
-        slot.abort();
+        drop(slot);
         put(&mut tx, 1);
         tx.finish();
     });
     take(&mut rx, mode, 1);
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Finished);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Finished);
     producer.join().unwrap();
+}
+
+check! {
+    /// A read guard that borrows the consumer is leaked: its slot is lost, or what follows is received in its place.
+    borrowing_read_guard_leaked over [Try, Block, Timed, Async], 2, deep 3
+}
+fn borrowing_read_guard_leaked<P: Parker>(mode: Mode) {
+    let (park, mut tx, mut rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    std::mem::forget(rx.recv().unwrap());
+    clock(&park, mode);
+    let producer = spawn(move || {
+        send(&mut tx, mode, 2).unwrap();
+        tx
+    });
+    take(&mut rx, mode, 1); // the same one again
+    take(&mut rx, mode, 2);
+    drop(producer.join().unwrap());
+}
+
+check! {
+    both asleep
+    /// Producer and consumer wait for the release of one kept slot, in all ways: one of the two is not woken.
+    both_wait_for_a_kept_slot over [
+        (Block, Block), (Block, Async), (Async, Block), (Async, Async), (Timed, Async), (Async, Timed)
+    ], 1, deep 2
+}
+fn both_wait_for_a_kept_slot<P: Parker>((producing, receiving): (Mode, Mode)) {
+    let (_, mut tx, mut rx) = ring::<1, P>();
+    put(&mut tx, 1);
+    let guard = recv(&mut rx, Block).unwrap();
+    let producer = spawn(move || {
+        send(&mut tx, producing, 2).unwrap(); // the bell is not rung
+        tx
+    });
+    let reader = spawn(move || drop(guard));
+    take(&mut rx, receiving, 2);
+    reader.join().unwrap();
+    drop(producer.join().unwrap());
 }

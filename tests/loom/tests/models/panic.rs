@@ -1,6 +1,4 @@
-//! A panic or an error while a slot is filled: the slot stays free, and the loss is told.
-
-use twinbuf_core::{FillError, RecvError};
+//! A panic while a slot is filled: the slot stays free, and the loss is told.
 
 use crate::common::*;
 
@@ -23,26 +21,6 @@ fn panic_while_filling<P: Parker>(mode: Mode) {
         assert!(died.is_err());
     });
     take(&mut rx, Block, 1);
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), RecvError::Abandoned);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Abandoned);
     producer.join().unwrap();
-}
-
-check! {
-    /// A fill that fails: the slot is handed over all the same, or lost to the next fill.
-    fill_fails over [Try, Block, Timed, Async], 2, deep 3
-}
-fn fill_fails<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    clock(&park, mode);
-    let producer = spawn(move || {
-        let failed: Result<(), _> = tx.try_fill(|slot| {
-            *slot = 9;
-            Err("no such file")
-        });
-        assert_eq!(failed, Err(FillError::Failed("no such file")));
-        put(&mut tx, 1);
-        tx
-    });
-    take(&mut rx, mode, 1);
-    drop(producer.join().unwrap());
 }

@@ -90,6 +90,23 @@ fn release() {
     });
 }
 
+/// As for `commit`, and two steps that find no waker of the consumer.
+#[test]
+fn release_kept() {
+    ceiling("steps::release_kept", "8 steps at most: it is retried for ever", 8, || {
+        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
+        put(&mut tx, 1);
+        let guard = recv(&mut rx, Block).unwrap();
+        let producer = spawn(move || {
+            let _done = poll_send(&mut tx, &Task::new().waker(), 2);
+            drop(tx);
+        });
+        let (steps, ()) = measure(|| drop(guard));
+        producer.join().unwrap();
+        steps
+    });
+}
+
 /// As for `commit`, with the wakers of both sides to take.
 #[test]
 fn reserved_commit() {

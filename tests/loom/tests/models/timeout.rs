@@ -4,15 +4,15 @@
 
 use std::time::Duration;
 
-use twinbuf_core::{AcquireTimeoutError, Closed, RecvError, RecvTimeoutError};
+use twinbuf_core::{Closed, TryAcquireError, TryRecvError};
 
 use crate::common::*;
 
 /// The next value, by a timed call and, when its time is over, by another one.
 fn recv_late<P: Parker>(rx: &mut Rx<P>, next: Mode, value: usize) {
-    match rx.recv_timeout(Duration::ZERO) {
-        Ok(guard) => assert_eq!(*guard, value),
-        Err(RecvTimeoutError::Timeout) => take(rx, next, value),
+    match rx.recv_timeout(Duration::ZERO).map(|slot| *slot.unwrap()) {
+        Ok(found) => assert_eq!(found, value),
+        Err(TryRecvError::Empty) => take(rx, next, value),
         Err(end) => panic!("{end:?}"),
     }
 }
@@ -24,8 +24,8 @@ fn send_late<P: Parker>(tx: &mut Tx<P>, next: Mode, value: usize) -> Result<(), 
             *slot = value;
             return slot.commit();
         }
-        Err(AcquireTimeoutError::Timeout) => (),
-        Err(AcquireTimeoutError::Closed) => return Err(Closed),
+        Err(TryAcquireError::Full) => (),
+        Err(_) => return Err(Closed),
     }
     send(tx, next, value)
 }
@@ -110,9 +110,9 @@ fn timeout_meets_end<P: Parker>((slots, next): (usize, Mode)) {
     let (park, tx, mut rx) = if slots == 1 { ring::<1, P>() } else { ring::<2, P>() };
     clock(&park, Timed);
     let producer = spawn(move || drop(tx));
-    match rx.recv_timeout(Duration::ZERO).unwrap_err() {
-        RecvTimeoutError::Abandoned => (),
-        RecvTimeoutError::Timeout => assert_eq!(recv(&mut rx, next).unwrap_err(), RecvError::Abandoned),
+    match rx.recv_timeout(Duration::ZERO).map(drop).unwrap_err() {
+        TryRecvError::Abandoned => (),
+        TryRecvError::Empty => assert_eq!(recv(&mut rx, next).unwrap_err(), End::Abandoned),
         end => panic!("{end:?}"),
     }
     producer.join().unwrap();
@@ -143,14 +143,14 @@ check! {
 fn held_slot<P: Parker>() {
     let (_, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
-    let guard = rx.recv().unwrap();
+    let guard = recv(&mut rx, Block).unwrap();
     let other = spawn(move || {
         drop(guard);
         put(&mut tx, 2);
         tx
     });
     // The bell is not rung.
-    assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap(), 2);
+    assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap().unwrap(), 2);
     drop(other.join().unwrap());
 }
 
@@ -161,7 +161,7 @@ check! {
 fn held_slot_awaited_by_both<P: Parker>() {
     let (_, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
-    let guard = rx.recv().unwrap();
+    let guard = recv(&mut rx, Block).unwrap();
     let task = Task::new();
     assert!(poll_send(&mut tx, &task.waker(), 2).is_none());
     let producer = spawn(move || {
@@ -169,7 +169,7 @@ fn held_slot_awaited_by_both<P: Parker>() {
         task.run(|waker| poll_send(&mut tx, waker, 2)).unwrap();
         tx
     });
-    assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap(), 2);
+    assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap().unwrap(), 2);
     drop(producer.join().unwrap());
 }
 
@@ -180,15 +180,15 @@ check! {
 fn held_slot_meets_timeout<P: Parker>(released: bool) {
     let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
-    let guard = rx.recv().unwrap();
+    let guard = recv(&mut rx, Block).unwrap();
     clock(&park, Timed);
     if !released {
-        assert_eq!(rx.recv_timeout(Duration::ZERO).map(drop), Err(RecvTimeoutError::SlotHeld));
+        assert_eq!(rx.recv_timeout(Duration::ZERO).map(drop), Err(TryRecvError::Held));
         return drop(guard);
     }
     let reader = spawn(move || drop(guard));
     match rx.recv_timeout(Duration::ZERO).map(drop).unwrap_err() {
-        RecvTimeoutError::SlotHeld | RecvTimeoutError::Timeout => (),
+        TryRecvError::Held | TryRecvError::Empty => (),
         end => panic!("{end:?}"),
     }
     reader.join().unwrap();
@@ -203,20 +203,20 @@ check! {
 fn deadline_is_over<P: Parker>() {
     let (park, mut tx, mut rx) = ring::<1, P>();
     park.ring_the_bell();
-    assert_eq!(rx.recv_timeout(Duration::ZERO).map(drop), Err(RecvTimeoutError::Timeout));
+    assert_eq!(rx.recv_timeout(Duration::ZERO).map(drop), Err(TryRecvError::Empty));
     let producer = spawn(move || {
         put(&mut tx, 1);
-        assert_eq!(tx.acquire_timeout(Duration::ZERO).map(drop), Err(AcquireTimeoutError::Timeout));
+        assert_eq!(tx.acquire_timeout(Duration::ZERO).map(drop), Err(TryAcquireError::Full));
         tx
     });
-    // `Timeout` here, or the value: both are right while the commit is under way.
-    let early = rx.recv_timeout(Duration::ZERO);
+    // `Empty` here, or the value: both are right during the commit.
+    let early = rx.recv_timeout(Duration::ZERO).map(|slot| slot.unwrap().keep());
     if let Ok(guard) = &early {
         assert_eq!(**guard, 1);
     }
     let tx = producer.join().unwrap();
     if early.is_err() {
-        assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap(), 1, "ready, so no deadline counts");
+        assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap().unwrap(), 1, "ready, so no deadline counts");
     }
     drop((early, tx));
 }

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, RawWaker, RawWakerVTable, Wake, Waker};
 
-use twinbuf_core::{Closed, RecvError, WriteSlot};
+use twinbuf_core::Closed;
 
 use crate::common::*;
 
@@ -21,7 +21,8 @@ fn receiving_future_dropped<P: Parker>(next: Mode) {
         tx
     });
     let waker = Task::new().waker();
-    let received = pin!(rx.recv_async()).poll(&mut Context::from_waker(&waker)).map(|guard| *guard.unwrap());
+    let received =
+        pin!(rx.recv_async()).poll(&mut Context::from_waker(&waker)).map(|slot| *slot.unwrap().unwrap());
     if received.is_pending() {
         take(&mut rx, next, 1);
     } else {
@@ -41,9 +42,7 @@ fn acquiring_future_dropped<P: Parker>(next: Mode) {
     let producer = spawn(move || {
         let waker = Task::new().waker();
         // Ready or not: whatever guard it gives is dropped, so that nothing is handed over.
-        let _ = pin!(tx.acquire_async())
-            .poll(&mut Context::from_waker(&waker))
-            .map(|slot| slot.map(WriteSlot::abort));
+        let _ = pin!(tx.acquire_async()).poll(&mut Context::from_waker(&waker)).map(|slot| slot.map(drop));
         send(&mut tx, next, 2).unwrap();
         tx
     });
@@ -124,7 +123,7 @@ fn wake_meets_registration<P: Parker>(commit: bool) {
     });
     match task.run(|waker| poll_recv(&mut rx, waker)) {
         Ok(guard) => assert_eq!((*guard, commit), (1, true)),
-        Err(end) => assert_eq!((end, commit), (RecvError::Finished, false)),
+        Err(end) => assert_eq!((end, commit), (End::Finished, false)),
     }
     drop(producer.join().unwrap());
 }
@@ -139,7 +138,7 @@ fn two_wakes_meet<P: Parker>(polls: usize) {
     put(&mut tx, 1);
     let task = Task::new();
     assert!(poll_send(&mut tx, &task.waker(), 2).is_none()); // announced at the first slot
-    let (first, second) = (rx.recv().unwrap(), rx.recv().unwrap());
+    let (first, second) = (recv(&mut rx, Block).unwrap(), recv(&mut rx, Block).unwrap());
     let readers = [spawn(move || drop(first)), spawn(move || drop(second))];
     // Without waiting for the wake: it may still be under way when the task waits at the second slot.
     send(&mut tx, Try, 2).unwrap();
@@ -215,7 +214,7 @@ fn waker_panics_in_commit<P: Parker>(mode: Mode) {
         // It panics if the consumer has not replaced the waker.
         let _ = survive(|| put(&mut tx, 1));
         put(&mut tx, 2);
-        assert_eq!(tx.stats().handoffs, 2);
+        assert!(format!("{tx:?}").contains("seq: 2"));
         tx
     });
     take(&mut rx, mode, 1);
@@ -236,7 +235,7 @@ fn waker_panics_in_release<P: Parker>(mode: Mode) {
         send(&mut tx, mode, 2).unwrap();
         tx
     });
-    let guard = rx.recv().unwrap();
+    let guard = recv(&mut rx, Block).unwrap();
     let _ = survive(|| drop(guard));
     let tx = producer.join().unwrap();
     take(&mut rx, Block, 2);
@@ -254,7 +253,7 @@ fn waker_panics_in_end<P: Parker>(mode: Mode) {
     let producer = spawn(move || {
         let _ = survive(|| drop(tx));
     });
-    assert_eq!(recv(&mut rx, mode).map(drop), Err(RecvError::Abandoned));
+    assert_eq!(recv(&mut rx, mode).map(drop), Err(End::Abandoned));
     producer.join().unwrap();
 }
 
@@ -347,7 +346,7 @@ fn polls_are_bounded<P: Parker>(slots: usize) {
         polls += 1;
         poll_recv(&mut rx, waker).map(|end| end.map(drop))
     });
-    assert_eq!(end, Err(RecvError::Finished));
+    assert_eq!(end, Err(End::Finished));
     producer.join().unwrap();
     assert!(task.wakes() <= 3, "{} wakes for two commits and the end", task.wakes());
     assert!(polls <= 3 + task.wakes(), "{polls} polls, {} wakes", task.wakes());
