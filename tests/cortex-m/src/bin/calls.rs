@@ -1,0 +1,17 @@
+//! The calls of `tests/bare-metal` on a Cortex-M. `.text` is the ring, these calls, and what starts and ends the program.
+
+#![no_std]
+#![no_main]
+
+#[path = "../../../bare-metal/src/check.rs"]
+mod check;
+#[path = "../machine.rs"]
+mod machine;
+
+pub(crate) fn main() -> ! {
+    machine::exit(check::check().is_ok())
+}
+
+/// There are no interrupts.
+#[unsafe(no_mangle)]
+extern "C" fn tick() {}
