@@ -70,6 +70,7 @@
 //! | `alloc` | [`HeapRing`], of any depth; handles that own their ring |
 //! | `std` | [`Park`], [`Backoff`], [`Adaptive`], [`SpinYield`], timeouts by `std::time::Instant`, [`channel`] |
 //! | `portable-atomic` | targets without a 32-bit compare-exchange, such as `thumbv6m`, by `critical-section` |
+//! | `embedded-dma` | `WriteBuffer` for a [`ReservedSlot`] and `ReadBuffer` for a [`ReadSlot`] that are `'static` |
 //! | `defmt` | `defmt::Format` for errors, states and statistics |
 
 #![no_std]
@@ -82,6 +83,8 @@ extern crate std;
 mod consumer;
 #[cfg(doctest)]
 mod contracts;
+#[cfg(feature = "embedded-dma")]
+mod dma;
 mod error;
 mod producer;
 mod raw;
