@@ -8,6 +8,9 @@ mod check;
 #[path = "../machine.rs"]
 mod machine;
 
+/// What a ring takes beside its slots.
+const _: () = assert!(size_of::<twinbuf_core::DoubleBuffer<()>>() <= 64);
+
 pub(crate) fn main() -> ! {
     machine::exit(check::check().is_ok())
 }
