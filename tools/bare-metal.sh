@@ -65,19 +65,19 @@ targets() {
   local compiler
   compiler=$(tools/rustc-web.sh)
   "$compiler" --version
-  # build TARGET CARGO'S ARGUMENTS
+  # build LIBRARIES TARGET CARGO'S ARGUMENTS
   build() {
     # RUSTC_BOOTSTRAP: -Zbuild-std is not stable.
     RUSTC_BOOTSTRAP=1 RUSTC=$compiler CARGO_TARGET_DIR=$target_dir \
-      cargo build -q -Zbuild-std=core -p twinbuf-core --no-default-features --target "$@"
-    echo "$*: builds"
+      cargo build -q "-Zbuild-std=$1" -p twinbuf-core --no-default-features --target "${@:2}"
+    echo "${*:2}: builds"
   }
-  build thumbv7em-none-eabihf
-  build riscv32imac-unknown-none-elf
-  build aarch64-unknown-none
-  build wasm32v1-none
+  build core thumbv7em-none-eabihf
+  build core riscv32imac-unknown-none-elf
+  build core aarch64-unknown-none
+  build core wasm32v1-none
   # Has no compare-exchange.
-  build thumbv6m-none-eabi --features portable-atomic
+  build core thumbv6m-none-eabi --features portable-atomic,embedded-dma
 }
 
 case ${1:-check} in
