@@ -42,7 +42,7 @@ fn fail(line: u32) -> ! {
     exit(false)
 }
 
-/// What `assert!` would be if it did not panic.
+/// `assert!` without a panic.
 macro_rules! require {
     ($condition:expr) => {
         if !$condition {
@@ -63,13 +63,13 @@ impl Random {
     }
 }
 
-/// A call has been made.
+/// What a call did.
 enum Made {
     /// It moved something.
     Progress,
     /// It found nothing to do.
     Nothing,
-    /// It left a waker: no call before that was woken.
+    /// It left a waker, and the next call comes after a wake.
     Asleep,
     /// It was the last one.
     End,
@@ -79,7 +79,7 @@ enum Made {
 fn fill(block: &mut Block, number: u32, from: usize, to: usize) {
     for (index, word) in block.iter_mut().enumerate() {
         if from <= index && index < to {
-            // SAFETY: a reference; volatile, so that an interrupt finds the block half filled.
+            // SAFETY: a reference. Volatile: an interrupt can find the block half filled.
             unsafe { write_volatile(word, number.wrapping_mul(0x9e37_79b9)) };
         }
     }
@@ -181,7 +181,7 @@ impl Caller {
         // The second time too: the other side does not write to it.
         for _ in 0..2 {
             for word in slot.iter() {
-                // SAFETY: a reference; volatile, so that both rounds read.
+                // SAFETY: a reference. Volatile: both rounds read.
                 require!(unsafe { read_volatile(word) } == self.next.wrapping_mul(0x9e37_79b9));
             }
         }
