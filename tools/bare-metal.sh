@@ -78,6 +78,7 @@ targets() {
   build core wasm32v1-none
   # Has no compare-exchange.
   build core thumbv6m-none-eabi --features portable-atomic,embedded-dma
+  build core,alloc thumbv6m-none-eabi --features portable-atomic,alloc
 }
 
 case ${1:-check} in
