@@ -1,58 +1,60 @@
-//! Double-buffered DMA: an engine that has the next address before it needs it.
+//! A DMA engine with two buffers: it fills one while the program reads the other.
 //!
-//! The engine (a thread plays it) takes buffers, fills them and gives them back done. The driver keeps two of them
-//! programmed, so that the engine never stops between two; the consumer reads a third. No unsafe here, and a buffer
-//! that the engine still has cannot be handed out again: it has the guard.
+//! The driver gives the engine (a thread plays it) both slots of a static ring. When one is full, the engine turns to the
+//! other, and the driver commits the full one. A buffer that the engine has cannot be handed out: the engine has its guard.
 //!
-//! `cargo run --example dma`
+//! `cargo run --example dma --features std,embedded-dma`
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use twinbuf_core::{HeapRing, Park, ReservedSlot};
+use embedded_dma::WriteBuffer;
+use twinbuf_core::{Closed, DoubleBuffer, Park, ReservedSlot};
 
-type Buffer = Box<[u16]>;
-type Programmed = ReservedSlot<'static, Buffer, Park>;
+const BLOCKS: usize = 100;
+type Block = [u16; 256];
 
-/// Converts until it is switched off: fills what it was programmed with, in order.
-fn engine(programmed: Receiver<Programmed>, done: &SyncSender<Programmed>) {
+static RING: DoubleBuffer<Block, Park> = DoubleBuffer::with_wait([[0; 256]; 2], Park);
+
+/// What a driver of an engine does behind its interface: converts to the buffers that it was given, in order.
+fn engine<B: WriteBuffer<Word = u16>>(buffers: Receiver<B>, full: &SyncSender<B>) {
     let mut sample = 0;
-    for mut buffer in programmed {
-        for word in buffer.iter_mut() {
-            *word = sample;
+    for mut buffer in buffers {
+        // SAFETY: the buffer is used by nothing else until it is sent back.
+        let (address, words) = unsafe { buffer.write_buffer() };
+        for word in 0..words {
+            // SAFETY: within the buffer.
+            unsafe { address.wrapping_add(word).write_volatile(sample) };
             sample += 1;
         }
-        done.send(buffer).expect("the driver listens");
+        full.send(buffer).expect("the driver listens");
     }
 }
 
 fn main() {
-    let (mut tx, mut rx) = HeapRing::from_fn(3, |_| Buffer::from([0; 256])).into_handles();
-    let (program, programmed) = sync_channel(2);
-    let (done, interrupt) = sync_channel(2);
-    let dma = thread::spawn(move || engine(programmed, &done));
+    let (mut tx, mut rx) = RING.try_split_static().expect("split once");
+    let (program, programmed) = sync_channel::<ReservedSlot<'static, Block, Park>>(2);
+    let (full, interrupt) = sync_channel(2);
+    thread::spawn(move || engine(programmed, &full));
 
     let driver = thread::spawn(move || {
-        for block in 0..100 {
-            program.send(tx.acquire()?.reserve()).expect("the engine runs");
-            if block >= 1 {
-                interrupt.recv().expect("the engine runs").commit()?; // one done, one still programmed
+        for block in 0..BLOCKS {
+            if block >= 2 {
+                interrupt.recv().expect("the engine runs").commit()?;
             }
+            program.send(tx.acquire()?.reserve()).expect("the engine runs");
         }
-        drop(program); // switches the engine off
+        drop(program); // the engine stops after these two
         interrupt.iter().try_for_each(ReservedSlot::commit)?;
         tx.finish();
-        Ok::<(), twinbuf_core::Closed>(())
+        Ok::<(), Closed>(())
     });
 
-    let mut expected = 0u16;
-    while let Some(block) = rx.recv().expect("the driver finishes") {
-        for &word in block.iter() {
-            assert_eq!(word, expected);
-            expected += 1;
-        }
-    }
-    driver.join().unwrap().expect("the consumer stayed to the end");
-    dma.join().unwrap();
-    println!("{expected} samples in order, two buffers always programmed");
+    let mut block = 0;
+    while let Some(samples) = rx.recv().expect("the driver finishes") {
+        assert!(samples.iter().zip(256 * block..).all(|(&sample, expected)| usize::from(sample) == expected));
+        block += 1;
+    } // released here, and given to the engine again
+    driver.join().unwrap().expect("the program read to the end");
+    println!("{BLOCKS} blocks in order");
 }

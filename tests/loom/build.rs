@@ -2,6 +2,8 @@
 
 fn main() {
     println!("cargo:rustc-cfg=loom");
-    println!("cargo::rustc-check-cfg=cfg(feature, values(\"std\", \"defmt\", \"portable-atomic\"))");
+    println!(
+        "cargo::rustc-check-cfg=cfg(feature, values(\"std\", \"defmt\", \"portable-atomic\", \"embedded-dma\"))"
+    );
     println!("cargo:rerun-if-changed=build.rs");
 }

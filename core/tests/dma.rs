@@ -1,0 +1,82 @@
+//! Guards as buffers of a DMA engine: where they point, and what becomes of one that is leaked while the engine runs.
+
+use std::sync::Mutex;
+
+use embedded_dma::{ReadBuffer, WriteBuffer};
+use twinbuf_core::{Consumer, DoubleBuffer, HeapRing, Producer, ReservedSlot, Ring, Spin, TryAcquireError};
+
+type Block = [u16; 8];
+
+/// The engine writes to a buffer.
+fn engine_writes((address, words): (*mut u16, usize), value: u16) {
+    for word in 0..words {
+        // SAFETY: within a slot whose guard is not dropped, and through which nobody reads now.
+        unsafe { address.wrapping_add(word).write_volatile(value) };
+    }
+}
+
+#[test]
+fn the_consumer_reads_what_the_engine_wrote() {
+    static RING: DoubleBuffer<Block> = DoubleBuffer::new([[0; 8]; 2]);
+    let (mut tx, mut rx) = RING.try_split_static().unwrap();
+    for value in 1..=5 {
+        let mut reserved = tx.acquire().unwrap().reserve();
+        // SAFETY: not used before the engine has ended.
+        let target = unsafe { reserved.write_buffer() };
+        assert_eq!(target.1, 8);
+        let moved = Box::new(reserved);
+        engine_writes(target, value);
+        moved.commit().unwrap();
+        let slot = rx.recv().unwrap().unwrap().keep();
+        // SAFETY: no engine reads.
+        let source = unsafe { slot.read_buffer() };
+        assert_eq!(source, (target.0.cast_const(), 8));
+        assert_eq!(*slot, [value; 8]);
+    }
+}
+
+/// Guards that are never dropped: leaked, in a place where a leak checker finds them.
+static LEAKED: Mutex<Vec<ReservedSlot<'static, Block>>> = Mutex::new(Vec::new());
+
+/// The engine writes up to the end, and no call on either side returns its slot.
+fn a_leaked_target_is_never_handed_out(tx: Producer<'static, Block>, rx: Consumer<'static, Block>) {
+    let (mut tx, mut rx) = (tx, rx);
+    let first = tx.acquire().unwrap().reserve();
+    let mut reserved = tx.acquire().unwrap().reserve();
+    // SAFETY: never used again.
+    let target = unsafe { reserved.write_buffer() };
+    LEAKED.lock().unwrap().push(reserved);
+    first.commit().unwrap();
+    let (mut filled, mut read) = (1, 0);
+    for _ in 0..3 {
+        while let Ok(mut slot) = tx.try_acquire() {
+            assert_ne!(slot.as_ptr(), target.0.cast_const());
+            *slot = [7; 8];
+            engine_writes(target, 9);
+            assert_eq!(*slot, [7; 8]);
+            slot.commit().unwrap();
+            filled += 1;
+        }
+        while let Ok(Some(slot)) = rx.try_recv() {
+            assert_ne!(slot.as_ptr(), target.0.cast_const());
+            read += 1;
+        }
+    }
+    assert_eq!((filled, read), (3, 1)); // the ring has come to the leaked place from both sides
+    assert_eq!(tx.try_acquire().unwrap_err(), TryAcquireError::Full);
+    drop((tx, rx));
+    engine_writes(target, 9); // not freed either: an address sanitizer sees it
+}
+
+#[test]
+fn a_leaked_target_of_a_static_ring() {
+    static RING: Ring<Block, 3> = Ring::new([[0; 8]; 3]);
+    let (tx, rx) = RING.try_split_static().unwrap();
+    a_leaked_target_is_never_handed_out(tx, rx);
+}
+
+#[test]
+fn a_leaked_target_of_handles_that_own_their_ring() {
+    let (tx, rx) = HeapRing::with_wait([[0; 8]; 3], Spin).into_handles();
+    a_leaked_target_is_never_handed_out(tx, rx);
+}
