@@ -42,8 +42,8 @@ from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/loom/MUTANTS.md"
-STATE, RAW, WAKER, RING, PRODUCER, CONSUMER, WAIT, ERROR = (
-    f"core/src/{name}.rs" for name in ("state", "raw", "waker", "ring", "producer", "consumer", "wait", "error")
+STATE, RAW, WAKER, RING, PRODUCER, CONSUMER, WAIT, ERROR, SYNC = FILES = tuple(
+    f"core/src/{name}.rs" for name in ("state", "raw", "waker", "ring", "producer", "consumer", "wait", "error", "sync")
 )
 TIMEOUT_S = 600  # many times what the unmutated models take on one core; a mutant that takes it is no success
 
@@ -57,7 +57,8 @@ CELL = "cell::"
 COMMIT = "State(self.0 & Self::STICKY | Self::FULL | lap.0)"
 CANCEL = "State(self.0 & Self::STICKY | Self::FULL | Self::CANCELLED | lap.0)"
 RELEASE = "State(self.0 & Self::STICKY | lap.next().0)"
-STICKY = "Self::TX_GONE | Self::TX_DONE_EVEN | Self::TX_DONE_ODD | Self::RX_GONE;"
+STICKY = "Self::TX_GONE | Self::TX_ODD | Self::TX_DONE | Self::RX_GONE | Self::RX_ODD;"
+ONES = ["TX_GONE", "TX_ODD", "TX_DONE", "RX_GONE", "RX_ODD"]
 LOGIC = [
     (STATE, "commit drops the sticky bits", COMMIT, "State(Self::FULL | lap.0)"),
     (STATE, "commit keeps WAITER", COMMIT, "State(self.0 | Self::FULL | lap.0)"),
@@ -71,14 +72,18 @@ LOGIC = [
     (STATE, "release keeps WAITER", RELEASE, "State(self.0 & (Self::STICKY | Self::WAITER) | lap.next().0)"),
     (STATE, "release keeps FULL", RELEASE, "State(self.0 & (Self::STICKY | Self::FULL) | lap.next().0)"),
     (STATE, "release does not flip the lap", RELEASE, "State(self.0 & Self::STICKY | lap.0)"),
-    (STATE, "TX_GONE is not sticky", STICKY, "Self::TX_DONE_EVEN | Self::TX_DONE_ODD | Self::RX_GONE;"),
-    (STATE, "TX_DONE_EVEN is not sticky", STICKY, "Self::TX_GONE | Self::TX_DONE_ODD | Self::RX_GONE;"),
-    (STATE, "TX_DONE_ODD is not sticky", STICKY, "Self::TX_GONE | Self::TX_DONE_EVEN | Self::RX_GONE;"),
-    (STATE, "RX_GONE is not sticky", STICKY, "Self::TX_GONE | Self::TX_DONE_EVEN | Self::TX_DONE_ODD;"),
-    (STATE, "finish does not set TX_DONE", "State(Self::TX_GONE | Self::done(lap))", "{ let _ = lap; State(Self::TX_GONE) }"),
-    (STATE, "finish sets TX_DONE for the other lap", "State(Self::TX_GONE | Self::done(lap))", "State(Self::TX_GONE | Self::done(lap.next()))"),
-    (STATE, "TX_DONE without the lap", "if lap.0 == 0 { Self::TX_DONE_EVEN }", "if lap.0 < 9 { Self::TX_DONE_EVEN }"),
-    (STATE, "abandon sets TX_DONE", "ABANDON: State = State(Self::TX_GONE)", "ABANDON: State = State(Self::TX_GONE | Self::TX_DONE_EVEN | Self::TX_DONE_ODD)"),
+    *((STATE, f"{one} is not sticky", STICKY, " | ".join(f"Self::{other}" for other in ONES if other != one) + ";") for one in ONES),
+    (STATE, "finish does not set TX_DONE", "State(Self::abandon(lap).0 | Self::TX_DONE)", "Self::abandon(lap)"),
+    (STATE, "finish sets TX_DONE for the other lap", "State(Self::abandon(lap).0 | Self::TX_DONE)", "State(Self::abandon(lap.next()).0 | Self::TX_DONE)"),
+    (STATE, "TX_DONE without the lap", "} else if self.0 & (Self::TX_DONE | Self::TX_ODD) == Self::finish(lap).0 & !Self::TX_GONE {", "} else if self.0 & Self::TX_DONE != 0 {"),
+    (STATE, "abandon sets TX_DONE", "State(Self::TX_GONE | if next.0 == 0 { 0 } else { Self::TX_ODD })", "State(Self::TX_GONE | Self::TX_DONE | if next.0 == 0 { 0 } else { Self::TX_ODD })"),
+    (STATE, "abandon does not tell the lap", "State(Self::TX_GONE | if next.0 == 0 { 0 } else { Self::TX_ODD })", "{ let _ = next; State(Self::TX_GONE) }"),
+    (STATE, "close does not tell the lap", "State(Self::RX_GONE | if next.0 == 0 { 0 } else { Self::RX_ODD })", "{ let _ = next; State(Self::RX_GONE) }"),
+    (STATE, "a ring that has ended hands out slots", "DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE)", "DEAD: State = State(0)"),
+    (STATE, "a ring that has ended forgets it", "DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE)", "DEAD: State = State(Self::TX_GONE | Self::RX_GONE)"),
+    (STATE, "a leaked handle is not noticed", "!both_gone || next_is_odd", "both_gone && next_is_odd"),
+    (STATE, "a leaked guard is not noticed", "!both_gone || next_is_odd != (self.0 & Self::LAP != 0)", "{ let _ = next_is_odd; !both_gone }"),
+    (STATE, "a leaked guard is looked for in the other side's lap", "if self.0 & Self::FULL == 0 { Self::TX_ODD }", "if self.0 & Self::FULL != 0 { Self::TX_ODD }"),
     (STATE, "the lap does not flip", "Lap(self.0 ^ State::LAP)", "Lap(self.0)"),
     (STATE, "the producer's lap is not compared", "} else if self.0 & (Self::FULL | Self::LAP) == lap.0 {", "} else if self.0 & Self::FULL == 0 && lap.0 < 9 {"),
     (STATE, "the consumer's lap is not compared", "if self.0 & (Self::FULL | Self::LAP) == Self::FULL | lap.0 {", "if self.0 & Self::FULL != 0 && lap.0 < 9 {"),
@@ -91,18 +96,22 @@ LOGIC = [
     (RAW, "the end is set on the first slot only", "self.words().iter().enumerate() {", "self.words().iter().enumerate().take(1) {"),
     (RAW, "the end is not set on the first slot", "self.words().iter().enumerate() {", "self.words().iter().enumerate().skip(1) {"),
     (RAW, "no look after registering", "let mut seen = self.state();\n        loop {", "let mut seen = before;\n        loop {"),
-    (RAW, "registered only when announced", "Ok(()) => return None,", "Ok(()) => { self.waiting().cell(side).register(waker); return None }"),
+    (RAW, "registered only when announced", "Ok(()) => return Poll::Pending,", "Ok(()) => { self.waiting().cell(side).register(waker); return Poll::Pending }"),
     (RAW, "a wake before the handle moves on", "before_wake();\n        let old = State::from_bits(seen);\n        if old.has_waiter() {\n            wake(self.waiting(), Word::new(word), sides);\n        }\n", "let old = State::from_bits(seen);\n        if old.has_waiter() {\n            wake(self.waiting(), Word::new(word), sides);\n        }\n        before_wake();\n"),
     (RAW, "sleeps without an announcement", "if let Err(now) = self.announce(seen) {", "if let Err(now) = Ok::<(), State>(()) {"),
     (RAW, "a panicking waker keeps the next one asleep", "let _rest = Rest(waiting, rest);\n        waiting.cell(*first).wake();", "let _rest = Rest(waiting, &[]);\n        waiting.cell(*first).wake();\n        wake_each(waiting, rest);"),
     (RAW, "a timed wait waits without its deadline", "strategy.wait_until(word, expected, self.0);", "strategy.wait(word, expected);"),
     (RAW, "the deadline is never over", "strategy.expired(self.0).then_some(TimedOut(seen))", "(strategy.expired(self.0) && false).then_some(TimedOut(seen))"),
-    (RAW, "the shares of two rings are taken for one's", "Arc::ptr_eq(ours, theirs) && count.of(ours) == 2", "{ let _ = theirs; count.of(ours) == 2 }"),
-    (RAW, "a guard's share is not counted", "count.of(ours) == 2", "count.of(ours) >= 2"),
-    (RAW, "a share is never given up", "give_up(owner);", "core::mem::forget(owner);"),
-    (RING, "split again, the words are not reset", "self.words = sync::words();\n", "();\n"),
-    (RING, "split again on the heap, the words are not reset", "self.words = HeapWords::new(self.slots.len());\n", "();\n"),
-    (RING, "split again, the wakers stay", "self.waiting.restart();\n        self.taken", "self.taken"),
+    (RAW, "the shares of two rings are taken for one's", "ours == theirs && count", "ours != core::ptr::NonNull::dangling() && theirs != core::ptr::NonNull::dangling() && count"),
+    (RAW, "a guard's share is not counted", "count.load(Ordering::Acquire) == 2", "count.load(Ordering::Acquire) >= 2"),
+    (RAW, "a share is never given up", "give_up(block);", "let _ = give_up::<T, W>; let _ = block;"),
+    (RAW, "the slots of a ring that is taken apart are freed with its last share", "let block = core::mem::ManuallyDrop::new(self).block?;", "let block = self.block?;"),
+    (RAW, "the lap of the next visit is that of the last one", "if index < self.index { self.lap.next() }", "if index < self.index { self.lap }"),
+    (RING, "split again, the words are not reset", "*word = AtomicU32::new(state.bits());", "let _ = (&word, state);"),
+    (RING, "split again, a leaked guard's slot is handed out", "if self.is_leaked() { State::DEAD } else", "if self.is_leaked() && false { State::DEAD } else"),
+    (RING, "dropped, a leaked guard's value is freed", "if !self.is_leaked() {", "if !self.is_leaked() || true {"),
+    (RING, "dropped, the values are not", "if !self.is_leaked() {", "if !self.is_leaked() && false {"),
+    (RING, "a leak is not looked for", "self.taken.load(Ordering::Relaxed) != 0 && self", "self.taken.load(Ordering::Relaxed) == 0 && self"),
     (WAKER, "another task's waker is not replaced", "own.is_some() && self.with(place, |cell| cell.as_ref().is_some_and(|old| old.will_wake(waker)))", "own.is_some()"),
     (WAKER, "registers without taking the last registration back", "let (mut seen, own) = self.take_back();\n        // The place", "let (mut seen, own) = (self.state.load(Ordering::Acquire), None::<u32>);\n        // The place"),
     (WAKER, "registers in the place that a wake empties", "own.unwrap_or(if seen & TAKING == 0 { seen & LAST } else { !seen & LAST })", "own.unwrap_or(seen & LAST)"),
@@ -122,12 +131,18 @@ LOGIC = [
     (PRODUCER, "a commit does not move the producer on", "|| self.producer.advance()", "|| ()"),
     (PRODUCER, "a reserved slot that is dropped is not cancelled", "self.slot.hand_over(self.seen, BOTH, |s| s.cancel(lap), || ());", "let _ = lap;"),
     (PRODUCER, "a reserved slot that is dropped is committed", "|s| s.cancel(lap)", "|s| s.commit(lap)"),
-    (PRODUCER, "a reserved guard has no share", "share: self.producer.share.clone(),", "share: Share::BORROWED,"),
-    (CONSUMER, "a read guard has no share", "seq, share: self.share.clone() }", "seq, share: Share::BORROWED }"),
-    (CONSUMER, "the consumer does not move on from a cancelled place", "drop(self.read_slot(seen));", "let at = self.at; drop(self.read_slot(seen)); self.at = at;"),
-    (CONSUMER, "a cancelled place is not released", "drop(self.read_slot(seen));", "core::mem::forget(self.read_slot(seen));"),
-    (CONSUMER, "a timed receive does not wait for a held slot", "!matches!(view, ConsumerView::Empty | ConsumerView::Held)", "!matches!(view, ConsumerView::Empty)"),
-    (CONSUMER, "a held slot is reported as an empty one", "ConsumerView::Held => Err(RecvTimeoutError::SlotHeld),", "ConsumerView::Held => Err(RecvTimeoutError::Timeout),"),
+    (PRODUCER, "a reserved guard has no share", "share: self.producer.share.share(),", "share: Share::BORROWED,"),
+    (PRODUCER, "the end tells no lap", "State::abandon(at.lap_at(index))", "State::abandon(at.lap)"),
+    (CONSUMER, "the end tells no lap", "State::close(at.lap_at(index))", "State::close(at.lap)"),
+    (CONSUMER, "a kept slot has no share", "let share = consumer.share.share();", "let share = Share::BORROWED;"),
+    (CONSUMER, "the consumer does not move on from what it keeps", "        consumer.advance();\n        KeptSlot", "        KeptSlot"),
+    (CONSUMER, "the consumer does not move on from what it releases", "|| self.consumer.advance());", "|| ());"),
+    (CONSUMER, "a cancelled place is not released", "drop(ReadSlot { consumer: self, seen });", "{ let _ = seen; self.advance(); }"),
+    (CONSUMER, "a receive does not wait for a held slot", "!matches!(seen.for_consumer(lap), ConsumerView::Empty | ConsumerView::Held)", "!matches!(seen.for_consumer(lap), ConsumerView::Empty)"),
+    (CONSUMER, "a kept slot wakes the producer only", "BOTH: &[Side] = &[Side::Producer, Side::Consumer];", "BOTH: &[Side] = &[Side::Producer];"),
+    (CONSUMER, "a kept slot wakes the consumer only", "BOTH: &[Side] = &[Side::Producer, Side::Consumer];", "BOTH: &[Side] = &[Side::Consumer];"),
+    (CONSUMER, "a held slot is reported as an empty one", "ConsumerView::Held => Err(TryRecvError::Held),\n                _ =>", "ConsumerView::Held => Err(TryRecvError::Empty),\n                _ =>"),
+    (CONSUMER, "a try takes a held slot for an empty one", "ConsumerView::Held => Err(TryRecvError::Held),\n            _ =>", "ConsumerView::Held => Err(TryRecvError::Empty),\n            _ =>"),
 ]
 # Where one replacement is not enough: (file, what) -> further replacements in the same mutant.
 ALSO = {
@@ -137,12 +152,10 @@ ALSO = {
 
 # What no model can see, since it is a bound of a type, the clock of `std` or a promise of a single thread. The same
 # entries; killed by core's own tests, CONTRACTS, if these fail or no longer compile, with the library still compiling.
-CONTRACTS = ["contracts", "survivors"]
+CONTRACTS = ["contracts", "survivors", "asked_for", "memory", "wakers", "threads"]
 PROMISES = [
     (RING, "`Ring` is shared whatever its strategy is", "unsafe impl<T: Send, const N: usize, W: Sync> Sync for Ring<T, N, W> {}", "unsafe impl<T: Send, const N: usize, W> Sync for Ring<T, N, W> {}"),
     (RING, "`Ring` is shared whatever its slots are", "unsafe impl<T: Send, const N: usize, W: Sync> Sync for Ring<T, N, W> {}", "unsafe impl<T, const N: usize, W: Sync> Sync for Ring<T, N, W> {}"),
-    (RING, "`HeapRing` is shared whatever its strategy is", "unsafe impl<T: Send, W: Sync> Sync for HeapRing<T, W> {}", "unsafe impl<T: Send, W> Sync for HeapRing<T, W> {}"),
-    (RING, "`HeapRing` is shared whatever its slots are", "unsafe impl<T: Send, W: Sync> Sync for HeapRing<T, W> {}", "unsafe impl<T, W: Sync> Sync for HeapRing<T, W> {}"),
     (RING, "split again, it can be split as a static too", "self.taken = AtomicU32::new(1);\n", "();\n"),
     (RAW, "handles are sent whatever the strategy is", "unsafe impl<T: Send, W: Sync> Send for RingRef<'_, T, W> {}", "unsafe impl<T: Send, W> Send for RingRef<'_, T, W> {}"),
     (RAW, "handles are sent whatever the slots are", "unsafe impl<T: Send, W: Sync> Send for RingRef<'_, T, W> {}", "unsafe impl<T, W: Sync> Send for RingRef<'_, T, W> {}"),
@@ -154,7 +167,31 @@ PROMISES = [
     (PRODUCER, "`Producer` is shared", "impl<T, W: Wait> Drop for Producer<'_, T, W> {", "unsafe impl<T, W: Wait> Sync for Producer<'_, T, W> {}\nimpl<T, W: Wait> Drop for Producer<'_, T, W> {"),
     (CONSUMER, "`Consumer` is shared", "impl<T, W: Wait> Drop for Consumer<'_, T, W> {", "unsafe impl<T, W: Wait> Sync for Consumer<'_, T, W> {}\nimpl<T, W: Wait> Drop for Consumer<'_, T, W> {"),
     (WAIT, "a deadline is over a millisecond late", "Instant::now() >= deadline", "Instant::now() > deadline + Duration::from_millis(1)"),
-    (ERROR, "an error of the closure has no source", "Self::Failed(error) => error.source(),", "Self::Failed(_) => None,"),
+    (RING, "handles that own their ring drop its strategy anywhere", "W: Wait + Send + Sync + 'r,", "W: Wait + Sync + 'r,"),
+    (RING, "handles that own their ring share its strategy whatever it is", "W: Wait + Send + Sync + 'r,", "W: Wait + Send + 'r,"),
+    (RING, "handles that own their ring send its slots whatever they are", "T: Send + 'r,", "T: 'r,"),
+    (RING, "a ring on the heap may have no slot", 'assert!(!slots.is_empty(), "a ring needs at least one slot");', "();"),
+    (RING, "a ring is not aligned to pairs of cache lines", 'repr(align(128))', "repr(align(8))"),
+    (RING, "`Ring` survives a panic whatever its slots are", "impl<T: UnwindSafe, const N: usize, W: RefUnwindSafe> RefUnwindSafe for Ring", "impl<T, const N: usize, W: RefUnwindSafe> RefUnwindSafe for Ring"),
+    (SYNC, "the words of a ring on the heap are rounded down to lines", "let room = len.next_multiple_of(LINE) + LINE - 1;", "let room = len / LINE * LINE + LINE - 1;"),
+    (SYNC, "the words of a ring on the heap begin anywhere", "let first = at.next_multiple_of(LINE) - at;", "let first = (at.next_multiple_of(LINE) - at).min(1);"),
+    (RAW, "guards survive a panic whatever the slots are", "impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for SlotRef<'_, T, W> {}", "impl<T, W: RefUnwindSafe> UnwindSafe for SlotRef<'_, T, W> {}"),
+    (RAW, "guards survive a panic by reference whatever the slots are", "impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for SlotRef<'_, T, W> {}", "impl<T, W: RefUnwindSafe> RefUnwindSafe for SlotRef<'_, T, W> {}"),
+    (RAW, "handles survive a panic whatever the strategy is", "impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for RingRef<'_, T, W> {}", "impl<T: UnwindSafe, W> UnwindSafe for RingRef<'_, T, W> {}"),
+    (RAW, "the deadline is looked at before the slot", "            if ready(seen) {\n                return Ok(seen);\n            }\n            if let Some(over) = patience.over(strategy, seen) {\n                return Err(over);\n            }\n", "            if let Some(over) = patience.over(strategy, seen) {\n                return Err(over);\n            }\n            if ready(seen) {\n                return Ok(seen);\n            }\n"),
+    (PRODUCER, "the future of an acquire stays on its thread", "fn poll_free(&mut self, cx", "fn poll_free(&self, cx"),
+    (CONSUMER, "the future of a receive stays on its thread", "fn poll_ready(&mut self, cx", "fn poll_ready(&self, cx"),
+    (CONSUMER, "`KeptSlot` may be read on two threads whatever it holds", "impl<T, W: Wait> Drop for KeptSlot<'_, T, W> {", "unsafe impl<T, W: Wait> Sync for KeptSlot<'_, T, W> {}\nimpl<T, W: Wait> Drop for KeptSlot<'_, T, W> {"),
+    (WAKER, "a waker is cloned at every poll", "own.is_some() && self.with(place, |cell| cell.as_ref().is_some_and(|old| old.will_wake(waker)))", "own.is_some() && self.with(place, |cell| cell.is_none())"),
+    (WAIT, "a timed sleep below a second does not sleep", "tv_nsec: left.subsec_nanos().into(),", "tv_nsec: 0,"),
+    (WAIT, "a timed sleep has no limit", "let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);", "let timeout: *const libc::timespec = { let _ = &timeout; core::ptr::null() };"),
+    (WAIT, "`Backoff` never spins", "round < self.spins", "{ let _ = round; self.spins == u32::MAX }"),
+    (WAIT, "`Backoff` never sleeps", "round < self.spins", "{ let _ = round; self.spins < u32::MAX }"),
+    (WAIT, "`Backoff` spins 30 times longer", "Self::new(1000)", "Self::new(30_000)"),
+    (WAIT, "`Park` spins", "fn relax(&self, _round: u32) -> bool {\n            false\n        }", "fn relax(&self, round: u32) -> bool {\n            round < 1000\n        }"),
+    (ERROR, "a full ring is told as one without a consumer", "Self::Full => FULL,", "Self::Full => CLOSED,"),
+    (ERROR, "an empty slot is told as a held one", "Self::Empty => EMPTY,", "Self::Empty => HELD,"),
+    (ERROR, "a held slot is told as an empty one", "Self::Held => HELD,", "Self::Held => EMPTY,"),
 ]
 
 WEAKER = {
@@ -164,7 +201,7 @@ WEAKER = {
 }
 LOAD_HALF = {"AcqRel": "Acquire", "Release": "Relaxed"}
 STORE_HALF = {"AcqRel": "Release", "Acquire": "Relaxed"}
-NEW_VALUE = {"swap": "{0}", "fetch_or": "old | ({0})", "fetch_and": "old & ({0})"}
+NEW_VALUE = {"swap": "{0}", "fetch_or": "old | ({0})", "fetch_add": "old + ({0})", "fetch_sub": "old - ({0})"}
 
 
 @dataclass
@@ -218,7 +255,7 @@ def pattern_mutants(file, source):
         line = source.count("\n", 0, at) + 1
         return Mutant(file, line, kind, what, source[:start] + replacement + source[end:])
 
-    for call in re.finditer(r"((?:\w+(?:\(\))?\s*\.\s*)*\w+(?:\(\))?)\s*\.\s*(load|store|swap|compare_exchange|fetch_or|fetch_and)\(", code):
+    for call in re.finditer(r"((?:\w+(?:\(\))?\s*\.\s*)*\w+(?:\(\))?)\s*\.\s*(load|store|swap|compare_exchange|fetch_or|fetch_add|fetch_sub)\(", code):
         target, operation, at = "".join(call[1].split()), call[2], call.start(2)
         spans = arguments(code, call.end() - 1)
         values = [source[start:end] for start, end in spans]
@@ -388,7 +425,7 @@ def main():
     start = time.time()
 
     mutants, every_excuse = [], {}
-    for file in (STATE, RAW, WAKER, RING, PRODUCER, CONSUMER, WAIT, ERROR):
+    for file in FILES:
         source = (ROOT / file).read_text()
         found = [*written_mutants("logic", LOGIC, file, source), *written_mutants("promise", PROMISES, file, source)]
         if file in (RAW, WAKER, RING):

@@ -127,8 +127,9 @@ impl WakerCell {
         let mut seen = self.state.load(Ordering::Acquire);
         while seen & REGISTERED != 0 {
             let place = if seen & TAKING == 0 { seen & LAST } else { !seen & LAST };
-            // Without `AGAIN` too: that wake was for a registration that is looked after from here on.
-            let without = seen & !(REGISTERED | AGAIN);
+            // With `AGAIN`, if it is there: a registration that follows may be woken once too often, as it may where the
+            // wake has seen `AGAIN` already.
+            let without = seen & !REGISTERED;
             // Relaxed: the place holds what we stored ourselves.
             match self.state.compare_exchange(seen, without, Ordering::Relaxed, Ordering::Acquire) {
                 Ok(_) => return (without, Some(place)),
