@@ -47,6 +47,7 @@ mod plain {
     }
 
     /// Words that fill a cache line: see `Ring` for the 128 bytes.
+    #[cfg(feature = "alloc")]
     pub const LINE: usize = 128 / size_of::<AtomicU32>();
 
     /// The cells around these values, in the memory that the vector already has.

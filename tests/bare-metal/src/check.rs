@@ -33,7 +33,8 @@ pub(crate) fn check() -> Result<(), Wrong> {
         require!(replaced.is_ok());
         require!(matches!(tx.try_acquire(), Err(TryAcquireError::Full)));
         require!(matches!(rx.try_recv(), Ok(Some(slot)) if *slot == value));
-        require!(matches!(rx.recv(), Ok(Some(slot)) if *slot.keep() == value + 1));
+        let Ok(Some(slot)) = rx.recv() else { return Err(Wrong(line!())) };
+        require!(*slot.keep() == value + 1);
     }
     let mut cx = Context::from_waker(Waker::noop());
     require!(rx.poll_recv(&mut cx).is_pending());
