@@ -200,12 +200,12 @@ fn arguments_that_cannot_work_are_refused_by_name() {
         Err(Error::Option { option, wanted, found }) => format!("{option}: {wanted}, {found}"),
         other => panic!("{other:?}"),
     };
-    assert_eq!(option(Uploader::new(&ctx, 1).chunk_bytes(0)), "chunk_bytes: at least 1 bytes, 0");
+    assert_eq!(option(Uploader::new(&ctx, 1).chunk_bytes(0)), "chunk_bytes: at least 1 byte, 0");
     assert_eq!(
         option(Uploader::new(&ctx, 1 << 20).chunk_bytes(1023)),
         "chunk_bytes: at least 1024 bytes, 1023"
     );
-    assert_eq!(option(Uploader::new(&ctx, 0).chunk_bytes(1)), "slot_bytes: at least 1 bytes, 0");
+    assert_eq!(option(Uploader::new(&ctx, 0).chunk_bytes(1)), "slot_bytes: at least 1 byte, 0");
     assert_eq!(option(Uploader::new(&ctx, 1).host_slots(Vec::new())), "host_depth: 1 to 8 slots, 0");
     let mut memory = [0; 7];
     // SAFETY: refused before it is used.
