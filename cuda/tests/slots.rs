@@ -289,3 +289,32 @@ fn a_slot_that_is_forgotten_after_a_flush_is_free_again_when_its_copy_is_done() 
         }
     });
 }
+
+/// The memory is the test's own, so that it can look away from what the slot promises.
+#[test]
+fn what_was_flushed_is_not_copied_again() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, false);
+            let stream = ctx.new_stream().unwrap();
+            let memory = Box::leak(vec![0_u8; BYTES].into_boxed_slice());
+            let at = NonNull::from(&mut *memory).cast::<u8>();
+            // SAFETY: leaked, and written below only while no copy reads it.
+            let host = unsafe { lent::Host::new(at, BYTES, ()) };
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap);
+            let (mut slots, mut batches) = build.host_slots(vec![host]).build::<u8>().unwrap();
+            let mut slot = slots.acquire().unwrap();
+            slot.fill(1);
+            slot.flush(2 * CHUNK).unwrap();
+            if sim.is_real() {
+                return;
+            }
+            wait_for_copies(sim.control(), 1);
+            sim.drain();
+            // SAFETY: the copy is done, and the slot does not reach these bytes any more.
+            unsafe { at.write_bytes(9, 2 * CHUNK) };
+            slot.commit(BYTES, 1).unwrap();
+            assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [1; BYTES]);
+        }
+    });
+}
