@@ -318,3 +318,25 @@ fn what_was_flushed_is_not_copied_again() {
         }
     });
 }
+
+#[test]
+fn the_time_of_a_copy_in_chunks_begins_with_the_first() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, false);
+            if sim.is_real() {
+                return;
+            }
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap).times(true);
+            let (mut slots, mut batches) = build.build::<u8>().unwrap();
+            let mut slot = slots.acquire().unwrap();
+            slot.flush(CHUNK).unwrap();
+            wait_for_copies(sim.control(), 1);
+            sim.drain();
+            let later = Instant::now();
+            slot.commit(BYTES, 1).unwrap();
+            let time = batches.recv().unwrap().unwrap().wait_copied().unwrap().unwrap();
+            assert!(time.start < later && later < time.start + time.took, "overlap {overlap}");
+        }
+    });
+}
