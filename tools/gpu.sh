@@ -148,12 +148,14 @@ fi
 # Every line of JSON that a run has printed is a line of its file, whenever the run was killed.
 for round in $(seq "${1:-10}"); do
   out=$stage/out$round
-  mkdir "$out"
+  mkdir -p "$out/done"
+  # The report alone: the other steps take minutes.
+  (cd "$pack/tests" && for test in *; do touch "$out/done/test-$test"; done)
+  touch "$out/done/train" "$out/done/torch"
   # A session of its own, so that the whole run can be killed by its number.
-  setsid "$pack/run" --quick "$out" captures copies pipelines latency cpu calls overlap neighbour chunked depths pinning \
-    >"$out/printed" 2>&1 &
+  setsid "$pack/run" --quick "$out" >"$out/printed" 2>&1 &
   run=$!
-  after=$(python3 -c 'import random; print(round(random.uniform(0.2, 14), 2))')
+  after=$(python3 -c 'import random; print(round(random.uniform(0.1, 6), 2))')
   sleep "$after"
   kill -KILL -- "-$run" 2>/dev/null || true
   wait "$run" 2>/dev/null || true
