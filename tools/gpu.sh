@@ -1,22 +1,27 @@
 #!/usr/bin/env bash
-# Packs what a machine with a GPU is to run into one folder, built here: the GPU report, the main job with the upload
-# stage, and the tests that use a driver. That machine needs an NVIDIA driver, 64-bit x86 Linux and a C library as new
-# as this one's (printed); no Rust, no toolkit. The report takes some minutes.
+# Packs what a machine with a GPU is to run into one folder, built here: the GPU report, the tests that use a driver, the
+# main job with the upload stage, and the Python package. That machine needs an NVIDIA driver, 64-bit x86 Linux and a C
+# library as new as this one's (printed); no Rust, no toolkit. Where it has torch, the Python step runs too.
 #
-#   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT [PART...]]` runs it all, or
-#                            the parts named of: tests, report, train
+#   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT [STEP...]]` runs every step
+#                            that OUT has no figures of yet, or the steps named. A step takes at most eight minutes. Each
+#                            figure is in OUT as soon as it is measured, whatever happens to the rest.
 #   tools/gpu.sh rehearse    packs, and runs it here with the software driver in the place of the machine's own: it
 #                            shows that the pack runs, and no figure of it means anything
+#   tools/gpu.sh kill [N]    the same, N times [default: 10], killed at a random moment and then run to its end: every
+#                            figure that was printed must be there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-rehearse=
-if [ "${1-}" = rehearse ]; then
-  rehearse=yes
+mode=pack
+case ${1-} in rehearse | kill)
+  mode=$1
   shift
-fi
+  ;;
+esac
 target=${CARGO_TARGET_DIR:-target}
-pack=${1:-$target/gpu}
+pack=$target/gpu
+[ "$mode" != pack ] || pack=${1:-$pack}
 rm -rf "$pack"
 mkdir -p "$pack/tests"
 
@@ -41,70 +46,139 @@ done
 # What the tests of a missing driver put in its place.
 strip --strip-unneeded -o "$pack/tests/libtwinbuf_cuda_sim.so" "$target/debug/deps/libtwinbuf_cuda_sim.so"
 
+# The Python package, in a virtual environment that is kept.
+cp tools/gpu_torch.py "$pack"
+venv=$PWD/target/gpu-python
+[ -x "$venv/bin/maturin" ] || { python3 -m venv --clear "$venv" && tools/retry.sh "$venv/bin/pip" install --quiet maturin; }
+CARGO_TARGET_DIR=$PWD/python/target "$venv/bin/maturin" build --quiet --release --manifest-path python/Cargo.toml --out "$pack/wheels"
+
 # The folder for files that the tests were compiled with.
 temporary=$(realpath -m "$target/tmp")
 cat >"$pack/run" <<RUN
 #!/usr/bin/env bash
-# Tests on this machine's driver, then the report and the main job, or the parts that are named. Figures go to OUT
-# (default: here).
+# Runs the steps that OUT (default: here) has no figures of yet, or those named; all of them: \`run OUT\`.
 set -uo pipefail
 here=\$(cd "\$(dirname "\$0")" && pwd)
 quick=
 if [ "\${1-}" = --quick ]; then
-  quick=yes
+  quick=--quick
   shift
 fi
-out=\${1:-\$here}
-parts=\${*:2}
-for part in \${parts:=tests report train}; do
-  case \$part in tests | report | train) ;; *) echo "no such part: \$part" >&2 && exit 2 ;; esac
+out=\$(mkdir -p "\${1:-\$here}" && cd "\${1:-\$here}" && pwd) || exit 2
+report="captures copies pipelines latency cpu calls overlap neighbour chunked depths pinning"
+tests=\$(cd "\$here/tests" && ls | grep -v '[.]so\$' | sed 's/^/test-/')
+all="machine test-twinbuf_cuda \$report train torch \$(grep -v -x test-twinbuf_cuda <<<"\$tests" | tr '\n' ' ')"
+steps=\${*:2}
+for step in \$steps; do
+  case " \$all " in *" \$step "*) ;; *) echo "no such step: \$step; there are: \$all" >&2 && exit 2 ;; esac
 done
-mkdir -p "\$out" || exit 2
+mkdir -p "\$out/done" '$temporary' || exit 2
+export TWINBUF_CUDA_DRIVER=real
 failed=0
 
-# wanted PART: whether it is to run.
-wanted() {
-  [[ " \$parts " == *" \$1 "* ]]
-}
-
-# fails STATUS: of what has just run; the rest runs nevertheless.
-fails() {
-  failed=1
-  if [ "\$1" = 124 ]; then echo "took too long, stopped"; else echo "exit status \$1"; fi
-}
-
-# What the figures depend on and the report cannot ask for.
-nvidia-smi -q >"\$out/nvidia-smi.txt" 2>&1 || true
-if wanted tests; then
-  mkdir -p '$temporary' || echo "the tests named upload need that folder"
-  : >"\$out/tests.log"
-  export TWINBUF_CUDA_DRIVER=real
-  for test in "\$here"/tests/*; do
-    case \$test in *.so) continue ;; esac
-    echo "== \${test##*/}" | tee -a "\$out/tests.log"
-    timeout 1200 "\$test" --nocapture 2>&1 | tee -a "\$out/tests.log" | grep -E '^test (result|.* FAILED)'
-    status=\${PIPESTATUS[0]}
-    [ "\$status" = 0 ] || fails "\$status"
+# keep FILE PATTERN: each line to the file, and then to the terminal, if it matches.
+keep() {
+  # What a run that was stopped has left of a line.
+  [ ! -s "\$1" ] || [ -z "\$(tail -c 1 "\$1")" ] || echo >>"\$1"
+  local line
+  while IFS= read -r line || [ -n "\$line" ]; do
+    printf '%s\n' "\$line" >>"\$1"
+    [[ ! \$line =~ \$2 ]] || printf '%s\n' "\$line"
   done
-fi
-if wanted report; then
-  echo "== gpu_report"
-  timeout 1200 "\$here/gpu_report" \${quick:+--quick} >"\$out/gpu.json" || fails \$?
-  grep '"error"' "\$out/gpu.json" && echo "not measured"
-fi
-if wanted train; then
-  echo "== train_cuda"
-  (cd "\$here" && timeout 600 ./train_cuda \${quick:+--data gpu_report --batch 64 --rounds 1 --compute-ms 1}) | tee "\$out/train_cuda.txt" || fails \$?
-fi
+}
+
+# step NAME FILE PATTERN COMMAND...
+step() {
+  local name=\$1 file=\$2 pattern=\$3 began=\$SECONDS
+  shift 3
+  echo "== \$name"
+  timeout --foreground --kill-after=10 460 "\$@" 2>&1 | keep "\$out/\$file" "\$pattern"
+  local status=\${PIPESTATUS[0]}
+  if [ "\$status" = 0 ]; then
+    touch "\$out/done/\$name"
+  else
+    failed=1
+    if [ "\$status" = 124 ] || [ "\$status" = 137 ]; then echo "took too long, stopped"; else echo "exit status \$status"; fi
+  fi
+  echo "== \$((SECONDS - began)) s"
+}
+
+# The wheel, unpacked by Python itself: no pip is needed.
+torch_step() {
+  python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' "\$here"/wheels/*.whl "\$out/python" &&
+    PYTHONPATH=\$out/python python3 "\$here/gpu_torch.py" \$quick
+}
+export -f torch_step
+export here out quick
+
+for step in \${steps:-\$all}; do
+  [ -n "\$steps" ] || [ ! -e "\$out/done/\$step" ] || continue
+  case \$step in
+  machine)
+    # What the figures depend on and the report cannot ask for.
+    nvidia-smi -q >"\$out/nvidia-smi.txt" 2>&1 || true
+    step machine report.jsonl . "\$here/gpu_report" \$quick machine
+    ;;
+  test-*)
+    step "\$step" "\$step.log" '^test result|FAILED|^without ' "\$here/tests/\${step#test-}" --nocapture
+    ;;
+  train)
+    step train train.txt . bash -c 'cd "\$1" && shift && exec "\$@"' - "\$out" "\$here/train_cuda" \${quick:+--data "\$here/gpu_report" --batch 64 --rounds 1 --compute-ms 1}
+    ;;
+  torch) step torch report.jsonl . bash -c torch_step ;;
+  *) step "\$step" report.jsonl . "\$here/gpu_report" \$quick "\$step" ;;
+  esac
+done
 exit \$failed
 RUN
 chmod +x "$pack/run"
 newest=$(objdump -T "$pack"/gpu_report "$pack"/train_cuda "$pack"/tests/* | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1)
 echo "$pack: $(du -sh "$pack" | cut -f1), needs ${newest/_/ }"
 
-if [ -n "$rehearse" ]; then
-  stage=$(mktemp -d)
-  trap 'rm -rf "$stage"' EXIT
-  cp "$target/debug/deps/libtwinbuf_cuda_sim.so" "$stage/libcuda.so"
-  LD_LIBRARY_PATH=$stage "$pack/run" --quick "$stage/out"
+[ "$mode" != pack ] || exit 0
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+cp "$target/debug/deps/libtwinbuf_cuda_sim.so" "$stage/libcuda.so"
+export LD_LIBRARY_PATH=$stage
+if [ "$mode" = rehearse ]; then
+  "$pack/run" --quick "$stage/out"
+  exit
 fi
+
+# Every line of JSON that a run has printed is a line of its file, whenever the run was killed.
+for round in $(seq "${1:-10}"); do
+  out=$stage/out$round
+  mkdir -p "$out/done"
+  # The report alone: the other steps take minutes.
+  (cd "$pack/tests" && for test in *; do touch "$out/done/test-$test"; done)
+  touch "$out/done/train" "$out/done/torch"
+  # A session of its own, so that the whole run can be killed by its number.
+  setsid "$pack/run" --quick "$out" >"$out/printed" 2>&1 &
+  run=$!
+  after=$(python3 -c 'import random; print(round(random.uniform(0.1, 6), 2))')
+  sleep "$after"
+  kill -KILL -- "-$run" 2>/dev/null || true
+  wait "$run" 2>/dev/null || true
+  grep '^{' "$out/printed" >"$out/figures" || true
+  cp "$out/report.jsonl" "$out/kept" 2>/dev/null || : >"$out/kept"
+  "$pack/run" --quick "$out" >>"$out/printed" 2>&1 || { tail -20 "$out/printed"; exit 1; }
+  python3 - "$out" "$after" "$round" <<'CHECK'
+import json, pathlib, sys
+
+out, after, round_ = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+printed, kept, report = ((out / name).read_text().splitlines() for name in ("figures", "kept", "report.jsonl"))
+# The terminal has a figure after its file, so that nothing can have been seen that is not there; and the last line of
+# either may be cut.
+lost = [line for line in printed[:-1] if line not in kept]
+gone = [line for line in kept if line not in report]
+sections = set()
+for line in report:
+    try:
+        sections.add(json.loads(line)["section"])
+    except json.JSONDecodeError:
+        print("cut:", line[:60])
+if lost or gone or len(sections) < 12:
+    sys.exit(f"round {round_}: lost {lost}, gone {gone}, sections {sorted(sections)}")
+print(f"round {round_}: killed after {after} s with {len(printed)} figures, all kept; then run to its end, {len(sections)} sections")
+CHECK
+done

@@ -17,6 +17,8 @@ use crate::slot::DeviceBuf;
 pub struct DeviceBatches<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
     ring: Consumer<'static, DeviceBuf<M>, Park>,
+    /// The number of the next batch.
+    next: u64,
     shared: Arc<Shared<M>>,
     fate: Arc<Fate>,
     thread: Option<Arc<Thread>>,
@@ -29,7 +31,7 @@ impl<M: 'static> DeviceBatches<M> {
         fate: Arc<Fate>,
         thread: Option<Arc<Thread>>,
     ) -> Self {
-        Self { ring, shared, fate, thread }
+        Self { ring, next: 0, shared, fate, thread }
     }
 
     /// Receives the next batch, waiting until its copy has been issued. Returns `None` after
@@ -48,7 +50,9 @@ impl<M: 'static> DeviceBatches<M> {
         if !self.overlap() {
             return self.try_recv();
         }
-        self.shared.release_captured();
+        if let Some(held) = self.held_by_a_capture() {
+            return held;
+        }
         if self.ring.is_held() {
             return Err(self.held());
         }
@@ -62,7 +66,7 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// [`Error::Empty`] if its copy has not been issued; otherwise as [`recv`](DeviceBatches::recv).
     pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
-        self.shared.release_captured();
+        self.shared.release_captured(None);
         let received = self.ring.try_recv().map(|slot| slot.map(ReadSlot::keep));
         self.lease(received)
     }
@@ -74,22 +78,36 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// As [`recv`](DeviceBatches::recv), but for [`Error::SlotHeld`].
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
-        if self.overlap() {
-            self.shared.release_captured();
-            let received = self.ring.poll_recv(cx).map_ok(|slot| slot.map(ReadSlot::keep));
-            received.map(|received| self.lease(received.map_err(TryRecvError::from)))
-        } else {
-            Poll::Ready(self.try_recv())
+        if !self.overlap() {
+            return Poll::Ready(self.try_recv());
         }
+        if let Some(held) = self.held_by_a_capture() {
+            return Poll::Ready(held);
+        }
+        let received = self.ring.poll_recv(cx).map_ok(|slot| slot.map(ReadSlot::keep));
+        received.map(|received| self.lease(received.map_err(TryRecvError::from)))
+    }
+
+    /// What to return if the slot in turn is held because of a capture: no call may wait for it, because only the next
+    /// call releases it.
+    fn held_by_a_capture(&mut self) -> Option<Result<Option<Lease<M>>, Error>> {
+        let before = self.next.checked_sub(self.ring.depth() as u64);
+        self.shared.release_captured(before).then(|| match self.try_recv() {
+            Err(Error::Empty) => Err(self.held()),
+            received => received,
+        })
     }
 
     /// Converts what the ring returned.
     fn lease(
-        &self,
+        &mut self,
         received: Result<Option<KeptSlot<'static, DeviceBuf<M>, Park>>, TryRecvError>,
     ) -> Result<Option<Lease<M>>, Error> {
         match received {
-            Ok(slot) => Ok(slot.map(|slot| Lease::new(slot, self.shared.clone()))),
+            Ok(slot) => Ok(slot.map(|slot| {
+                self.next = slot.seq() + 1;
+                Lease::new(slot, self.shared.clone())
+            })),
             Err(TryRecvError::Empty) => Err(Error::Empty),
             Err(TryRecvError::Held) => Err(self.held()),
             // Device slots are not reserved, so none is cancelled.

@@ -75,9 +75,12 @@ impl<M: 'static> Shared<M> {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the slots that were held because of a capture that has ended.
-    pub(crate) fn release_captured(&self) {
-        self.captured().retain(|slot| !slot.end_uses());
+    /// Releases the slots that were held because of a capture that has ended. Returns whether that of batch `seq` is still
+    /// held.
+    pub(crate) fn release_captured(&self, seq: Option<u64>) -> bool {
+        let mut captured = self.captured();
+        captured.retain(|slot| !slot.end_uses());
+        captured.iter().any(|slot| Some(slot.seq()) == seq)
     }
 }
 

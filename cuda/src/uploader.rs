@@ -170,7 +170,7 @@ impl Uploader {
             [("slot_bytes", 1, slot_bytes), ("chunk_bytes", least, chunk)].into_iter().chain(lent)
         {
             if found < least {
-                let wanted = format!("at least {least} bytes");
+                let wanted = format!("at least {least} byte{}", if least == 1 { "" } else { "s" });
                 return Err(Error::Option { option, wanted, found: found.to_string() });
             }
         }

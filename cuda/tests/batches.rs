@@ -156,7 +156,7 @@ fn arguments_that_cannot_work_are_refused_by_name() {
         Err(Error::Option { option, wanted, found }) => format!("{option}: {wanted}, {found}"),
         other => panic!("{other:?}"),
     };
-    assert_eq!(option(Uploader::new(&ctx, 0)), "slot_bytes: at least 1 bytes, 0");
+    assert_eq!(option(Uploader::new(&ctx, 0)), "slot_bytes: at least 1 byte, 0");
     assert_eq!(option(Uploader::new(&ctx, 1).host_depth(0)), "host_depth: 1 to 8 slots, 0");
     assert_eq!(option(Uploader::new(&ctx, 1).device_depth(9)), "device_depth: 1 to 8 slots, 9");
     let huge = Uploader::new(&ctx, usize::MAX / 4).build::<()>().unwrap_err();

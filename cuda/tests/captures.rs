@@ -13,9 +13,9 @@ use cudarc::driver::sys::CUstreamCaptureMode::{
     self, CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
 };
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader};
-use twinbuf_cuda_sim::{Control, Options, Sim};
+use twinbuf_cuda_sim::{Control, Failure, Options, Sim};
 
 const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
 const HELD: Error = Error::SlotHeld { device_depth: 2 };
@@ -39,6 +39,8 @@ struct Scene {
     /// `None` after the end.
     slots: Option<HostSlots<u64>>,
     batches: Option<DeviceBatches<u64>>,
+    /// Kept, because freeing it is cudarc's.
+    owned: Option<CudaSlice<u8>>,
 }
 
 impl Scene {
@@ -88,7 +90,7 @@ const CALLS: [(&str, Call); 13] = [
     }),
     ("into_owned", |scene| {
         assert_eq!(scene.lease().into_owned::<u8>(&scene.captured).unwrap_err(), Error::Captured);
-        drop(scene.lease().into_owned::<u8>(&scene.other).unwrap());
+        scene.owned = Some(scene.lease().into_owned::<u8>(&scene.other).unwrap());
     }),
     ("is_copied, copied and wait_copied", |scene| {
         let lease = scene.lease();
@@ -116,14 +118,18 @@ const CALLS: [(&str, Call); 13] = [
 fn each_call_leaves_a_capture_alone_and_the_uploader_works_afterwards() {
     must_end(|| {
         let ways = MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]);
-        for ((mode, overlap), (name, call)) in ways.flat_map(|way| CALLS.map(|call| (way, call))) {
-            let (sim, ctx) = start(1, false);
+        let ways = ways.flat_map(|way| [(way, true), (way, false)]);
+        for (((mode, overlap), pools), (name, call)) in ways.flat_map(|way| CALLS.map(|call| (way, call))) {
+            let sim = Sim::start(Options { delay_us: 0, pools, ..Options::default() });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            // SAFETY: nothing here relies on it.
+            unsafe { ctx.disable_event_tracking() };
             let (captured, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
             let uploader = Uploader::new(&ctx, BYTES).overlap(overlap).times(true).chunk_bytes(BYTES / 4);
             let (slots, batches) = uploader.build().unwrap();
             let (slots, batches) = (Some(slots), Some(batches));
             let control = sim.control();
-            let mut scene = Scene { control, ctx: ctx.clone(), captured, other, slots, batches };
+            let mut scene = Scene { control, ctx: ctx.clone(), captured, other, slots, batches, owned: None };
             scene.commit(1);
             scene.commit(2);
             scene.captured.begin_capture(mode).unwrap();
@@ -253,6 +259,34 @@ fn memory_that_a_captured_stream_may_still_use_is_leaked_and_the_rest_is_freed()
             }
             (after.device_allocations, after.device_bytes) = (before.device_allocations, before.device_bytes);
             assert_eq!(after, before);
+        }
+    });
+}
+
+/// The change of the thread's mode, and the question whether a stream is captured, may report an error of earlier work.
+#[test]
+fn a_capture_is_whole_though_the_call_that_spares_it_fails_once() {
+    must_end(|| {
+        for call in ["cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"] {
+            let (sim, ctx) = start(1, false);
+            if sim.is_real() {
+                return;
+            }
+            let stream = ctx.new_stream().unwrap();
+            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(false).build().unwrap();
+            commit(&mut slots, BYTES, 1).unwrap();
+            let lease = batches.recv().unwrap().unwrap();
+            lease.on::<u8>(&stream).unwrap();
+            stream.begin_capture(GLOBAL).unwrap();
+            sim.inject(Failure::api(call, 1, 719));
+            lease.wait_copied().unwrap();
+            drop(lease);
+            assert_eq!(sim.injected(), [call]);
+            end(stream.cu_stream());
+            for value in 2..6 {
+                commit(&mut slots, BYTES, value).unwrap();
+                assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [value; BYTES], "{call}");
+            }
         }
     });
 }

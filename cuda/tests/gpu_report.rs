@@ -8,15 +8,42 @@ mod gpu_report;
 mod common;
 
 use common::{copy_threads, must_end};
+use serde_json::Value;
 use twinbuf_cuda_sim::{Failure, Installed, Options, Sim};
+
+/// The lines of a report, by section.
+struct Report(Vec<Value>);
+
+impl Report {
+    fn run(sections: &[&str]) -> Self {
+        let sections: Vec<String> = sections.iter().map(ToString::to_string).collect();
+        let mut lines = Vec::new();
+        gpu_report::run(&gpu_report::Extent::quick(), &sections, |line| lines.push(line)).unwrap();
+        Self(lines)
+    }
+
+    fn lines(&self, section: &str) -> Vec<&Value> {
+        self.0.iter().filter(|line| line["section"] == section).collect()
+    }
+
+    /// The only line of a section.
+    fn line(&self, section: &str) -> &Value {
+        let [line] = self.lines(section)[..] else { panic!("{section}: {:?}", self.lines(section)) };
+        line
+    }
+}
 
 #[test]
 fn the_report_has_every_figure() {
     let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
-    let report = gpu_report::run(&gpu_report::Extent::quick()).unwrap();
+    let report = Report::run(&[]);
     assert_eq!(sim.calls_of("cuEventElapsedTime_v2"), 0, "drivers before CUDA 12.8 lack it");
-    assert_eq!(report["copies"].as_array().unwrap().len(), 2);
-    for copies in report["copies"].as_array().unwrap() {
+    for line in &report.0 {
+        assert!(line["error"].is_null(), "{line}");
+    }
+    assert!(report.line("machine")["device"].is_string());
+    assert_eq!(report.lines("copies").len(), 2);
+    for copies in report.lines("copies") {
         for kind in ["pinned", "write_combined"] {
             for figure in ["gap_median", "gap_p99", "uploader_over_plain"] {
                 assert!(copies[kind][figure].is_f64(), "{kind}: {copies}");
@@ -28,7 +55,7 @@ fn the_report_has_every_figure() {
         assert!(copies["pageable"]["plain"]["gb_s"].is_f64(), "{copies}");
         assert!(copies["plain_gaps"]["gap_median"].is_f64(), "{copies}");
     }
-    let calls = &report["calls_per_batch"];
+    let calls = report.line("calls");
     assert!(calls["host_seconds"].is_f64(), "{calls}");
     if !sim.is_real() {
         println!("calls a batch: {calls:#}");
@@ -39,7 +66,7 @@ fn the_report_has_every_figure() {
             "{calls}"
         );
     }
-    for depths in report["depths"].as_array().unwrap() {
+    for depths in report.lines("depths") {
         for by_hand in ["cudarc_one_stream", "cudarc_two_streams"] {
             assert!(depths[by_hand]["gb_s"].is_f64(), "{depths}");
         }
@@ -49,17 +76,38 @@ fn the_report_has_every_figure() {
             assert!(of["uploader"]["gb_s"].is_f64() && of["over_one_stream"].is_f64(), "{of}");
         }
     }
-    let chunks = report["chunked"]["chunks"].as_array().unwrap();
-    assert!(chunks.len() > 1 && chunks.iter().all(|of| of["whole_over_this"].is_f64()), "{report}");
+    let chunks = report.line("chunked")["chunks"].as_array().unwrap();
+    assert!(chunks.len() > 1 && chunks.iter().all(|of| of["whole_over_this"].is_f64()));
     for of in ["alone", "idle_uploader", "busy_uploader"] {
-        let of = &report["neighbour"][of];
+        let of = &report.line("neighbour")[of];
         assert!(of["work_over_alone"].is_f64() && of["enqueue_over_alone"].is_f64(), "{of}");
     }
-    assert!(report["overlap"]["hidden"].is_f64(), "{report}");
-    assert!(!report.to_string().contains("\"error\""), "{report}");
-    for pipeline in report["pipelines"].as_array().unwrap() {
+    assert!(report.line("overlap")["hidden"].is_f64());
+    assert_eq!(report.lines("pipelines").len(), 2);
+    for pipeline in report.lines("pipelines") {
         assert!(pipeline["serial"].is_f64() && pipeline["overlapped_over_longest"].is_f64(), "{pipeline}");
     }
+    let latency = report.lines("latency");
+    assert_eq!(latency.iter().filter(|line| line["plain_4k"].is_f64()).count(), 3);
+    assert!(latency[3]["uploader_4k"].is_f64());
+    assert!(report.line("cpu")["cpu_share"].is_f64() && report.line("cpu")["cpu_share_idle"].is_f64());
+    assert!(report.lines("pinning").iter().all(|line| line["page_locked"].is_f64()));
+    let [codes, modes] = report.lines("captures")[..] else { panic!("{:?}", report.lines("captures")) };
+    let wanted =
+        [("record", 0, 0), ("record_and_query", 907, 901), ("wait_for_an_event_from_outside", 905, 901)];
+    for (call, code, end) in wanted {
+        assert_eq!(codes["codes"][call], serde_json::json!({ "call": code, "end": end }), "{call}");
+    }
+    for mode in ["global", "thread_local", "relaxed"] {
+        assert_eq!(modes["modes"][mode]["well"], true, "{modes}");
+    }
+}
+
+#[test]
+fn an_unknown_section_is_refused_by_name() {
+    let sections = ["no such".to_string()];
+    let error = gpu_report::run(&gpu_report::Extent::quick(), &sections, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("found `no such`") && error.contains("\"copies\""), "{error}");
 }
 
 #[test]
@@ -94,13 +142,13 @@ fn what_does_not_fit_or_fails_is_an_entry_and_the_rest_is_measured() {
         return;
     }
     sim.inject(Failure::api("cuMemcpyHtoDAsync_v2", 1, 999));
-    let report = gpu_report::run(&gpu_report::Extent::quick()).unwrap();
-    let copies = report["copies"].as_array().unwrap();
-    assert!(copies[0]["error"].as_str().unwrap().contains("CUDA_ERROR_UNKNOWN"), "{report}");
+    let report = Report::run(&["copies", "overlap"]);
+    let copies = report.lines("copies");
+    assert!(copies[0]["error"].as_str().unwrap().contains("CUDA_ERROR_UNKNOWN"), "{copies:?}");
     assert_eq!(copies[0]["bytes"], 64 << 10);
-    assert!(copies[1]["error"].as_str().unwrap().starts_with("wanted at most a quarter"), "{report}");
+    assert!(copies[1]["error"].as_str().unwrap().starts_with("wanted at most a quarter"), "{copies:?}");
     assert_eq!(copies[1]["bytes"], 1 << 20);
-    assert!(report["overlap"]["hidden"].is_f64(), "{report}");
+    assert!(report.line("overlap")["hidden"].is_f64());
 }
 
 #[test]
@@ -114,7 +162,7 @@ fn a_pipeline_that_fails_says_so_and_leaves_no_thread() {
         let work = gpu_report::Work::new(&ctx).unwrap();
         for nth in (0..).map(|power| 1 << power) {
             let before = sim.injected().len();
-            sim.inject(Failure::api("cuMemcpyDtoDAsync_v2", nth, 719));
+            sim.inject(Failure::api("cuLaunchKernel", nth, 719));
             let found = gpu_report::pipeline(&ctx, &gpu_report::Extent::quick(), &work, [1.0, 0.1, 1.0]);
             if sim.injected().len() == before {
                 found.unwrap();
@@ -133,6 +181,6 @@ fn without_a_device_it_is_one_line() {
     if sim.is_real() {
         return;
     }
-    let error = gpu_report::run(&gpu_report::Extent::quick()).unwrap_err().to_string();
+    let error = gpu_report::run(&gpu_report::Extent::quick(), &[], |_| ()).unwrap_err().to_string();
     assert_eq!(error.lines().count(), 1, "{error}");
 }

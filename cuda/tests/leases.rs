@@ -258,3 +258,24 @@ fn the_times_of_a_copy_come_from_its_events() {
         }
     });
 }
+
+#[test]
+fn a_use_is_waited_for_once() {
+    let (sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).device_depth(1).overlap(false).build().unwrap();
+    let mut waits = || {
+        let before = sim.calls_of("cuStreamWaitEvent");
+        commit(&mut slots, BYTES, 1).unwrap();
+        let batch = batches.recv().unwrap().unwrap();
+        (batch, sim.calls_of("cuStreamWaitEvent") - before)
+    };
+    let (first, waited) = waits();
+    assert_eq!(waited, 0, "nothing has used the slot");
+    first.on::<u8>(&stream).unwrap();
+    drop(first);
+    let (second, waited) = waits();
+    assert!(waited == 1 || sim.is_real());
+    drop(second);
+    assert_eq!(waits().1, 0, "the second batch was not used");
+}

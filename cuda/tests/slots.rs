@@ -200,12 +200,12 @@ fn arguments_that_cannot_work_are_refused_by_name() {
         Err(Error::Option { option, wanted, found }) => format!("{option}: {wanted}, {found}"),
         other => panic!("{other:?}"),
     };
-    assert_eq!(option(Uploader::new(&ctx, 1).chunk_bytes(0)), "chunk_bytes: at least 1 bytes, 0");
+    assert_eq!(option(Uploader::new(&ctx, 1).chunk_bytes(0)), "chunk_bytes: at least 1 byte, 0");
     assert_eq!(
         option(Uploader::new(&ctx, 1 << 20).chunk_bytes(1023)),
         "chunk_bytes: at least 1024 bytes, 1023"
     );
-    assert_eq!(option(Uploader::new(&ctx, 0).chunk_bytes(1)), "slot_bytes: at least 1 bytes, 0");
+    assert_eq!(option(Uploader::new(&ctx, 0).chunk_bytes(1)), "slot_bytes: at least 1 byte, 0");
     assert_eq!(option(Uploader::new(&ctx, 1).host_slots(Vec::new())), "host_depth: 1 to 8 slots, 0");
     let mut memory = [0; 7];
     // SAFETY: refused before it is used.
@@ -286,6 +286,57 @@ fn a_slot_that_is_forgotten_after_a_flush_is_free_again_when_its_copy_is_done() 
             }
             drop((slots, batches));
             assert_eq!(sim.violations(), [""; 0], "overlap {overlap}, depth {depth}");
+        }
+    });
+}
+
+/// The memory is the test's own, so that it can look away from what the slot promises.
+#[test]
+fn what_was_flushed_is_not_copied_again() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, false);
+            let stream = ctx.new_stream().unwrap();
+            let memory = Box::leak(vec![0_u8; BYTES].into_boxed_slice());
+            let at = NonNull::from(&mut *memory).cast::<u8>();
+            // SAFETY: leaked, and written below only while no copy reads it.
+            let host = unsafe { lent::Host::new(at, BYTES, ()) };
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap);
+            let (mut slots, mut batches) = build.host_slots(vec![host]).build::<u8>().unwrap();
+            let mut slot = slots.acquire().unwrap();
+            slot.fill(1);
+            slot.flush(2 * CHUNK).unwrap();
+            if sim.is_real() {
+                return;
+            }
+            wait_for_copies(sim.control(), 1);
+            sim.drain();
+            // SAFETY: the copy is done, and the slot does not reach these bytes any more.
+            unsafe { at.write_bytes(9, 2 * CHUNK) };
+            slot.commit(BYTES, 1).unwrap();
+            assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [1; BYTES]);
+        }
+    });
+}
+
+#[test]
+fn the_time_of_a_copy_in_chunks_begins_with_the_first() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (sim, ctx) = start(1, false);
+            if sim.is_real() {
+                return;
+            }
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap).times(true);
+            let (mut slots, mut batches) = build.build::<u8>().unwrap();
+            let mut slot = slots.acquire().unwrap();
+            slot.flush(CHUNK).unwrap();
+            wait_for_copies(sim.control(), 1);
+            sim.drain();
+            let later = Instant::now();
+            slot.commit(BYTES, 1).unwrap();
+            let time = batches.recv().unwrap().unwrap().wait_copied().unwrap().unwrap();
+            assert!(time.start < later && later < time.start + time.took, "overlap {overlap}");
         }
     });
 }

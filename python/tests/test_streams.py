@@ -200,3 +200,32 @@ def test_a_device_that_is_not_there_is_named() -> None:
         pytest.skip("there is one")
     with pytest.raises(RuntimeError, match="device cuda wanted, found no accelerator"):
         tb.prefetch([1], device="cuda")
+
+
+def test_host_memory_is_page_locked_with_its_own_device_current() -> None:
+    """A rank that never calls ``set_device`` must not open a context on device 0."""
+    current: list[int] = [0]
+
+    class Side:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            current.append(self.device)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    class Torch:
+        uint8 = torch.uint8
+        Stream = Side
+
+        @staticmethod
+        def empty(nbytes: int, **_: object) -> tuple[int, int]:
+            return nbytes, current[-1]
+
+    accelerator = object.__new__(_streams.Accelerator)
+    accelerator._torch = Torch  # type: ignore[assignment]
+    accelerator._device = 3  # type: ignore[assignment]
+    assert accelerator.host(64) == (64, 3)
+    assert current == [0]

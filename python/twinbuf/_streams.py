@@ -111,7 +111,10 @@ class Accelerator:
         return event
 
     def host(self, nbytes: int) -> torch.Tensor:
-        return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
+        # With this device current: elsewhere torch would open a context on device 0 to page-lock for it. torch takes a
+        # power of two of bytes.
+        with self.using(self.side()):
+            return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._torch.empty_like(tensor, device=self._device, requires_grad=False)

@@ -219,7 +219,8 @@ impl Cuda {
             .overlap(sides.overlap)
             // A report may be asked for at any time, and has the time of the copies.
             .times(true);
-        let chunk = (sides.overlap && sides.slot > CHUNK).then_some(CHUNK);
+        let chunk = CHUNK.max(sides.slot.div_ceil(Uploader::MAX_CHUNKS));
+        let chunk = (sides.overlap && sides.slot > chunk).then_some(chunk);
         if let Some(chunk) = chunk {
             uploader = uploader.chunk_bytes(chunk);
         }

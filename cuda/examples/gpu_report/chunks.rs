@@ -7,7 +7,7 @@ use twinbuf_cuda::Uploader;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 
 use super::measure::{median, seconds};
-use super::{Extent, Result, entry};
+use super::{Extent, Result};
 
 /// From the first byte filled to the last byte copied, for each size of chunks; the host fills by copying from memory.
 pub(crate) fn chunks(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
@@ -38,11 +38,7 @@ pub(crate) fn chunks(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
         if chunk == size {
             whole = took;
         }
-        found.push(entry(
-            "chunk_bytes",
-            chunk,
-            Ok(json!({ "fill_and_copy": took, "whole_over_this": whole / took })),
-        ));
+        found.push(json!({ "chunk_bytes": chunk, "fill_and_copy": took, "whole_over_this": whole / took }));
     }
     Ok(json!({ "bytes": size, "chunks": found }))
 }

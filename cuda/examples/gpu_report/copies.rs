@@ -10,7 +10,7 @@ use twinbuf_cuda::cudarc::driver::{
 use twinbuf_cuda::{Copied, Uploader};
 
 use super::measure::{Source, fill, median, quantiles, rates, seconds};
-use super::{Extent, Result, or_error};
+use super::{Extent, Result};
 
 /// One size: plain copies from three kinds of memory, and the same bytes through an uploader.
 pub(crate) fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
@@ -32,7 +32,7 @@ pub(crate) fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Re
         "pinned": pinned,
         "write_combined": write_combined,
         "pageable": { "plain": rates(size * count, pageable) },
-        "plain_gaps": or_error(plain_gaps(&stream, &mut target, size, count)),
+        "plain_gaps": plain_gaps(&stream, &mut target, size, count)?,
     }))
 }
 

@@ -7,7 +7,7 @@ use twinbuf_cuda::Uploader;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 
 use super::measure::{median, rates, seconds};
-use super::{Extent, Result, entry};
+use super::{Extent, Result};
 
 /// As many slots on either side.
 const DEPTHS: [usize; 4] = [1, 2, 4, 8];
@@ -53,11 +53,7 @@ pub(crate) fn depths(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Re
         .zip(uploads)
         .map(|(depth, times)| {
             let ratio = median(one.iter().zip(&times).map(|(hand, ring)| hand / ring).collect());
-            entry(
-                "depth",
-                depth,
-                Ok(json!({ "uploader": rates(size * count, times), "over_one_stream": ratio })),
-            )
+            json!({ "depth": depth, "uploader": rates(size * count, times), "over_one_stream": ratio })
         })
         .collect();
     Ok(json!({

@@ -1,27 +1,36 @@
-//! Measures uploads on the machine's own GPU and prints the figures as JSON.
+//! Measures uploads on the machine's own GPU. Each figure is a line of JSON, printed as soon as it is there: what a run
+//! has printed is complete, whenever it is stopped.
 //!
-//! `cargo run --release -p twinbuf-cuda --example gpu_report > gpu.json`; `-- --quick` for a short one. It needs an
-//! NVIDIA driver and nothing else: no toolkit, no compiler for the device. In place of training it copies within device
-//! memory, in place of loading it sleeps. What cannot be measured has an `error` in place of its figures. Without a driver it prints one line and exits with 2.
+//! `cargo run --release -p twinbuf-cuda --example gpu_report`; `-- --quick` for a short one; `-- SECTION...` for a part.
+//! It needs an NVIDIA driver and no toolkit. In place of training it launches two small kernels (`cuda/kernels`): one takes
+//! time, one adds up every byte of a batch. In place of loading it sleeps. What cannot be measured has an `error` in place
+//! of its figures. Without a driver it prints one line and exits with 2.
 #![allow(clippy::cast_possible_truncation)] // of figures: sizes and counts that were made from times
 
 use std::error::Error;
+use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use twinbuf_cuda::context;
-use twinbuf_cuda::cudarc::driver::sys;
+use twinbuf_cuda::cudarc::driver::{CudaContext, sys};
 
 mod calls;
+mod captures;
 mod chunks;
 mod copies;
+mod cpu;
 mod depths;
+#[path = "../../kernels/mod.rs"]
+mod kernels;
+mod latency;
 mod measure;
+mod pinning;
 mod pipeline;
 mod work;
 
-use copies::copies;
 #[allow(unused_imports, reason = "by the report's test")]
 pub(crate) use copies::uploads;
 pub(crate) use pipeline::pipeline;
@@ -72,15 +81,77 @@ impl Extent {
     pub(crate) fn count(&self, size: usize) -> usize {
         (self.round_bytes / size).clamp(2, Self::MOST)
     }
+
+    /// The largest size of copies that is at most this.
+    fn at_most(&self, most: usize) -> Result<usize> {
+        Ok(self.sizes.iter().copied().filter(|&size| size <= most).max().ok_or("no sizes")?)
+    }
 }
 
-fn main() -> ExitCode {
-    let quick = std::env::args().any(|arg| arg == "--quick");
-    match run(&if quick { Extent::quick() } else { Extent::full() }) {
-        Ok(report) => {
-            println!("{report:#}");
-            ExitCode::SUCCESS
+/// What the sections measure on.
+pub(crate) struct Bench {
+    pub(crate) ctx: Arc<CudaContext>,
+    extent: Extent,
+}
+
+/// One line of the report.
+type Line<'a> = &'a mut dyn FnMut(Result<Value>);
+type Section = fn(&Bench, Line<'_>);
+
+/// The sections, in the order of a whole run: what says most comes first.
+pub(crate) const SECTIONS: [(&str, Section); 12] = [
+    ("machine", |bench, line| line(machine(&bench.ctx))),
+    ("captures", |bench, line| captures::captures(&bench.ctx, line)),
+    ("copies", |bench, line| {
+        let free = bench.ctx.mem_get_info().map_or(0, |(free, _)| free);
+        for &size in &bench.extent.sizes {
+            let fits = if size <= free / 4 {
+                Ok(())
+            } else {
+                Err(format!("wanted at most a quarter of the {free} bytes of free device memory").into())
+            };
+            line(entry("bytes", size, fits.and_then(|()| copies::copies(&bench.ctx, &bench.extent, size))));
         }
+    }),
+    ("pipelines", |bench, line| {
+        for (shape, parts) in [
+            ("load 1.5 : copy 0.2 : train 7", [1.5, 0.2, 7.0]),
+            ("load 1 : copy 1 : train 1", [1.0, 1.0, 1.0]),
+        ] {
+            let run =
+                Work::new(&bench.ctx).and_then(|work| pipeline(&bench.ctx, &bench.extent, &work, parts));
+            line(entry("shape", shape, run));
+        }
+    }),
+    ("latency", |bench, line| latency::latency(&bench.ctx, &bench.extent, line)),
+    ("cpu", |bench, line| line(cpu::cpu(&bench.ctx, &bench.extent))),
+    ("calls", |bench, line| line(calls::calls(&bench.ctx, &bench.extent))),
+    ("overlap", |bench, line| {
+        line(Work::new(&bench.ctx).and_then(|work| work::overlap(&bench.ctx, &bench.extent, &work)));
+    }),
+    ("neighbour", |bench, line| {
+        line(Work::new(&bench.ctx).and_then(|work| work::neighbour(&bench.ctx, &bench.extent, &work)));
+    }),
+    ("chunked", |bench, line| line(chunks::chunks(&bench.ctx, &bench.extent))),
+    ("depths", |bench, line| {
+        for &size in &bench.extent.depth_sizes {
+            line(entry("bytes", size, depths::depths(&bench.ctx, &bench.extent, size)));
+        }
+    }),
+    ("pinning", |bench, line| pinning::pinning(&bench.ctx, &bench.extent, line)),
+];
+
+fn main() -> ExitCode {
+    let mut sections: Vec<String> = std::env::args().skip(1).collect();
+    let quick = sections.iter().any(|name| name == "--quick");
+    sections.retain(|name| name != "--quick");
+    let print = |line: Value| {
+        // A line at a time, and out at once.
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    };
+    match run(&if quick { Extent::quick() } else { Extent::full() }, &sections, print) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
             ExitCode::from(2)
@@ -88,33 +159,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything, measured on device 0.
-pub(crate) fn run(extent: &Extent) -> Result<Value> {
-    let ctx = context(0)?;
+/// Measures these sections, or all, on device 0.
+pub(crate) fn run(extent: &Extent, sections: &[String], mut print: impl FnMut(Value)) -> Result<()> {
+    if let Some(unknown) = sections.iter().find(|name| !SECTIONS.iter().any(|(known, _)| known == name)) {
+        let known: Vec<_> = SECTIONS.iter().map(|(name, _)| *name).collect();
+        return Err(format!("section: wanted one of {known:?}, found `{unknown}`").into());
+    }
+    let bench = Bench { ctx: context(0)?, extent: extent.clone() };
+    bench.ctx.bind_to_thread()?;
+    for (name, section) in SECTIONS {
+        if sections.is_empty() || sections.iter().any(|wanted| wanted == name) {
+            section(&bench, &mut |figures| print(entry_or_error("section", name, figures)));
+        }
+    }
+    Ok(())
+}
+
+/// What the figures depend on, and what they mean.
+fn machine(ctx: &Arc<CudaContext>) -> Result<Value> {
     let mut version = 0;
     // SAFETY: the pointer is valid for the call.
     unsafe { sys::cuDriverGetVersion(&raw mut version) }.result()?;
-    let (free, _) = ctx.mem_get_info()?;
-    let (sizes, too_large): (Vec<_>, Vec<_>) = extent.sizes.iter().partition(|&&size| size <= free / 4);
-    let extent = &Extent { sizes, ..extent.clone() };
-    let mut by_size: Vec<Value> =
-        extent.sizes.iter().map(|&size| entry("bytes", size, copies(&ctx, extent, size))).collect();
-    by_size.extend(too_large.into_iter().map(|size| {
-        entry(
-            "bytes",
-            size,
-            Err(format!("wanted at most a quarter of the {free} bytes of free device memory").into()),
-        )
-    }));
-    let by_depth: Vec<Value> = extent
-        .depth_sizes
-        .iter()
-        .map(|&size| entry("bytes", size, depths::depths(&ctx, extent, size)))
-        .collect();
-    let work = Work::new(&ctx)?;
-    let shapes =
-        [("load 1.5 : copy 0.2 : train 7", [1.5, 0.2, 7.0]), ("load 1 : copy 1 : train 1", [1.0, 1.0, 1.0])];
-    let pipelines = shapes.map(|(shape, parts)| entry("shape", shape, pipeline(&ctx, extent, &work, parts)));
     let engines = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT;
     Ok(json!({
         "device": ctx.name()?,
@@ -122,7 +187,7 @@ pub(crate) fn run(extent: &Extent) -> Result<Value> {
         "copy_engines": ctx.attribute(engines)?,
         "device_bytes": ctx.total_mem()?,
         "driver_version": version,
-        "host": cpu(),
+        "host": processor(),
         "units": {
             "gb_s": "10^9 bytes a second, medians of rounds; host memory is written once, before all copies from it",
             "uploader_over_plain": "the median of the rounds' ratios; plain and uploader take turns",
@@ -130,36 +195,31 @@ pub(crate) fn run(extent: &Extent) -> Result<Value> {
             "hidden": "1: the shorter of copy and work costs nothing beside the longer; 0: one after the other",
             "stage_seconds": "what a stage takes by itself",
             "longest": "the longest stage for every batch: no wall is shorter",
-            "calls_per_batch": "one thread, one stream, batches of 4 KiB; calls are counted on the software driver only",
+            "calls": "one thread, one stream, batches of 4 KiB; calls are counted on the software driver only",
             "over_one_stream": "the median of the rounds' ratios to cudarc's safe copies from two page-locked buffers",
             "whole_over_this": "from the first byte filled to the last one copied, whole batch over chunks",
             "work_over_alone": "work on the user's own stream beside an uploader, over the same without",
             "enqueue_over_alone": "the host's time for one memcpy_dtod of the user's, over the same without",
+            "plain_4k": "from the call to the end of one copy of 4 KiB on a stream of the user's, waited for",
+            "uploader_4k": "from `commit` of 4 KiB to the end of its copy, waited for",
+            "cpu_share": "of one processor, by the copy thread",
+            "codes": "CUresult of each call on a captured stream; 0 is success",
         },
-        "work_bytes": work.bytes,
-        "calls_per_batch": or_error(calls::calls(&ctx, extent)),
-        "copies": by_size,
-        "depths": by_depth,
-        "chunked": or_error(chunks::chunks(&ctx, extent)),
-        "neighbour": or_error(work::neighbour(&ctx, extent, &work)),
-        "overlap": or_error(work::overlap(&ctx, extent, &work)),
-        "pipelines": pipelines,
     }))
 }
 
-/// Figures, or why there are none.
-fn or_error(figures: Result<Value>) -> Value {
-    figures.unwrap_or_else(|error| json!({ "error": error.to_string() }))
+/// Figures, or why there are none, with what they are of.
+fn entry_or_error(key: &str, value: impl Into<Value>, figures: Result<Value>) -> Value {
+    let mut line = figures.unwrap_or_else(|error| json!({ "error": error.to_string() }));
+    line[key] = value.into();
+    line
 }
 
-/// The same, and what they are of.
-fn entry(key: &str, value: impl Into<Value>, figures: Result<Value>) -> Value {
-    let mut entry = or_error(figures);
-    entry[key] = value.into();
-    entry
+fn entry(key: &str, value: impl Into<Value>, figures: Result<Value>) -> Result<Value> {
+    Ok(entry_or_error(key, value, figures))
 }
 
-fn cpu() -> Option<String> {
+fn processor() -> Option<String> {
     let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_string())

@@ -1,10 +1,10 @@
-//! Three-stage runs, overlapped and not, against their longest stage.
+//! Three-stage runs, overlapped and not, against their longest stage. Every byte that arrives is added up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use twinbuf_cuda::cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
+use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_cuda::{DeviceBatches, Uploader};
 
 use super::measure::{Source, fill, median, seconds};
@@ -30,24 +30,26 @@ pub(crate) fn pipeline(
     let count = (extent.epoch.as_secs_f64() / (longest * scale)).ceil() as usize;
     // As many bytes as take that long at the rate of one large copy.
     let size = bytes_in(ctx, extent, copy)?;
-    let (load, copies, stream) = (Duration::from_secs_f64(load), work.copies(train), &work.stream);
-    let mut train = Train { work, copies, weights: stream.alloc_zeros::<u8>(size)? };
-    let alone = alone(ctx, size, load, |batch| {
-        train.step(batch)?;
+    let (load, train, stream) = (Duration::from_secs_f64(load), Duration::from_secs_f64(train), &work.stream);
+    let alone = alone(ctx, size, load, || {
+        work.spin(train)?;
         Ok(stream.synchronize()?)
     })?;
-    let mut epoch = |overlap: bool| -> Result<f64> {
+    let epoch = |overlap: bool| -> Result<f64> {
         let (mut slots, mut batches) = Uploader::new(ctx, size).overlap(overlap).build::<()>()?;
         let start = Instant::now();
-        let mut step = |batches: &mut DeviceBatches<()>| -> Result<()> {
+        let step = |batches: &mut DeviceBatches<()>| -> Result<()> {
             let batch = batches.recv()?.ok_or("a short epoch")?;
-            train.step(&batch.on::<u8>(stream)?)?;
+            work.read(&batch.on::<u8>(stream)?)?;
+            work.spin(train)?;
             drop(batch);
             Ok(stream.synchronize()?) // a training loop reads its loss back
         };
-        let mut read = move || {
-            let slot = slots.acquire()?;
+        let mut read = move |seq: usize| {
+            let mut slot = slots.acquire()?;
             std::thread::sleep(load);
+            // All other bytes are zero.
+            slot[..STAMP].copy_from_slice(&stamp(seq));
             slot.commit(size, ())
         };
         // Each wall ends before any slot is given back, which takes long for page-locked memory.
@@ -55,7 +57,7 @@ pub(crate) fn pipeline(
             std::thread::scope(|scope| -> Result<Duration> {
                 // Dropped in here, before the scope waits: without it the reader ends, whatever fails.
                 let mut batches = batches;
-                let reader = scope.spawn(move || (0..count).try_for_each(|_| read()).map(|()| read));
+                let reader = scope.spawn(move || (0..count).try_for_each(&mut read).map(|()| read));
                 for _ in 0..count {
                     step(&mut batches)?;
                 }
@@ -64,18 +66,24 @@ pub(crate) fn pipeline(
                 Ok(wall)
             })?
         } else {
-            for _ in 0..count {
-                read()?;
+            for seq in 0..count {
+                read(seq)?;
                 step(&mut batches)?;
             }
             start.elapsed()
         };
         Ok(wall.as_secs_f64())
     };
+    let wanted = (0..count).flat_map(stamp).map(u64::from).sum::<u64>();
     let (mut serial, mut overlapped) = (Vec::new(), Vec::new());
-    for _ in 0..EPOCHS {
-        serial.push(epoch(false)?);
-        overlapped.push(epoch(true)?);
+    for overlap in (0..EPOCHS).flat_map(|_| [false, true]) {
+        let before = work.total()?;
+        let wall = epoch(overlap)?;
+        let found = work.total()? - before;
+        if found != wanted {
+            return Err(format!("the sum of all bytes: wanted {wanted}, found {found}").into());
+        }
+        if overlap { overlapped.push(wall) } else { serial.push(wall) }
     }
     let longest = count as f64 * alone.iter().copied().fold(0.0, f64::max);
     let (serial, overlapped) = (median(serial), median(overlapped));
@@ -90,18 +98,12 @@ pub(crate) fn pipeline(
     }))
 }
 
-/// In place of a training step: the batch is read, then work is done on the device.
-struct Train<'w> {
-    work: &'w Work,
-    copies: u32,
-    weights: CudaSlice<u8>,
-}
+/// Bytes of a batch that are its own.
+const STAMP: usize = 8;
 
-impl Train<'_> {
-    fn step(&mut self, batch: &impl DevicePtr<u8>) -> Result<()> {
-        self.work.stream.memcpy_dtod(batch, &mut self.weights)?;
-        self.work.enqueue(self.copies)
-    }
+/// They differ from one batch to the next, and so does their sum.
+fn stamp(seq: usize) -> [u8; STAMP] {
+    (seq as u64).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()
 }
 
 /// Load, copy and train, each by itself: what was asked for is only about that.
@@ -109,7 +111,7 @@ fn alone(
     ctx: &Arc<CudaContext>,
     size: usize,
     load: Duration,
-    mut train: impl FnMut(&CudaSlice<u8>) -> Result<()>,
+    mut train: impl FnMut() -> Result<()>,
 ) -> Result<[f64; 3]> {
     let stream = ctx.new_stream()?;
     let source = Source::pinned(size, 0)?;
@@ -121,7 +123,7 @@ fn alone(
             Ok(())
         })?);
         times[1].push(seconds(|| fill(&mut batch, &source, &stream, 1))?);
-        times[2].push(seconds(|| train(&batch))?);
+        times[2].push(seconds(&mut train)?);
     }
     Ok(times.map(median))
 }
@@ -129,12 +131,12 @@ fn alone(
 /// How many bytes a copy moves that takes `long` seconds.
 fn bytes_in(ctx: &Arc<CudaContext>, extent: &Extent, long: f64) -> Result<usize> {
     let stream = ctx.new_stream()?;
-    let size = extent.sizes.iter().copied().filter(|&size| size <= 64 << 20).max().ok_or("no sizes")?;
+    let size = extent.at_most(64 << 20)?;
     let source = Source::pinned(size, 0)?;
     let mut target = stream.alloc_zeros::<u8>(size)?;
     let mut best = f64::INFINITY;
     for _ in 0..extent.rounds {
         best = best.min(seconds(|| fill(&mut target, &source, &stream, 1))?);
     }
-    Ok((size as f64 * long / best).max(1.0) as usize)
+    Ok((size as f64 * long / best).max(STAMP as f64) as usize)
 }

@@ -3,87 +3,75 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use twinbuf_cuda::Uploader;
 use twinbuf_cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, result};
+use twinbuf_cuda::{Uploader, View};
 
+use super::kernels::Kernels;
 use super::measure::{Source, median, seconds};
 use super::{Extent, Result};
 
-/// In place of training: a device-to-device copy, repeated.
+/// In place of training: kernels on a stream of the user's.
 pub(crate) struct Work {
-    /// One for all of it, so that what an error has left there runs before what comes next.
     pub(crate) stream: Arc<CudaStream>,
-    /// Both halves of each copy.
-    from: CudaSlice<u8>,
-    pub(crate) bytes: usize,
-    seconds: f64,
+    kernels: Kernels,
+    /// The sum of all bytes that were read.
+    total: CudaSlice<u64>,
 }
 
 impl Work {
-    /// Shorter copies would measure the launches, run within the cache, and overflow the launch queue.
-    const LEAST: f64 = 0.5e-3;
-
-    /// Copies that take that long each, or that take an eighth of the free memory.
     pub(crate) fn new(ctx: &Arc<CudaContext>) -> Result<Self> {
-        const COPIES: u32 = 8;
-        let (stream, (free, _)) = (ctx.new_stream()?, ctx.mem_get_info()?);
-        let mut bytes = 1 << 20;
-        loop {
-            let from = stream.alloc_zeros::<u8>(2 * bytes)?;
-            let mut work = Self { stream: stream.clone(), from, bytes, seconds: 0.0 };
-            work.enqueue(COPIES)?;
-            stream.synchronize()?;
-            let start = Instant::now();
-            work.enqueue(COPIES)?;
-            stream.synchronize()?;
-            work.seconds = start.elapsed().as_secs_f64() / f64::from(COPIES);
-            if work.seconds >= Self::LEAST || 2 * 2 * bytes > free / 8 {
-                return Ok(work);
-            }
-            bytes *= 2;
-        }
+        let stream = ctx.new_stream()?;
+        let total = stream.alloc_zeros::<u64>(1)?;
+        stream.synchronize()?;
+        Ok(Self { kernels: Kernels::new(ctx)?, stream, total })
     }
 
-    pub(crate) fn copies(&self, seconds: f64) -> u32 {
-        (seconds / self.seconds).round().clamp(1.0, 1e6) as u32
+    /// Takes this long, and no memory bandwidth.
+    pub(crate) fn spin(&self, time: Duration) -> Result<()> {
+        Ok(self.kernels.spin(&self.stream, time)?)
     }
 
-    pub(crate) fn enqueue(&self, copies: u32) -> Result<()> {
-        let (from, _record) = self.from.device_ptr(&self.stream);
-        for _ in 0..copies {
-            let to = from + self.bytes as u64;
-            // SAFETY: both halves are that long, and are there until the stream has been waited for.
-            unsafe { result::memcpy_dtod_async(to, from, self.bytes, self.stream.cu_stream()) }?;
-        }
-        Ok(())
+    /// Reads every byte of a batch.
+    pub(crate) fn read(&self, batch: &View<'_, u8>) -> Result<()> {
+        let total = self.total.device_ptr(&self.stream).0;
+        // SAFETY: the view is for this stream, and both are there until the stream is done.
+        Ok(unsafe { self.kernels.sum(&self.stream, batch.address(), batch.len(), total) }?)
+    }
+
+    /// The sum of all bytes read so far.
+    pub(crate) fn total(&self) -> Result<u64> {
+        let total = self.stream.clone_dtoh(&self.total)?;
+        Ok(total.first().copied().unwrap_or(0))
     }
 }
 
 /// Copies and work at the same time, on two streams, against each alone.
 pub(crate) fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value> {
     let copying = ctx.new_stream()?;
-    let size = extent.sizes.iter().copied().max().ok_or("no sizes")?;
+    let size = extent.at_most(256 << 20)?;
     let source = Source::pinned(size, 0)?;
     let mut target = copying.alloc_zeros::<u8>(size)?;
     let (address, _record) = target.device_ptr_mut(&copying);
-    let taken = |copy: bool, copies: u32| -> Result<f64> {
+    let taken = |copy: bool, spin: Duration| -> Result<f64> {
         let round = || {
             if copy {
                 // SAFETY: both are `size` bytes long, and are there until the stream has been waited for.
                 unsafe { result::memcpy_htod_async(address, source.bytes(), copying.cu_stream()) }?;
             }
-            work.enqueue(copies)?;
+            if !spin.is_zero() {
+                work.spin(spin)?;
+            }
             copying.synchronize()?;
             Ok(work.stream.synchronize()?)
         };
         Ok(median((0..extent.rounds).map(|_| seconds(round)).collect::<Result<_>>()?))
     };
-    let copy = taken(true, 0)?;
-    let copies = work.copies(copy);
-    let (work, both) = (taken(false, copies)?, taken(true, copies)?);
+    let copy = taken(true, Duration::ZERO)?;
+    let spin = Duration::from_secs_f64(copy);
+    let (work, both) = (taken(false, spin)?, taken(true, spin)?);
     Ok(json!({
         "bytes": size,
         "copy_alone": copy,
@@ -97,14 +85,14 @@ pub(crate) fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> R
 /// takes, and how long the host takes to enqueue small copies.
 pub(crate) fn neighbour(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value> {
     const ENQUEUED: u32 = 256;
-    let size = extent.sizes.iter().copied().filter(|&size| size <= 16 << 20).max().ok_or("no sizes")?;
-    let copies = work.copies(extent.stage.as_secs_f64() / 10.0);
+    let size = extent.at_most(16 << 20)?;
+    let spin = extent.stage / 10;
     let stream = &work.stream;
     let small = stream.alloc_zeros::<u8>(4096)?;
     let mut target = stream.alloc_zeros::<u8>(4096)?;
     let mut once = || -> Result<[f64; 2]> {
         let took = seconds(|| {
-            work.enqueue(copies)?;
+            work.spin(spin)?;
             Ok(stream.synchronize()?)
         })?;
         let start = Instant::now();

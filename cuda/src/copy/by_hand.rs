@@ -42,7 +42,7 @@ impl<M: 'static> ByHand<M> {
     pub(crate) fn acquire(&mut self, device_depth: usize) -> Result<(), Error> {
         // A slot that was forgotten after a flush is this one again.
         self.abandon();
-        self.shared.release_captured();
+        self.shared.release_captured(None);
         match self.device.as_mut().map(Producer::try_acquire) {
             Some(Ok(_)) => {}
             Some(Err(TryAcquireError::Full)) => return Err(Error::SlotHeld { device_depth }),

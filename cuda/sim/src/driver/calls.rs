@@ -24,7 +24,7 @@ use super::machine::{Core, State, lock};
 mod bodies;
 mod entry;
 
-pub(super) use bodies::{Entry, launch};
+pub(super) use bodies::launch;
 
 /// The value of a `CUdevice_attribute`; 0 for all others.
 fn attribute(core: &Core, attribute: c_int) -> c_int {

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use self::memory::{Allocation, clear_host};
 use self::streams::{Event, Stream};
-use super::calls::Entry;
+use self::work::Entry;
 use super::capture::Captures;
 use super::clock::{Agent, Clock};
 use super::codes::{Code, INVALID_CONTEXT, SUCCESS};

@@ -6,7 +6,7 @@ use super::entry::{Needs, Out, enter, target};
 use crate::driver::codes::{CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
 use crate::driver::machine::Core;
 use crate::driver::machine::memory::Space;
-use crate::driver::machine::work::{Source, Work, synchronize, wait_passed};
+use crate::driver::machine::work::{Entry, Source, Work, synchronize, wait_passed};
 
 /// Enqueues checked work, and waits for it if `wait` is set.
 fn submit(mut core: Core, stream: u64, work: Work, wait: bool) -> Result<(), Code> {
@@ -134,13 +134,6 @@ pub(super) fn elapsed(
     let forth = end.saturating_duration_since(start).as_secs_f32();
     let back = start.saturating_duration_since(end).as_secs_f32();
     milliseconds.set((forth - back) * 1e3)
-}
-
-/// The entry points of PTX that this driver can run, by their names: see `cuda/kernels`.
-#[derive(Clone, Copy)]
-pub(in crate::driver) enum Entry {
-    Spin,
-    Sum,
 }
 
 /// The function of this name in a module's text.

@@ -68,6 +68,13 @@ pub(in crate::driver) enum Work {
     Wait(Arc<Mark>),
 }
 
+/// The entry points of PTX that this driver can run, by their names: see `cuda/kernels`.
+#[derive(Clone, Copy)]
+pub(in crate::driver) enum Entry {
+    Spin,
+    Sum,
+}
+
 /// The source of an upload.
 pub(in crate::driver) enum Source {
     /// Page-locked memory, read when the copy runs; `then` is its content when the copy was enqueued.

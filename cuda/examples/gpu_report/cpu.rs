@@ -1,0 +1,55 @@
+//! How much of a processor the copy thread takes: while it uploads, and while nothing is committed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use twinbuf_cuda::Uploader;
+use twinbuf_cuda::cudarc::driver::CudaContext;
+
+use super::{Extent, Result};
+
+/// The copy thread's time on a processor so far.
+fn on_cpu() -> Result<Duration> {
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let task = task?.path();
+        if std::fs::read_to_string(task.join("comm"))?.trim_end() == "twinbuf-copy" {
+            let times = std::fs::read_to_string(task.join("schedstat"))?;
+            let nanoseconds = times.split(' ').next().ok_or("an empty schedstat")?;
+            return Ok(Duration::from_nanos(nanoseconds.parse()?));
+        }
+    }
+    Err("no thread named twinbuf-copy".into())
+}
+
+pub(crate) fn cpu(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let size = extent.at_most(64 << 20)?;
+    let (mut slots, mut batches) = Uploader::new(ctx, size).build::<()>()?;
+    let mut upload = |count: usize| -> Result<()> {
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| (0..count).try_for_each(|_| slots.acquire()?.commit(size, ())));
+            for left in (0..count).rev() {
+                let batch = batches.recv()?.ok_or("a short round")?;
+                if left == 0 {
+                    batch.wait_copied()?;
+                }
+            }
+            Ok(reader.join().map_err(|_| "the reader panicked")??)
+        })
+    };
+    upload(2)?; // not counted: first touches
+    let (began, before) = (Instant::now(), on_cpu()?);
+    let count = extent.rounds * extent.count(size);
+    upload(count)?;
+    let (wall, cpu) = (began.elapsed().as_secs_f64(), (on_cpu()? - before).as_secs_f64());
+    let before = on_cpu()?;
+    std::thread::sleep(extent.epoch / 5);
+    let idle = (on_cpu()? - before).as_secs_f64();
+    Ok(json!({
+        "batch_bytes": size,
+        "batches": count,
+        "cpu_share": cpu / wall,
+        "cpu_seconds_a_batch": cpu / count as f64,
+        "cpu_share_idle": idle / (extent.epoch / 5).as_secs_f64(),
+    }))
+}

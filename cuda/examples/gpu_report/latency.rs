@@ -1,0 +1,82 @@
+//! How long one small copy takes: plain on a stream of the user's, without an uploader, beside an idle one and beside a
+//! busy one; and through an uploader of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+use twinbuf_cuda::Uploader;
+use twinbuf_cuda::cudarc::driver::CudaContext;
+
+use super::measure::{Source, fill, median, seconds};
+use super::{Extent, Line, Result, entry};
+
+const BYTES: usize = 4096;
+
+pub(crate) fn latency(ctx: &Arc<CudaContext>, extent: &Extent, line: Line<'_>) {
+    line(entry("beside", "nothing", plain(ctx, extent)));
+    line(entry("beside", "an idle uploader", idle(ctx, extent)));
+    line(entry("beside", "a busy uploader", busy(ctx, extent)));
+    line(uploader(ctx, extent));
+}
+
+/// As many copies one after the other.
+fn count(extent: &Extent) -> usize {
+    100 * extent.rounds
+}
+
+fn plain(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let stream = ctx.new_stream()?;
+    let source = Source::pinned(BYTES, 0)?;
+    let mut target = stream.alloc_zeros::<u8>(BYTES)?;
+    fill(&mut target, &source, &stream, 1)?; // not counted: first touches
+    let times = (0..count(extent)).map(|_| seconds(|| fill(&mut target, &source, &stream, 1)));
+    Ok(json!({ "plain_4k": median(times.collect::<Result<_>>()?) }))
+}
+
+fn idle(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let sides = Uploader::new(ctx, extent.at_most(64 << 20)?).build::<()>()?;
+    let figures = plain(ctx, extent);
+    drop(sides);
+    figures
+}
+
+fn busy(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let size = extent.at_most(64 << 20)?;
+    let (mut slots, batches) = Uploader::new(ctx, size).build::<()>()?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut batches = batches;
+        scope.spawn(|| {
+            // Relaxed: nothing else is read because of it.
+            while !stop.load(Ordering::Relaxed) {
+                slots.acquire()?.commit(size, ())?;
+            }
+            slots.finish();
+            Ok::<(), twinbuf_cuda::Error>(())
+        });
+        let receiver = scope.spawn(move || {
+            while batches.recv()?.is_some() {}
+            Ok::<(), twinbuf_cuda::Error>(())
+        });
+        let figures = plain(ctx, extent);
+        stop.store(true, Ordering::Relaxed);
+        receiver.join().map_err(|_| "the receiver panicked")??;
+        figures
+    })
+}
+
+fn uploader(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
+    let (mut slots, mut batches) = Uploader::new(ctx, BYTES).build::<()>()?;
+    let mut times = Vec::new();
+    for round in 0..=count(extent) {
+        let slot = slots.acquire()?;
+        let took = seconds(|| {
+            slot.commit(BYTES, ())?;
+            batches.recv()?.ok_or("a short round")?.wait_copied()?;
+            Ok(())
+        })?;
+        times.extend((round > 0).then_some(took));
+    }
+    Ok(json!({ "uploader_4k": median(times) }))
+}
