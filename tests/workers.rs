@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{RECORD, batches, files, open, plan, record};
 use twinbuf::loader::MAX_HOST_DEPTH;
-use twinbuf::transform::{RecordTransform, per_record};
+use twinbuf::transform::{RecordTransform, RecordType, per_record};
 use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan};
 
 /// A random augmentation: the record, changed by numbers that its seed gives.
@@ -241,8 +241,8 @@ fn what_cannot_work_is_refused() {
 
     struct Alone;
     impl RecordTransform for Alone {
-        fn out_bytes(&self, bytes: usize) -> Result<usize, BoxError> {
-            Ok(bytes)
+        fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
+            Ok(record.clone())
         }
         fn apply(
             &mut self,

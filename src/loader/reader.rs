@@ -10,7 +10,7 @@ use super::prefetch::Prefetch;
 use super::schedule::Schedule;
 use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
-use crate::error::{At, Error};
+use crate::error::{At, BoxError, Error};
 use crate::slot::{LoadStats, Origin, Ticket};
 use crate::stage::progress::Progress;
 use crate::stage::worker::{Load, Source};
@@ -31,7 +31,12 @@ pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
     /// Of a record in the file.
     pub(crate) record_bytes: usize,
-    pub(crate) transform: Option<Transforming>,
+    /// Of a record in the slot.
+    pub(crate) out_bytes: usize,
+    /// Records that are transformed at a time.
+    pub(crate) part: u64,
+    /// In the order in which they are applied.
+    pub(crate) transforms: Vec<Transforming>,
 }
 
 impl Source<[u8]> for Reader {
@@ -93,7 +98,7 @@ impl Filling<'_> {
 }
 
 impl FieldReader {
-    /// Reads and transforms the records to the range `out` of the slot: with a transform, or if the slot goes on to a
+    /// Reads and transforms the records to the range `out` of the slot: with transforms, or if the slot goes on to a
     /// device in chunks, part by part.
     fn load(
         &mut self,
@@ -104,26 +109,23 @@ impl FieldReader {
         stats: &mut LoadStats,
         who: &mut &'static str,
     ) -> Result<(), Error> {
-        let Self { dataset, record_bytes, transform } = self;
-        let out_bytes = transform.as_ref().map_or(*record_bytes, |transform| transform.out_bytes);
-        let chunk = slot.slot.chunk().map(|chunk| (chunk / out_bytes.max(1)).max(1) as u64);
-        let step = transform.as_ref().map(|transform| transform.part).or(chunk).unwrap_or(plan.len());
+        let Self { dataset, out_bytes, transforms, .. } = self;
+        let chunk = slot.slot.chunk().map(|chunk| (chunk / (*out_bytes).max(1)).max(1) as u64);
+        let step = if transforms.is_empty() { chunk.unwrap_or(plan.len()) } else { self.part };
         let (mut done, mut start) = (0, out.start);
         while let Some(part) = plan.part(done..plan.len().min(done + step)) {
-            let end = start + bytes(part.len(), out_bytes);
+            let end = start + bytes(part.len(), *out_bytes);
             let front = slot.bytes(start..end);
-            if let Some(Transforming { transform, scratch, .. }) = transform {
-                let records = &mut scratch[..bytes(part.len(), *record_bytes)];
-                asks.read(&mut **dataset, &part, records)?;
+            if transforms.is_empty() {
+                asks.read(&mut **dataset, &part, front)?;
+            } else {
+                asks.read(&mut **dataset, &part, transforms[0].records(part.len()))?;
                 let start = Instant::now();
                 *who = "transform";
-                transform
-                    .apply(records, front, &Context::new(&part))
+                transform(transforms, &part, front)
                     .map_err(|source| Error::Transform { at: Some((asks.at)()), source })?;
                 *who = "data set";
                 stats.transform += start.elapsed();
-            } else {
-                asks.read(&mut **dataset, &part, front)?;
             }
             slot.filled(end);
             start = end;
@@ -178,13 +180,31 @@ fn bytes(records: u64, record_bytes: usize) -> usize {
     count(records).saturating_mul(record_bytes)
 }
 
-/// A transform and the memory between it and the file.
+/// A transform and what it is applied to.
 pub(crate) struct Transforming {
     pub(crate) transform: Box<dyn RecordTransform>,
-    /// Of a record afterwards.
-    pub(crate) out_bytes: usize,
-    /// Records that are read and transformed at a time.
-    pub(crate) part: u64,
-    /// Room for so many, as they are in the file.
+    /// Bytes of a record in front of it.
+    pub(crate) record_bytes: usize,
+    /// Room for the records of a part, in front of it.
     pub(crate) scratch: Buffer,
+}
+
+impl Transforming {
+    /// The memory of the records in front of it.
+    fn records(&mut self, records: u64) -> &mut [u8] {
+        &mut self.scratch[..bytes(records, self.record_bytes)]
+    }
+}
+
+/// Applies the transforms in turn, the last one to `out`.
+fn transform(transforms: &mut [Transforming], part: &BatchPlan, out: &mut [u8]) -> Result<(), BoxError> {
+    let Some((first, others)) = transforms.split_first_mut() else { return Ok(()) };
+    let records = &first.scratch[..bytes(part.len(), first.record_bytes)];
+    match others.first_mut() {
+        None => first.transform.apply(records, out, &Context::new(part)),
+        Some(next) => {
+            first.transform.apply(records, next.records(part.len()), &Context::new(part))?;
+            transform(others, part, out)
+        }
+    }
 }
