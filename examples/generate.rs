@@ -254,7 +254,7 @@ fn main() -> ExitCode {
     match compare(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("generate: {error:#}");
+            eprintln!("generate: {error}");
             ExitCode::from(2)
         }
     }

@@ -3,7 +3,7 @@
 mod common;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -279,4 +279,53 @@ fn memory_is_that_of_all_workers() {
             "workers, each with 3 host slots of 8 records of 512 bytes and 4096 bytes before the transform";
         assert_eq!(error.to_string().contains(sum), workers > 1, "{error}");
     }
+}
+
+/// Asks for pages once two threads do so.
+#[derive(Clone, Default)]
+struct AskTogether(Arc<(Mutex<Asking>, Condvar)>);
+
+#[derive(Default)]
+struct Asking {
+    threads: usize,
+    met: bool,
+    alone: bool,
+}
+
+impl Dataset for AskTogether {
+    fn records(&self) -> u64 {
+        4096
+    }
+    fn record_bytes(&self) -> usize {
+        4096
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+    fn will_need(&mut self, _: &BatchPlan) -> twinbuf::mmap::HintStats {
+        let (state, changed) = &*self.0;
+        let mut state = state.lock().unwrap();
+        state.threads += 1;
+        state.met |= state.threads > 1;
+        changed.notify_all();
+        // Long enough for another thread to come, and not for ever where none can.
+        let waits = |state: &mut Asking| !state.met && !state.alone;
+        let waited = changed.wait_timeout_while(state, Duration::from_secs(10), waits);
+        let (mut state, timeout) = waited.unwrap();
+        state.alone |= timeout.timed_out();
+        state.threads -= 1;
+        twinbuf::mmap::HintStats::default()
+    }
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+#[test]
+fn several_workers_ask_for_pages_at_once() {
+    let data = AskTogether::default();
+    let plan = Plan::builder(4096).batch(1).shuffle(twinbuf::Shuffle::Records).build().unwrap();
+    let mut loader = Loader::builder(data.clone(), plan).workers(4).build().unwrap();
+    assert_eq!(loader.epoch(0).take(64).map(Result::unwrap).count(), 64);
+    assert!(data.0.0.lock().unwrap().met, "a lock is held around user code");
 }

@@ -359,6 +359,23 @@ impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
         }
     }
 
+    /// Collects the rounds, of which there can be two. Where there are more, [`Error::SlotHeld`] comes at once: nobody
+    /// but the collection has the slots, so that a wait would be in vain.
+    fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
+        let mut rounds = 0;
+        std::iter::from_fn(|| {
+            rounds += 1;
+            if rounds <= 2 {
+                return self.next();
+            }
+            let patience = self.generator.stage.set_held_timeout(Duration::ZERO);
+            let item = self.next();
+            self.generator.stage.set_held_timeout(patience);
+            item
+        })
+        .collect()
+    }
+
     /// Exact, unless an error ends the iteration early.
     fn size_hint(&self) -> (usize, Option<usize>) {
         let left = if self.ended { 0 } else { self.end - self.generator.next };

@@ -338,7 +338,7 @@ impl<B: Backend> LoaderBuilder<B> {
             (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window, sizes.ahead == 0))));
         let reader = |_| {
             let (schedule, prefetch) = (schedule.clone(), prefetch.clone());
-            Reader { fields: Vec::new(), schedule, prefetch, cache_policy }
+            Reader { fields: Vec::new(), schedule, prefetch, asks: Vec::new(), cache_policy }
         };
         let locators = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> = (0..workers).map(reader).collect();

@@ -41,6 +41,24 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
         }
     }
 
+    /// Collects the batches, of which there can be as many as the loader has slots. Where there are more,
+    /// [`Error::SlotHeld`] comes at once: nobody but the collection has the slots, so that a wait would be in vain.
+    ///
+    /// Collect what is computed of the batches (`epoch.map(..).collect()`), raise
+    /// [`host_depth`](crate::loader::LoaderBuilder::host_depth), or take [`Batch::into_buffer`](crate::Batch::into_buffer).
+    fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
+        let (_, slots) = self.loader.stage.slots();
+        let mut batches = 0;
+        std::iter::from_fn(|| {
+            if batches >= slots {
+                return self.without_patience();
+            }
+            batches += 1;
+            self.next()
+        })
+        .collect()
+    }
+
     /// Exact, unless an error ends the iteration early.
     fn size_hint(&self) -> (usize, Option<usize>) {
         let steps = self.loader.schedule.plan.steps();
@@ -149,6 +167,14 @@ impl<'l, B: Backend> Epochs<'l, B> {
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.loader.checkpoint()
+    }
+
+    /// The next batch, if its slot is not held.
+    fn without_patience(&mut self) -> Option<Result<B::Batch, Error>> {
+        let patience = self.loader.stage.set_held_timeout(Duration::ZERO);
+        let item = self.next();
+        self.loader.stage.set_held_timeout(patience);
+        item
     }
 
     fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<B::Batch, Error>>> {

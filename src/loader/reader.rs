@@ -23,6 +23,8 @@ pub(crate) struct Reader {
     pub(crate) schedule: Schedule,
     /// The window of pages to ask for ahead of the reading, if there is one; all workers have the same.
     pub(crate) prefetch: Option<Arc<Mutex<Prefetch>>>,
+    /// Records to ask for once that window is unlocked: data sets may take long to answer. Empty between batches.
+    pub(crate) asks: Vec<BatchPlan>,
     pub(crate) cache_policy: CachePolicy,
 }
 
@@ -47,7 +49,9 @@ impl Source<[u8]> for Reader {
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
         let (fields, schedule) = (&mut self.fields, &self.schedule);
         if let Some(prefetch) = &self.prefetch {
-            stats.hints = lock(prefetch).before(&mut |records| will_need(fields, records), schedule, ticket);
+            let asks = &mut self.asks;
+            lock(prefetch).before(&mut |records| ask_later(asks, records), schedule, ticket);
+            stats.hints = will_need(fields, asks);
         }
         let mut slot = Filling { slot, flushed: 0 };
         let (mut len, io_calls) = (0, Records::read_calls());
@@ -59,7 +63,9 @@ impl Source<[u8]> for Reader {
         }
         stats.io_calls = Records::read_calls() - io_calls;
         if let Some(prefetch) = &self.prefetch {
-            stats.hints += lock(prefetch).after(&mut |records| will_need(fields, records), schedule);
+            let asks = &mut self.asks;
+            lock(prefetch).after(&mut |records| ask_later(asks, records), schedule);
+            stats.hints += will_need(fields, asks);
         }
         if self.cache_policy != CachePolicy::Keep {
             let failed = fields.iter_mut().map(|field| field.dataset.evict(plan, self.cache_policy).is_err());
@@ -135,11 +141,19 @@ impl FieldReader {
     }
 }
 
-/// Asks for the pages of some records of all fields.
-fn will_need(fields: &mut [FieldReader], records: &BatchPlan) -> HintStats {
+/// Notes records whose pages are to be asked for.
+fn ask_later(asks: &mut Vec<BatchPlan>, records: &BatchPlan) -> HintStats {
+    asks.push(records.clone());
+    HintStats::default()
+}
+
+/// Asks for the pages of these records of all fields.
+fn will_need(fields: &mut [FieldReader], asks: &mut Vec<BatchPlan>) -> HintStats {
     let mut hints = HintStats::default();
-    for field in fields {
-        hints += field.dataset.will_need(records);
+    for records in asks.drain(..) {
+        for field in &mut *fields {
+            hints += field.dataset.will_need(&records);
+        }
     }
     hints
 }
@@ -149,7 +163,7 @@ fn count(records: u64) -> usize {
     usize::try_from(records).unwrap_or(usize::MAX)
 }
 
-/// A data set that panicked while it was asked for pages leaves a window that is still one.
+/// No foreign code runs while it is locked.
 fn lock(prefetch: &Mutex<Prefetch>) -> MutexGuard<'_, Prefetch> {
     prefetch.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -182,7 +182,7 @@ impl<B: Backend> Stage<B> {
                 Feed::Threads(threads) if overlap => {
                     let gate = gate.clone();
                     let thread = thread::Builder::new()
-                        .name(format!("twinbuf-{}", row.replace(' ', "-")))
+                        .name(crate::thread::name(naming.loader.as_deref(), &row))
                         .spawn(move || worker.run(lane, &gate, slots))
                         .map_err(Error::Spawn)?;
                     threads.join.push(JoinOnDrop::new(thread, received.copy_thread()));
@@ -347,6 +347,16 @@ impl<B: Backend> Stage<B> {
             }
         }
         Poll::Ready(Err(error))
+    }
+
+    /// The option that sets how many slots batches hold, and how many there are.
+    pub(crate) fn slots(&self) -> (&'static str, usize) {
+        self.running.lanes.slots()
+    }
+
+    /// Sets how long to wait for a slot that the caller holds, and returns what it was.
+    pub(crate) fn set_held_timeout(&mut self, timeout: Duration) -> Duration {
+        mem::replace(&mut self.held_timeout, timeout)
     }
 
     /// Returns how long the next slot has been found held by calls that do not wait, if the last one found it so.

@@ -45,7 +45,7 @@ fn check_error(error: &Error, fault: Fault, at: u64, case: &str) {
         (Fault::Error, Error::Load { at: failed, source }) => {
             assert_eq!(*failed, round(at), "{case}");
             assert_eq!(source.to_string(), format!("the simulator of round {at} crashed"), "{case}");
-            assert_eq!(error.to_string(), format!("round {at}: the closure failed"));
+            assert_eq!(error.to_string(), format!("round {at}: the closure failed: {source}"));
         }
         (Fault::Panic, Error::Panicked { at: failed, who: "closure", message }) => {
             assert_eq!((failed, &**message), (&round(at), &*format!("round {at} is cursed")), "{case}");
