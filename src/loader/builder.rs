@@ -144,8 +144,9 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// Sets the number of threads that read, transform and decode, 1 to 64. Default: 1.
     ///
-    /// Each has its own `host_depth` slots, on a device also `device_depth` and a copy stream. Batches are dealt to
-    /// them in turn and received in turn, so that the batches and their order are the same for any number. Use more
+    /// Each has its own `host_depth` slots, on a device also `device_depth` and a copy stream. A thread that has a free
+    /// slot takes the next batch: a batch that takes long delays no other thread. Batches are delivered in the plan's
+    /// order, and are the same for any number of threads. Use more
     /// than one where a batch takes more CPU time than a step: decoding, slow transforms. One is enough for records
     /// that are only read. Without [`overlap`](Self::overlap) there are no threads, and one set of slots.
     ///
