@@ -310,9 +310,15 @@ impl Gate {
         progress.busy_for().map(|time| (ticket, progress, time))
     }
 
-    /// The first thread that is loading.
-    pub(super) fn loading_thread(&self) -> Option<usize> {
-        self.progress.iter().position(|progress| progress.busy_for().is_some())
+    fn is_loading(&self) -> bool {
+        self.progress.iter().any(|progress| progress.busy_for().is_some())
+    }
+
+    /// Of the threads that are loading, the one whose batch is wanted first.
+    pub(super) fn first_loading(&self) -> Option<usize> {
+        let state = self.lock();
+        let loading = (0..self.progress.len()).filter(|&thread| self.progress[thread].busy_for().is_some());
+        loading.min_by_key(|&thread| (state.started[thread].generation, state.started[thread].seq))
     }
 
     /// Closes the gate and waits until no thread is loading, up to `limit`. Returns whether that is so; if not, the
@@ -323,7 +329,7 @@ impl Gate {
             return false;
         }
         let start = Instant::now();
-        while self.loading_thread().is_some() {
+        while self.is_loading() {
             if start.elapsed() >= limit {
                 // Relaxed: read by the thread that ends the stage, which is this one.
                 self.abandoned.store(true, Ordering::Relaxed);

@@ -448,7 +448,7 @@ impl<B: Backend> Stage<B> {
         let gate = self.gate()?;
         let thread = match ticket {
             Some(ticket) => self.running.lanes.loading(ticket)?,
-            None => gate.loading_thread()?,
+            None => gate.first_loading()?,
         };
         let (ticket, progress, time) = gate.loading(thread)?;
         let place = progress.place();
