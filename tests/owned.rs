@@ -54,7 +54,7 @@ fn the_loader_comes_back() {
     // A checkpoint that does not fit gives the loader back.
     let (_dir, paths) = files(&[8]);
     let other = Loader::builder(open(&paths), plan(8, 4)).build().unwrap();
-    let (other, error) = other.into_epochs_from(&first, 2).unwrap_err();
+    let (other, error) = *other.into_epochs_from(&first, 2).unwrap_err();
     assert!(matches!(error, Error::Checkpoint { .. }), "{error}");
     assert_eq!(other.into_epochs_from(&Checkpoint::start(), 1).unwrap().count(), 2);
 }

@@ -340,7 +340,8 @@ impl State {
                 self.run = Run::Running(running);
                 Ok(())
             }
-            Err((loader, error)) => {
+            Err(refused) => {
+                let (loader, error) = *refused;
                 self.run = Run::Idle(loader);
                 Err(Box::new(error))
             }

@@ -90,10 +90,10 @@ impl<B: Backend> Loader<B> {
         mut self,
         checkpoint: &Checkpoint,
         epochs: u64,
-    ) -> Result<Epochs<'static, B>, (Self, Error)> {
+    ) -> Result<Epochs<'static, B>, Box<(Self, Error)>> {
         match self.start_from(checkpoint, epochs) {
             Ok((start, last)) => Ok(Epochs::new(Held::Own(Box::new(self)), start, last)),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(Box::new((self, error))),
         }
     }
 }
@@ -229,6 +229,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
     }
 
     /// Ends the iteration and returns the loader; `None` if the loader was only lent, by [`Loader::epochs`].
+    #[must_use = "otherwise drop the iterator"]
     pub fn into_loader(mut self) -> Option<Loader<B>> {
         if !self.ended {
             self.end();

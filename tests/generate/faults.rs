@@ -211,7 +211,7 @@ fn a_hook_that_panics_leaves_its_round_unstarted() {
         for at in 0..4 {
             let fail = Mutex::new(true);
             let hook = |round| {
-                assert!(!(round == at && std::mem::take(&mut *fail.lock().unwrap())), "the hook's own")
+                assert!(!(round == at && std::mem::take(&mut *fail.lock().unwrap())), "the hook's own");
             };
             let (make, ..) = faulty(Fault::Error, u64::MAX, 0);
             let mut generator = build((overlap, true), hook, make);
