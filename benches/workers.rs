@@ -3,7 +3,9 @@
 //! A record takes 4 ms of one processor, in a chain of dependent multiplications; a batch has 4 of them, and the caller
 //! does nothing with it. Epochs follow each other in turn; the table has medians, with the least and the most.
 //!
-//! `cargo bench --bench workers` prints the table, `cargo bench --bench workers -- 5` that of five rounds.
+//! Then a data set that waits, unevenly: each fourth batch takes 20 ms, the others 1 ms, with 1 to 4 workers.
+//!
+//! `cargo bench --bench workers` prints the tables, `cargo bench --bench workers -- 5` those of five rounds.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -42,6 +44,41 @@ impl Dataset for Encoded {
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
         Some(Box::new(self.clone()))
     }
+}
+
+/// Sleeps for 20 ms at each fourth batch, and for 1 ms at the others.
+#[derive(Clone)]
+struct Uneven;
+
+impl Dataset for Uneven {
+    fn records(&self) -> u64 {
+        160
+    }
+
+    fn record_bytes(&self) -> usize {
+        8
+    }
+
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        std::thread::sleep(Duration::from_millis(if batch.step() % 4 == 0 { 20 } else { 1 }));
+        Ok(out.len())
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+fn uneven(rounds: usize) -> Result<(), BoxError> {
+    println!("160 batches, each fourth of 20 ms, the others of 1 ms; ms an epoch: median (least to most)");
+    for workers in 1..=4 {
+        let plan = Plan::builder(160).build()?;
+        let mut loader = Loader::builder(Uneven, plan).workers(workers).build()?;
+        let times = (0..rounds).map(|_| epoch(&mut loader).map(|(time, _)| time.as_secs_f64() * 1e3));
+        let of = sorted(times.collect::<Result<_, _>>()?);
+        println!("{workers} workers    {:>8.2} ({:.2} to {:.2})", of[of.len() / 2], of[0], of[of.len() - 1]);
+    }
+    Ok(())
 }
 
 /// An epoch's time, and its batches.
@@ -94,5 +131,5 @@ fn main() -> Result<(), BoxError> {
         println!("{name:<12} {:>8.2} ({:.2} to {:.2})", of[of.len() / 2], of[0], of[of.len() - 1]);
     }
     println!("{}", two.report());
-    Ok(())
+    uneven(rounds)
 }

@@ -21,7 +21,6 @@
 //! * `--work spin`: both sides spin for the time, on a core each.
 //! * `--work sleep`: both sides sleep for the time.
 
-use std::cell::RefCell;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -149,7 +148,7 @@ struct Run {
 }
 
 fn run(args: &Args, amounts: [Amount; 2], overlap: bool, lockstep: bool) -> Result<Run, BoxError> {
-    let weights = RefCell::new([0.0f32; 4]);
+    let weights = Mutex::new([0.0f32; 4]);
     // What the simulator plays with. In lockstep the hook brings it up to date; else it stays as it is, because
     // what a free-running simulator would see depends on the moment.
     let players = Arc::new(Mutex::new([0.0f32; 4]));
@@ -163,7 +162,7 @@ fn run(args: &Args, amounts: [Amount; 2], overlap: bool, lockstep: bool) -> Resu
     let mut builder = generate(make).overlap(overlap);
     if lockstep {
         builder = builder.before(|_next| {
-            *players.lock().unwrap_or_else(PoisonError::into_inner) = *weights.borrow();
+            *players.lock().unwrap_or_else(PoisonError::into_inner) = *weights.lock().unwrap();
             Ok::<(), BoxError>(())
         });
     }
@@ -171,11 +170,11 @@ fn run(args: &Args, amounts: [Amount; 2], overlap: bool, lockstep: bool) -> Resu
     let mut loss = 0.0;
     for round in generator.rounds(args.rounds) {
         let round = round?;
-        loss = train(&mut weights.borrow_mut(), &round, training);
+        loss = train(&mut weights.lock().unwrap(), &round, training);
     }
     let report = generator.report();
     generator.close()?;
-    Ok(Run { overlap, lockstep, report, result: (weights.borrow().map(f32::to_bits), loss) })
+    Ok(Run { overlap, lockstep, report, result: (weights.lock().unwrap().map(f32::to_bits), loss) })
 }
 
 fn compare(args: &Args) -> Result<(), BoxError> {
@@ -254,7 +253,7 @@ fn main() -> ExitCode {
     match compare(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("generate: {error:#}");
+            eprintln!("generate: {error}");
             ExitCode::from(2)
         }
     }

@@ -2,14 +2,13 @@
 //!
 //! `cargo run --release --example lockstep`; the example `generate` measures what this gains.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use twinbuf::{BoxError, generate};
 
 fn main() -> Result<(), BoxError> {
-    let weight = Cell::new(1); // what is trained
+    let weight = AtomicU32::new(1); // what is trained
     let copy = Arc::new(AtomicU32::new(0)); // what plays
     let plays = copy.clone();
     let play = move |round: u64, games: &mut Vec<u64>| {
@@ -18,13 +17,13 @@ fn main() -> Result<(), BoxError> {
         Ok::<(), BoxError>(())
     };
     let publish = |_next| {
-        copy.store(weight.get(), Ordering::Relaxed);
+        copy.store(weight.load(Ordering::Relaxed), Ordering::Relaxed);
         Ok::<(), BoxError>(())
     };
     let mut generator = generate(play).before(publish).build()?;
     for round in generator.rounds(5) {
         println!("{:?}", round?.iter().collect::<Vec<_>>());
-        weight.set(weight.get() * 2); // train
+        weight.fetch_add(1, Ordering::Relaxed); // train
     }
     Ok(generator.close()?)
 }

@@ -137,7 +137,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("train: {error:#}");
+            eprintln!("train: {error}");
             ExitCode::from(2)
         }
     }

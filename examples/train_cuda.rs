@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("train_cuda: {error:#}");
+            eprintln!("train_cuda: {error}");
             ExitCode::from(2)
         }
     }

@@ -153,7 +153,7 @@ impl Dataset for Arc<Records> {
     }
 
     fn element(&self) -> Option<(DType, Vec<usize>)> {
-        Some((self.dtype(), self.shape().to_vec()))
+        self.is_typed().then(|| (self.dtype(), self.shape().to_vec()))
     }
 
     fn name(&self) -> String {

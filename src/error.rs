@@ -53,9 +53,10 @@ impl fmt::Display for Reading {
 ///
 /// An iterator of batches yields at most one error, after every batch that was loaded before it, and then ends.
 ///
-/// `{}` prints one line without the [source](std::error::Error::source). `{:#}` appends the sources, separated by
-/// colons: `train: epoch 0, step 17: the batch could not be read: tokens.bin: ...`.
-#[derive(Debug)]
+/// Printed it is one line with everything that is known, whether by `{}`, by `{:?}` or by `main`:
+/// `train: epoch 0, step 17: the batch could not be read: "tokens.bin": truncated while open, byte 1536 is missing: ...`.
+/// So the errors that it was made of are no [source](std::error::Error::source), which reporters print once more; the
+/// variants have them.
 #[non_exhaustive]
 pub enum Error {
     /// An option of the builder has a value that cannot work.
@@ -307,18 +308,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.line(f)?;
-        let mut source = std::error::Error::source(self).filter(|_| f.alternate());
-        while let Some(error) = source {
-            write!(f, ": {error}")?;
-            source = error.source();
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = match self {
             Self::Load { source, .. }
             | Self::Upload { source, .. }
             | Self::Transform { source, .. }
@@ -328,6 +318,20 @@ impl std::error::Error for Error {
             | Self::Device(source) => Some(&**source),
             Self::Spawn(source) | Self::Trace { source, .. } => Some(source),
             _ => None,
+        };
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
         }
+        Ok(())
     }
 }
+
+/// The sentence, which `main` prints of an error that it returns.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {}

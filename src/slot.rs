@@ -65,7 +65,7 @@ impl BatchMeta {
 pub struct Ticket {
     /// Numbers the calls that ask for epochs. A batch loaded for an earlier call is discarded.
     pub(crate) generation: u64,
-    /// Batches of the same generation before it. Thread `seq % threads` loads it.
+    /// Batches of the same generation before it.
     pub(crate) seq: u64,
     /// Epochs that were started before this one: decides whether the trace records it.
     pub(crate) ordinal: u64,

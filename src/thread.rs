@@ -88,6 +88,16 @@ impl Drop for JoinOnDrop {
     }
 }
 
+/// Names a thread after its loader and its row in the trace, within the 15 bytes that Linux keeps of a name.
+pub(crate) fn name(loader: Option<&str>, row: &str) -> String {
+    const MOST: usize = 15;
+    let row = row.replace(' ', "-");
+    let loader = loader.unwrap_or("twinbuf").replace('\0', "");
+    let room = MOST.saturating_sub(row.len() + 1);
+    let end = (0..=room.min(loader.len())).rev().find(|&end| loader.is_char_boundary(end)).unwrap_or(0);
+    format!("{}-{row}", &loader[..end])
+}
+
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()

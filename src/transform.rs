@@ -1,4 +1,6 @@
-//! What becomes of records on their way from the file into the slot.
+//! Per-record transforms, applied between file and slot.
+
+use std::fmt;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_mmap::transform as kernels;
@@ -7,24 +9,92 @@ use twinbuf_mmap::{BatchPlan, DType};
 
 use crate::error::BoxError;
 
+/// What one record of a data set or of a field is: its bytes, and where they are known, the type of its elements and
+/// their number along each axis.
+///
+/// Displayed as `f32 [3, 224, 224]`, or `150528 bytes` without a type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordType {
+    bytes: usize,
+    dtype: Option<DType>,
+    shape: Vec<usize>,
+}
+
+impl RecordType {
+    /// Makes the type of records of `bytes` bytes that may be taken as anything.
+    #[must_use]
+    pub fn bytes(bytes: usize) -> Self {
+        Self { bytes, dtype: None, shape: vec![bytes] }
+    }
+
+    /// Makes the type of records of `dtype` elements in this shape, in C order; an empty shape is one element.
+    ///
+    /// # Errors
+    ///
+    /// If memory cannot hold such a record.
+    pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self, BoxError> {
+        let shape = shape.into();
+        match shape.iter().try_fold(dtype.size(), |bytes, &axis| bytes.checked_mul(axis)) {
+            Some(bytes) => Ok(Self { bytes, dtype: Some(dtype), shape }),
+            None => Err(format!("wanted a record that fits the memory, found {dtype} {shape:?}").into()),
+        }
+    }
+
+    /// Bytes in a record.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "the loader refuses records of 0 bytes")]
+    pub const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the type of the elements; `None` for bytes that may be taken as anything.
+    #[must_use]
+    pub const fn dtype(&self) -> Option<DType> {
+        self.dtype
+    }
+
+    /// Elements along each axis, in C order: empty for a single number. Without a type, the number of bytes.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The same shape with elements of another type. Fails unless the elements are `wanted`, or have no type.
+    fn convert(&self, wanted: DType, to: DType) -> Result<Self, BoxError> {
+        match self.dtype {
+            Some(found) if found != wanted => Err(format!("wanted records of {wanted}, found {self}").into()),
+            Some(_) => Self::new(to, self.shape.clone()),
+            None if self.bytes % wanted.size() != 0 => {
+                let (wanted, found) = (wanted.size(), self.bytes);
+                Err(kernels::TransformError::SourceLength { wanted, found }.into())
+            }
+            None => Self::new(to, [self.bytes / wanted.size()]),
+        }
+    }
+}
+
+impl fmt::Display for RecordType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.dtype {
+            Some(dtype) => write!(f, "{dtype} {:?}", self.shape),
+            None => write!(f, "{} bytes", self.bytes),
+        }
+    }
+}
+
 /// Turns records into records of another size, while their bytes are still in the CPU's cache.
 ///
 /// [`Transform`] is one (numbers to normalised f32, planes), so is [`Convert`], and [`per_record`] makes one
-/// of a function.
+/// of a function. Transforms can follow each other: each call of
+/// [`LoaderBuilder::transform`](crate::loader::LoaderBuilder::transform) adds one.
 pub trait RecordTransform: Send {
-    /// The size in bytes of what a record of `record_bytes` becomes, at least 1.
+    /// Returns what a record becomes: at least 1 byte. Called when the loader is built.
     ///
     /// # Errors
     ///
     /// If such records cannot be transformed: the loader is not built
     /// ([`Error::Transform`](crate::Error::Transform)).
-    fn out_bytes(&self, record_bytes: usize) -> Result<usize, BoxError>;
-
-    /// The type of what it makes, for [`Batch::fields`](crate::Batch::fields). Default: `None`, bytes that may be taken as
-    /// anything.
-    fn dtype(&self) -> Option<DType> {
-        None
-    }
+    fn output(&self, record: &RecordType) -> Result<RecordType, BoxError>;
 
     /// Transforms `records`, one or more whole ones, to all of `out`.
     ///
@@ -92,13 +162,11 @@ const fn mix(seed: u64) -> u64 {
 }
 
 impl RecordTransform for Transform {
-    fn out_bytes(&self, record_bytes: usize) -> Result<usize, BoxError> {
-        let bytes = self.out_len(record_bytes)?.checked_mul(size_of::<f32>());
-        bytes.ok_or_else(|| "the record would not fit the memory".into())
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(DType::F32)
+    fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
+        self.out_len(record.bytes)?;
+        let same = record.convert(self.dtype(), DType::F32)?;
+        let Some(pixels) = self.pixels() else { return Ok(same) };
+        RecordType::new(DType::F32, planes(&same.shape, pixels, self.channels()))
     }
 
     fn apply(&mut self, records: &[u8], out: &mut [u8], _: &Context<'_>) -> Result<(), BoxError> {
@@ -108,6 +176,22 @@ impl RecordTransform for Transform {
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         Some(Box::new(self.clone()))
+    }
+}
+
+/// The shape of pictures `[.., height, width, channels]` with the channels first: `[.., channels, height, width]`. Where
+/// the shape has no such axes, the pixels of a picture are one axis.
+fn planes(shape: &[usize], pixels: usize, channels: usize) -> Vec<usize> {
+    if let Some((&last, front)) = shape.split_last() {
+        let pictures = (0..=front.len()).rev().find(|&at| front[at..].iter().product::<usize>() == pixels);
+        if let (true, Some(at)) = (last == channels, pictures) {
+            return [&front[..at], &[channels], &front[at..]].concat();
+        }
+    }
+    let numbers: usize = shape.iter().product();
+    match numbers / (pixels * channels) {
+        1 => vec![channels, pixels],
+        pictures => vec![pictures, channels, pixels],
     }
 }
 
@@ -126,33 +210,21 @@ pub enum Convert {
 }
 
 impl Convert {
-    /// Bytes of a number before and after.
-    const fn sizes(self) -> (usize, usize) {
+    /// The numbers before and after.
+    const fn types(self) -> (DType, DType) {
         match self {
-            Self::U16ToU32 => (2, 4),
-            Self::U16ToI64 => (2, 8),
-            Self::F32ToF16 | Self::F32ToBf16 => (4, 2),
+            Self::U16ToU32 => (DType::U16, DType::U32),
+            Self::U16ToI64 => (DType::U16, DType::I64),
+            Self::F32ToF16 => (DType::F32, DType::F16),
+            Self::F32ToBf16 => (DType::F32, DType::Bf16),
         }
     }
 }
 
 impl RecordTransform for Convert {
-    fn out_bytes(&self, record_bytes: usize) -> Result<usize, BoxError> {
-        let (wanted, after) = self.sizes();
-        if record_bytes % wanted != 0 {
-            let found = record_bytes;
-            return Err(kernels::TransformError::SourceLength { wanted, found }.into());
-        }
-        (record_bytes / wanted).checked_mul(after).ok_or_else(|| "the record would not fit the memory".into())
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(match self {
-            Self::U16ToU32 => DType::U32,
-            Self::U16ToI64 => DType::I64,
-            Self::F32ToF16 => DType::F16,
-            Self::F32ToBf16 => DType::Bf16,
-        })
+    fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
+        let (from, to) = self.types();
+        record.convert(from, to)
     }
 
     fn apply(&mut self, records: &[u8], out: &mut [u8], _: &Context<'_>) -> Result<(), BoxError> {
@@ -167,6 +239,20 @@ impl RecordTransform for Convert {
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         Some(Box::new(*self))
+    }
+}
+
+impl RecordTransform for Box<dyn RecordTransform> {
+    fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
+        (**self).output(record)
+    }
+
+    fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
+        (**self).apply(records, out, context)
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
+        (**self).try_clone()
     }
 }
 
@@ -205,7 +291,7 @@ pub fn per_record<F>(out_bytes: usize, apply: F) -> PerRecord<F>
 where
     F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Clone + Send + 'static,
 {
-    PerRecord { out_bytes, apply }
+    PerRecord { out_bytes, elements: None, apply }
 }
 
 /// Made by [`per_record`].
@@ -213,15 +299,30 @@ where
 #[must_use = "a transform does nothing until a loader has it"]
 pub struct PerRecord<F> {
     out_bytes: usize,
+    elements: Option<(DType, Vec<usize>)>,
     apply: F,
+}
+
+impl<F> PerRecord<F> {
+    /// Declares what `apply` makes: `dtype` elements in this shape, `out_bytes` bytes together. Default: bytes that may
+    /// be taken as anything.
+    pub fn of(mut self, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
+        self.elements = Some((dtype, shape.into()));
+        self
+    }
 }
 
 impl<F> RecordTransform for PerRecord<F>
 where
     F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Clone + Send + 'static,
 {
-    fn out_bytes(&self, _: usize) -> Result<usize, BoxError> {
-        Ok(self.out_bytes)
+    fn output(&self, _: &RecordType) -> Result<RecordType, BoxError> {
+        let Some((dtype, shape)) = &self.elements else { return Ok(RecordType::bytes(self.out_bytes)) };
+        let output = RecordType::new(*dtype, shape.clone())?;
+        if output.bytes == self.out_bytes {
+            return Ok(output);
+        }
+        Err(format!("wanted {} bytes for {output}, found {}", output.bytes, self.out_bytes).into())
     }
 
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
@@ -250,8 +351,12 @@ where
     }
 }
 
-impl<F> std::fmt::Debug for PerRecord<F> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PerRecord").field("out_bytes", &self.out_bytes).finish_non_exhaustive()
+impl<F> fmt::Debug for PerRecord<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { out_bytes, elements, .. } = self;
+        f.debug_struct("PerRecord")
+            .field("out_bytes", out_bytes)
+            .field("elements", elements)
+            .finish_non_exhaustive()
     }
 }

@@ -314,3 +314,33 @@ fn options_that_cannot_work_are_refused() {
     assert_eq!(option, "host_depth");
     assert_eq!(found, "8 host slots of 549755813888 records of 512 bytes");
 }
+
+#[test]
+fn collecting_more_batches_than_slots_fails_at_once() {
+    let (_dir, paths) = files(&[32]);
+    // A wait for a slot would outlast the test.
+    let build = |depth, workers, overlap| {
+        let builder = Loader::builder(open(&paths), plan(32, 4)).host_depth(depth);
+        let builder = builder.workers(workers).overlap(overlap);
+        builder.held_timeout(Duration::from_secs(60)).build().unwrap()
+    };
+    for (depth, workers, overlap) in [(2, 1, true), (3, 1, true), (2, 2, true), (2, 1, false)] {
+        let mut loader = build(depth, workers, overlap);
+        let slots = depth * if overlap { workers } else { 1 };
+        let all: Vec<_> = loader.epoch(0).collect();
+        assert_eq!(all.len(), slots + 1, "depth {depth}, workers {workers}, overlap {overlap}");
+        let error = all.into_iter().find_map(Result::err).unwrap();
+        assert!(matches!(error, Error::SlotHeld { slots: found, .. } if found == slots), "{error}");
+        let stopped: Result<Vec<_>, _> = loader.epoch(1).collect();
+        assert!(matches!(stopped, Err(Error::SlotHeld { .. })));
+        drop(stopped);
+        // What fits is collected, and the loader goes on.
+        assert_eq!(loader.epoch(2).count(), 8);
+    }
+    let mut loader = build(8, 1, true);
+    assert_eq!(
+        loader.epoch(0).collect::<Result<Vec<_>, _>>().unwrap().len(),
+        8,
+        "as many as there are slots"
+    );
+}

@@ -213,3 +213,27 @@ fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
         }
     }
 }
+
+#[test]
+fn an_error_is_one_sentence_however_it_is_printed() {
+    let (_dir, paths) = files(&[8]);
+    let data = open(&paths);
+    let plan = Plan::builder(8).batch(2).build().unwrap();
+    let mut loader = Loader::builder(data, plan).name("train").build().unwrap();
+    OpenOptions::new().write(true).open(&paths[0]).unwrap().set_len(3 * RECORD as u64).unwrap();
+    let error = loader.epoch(0).find_map(Result::err).unwrap();
+    let wanted = format!(
+        "train: epoch 0, step 1: the batch could not be read: {:?}: truncated while open, byte 1536 is missing: wanted \
+         1024 bytes, found 512: do not write to data files in use",
+        paths[0]
+    );
+    assert_eq!(error.to_string(), wanted);
+    assert_eq!(format!("{error:#}"), wanted);
+    assert!(std::error::Error::source(&error).is_none(), "a reporter would print the rest twice");
+    // What `main` prints.
+    let boxed: twinbuf::BoxError = error.into();
+    assert_eq!(format!("{boxed:?}"), wanted);
+    let missing = paths[0].with_file_name("missing.bin");
+    let error = twinbuf::Records::open([&missing], 8).unwrap_err();
+    assert_eq!(format!("{error:?}"), format!("{missing:?}: no such file"));
+}

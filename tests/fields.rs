@@ -54,7 +54,10 @@ fn records_are_matched_by_number_whatever_the_options() {
                 );
                 seen += 1;
             }
-            assert_eq!((batch.field_shape(0).unwrap(), batch.field_shape(1).unwrap()), (&[3][..], &[][..]));
+            assert_eq!(
+                (batch.field_type(0).unwrap().shape(), batch.field_type(1).unwrap().shape()),
+                (&[3][..], &[][..])
+            );
         }
         assert_eq!(seen, 2 * RECORDS);
         let report = loader.report();
@@ -132,7 +135,7 @@ fn other_types_and_other_numbers_of_fields_are_refused() {
             "epoch 0, step 0: field 0: wanted types for 2 fields, found 3",
         ),
         (batch.cast::<u8>().map(drop), "epoch 0, step 0: field 0: wanted types for 2 fields, found 1"),
-        (batch.field_shape(2).map(drop), "epoch 0, step 0: field 2: wanted a field below 2, found 2"),
+        (batch.field_type(2).map(drop), "epoch 0, step 0: field 2: wanted a field below 2, found 2"),
         (
             batch.field::<[u8; 5]>(0).map(drop),
             "epoch 0, step 0: wanted a whole number of [u8; 5], found 24 bytes",
@@ -237,4 +240,54 @@ fn no_field_is_refused() {
     let plan = twinbuf::Plan::builder(1).batch(1).build().unwrap();
     let error = twinbuf::Loader::builder(None, plan).build().unwrap_err();
     assert_eq!(error.to_string(), "option `dataset`: wanted at least one data set, found none");
+}
+
+/// A file of these bytes, and the folder that it is in.
+fn file(bytes: &[u8]) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data.bin");
+    std::fs::write(&path, bytes).unwrap();
+    (dir, path)
+}
+
+#[test]
+fn numbers_are_what_the_files_hold() {
+    let (_dir, path) = file(&(0..64).flat_map(|i| f64::from(i).to_le_bytes()).collect::<Vec<u8>>());
+    let first = |dtype| {
+        let cut = Cut::Windows { rows: 4, stride: 4 };
+        let data = Records::open_headerless([&path], dtype, cut).unwrap();
+        let plan = Plan::builder(data.len()).batch(2).build().unwrap();
+        Loader::builder(data, plan).build().unwrap().epoch(0).next().unwrap().unwrap()
+    };
+    let refused = |wrong: Result<usize, Error>| wrong.unwrap_err().to_string();
+    let batch = first(DType::F64);
+    assert_eq!(batch.cast::<f64>().unwrap(), [0., 1., 2., 3., 4., 5., 6., 7.]);
+    assert_eq!(batch.cast::<[f64; 4]>().unwrap()[1], [4., 5., 6., 7.]);
+    assert_eq!(batch.cast::<u8>().unwrap().len(), 64, "anything may be looked at as bytes");
+    assert_eq!(
+        refused(batch.cast::<f32>().map(<[f32]>::len)),
+        "epoch 0, step 0: field 0: wanted f64 [4], found f32"
+    );
+    assert_eq!(
+        refused(batch.cast::<[f32; 2]>().map(<[_]>::len)),
+        "epoch 0, step 0: field 0: wanted f64 [4], found [f32; 2]"
+    );
+    assert!(batch.cast::<[i64; 2]>().is_err());
+    assert!(batch.field::<[[u64; 2]; 2]>(0).is_err());
+    let mut batch = first(DType::U8);
+    assert!(batch.cast::<f32>().is_err(), "bytes that the program declared to be numbers of 8 bits");
+    assert!(batch.cast_mut::<u16>().is_err());
+    assert_eq!(batch.cast_mut::<u8>().unwrap().len(), 8);
+    let batch = first(DType::Bf16);
+    assert_eq!(batch.cast::<u16>().unwrap().len(), 8, "the bits of halves");
+    assert!(batch.cast::<i16>().is_err());
+    let batch = first(DType::Bool);
+    assert!(batch.cast::<i8>().is_err() && batch.cast::<u8>().is_ok());
+    // Opened without a type.
+    let data = Records::open([&path], 32).unwrap();
+    let plan = Plan::builder(data.len()).batch(2).build().unwrap();
+    let batch = Loader::builder(data, plan).build().unwrap().epoch(0).next().unwrap().unwrap();
+    assert_eq!(batch.cast::<f64>().unwrap()[7], 7.0);
+    assert_eq!(batch.cast::<[i64; 2]>().unwrap().len(), 4);
+    assert_eq!(batch.field_type(0).unwrap().shape(), [32]);
 }

@@ -114,3 +114,35 @@ fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {
     });
     assert!(done.load(Ordering::Relaxed) && HANDLED.load(Ordering::Relaxed) >= 100);
 }
+
+/// The names of this process's threads, as the system has them.
+#[cfg(target_os = "linux")]
+fn thread_names() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok()).collect()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_have_the_name_of_their_loader() {
+    let build = |name: Option<&str>| {
+        let (open, gate) = channel();
+        let builder = Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap());
+        let builder = match name {
+            Some(name) => builder.name(name),
+            None => builder,
+        };
+        let mut loader = builder.build().unwrap();
+        // A thread has its name before it reads.
+        let epoch = loader.epoch(0);
+        open.send(()).unwrap();
+        epoch.take(1).for_each(drop);
+        // In this order, so that the read ends before the loader does.
+        (open, loader)
+    };
+    let _loaders = [build(Some("valid")), build(None), build(Some("a-very-long-name"))];
+    let names = thread_names();
+    for wanted in ["valid-read\n", "twinbuf-read\n", "a-very-lon-read\n"] {
+        assert!(names.iter().any(|name| name == wanted), "{names:?}");
+    }
+}

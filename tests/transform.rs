@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use common::{Fault, Faulty, RECORD, batches, files, open, open_direct, plan, record};
-use twinbuf::mmap::DType;
-use twinbuf::transform::{Context, Convert, RecordTransform, Transform, per_record};
+use twinbuf::mmap::{Cut, DType};
+use twinbuf::transform::{Convert, RecordTransform, Transform, per_record};
 use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle};
 
 #[test]
@@ -135,22 +135,8 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
 fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
     let plan = Plan::builder(8).batch(2).build().unwrap();
     let refuse = |transform: Box<dyn RecordTransform>| {
-        struct Boxed(Box<dyn RecordTransform>);
-        impl RecordTransform for Boxed {
-            fn out_bytes(&self, record_bytes: usize) -> Result<usize, BoxError> {
-                self.0.out_bytes(record_bytes)
-            }
-            fn apply(
-                &mut self,
-                records: &[u8],
-                out: &mut [u8],
-                context: &Context<'_>,
-            ) -> Result<(), BoxError> {
-                self.0.apply(records, out, context)
-            }
-        }
         let data = Faulty::new(8, Fault::None, 0).0;
-        let error = Loader::builder(data, plan).transform(Boxed(transform)).build().unwrap_err();
+        let error = Loader::builder(data, plan).transform(transform).build().unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{error:?}");
         format!("{error:#}")
     };
@@ -262,4 +248,76 @@ fn a_random_augmentation_is_the_same_after_any_resume_and_on_any_rank() {
             all(&batches(&mut build(1, rank, 2), 0).into_iter().map(Result::unwrap).collect::<Vec<_>>());
         assert!(part.len() == 25 && part.iter().all(|(record, seed)| seeds[record] == *seed), "rank {rank}");
     }
+}
+
+#[test]
+fn transforms_follow_each_other_and_keep_the_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pictures.npy");
+    let numbers: Vec<u8> = (0..6 * 2 * 3 * 2).collect();
+    let mut npy = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    npy.extend(
+        format!("{:<117}\n", "{'descr': '|u1', 'fortran_order': False, 'shape': (6, 2, 3, 2), }").bytes(),
+    );
+    npy.extend(&numbers);
+    std::fs::write(&path, npy).unwrap();
+    let data = Arc::new(Records::open_npy([&path], Cut::Rows).unwrap());
+    let plan = Plan::builder(6).batch(2).build().unwrap();
+    let floats = || Transform::new(DType::U8, 2).unwrap().normalise(&[1.0, 10.0], &[0.0, 0.5]).unwrap();
+    for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
+        let build = || Loader::builder(data.clone(), plan).overlap(overlap).workers(workers);
+        let mut loader =
+            build().transform(floats().planar(6).unwrap()).transform(Convert::F32ToBf16).build().unwrap();
+        let found: Vec<u16> = loader
+            .epoch(0)
+            .flat_map(|batch| {
+                let batch = batch.unwrap();
+                assert_eq!(batch.field_type(0).unwrap().shape(), [2, 2, 3], "channels first");
+                batch.cast::<u16>().unwrap().to_vec()
+            })
+            .collect();
+        let picture = |picture: &[u8]| -> Vec<u16> {
+            let channel = |c: usize| picture.iter().skip(c).step_by(2);
+            let first = channel(0).map(|&x| f32::from(x));
+            let second = channel(1).map(|&x| f32::from(x) * 10.0 + 0.5);
+            first.chain(second).map(|x| (x.to_bits() >> 16) as u16).collect()
+        };
+        let expected: Vec<u16> = numbers.chunks_exact(12).flat_map(picture).collect();
+        let ulp = |(a, b): (&u16, &u16)| a.abs_diff(*b) <= 1; // rounded, where the other is cut
+        assert!(
+            found.len() == expected.len() && found.iter().zip(&expected).all(ulp),
+            "{found:?}, {expected:?}"
+        );
+        let mut plain = build().transform(floats()).build().unwrap();
+        assert_eq!(plain.epoch(0).next().unwrap().unwrap().field_type(0).unwrap().shape(), [2, 3, 2]);
+    }
+}
+
+#[test]
+fn records_of_another_type_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("numbers.bin");
+    std::fs::write(&path, [0; 96]).unwrap();
+    let refused = |dtype, transform: Box<dyn RecordTransform>| {
+        let data = Records::open_headerless([&path], dtype, Cut::Windows { rows: 3, stride: 3 }).unwrap();
+        let plan = Plan::builder(data.len()).build().unwrap();
+        Loader::builder(data, plan)
+            .transform(transform)
+            .build()
+            .map(drop)
+            .map_err(|error| format!("{error:#}"))
+    };
+    let cannot = "option `transform`: the data set's records cannot be transformed: wanted";
+    let tokens = || Box::new(Convert::U16ToU32);
+    assert_eq!(refused(DType::F32, tokens()).unwrap_err(), format!("{cannot} records of u16, found f32 [3]"));
+    refused(DType::U16, tokens()).unwrap();
+    let floats = Box::new(Transform::new(DType::I16, 3).unwrap());
+    assert_eq!(refused(DType::U16, floats).unwrap_err(), format!("{cannot} records of i16, found u16 [3]"));
+    let declared = |shape: &[usize]| Box::new(per_record(8, |_, _, _| Ok(())).of(DType::F32, shape));
+    assert_eq!(
+        refused(DType::F32, declared(&[3])).unwrap_err(),
+        format!("{cannot} 12 bytes for f32 [3], found 8")
+    );
+    refused(DType::F32, declared(&[2, 1])).unwrap();
+    assert!(refused(DType::F32, declared(&[usize::MAX, 2])).unwrap_err().contains("fits the memory"));
 }

@@ -215,7 +215,7 @@ fn the_copy_of_a_large_batch_starts_while_the_rest_is_read() {
         for (step, batch) in (0..).zip(&found) {
             if fails_at.is_some_and(|record| record / Chunked::BATCH == step) {
                 let error = batch.as_ref().unwrap_err().to_string();
-                assert_eq!(error, "epoch 0, step 1: the batch could not be read");
+                assert_eq!(error, "epoch 0, step 1: the batch could not be read: no record 33");
                 continue;
             }
             let batch = batch.as_ref().unwrap();

@@ -1,15 +1,18 @@
 //! Several threads that read: the plan's order whatever their number, errors in order, memory as spelled out.
 
+#![allow(clippy::cast_possible_truncation)] // small numbers
+
 mod common;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
 use common::{RECORD, batches, files, open, plan, record};
 use twinbuf::loader::MAX_HOST_DEPTH;
-use twinbuf::transform::{RecordTransform, per_record};
+use twinbuf::transform::{RecordTransform, RecordType, per_record};
 use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan};
 
 /// A random augmentation: the record, changed by numbers that its seed gives.
@@ -241,8 +244,8 @@ fn what_cannot_work_is_refused() {
 
     struct Alone;
     impl RecordTransform for Alone {
-        fn out_bytes(&self, bytes: usize) -> Result<usize, BoxError> {
-            Ok(bytes)
+        fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
+            Ok(record.clone())
         }
         fn apply(
             &mut self,
@@ -278,5 +281,185 @@ fn memory_is_that_of_all_workers() {
         let sum =
             "workers, each with 3 host slots of 8 records of 512 bytes and 4096 bytes before the transform";
         assert_eq!(error.to_string().contains(sum), workers > 1, "{error}");
+    }
+}
+
+/// Asks for pages once two threads do so.
+#[derive(Clone, Default)]
+struct AskTogether(Arc<(Mutex<Asking>, Condvar)>);
+
+#[derive(Default)]
+struct Asking {
+    threads: usize,
+    met: bool,
+    alone: bool,
+}
+
+impl Dataset for AskTogether {
+    fn records(&self) -> u64 {
+        4096
+    }
+    fn record_bytes(&self) -> usize {
+        4096
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+    fn will_need(&mut self, _: &BatchPlan) -> twinbuf::mmap::HintStats {
+        let (state, changed) = &*self.0;
+        let mut state = state.lock().unwrap();
+        state.threads += 1;
+        state.met |= state.threads > 1;
+        changed.notify_all();
+        // Long enough for another thread to come, and not for ever where none can.
+        let waits = |state: &mut Asking| !state.met && !state.alone;
+        let waited = changed.wait_timeout_while(state, Duration::from_secs(10), waits);
+        let (mut state, timeout) = waited.unwrap();
+        state.alone |= timeout.timed_out();
+        state.threads -= 1;
+        twinbuf::mmap::HintStats::default()
+    }
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+#[test]
+fn several_workers_ask_for_pages_at_once() {
+    let data = AskTogether::default();
+    let plan = Plan::builder(4096).batch(1).shuffle(twinbuf::Shuffle::Records).build().unwrap();
+    let mut loader = Loader::builder(data.clone(), plan).workers(4).build().unwrap();
+    assert_eq!(loader.epoch(0).take(64).map(Result::unwrap).count(), 64);
+    assert!(data.0.0.lock().unwrap().met, "a lock is held around user code");
+}
+
+/// Eight-byte records, of which the first of an epoch is read for as long as it takes to read the next few.
+#[derive(Clone)]
+struct FirstIsSlow {
+    while_it_is_read: u64,
+    read: Arc<(Mutex<u64>, Condvar)>,
+    alone: Arc<AtomicUsize>,
+}
+
+impl Dataset for FirstIsSlow {
+    fn records(&self) -> u64 {
+        32
+    }
+    fn record_bytes(&self) -> usize {
+        8
+    }
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        let first = batch.runs().next().ok_or("no record")?.start;
+        let (read, changed) = &*self.read;
+        let mut read = read.lock().unwrap();
+        if first == 0 {
+            // Not for ever where the others are left to this thread.
+            let limit = Duration::from_secs(10);
+            let waits = |read: &mut u64| *read < self.while_it_is_read;
+            let waited = changed.wait_timeout_while(read, limit, waits).unwrap();
+            self.alone.fetch_add(usize::from(waited.1.timed_out()), Ordering::Relaxed);
+        } else {
+            *read += u64::from(first <= self.while_it_is_read);
+            changed.notify_all();
+        }
+        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
+            out.copy_from_slice(&record.to_le_bytes());
+        }
+        Ok(out.len())
+    }
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+#[test]
+fn a_worker_that_is_free_takes_the_next_batch() {
+    for (workers, depth) in [(2, 1), (2, 2), (2, 4), (3, 2), (4, 2)] {
+        // As many as the other workers have slots for.
+        let others = ((workers - 1) * depth) as u64;
+        let data = FirstIsSlow { while_it_is_read: others, read: Arc::default(), alone: Arc::default() };
+        let plan = Plan::builder(32).build().unwrap();
+        let builder = Loader::builder(data.clone(), plan).workers(workers).host_depth(depth);
+        let mut loader = builder.build().unwrap();
+        let found: Vec<u64> = loader.epoch(0).map(|batch| batch.unwrap().cast().unwrap()[0]).collect();
+        assert!(found.into_iter().eq(0..32), "the plan's order");
+        assert_eq!(data.alone.load(Ordering::Relaxed), 0, "{workers} workers, depth {depth}: others waited");
+    }
+}
+
+/// Record `i` is the number `i`, after a random number of turns of other threads.
+#[derive(Clone)]
+struct Uneven(u64);
+
+impl Dataset for Uneven {
+    fn records(&self) -> u64 {
+        60
+    }
+    fn record_bytes(&self) -> usize {
+        8
+    }
+    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let turns = if self.0 >> 62 == 0 { self.0 >> 54 & 0xff } else { self.0 >> 61 & 1 };
+        (0..turns).for_each(|_| thread::yield_now());
+        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
+            out.copy_from_slice(&record.to_le_bytes());
+        }
+        Ok(out.len())
+    }
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(Self(self.0.rotate_left(17) | 1)))
+    }
+}
+
+#[test]
+fn every_history_of_calls_gives_the_plans_order() {
+    let seeds = std::env::var("TWINBUF_TEST_SEEDS").map_or(60, |seeds| seeds.parse().unwrap());
+    let plan = Plan::builder(60).build().unwrap();
+    for seed in 1..=seeds {
+        let mut random = seed;
+        let mut draw = |below: u64| {
+            random =
+                u64::wrapping_mul(random, 6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let (workers, depth) = (2 + draw(3) as usize, 1 + draw(3) as usize);
+        let builder = Loader::builder(Uneven(seed), plan).workers(workers).host_depth(depth);
+        let mut loader = builder.build().unwrap();
+        // Fewer than there are workers: one of them has a slot.
+        let mut kept = Vec::new();
+        for _ in 0..6 {
+            let end = draw(61);
+            let mut epoch = loader.epochs(0..2);
+            for step in 0..end {
+                let found = match draw(4) {
+                    0 => epoch.next(),
+                    1 => pollster::block_on(epoch.next_async()),
+                    2 => loop {
+                        if let Poll::Ready(found) = epoch.try_next() {
+                            break found;
+                        }
+                        thread::yield_now();
+                    },
+                    _ => loop {
+                        if let Poll::Ready(found) = epoch.next_timeout(Duration::from_micros(50)) {
+                            break found;
+                        }
+                    },
+                };
+                let batch = found.unwrap().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                let number = batch.cast::<u64>().unwrap()[0];
+                assert_eq!((batch.step(), number), (step, step), "seed {seed}");
+                if kept.len() + 1 < workers && draw(3) == 0 {
+                    kept.push((batch, number));
+                }
+                if !kept.is_empty() && draw(2) == 0 {
+                    let (batch, number) = kept.swap_remove(draw(kept.len() as u64) as usize);
+                    assert_eq!(batch.cast::<u64>().unwrap(), [number], "seed {seed}: a batch that was kept");
+                }
+            }
+        }
+        drop(kept);
+        loader.close().unwrap();
     }
 }

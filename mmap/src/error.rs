@@ -9,8 +9,8 @@ use crate::DType;
 /// Why files could not be opened, read or asked about.
 ///
 /// Every message is one line and leaves out the [`source`](std::error::Error::source), which an error reporter prints
-/// after it. Offsets and lengths are bytes, counted from the start of the file.
-#[derive(Debug)]
+/// after it. `{:?}`, which `main` prints of an error that it returns, has both. Offsets and lengths are bytes, counted from
+/// the start of the file.
 #[non_exhaustive]
 pub enum Error {
     /// No path was given.
@@ -242,6 +242,16 @@ impl fmt::Display for Error {
             Self::Read { path, offset, .. } => write!(f, "{path:?}: cannot be read at byte {offset}"),
             Self::System { path, call, .. } => write!(f, "{path:?}: {call} failed"),
             Self::Unsupported { call } => write!(f, "this operating system has no {call}"),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)?;
+        match std::error::Error::source(self) {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
         }
     }
 }

@@ -96,7 +96,8 @@ impl Options {
         Records::assemble(self, paths, |file| {
             let records = count(&file.path, file.len, record_bytes as u64, self.partial)?;
             let stride = record_bytes as u64;
-            let kind = Kind { dtype: DType::U8, shape: vec![record_bytes], bytes: record_bytes, stride };
+            let shape = vec![record_bytes];
+            let kind = Kind { dtype: DType::U8, typed: false, shape, bytes: record_bytes, stride };
             Ok(Layout { kind, offset: 0, records })
         })
     }
@@ -106,6 +107,8 @@ impl Options {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) dtype: DType,
+    /// Whether the format or the caller named the type.
+    pub(crate) typed: bool,
     /// The shape of one record.
     pub(crate) shape: Vec<usize>,
     /// Bytes in a record, at least 1: the product of the shape and the size of an element.
@@ -318,6 +321,12 @@ impl Records {
     #[must_use]
     pub const fn dtype(&self) -> DType {
         self.kind.dtype
+    }
+
+    /// Whether the files were opened with an element type. If not, the records are bytes that may be taken as anything.
+    #[must_use]
+    pub const fn is_typed(&self) -> bool {
+        self.kind.typed
     }
 
     /// Elements of one record along each axis, in C order; empty if a record is one element.

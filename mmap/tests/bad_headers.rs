@@ -62,7 +62,7 @@ fn llm_c() {
             shard(&[20_240_801, 7, i32::MAX], 6),
             "DataLength { path: P, offset: 1024, wanted: 8589934588, found: 6 }",
         ),
-        (shard(&[20_240_520, 1, 0], 0), "TooShort { path: P, wanted: 2, found: 0 }"),
+        (shard(&[20_240_520, 1, 0], 0), "P: holds no record: wanted at least 2 bytes, found 0"),
         (shard(&[20_240_520, 1, 0], 6), "DataLength { path: P, offset: 1024, wanted: 0, found: 6 }"),
         (
             shard(&[20_240_520, 1, -3], 6),
@@ -164,7 +164,7 @@ fn npy() {
             array("'<i2'", "(0, 9223372036854775808)", 0),
             shape("fewer than 2^64 bytes", "[0, 9223372036854775808]"),
         ),
-        (array("'<i2'", "(0, 3)", 0), "TooShort { path: P, wanted: 6, found: 0 }"),
+        (array("'<i2'", "(0, 3)", 0), "P: holds no record: wanted at least 6 bytes, found 0"),
         // The dictionary.
         (file("", 0), bad(10, "a dictionary", "")),
         (file("[]", 0), bad(10, "a dictionary", "[]")),
@@ -329,7 +329,7 @@ fn safetensors() {
         (tensor("F8_E8M0", "[3]", "3", 3), "UnsupportedType { path: P, offset: 8, found: \"F8_E8M0\" }"),
         (tensor("F32", "[]", "4", 4), "BadShape { path: P, wanted: \"at least one axis\", found: [] }"),
         (tensor("F32", "[3,0]", "0", 0), "BadShape { path: P, wanted: \"no empty rows\", found: [3, 0] }"),
-        (tensor("F32", "[0,3]", "0", 0), "TooShort { path: P, wanted: 12, found: 0 }"),
+        (tensor("F32", "[0,3]", "0", 0), "P: holds no record: wanted at least 12 bytes, found 0"),
         (
             file(
                 r#"{"b\n":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},

@@ -1,7 +1,6 @@
-//! What a loader and its iterators share: the loader of the crate and the iteration that borrows it, behind a lock.
+//! What a loader and its iterators share: the loader of the crate or the iteration that owns it, behind a lock.
 //!
-//! The loader lends itself to one iteration at a time. Here both are one value, so that a Python iterator needs no
-//! lifetime. No call waits with both the lock and the GIL, and none holds the lock for longer than a slice of a wait.
+//! No call waits with both the lock and the GIL, and none holds the lock for longer than a slice of a wait.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,7 +10,6 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use self_cell::{MutBorrow, self_cell};
 use twinbuf::Checkpoint;
 use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
 
@@ -25,21 +23,10 @@ use crate::report::Step;
 /// Steps that a report can draw.
 const STEPS: usize = 10_000;
 
-type Iteration<'l> = Epochs<'l>;
-
-self_cell!(
-    /// An iteration and the loader that it borrows.
-    pub(crate) struct Running {
-        owner: MutBorrow<twinbuf::Loader>,
-        #[covariant]
-        dependent: Iteration,
-    }
-);
-
 #[allow(clippy::large_enum_variant, reason = "there is one for each loader")]
 pub(crate) enum Run {
     Idle(twinbuf::Loader),
-    Running(Running),
+    Running(Epochs<'static>),
     Closed,
 }
 
@@ -48,7 +35,7 @@ impl Run {
     pub(crate) fn into_loader(self) -> Option<twinbuf::Loader> {
         match self {
             Self::Idle(loader) => Some(loader),
-            Self::Running(running) => Some(running.into_owner().into_inner()),
+            Self::Running(epochs) => epochs.into_loader(),
             Self::Closed => None,
         }
     }
@@ -218,11 +205,11 @@ impl Shared {
             state.steps.received(lease.epoch, lease.step, Instant::now());
             return Asked::Batch(lease);
         }
-        let Run::Running(running) = &mut state.run else { return Asked::End };
-        let found = running.with_dependent_mut(|_, epochs| match timeout.is_zero() {
+        let Run::Running(epochs) = &mut state.run else { return Asked::End };
+        let found = match timeout.is_zero() {
             true => epochs.try_next(),
             false => epochs.next_timeout(timeout),
-        });
+        };
         match found {
             Poll::Pending => Asked::NotYet,
             Poll::Ready(Some(Ok(batch))) => {
@@ -265,8 +252,8 @@ impl State {
     /// If the next slot is in use: lets the oldest batch keep its memory, which frees its slot. Waits for it first, as
     /// long as `patience`, unless it is of an iteration that is over: then a loop variable has it.
     pub(crate) fn free_a_slot(&mut self, patience: Duration) -> Freed {
-        let Run::Running(running) = &self.run else { return Freed::No };
-        let Some(held_for) = running.borrow_dependent().held_for() else { return Freed::No };
+        let Run::Running(epochs) = &self.run else { return Freed::No };
+        let Some(held_for) = epochs.held_for() else { return Freed::No };
         while let Some((iteration, lease)) = self.leases.front() {
             let Some(lease) = lease.upgrade() else {
                 self.leases.pop_front();
@@ -344,17 +331,18 @@ impl State {
         let run = std::mem::replace(&mut self.run, Run::Closed);
         let Some(loader) = run.into_loader() else { return Ok(()) };
         self.end = epochs.end;
-        let begun = Running::try_new_or_recover(MutBorrow::new(loader), |loader| match from {
-            Some(from) => loader.borrow_mut().epochs_from(from, epochs.end),
-            None => Ok(loader.borrow_mut().epochs(epochs)),
-        });
+        let begun = match from {
+            Some(from) => loader.into_epochs_from(from, epochs.end),
+            None => Ok(loader.into_epochs(epochs)),
+        };
         match begun {
             Ok(running) => {
                 self.run = Run::Running(running);
                 Ok(())
             }
-            Err((loader, error)) => {
-                self.run = Run::Idle(loader.into_inner());
+            Err(refused) => {
+                let (loader, error) = *refused;
+                self.run = Run::Idle(loader);
                 Err(Box::new(error))
             }
         }
@@ -363,7 +351,7 @@ impl State {
     pub(crate) fn report(&self) -> twinbuf::Report {
         match &self.run {
             Run::Idle(loader) => loader.report(),
-            Run::Running(running) => running.borrow_dependent().report(),
+            Run::Running(epochs) => epochs.report(),
             Run::Closed => self.last_report.clone().unwrap_or_default(),
         }
     }
@@ -378,7 +366,7 @@ impl State {
     fn at(&self) -> Option<Checkpoint> {
         match &self.run {
             Run::Idle(loader) => Some(loader.checkpoint()),
-            Run::Running(running) => Some(running.borrow_dependent().checkpoint()),
+            Run::Running(epochs) => Some(epochs.checkpoint()),
             Run::Closed => None,
         }
     }

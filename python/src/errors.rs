@@ -143,11 +143,10 @@ pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
 /// An error of a loader or generator. One that Python code raised comes back as it was, with a note that names the
 /// batch.
 pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
-    let line = error.to_string();
-    let whole = in_python(&format!("{error:#}"));
+    let whole = in_python(&error.to_string());
     match error {
-        Error::Load { at, source } => load(py, line, whole, at, source),
-        Error::Hook { at, source } => load(py, line, whole, at, source),
+        Error::Load { at, source } => load(py, whole, at, source),
+        Error::Hook { at, source } => load(py, whole, at, source),
         Error::Transform { at, .. } => raise(py, Failure { at, ..Failure::new("LoaderError", whole) }),
         Error::Length { at, .. } | Error::Panicked { at, .. } | Error::ThreadGone { at } => {
             raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
@@ -182,7 +181,9 @@ pub(crate) fn is_interrupt(error: &Error) -> bool {
     Python::try_attach(|py| !raised.is_instance_of::<PyException>(py)).unwrap_or(false)
 }
 
-fn load(py: Python<'_>, line: String, whole: String, at: At, source: BoxError) -> PyErr {
+fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
+    // What comes before the cause.
+    let line = whole.strip_suffix(&format!(": {}", chain(&*source))).unwrap_or(&whole).to_string();
     let source = match source.downcast::<PyErr>() {
         Ok(raised) => {
             let mut raised = *raised;

@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::loader::checkpoint::Checkpoint;
 use crate::observe::trace::Track;
 use crate::slot::{BatchMeta, Naming, Origin, Ticket};
+use crate::transform::RecordType;
 
 /// Batches end up in the memory of a CUDA device: [`DeviceBatch`]. See
 /// [`LoaderBuilder::cuda`](crate::loader::LoaderBuilder::cuda).
@@ -61,6 +62,12 @@ impl DeviceBatch {
     pub fn field_range(&self, field: usize) -> Option<Range<usize>> {
         let Origin { plan, layout, .. } = self.lease.meta().records();
         layout.range(field, usize::try_from(plan.len()).ok()?)
+    }
+
+    /// Returns the type and the shape of one record in a field, after the transforms. `None` if there is no such field.
+    #[must_use]
+    pub fn field_type(&self, field: usize) -> Option<&RecordType> {
+        self.lease.meta().records().layout.0.get(field)
     }
 
     /// Returns the position after this batch: resuming there delivers the next batch first.
@@ -339,7 +346,13 @@ impl DeviceSide {
             Err(Empty) if matches!(waiting, Waiting::Try | Waiting::Until(_)) && !self.inline => {
                 Received::NotYet
             }
-            Err(SlotHeld { .. }) => Received::SlotHeld,
+            Err(SlotHeld { .. }) => {
+                // Without a copy thread, or behind a capture, nothing wakes the task: only the next look tells.
+                if let Waiting::Poll(cx) = waiting {
+                    cx.waker().wake_by_ref();
+                }
+                Received::SlotHeld
+            }
             Ok(None) | Err(Abandoned | Empty) => Received::Gone,
             Err(error) => Received::Failed(error.into()),
         }

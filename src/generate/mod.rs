@@ -37,8 +37,7 @@ use crate::stage::{self, Stage};
 /// Dropping the generator waits for the round that is being made and joins the thread. After 10 s it leaves the thread
 /// behind, which ends with its round.
 ///
-/// A generator stays on the thread that built it, as the hook does, which may borrow the model there: it is not
-/// `Send`. Its [`Round`]s are.
+/// A generator may be sent to another thread, and so may its [`Round`]s. The hook may borrow the model.
 ///
 /// # Examples
 ///
@@ -62,11 +61,10 @@ use crate::stage::{self, Stage};
 /// Data made from the current weights:
 ///
 /// ```
-/// use std::cell::RefCell;
 /// use std::sync::{Arc, Mutex};
 /// use twinbuf::{BoxError, generate};
 ///
-/// let model = RefCell::new(1.0f32); // the weights that are trained
+/// let model = Mutex::new(1.0f32); // the weights that are trained
 /// let copy = Arc::new(Mutex::new(0.0f32)); // and those that play
 /// let play = {
 ///     let copy = copy.clone();
@@ -76,14 +74,14 @@ use crate::stage::{self, Stage};
 ///     }
 /// };
 /// let publish = |_next: u64| {
-///     *copy.lock().unwrap() = *model.borrow();
+///     *copy.lock().unwrap() = *model.lock().unwrap();
 ///     Ok::<(), BoxError>(())
 /// };
 /// let mut generator = generate(play).before(publish).build()?;
 /// let mut played = Vec::new();
 /// for round in generator.rounds(4) {
 ///     played.push(*round?);
-///     *model.borrow_mut() *= 2.0; // train
+///     *model.lock().unwrap() *= 2.0; // train
 /// }
 /// // Round N + 1 was started when round N was received, so it was played before N was trained on.
 /// assert_eq!(played, [1.0, 1.0, 2.0, 4.0]);
@@ -112,7 +110,7 @@ pub struct GeneratorBuilder<'h, T> {
 }
 
 type Make<T> = Box<dyn FnMut(u64, &mut T) -> Result<(), BoxError> + Send>;
-type Hook<'h> = Box<dyn FnMut(u64) -> Result<(), BoxError> + 'h>;
+type Hook<'h> = Box<dyn FnMut(u64) -> Result<(), BoxError> + Send + 'h>;
 
 /// Builds a generator of rounds that `make` makes, in two slots that start as `T::default()`.
 ///
@@ -168,7 +166,10 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     ///
     /// Its time counts as the caller's. If it fails, its round is not started, and the next call gets
     /// [`Error::Hook`].
-    pub fn before<E: Into<BoxError>>(mut self, mut hook: impl FnMut(u64) -> Result<(), E> + 'h) -> Self {
+    pub fn before<E: Into<BoxError>>(
+        mut self,
+        mut hook: impl FnMut(u64) -> Result<(), E> + Send + 'h,
+    ) -> Self {
         self.hook = Some(Box::new(move |round| hook(round).map_err(Into::into)));
         self
     }
@@ -358,6 +359,23 @@ impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
                 Some(Err(error))
             }
         }
+    }
+
+    /// Collects the rounds, of which there can be two. Where there are more, [`Error::SlotHeld`] comes at once: nobody
+    /// but the collection has the slots, so that a wait would be in vain.
+    fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
+        let mut rounds = 0;
+        std::iter::from_fn(|| {
+            rounds += 1;
+            if rounds <= 2 {
+                return self.next();
+            }
+            let patience = self.generator.stage.set_held_timeout(Duration::ZERO);
+            let item = self.next();
+            self.generator.stage.set_held_timeout(patience);
+            item
+        })
+        .collect()
     }
 
     /// Exact, unless an error ends the iteration early.

@@ -2,17 +2,18 @@
 
 use std::any::type_name;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::KeptSlot;
 use twinbuf_mmap::{BatchPlan, Buffer};
 
 use super::checkpoint::Checkpoint;
-use super::layout::{Field, fits};
+use super::layout::fits;
 use crate::backend::adaptive::Adaptive;
 use crate::error::{At, Error};
 use crate::slot::{BatchMeta, Origin, Slot};
+use crate::transform::RecordType;
 
 /// The bytes of one batch, in their slot: record after record, in the plan's order, as the transform left them.
 ///
@@ -51,14 +52,17 @@ impl Batch {
 
     /// Returns the bytes as values of type `T`, in place: `batch.cast::<f32>()?`.
     ///
-    /// No byte order is converted: a big-endian machine sees the numbers of little-endian files reversed.
+    /// `T` is the type that the data set or the transform declares, or an array of it; `u8` for any. Bytes without a type
+    /// may be taken as anything ([`field_type`](Self::field_type)). No byte order is converted: a big-endian machine
+    /// sees the numbers of little-endian files reversed.
     ///
     /// # Errors
     ///
-    /// [`Error::Cast`] unless the bytes are a whole number of `T`s, [`Error::Field`] if there are several fields.
+    /// [`Error::Field`] for another type, or if there are several fields; [`Error::Cast`] unless the bytes are a whole
+    /// number of `T`s.
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&[T], Error> {
         self.count_fields(1)?;
-        bytemuck::try_cast_slice(self).map_err(|_| self.not_whole::<T>())
+        self.field(0)
     }
 
     /// Returns the bytes as mutable values of type `T`, in place.
@@ -68,14 +72,13 @@ impl Batch {
     /// As [`cast`](Self::cast).
     pub fn cast_mut<T: AnyBitPattern + NoUninit>(&mut self) -> Result<&mut [T], Error> {
         self.count_fields(1)?;
-        let error = self.not_whole::<T>();
-        bytemuck::try_cast_slice_mut(self).map_err(|_| error)
+        self.field_mut(0)
     }
 
     /// Returns the fields of a batch from several data sets ([`Fields`](crate::loader::Fields)), each as numbers in place:
     /// `let (x, y) = batch.fields::<(f32, i64)>()?;`
     ///
-    /// Each slice has the field's part of all records, record after record, as [`field_shape`](Self::field_shape) says.
+    /// Each slice has the field's part of all records, record after record: [`field_type`](Self::field_type).
     /// A type in a tuple for each field, up to four; bytes (`u8`) for any.
     ///
     /// # Errors
@@ -92,44 +95,55 @@ impl Batch {
     ///
     /// Those of [`fields`](Self::fields).
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&[T], Error> {
-        let (of, bytes) = self.field_bytes(field)?;
-        if !fits::<T>(of.dtype) {
-            let (wanted, found) = (format!("{of}"), type_name::<T>().to_string());
-            return Err(Error::Field { at: self.at(), field, wanted, found });
-        }
-        let found = bytes.len();
-        bytemuck::try_cast_slice(bytes).map_err(|_| Error::Cast {
-            at: self.at(),
-            wanted: type_name::<T>(),
-            found,
-        })
+        let bytes = &self[self.field_range::<T>(field)?];
+        bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>(bytes.len()))
     }
 
-    /// Returns the shape of one record in a field, in elements of its type: empty for a single number. Bytes, if the data set or
-    /// the transform names no type.
+    /// Returns one field, mutable.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`fields`](Self::fields).
+    pub fn field_mut<T: AnyBitPattern + NoUninit>(&mut self, field: usize) -> Result<&mut [T], Error> {
+        let range = self.field_range::<T>(field)?;
+        let error = self.not_whole::<T>(range.len());
+        bytemuck::try_cast_slice_mut(&mut self[range]).map_err(|_| error)
+    }
+
+    /// Returns the type and the shape of one record in a field, after the transforms.
     ///
     /// # Errors
     ///
     /// [`Error::Field`] if there is no such field.
-    pub fn field_shape(&self, field: usize) -> Result<&[usize], Error> {
-        Ok(&self.field_bytes(field)?.0.shape)
+    pub fn field_type(&self, field: usize) -> Result<&RecordType, Error> {
+        let fields = &self.meta().records().layout.0;
+        fields.get(field).ok_or_else(|| {
+            let (wanted, found) = (format!("a field below {}", fields.len()), field.to_string());
+            Error::Field { at: self.at(), field, wanted, found }
+        })
     }
 
-    fn field_bytes(&self, field: usize) -> Result<(&Field, &[u8]), Error> {
-        let Origin { plan, layout, .. } = self.meta().records();
-        // A batch that fits its slot fits the memory.
-        let range = usize::try_from(plan.len()).ok().and_then(|records| layout.range(field, records));
-        match (layout.0.get(field), range) {
-            (Some(of), Some(range)) => Ok((of, self.get(range).unwrap_or_default())),
-            _ => {
-                let (fields, found) = (layout.0.len(), field.to_string());
-                Err(Error::Field { at: self.at(), field, wanted: format!("a field below {fields}"), found })
-            }
+    /// The number of fields.
+    #[must_use]
+    pub fn field_count(&self) -> usize {
+        self.meta().records().layout.0.len()
+    }
+
+    /// The bytes of a field whose elements may be taken as `T`.
+    fn field_range<T: AnyBitPattern>(&self, field: usize) -> Result<Range<usize>, Error> {
+        let of = self.field_type(field)?;
+        if !fits::<T>(of.dtype()) {
+            let (wanted, found) = (format!("{of}"), type_name::<T>().to_string());
+            return Err(Error::Field { at: self.at(), field, wanted, found });
         }
+        let Origin { plan, layout, .. } = self.meta().records();
+        // A batch that fits its slot fits the memory; one whose error was taken out has no bytes.
+        let range = usize::try_from(plan.len()).ok().and_then(|records| layout.range(field, records));
+        Ok(range.filter(|range| range.end <= self.len()).unwrap_or_default())
     }
 
     fn count_fields(&self, found: usize) -> Result<(), Error> {
-        let fields = self.meta().records().layout.0.len();
+        let fields = self.field_count();
         if found == fields {
             return Ok(());
         }
@@ -154,8 +168,8 @@ impl Batch {
         }
     }
 
-    fn not_whole<T>(&self) -> Error {
-        Error::Cast { at: self.at(), wanted: type_name::<T>(), found: self.len() }
+    fn not_whole<T>(&self, found: usize) -> Error {
+        Error::Cast { at: self.at(), wanted: type_name::<T>(), found }
     }
 
     fn meta(&self) -> &BatchMeta {

@@ -29,7 +29,7 @@ use crate::observe::trace::Trace;
 use crate::slot::Naming;
 use crate::stage::worker::Source;
 use crate::stage::{self, Stage};
-use crate::transform::RecordTransform;
+use crate::transform::{RecordTransform, RecordType};
 
 /// Default prefetch window in bytes. With batches of 4 MiB in shuffled chunks, every page was in memory when it was
 /// read; a window of one batch had half of them (`bench/disk`, section `resident`).
@@ -64,8 +64,8 @@ pub(crate) struct Options {
     pub(crate) hints: bool,
     hint_window: Option<u64>,
     cache_policy: CachePolicy,
-    /// By the number of the field.
-    transforms: BTreeMap<usize, Box<dyn RecordTransform>>,
+    /// By the number of the field, in the order in which they are applied.
+    transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
     pub(super) memory_limit: Option<MemoryLimit>,
     held_timeout: Duration,
@@ -106,7 +106,7 @@ impl Options {
         }
         let depths = Depths { workers: if self.overlaps() { *workers } else { 1 }, host: *host, device };
         let each = datasets.iter().enumerate();
-        let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map(|transform| &**transform)));
+        let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map_or(&[][..], Vec::as_slice)));
         Sizes::new(plan, depths, each)
     }
 }
@@ -144,8 +144,9 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// Sets the number of threads that read, transform and decode, 1 to 64. Default: 1.
     ///
-    /// Each has its own `host_depth` slots, on a device also `device_depth` and a copy stream. Batches are dealt to
-    /// them in turn and received in turn, so that the batches and their order are the same for any number. Use more
+    /// Each has its own `host_depth` slots, on a device also `device_depth` and a copy stream. A thread that has a free
+    /// slot takes the next batch: a batch that takes long delays no other thread. Batches are delivered in the plan's
+    /// order, and are the same for any number of threads. Use more
     /// than one where a batch takes more CPU time than a step: decoding, slow transforms. One is enough for records
     /// that are only read. Without [`overlap`](Self::overlap) there are no threads, and one set of slots.
     ///
@@ -251,12 +252,13 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Transforms the records on their way into the slots. Default: no transform.
+    /// Transforms the records on their way into the slots, after the transforms that were added before. Default: no
+    /// transform.
     ///
-    /// The transform runs on the reading thread, on 256 KiB at a time that have just been read. Slots then hold the
+    /// Transforms run on the reading thread, on 256 KiB at a time that have just been read. Slots then hold the
     /// transformed records.
     ///
-    /// Of several data sets, those of the first are transformed; see [`transform_field`](Self::transform_field).
+    /// Of several data sets, the records of the first are transformed; see [`transform_field`](Self::transform_field).
     pub fn transform(self, transform: impl RecordTransform + 'static) -> Self {
         self.transform_field(0, transform)
     }
@@ -264,7 +266,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Transforms one field of the records, counted from 0: of `(images, labels)`, field 0 is the images. The others stay
     /// as they are. Each field can have its own transform.
     pub fn transform_field(mut self, field: usize, transform: impl RecordTransform + 'static) -> Self {
-        self.options.transforms.insert(field, Box::new(transform));
+        self.options.transforms.entry(field).or_default().push(Box::new(transform));
         self
     }
 
@@ -331,35 +333,31 @@ impl<B: Backend> LoaderBuilder<B> {
         let records_in = |bytes: u64| bytes.div_ceil((record_bytes as u64).max(1));
         let window =
             hint_window.map_or_else(|| plan.batch_records().max(records_in(HINT_WINDOW)), records_in);
-        let field_bytes: Vec<usize> = layout.0.iter().map(|field| field.bytes).collect();
+        let field_bytes: Vec<usize> = layout.0.iter().map(RecordType::len).collect();
         let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint), layout);
         let prefetch =
             (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window, sizes.ahead == 0))));
         let reader = |_| {
             let (schedule, prefetch) = (schedule.clone(), prefetch.clone());
-            Reader { fields: Vec::new(), schedule, prefetch, cache_policy }
+            Reader { fields: Vec::new(), schedule, prefetch, asks: Vec::new(), cache_policy }
         };
         let locators = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> = (0..workers).map(reader).collect();
         for (index, dataset) in datasets.into_iter().enumerate() {
-            let record_bytes = dataset.record_bytes();
-            let (part, scratch) = sizes.parts[index];
+            let (record_bytes, out_bytes) = (dataset.record_bytes(), field_bytes[index]);
+            let part = &sizes.parts[index];
             let datasets = copies(dataset, workers, "the data set", Dataset::try_clone)?;
-            let mut transforms = match transforms.remove(&index) {
-                Some(transform) => copies(transform, workers, "the transform", RecordTransform::try_clone)?,
-                None => Vec::new(),
-            };
             for (reader, dataset) in readers.iter_mut().zip(datasets) {
-                let transform = match transforms.pop() {
-                    None => None,
-                    Some(transform) => Some(Transforming {
-                        transform,
-                        out_bytes: field_bytes[index],
-                        part,
-                        scratch: Buffer::new(scratch).ok_or_else(|| too_large(&sizes))?,
-                    }),
-                };
-                reader.fields.push(FieldReader { dataset, record_bytes, transform });
+                let (part, transforms) = (part.records, Vec::with_capacity(part.scratch.len()));
+                reader.fields.push(FieldReader { dataset, record_bytes, out_bytes, part, transforms });
+            }
+            for (transform, &bytes) in transforms.remove(&index).into_iter().flatten().zip(&part.scratch) {
+                let transforms = copies(transform, workers, "the transform", RecordTransform::try_clone)?;
+                for (reader, transform) in readers.iter_mut().zip(transforms) {
+                    let scratch = Buffer::new(bytes).ok_or_else(|| too_large(&sizes))?;
+                    let record_bytes = bytes / usize::try_from(part.records).unwrap_or(usize::MAX).max(1);
+                    reader.fields[index].transforms.push(Transforming { transform, record_bytes, scratch });
+                }
             }
         }
         let sources = readers.into_iter().map(|reader| Box::new(reader) as Box<dyn Source<[u8]>>).collect();

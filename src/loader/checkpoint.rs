@@ -236,4 +236,6 @@ fn same<T: PartialEq + fmt::Debug>(field: &'static str, own: &T, found: &T) -> R
 }
 
 #[cfg(feature = "serde")]
+mod replace;
+#[cfg(feature = "serde")]
 mod saved;

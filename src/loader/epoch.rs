@@ -3,6 +3,8 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::iter::FusedIterator;
+use std::mem;
+use std::ops::{Deref, DerefMut, Range};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -23,12 +25,77 @@ use crate::slot::Ticket;
 /// task; calls of all kinds may be mixed. With the feature `stream` it is a `futures_core::Stream` too.
 #[must_use = "batches are delivered only by iterating"]
 pub struct Epochs<'l, B: Backend = Host> {
-    loader: &'l mut Loader<B>,
+    loader: Held<'l, B>,
     /// The next batch; past the end of its epoch if the epoch is over.
     next: Ticket,
     /// The number after that of the last step of any rank in this epoch.
     longest: u64,
     ended: bool,
+}
+
+/// The loader of an iterator.
+enum Held<'l, B: Backend> {
+    Lent(&'l mut Loader<B>),
+    Own(Box<Loader<B>>),
+    /// Given back: the iterator is over.
+    None,
+}
+
+impl<B: Backend> Deref for Held<'_, B> {
+    type Target = Loader<B>;
+
+    fn deref(&self) -> &Loader<B> {
+        match self {
+            Self::Lent(loader) => loader,
+            Self::Own(loader) => loader,
+            Self::None => unreachable!("given back by what consumes the iterator"),
+        }
+    }
+}
+
+impl<B: Backend> DerefMut for Held<'_, B> {
+    fn deref_mut(&mut self) -> &mut Loader<B> {
+        match self {
+            Self::Lent(loader) => loader,
+            Self::Own(loader) => loader,
+            Self::None => unreachable!("given back by what consumes the iterator"),
+        }
+    }
+}
+
+impl<B: Backend> Loader<B> {
+    /// Iterates over the batches of several epochs as [`epochs`](Self::epochs) does, and owns the loader: for a function that
+    /// returns its batches, a thread or a task. With the feature `stream` it is a `'static` stream.
+    /// [`Epochs::into_loader`] returns the loader.
+    ///
+    /// ```
+    /// use twinbuf::{Batch, Error, Loader};
+    ///
+    /// fn batches(loader: Loader) -> impl Iterator<Item = Result<Batch, Error>> + Send + 'static {
+    ///     loader.into_epochs(0..3)
+    /// }
+    /// ```
+    pub fn into_epochs(self, epochs: Range<u64>) -> Epochs<'static, B> {
+        let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
+        let start = Start { epoch: epochs.start, step: 0, begun: None };
+        Epochs::new(Held::Own(Box::new(self)), start, last)
+    }
+
+    /// Iterates from a checkpoint as [`epochs_from`](Self::epochs_from) does, and owns the loader.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`epochs_from`](Self::epochs_from), and the loader.
+    pub fn into_epochs_from(
+        mut self,
+        checkpoint: &Checkpoint,
+        epochs: u64,
+    ) -> Result<Epochs<'static, B>, Box<(Self, Error)>> {
+        match self.start_from(checkpoint, epochs) {
+            Ok((start, last)) => Ok(Epochs::new(Held::Own(Box::new(self)), start, last)),
+            Err(error) => Err(Box::new((self, error))),
+        }
+    }
 }
 
 impl<B: Backend> Iterator for Epochs<'_, B> {
@@ -39,6 +106,24 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
             Poll::Ready(item) => item,
             Poll::Pending => unreachable!("a wait that blocks ends with a batch or an error"),
         }
+    }
+
+    /// Collects the batches, of which there can be as many as the loader has slots. Where there are more,
+    /// [`Error::SlotHeld`] comes at once: nobody but the collection has the slots, so that a wait would be in vain.
+    ///
+    /// Collect what is computed of the batches (`epoch.map(..).collect()`), raise
+    /// [`host_depth`](crate::loader::LoaderBuilder::host_depth), or take [`Batch::into_buffer`](crate::Batch::into_buffer).
+    fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
+        let (_, slots) = self.loader.stage.slots();
+        let mut batches = 0;
+        std::iter::from_fn(|| {
+            if batches >= slots {
+                return self.without_patience();
+            }
+            batches += 1;
+            self.next()
+        })
+        .collect()
     }
 
     /// Exact, unless an error ends the iteration early.
@@ -60,7 +145,11 @@ impl<B: Backend> FusedIterator for Epochs<'_, B> {}
 
 impl<'l, B: Backend> Epochs<'l, B> {
     /// From `start` to the end of epoch `last`; nothing if `last` is `None`.
-    pub(super) fn new(loader: &'l mut Loader<B>, start: Start, last: Option<u64>) -> Self {
+    pub(super) fn lent(loader: &'l mut Loader<B>, start: Start, last: Option<u64>) -> Self {
+        Self::new(Held::Lent(loader), start, last)
+    }
+
+    fn new(mut loader: Held<'l, B>, start: Start, last: Option<u64>) -> Self {
         let generation = loader.stage.next_generation();
         let ordinal = loader.epochs_begun;
         let Start { epoch, step, begun } = start;
@@ -139,6 +228,18 @@ impl<'l, B: Backend> Epochs<'l, B> {
         self.loader.stage.reading(Some(self.next), &self.loader.locators)
     }
 
+    /// Ends the iteration and returns the loader; `None` if the loader was only lent, by [`Loader::epochs`].
+    #[must_use = "otherwise drop the iterator"]
+    pub fn into_loader(mut self) -> Option<Loader<B>> {
+        if !self.ended {
+            self.end();
+        }
+        match mem::replace(&mut self.loader, Held::None) {
+            Held::Own(loader) => Some(*loader),
+            _ => None,
+        }
+    }
+
     /// Reports where the time went so far; see [`Loader::report`].
     #[must_use]
     pub fn report(&self) -> Report {
@@ -149,6 +250,14 @@ impl<'l, B: Backend> Epochs<'l, B> {
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.loader.checkpoint()
+    }
+
+    /// The next batch, if its slot is not held.
+    fn without_patience(&mut self) -> Option<Result<B::Batch, Error>> {
+        let patience = self.loader.stage.set_held_timeout(Duration::ZERO);
+        let item = self.next();
+        self.loader.stage.set_held_timeout(patience);
+        item
     }
 
     fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<B::Batch, Error>>> {

@@ -9,8 +9,8 @@ use crate::error::Error;
 
 /// What a loader reads: one data set, or several whose records belong together by their number.
 ///
-/// Any [`Dataset`] is one, and so is [`Records`]. A tuple of up to four is a data set with as many fields: images and
-/// labels, inputs and targets. All must have the same number of records, or the loader is not built. A checkpoint
+/// Any [`Dataset`] is one, and so are [`Records`] and a `Box<dyn Dataset>`. A tuple of up to four, or a `Vec`, is a data
+/// set with as many fields: images and labels, inputs and targets. All must have the same number of records, or the loader is not built. A checkpoint
 /// belongs to all of them; page hints and cache policy apply to all.
 ///
 /// In a batch each field lies in one piece and begins at a multiple of 64 bytes: [`Batch::fields`](crate::Batch::fields).
@@ -49,6 +49,18 @@ impl<D: Dataset + 'static> Fields for D {
 impl Fields for Records {
     fn into_fields(self) -> Vec<Box<dyn Dataset>> {
         vec![Box::new(Arc::new(self))]
+    }
+}
+
+impl Fields for Box<dyn Dataset> {
+    fn into_fields(self) -> Vec<Box<dyn Dataset>> {
+        vec![self]
+    }
+}
+
+impl<F: Fields> Fields for Vec<F> {
+    fn into_fields(self) -> Vec<Box<dyn Dataset>> {
+        self.into_iter().flat_map(Fields::into_fields).collect()
     }
 }
 

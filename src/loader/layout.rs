@@ -1,24 +1,16 @@
 //! Where the fields of a batch lie in its slot, and what they are.
 
-use std::any::TypeId;
-use std::fmt;
+use std::any::type_name;
 use std::ops::Range;
 
 use bytemuck::AnyBitPattern;
 use twinbuf_mmap::DType;
 
-/// What a record is in one field, as it stands in a slot.
-#[derive(Clone, Debug)]
-pub(crate) struct Field {
-    pub(crate) bytes: usize,
-    /// `None` for bytes of any kind.
-    pub(crate) dtype: Option<DType>,
-    pub(crate) shape: Vec<usize>,
-}
+use crate::transform::RecordType;
 
 /// Where the fields of a batch lie in its slot.
 #[derive(Debug)]
-pub(crate) struct Layout(pub(crate) Vec<Field>);
+pub(crate) struct Layout(pub(crate) Vec<RecordType>);
 
 /// Fields begin at multiples of it.
 const ALIGN: usize = 64;
@@ -28,9 +20,9 @@ impl Layout {
     pub(crate) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
         let mut end = 0_usize;
         let mut range = None;
-        for Field { bytes, .. } in self.0.get(..=field)? {
+        for record in self.0.get(..=field)? {
             let start = end.checked_next_multiple_of(ALIGN)?;
-            end = records.checked_mul(*bytes)?.checked_add(start)?;
+            end = records.checked_mul(record.len())?.checked_add(start)?;
             range = Some(start..end);
         }
         range
@@ -42,37 +34,25 @@ impl Layout {
     }
 }
 
-/// Whether elements of this type may be taken as values of type `T`. Types that are no numbers, such as `[u8; 3]`, are
-/// told by their size alone.
+/// Whether elements of this type may be taken as values of type `T`: as themselves or arrays of them, as bytes, and
+/// those of 16 bits without a type in Rust as their bits. Types that are no numbers, such as a caller's `struct`, need
+/// only have the alignment of the elements and be a whole number of them.
 pub(super) fn fits<T: AnyBitPattern>(dtype: Option<DType>) -> bool {
-    use DType::{Bf16, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    let numbers = [
-        (TypeId::of::<u8>(), U8),
-        (TypeId::of::<i8>(), I8),
-        (TypeId::of::<u16>(), U16),
-        (TypeId::of::<i16>(), I16),
-        (TypeId::of::<u32>(), U32),
-        (TypeId::of::<i32>(), I32),
-        (TypeId::of::<f32>(), F32),
-        (TypeId::of::<u64>(), U64),
-        (TypeId::of::<i64>(), I64),
-        (TypeId::of::<f64>(), F64),
-    ];
-    let Some(dtype) = dtype.filter(|&dtype| dtype != U8) else { return true };
-    match numbers.iter().find(|(id, _)| *id == TypeId::of::<T>()) {
-        // Bytes may be anything, anything may be looked at as bytes, and Rust has no numbers of its own for half precision.
-        Some((_, number)) => {
-            *number == dtype || *number == U8 || *number == U16 && matches!(dtype, F16 | Bf16)
-        }
-        None => size_of::<T>() % dtype.size() == 0,
+    const NUMBERS: [&str; 12] =
+        ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "u64", "i64", "f64", "f16", "bf16"];
+    let Some(dtype) = dtype else { return true };
+    // `[[f32; 3]; 2]` is numbers of `f32`, and `half::bfloat::bf16` is known by its last name. Where the compiler wrote
+    // names in another way, sizes and alignments would still be compared.
+    let name = type_name::<T>().trim_start_matches('[');
+    let name = name.split(';').next().unwrap_or(name);
+    let name = name.rsplit("::").next().unwrap_or(name);
+    if NUMBERS.contains(&name) {
+        let bits = name == "u16" && matches!(dtype, DType::F16 | DType::Bf16);
+        return name == "u8" || bits || name == dtype.to_string();
     }
-}
-
-impl fmt::Display for Field {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.dtype {
-            Some(dtype) => write!(f, "{dtype} {:?}", self.shape),
-            None => write!(f, "{} bytes", self.bytes),
-        }
-    }
+    let align = match dtype {
+        DType::C64 | DType::C128 => dtype.size() / 2,
+        _ => dtype.size(),
+    };
+    size_of::<T>() % dtype.size() == 0 && align_of::<T>() == align
 }

@@ -107,7 +107,7 @@ impl<B: Backend> Loader<B> {
 
     /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).
     pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
-        Epochs::new(self, Start { epoch, step: 0, begun: None }, Some(epoch))
+        Epochs::lent(self, Start { epoch, step: 0, begun: None }, Some(epoch))
     }
 
     /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`.
@@ -123,7 +123,7 @@ impl<B: Backend> Loader<B> {
     /// waits for the batch to be dropped on another thread, up to
     /// [`held_timeout`](LoaderBuilder::held_timeout), and ends with [`Error::SlotHeld`].
     ///
-    /// The iterator borrows the loader, so there is one at a time:
+    /// The iterator borrows the loader, so there is one at a time; [`into_epochs`](Self::into_epochs) owns it:
     ///
     /// ```compile_fail,E0499
     /// # fn f(mut loader: twinbuf::Loader) {
@@ -133,7 +133,7 @@ impl<B: Backend> Loader<B> {
     /// ```
     pub fn epochs(&mut self, epochs: Range<u64>) -> Epochs<'_, B> {
         let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
-        Epochs::new(self, Start { epoch: epochs.start, step: 0, begun: None }, last)
+        Epochs::lent(self, Start { epoch: epochs.start, step: 0, begun: None }, last)
     }
 
     /// Iterates over the batches from a checkpoint to the end of epoch `epochs - 1`: what is left of a training of so
@@ -151,6 +151,12 @@ impl<B: Backend> Loader<B> {
     /// [`Error::Checkpoint`] if the checkpoint belongs to another data set, range, shuffle, seed or tail; it names the
     /// field that differs.
     pub fn epochs_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<Epochs<'_, B>, Error> {
+        let (start, last) = self.start_from(checkpoint, epochs)?;
+        Ok(Epochs::lent(self, start, last))
+    }
+
+    /// Where to go on from a checkpoint, and the last epoch, if any is left.
+    fn start_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<(Start, Option<u64>), Error> {
         let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
         let last = epochs.checked_sub(1).filter(|&last| start.epoch <= last);
         if last.is_none() {
@@ -159,7 +165,7 @@ impl<B: Backend> Loader<B> {
             let begun = start.begun.as_ref().map(|(_, identity)| Arc::new(identity.clone()));
             self.identity = begun.unwrap_or_else(|| self.schedule.identity.clone());
         }
-        Ok(Epochs::new(self, start, last))
+        Ok((start, last))
     }
 
     /// Returns the position after the last batch that the caller received.

@@ -10,7 +10,7 @@ use super::prefetch::Prefetch;
 use super::schedule::Schedule;
 use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
-use crate::error::{At, Error};
+use crate::error::{At, BoxError, Error};
 use crate::slot::{LoadStats, Origin, Ticket};
 use crate::stage::progress::Progress;
 use crate::stage::worker::{Load, Source};
@@ -23,6 +23,8 @@ pub(crate) struct Reader {
     pub(crate) schedule: Schedule,
     /// The window of pages to ask for ahead of the reading, if there is one; all workers have the same.
     pub(crate) prefetch: Option<Arc<Mutex<Prefetch>>>,
+    /// Records to ask for once that window is unlocked: data sets may take long to answer. Empty between batches.
+    pub(crate) asks: Vec<BatchPlan>,
     pub(crate) cache_policy: CachePolicy,
 }
 
@@ -31,7 +33,12 @@ pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
     /// Of a record in the file.
     pub(crate) record_bytes: usize,
-    pub(crate) transform: Option<Transforming>,
+    /// Of a record in the slot.
+    pub(crate) out_bytes: usize,
+    /// Records that are transformed at a time.
+    pub(crate) part: u64,
+    /// In the order in which they are applied.
+    pub(crate) transforms: Vec<Transforming>,
 }
 
 impl Source<[u8]> for Reader {
@@ -42,7 +49,9 @@ impl Source<[u8]> for Reader {
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
         let (fields, schedule) = (&mut self.fields, &self.schedule);
         if let Some(prefetch) = &self.prefetch {
-            stats.hints = lock(prefetch).before(&mut |records| will_need(fields, records), schedule, ticket);
+            let asks = &mut self.asks;
+            lock(prefetch).before(&mut |records| ask_later(asks, records), schedule, ticket);
+            stats.hints = will_need(fields, asks);
         }
         let mut slot = Filling { slot, flushed: 0 };
         let (mut len, io_calls) = (0, Records::read_calls());
@@ -54,7 +63,9 @@ impl Source<[u8]> for Reader {
         }
         stats.io_calls = Records::read_calls() - io_calls;
         if let Some(prefetch) = &self.prefetch {
-            stats.hints += lock(prefetch).after(&mut |records| will_need(fields, records), schedule);
+            let asks = &mut self.asks;
+            lock(prefetch).after(&mut |records| ask_later(asks, records), schedule);
+            stats.hints += will_need(fields, asks);
         }
         if self.cache_policy != CachePolicy::Keep {
             let failed = fields.iter_mut().map(|field| field.dataset.evict(plan, self.cache_policy).is_err());
@@ -93,7 +104,7 @@ impl Filling<'_> {
 }
 
 impl FieldReader {
-    /// Reads and transforms the records to the range `out` of the slot: with a transform, or if the slot goes on to a
+    /// Reads and transforms the records to the range `out` of the slot: with transforms, or if the slot goes on to a
     /// device in chunks, part by part.
     fn load(
         &mut self,
@@ -104,26 +115,23 @@ impl FieldReader {
         stats: &mut LoadStats,
         who: &mut &'static str,
     ) -> Result<(), Error> {
-        let Self { dataset, record_bytes, transform } = self;
-        let out_bytes = transform.as_ref().map_or(*record_bytes, |transform| transform.out_bytes);
-        let chunk = slot.slot.chunk().map(|chunk| (chunk / out_bytes.max(1)).max(1) as u64);
-        let step = transform.as_ref().map(|transform| transform.part).or(chunk).unwrap_or(plan.len());
+        let Self { dataset, out_bytes, transforms, .. } = self;
+        let chunk = slot.slot.chunk().map(|chunk| (chunk / (*out_bytes).max(1)).max(1) as u64);
+        let step = if transforms.is_empty() { chunk.unwrap_or(plan.len()) } else { self.part };
         let (mut done, mut start) = (0, out.start);
         while let Some(part) = plan.part(done..plan.len().min(done + step)) {
-            let end = start + bytes(part.len(), out_bytes);
+            let end = start + bytes(part.len(), *out_bytes);
             let front = slot.bytes(start..end);
-            if let Some(Transforming { transform, scratch, .. }) = transform {
-                let records = &mut scratch[..bytes(part.len(), *record_bytes)];
-                asks.read(&mut **dataset, &part, records)?;
+            if transforms.is_empty() {
+                asks.read(&mut **dataset, &part, front)?;
+            } else {
+                asks.read(&mut **dataset, &part, transforms[0].records(part.len()))?;
                 let start = Instant::now();
                 *who = "transform";
-                transform
-                    .apply(records, front, &Context::new(&part))
+                transform(transforms, &part, front)
                     .map_err(|source| Error::Transform { at: Some((asks.at)()), source })?;
                 *who = "data set";
                 stats.transform += start.elapsed();
-            } else {
-                asks.read(&mut **dataset, &part, front)?;
             }
             slot.filled(end);
             start = end;
@@ -133,11 +141,19 @@ impl FieldReader {
     }
 }
 
-/// Asks for the pages of some records of all fields.
-fn will_need(fields: &mut [FieldReader], records: &BatchPlan) -> HintStats {
+/// Notes records whose pages are to be asked for.
+fn ask_later(asks: &mut Vec<BatchPlan>, records: &BatchPlan) -> HintStats {
+    asks.push(records.clone());
+    HintStats::default()
+}
+
+/// Asks for the pages of these records of all fields.
+fn will_need(fields: &mut [FieldReader], asks: &mut Vec<BatchPlan>) -> HintStats {
     let mut hints = HintStats::default();
-    for field in fields {
-        hints += field.dataset.will_need(records);
+    for records in asks.drain(..) {
+        for field in &mut *fields {
+            hints += field.dataset.will_need(&records);
+        }
     }
     hints
 }
@@ -147,7 +163,7 @@ fn count(records: u64) -> usize {
     usize::try_from(records).unwrap_or(usize::MAX)
 }
 
-/// A data set that panicked while it was asked for pages leaves a window that is still one.
+/// No foreign code runs while it is locked.
 fn lock(prefetch: &Mutex<Prefetch>) -> MutexGuard<'_, Prefetch> {
     prefetch.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -178,13 +194,31 @@ fn bytes(records: u64, record_bytes: usize) -> usize {
     count(records).saturating_mul(record_bytes)
 }
 
-/// A transform and the memory between it and the file.
+/// A transform and what it is applied to.
 pub(crate) struct Transforming {
     pub(crate) transform: Box<dyn RecordTransform>,
-    /// Of a record afterwards.
-    pub(crate) out_bytes: usize,
-    /// Records that are read and transformed at a time.
-    pub(crate) part: u64,
-    /// Room for so many, as they are in the file.
+    /// Bytes of a record in front of it.
+    pub(crate) record_bytes: usize,
+    /// Room for the records of a part, in front of it.
     pub(crate) scratch: Buffer,
+}
+
+impl Transforming {
+    /// The memory of the records in front of it.
+    fn records(&mut self, records: u64) -> &mut [u8] {
+        &mut self.scratch[..bytes(records, self.record_bytes)]
+    }
+}
+
+/// Applies the transforms in turn, the last one to `out`.
+fn transform(transforms: &mut [Transforming], part: &BatchPlan, out: &mut [u8]) -> Result<(), BoxError> {
+    let Some((first, others)) = transforms.split_first_mut() else { return Ok(()) };
+    let records = &first.scratch[..bytes(part.len(), first.record_bytes)];
+    match others.first_mut() {
+        None => first.transform.apply(records, out, &Context::new(part)),
+        Some(next) => {
+            first.transform.apply(records, next.records(part.len()), &Context::new(part))?;
+            transform(others, part, out)
+        }
+    }
 }

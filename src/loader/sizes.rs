@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use twinbuf_mmap::{DType, Plan, Tail};
+use twinbuf_mmap::{Plan, Tail};
 
-use super::layout::{Field, Layout};
+use super::layout::Layout;
 use super::memory::{MemoryLimit, Taken};
 use crate::backend::too_large;
 use crate::dataset::Dataset;
-use crate::error::Error;
-use crate::transform::RecordTransform;
+use crate::error::{BoxError, Error};
+use crate::transform::{RecordTransform, RecordType};
 
 /// The memory that a loader needs.
 pub(super) struct Sizes {
@@ -19,10 +19,18 @@ pub(super) struct Sizes {
     out_bytes: usize,
     /// Bytes of a slot.
     pub(super) slot: usize,
-    /// For each field, records that are transformed at a time, and bytes of so many in the file: 0 without a transform.
-    pub(super) parts: Vec<(u64, usize)>,
+    /// For each field.
+    pub(super) parts: Vec<Part>,
     /// Bytes that the data sets keep of later batches.
     pub(super) ahead: u64,
+}
+
+/// How the transforms of a field take its records.
+pub(super) struct Part {
+    /// Records that are transformed at a time.
+    pub(super) records: u64,
+    /// Bytes of that many records in front of each transform.
+    pub(super) scratch: Vec<usize>,
 }
 
 /// How many workers, and how many slots each has.
@@ -34,11 +42,11 @@ pub(super) struct Depths {
 }
 
 impl Sizes {
-    /// Of these data sets, each with its transform, and where they lie in a slot.
+    /// Of these data sets, each with its transforms, and where they lie in a slot.
     pub(super) fn new<'f>(
         plan: &Plan,
         depths: Depths,
-        fields: impl Iterator<Item = (&'f dyn Dataset, Option<&'f dyn RecordTransform>)>,
+        fields: impl Iterator<Item = (&'f dyn Dataset, &'f [Box<dyn RecordTransform>])>,
     ) -> Result<(Self, Layout), Error> {
         // A plan with fewer records than a batch has none that is full, unless it repeats them.
         let records = match plan.tail() {
@@ -46,31 +54,30 @@ impl Sizes {
             Tail::Drop | Tail::Keep => plan.batch_records().min(plan.records()),
         };
         let (mut parts, mut layout, mut ahead) = (Vec::new(), Vec::new(), 0_u64);
-        for (dataset, transform) in fields {
+        for (dataset, transforms) in fields {
             ahead = ahead.saturating_add(dataset.ahead_bytes(plan));
-            let record_bytes = dataset.record_bytes();
-            let Some(transform) = transform else {
-                let (dtype, shape) = dataset
-                    .element()
-                    .map_or_else(|| (None, vec![record_bytes]), |(dtype, shape)| (Some(dtype), shape));
-                parts.push((0, 0));
-                layout.push(Field { bytes: record_bytes, dtype, shape });
-                continue;
+            let bytes = dataset.record_bytes();
+            let mut record = match dataset.element() {
+                Some((dtype, shape)) => typed(dataset, RecordType::new(dtype, shape))?,
+                None => RecordType::bytes(bytes),
             };
-            let failed = |source| Error::Transform { at: None, source };
-            let bytes = transform.out_bytes(record_bytes).map_err(failed)?;
-            if bytes == 0 {
-                return Err(failed("wanted records of at least 1 byte, found 0 after the transform".into()));
+            let part = ((dataset.part_bytes() / bytes.max(1)).max(1) as u64).min(records);
+            let part_records = usize::try_from(part).unwrap_or(usize::MAX);
+            let mut scratch = Vec::with_capacity(transforms.len());
+            for transform in transforms {
+                // No more than a batch, or one record.
+                scratch.push(part_records.saturating_mul(record.len()));
+                record = transform.output(&record).map_err(failed)?;
+                if record.len() == 0 {
+                    let error = "wanted records of at least 1 byte, found 0 after the transform";
+                    return Err(failed(error.into()));
+                }
             }
-            let part = ((dataset.part_bytes() / record_bytes.max(1)).max(1) as u64).min(records);
-            // No more than a batch in the file, or one record.
-            let scratch = usize::try_from(part).unwrap_or(usize::MAX).saturating_mul(record_bytes);
-            parts.push((part, scratch));
-            let dtype = transform.dtype();
-            layout.push(Field { bytes, dtype, shape: vec![bytes / dtype.map_or(1, DType::size)] });
+            parts.push(Part { records: part, scratch });
+            layout.push(record);
         }
         let layout = Layout(layout);
-        let out_bytes = layout.0.iter().fold(0_usize, |sum, field| sum.saturating_add(field.bytes));
+        let out_bytes = layout.0.iter().fold(0_usize, |sum, field| sum.saturating_add(field.len()));
         let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),
@@ -80,7 +87,7 @@ impl Sizes {
 
     /// Bytes before the transforms, of each worker.
     fn scratch(&self) -> usize {
-        self.parts.iter().fold(0, |sum, (_, scratch)| sum.saturating_add(*scratch))
+        self.parts.iter().flat_map(|part| &part.scratch).fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 
     /// Takes the sum from the limit.
@@ -99,6 +106,21 @@ impl Sizes {
             taken,
         })
     }
+}
+
+fn failed(source: BoxError) -> Error {
+    Error::Transform { at: None, source }
+}
+
+/// Refuses a data set whose element type does not give records of its size.
+fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<RecordType, Error> {
+    let found = match record {
+        Ok(record) if record.len() == dataset.record_bytes() => return Ok(record),
+        Ok(record) => format!("{record}, which is {} bytes", record.len()),
+        Err(error) => error.to_string(),
+    };
+    let wanted = format!("elements of {} bytes a record in {}", dataset.record_bytes(), dataset.name());
+    Err(Error::Option { option: "dataset", wanted, found })
 }
 
 /// The sum, spelled out.

@@ -1,19 +1,28 @@
-//! Which batches the loading threads may start.
+//! Which batches the loading threads may start, and which thread has which.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::progress::Progress;
 use crate::slot::Ticket;
 
-/// Tells the loading threads what to load next. The caller grants epochs; the threads take their batches in turn: the
-/// first thread the first batch, the second one the second, and round again.
+/// Tells the loading threads what to load next. The caller grants epochs; a thread that has a free slot takes the next
+/// batch.
+///
+/// Each thread hands its batches over in the order in which it took them, which is that of the plan with gaps. The caller
+/// finds the thread that has the next batch in [`lane`](Self::lane). If none has taken it, then every thread waits for a
+/// slot, or will take it soon.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Mutex<State>,
+    /// For the threads: there is something to start.
     changed: Condvar,
+    /// For the caller: a batch was taken or handed over, or a thread ended.
+    dealt: Condvar,
     /// What each thread does.
     progress: Vec<Progress>,
     /// A load did not end in time, and its thread was left behind.
@@ -24,8 +33,21 @@ pub(crate) struct Gate {
 struct State {
     /// The first batch of the generation.
     first: Ticket,
-    /// For each thread, which batch of the generation it starts next.
-    next: Vec<u64>,
+    /// Which batch of the generation is started next.
+    next: u64,
+    /// For each thread, the batches that it took and that were not received: generation and number. There are no more
+    /// than it has slots.
+    taken: Vec<VecDeque<(u64, u64)>>,
+    /// Whether each thread waits for a slot.
+    without_slot: Vec<bool>,
+    /// Threads that have not ended.
+    alive: usize,
+    /// Batches handed over and threads ended, so far.
+    events: u64,
+    /// Whether the caller waits on `dealt`.
+    caller_waits: bool,
+    /// The task that waits for a batch that no thread has taken.
+    waker: Option<Waker>,
     /// For each thread, the batch that it started last.
     started: Vec<Ticket>,
     /// The last epoch that may be started; `None` if there is nothing to start.
@@ -39,10 +61,32 @@ struct State {
     closed: bool,
 }
 
+/// Which thread has a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    Has(usize),
+    /// One will take it soon.
+    NotYet,
+    /// None, because all wait for slots.
+    SlotHeld,
+    /// None, because all have ended.
+    Gone,
+}
+
 impl State {
-    /// The batch that the thread may start now.
-    fn ready(&self, thread: usize) -> Option<Ticket> {
-        let (last, seq) = (self.last?, self.next[thread]);
+    fn lane(&self, ticket: Ticket) -> Lane {
+        let wanted = (ticket.generation, ticket.seq);
+        match self.taken.iter().position(|taken| taken.contains(&wanted)) {
+            Some(thread) => Lane::Has(thread),
+            None if self.alive == 0 => Lane::Gone,
+            None if self.without_slot.iter().all(|&waits| waits) => Lane::SlotHeld,
+            None => Lane::NotYet,
+        }
+    }
+
+    /// The batch that may be started now.
+    fn ready(&self) -> Option<Ticket> {
+        let (last, seq) = (self.last?, self.next);
         let ticket = self.ticket(seq).filter(|ticket| ticket.epoch <= last)?;
         self.failed.is_none_or(|failed| seq < failed).then_some(Ticket { last, ..ticket })
     }
@@ -70,17 +114,25 @@ impl Gate {
     /// [`begin`](Self::begin) or [`grant`](Self::grant).
     pub(crate) fn new(steps: u64, threads: usize) -> Self {
         let first = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps, last: 0 };
-        let next = (0..threads as u64).collect();
-        let resumed = Instant::now();
-        let started = vec![first; threads];
-        let state = State { first, next, started, last: None, steps, failed: None, resumed, closed: false };
+        let state = State {
+            first,
+            next: 0,
+            taken: vec![VecDeque::new(); threads],
+            without_slot: vec![false; threads],
+            alive: threads,
+            events: 0,
+            caller_waits: false,
+            waker: None,
+            started: vec![first; threads],
+            last: None,
+            steps,
+            failed: None,
+            resumed: Instant::now(),
+            closed: false,
+        };
         let progress = (0..threads).map(|_| Progress::default()).collect();
-        Self {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            progress,
-            abandoned: AtomicBool::new(false),
-        }
+        let [changed, dealt] = [const { Condvar::new() }; 2];
+        Self { state: Mutex::new(state), changed, dealt, progress, abandoned: AtomicBool::new(false) }
     }
 
     /// No foreign code runs while it is locked.
@@ -91,10 +143,7 @@ impl Gate {
     /// Drops what was granted before, and grants the batches from `first` to the end of its last epoch.
     pub(crate) fn begin(&self, first: Ticket) {
         let mut state = self.lock();
-        (state.first, state.last, state.failed) = (first, Some(first.last), None);
-        for (next, seq) in state.next.iter_mut().zip(first.seq..) {
-            *next = seq;
-        }
+        (state.first, state.next, state.last, state.failed) = (first, first.seq, Some(first.last), None);
         state.resumed = Instant::now();
         drop(state);
         self.changed.notify_all();
@@ -112,7 +161,7 @@ impl Gate {
     pub(crate) fn retract(&self) -> u64 {
         let mut state = self.lock();
         state.last = None;
-        let next = state.next.iter().min().and_then(|&seq| state.ticket(seq));
+        let next = state.ticket(state.next);
         next.map_or(state.first.epoch, |next| next.epoch)
     }
 
@@ -125,9 +174,13 @@ impl Gate {
             if state.closed {
                 return None;
             }
-            if let Some(ticket) = state.ready(thread) {
-                state.next[thread] += state.next.len() as u64;
+            if let Some(ticket) = state.ready() {
+                state.next += 1;
                 state.started[thread] = ticket;
+                if self.is_shared() {
+                    state.taken[thread].push_back((ticket.generation, ticket.seq));
+                    self.tell_caller(&state);
+                }
                 // While the state is locked, so that whoever has closed the gate sees it.
                 self.progress[thread].begin();
                 return Some((ticket, state.resumed));
@@ -144,11 +197,11 @@ impl Gate {
     }
 
     /// The batch could not be loaded. Called before it is handed over, so that the caller learns of it later.
-    pub(super) fn failed(&self, thread: usize, ticket: Ticket) {
+    pub(super) fn failed(&self, ticket: Ticket) {
         let mut state = self.lock();
-        // Unless the caller has meanwhile asked for something else.
+        // Unless the caller has asked for something else since.
         if state.first.generation == ticket.generation {
-            state.next[thread] = ticket.seq;
+            state.next = state.next.min(ticket.seq);
             state.failed = Some(state.failed.map_or(ticket.seq, |failed| failed.min(ticket.seq)));
         }
     }
@@ -164,6 +217,88 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Whether there are several threads.
+    pub(super) fn is_shared(&self) -> bool {
+        self.progress.len() > 1
+    }
+
+    /// The thread waits for a slot, or has one again.
+    pub(super) fn waits_for_slot(&self, thread: usize, waits: bool) {
+        self.lock().without_slot[thread] = waits;
+    }
+
+    /// A thread has handed a batch over.
+    pub(super) fn committed(&self) {
+        if self.is_shared() {
+            self.tell_event(self.lock());
+        }
+    }
+
+    /// A thread has ended.
+    pub(super) fn left(&self) {
+        let mut state = self.lock();
+        state.alive -= 1;
+        self.tell_event(state);
+    }
+
+    fn tell_event(&self, mut state: MutexGuard<'_, State>) {
+        state.events += 1;
+        self.tell_caller(&state);
+        let waker = state.waker.take();
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    fn tell_caller(&self, state: &State) {
+        if state.caller_waits {
+            self.dealt.notify_all();
+        }
+    }
+
+    /// What has happened so far, for [`wait_for_lane`](Self::wait_for_lane).
+    pub(super) fn events(&self) -> u64 {
+        self.lock().events
+    }
+
+    /// Which thread has the batch.
+    pub(super) fn lane(&self, ticket: Ticket) -> Lane {
+        if self.is_shared() { self.lock().lane(ticket) } else { Lane::Has(0) }
+    }
+
+    /// Waits until a thread takes this batch, up to `deadline` or to an event after those that the caller has `seen`.
+    /// Returns which thread has it.
+    pub(super) fn wait_for_lane(&self, ticket: Ticket, deadline: Instant, seen: Option<u64>) -> Lane {
+        let mut state = self.lock();
+        let found = state.lane(ticket);
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let news = seen.is_some_and(|seen| seen != state.events);
+        if matches!(found, Lane::Has(_) | Lane::Gone) || news || rest.is_zero() {
+            return found;
+        }
+        state.caller_waits = true;
+        let waited = self.dealt.wait_timeout(state, rest);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.caller_waits = false;
+        state.lane(ticket)
+    }
+
+    /// Wakes the task at the next event, unless a thread has this batch, whose lane wakes it then.
+    pub(super) fn wake_for_lane(&self, ticket: Ticket, waker: &Waker) {
+        let mut state = self.lock();
+        let dealt = matches!(state.lane(ticket), Lane::Has(_));
+        state.waker = (!dealt).then(|| waker.clone());
+    }
+
+    /// The thread's next batch to be received is of an earlier generation.
+    pub(super) fn is_stale(&self, thread: usize, generation: u64) -> bool {
+        self.lock().taken[thread].front().is_some_and(|&(of, _)| of != generation)
+    }
+
+    /// The caller has received the thread's next batch.
+    pub(super) fn received(&self, thread: usize) {
+        self.lock().taken[thread].pop_front();
+    }
+
     pub(super) fn progress(&self, thread: usize) -> &Progress {
         &self.progress[thread]
     }
@@ -175,9 +310,15 @@ impl Gate {
         progress.busy_for().map(|time| (ticket, progress, time))
     }
 
-    /// The first thread that is loading.
-    pub(super) fn loading_thread(&self) -> Option<usize> {
-        self.progress.iter().position(|progress| progress.busy_for().is_some())
+    fn is_loading(&self) -> bool {
+        self.progress.iter().any(|progress| progress.busy_for().is_some())
+    }
+
+    /// Of the threads that are loading, the one whose batch is wanted first.
+    pub(super) fn first_loading(&self) -> Option<usize> {
+        let state = self.lock();
+        let loading = (0..self.progress.len()).filter(|&thread| self.progress[thread].busy_for().is_some());
+        loading.min_by_key(|&thread| (state.started[thread].generation, state.started[thread].seq))
     }
 
     /// Closes the gate and waits until no thread is loading, up to `limit`. Returns whether that is so; if not, the
@@ -188,7 +329,7 @@ impl Gate {
             return false;
         }
         let start = Instant::now();
-        while self.loading_thread().is_some() {
+        while self.is_loading() {
             if start.elapsed() >= limit {
                 // Relaxed: read by the thread that ends the stage, which is this one.
                 self.abandoned.store(true, Ordering::Relaxed);

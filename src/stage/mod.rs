@@ -1,8 +1,8 @@
 //! Threads that load ahead of the caller, or the caller itself that loads when it asks: what a loader and a generator
 //! are made of.
 //!
-//! Each thread has its own slots. Batches are dealt to the threads in turn and received from them in turn, so that
-//! their order does not depend on the number of threads.
+//! Each thread has its own slots, in a ring of its own. A thread that has a free slot takes the next batch; the caller
+//! receives the batches in their order, whichever thread has them.
 
 pub(crate) mod gate;
 pub(crate) mod progress;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use twinbuf_mmap::Buffer;
 
-use self::gate::Gate;
+use self::gate::{Gate, Lane};
 use self::worker::{Source, Worker};
 use crate::backend::sealed::{Backend, Batches, SlotGuard, Slots};
 use crate::backend::{NoSlot, Received, Sides, Waiting};
@@ -88,14 +88,25 @@ impl Drop for Ending {
 }
 
 /// The receiving sides, one for each thread.
-struct Lanes<B: Backend>(Vec<B::Batches>, Arc<Gate>);
+struct Lanes<B: Backend> {
+    lanes: Vec<B::Batches>,
+    gate: Arc<Gate>,
+    /// The generation of the last call.
+    generation: u64,
+    /// Whether some thread has batches of an earlier one.
+    stale: bool,
+}
+
+/// The pieces in which a wait without end is cut.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_secs(3600);
 
 impl<B: Backend> Drop for Lanes<B> {
     fn drop(&mut self) {
-        if self.1.is_abandoned() {
+        if self.gate.is_abandoned() {
             // Its end waits for a copy thread, which waits for the load that does not end.
             let (copied, others) =
-                mem::take(&mut self.0).into_iter().partition(|lane| lane.copy_thread().is_some());
+                mem::take(&mut self.lanes).into_iter().partition(|lane| lane.copy_thread().is_some());
             mem::forget::<Vec<_>>(copied);
             drop::<Vec<_>>(others);
         }
@@ -103,30 +114,99 @@ impl<B: Backend> Drop for Lanes<B> {
 }
 
 impl<B: Backend> Lanes<B> {
-    fn of(&mut self, ticket: Ticket) -> &mut B::Batches {
-        let lane = self.index(ticket);
-        &mut self.0[lane]
+    /// The batch of `ticket`, from the thread that has it; or one of an earlier generation.
+    fn receive(
+        &mut self,
+        ticket: Ticket,
+        waiting: &mut Waiting<'_, '_>,
+        held_timeout: Duration,
+    ) -> Received<Raw<B>> {
+        if let [lane] = &mut *self.lanes {
+            return lane.receive(waiting, held_timeout);
+        }
+        if self.generation != ticket.generation {
+            (self.generation, self.stale) = (ticket.generation, true);
+        }
+        let started = Instant::now();
+        loop {
+            // In front of the look for what is stale: a batch that is handed over from now on ends the wait.
+            let seen = self.stale.then(|| self.gate.events());
+            if let Waiting::Poll(cx) = waiting {
+                self.gate.wake_for_lane(ticket, cx.waker());
+            }
+            if let Some(stale) = self.take_stale() {
+                return Received::Batch(stale);
+            }
+            let now = Instant::now();
+            let found = match waiting {
+                Waiting::Until(deadline) => self.gate.wait_for_lane(ticket, *deadline, seen),
+                Waiting::Block => {
+                    self.gate.wait_for_lane(ticket, now + held_timeout.clamp(SHORTEST, LONGEST), seen)
+                }
+                Waiting::Try | Waiting::Poll(_) | Waiting::Drain => self.gate.lane(ticket),
+            };
+            let again = match &*waiting {
+                Waiting::Block => found == Lane::NotYet || started.elapsed() < held_timeout,
+                Waiting::Until(deadline) => Instant::now() < *deadline,
+                _ => false,
+            };
+            return match found {
+                Lane::Has(lane) => {
+                    let found = self.lanes[lane].receive(waiting, held_timeout);
+                    if let Received::Batch(_) = found {
+                        self.gate.received(lane);
+                    }
+                    found
+                }
+                Lane::Gone => Received::Gone,
+                _ if again => continue,
+                Lane::NotYet => Received::NotYet,
+                Lane::SlotHeld => Received::SlotHeld,
+            };
+        }
     }
 
-    #[allow(clippy::cast_possible_truncation, reason = "less than the number of lanes")]
-    fn index(&self, ticket: Ticket) -> usize {
-        (ticket.seq % self.0.len() as u64) as usize
+    /// A batch of an earlier generation, which keeps its slot from a thread that could take another batch.
+    fn take_stale(&mut self) -> Option<Raw<B>> {
+        if !self.stale {
+            return None;
+        }
+        let Self { lanes, gate, generation, stale } = self;
+        *stale = false;
+        for (lane, batches) in
+            lanes.iter_mut().enumerate().filter(|(lane, _)| gate.is_stale(*lane, *generation))
+        {
+            *stale = true;
+            if let Received::Batch(batch) = batches.receive(&mut Waiting::Try, Duration::ZERO) {
+                gate.received(lane);
+                return Some(batch);
+            }
+        }
+        None
+    }
+
+    /// The thread that is loading this batch.
+    fn loading(&self, ticket: Ticket) -> Option<usize> {
+        match self.gate.lane(ticket) {
+            Lane::Has(lane) => Some(lane),
+            _ => None,
+        }
     }
 
     /// When this batch's copy to the device was done, and how long it took.
     fn copied(&self, ticket: Ticket) -> Option<(Instant, Duration)> {
-        self.0[self.index(ticket)].copied(ticket)
+        self.lanes.iter().find_map(|lane| lane.copied(ticket))
     }
 
     /// How long the copies to the device have taken so far, and their bytes.
     fn copies(&self) -> (Duration, u64) {
-        self.0.iter().map(Batches::copies).fold((Duration::ZERO, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+        self.lanes.iter().map(Batches::copies).fold((Duration::ZERO, 0), |a, b| (a.0 + b.0, a.1 + b.1))
     }
 
     /// The option that sets how many slots batches hold, and how many there are.
     fn slots(&self) -> (&'static str, usize) {
-        let (option, slots) = self.0[0].slots();
-        (option, slots * self.0.len())
+        let (option, slots) = self.lanes[0].slots();
+        (option, slots * self.lanes.len())
     }
 }
 
@@ -182,7 +262,7 @@ impl<B: Backend> Stage<B> {
                 Feed::Threads(threads) if overlap => {
                     let gate = gate.clone();
                     let thread = thread::Builder::new()
-                        .name(format!("twinbuf-{}", row.replace(' ', "-")))
+                        .name(crate::thread::name(naming.loader.as_deref(), &row))
                         .spawn(move || worker.run(lane, &gate, slots))
                         .map_err(Error::Spawn)?;
                     threads.join.push(JoinOnDrop::new(thread, received.copy_thread()));
@@ -194,7 +274,7 @@ impl<B: Backend> Stage<B> {
         let track = Track::new(trace.clone(), 1, "train");
         let recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, overlap, lanes);
         let ending = Ending(gate.clone(), batches.iter().filter_map(Batches::copy_thread).collect());
-        let lanes = Lanes(batches, gate);
+        let lanes = Lanes { lanes: batches, gate, generation: 0, stale: false };
         let running = ForkGuard::new(Running { ending, lanes, feed, recorder, trace });
         Ok(Self { running, naming, held_timeout, held_since: None, loads, generation: 0 })
     }
@@ -276,28 +356,37 @@ impl<B: Backend> Stage<B> {
         let (mut look, mut there) = (matches!(feed, Feed::Threads(_)), false);
         if let Feed::Inline(inline) = feed {
             let (worker, slots) = &mut **inline;
-            match slots.acquire_within(waiting.patience(self.held_timeout)) {
-                Ok(mut slot) => {
-                    let (meta, _) = worker.load(ticket, &mut slot, None, None);
-                    // If the backend has failed, the receiving side has the error.
-                    let _ = slot.commit(meta);
+            loop {
+                match slots.acquire_within(waiting.patience(self.held_timeout)) {
+                    Ok(mut slot) => {
+                        let (meta, _) = worker.load(ticket, &mut slot, None, None);
+                        // If the backend has failed, the receiving side has the error.
+                        let _ = slot.commit(meta);
+                    }
+                    // Both sides are at this slot, so the receiving one leaves the task's waker there.
+                    Err(NoSlot::Held) if matches!(waiting, Waiting::Poll(_)) => {
+                        match lanes.receive(ticket, &mut waiting, Duration::ZERO) {
+                            Received::NotYet => continue, // released in the meantime
+                            other => found = Some(other),
+                        }
+                    }
+                    Err(NoSlot::Held) => found = Some(Received::SlotHeld),
+                    Err(NoSlot::Gone) => {}
                 }
-                Err(NoSlot::Held) => found = Some(Received::SlotHeld),
-                Err(NoSlot::Gone) => {}
+                break;
             }
         }
         loop {
             let received = found.take().unwrap_or_else(|| {
                 recorder.wait(|| {
-                    let lane = lanes.of(ticket);
                     if mem::take(&mut look) {
-                        let found = lane.receive(&mut Waiting::Try, Duration::ZERO);
+                        let found = lanes.receive(ticket, &mut Waiting::Try, Duration::ZERO);
                         if !matches!(found, Received::NotYet | Received::SlotHeld) {
                             there = trace.is_none();
                             return found;
                         }
                     }
-                    lane.receive(&mut waiting, self.held_timeout)
+                    lanes.receive(ticket, &mut waiting, self.held_timeout)
                 })
             });
             let mut batch = match received {
@@ -346,6 +435,16 @@ impl<B: Backend> Stage<B> {
         Poll::Ready(Err(error))
     }
 
+    /// The option that sets how many slots batches hold, and how many there are.
+    pub(crate) fn slots(&self) -> (&'static str, usize) {
+        self.running.lanes.slots()
+    }
+
+    /// Sets how long to wait for a slot that the caller holds, and returns what it was.
+    pub(crate) fn set_held_timeout(&mut self, timeout: Duration) -> Duration {
+        mem::replace(&mut self.held_timeout, timeout)
+    }
+
     /// Returns how long the next slot has been found held by calls that do not wait, if the last one found it so.
     pub(crate) fn held_for(&self) -> Option<Duration> {
         self.held_since.map(|since| since.elapsed())
@@ -355,8 +454,8 @@ impl<B: Backend> Stage<B> {
     pub(crate) fn reading(&self, ticket: Option<Ticket>, locators: &[Option<Locator>]) -> Option<Reading> {
         let gate = self.gate()?;
         let thread = match ticket {
-            Some(ticket) => self.running.lanes.index(ticket),
-            None => gate.loading_thread()?,
+            Some(ticket) => self.running.lanes.loading(ticket)?,
+            None => gate.first_loading()?,
         };
         let (ticket, progress, time) = gate.loading(thread)?;
         let place = progress.place();
@@ -379,7 +478,7 @@ impl<B: Backend> Stage<B> {
         let mut unheard = None;
         if let Feed::Threads(threads) = &feed {
             threads.gate.close();
-            let errors = lanes.0.iter_mut().filter_map(|batches| drain::<B>(batches, generation));
+            let errors = lanes.lanes.iter_mut().filter_map(|batches| drain::<B>(batches, generation));
             unheard = errors.min_by_key(|&(seq, _)| seq).map(|(_, error)| error);
         }
         drop(ending);

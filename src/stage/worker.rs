@@ -7,6 +7,7 @@ use twinbuf_mmap::BatchPlan;
 
 use super::gate::Gate;
 use super::progress::Progress;
+use crate::backend::NoSlot;
 use crate::backend::sealed::{SlotGuard, Slots};
 use crate::error::Error;
 use crate::observe::recorder::LoadRecorder;
@@ -87,16 +88,25 @@ impl<C: ?Sized> Worker<C> {
         (BatchMeta { ticket, records, result, stats }, end)
     }
 
-    /// A loading thread: loads the batches that are its own, as far as there are slots and leave, until the gate is
-    /// closed or the receiver is gone.
+    /// A loading thread: takes the next batch whenever it has a slot and leave, until the gate is closed or the receiver
+    /// is gone.
     pub(crate) fn run<S: Slots<Content = C>>(mut self, thread: usize, gate: &Gate, mut slots: S) {
+        // Dropped last, and by a panic too.
+        let _left = Left(gate);
         let mut epoch = None;
         let mut asked = Instant::now();
         loop {
             // The wait for a slot may be long.
             self.recorder.write_if_due(asked);
             // The slot first: a batch counts as started only when nothing but the source is in its way.
+            let waits = gate.is_shared() && matches!(slots.acquire_within(Duration::ZERO), Err(NoSlot::Held));
+            if waits {
+                gate.waits_for_slot(thread, true);
+            }
             let Ok(mut slot) = slots.acquire() else { return };
+            if waits {
+                gate.waits_for_slot(thread, false);
+            }
             let Some((ticket, resumed)) = gate.start(thread, || self.recorder.flush()) else { break };
             // The trace of an epoch that has been read is complete in the file. Rounds are too many for that.
             if epoch.replace((ticket.generation, ticket.epoch)).is_some_and(|last| last.1 != ticket.epoch)
@@ -108,12 +118,22 @@ impl<C: ?Sized> Worker<C> {
             let (meta, end) = self.load(ticket, &mut slot, since, progress);
             asked = end;
             if meta.result.is_err() {
-                gate.failed(thread, ticket);
+                gate.failed(ticket);
             }
             if slot.commit(meta).is_err() {
                 return;
             }
+            gate.committed();
         }
         slots.finish();
+    }
+}
+
+/// Tells the gate when its thread ends.
+struct Left<'g>(&'g Gate);
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        self.0.left();
     }
 }

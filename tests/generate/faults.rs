@@ -45,7 +45,7 @@ fn check_error(error: &Error, fault: Fault, at: u64, case: &str) {
         (Fault::Error, Error::Load { at: failed, source }) => {
             assert_eq!(*failed, round(at), "{case}");
             assert_eq!(source.to_string(), format!("the simulator of round {at} crashed"), "{case}");
-            assert_eq!(error.to_string(), format!("round {at}: the closure failed"));
+            assert_eq!(error.to_string(), format!("round {at}: the closure failed: {source}"));
         }
         (Fault::Panic, Error::Panicked { at: failed, who: "closure", message }) => {
             assert_eq!((failed, &**message), (&round(at), &*format!("round {at} is cursed")), "{case}");
@@ -63,8 +63,8 @@ fn every_fault_at_every_round_arrives_in_order_and_once() {
                 for times in [1, 2, u32::MAX] {
                     let case = format!("{fault:?} at round {at}, {times} times, {mode:?}");
                     let (make, watch) = faulty(fault, at, times);
-                    let hooks = RefCell::new(Vec::new());
-                    let mut generator = build(mode, |round| hooks.borrow_mut().push(round), make);
+                    let hooks = Mutex::new(Vec::new());
+                    let mut generator = build(mode, |round| hooks.lock().unwrap().push(round), make);
                     let mut expected_hooks: Vec<u64> = (0..at).collect();
                     for attempt in 0..3 {
                         let first = if attempt == 0 { 0 } else { at };
@@ -91,7 +91,7 @@ fn every_fault_at_every_round_arrives_in_order_and_once() {
                     drop(generator);
                     assert!(watch.dropped.load(Ordering::Relaxed), "{case}: drop joins the thread");
                     if mode.1 {
-                        assert_eq!(*hooks.borrow(), expected_hooks, "{case}");
+                        assert_eq!(*hooks.lock().unwrap(), expected_hooks, "{case}");
                     }
                 }
             }
@@ -166,7 +166,7 @@ fn close_tells_the_failure_that_nobody_has_heard() {
 #[test]
 fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
     for overlap in [true, false] {
-        let calls = RefCell::new(Vec::new());
+        let calls = Mutex::new(Vec::new());
         let made = Arc::new(Mutex::new(Vec::new()));
         let seen = made.clone();
         let make = move |round: u64, out: &mut u64| {
@@ -175,9 +175,9 @@ fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
             Ok::<(), BoxError>(())
         };
         let hook = |round: u64| {
-            calls.borrow_mut().push(round);
-            let failed =
-                calls.borrow().iter().filter(|&&call| call == round).count() == 1 && [0, 2].contains(&round);
+            calls.lock().unwrap().push(round);
+            let failed = calls.lock().unwrap().iter().filter(|&&call| call == round).count() == 1
+                && [0, 2].contains(&round);
             if failed { Err(format!("no weights for round {round}")) } else { Ok(()) }
         };
         let mut generator = twinbuf::generate(make).overlap(overlap).before(hook).build().unwrap();
@@ -198,9 +198,9 @@ fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
         let rest: Vec<u64> = generator.rounds(2).map(|round| *round.unwrap()).collect();
         assert_eq!(rest, [2, 3]);
         // It does not run after the last round, but before the next one that is asked for.
-        assert_eq!(*calls.borrow(), [0, 0, 1, 2, 2, 3]);
+        assert_eq!(*calls.lock().unwrap(), [0, 0, 1, 2, 2, 3]);
         assert_eq!(*generator.rounds(1).next().unwrap().unwrap(), 4);
-        assert_eq!(calls.borrow().last(), Some(&4));
+        assert_eq!(calls.lock().unwrap().last(), Some(&4));
         generator.close().unwrap();
     }
 }
@@ -209,8 +209,10 @@ fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
 fn a_hook_that_panics_leaves_its_round_unstarted() {
     for overlap in [false, true] {
         for at in 0..4 {
-            let fail = RefCell::new(true);
-            let hook = |round| assert!(!(round == at && fail.replace(false)), "the hook's own");
+            let fail = Mutex::new(true);
+            let hook = |round| {
+                assert!(!(round == at && std::mem::take(&mut *fail.lock().unwrap())), "the hook's own");
+            };
             let (make, ..) = faulty(Fault::Error, u64::MAX, 0);
             let mut generator = build((overlap, true), hook, make);
             let mut found = Vec::new();

@@ -3,7 +3,6 @@
 mod faults;
 mod lives;
 
-use std::cell::RefCell;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -57,7 +56,7 @@ fn round(round: u64) -> At {
 
 fn build<'h, F>(
     (overlap, lockstep): (bool, bool),
-    hook: impl FnMut(u64) + 'h,
+    hook: impl FnMut(u64) + Send + 'h,
     make: F,
 ) -> Generator<'h, Vec<u64>>
 where
@@ -124,7 +123,7 @@ fn in_lockstep_a_round_sees_the_weights_of_when_the_one_before_it_was_taken() {
     let expected: Vec<u64> = [0, 0, 1, 2, 3, 4, 5, 6].into();
     for overlap in [false, true] {
         for left_after in 1..=8 {
-            let trained = RefCell::new(0);
+            let trained = Mutex::new(0);
             let copy = Arc::new(AtomicU64::new(u64::MAX));
             let make = {
                 let copy = copy.clone();
@@ -133,13 +132,13 @@ fn in_lockstep_a_round_sees_the_weights_of_when_the_one_before_it_was_taken() {
                     Ok(())
                 }
             };
-            let hook = |_| copy.store(*trained.borrow(), Ordering::Relaxed);
+            let hook = |_| copy.store(*trained.lock().unwrap(), Ordering::Relaxed);
             let mut generator = build((overlap, true), hook, make);
             let mut found = Vec::new();
             while found.len() < 8 {
                 for round in generator.rounds(8 - found.len() as u64).take(left_after) {
                     found.push(round.unwrap()[0]);
-                    *trained.borrow_mut() += 1;
+                    *trained.lock().unwrap() += 1;
                 }
             }
             // Left early, the hook for the next round has run: it is made from what the hook saw.

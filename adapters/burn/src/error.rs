@@ -55,10 +55,10 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Loader(source) => Some(source),
             Self::Make { source, .. } => Some(&***source),
             Self::Plan(source) => Some(source),
-            Self::Slice { .. } => None,
+            // The loader's error is one line, which is this one's.
+            Self::Loader(_) | Self::Slice { .. } => None,
         }
     }
 }

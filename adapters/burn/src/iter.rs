@@ -5,25 +5,12 @@ use std::sync::Arc;
 use burn_core::data::dataloader::{DataLoaderIterator, Progress};
 use burn_core::data::dataset::DatasetError;
 use burn_core::tensor::Device;
-use self_cell::MutBorrow;
-use twinbuf::loader::Epochs;
-use twinbuf::{Dataset, Loader};
+use twinbuf::loader::{Epochs, Fields};
 
 use crate::{Error, Part};
 
-type Epoch<'l> = Epochs<'l>;
-
-self_cell::self_cell!(
-    /// A loader and an epoch of it, which borrows it.
-    struct Running {
-        owner: MutBorrow<Loader>,
-        #[not_covariant]
-        dependent: Epoch,
-    }
-);
-
 enum State {
-    Running(Running),
+    Running(Epochs<'static>),
     /// It could not begin.
     Failed(Error),
     Ended,
@@ -36,12 +23,10 @@ pub(crate) struct Iter<'a, D, O> {
     done: usize,
 }
 
-impl<'a, D: Dataset + Clone + Sync + 'static, O> Iter<'a, D, O> {
+impl<'a, D: Fields + Clone + Send + Sync + 'static, O> Iter<'a, D, O> {
     pub(crate) fn new(part: &'a Part<D, O>, device: &'a Device, epoch: u64) -> Self {
         let state = match part.take() {
-            Ok(Some(loader)) => State::Running(Running::new(MutBorrow::new(loader), |loader| {
-                loader.borrow_mut().epoch(epoch)
-            })),
+            Ok(Some(loader)) => State::Running(loader.into_epochs(epoch..epoch.saturating_add(1))),
             Ok(None) => State::Ended,
             Err(error) => State::Failed(error),
         };
@@ -58,18 +43,16 @@ impl<D, O> Iterator for Iter<'_, D, O> {
             State::Failed(error) => return Some(Err(DatasetError::new(error))),
             State::Ended => return None,
         };
-        let item = running.with_dependent_mut(|_, epoch| {
-            epoch.next().map(|batch| {
-                let batch = batch.map_err(|source| Error::Loader(Arc::new(source)))?;
-                let (epoch, step) = (batch.epoch(), batch.step());
-                let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
-                let item = (self.part.common.make)(batch, self.device).map_err(|source| Error::Make {
-                    epoch,
-                    step,
-                    source: Arc::new(source),
-                })?;
-                Ok((item, records))
-            })
+        let item = running.next().map(|batch| {
+            let batch = batch.map_err(|source| Error::Loader(Arc::new(source)))?;
+            let (epoch, step) = (batch.epoch(), batch.step());
+            let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
+            let item = (self.part.common.make)(batch, self.device).map_err(|source| Error::Make {
+                epoch,
+                step,
+                source: Arc::new(source),
+            })?;
+            Ok((item, records))
         });
         match item {
             Some(Ok((item, records))) => {
@@ -80,7 +63,7 @@ impl<D, O> Iterator for Iter<'_, D, O> {
             // The loader goes too: what broke it may last.
             Some(Err(error)) => Some(Err(DatasetError::new::<Error>(error))),
             None => {
-                self.part.keep(running.into_owner().into_inner());
+                running.into_loader().into_iter().for_each(|loader| self.part.keep(loader));
                 None
             }
         }
@@ -96,7 +79,7 @@ impl<D, O> DataLoaderIterator<O> for Iter<'_, D, O> {
 impl<D, O> Drop for Iter<'_, D, O> {
     fn drop(&mut self) {
         if let State::Running(running) = std::mem::replace(&mut self.state, State::Ended) {
-            self.part.keep(running.into_owner().into_inner());
+            running.into_loader().into_iter().for_each(|loader| self.part.keep(loader));
         }
     }
 }

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_core::data::dataloader::{DataLoader, DataLoaderIterator};
 use burn_core::tensor::Device;
-use twinbuf::loader::LoaderBuilder;
-use twinbuf::{Batch, BoxError, Dataset, Loader, Plan, Report};
+use twinbuf::loader::{Fields, LoaderBuilder};
+use twinbuf::{Batch, BoxError, Loader, Plan, Report};
 
 pub use data::tensor_data;
 pub use error::Error;
@@ -72,8 +72,8 @@ struct Part<D, O> {
     idle: Mutex<Option<Loader>>,
 }
 
-impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoader<D, O> {
-    /// A loader of `plan`'s batches from `data` (for example an `Arc<Records>`), each turned into an `O` by `make`.
+impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoader<D, O> {
+    /// A loader of `plan`'s batches from `data` (an `Arc<Records>`, or a pair of them for images and labels), each turned into an `O` by `make`.
     ///
     /// `make` runs on the thread that iterates, while the next batch is read. The batch's slot is read into again once
     /// the batch is dropped. [`tensor_data`] makes tensor data of it without a copy; `batch.cast()` gives the numbers.
@@ -97,7 +97,7 @@ impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoader<D, O> {
     }
 }
 
-impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoaderBuilder<D, O> {
+impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D, O> {
     /// Sets options of the [`LoaderBuilder`]: a transform, the depth, a memory limit.
     ///
     /// Called for each loader that is built: one for each slice, and one more for each iterator that is alive
@@ -132,7 +132,7 @@ impl<D: Dataset + Clone + Sync + 'static, O: 'static> BurnLoaderBuilder<D, O> {
     }
 }
 
-impl<D: Dataset + Clone + Sync + 'static, O: 'static> DataLoader<O> for BurnLoader<D, O> {
+impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> DataLoader<O> for BurnLoader<D, O> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
         // Relaxed: a count; nothing else is read because of it.
         let epoch = self.epoch.fetch_add(1, Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl<D, O> BurnLoader<D, O> {
     }
 }
 
-impl<D: Dataset + Clone + Sync + 'static, O> Part<D, O> {
+impl<D: Fields + Clone + Send + Sync + 'static, O> Part<D, O> {
     /// A loader, and that no other iterator has it.
     fn take(&self) -> Result<Option<Loader>, Error> {
         let Some(plan) = self.plan.clone()? else { return Ok(None) };

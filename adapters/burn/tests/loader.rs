@@ -136,9 +136,9 @@ fn an_error_is_an_item_and_the_last() {
         assert_eq!(items.len(), 3, "two batches and the error");
         assert_eq!(items[1].as_ref().unwrap(), &[4, 5, 6, 7]);
         let error = items[2].as_ref().unwrap_err();
-        let line = format!("epoch {number}, step 2: the batch could not be read");
+        let line = format!("epoch {number}, step 2: the batch could not be read: record 9 is bad");
         assert_eq!(causes(error).first(), Some(&line));
-        assert_eq!(causes(error).last(), Some(&"record 9 is bad".to_owned()));
+        assert_eq!(causes(error).last(), Some(&line));
         let Error::Loader(source) = inner(error) else { panic!("{error}") };
         assert!(matches!(&**source, twinbuf::Error::Load { at, .. } if at.step == Some(2)));
     }
@@ -560,6 +560,20 @@ fn data_of_another_length_is_refused() -> Result<(), BoxError> {
     let loader = BurnLoader::builder(source(4), plan, wrong).build(&Device::flex())?;
     let items: Vec<_> = loader.iter().collect();
     assert!(items.len() == 1 && items[0].is_err());
+    Ok(())
+}
+
+#[test]
+fn a_pair_of_data_sets_is_iterated() -> Result<(), BoxError> {
+    let plan = Plan::builder(6).batch(3).build()?;
+    let pair = |batch: Batch, _: &Device| {
+        let (a, b) = batch.fields::<(u32, u32)>()?;
+        Ok(a.iter().zip(b).map(|(a, b)| (*a, *b)).collect::<Vec<_>>())
+    };
+    let loader = BurnLoader::builder((source(6), source(6)), plan, pair).build(&Device::flex())?;
+    let found = loader.iter().map(Result::unwrap).collect::<Vec<_>>().concat();
+    assert_eq!(found, (0..6).map(|i| (i, i)).collect::<Vec<_>>());
+    assert_eq!(loader.slice(3, 6).iter().map(Result::unwrap).next(), Some(vec![(3, 3), (4, 4), (5, 5)]));
     Ok(())
 }
 

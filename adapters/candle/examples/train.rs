@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Var};
 use candle_nn::{Linear, Module, Optimizer, SGD, loss::cross_entropy};
-use twinbuf::mmap::{Cut, DType};
+use twinbuf::mmap::Cut;
 use twinbuf::transform::Transform;
 use twinbuf::{BoxError, Loader, Plan, Records, Shuffle};
 use twinbuf_candle::tensor;
@@ -41,7 +41,7 @@ fn train(path: &Path) -> Result<Vec<f32>, BoxError> {
     let normalise = Transform::new(data.dtype(), PIXELS + 1)?.normalise(&scale, &shift)?;
 
     let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Records).seed(42).build()?;
-    let mut loader = Loader::builder(data.clone(), plan).transform(normalise).build()?;
+    let mut loader = Loader::builder(data, plan).transform(normalise).build()?;
 
     // Softmax regression is convex: zeros are as good a start as any, and the same in every run.
     let weight = Var::zeros((CLASSES, PIXELS), candle_core::DType::F32, &device)?;
@@ -54,7 +54,7 @@ fn train(path: &Path) -> Result<Vec<f32>, BoxError> {
         let mut sum = 0.0;
         for batch in loader.epoch(epoch) {
             // The one copy. The slot is free again at the end of this line.
-            let rows = tensor(&batch?, DType::F32, data.shape(), &device)?;
+            let rows = tensor(&batch?, &device)?;
             let (pixels, labels) = pictures::split(&rows)?;
             let loss = cross_entropy(&model.forward(&pixels)?, &labels)?;
             optimizer.backward_step(&loss)?;

@@ -43,7 +43,7 @@ fn train(path: &Path, device: &Device) -> Result<Vec<f32>, BoxError> {
     let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Records).seed(42).build()?;
     // candle's own context. The uploader leaves it as it is.
     let context = device.as_cuda_device()?.cuda_stream().context().clone();
-    let mut loader = Loader::builder(data.clone(), plan).transform(normalise).cuda(context).build()?;
+    let mut loader = Loader::builder(data, plan).transform(normalise).cuda(context).build()?;
 
     let weight = Var::zeros((CLASSES, PIXELS), DType::F32, device)?;
     let bias = Var::zeros(CLASSES, DType::F32, device)?;
@@ -56,7 +56,7 @@ fn train(path: &Path, device: &Device) -> Result<Vec<f32>, BoxError> {
         let mut sum = Tensor::zeros((), DType::F32, device)?;
         for batch in loader.epoch(epoch) {
             // Enqueued behind the upload. The slot is uploaded to again once the copy is done.
-            let rows = device_tensor(batch?, twinbuf::mmap::DType::F32, data.shape(), device)?;
+            let rows = device_tensor(batch?, device)?;
             let (pixels, labels) = pictures::split(&rows)?;
             let loss = cross_entropy(&model.forward(&pixels)?, &labels)?;
             optimizer.backward_step(&loss)?;

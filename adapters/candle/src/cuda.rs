@@ -4,9 +4,9 @@ use candle_core::cuda_backend::{CudaDType, CudaStorage};
 use candle_core::op::BackpropOp;
 use candle_core::{DType as To, Device, Storage, Tensor};
 use half::{bf16, f16};
+use twinbuf::Error;
 use twinbuf::cuda::Element;
-use twinbuf::loader::DeviceBatch;
-use twinbuf::mmap::DType;
+use twinbuf::loader::{At, DeviceBatch};
 
 use crate::{TensorError, shape_of};
 
@@ -22,15 +22,14 @@ use crate::{TensorError, shape_of};
 ///
 /// # Errors
 ///
-/// As [`tensor`](crate::tensor); [`TensorError::Device`] if the batch is in another context, or the driver fails.
-pub fn device_tensor(
-    batch: DeviceBatch,
-    dtype: DType,
-    shape: &[usize],
-    device: &Device,
-) -> Result<Tensor, TensorError> {
-    let place = (batch.epoch(), batch.step());
-    let (to, whole) = shape_of(batch.plan(), batch.len(), place, dtype, shape)?;
+/// Those of [`tensor`](crate::tensor); [`TensorError::Device`] if the batch is in another context, or the driver fails.
+pub fn device_tensor(batch: DeviceBatch, device: &Device) -> Result<Tensor, TensorError> {
+    let (Some(of), None) = (batch.field_type(0), batch.field_type(1)) else {
+        let at = At { loader: None, epoch: batch.epoch(), step: Some(batch.step()) };
+        let (wanted, found) = ("a batch of one field".to_string(), "several".to_string());
+        return Err(TensorError::Batch(Error::Field { at, field: 0, wanted, found }));
+    };
+    let (to, whole) = shape_of(of, batch.plan().len())?;
     match to {
         To::U8 => owned::<u8>(batch, whole, device),
         To::I16 => owned::<i16>(batch, whole, device),
@@ -41,7 +40,8 @@ pub fn device_tensor(
         To::BF16 => owned::<bf16>(batch, whole, device),
         To::F32 => owned::<f32>(batch, whole, device),
         To::F64 => owned::<f64>(batch, whole, device),
-        _ => Err(TensorError::DType { found: dtype }),
+        // `candle_dtype` gives no other.
+        _ => unreachable!("{to:?} is not made of a record's type"),
     }
 }
 

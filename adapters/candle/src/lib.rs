@@ -4,7 +4,8 @@ use std::fmt;
 
 use candle_core::{Device, Tensor};
 use twinbuf::mmap::DType;
-use twinbuf::{Batch, BatchPlan};
+use twinbuf::transform::RecordType;
+use twinbuf::{Batch, Error};
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -14,44 +15,41 @@ pub use cuda::device_tensor;
 /// A batch as a tensor of shape `[records, shape..]`, where `shape` is that of one record.
 ///
 /// The bytes are **copied once**, into memory that candle owns: a tensor cannot borrow. So the batch may be
-/// dropped right after, which gives its slot back to the loader. On a device other than the CPU that copy is
+/// dropped right after, and its slot returns to the loader. On a device other than the CPU that copy is
 /// the transfer; no test here has run on one.
 ///
-/// `dtype` and `shape` say what the records are: `data.dtype()` and `data.shape()` of
-/// [`Records`](twinbuf::Records), or what the loader's transform makes of them. Nothing is converted or
-/// swapped; a wrong type of the right size cannot be told from the right one.
+/// The batch knows type and shape: those of the data set, or what the last transform declares
+/// ([`PerRecord::of`](twinbuf::transform::PerRecord::of)). Bytes without a type become u8. Nothing is converted.
 ///
 /// # Errors
 ///
-/// [`TensorError::DType`] if candle has no such numbers; [`TensorError::Record`] unless a record of the batch
-/// has exactly the bytes of such numbers in that shape; [`TensorError::Candle`] if candle has no memory for it.
-pub fn tensor(batch: &Batch, dtype: DType, shape: &[usize], device: &Device) -> Result<Tensor, TensorError> {
-    let place = (batch.epoch(), batch.step());
-    let (to, whole) = shape_of(batch.plan(), batch.len(), place, dtype, shape)?;
-    // Of memory that is aligned for its numbers, as a slot is, candle makes one copy.
-    Tensor::from_raw_buffer(batch, to, &whole, device).map_err(TensorError::Candle)
+/// [`TensorError::Batch`] if the batch has several fields: see [`field_tensor`]. [`TensorError::DType`] if candle has no
+/// such numbers; [`TensorError::Candle`] if candle has no memory for it.
+pub fn tensor(batch: &Batch, device: &Device) -> Result<Tensor, TensorError> {
+    batch.cast::<u8>().map_err(TensorError::Batch)?;
+    field_tensor(batch, 0, device)
 }
 
-/// candle's type and the shape of a whole batch of `bytes` bytes, which is at `(epoch, step)`.
-fn shape_of(
-    plan: &BatchPlan,
-    bytes: usize,
-    (epoch, step): (u64, u64),
-    dtype: DType,
-    shape: &[usize],
-) -> Result<(candle_core::DType, Vec<usize>), TensorError> {
+/// Returns one field of a batch as [`tensor`] does: of `(images, labels)`, field 1 is the labels.
+///
+/// # Errors
+///
+/// [`TensorError::Batch`] if there is no such field; else those of [`tensor`].
+pub fn field_tensor(batch: &Batch, field: usize, device: &Device) -> Result<Tensor, TensorError> {
+    let of = batch.field_type(field).map_err(TensorError::Batch)?;
+    let (dtype, shape) = shape_of(of, batch.plan().len())?;
+    let bytes = batch.field::<u8>(field).map_err(TensorError::Batch)?;
+    // Of memory that is aligned for its numbers, as a field is, candle makes one copy.
+    Tensor::from_raw_buffer(bytes, dtype, &shape, device).map_err(TensorError::Candle)
+}
+
+/// candle's type, and the shape of that many records.
+fn shape_of(of: &RecordType, records: u64) -> Result<(candle_core::DType, Vec<usize>), TensorError> {
+    let dtype = of.dtype().unwrap_or(DType::U8);
     let to = candle_dtype(dtype).ok_or(TensorError::DType { found: dtype })?;
     // A batch is in memory, so its number of records fits.
-    let records = usize::try_from(plan.len()).unwrap_or(usize::MAX);
-    let found = bytes / records;
-    let wanted = shape.iter().try_fold(dtype.size(), |bytes, &axis| bytes.checked_mul(axis));
-    let whole: Vec<usize> = std::iter::once(records).chain(shape.iter().copied()).collect();
-    // An axis of 0 hides the others, which candle multiplies for its strides all the same.
-    let others = whole.iter().try_fold(1_usize, |all, &axis| all.checked_mul(axis.max(1)));
-    if wanted != Some(found) || others.is_none() {
-        return Err(TensorError::Record { epoch, step, wanted: (dtype, shape.to_vec()), found });
-    }
-    Ok((to, whole))
+    let records = usize::try_from(records).unwrap_or(usize::MAX);
+    Ok((to, std::iter::once(records).chain(of.shape().iter().copied()).collect()))
 }
 
 /// candle's name of a type, where it has the same one.
@@ -77,20 +75,11 @@ fn candle_dtype(dtype: DType) -> Option<candle_core::DType> {
 pub enum TensorError {
     /// candle has no such numbers: no bool, i8, u16, u64 or complex ones.
     DType {
-        /// The type that was asked for.
+        /// The type of the batch.
         found: DType,
     },
-    /// A record of the batch is larger or smaller than such numbers in that shape.
-    Record {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
-        /// The type and the shape that were asked for.
-        wanted: (DType, Vec<usize>),
-        /// Bytes of a record.
-        found: usize,
-    },
+    /// The batch has several fields, or no such field.
+    Batch(Error),
     /// candle's own error.
     Candle(candle_core::Error),
     /// The tensor's device is not the CUDA device that the batch is on, or the driver failed.
@@ -108,17 +97,13 @@ impl fmt::Display for TensorError {
                 )?;
                 match found {
                     DType::U16 => {
-                        write!(f, ": give the loader `.transform(Convert::U16ToU32)` and ask for u32")
+                        write!(f, ": give the loader `.transform(Convert::U16ToU32)`")
                     }
-                    DType::Bool => write!(f, ": ask for u8"),
+                    DType::Bool => write!(f, ": open the files as u8"),
                     _ => Ok(()),
                 }
             }
-            Self::Record { epoch, step, wanted: (dtype, shape), found } => write!(
-                f,
-                "epoch {epoch}, step {step}: wanted records of {dtype} in the shape {shape:?}, found {found} \
-                 bytes a record"
-            ),
+            Self::Batch(error) => error.fmt(f),
             Self::Candle(source) => write!(f, "candle: {source}"),
             #[cfg(feature = "cuda")]
             Self::Device(source) => write!(f, "device: {source}"),
@@ -129,6 +114,8 @@ impl fmt::Display for TensorError {
 impl std::error::Error for TensorError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
+            // Its line is this one's.
+            Self::Batch(error) => error.source(),
             Self::Candle(source) => Some(source),
             #[cfg(feature = "cuda")]
             Self::Device(source) => Some(source),

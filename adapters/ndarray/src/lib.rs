@@ -4,117 +4,104 @@ use std::fmt;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use ndarray::{ArrayViewD, ArrayViewMutD};
-use twinbuf::Batch;
-use twinbuf::mmap::DType;
-
-/// A number that records are made of. To be implemented for others too, f16 for example.
-pub trait Number: AnyBitPattern + NoUninit {
-    /// Its type in a file.
-    const DTYPE: DType;
-}
-
-macro_rules! numbers {
-    ($($number:ty: $dtype:ident),*) => {$(
-        impl Number for $number {
-            const DTYPE: DType = DType::$dtype;
-        }
-    )*};
-}
-
-numbers!(u8: U8, i8: I8, u16: U16, i16: I16, u32: U32, i32: I32, u64: U64, i64: I64, f32: F32, f64: F64);
+use twinbuf::{Batch, Error};
 
 /// A batch as an array of shape `[records, shape..]` in C order, where `shape` is that of one record.
 ///
-/// Nothing is copied: the view is of the batch's own bytes and borrows it.
-///
-/// `dtype` and `shape` say what the records are: `data.dtype()` and `data.shape()` of
-/// [`Records`](twinbuf::Records), or what the loader's transform makes of them.
+/// Nothing is copied: the view is of the batch's own bytes and borrows it. The batch knows the shape and the type: those
+/// of the data set, or what the last transform declares.
 ///
 /// # Errors
 ///
-/// [`ViewError::DType`] unless `T` is the number that `dtype` is; [`ViewError::Record`] unless a record of the
-/// batch has exactly the bytes of such numbers in that shape.
-pub fn view<'b, T: Number>(
-    batch: &'b Batch,
-    dtype: DType,
-    shape: &[usize],
-) -> Result<ArrayViewD<'b, T>, ViewError> {
-    let whole = whole::<T>(batch, dtype, shape)?;
-    let numbers = batch.cast().unwrap_or_else(|error| unreachable!("records are whole: {error}"));
-    Ok(ArrayViewD::from_shape(whole, numbers).unwrap_or_else(|error| unreachable!("of that size: {error}")))
+/// [`ViewError::Batch`] for another type than the batch has, and if it has several fields; [`ViewError::Shape`] if `T` is
+/// not one element, such as an array.
+pub fn view<T: AnyBitPattern>(batch: &Batch) -> Result<ArrayViewD<'_, T>, ViewError> {
+    array(batch, 0, batch.cast()?)
 }
 
-/// As [`view`], and what it shows can be changed, in place: the batch is the caller's until it is dropped.
+/// Returns one field of a batch as [`view`] does: `field_view::<i64>(&batch, 1)?`.
+///
+/// # Errors
+///
+/// Those of [`view`]; [`ViewError::Batch`] if there is no such field.
+pub fn field_view<T: AnyBitPattern>(batch: &Batch, field: usize) -> Result<ArrayViewD<'_, T>, ViewError> {
+    array(batch, field, batch.field(field)?)
+}
+
+fn array<'b, T>(batch: &Batch, field: usize, numbers: &'b [T]) -> Result<ArrayViewD<'b, T>, ViewError> {
+    let shape = shape::<T>(batch, field, numbers.len())?;
+    ArrayViewD::from_shape(&*shape, numbers)
+        .map_err(|_| ViewError::Shape { wanted: shape, found: numbers.len() })
+}
+
+/// As [`view`]. The elements can be changed, in place: the batch is the caller's until it is dropped.
 ///
 /// # Errors
 ///
 /// Those of [`view`].
-pub fn view_mut<'b, T: Number>(
-    batch: &'b mut Batch,
-    dtype: DType,
-    shape: &[usize],
-) -> Result<ArrayViewMutD<'b, T>, ViewError> {
-    let whole = whole::<T>(batch, dtype, shape)?;
-    let numbers = batch.cast_mut().unwrap_or_else(|error| unreachable!("records are whole: {error}"));
-    Ok(ArrayViewMutD::from_shape(whole, numbers)
-        .unwrap_or_else(|error| unreachable!("of that size: {error}")))
+pub fn view_mut<T: AnyBitPattern + NoUninit>(batch: &mut Batch) -> Result<ArrayViewMutD<'_, T>, ViewError> {
+    let found = batch.cast::<T>()?.len();
+    let wanted = shape::<T>(batch, 0, found)?;
+    let numbers = batch.cast_mut()?;
+    ArrayViewMutD::from_shape(&*wanted, numbers).map_err(|_| ViewError::Shape { wanted, found })
 }
 
-/// The shape of the whole batch, which has exactly as many numbers.
-fn whole<T: Number>(batch: &Batch, dtype: DType, shape: &[usize]) -> Result<Vec<usize>, ViewError> {
-    if T::DTYPE != dtype {
-        return Err(ViewError::DType { wanted: T::DTYPE, found: dtype });
+/// The shape of a field, which must have exactly `found` elements: ndarray alone would show the front of a longer slice.
+fn shape<T>(batch: &Batch, field: usize, found: usize) -> Result<Vec<usize>, ViewError> {
+    let of = batch.field_type(field)?;
+    let mut wanted = vec![usize::try_from(batch.plan().len()).unwrap_or(usize::MAX)];
+    match of.dtype() {
+        Some(_) => wanted.extend(of.shape()),
+        // Bytes of any type.
+        None => wanted.push(of.len() / size_of::<T>().max(1)),
     }
-    // A batch is in memory, so its number of records fits.
-    let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
-    let found = batch.len() / records;
-    // ndarray alone would show the front of a longer slice.
-    let fits = shape.iter().try_fold(size_of::<T>(), |bytes, &axis| bytes.checked_mul(axis)) == Some(found);
-    let whole: Vec<usize> = std::iter::once(records).chain(shape.iter().copied()).collect();
-    // An axis of 0 hides the others, whose product ndarray wants to be an `isize` all the same.
-    let others = whole.iter().try_fold(1_isize, |all, &axis| all.checked_mul(axis.max(1).try_into().ok()?));
-    if !fits || others.is_none() {
-        let (epoch, step) = (batch.epoch(), batch.step());
-        return Err(ViewError::Record { epoch, step, wanted: (dtype, shape.to_vec()), found });
+    match wanted.iter().try_fold(1_usize, |all, &axis| all.checked_mul(axis)) {
+        Some(elements) if elements == found => Ok(wanted),
+        _ => Err(ViewError::Shape { wanted, found }),
     }
-    Ok(whole)
 }
 
 /// Why a batch is no such array.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum ViewError {
-    /// The records are of other numbers.
-    DType {
-        /// The numbers of the view that was asked for.
-        wanted: DType,
-        /// The numbers of the records.
-        found: DType,
-    },
-    /// A record of the batch is larger or smaller than such numbers in that shape.
-    Record {
-        /// The epoch of the batch.
-        epoch: u64,
-        /// The step of the batch within the epoch.
-        step: u64,
-        /// The type and the shape that were asked for.
-        wanted: (DType, Vec<usize>),
-        /// Bytes of a record.
+    /// The batch has another type, or other fields.
+    Batch(Error),
+    /// The numbers do not have the shape of the records.
+    Shape {
+        /// The shape of the batch.
+        wanted: Vec<usize>,
+        /// The numbers that it is as the type that was asked for.
         found: usize,
     },
+}
+
+impl From<Error> for ViewError {
+    fn from(error: Error) -> Self {
+        Self::Batch(error)
+    }
 }
 
 impl fmt::Display for ViewError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::DType { wanted, found } => write!(f, "wanted a view of {wanted}, found records of {found}"),
-            Self::Record { epoch, step, wanted: (dtype, shape), found } => write!(
-                f,
-                "epoch {epoch}, step {step}: wanted records of {dtype} in the shape {shape:?}, found {found} \
-                 bytes a record"
-            ),
+            Self::Batch(error) => error.fmt(f),
+            Self::Shape { wanted, found } => {
+                write!(
+                    f,
+                    "wanted elements in the shape {wanted:?}, found {found} values of the type of the view"
+                )
+            }
         }
     }
 }
 
-impl std::error::Error for ViewError {}
+impl std::error::Error for ViewError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // Its line is this one's.
+            Self::Batch(error) => error.source(),
+            Self::Shape { .. } => None,
+        }
+    }
+}

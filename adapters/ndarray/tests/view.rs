@@ -2,33 +2,46 @@
 
 use std::sync::Arc;
 
+use bytemuck::{AnyBitPattern, NoUninit};
 use ndarray::{Ix2, array};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::{Cut, DType};
-use twinbuf::transform::Transform;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Tail};
-use twinbuf_ndarray::{Number, ViewError, view, view_mut};
+use twinbuf::transform::{Transform, per_record};
+use twinbuf::{Batch, BoxError, Loader, Plan, Records, Tail};
+use twinbuf_ndarray::{ViewError, field_view, view, view_mut};
 
-/// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.
-fn loader(bytes: &[u8], dtype: DType, columns: usize, batch: u64) -> Result<LoaderBuilder, BoxError> {
+fn open(bytes: &[u8], dtype: DType, columns: usize) -> Result<Arc<Records>, BoxError> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("numbers.bin");
     std::fs::write(&path, bytes)?;
     // Rows without overlap; the file stays open when its name is gone.
-    let data = Records::open_headerless([&path], dtype, Cut::Windows { rows: columns, stride: columns })?;
+    let cut = Cut::Windows { rows: columns, stride: columns };
+    Ok(Arc::new(Records::open_headerless([&path], dtype, cut)?))
+}
+
+/// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.
+fn loader(bytes: &[u8], dtype: DType, columns: usize, batch: u64) -> Result<LoaderBuilder, BoxError> {
+    let data = open(bytes, dtype, columns)?;
     let plan = Plan::builder(data.len()).batch(batch).tail(Tail::Keep).build()?;
-    Ok(Loader::builder(Arc::new(data), plan))
+    Ok(Loader::builder(data, plan))
+}
+
+fn first(loader: LoaderBuilder) -> Result<Batch, BoxError> {
+    Ok(loader.build()?.epoch(0).next().ok_or("a batch")??)
 }
 
 /// Three rows of two of these numbers, two rows a batch.
-fn in_place<T: Number + PartialEq + std::fmt::Debug>(numbers: [T; 6]) -> Result<(), BoxError> {
-    let mut loader = loader(bytemuck::cast_slice(&numbers), T::DTYPE, 2, 2)?.build()?;
+fn in_place<T>(dtype: DType, numbers: [T; 6]) -> Result<(), BoxError>
+where
+    T: AnyBitPattern + NoUninit + PartialEq + std::fmt::Debug,
+{
+    let mut loader = loader(bytemuck::cast_slice(&numbers), dtype, 2, 2)?.build()?;
     let mut epoch = loader.epoch(0);
     for wanted in [&numbers[..4], &numbers[4..]] {
         let batch = epoch.next().expect("a batch")?;
-        let found = view::<T>(&batch, T::DTYPE, &[2])?;
-        assert_eq!(found.shape(), [wanted.len() / 2, 2], "{}", T::DTYPE);
-        assert_eq!(found.as_slice(), Some(wanted), "{}", T::DTYPE);
+        let found = view::<T>(&batch)?;
+        assert_eq!(found.shape(), [wanted.len() / 2, 2], "{dtype}");
+        assert_eq!(found.as_slice(), Some(wanted), "{dtype}");
         assert_eq!(found.as_ptr().cast::<u8>(), batch.as_ptr(), "copied");
     }
     Ok(())
@@ -36,98 +49,94 @@ fn in_place<T: Number + PartialEq + std::fmt::Debug>(numbers: [T; 6]) -> Result<
 
 #[test]
 fn every_number_in_place() -> Result<(), BoxError> {
-    in_place([0_u8, 1, 2, 3, 4, 255])?;
-    in_place([0_i8, 1, -2, 3, 4, -128])?;
-    in_place([0_u16, 1, 2, 3, 4, u16::MAX])?;
-    in_place([0_i16, 1, 2, 3, 4, i16::MIN])?;
-    in_place([0_u32, 1, 2, 3, 4, u32::MAX])?;
-    in_place([0_i32, 1, 2, 3, 4, i32::MIN])?;
-    in_place([0_u64, 1, 2, 3, 4, u64::MAX])?;
-    in_place([0_i64, 1, 2, 3, 4, i64::MIN])?;
-    in_place([0.0_f32, 0.5, 1.5, -2.0, f32::MAX, f32::MIN_POSITIVE])?;
-    in_place([0.0_f64, 0.5, 1.5, -2.0, f64::MAX, f64::MIN_POSITIVE])?;
+    in_place(DType::U8, [0_u8, 1, 2, 3, 4, 255])?;
+    in_place(DType::I8, [0_i8, 1, -2, 3, 4, -128])?;
+    in_place(DType::U16, [0_u16, 1, 2, 3, 4, u16::MAX])?;
+    in_place(DType::I16, [0_i16, 1, 2, 3, 4, i16::MIN])?;
+    in_place(DType::U32, [0_u32, 1, 2, 3, 4, u32::MAX])?;
+    in_place(DType::I32, [0_i32, 1, 2, 3, 4, i32::MIN])?;
+    in_place(DType::U64, [0_u64, 1, 2, 3, 4, u64::MAX])?;
+    in_place(DType::I64, [0_i64, 1, 2, 3, 4, i64::MIN])?;
+    in_place(DType::F32, [0.0_f32, 0.5, 1.5, -2.0, f32::MAX, f32::MIN_POSITIVE])?;
+    in_place(DType::F64, [0.0_f64, 0.5, 1.5, -2.0, f64::MAX, f64::MIN_POSITIVE])?;
     Ok(())
 }
 
 #[test]
-fn axes_are_in_c_order() -> Result<(), BoxError> {
+fn axes_are_those_of_a_record_in_c_order() -> Result<(), BoxError> {
+    let cube = |record: &[u8], out: &mut [u8], _| {
+        out.copy_from_slice(record);
+        Ok(())
+    };
     let bytes: Vec<u8> = (0..24).collect();
-    let mut loader = loader(&bytes, DType::U8, 12, 2)?.build()?;
-    let batch = loader.epoch(0).next().expect("a batch")?;
-    let cube = view::<u8>(&batch, DType::U8, &[3, 4])?;
+    let cubes = per_record(12, cube).of(DType::U8, [3, 4]);
+    let batch = first(loader(&bytes, DType::U8, 12, 2)?.transform(cubes))?;
+    let cube = view::<u8>(&batch)?;
     assert_eq!(cube.shape(), [2, 3, 4]);
-    assert_eq!(cube[[1, 2, 3]], 23);
-    assert_eq!(cube[[1, 0, 2]], 14);
+    assert_eq!((cube[[1, 2, 3]], cube[[1, 0, 2]]), (23, 14));
     Ok(())
 }
 
 #[test]
-fn records_of_one_number_have_no_axis() -> Result<(), BoxError> {
-    let mut loader = loader(&[1, 2, 3], DType::U8, 1, 3)?.build()?;
-    let batch = loader.epoch(0).next().expect("a batch")?;
-    assert_eq!(view::<u8>(&batch, DType::U8, &[])?, array![1, 2, 3].into_dyn());
+fn records_of_one_number_have_one_element() -> Result<(), BoxError> {
+    let data = Records::open_headerless([&file(&[1, 2, 3])?.1], DType::U8, Cut::Rows)?;
+    let plan = Plan::builder(3).batch(3).build()?;
+    assert_eq!(view::<u8>(&first(Loader::builder(data, plan))?)?, array![1, 2, 3].into_dyn());
     Ok(())
+}
+
+fn file(bytes: &[u8]) -> Result<(tempfile::TempDir, std::path::PathBuf), BoxError> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("numbers.bin");
+    std::fs::write(&path, bytes)?;
+    Ok((folder, path))
 }
 
 #[test]
 fn what_a_transform_made_is_changed_in_place() -> Result<(), BoxError> {
     let widen = Transform::new(DType::U8, 1)?;
-    let mut loader = loader(&[0, 2, 4, 6], DType::U8, 2, 2)?.transform(widen).build()?;
-    let mut batch = loader.epoch(0).next().expect("a batch")?;
-    let mut rows = view_mut::<f32>(&mut batch, DType::F32, &[2])?.into_dimensionality::<Ix2>()?;
+    let mut batch = first(loader(&[0, 2, 4, 6], DType::U8, 2, 2)?.transform(widen))?;
+    let mut rows = view_mut::<f32>(&mut batch)?.into_dimensionality::<Ix2>()?;
     rows -= &array![1.0, 2.0];
     assert_eq!(batch.cast::<f32>()?, [-1.0, 0.0, 3.0, 4.0]);
     Ok(())
 }
 
 #[test]
-fn other_numbers_and_other_shapes_are_refused() -> Result<(), BoxError> {
-    let mut loader = loader(&[0; 48], DType::U8, 12, 2)?.build()?;
-    let mut batch = loader.epoch(3).nth(1).expect("a second batch")?;
-    for shape in [&[11][..], &[13], &[24], &[2, 12], &[], &[12, 0], &[usize::MAX, 2]] {
-        let wanted = (DType::U8, shape.to_vec());
-        let error = ViewError::Record { epoch: 3, step: 1, wanted, found: 12 };
-        assert_eq!(view::<u8>(&batch, DType::U8, shape).unwrap_err(), error);
-        assert_eq!(view_mut::<u8>(&mut batch, DType::U8, shape).unwrap_err(), error);
+fn fields_by_number() -> Result<(), BoxError> {
+    let labels: Vec<u8> = [5_i64, -6].iter().flat_map(|label| label.to_le_bytes()).collect();
+    let data = (open(&[1, 2, 3, 4, 5, 6], DType::U8, 3)?, open(&labels, DType::I64, 1)?);
+    let batch = first(Loader::builder(data, Plan::builder(2).batch(2).build()?))?;
+    assert_eq!(field_view::<u8>(&batch, 0)?, array![[1, 2, 3], [4, 5, 6]].into_dyn());
+    assert_eq!(field_view::<i64>(&batch, 1)?, array![[5], [-6]].into_dyn());
+    let refused = [
+        (view::<u8>(&batch).map(drop), "epoch 0, step 0: field 0: wanted types for 2 fields, found 1"),
+        (field_view::<f64>(&batch, 1).map(drop), "epoch 0, step 0: field 1: wanted i64 [1], found f64"),
+        (field_view::<u8>(&batch, 2).map(drop), "epoch 0, step 0: field 2: wanted a field below 2, found 2"),
+    ];
+    for (found, wanted) in refused {
+        let error = found.unwrap_err();
+        assert!(matches!(error, ViewError::Batch(_)));
+        assert_eq!(error.to_string(), wanted);
     }
-    assert_eq!(
-        view::<f64>(&batch, DType::F64, &[1]).unwrap_err().to_string(),
-        "epoch 3, step 1: wanted records of f64 in the shape [1], found 12 bytes a record"
-    );
-    // Of the right size, and still another type.
-    let error = view::<f32>(&batch, DType::U8, &[3]).unwrap_err();
-    assert_eq!(error, ViewError::DType { wanted: DType::F32, found: DType::U8 });
-    assert_eq!(error.to_string(), "wanted a view of f32, found records of u8");
     Ok(())
 }
 
-/// Records of no bytes.
-struct Empty;
-
-impl Dataset for Empty {
-    fn records(&self) -> u64 {
-        2
-    }
-
-    fn record_bytes(&self) -> usize {
-        0
-    }
-
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
-        Ok(out.len())
-    }
-}
-
 #[test]
-fn an_axis_of_nothing_hides_no_axes_that_are_too_long() -> Result<(), BoxError> {
-    let mut loader = Loader::builder(Empty, Plan::builder(2).batch(2).build()?).build()?;
-    let mut batch = loader.epoch(0).next().expect("a batch")?;
-    assert_eq!(view::<f32>(&batch, DType::F32, &[3, 0])?.shape(), [2, 3, 0]);
-    assert_eq!(view_mut::<f32>(&mut batch, DType::F32, &[3, 0])?.shape(), [2, 3, 0]);
-    for shape in [&[0, usize::MAX, 2][..], &[usize::MAX, 0], &[0, isize::MAX.unsigned_abs()]] {
-        let error = ViewError::Record { epoch: 0, step: 0, wanted: (DType::U8, shape.to_vec()), found: 0 };
-        assert_eq!(view::<u8>(&batch, DType::U8, shape).unwrap_err(), error);
-        assert_eq!(view_mut::<u8>(&mut batch, DType::U8, shape).unwrap_err(), error);
+fn values_that_are_not_elements_are_refused() -> Result<(), BoxError> {
+    let mut batch = first(loader(&[0; 32], DType::F32, 4, 2)?)?;
+    for error in [
+        view::<[f32; 2]>(&batch).map(drop).unwrap_err(),
+        view::<u8>(&batch).map(drop).unwrap_err(),
+        view_mut::<[f32; 2]>(&mut batch).map(drop).unwrap_err(),
+    ] {
+        assert!(matches!(&error, ViewError::Shape { wanted, .. } if *wanted == [2, 4]), "{error}");
     }
+    assert!(matches!(view::<f64>(&batch), Err(ViewError::Batch(_))));
+    // Bytes without a type.
+    let data = Records::open([&file(&[0; 32])?.1], 16)?;
+    let batch = first(Loader::builder(data, Plan::builder(2).batch(2).build()?))?;
+    assert_eq!(view::<f32>(&batch)?.shape(), [2, 4]);
+    assert_eq!(view::<u8>(&batch)?.shape(), [2, 16]);
     Ok(())
 }

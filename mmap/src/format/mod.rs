@@ -144,7 +144,7 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
         return Err(Error::TooLarge { path: file.path.clone() });
     };
     Ok(Layout {
-        kind: Kind { dtype: array.dtype, shape, bytes, stride: stride_bytes },
+        kind: Kind { dtype: array.dtype, typed: true, shape, bytes, stride: stride_bytes },
         offset: array.offset,
         records: spare / stride + 1,
     })

@@ -147,6 +147,12 @@ impl Transform {
         self.channels
     }
 
+    /// Pixels of a picture; `None` unless the result is [`planar`](Self::planar).
+    #[must_use]
+    pub const fn pixels(&self) -> Option<usize> {
+        self.pixels
+    }
+
     /// Numbers that `src_len` bytes become: `src_len / dtype.size()`.
     ///
     /// # Errors

@@ -1,11 +1,12 @@
 //! Checkpoints as JSON files.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 use twinbuf_mmap::{Leg, Plan};
 
+use super::replace::replace;
 use super::{Checkpoint, Identity};
 use crate::error::{BoxError, Error};
 
@@ -66,24 +67,19 @@ impl TryFrom<Saved> for Checkpoint {
 impl Checkpoint {
     /// Writes the checkpoint to a JSON file.
     ///
-    /// An existing file is replaced in one step: a crash leaves either the old checkpoint or the new one.
+    /// An existing file is replaced in one step: after a crash, of the program or the system, the file is the old
+    /// checkpoint or the new one. Any number of threads and processes may save one path. Each writes a temporary file
+    /// of its own in the same folder, `.NAME.*.twinbuf-tmp`; a save also removes those of processes that were killed.
     ///
     /// # Errors
     ///
-    /// [`Error::CheckpointFile`] if the file or the temporary one beside it cannot be written.
+    /// [`Error::CheckpointFile`] if the file or the temporary one cannot be written. The file is as it was then.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let write = || -> Result<(), BoxError> {
             let mut text = serde_json::to_string(self)?;
             text.push('\n');
-            let mut name = path.file_name().ok_or("wanted the path of a file")?.to_os_string();
-            name.push(".tmp");
-            let temporary = path.with_file_name(name);
-            let mut file = fs::File::create(&temporary)?;
-            file.write_all(text.as_bytes())?;
-            // Before the rename, or a crash of the system could leave an empty file under the new name.
-            file.sync_all()?;
-            Ok(fs::rename(&temporary, path)?)
+            Ok(replace(path, text.as_bytes())?)
         };
         write().map_err(|source| Error::CheckpointFile { path: path.to_path_buf(), source })
     }

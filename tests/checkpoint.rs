@@ -1,0 +1,114 @@
+//! Checkpoint files survive savers that run at the same time and are killed.
+
+#![cfg(unix)]
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use twinbuf::{BatchPlan, BoxError, Checkpoint, Dataset, Loader, Plan};
+
+struct Zeros;
+
+impl Dataset for Zeros {
+    fn records(&self) -> u64 {
+        64
+    }
+    fn record_bytes(&self) -> usize {
+        4
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len())
+    }
+}
+
+fn checkpoint() -> Checkpoint {
+    let mut loader = Loader::builder(Zeros, Plan::builder(64).batch(8).build().unwrap()).build().unwrap();
+    loader.epoch(0).next().unwrap().unwrap().checkpoint()
+}
+
+const PATH: &str = "TWINBUF_TEST_CHECKPOINT";
+const THREADS: usize = 4;
+
+/// A child process: saves one path from several threads until it is killed, and tells of each save.
+#[test]
+#[ignore = "started by the other test"]
+fn saver() {
+    let Some(path) = std::env::var_os(PATH) else { return };
+    let checkpoint = checkpoint();
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                loop {
+                    let saved = checkpoint.save(&path);
+                    let told = match &saved {
+                        Ok(()) => std::io::stderr().write_all(b"."),
+                        Err(error) => std::io::stderr().write_all(format!("!{error:#}!").as_bytes()),
+                    };
+                    if saved.is_err() || told.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_file_that_is_saved_by_many_and_killed_always_loads() {
+    let kills: usize = std::env::var("TWINBUF_TEST_KILLS").map_or(20, |kills| kills.parse().unwrap());
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("checkpoint.json");
+    let expected = checkpoint();
+    let spawn = || -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "saver", "--ignored", "--nocapture"])
+            .env(PATH, &path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    for kill in 0..kills {
+        let mut children: Vec<Child> = (0..4).map(|_| spawn()).collect();
+        // Each child is killed after another number of saves.
+        for (i, child) in children.iter_mut().enumerate() {
+            let mut told = vec![0; (kill * 7 + i * 13) % 41 + 1];
+            child.stderr.as_mut().unwrap().read_exact(&mut told).unwrap();
+            child.kill().unwrap();
+            assert!(told.iter().all(|&byte| byte == b'.'), "{}", String::from_utf8_lossy(&told));
+        }
+        for mut child in children {
+            child.wait().unwrap();
+        }
+        let found = Checkpoint::load_or_start(&path).unwrap_or_else(|error| panic!("kill {kill}: {error:#}"));
+        assert_eq!(found, expected, "kill {kill}");
+    }
+    expected.save(&path).unwrap();
+    let names: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["checkpoint.json"], "what the killed ones left is removed by the next save");
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint.json");
+    // A folder of that name cannot be replaced by a file.
+    std::fs::create_dir(&path).unwrap();
+    let error = format!("{:#}", checkpoint().save(&path).unwrap_err());
+    assert!(error.contains("checkpoint.json"), "{error}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    let error = checkpoint().save(folder.path().join("nowhere/checkpoint.json")).unwrap_err();
+    assert!(format!("{error:#}").contains("No such file"), "{error:#}");
+    assert!(checkpoint().save("..").is_err());
+    // A file of the same folder that is none of this file's temporary ones stays.
+    let others = ["checkpoint.json.tmp", ".other.json.1.twinbuf-tmp", ".checkpoint.json.swp"]
+        .map(|name| folder.path().join(name));
+    for path in &others {
+        std::fs::write(path, "kept").unwrap();
+    }
+    std::fs::remove_dir(&path).unwrap();
+    checkpoint().save(&path).unwrap();
+    assert!(others.iter().all(|path| path.exists()));
+}
