@@ -30,9 +30,10 @@ use window::Shares;
 ///
 /// An epoch's order is a sequence of positions, and each position has a record. Step `s` of rank `r` covers the `batch`
 /// positions from `(s * world + r) * batch` on. All ranks together walk through the epoch front to back.
-/// [`Shuffle::Window`] differs: there, step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the
-/// number of steps in which every rank has a whole batch, so that ranks read different parts of the files. The number
-/// of ranks and the batch size may change between any two steps: [`rest`](Self::rest).
+/// [`Shuffle::Window`] differs: there, each rank has chunks to itself, so the order depends on the number of ranks and on
+/// the batch size too. Step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the number of steps in which
+/// every rank has a whole batch. The number of ranks and the batch size may change between any two steps:
+/// [`rest`](Self::rest).
 ///
 /// ```
 /// use twinbuf_mmap::{Shuffle, Plan, Tail};

@@ -16,7 +16,7 @@
 const ROUNDS: usize = 12;
 
 /// The increment of `SplitMix64`: 2^64 divided by the golden ratio, made odd.
-pub(super) const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The narrowest word. Halves of one bit mix badly, and a walk visits 16 words at most.
 const FEWEST_BITS: u32 = 4;

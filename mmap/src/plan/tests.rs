@@ -313,9 +313,9 @@ fn sorted_classes_are_mixed() {
     assert!(in_one > 220.0 && in_many >= 990.0, "{in_one}, {in_many}");
     // A shuffle buffer of 128 * 341 records keeps 3915 pairs of neighbors together.
     let (in_one, in_many, neighbors) = mixing(1_281_167, window(341, 128));
-    assert!(in_one > 120.0 && in_many > 195.0 && neighbors < 3915, "{in_one}, {in_many}, {neighbors}");
+    assert!(in_one > 120.0 && in_many > 198.0 && neighbors < 3915, "{in_one}, {in_many}, {neighbors}");
     let (in_one, in_many, neighbors) = mixing(1_281_167, window(85, 512));
-    assert!(in_one > 200.0 && in_many > 600.0 && neighbors < 3915, "{in_one}, {in_many}, {neighbors}");
+    assert!(in_one > 220.0 && in_many > 600.0 && neighbors < 3915, "{in_one}, {in_many}, {neighbors}");
 }
 
 /// One chunk more than a window has does not halve it, and each larger window mixes at least as well.
@@ -360,7 +360,7 @@ fn golden_hash_of_a_million_records() {
     for (order, golden) in [
         (Shuffle::Records, 0x18f2_2bbc_1acd_6c1b_u64),
         (Shuffle::Chunks { records: 999 }, 0xf132_b571_2d48_5d97),
-        (Shuffle::Window { records: 999, chunks: 64 }, 0x1305_c468_b925_596d),
+        (Shuffle::Window { records: 999, chunks: 64 }, 0x045e_2140_29c4_98dd),
     ] {
         let plan = Plan::builder(1_000_000).batch(1000).shuffle(order).seed(42).build().unwrap();
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;

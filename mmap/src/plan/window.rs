@@ -3,10 +3,10 @@
 //! # The tape
 //!
 //! The records form a ring. It is cut into chunks, from a record on that differs each epoch. The chunks, laid one after
-//! the other, are the tape; what does not fill a chunk is its end. The chunk at each place is a multiple of a stride,
-//! modulo their number. The stride is near a random number whose continued fraction has small quotients, so any
-//! consecutive chunks of the tape are spread evenly over the files (Niederreiter, "Random Number Generation and
-//! Quasi-Monte Carlo Methods", 1992, chapter 3).
+//! the other, are the tape; what does not fill a chunk is its end. The chunk at each place is a multiple of a random
+//! stride, modulo their number. The quotients of their continued fraction are small, so any consecutive chunks of the
+//! tape are spread evenly over the files (Niederreiter, "Random Number Generation and Quasi-Monte Carlo Methods", 1992,
+//! chapter 3).
 //!
 //! # The shares
 //!
@@ -47,7 +47,7 @@
 
 use std::ops::Range;
 
-use super::permute::{GAMMA, InOrder, Key, Permutation};
+use super::permute::{InOrder, Key, Permutation};
 
 /// The shares of an epoch: `count` stretches of `len` positions, and one of what is left. Share `i` is made of the
 /// positions, and of the same places of the tape, from `i * len` on.
@@ -431,27 +431,25 @@ enum Role {
     Blocks = 9,
 }
 
-/// A number coprime to `n` whose multiples modulo `n` are spread evenly: near `n` times a fraction with random small
-/// quotients, the last of which are those of the golden ratio.
+/// A random number coprime to `n` whose multiples modulo `n` are spread evenly: all quotients of Euclid's algorithm, those
+/// of the continued fraction, are small.
 fn stride(n: u64, key: Key) -> u64 {
-    let mut fraction = GAMMA >> 32;
-    for level in 0..4 {
-        let quotient = 1 + key.of(level).below(3);
-        fraction = u64::MAX / ((quotient << 32) + fraction);
+    let small = |stride: u64, most: u64| {
+        let (mut a, mut b) = (n, stride);
+        while b > 0 && a / b <= most {
+            (a, b) = (b, a % b);
+        }
+        a == 1
+    };
+    // About 30 are tried. What is small is larger the longer it takes, so there is an end.
+    let mut tried = 0;
+    loop {
+        let stride = key.of(tried).below(n);
+        if small(stride, 4 + tried / 8) {
+            return stride;
+        }
+        tried += 1;
     }
-    // Less than `n`, like the fraction less than 1.
-    let mut stride = ((u128::from(n) * u128::from(fraction)) >> 32) as u64;
-    while gcd(stride, n) != 1 {
-        stride += 1;
-    }
-    stride % n
-}
-
-const fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b > 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
 
 /// The sum modulo `modulus`, for two numbers below it.
