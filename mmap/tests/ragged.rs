@@ -77,6 +77,39 @@ fn all_equal(records: &RaggedRecords, wanted: &[(usize, Vec<u8>)]) {
     assert!(matches!(records.read(end, &mut out), Err(Error::NoSuchRecord { .. })));
 }
 
+/// What `fixtures/make.py` wrote with numpy, and the slices that numpy took.
+#[test]
+fn the_slices_of_numpy() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let text = std::fs::read_to_string(folder.join("ragged.txt")).unwrap();
+    let mut wanted = std::collections::BTreeMap::<&str, Vec<(&str, &str)>>::new();
+    for line in text.lines() {
+        let [file, dtype, bytes] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        wanted.entry(file).or_default().push((dtype, bytes));
+    }
+    assert_eq!(wanted.len(), 4);
+    for (file, slices) in wanted {
+        let path = folder.join(file);
+        let records = if file.starts_with("megatron") {
+            RaggedRecords::open_megatron([&path])
+        } else {
+            RaggedRecords::open_indexed([(&path, path.with_extension("idx.npy"))])
+        };
+        let records = records.unwrap();
+        assert_eq!(records.len(), slices.len() as u64, "{file}");
+        let mut out = vec![0; records.max_len()];
+        for (at, (dtype, bytes)) in slices.into_iter().enumerate() {
+            let len = records.read(at as u64, &mut out).unwrap();
+            let found: String = out[..len].iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(
+                (records.dtype().to_string().as_str(), found.as_str()),
+                (dtype, bytes),
+                "{file}, {at}"
+            );
+        }
+    }
+}
+
 fn lengths() -> impl Strategy<Value = Vec<Vec<usize>>> {
     let one = prop_oneof![3 => 0_usize..40, 1 => Just(0), 1 => 3000_usize..9000];
     prop::collection::vec(prop::collection::vec(one, 1..40), 1..4)
