@@ -1,7 +1,7 @@
-//! How well each order mixes a file that is sorted by class, beside a shuffle buffer over the same file.
+//! How well each order mixes a file that is sorted by class, against a shuffle buffer with as much memory.
 //!
 //! ```sh
-//! cargo run --release -p twinbuf-mmap --example mixing -- --records 65536 --chunk 4096 --window 64
+//! cargo run --release -p twinbuf-mmap --example mixing -- --train
 //! ```
 //!
 //! No file is read: the orders are computed, and the class of a record is that of its place in the file.
@@ -12,12 +12,13 @@ use std::error::Error;
 use clap::Parser;
 use twinbuf_mmap::{Plan, Shuffle};
 
-/// Prints how many classes a batch has, and what else tells a good shuffle from a bad one.
+/// Prints how many classes are in a batch and in 50 consecutive batches, how many neighbors in the file share a batch, and
+/// how well a linear model does after one epoch.
 #[derive(Parser)]
 #[command(name = "mixing")]
 struct Args {
     /// Records in the file
-    #[arg(long, default_value_t = 1 << 16)]
+    #[arg(long, default_value_t = 1_281_167)]
     records: u64,
     /// Classes, each with as many records, one after the other
     #[arg(long, default_value_t = 1000)]
@@ -26,129 +27,190 @@ struct Args {
     #[arg(long, default_value_t = 256)]
     batch: u64,
     /// Records in a chunk
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 341)]
     chunk: u64,
-    /// Chunks in a window
-    #[arg(long, default_value_t = 64)]
+    /// Chunks in memory
+    #[arg(long, default_value_t = 128)]
     window: u64,
+    /// Also cut chunks into this many, with as many more of them in memory
+    #[arg(long, value_delimiter = ',', default_values_t = [4, 8])]
+    parts: Vec<u64>,
+    /// Also train a linear model for one epoch, which takes up to a minute for each row
+    #[arg(long)]
+    train: bool,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let Args { records, batch, chunk, window, .. } = args;
-    println!("{records} records in {} classes, batches of {batch}, chunks of {chunk}", args.classes);
+    let memory = window.saturating_mul(chunk).min(records);
     println!(
-        "{:<32} {:>15} {:>8} {:>14} {:>16}",
-        "order", "classes a batch", "of full", "shared batches", "neighbours apart"
+        "{records} records in {} classes, batches of {batch}, {memory} records in memory ({:.1} %)",
+        args.classes,
+        memory as f64 * 100.0 / records as f64
     );
-    let full = plan(&args, Shuffle::Records)?;
-    let best = classes(&args, &full[0]);
-    let buffer = usize::try_from(window.saturating_mul(chunk).min(records))?;
-    let rows = [
-        ("Shuffle::Records".to_owned(), full),
-        (
-            format!("Shuffle::Window, {window} chunks"),
-            plan(&args, Shuffle::Window { records: chunk, chunks: window })?,
-        ),
-        ("Shuffle::Chunks".to_owned(), plan(&args, Shuffle::Chunks { records: chunk })?),
-        (format!("buffer of {buffer}, files in order"), buffered(&args, buffer, false)),
-        (format!("buffer of {buffer}, chunks shuffled"), buffered(&args, buffer, true)),
-        ("buffer of 1000, chunks shuffled".to_owned(), buffered(&args, 1000, true)),
-    ];
-    for (name, epochs) in rows {
-        let found = classes(&args, &epochs[0]);
-        let ratio = found / best;
-        let shared = shared(&args, &epochs);
-        println!("{name:<32} {found:>15.1} {ratio:>8.3} {shared:>14} {:>16}", apart(&epochs[0]));
+    println!(
+        "{:<34} {:>15} {:>13} {:>10} {:>9}",
+        "order", "classes a batch", "in 50 batches", "neighbors", "accuracy"
+    );
+    let row = |name: String, order: Vec<u64>| {
+        let [one, many] = [1, 50].map(|batches| classes(&args, &order, batches));
+        let neighbors = neighbors(&args, &order);
+        print!("{name:<34} {one:>15.1} {many:>13.1} {neighbors:>10}");
+        let accuracy = args.train.then(|| format!("{:.4}", linear_model(&args, &order)));
+        println!(" {:>9}", accuracy.unwrap_or_default());
+    };
+    row("Shuffle::Records".to_owned(), plan(&args, Shuffle::Records)?);
+    for parts in [1].iter().chain(&args.parts) {
+        let (records, chunks) = ((chunk / parts).max(1), window.saturating_mul(*parts));
+        let shuffle = Shuffle::Window { records, chunks };
+        row(format!("Shuffle::Window, {chunks} of {records}"), plan(&args, shuffle)?);
     }
+    row("buffer, chunks shuffled before".to_owned(), buffered(&args, memory, true)?);
+    row("buffer, files in order".to_owned(), buffered(&args, memory, false)?);
+    row("Shuffle::Chunks".to_owned(), plan(&args, Shuffle::Chunks { records: chunk })?);
     Ok(())
 }
 
-/// Two epochs of a plan.
-fn plan(args: &Args, shuffle: Shuffle) -> Result<[Vec<u64>; 2], Box<dyn Error>> {
+/// An epoch of a plan.
+fn plan(args: &Args, shuffle: Shuffle) -> Result<Vec<u64>, Box<dyn Error>> {
     let plan = Plan::builder(args.records).batch(args.batch).shuffle(shuffle).seed(1).build()?;
-    Ok([0, 1].map(|epoch| {
-        (0..plan.steps())
-            .filter_map(|step| plan.batch(epoch, step))
-            .flat_map(|batch| batch.runs().flatten())
-            .collect()
-    }))
+    let batches = (0..plan.steps()).filter_map(|step| plan.batch(0, step));
+    Ok(batches.flat_map(|batch| batch.runs().flatten()).collect())
 }
 
-/// Two epochs through a shuffle buffer, as `tf.data`'s `shuffle` (files in order) and that of `WebDataset` (shards, here chunks,
-/// shuffled before) have them: the next record takes the place of a random one, which is delivered.
-fn buffered(args: &Args, buffer: usize, shuffled: bool) -> [Vec<u64>; 2] {
-    [0, 1].map(|epoch| {
-        let mut random = Random(epoch);
-        let mut chunks: Vec<u64> = (0..args.records.div_ceil(args.chunk)).collect();
-        if shuffled {
-            random.shuffle(&mut chunks);
+/// An epoch through a shuffle buffer, as `tf.data` (files in order) and `WebDataset` (shards, here chunks, shuffled before)
+/// have them: the next record takes the place of a random one, which is delivered.
+fn buffered(args: &Args, buffer: u64, shuffled: bool) -> Result<Vec<u64>, Box<dyn Error>> {
+    let mut random = Random(1);
+    let mut chunks: Vec<u64> = (0..args.records.div_ceil(args.chunk)).collect();
+    if shuffled {
+        random.shuffle(&mut chunks);
+    }
+    let buffer = usize::try_from(buffer)?;
+    let range = |chunk| chunk * args.chunk..args.records.min((chunk + 1) * args.chunk);
+    let (mut held, mut order) = (Vec::new(), Vec::new());
+    for record in chunks.into_iter().flat_map(range) {
+        if held.len() < buffer {
+            held.push(record);
+        } else {
+            let at = random.below(held.len());
+            order.push(std::mem::replace(&mut held[at], record));
         }
-        let range = |chunk| chunk * args.chunk..args.records.min((chunk + 1) * args.chunk);
-        let (mut held, mut order) = (Vec::new(), Vec::new());
-        for record in chunks.into_iter().flat_map(range) {
-            if held.len() < buffer {
-                held.push(record);
-            } else {
-                let at = random.below(held.len());
-                order.push(std::mem::replace(&mut held[at], record));
+    }
+    random.shuffle(&mut held);
+    order.extend(held);
+    Ok(order)
+}
+
+fn class(args: &Args, record: u64) -> usize {
+    usize::try_from(record * args.classes / args.records).unwrap_or(usize::MAX)
+}
+
+fn batches<'a>(args: &Args, order: &'a [u64], together: usize) -> std::slice::ChunksExact<'a, u64> {
+    order.chunks_exact(usize::try_from(args.batch).map_or(usize::MAX, |batch| batch.saturating_mul(together)))
+}
+
+/// Different classes in consecutive batches, on average.
+fn classes(args: &Args, order: &[u64], together: usize) -> f64 {
+    let count =
+        |records: &[u64]| records.iter().map(|&record| class(args, record)).collect::<HashSet<_>>().len();
+    let batches = batches(args, order, together);
+    batches.clone().map(count).sum::<usize>() as f64 / batches.len() as f64
+}
+
+/// Pairs of records that are neighbors in the file and are in one batch.
+fn neighbors(args: &Args, order: &[u64]) -> usize {
+    let count = |batch: &[u64]| {
+        let mut batch = batch.to_vec();
+        batch.sort_unstable();
+        batch.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count()
+    };
+    batches(args, order, 1).map(count).sum()
+}
+
+/// Numbers in a record, for the linear model.
+const INPUTS: usize = 32;
+
+/// The accuracy of a softmax classifier after an epoch of plain gradient descent, on records that it has not seen. A record
+/// is its class's center, of normally distributed numbers, and noise with the same deviation.
+fn linear_model(args: &Args, order: &[u64]) -> f64 {
+    let classes = usize::try_from(args.classes).unwrap_or(usize::MAX);
+    let mut random = Random(2);
+    let centers: Vec<f32> = (0..classes * INPUTS).map(|_| random.normal()).collect();
+    let mut weights = vec![0.0_f32; classes * INPUTS];
+    let mut scores = vec![0.0_f32; classes];
+    let draw = |class: usize, random: &mut Random| -> [f32; INPUTS] {
+        std::array::from_fn(|i| centers[class * INPUTS + i] + random.normal())
+    };
+    let score = |weights: &[f32], inputs: &[f32; INPUTS], scores: &mut [f32]| {
+        for (score, weights) in scores.iter_mut().zip(weights.chunks_exact(INPUTS)) {
+            let mut sums = [0.0_f32; 8];
+            for (weights, inputs) in weights.chunks_exact(8).zip(inputs.chunks_exact(8)) {
+                for i in 0..8 {
+                    sums[i] += weights[i] * inputs[i];
+                }
+            }
+            *score = sums.iter().sum();
+        }
+    };
+    let mut gradient = vec![0.0_f32; classes * INPUTS];
+    for batch in batches(args, order, 1) {
+        gradient.fill(0.0);
+        for &record in batch {
+            let class = class(args, record);
+            let inputs = draw(class, &mut random);
+            score(&weights, &inputs, &mut scores);
+            let most = scores.iter().copied().fold(f32::MIN, f32::max);
+            scores.iter_mut().for_each(|score| *score = (*score - most).exp());
+            let sum: f32 = scores.iter().sum();
+            for (at, (score, gradient)) in scores.iter().zip(gradient.chunks_exact_mut(INPUTS)).enumerate() {
+                let error = score / sum - f32::from(u8::from(at == class));
+                // Most classes are out of the question.
+                if error.abs() > 1e-6 {
+                    gradient.iter_mut().zip(&inputs).for_each(|(gradient, input)| *gradient += error * input);
+                }
             }
         }
-        random.shuffle(&mut held);
-        order.extend(held);
-        order
-    })
-}
-
-/// Different classes in a batch, on average.
-fn classes(args: &Args, order: &[u64]) -> f64 {
-    let size = usize::try_from(args.batch).unwrap_or(usize::MAX);
-    let count = |batch: &[u64]| {
-        batch.iter().map(|record| record * args.classes / args.records).collect::<HashSet<_>>()
-    };
-    let batches = order.chunks_exact(size);
-    batches.clone().map(|batch| count(batch).len() as f64).sum::<f64>() / batches.len() as f64
-}
-
-/// Batches of the second epoch that hold the same records as one of the first.
-fn shared(args: &Args, epochs: &[Vec<u64>; 2]) -> usize {
-    let size = usize::try_from(args.batch).unwrap_or(usize::MAX);
-    let [first, second] = epochs.each_ref().map(|order| {
-        let sorted = |batch: &[u64]| {
-            let mut batch = batch.to_vec();
-            batch.sort_unstable();
-            batch
-        };
-        order.chunks_exact(size).map(sorted).collect::<HashSet<_>>()
+        let rate = 0.5 / batch.len() as f32;
+        weights.iter_mut().zip(&gradient).for_each(|(weight, gradient)| *weight -= rate * gradient);
+    }
+    let tests = 20 * classes;
+    let right = (0..tests).filter(|test| {
+        let inputs = draw(test % classes, &mut random);
+        score(&weights, &inputs, &mut scores);
+        let best = (0..classes).max_by(|&a, &b| scores[a].total_cmp(&scores[b]));
+        best == Some(test % classes)
     });
-    first.intersection(&second).count()
+    right.count() as f64 / tests as f64
 }
 
-/// The median of the distance in the epoch between records that are neighbours in the file.
-fn apart(order: &[u64]) -> u64 {
-    let mut places: Vec<(u64, u64)> = order.iter().copied().zip(0..).collect();
-    places.sort_unstable();
-    let mut apart: Vec<u64> = places.windows(2).map(|pair| pair[0].1.abs_diff(pair[1].1)).collect();
-    apart.sort_unstable();
-    apart[apart.len() / 2]
-}
-
-/// `SplitMix64`: good enough for a buffer.
+/// `SplitMix64`.
 struct Random(u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let product = u128::from(z ^ (z >> 31)) * n as u128;
-        usize::try_from(product >> 64).unwrap_or(0)
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        usize::try_from((u128::from(self.next()) * n as u128) >> 64).unwrap_or(0)
     }
 
     fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));
         }
+    }
+
+    /// Nearly normally distributed, deviation 1: four uniform numbers.
+    fn normal(&mut self) -> f32 {
+        let bits = self.next();
+        let sum: u32 = (0..4).map(|i| u32::from((bits >> (16 * i)) as u16)).sum();
+        (sum as f32 / 65536.0 - 2.0) * 3.0_f32.sqrt()
     }
 }

@@ -3,6 +3,7 @@
 //! - [`Records`] opens one or several files as one data set: plain bytes, tokens with llm.c's header or none, `.npy`,
 //!   one array of `.npz` or one tensor of `safetensors` (features of these names). A record is a row or a window over rows ([`Cut`]).
 //!   Opening checks every header against the file's real size.
+//! - [`RaggedRecords`] describes records of varying length: a data file with an index of offsets, or Megatron-LM's.
 //! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
 //!   any [`BatchPlan`] in O(1), the same on every machine. To resume, ask for another step.
 //! - [`Records::will_need`] asks the kernel for the next batch's pages while the current one is used, in chunks of
@@ -19,7 +20,7 @@
 //!   there is no `io_uring`.
 //! - convert records: they stay bytes in the file's type and byte order ([`DType`], little-endian). [`transform`] turns
 //!   them into f32 on request.
-//! - write, decompress, or read records of several lengths.
+//! - write or decompress.
 //! - give safe slices of a mapping: [`Records::view`] is `unsafe`, because any process may truncate the file.
 //!
 //! Runs on Unix and Windows. The README has a table of what hints, eviction and direct reads are on each system.
@@ -93,7 +94,7 @@ pub use cache::{CachePolicy, Residency};
 pub use dtype::DType;
 pub use error::{Error, FormatError};
 pub use files::files;
-pub use format::Cut;
+pub use format::{ByteRange, Cut, RaggedRecords};
 pub use hint::{HINT_CHUNK, HintStats};
 pub use mode::ReadMode;
 pub use plan::{BatchPlan, LaunchError, Leg, Plan, PlanBuilder, PlanError, Rest, Shuffle, Tail};

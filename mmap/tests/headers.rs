@@ -3,6 +3,8 @@
 
 #[path = "fuzz_bodies/headers.rs"]
 mod body;
+#[path = "fuzz_bodies/ragged.rs"]
+mod ragged;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -182,5 +184,41 @@ fn lengths_that_a_sparse_file_makes_plausible() {
                 Err(Error::Format(twinbuf_mmap::FormatError::HeaderTooLong { offset: 0, .. }))
             ));
         });
+    }
+}
+
+/// An index that is right, for a data file of 100 bytes, as the body of the fuzz target takes it.
+fn index(megatron: bool) -> Vec<u8> {
+    let mut bytes = vec![u8::from(megatron), 100, 0];
+    if megatron {
+        bytes.extend(b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0");
+        bytes.extend([20_i32, 0, 30].into_iter().flat_map(i32::to_le_bytes));
+        bytes.extend([0_i64, 40, 40, 3].into_iter().flat_map(i64::to_le_bytes));
+    } else {
+        let header = "{'descr': '<u8', 'fortran_order': False, 'shape': (4,), }";
+        bytes.extend(b"\x93NUMPY\x01\0\x76\0");
+        bytes.extend(format!("{header:117}\n").bytes());
+        bytes.extend([0_u64, 40, 40, 100].into_iter().flat_map(u64::to_le_bytes));
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn indexes_with_a_few_bytes_changed(
+        megatron: bool, changes in proptest::collection::vec((any::<Index>(), any::<u8>()), 0..4), cut in any::<Index>(),
+        shorten: bool,
+    ) {
+        let mut bytes = index(megatron);
+        for (at, byte) in &changes {
+            let at = 1 + at.index(bytes.len() - 1);
+            bytes[at] = *byte;
+        }
+        if shorten {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        frugal(|| ragged::ragged(&bytes));
     }
 }

@@ -25,9 +25,9 @@ const CHUNK: u64 = 1 << 20;
 /// batch
 ///     Records in a batch of one rank.
 /// shuffle
-///     ``None``: the order of the files. ``"full"``: every record by itself. ``Window(n)``: records mixed within
-///     windows of n chunks from all over the files, nearly as random and nearly as fast as in order. ``Chunks(n)``:
-///     whole chunks of n records.
+///     ``None``: the order of the files. ``"full"``: every record by itself. ``Window(n)``: records mixed over n
+///     chunks from all over the files, which are in memory and are replaced one by one. More and smaller chunks mix
+///     better. ``Chunks(n)``: whole chunks of n records.
 /// seed
 ///     Seed of the shuffle.
 /// rank, world

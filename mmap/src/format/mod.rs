@@ -3,13 +3,17 @@
 mod headerless;
 mod known;
 mod llm_c;
+mod megatron;
 mod npy;
 #[cfg(feature = "npz")]
 mod npz;
+mod ragged;
 #[cfg(feature = "safetensors")]
 mod safetensors;
 
 use std::path::Path;
+
+pub use ragged::{ByteRange, RaggedRecords};
 
 use crate::file::DataFile;
 use crate::records::{Kind, Layout};

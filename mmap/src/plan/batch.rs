@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use super::chunks::ShuffledChunks;
 use super::leg::{self, Seam, Stretch};
-use super::permute::Key;
-
+use super::permute::{InOrder, Key, Permutation};
 use super::shuffle::Shuffle;
-use super::window::Windows;
+use super::window::{self, Shares, Window};
 
 /// The records of one rank at one step, in the order in which they are read. It holds at least one.
 ///
@@ -32,11 +31,13 @@ pub struct BatchPlan {
     pub(super) end: u64,
     /// The positions, from the first to the second, of all batches that follow each other at this rank.
     pub(super) share: (u64, u64),
+    /// Into what the order of a windowed shuffle is divided.
+    pub(super) shares: Shares,
     /// Where the legs before this one left off, if what is left is not all at the end of the order.
     pub(super) seams: Option<Arc<[Seam]>>,
 }
 
-/// The last such part of a window (1/8) asks for nothing more, so that the disk has read the next window in time.
+/// Chunks are asked for ahead of their use by this part of a window, so that the disk has read them in time.
 const LEAD: u64 = 8;
 
 impl BatchPlan {
@@ -101,78 +102,94 @@ impl BatchPlan {
     /// The same as a type that can be named.
     pub(crate) fn pieces(&self) -> Runs {
         let &Self { first, records, seed, shuffle, epoch, start, end, .. } = self;
+        let key = Key::new(seed, epoch);
         let order = match shuffle {
             Shuffle::None => Order::Same,
-            Shuffle::Chunks { records: chunk } => {
-                Order::Chunks(ShuffledChunks::new(records, chunk, seed, epoch))
-            }
-            Shuffle::Records => Order::Chunks(ShuffledChunks::new(records, 1, seed, epoch)),
-            Shuffle::Window { records: chunk, chunks } => {
-                Order::Windows(Windows::new(records, chunk, chunks, seed, epoch))
-            }
+            Shuffle::Chunks { records: chunk } => Order::Chunks(ShuffledChunks::new(records, chunk, key)),
+            Shuffle::Records => Order::Records(InOrder::new(Permutation::new(records, key))),
+            Shuffle::Window { records: chunk, chunks } => Order::Windows(self.windows(chunk, chunks)),
         };
         Runs { order, first, records, seams: self.seams.clone(), at: start, end, next: None }
     }
 
-    /// With a windowed shuffle: the chunks of the window that comes next, shared out evenly among the batches of this
-    /// one. `None` with any other.
-    pub(crate) fn chunks_ahead(&self) -> Option<Vec<Range<u64>>> {
-        self.chunks_beside(|window| window.checked_add(1), LEAD, false)
+    fn windows(&self, chunk: u64, chunks: u64) -> window::Order {
+        window::Order::new(self.records, chunk, chunks, Key::new(self.seed, self.epoch), self.shares)
     }
 
-    /// The same with those that belong to earlier batches of this window.
-    pub(crate) fn chunks_up_to_ahead(&self) -> Option<Vec<Range<u64>>> {
-        self.chunks_beside(|window| window.checked_add(1), LEAD, true)
-    }
-
-    /// The same of the window before this one.
-    pub(crate) fn chunks_behind(&self) -> Option<Vec<Range<u64>>> {
-        self.chunks_beside(|window| window.checked_sub(1), u64::MAX, false)
-    }
-
-    /// With a windowed shuffle: all chunks of the windows in which this batch lies. `None` with any other.
-    pub(crate) fn own_chunks(&self) -> Option<Vec<Range<u64>>> {
-        let batch = self.placed()?;
-        let windows = batch.windows()?;
-        let mut ranges = Vec::new();
-        for (window, _) in batch.touched(&windows) {
-            ranges.extend(windows.ranges(window, 0..windows.chunks(window)));
+    /// The chunks from which a batch of a windowed shuffle takes its records. `None` with any other shuffle, for the one
+    /// batch of a share, which visits too few records of each chunk, and for a batch with seams in it.
+    pub(crate) fn window(&self) -> Option<Window> {
+        let Shuffle::Window { records: chunk, chunks } = self.shuffle else { return None };
+        if self.share == (self.start, self.end) {
+            return None;
         }
-        Some(batch.moved(ranges))
-    }
-
-    /// The share of another window's chunks that belongs to this batch, or to it and to all before it in its window. It
-    /// is the `lead`th part of a window in front of the batch.
-    fn chunks_beside(
-        &self,
-        beside: impl Fn(u64) -> Option<u64>,
-        lead: u64,
-        with_earlier: bool,
-    ) -> Option<Vec<Range<u64>>> {
-        let batch = self.placed()?;
-        let share = batch.share;
-        let windows = batch.windows()?;
-        let mut ranges = Vec::new();
-        for (window, part) in batch.touched(&windows) {
-            let Some(other) = beside(window).filter(|&other| other < windows.len()) else { continue };
-            let there = windows.positions(other);
-            if there.end <= share.0 || share.1 <= there.start {
-                continue;
+        let positions = match &self.seams {
+            None => self.start..self.end,
+            Some(seams) => {
+                let Stretch { position, ahead, .. } = leg::find(seams, self.start)?;
+                (self.len() <= ahead).then(|| position..position + self.len())?
             }
-            // What the batches of this share have of the window, and this one of that.
-            let here = windows.positions(window);
-            let (from, to) = (here.start.max(share.0), here.end.min(share.1));
-            let chunks = windows.chunks(other);
-            let scaled = |at: u64| {
-                let lead = if at == from { 0 } else { ((to - from) / lead).min(to - at) };
-                let product = u128::from(at - from + lead) * u128::from(chunks);
-                // No more than `chunks`, since `at` lies between `from` and `to`.
-                u64::try_from(product / u128::from(to - from)).unwrap_or(chunks)
-            };
-            let first = if with_earlier { 0 } else { scaled(part.start) };
-            ranges.extend(windows.ranges(other, first..scaled(part.end)));
-        }
-        Some(batch.moved(ranges))
+        };
+        self.windows(chunk, chunks).window(positions)
+    }
+
+    /// The chunks that this batch is to ask for, if all batches before it have asked for theirs: those that come after its
+    /// window. `None` where [`window`](Self::window) is.
+    pub(crate) fn chunks_ahead(&self) -> Option<Vec<Range<u64>>> {
+        let window = self.window()?;
+        let asked = |position| self.asked(&window, position);
+        let Range { start, end } = window.positions();
+        let first = if start == self.visited(&window).start {
+            window.resident_at(start).end
+        } else {
+            asked(start - 1)
+        };
+        Some(self.ranges(&window, first..asked(end - 1)))
+    }
+
+    /// The same with those after its window that belong to earlier batches.
+    pub(crate) fn chunks_up_to_ahead(&self) -> Option<Vec<Range<u64>>> {
+        let window = self.window()?;
+        Some(self.ranges(&window, window.resident().end..self.asked(&window, window.positions().end - 1)))
+    }
+
+    /// The chunks that no batch of the share needs after this one.
+    pub(crate) fn chunks_behind(&self) -> Option<Vec<Range<u64>>> {
+        let window = self.window()?;
+        let Range { start, end } = window.positions();
+        let last = end == window.share().end;
+        let behind = if last { window.chunks() } else { window.resident_at(end).start };
+        Some(self.ranges(&window, window.resident_at(start).start..behind))
+    }
+
+    /// All chunks from which this batch takes records. `None` where [`window`](Self::window) is.
+    pub(crate) fn own_chunks(&self) -> Option<Vec<Range<u64>>> {
+        let window = self.window()?;
+        Some(self.ranges(&window, window.resident()))
+    }
+
+    /// The positions of the window's share that this rank visits.
+    fn visited(&self, window: &Window) -> Range<u64> {
+        let (back, ahead) = match &self.seams {
+            Some(seams) => leg::find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead)),
+            None => (u64::MAX, u64::MAX),
+        };
+        let (at, share) = (window.positions().start, window.share());
+        let back = back.min(self.start - self.share.0);
+        let ahead = ahead.min(self.share.1 - self.start);
+        share.start.max(at.saturating_sub(back))..share.end.min(at.saturating_add(ahead))
+    }
+
+    /// How many chunks have been asked for once the batch is read that ends at a position.
+    fn asked(&self, window: &Window, position: u64) -> u64 {
+        let most = window.resident_at(self.visited(window).end - 1).end;
+        most.min(window.resident_at(position).end + window.most().div_ceil(LEAD))
+    }
+
+    /// Chunks as ranges of records.
+    fn ranges(&self, window: &Window, chunks: Range<u64>) -> Vec<Range<u64>> {
+        let moved = |range: Range<u64>| self.first + range.start..self.first + range.end;
+        chunks.flat_map(|chunk| window.records(chunk)).map(moved).collect()
     }
 
     /// Ranks that share the epoch.
@@ -193,62 +210,13 @@ impl BatchPlan {
         }
     }
 
-    /// Numbers for the window in which this batch begins and for the one before, if whole windows are worth reading for
-    /// it.
+    /// Numbers for the part of the epoch in which this batch begins and for the one before, each as long as a window, if
+    /// whole chunks are worth reading for it.
     pub(crate) fn window_ids(&self) -> Option<[usize; 2]> {
-        let batch = self.placed()?;
-        let window = batch.windows()?.window_of(batch.start);
-        let key = Key::new(self.seed, self.epoch);
-        Some([window, window.wrapping_sub(1)].map(|window| key.of(window).id()))
-    }
-
-    /// The same batch in positions of the epoch's order. `None` for one that has seams in it.
-    fn placed(&self) -> Option<Self> {
-        let Some(seams) = &self.seams else { return Some(self.clone()) };
-        let Stretch { position, back, ahead } = leg::find(seams, self.start)?;
-        let share =
-            (position - back.min(self.start - self.share.0), position + ahead.min(self.share.1 - self.start));
-        (self.len() <= ahead).then(|| Self {
-            start: position,
-            end: position + self.len(),
-            share,
-            seams: None,
-            ..self.clone()
-        })
-    }
-
-    /// `None` also for the one batch of a share: it visits too few records of its windows.
-    fn windows(&self) -> Option<Windows> {
-        let &Self { records, seed, shuffle, epoch, .. } = self;
-        match shuffle {
-            Shuffle::Window { records: chunk, chunks } if self.share != (self.start, self.end) => {
-                Some(Windows::new(records, chunk, chunks, seed, epoch))
-            }
-            _ => None,
-        }
-    }
-
-    /// The windows in which this batch lies, each with the positions that it has there. What wraps around to the front
-    /// of the epoch is left out.
-    fn touched(&self, windows: &Windows) -> impl Iterator<Item = (u64, Range<u64>)> {
-        let (mut at, end) = (self.start, self.end.min(self.records));
-        std::iter::from_fn(move || {
-            if at >= end {
-                return None;
-            }
-            let window = windows.window_of(at);
-            let part = at..end.min(windows.positions(window).end);
-            at = part.end;
-            Some((window, part))
-        })
-    }
-
-    /// Counts records as the data set does.
-    fn moved(&self, mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-        for range in &mut ranges {
-            *range = self.first + range.start..self.first + range.end;
-        }
-        ranges
+        let window = self.window()?;
+        let part = (window.positions().start - window.share().start) / self.window_records();
+        let key = Key::new(self.seed, self.epoch).of(window.share().start);
+        Some([part, part.wrapping_sub(1)].map(|part| key.of(part).id()))
     }
 }
 
@@ -257,7 +225,8 @@ impl BatchPlan {
 enum Order {
     Same,
     Chunks(ShuffledChunks),
-    Windows(Windows),
+    Records(InOrder),
+    Windows(window::Order),
 }
 
 /// The ranges of consecutive records of a [`BatchPlan`].
@@ -283,6 +252,7 @@ impl Runs {
             return None;
         }
         let (position, most) = match self.seams.as_deref() {
+            None if self.at < self.records => (self.at, u64::MAX),
             None => (self.at % self.records, u64::MAX),
             Some(seams) => match leg::find(seams, self.at) {
                 Some(Stretch { position, ahead, .. }) => (position, ahead),
@@ -297,8 +267,12 @@ impl Runs {
                 let chunk = chunks.from(position);
                 chunk.start..chunk.start + wanted.min(chunk.end - chunk.start)
             }
-            Order::Windows(windows) => {
-                let record = windows.record(position);
+            Order::Records(order) => {
+                let record = order.at(position);
+                record..record + 1
+            }
+            Order::Windows(order) => {
+                let record = order.record(position);
                 record..record + 1
             }
         };

@@ -2,70 +2,54 @@
 
 use std::ops::Range;
 
-use super::permute::Permutation;
+use super::permute::{Key, Permutation};
 
-/// Chunks laid one after the other: where each begins when one of them is shorter than the others.
-#[derive(Clone, Debug)]
-pub(super) struct Slots {
-    /// Records in a chunk.
-    chunk: u64,
-    /// Positions of the last chunk of the data set, which may be shorter than the others.
-    short: Range<u64>,
-}
-
-impl Slots {
-    /// For `records` records, of which the last chunk lies in slot `last`.
-    pub(super) const fn new(records: u64, chunk: u64, last: u64) -> Self {
-        // Only whole chunks precede the short one, and all of them together are fewer than the records.
-        let start = last * chunk;
-        let len = records - (records.div_ceil(chunk) - 1) * chunk;
-        Self { chunk, short: start..start + len }
-    }
-
-    /// The slot of a position, the position's place in it, and the slot's length.
-    pub(super) const fn find(&self, position: u64) -> (u64, u64, u64) {
-        let Self { chunk, short } = self;
-        // Behind the short chunk everything begins earlier by what that chunk lacks; count from its end.
-        if position < short.start {
-            (position / *chunk, position % *chunk, *chunk)
-        } else if position < short.end {
-            (short.start / *chunk, position - short.start, short.end - short.start)
-        } else {
-            let past = position - short.end;
-            (short.start / *chunk + 1 + past / *chunk, past % *chunk, *chunk)
-        }
-    }
-
-    /// The first position of a slot.
-    pub(super) const fn start(&self, slot: u64) -> u64 {
-        let Self { chunk, short } = self;
-        let last = short.start / *chunk;
-        // Slots are chunks of the data set, so neither product exceeds its records.
-        if slot <= last { slot * *chunk } else { short.end + (slot - last - 1) * *chunk }
-    }
-}
-
-/// All chunks in the order of a permutation; inside a chunk the order stays.
+/// All chunks in random order; inside a chunk the order stays.
 #[derive(Clone, Debug)]
 pub(super) struct ShuffledChunks {
-    permutation: Permutation,
+    records: u64,
     /// Records in a chunk.
     chunk: u64,
-    slots: Slots,
+    order: Permutation,
+    /// The place of the last chunk of the data set, which may be shorter than the others.
+    last: u64,
+    /// The chunk that `order` has there. It takes the place that `order` has for the last chunk.
+    displaced: u64,
 }
 
 impl ShuffledChunks {
-    pub(super) fn new(records: u64, chunk: u64, seed: u64, epoch: u64) -> Self {
+    /// For `records` records in chunks of `chunk`; both at least 1.
+    pub(super) fn new(records: u64, chunk: u64, key: Key) -> Self {
         let chunks = records.div_ceil(chunk);
-        let permutation = Permutation::new(chunks, seed, epoch);
-        let slots = Slots::new(records, chunk, permutation.inverse(chunks - 1));
-        Self { permutation, chunk, slots }
+        let order = Permutation::new(chunks, key);
+        // Where the last chunk is decides where all positions are. So its place is drawn, not searched for.
+        let last = key.of(0).below(chunks);
+        let displaced = order.at(last);
+        Self { records, chunk, order, last, displaced }
     }
 
     /// The records from `position` to the end of its chunk.
     pub(super) fn from(&self, position: u64) -> Range<u64> {
-        let (slot, within, len) = self.slots.find(position);
-        let start = self.permutation.forward(slot) * self.chunk;
-        start + within..start + len
+        let &Self { records, chunk, last, .. } = self;
+        // Positions before the end of the last chunk count from 0, and those after it from its end.
+        let short = (records - 1) % chunk + 1;
+        let past = last * chunk + short;
+        let (place, within) = match position.checked_sub(past) {
+            None => (position / chunk, position % chunk),
+            Some(past) => (last + 1 + past / chunk, past % chunk),
+        };
+        let start = self.at(place) * chunk;
+        start + within..records.min(start.saturating_add(chunk))
+    }
+
+    fn at(&self, place: u64) -> u64 {
+        let end = (self.records - 1) / self.chunk;
+        if place == self.last {
+            return end;
+        }
+        match self.order.at(place) {
+            chunk if chunk == end => self.displaced,
+            chunk => chunk,
+        }
     }
 }

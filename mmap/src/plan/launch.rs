@@ -17,8 +17,8 @@ struct Launcher {
 ///
 /// Sources: torchrun's documentation ("Environment Variables"); Open MPI's manual of `mpirun` ("Environment
 /// Variables"); the PMI-1 wire protocol of Hydra (MPICH, Intel MPI); MVAPICH2's user guide; Horovod's `gloo_run.py`;
-/// `flux-environment(7)`; IBM's documentation of `jsrun`.
-const LAUNCHERS: [Launcher; 7] = [
+/// `flux-environment(7)`; IBM's documentation of `jsrun`; `jax.distributed.initialize`.
+const LAUNCHERS: [Launcher; 8] = [
     TORCHRUN,
     Launcher { name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE" },
     Launcher { name: "PMI", rank: "PMI_RANK", world: "PMI_SIZE" },
@@ -26,6 +26,7 @@ const LAUNCHERS: [Launcher; 7] = [
     Launcher { name: "Horovod", rank: "HOROVOD_RANK", world: "HOROVOD_SIZE" },
     Launcher { name: "Flux", rank: "FLUX_TASK_RANK", world: "FLUX_JOB_SIZE" },
     Launcher { name: "jsrun", rank: "JSM_NAMESPACE_RANK", world: "JSM_NAMESPACE_SIZE" },
+    Launcher { name: "JAX", rank: "JAX_PROCESS_ID", world: "JAX_NUM_PROCESSES" },
 ];
 
 const TORCHRUN: Launcher = Launcher { name: "torchrun", rank: "RANK", world: "WORLD_SIZE" };
@@ -40,15 +41,31 @@ const SLURM: Launcher = Launcher { name: "Slurm", rank: "SLURM_PROCID", world: "
 /// Set by torchrun for its workers: it is then the launcher closest to the process, if it set the pair too.
 const ELASTIC: &str = "TORCHELASTIC_RUN_ID";
 
-/// Global ranks without a number of ranks beside them: `PMIx` (Open MPI, `srun --mpi=pmix`) and PALS (HPE Cray).
-const RANKS: [&str; 2] = ["PMIX_RANK", "PALS_RANKID"];
+/// The place on its node of a process that Slurm started; 0 in a batch script, too.
+const SLURM_LOCAL: &str = "SLURM_LOCALID";
 
-/// Other variables that only a launcher sets; none has the rank among all processes.
-const MARKS: [&str; 14] = [
+/// Global ranks without the number of ranks: `PMIx` (Open MPI, `srun --mpi=pmix`), PALS (HPE Cray) and ALPS (Cray).
+const RANKS: [&str; 3] = ["PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"];
+
+/// Other variables that only a launcher or a cluster sets. None has the rank among all processes: they count nodes, pods
+/// and hosts, or the processes of one node.
+const MARKS: [&str; 23] = [
     ELASTIC,
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    // torchrun's options, for example from Kubeflow.
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_NPROC_PER_NODE",
+    // Lightning and others that start processes node by node.
+    "NODE_RANK",
+    // TensorFlow, SageMaker, Cloud TPU, and indexed jobs of Kubernetes.
+    "TF_CONFIG",
+    "SM_HOSTS",
+    "SM_CURRENT_HOST",
+    "TPU_WORKER_ID",
+    "JOB_COMPLETION_INDEX",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
     "MPI_LOCALNRANKS",
@@ -74,6 +91,7 @@ impl Plan {
     /// | Horovod | `HOROVOD_RANK` | `HOROVOD_SIZE` |
     /// | Flux | `FLUX_TASK_RANK` | `FLUX_JOB_SIZE` |
     /// | jsrun (LSF) | `JSM_NAMESPACE_RANK` | `JSM_NAMESPACE_SIZE` |
+    /// | JAX | `JAX_PROCESS_ID` | `JAX_NUM_PROCESSES` |
     /// | Slurm (`srun`) | `SLURM_PROCID` | `SLURM_STEP_NUM_TASKS` |
     ///
     /// The builder's `Display` states what was taken: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`. Print it once
@@ -81,7 +99,7 @@ impl Plan {
     ///
     /// torchrun is often started by another launcher: if `TORCHELASTIC_RUN_ID` is set and both of torchrun's variables
     /// are, they win. Slurm's are read only if no other pair is set, because under Slurm the other launchers are
-    /// started once a node. All other pairs must agree, and so must `PMIX_RANK` and `PALS_RANKID`.
+    /// started once a node. All other pairs must agree, and so must `PMIX_RANK`, `PALS_RANKID` and `ALPS_APP_PE`.
     ///
     /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, however many tasks the job has,
     /// because only `srun` sets the world size. But `sbatch` passes Slurm's variables on, even with `--export=NONE`:
@@ -89,9 +107,10 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`LaunchError`] if one variable of a pair is missing or is not a number, if two launchers disagree, or if a
-    /// launcher left other variables (such as `LOCAL_RANK` or `PMIX_RANK`) but no pair: then set the numbers with
-    /// [`PlanBuilder::rank`].
+    /// [`LaunchError`] if one variable of a pair is missing or is not a number, if the rank is not below the world size,
+    /// if two launchers disagree, or if a launcher or a cluster left other variables but no pair (such as `LOCAL_RANK`,
+    /// `PMIX_RANK`, `NODE_RANK`, `PET_NNODES`, `TF_CONFIG`, `SM_HOSTS`, `TPU_WORKER_ID` or `JOB_COMPLETION_INDEX`): then
+    /// set the numbers with [`PlanBuilder::rank`]. Each error names the variables.
     ///
     /// # Examples
     ///
@@ -132,9 +151,9 @@ fn find(read: Read<'_>) -> Result<Option<Found>, LaunchError> {
         match &found {
             Some(first) if (first.rank, first.world) != (other.rank, other.world) => {
                 return Err(LaunchError::Conflict {
-                    first: first.launcher.name,
+                    first: [first.launcher.rank, first.launcher.world],
                     wanted: (first.rank, first.world),
-                    second: other.launcher.name,
+                    second: [other.launcher.rank, other.launcher.world],
                     found: (other.rank, other.world),
                 });
             }
@@ -161,9 +180,12 @@ fn find(read: Read<'_>) -> Result<Option<Found>, LaunchError> {
         if let Some(name) = MARKS.into_iter().find(|name| read(name).is_some()) {
             return Err(LaunchError::NoWorld { name });
         }
-        // In a batch script it is 0.
-        if read(SLURM.rank).map(|value| number(SLURM.rank, value)).transpose()?.is_some_and(|rank| rank > 0) {
-            return Err(LaunchError::Missing { wanted: SLURM.world, found: SLURM.rank });
+        // In a batch script both are 0.
+        for name in [SLURM.rank, SLURM_LOCAL] {
+            let Some(value) = read(name) else { continue };
+            if number(name, value)? > 0 || read(SLURM.rank).is_none() {
+                return Err(LaunchError::Missing { wanted: SLURM.world, found: name });
+            }
         }
     }
     Ok(found)
@@ -176,7 +198,10 @@ fn pair(launcher: &'static Launcher, read: Read<'_>) -> Result<Option<Found>, La
         (None, None) => Ok(None),
         (Some(_), None) => Err(LaunchError::Missing { wanted: world, found: rank }),
         (None, Some(_)) => Err(LaunchError::Missing { wanted: rank, found: world }),
-        (Some(r), Some(w)) => Ok(Some(Found { launcher, rank: number(rank, r)?, world: number(world, w)? })),
+        (Some(r), Some(w)) => match (number(rank, r)?, number(world, w)?) {
+            (found, below) if found >= below => Err(LaunchError::RankTooLarge { rank, found, world, below }),
+            (rank, world) => Ok(Some(Found { launcher, rank, world })),
+        },
     }
 }
 
@@ -202,15 +227,26 @@ pub enum LaunchError {
         /// Its value.
         found: String,
     },
-    /// Two launchers disagree. The numbers are (rank, world size).
+    /// The rank is not below the world size.
+    RankTooLarge {
+        /// The variable with the rank.
+        rank: &'static str,
+        /// Its value.
+        found: u64,
+        /// The variable with the world size.
+        world: &'static str,
+        /// Its value.
+        below: u64,
+    },
+    /// Two launchers disagree.
     Conflict {
-        /// One launcher.
-        first: &'static str,
-        /// Its numbers.
+        /// The variables of one launcher: the rank's and the world size's.
+        first: [&'static str; 2],
+        /// Their values.
         wanted: (u64, u64),
-        /// Another launcher.
-        second: &'static str,
-        /// The other launcher's numbers.
+        /// The variables of another launcher.
+        second: [&'static str; 2],
+        /// Their values.
         found: (u64, u64),
     },
     /// Two variables give different ranks.
@@ -240,10 +276,13 @@ impl fmt::Display for LaunchError {
             Self::NotANumber { name, found } => {
                 write!(f, "environment: {name}: wanted a whole number from 0, found {found:?}")
             }
+            Self::RankTooLarge { rank, found, world, below } => {
+                write!(f, "environment: {rank} must be below {world}, which is {below}: found {found}")
+            }
             Self::Conflict { first, wanted, second, found } => write!(
                 f,
-                "environment: {first} has rank {} of {}, {second} has rank {} of {}: unset the one that does not apply",
-                wanted.0, wanted.1, found.0, found.1
+                "environment: {} and {} are {} and {}, {} and {} are {} and {}: unset the pair that does not apply",
+                first[0], first[1], wanted.0, wanted.1, second[0], second[1], found.0, found.1
             ),
             Self::OtherRank { first, wanted, second, found } => write!(
                 f,
@@ -318,11 +357,17 @@ mod tests {
         let error = of(&[&mpi[..], &[("PMI_RANK", "0"), ("PMI_SIZE", "2")]].concat()).unwrap_err();
         assert_eq!(
             error,
-            LaunchError::Conflict { first: "Open MPI", wanted: (1, 2), second: "PMI", found: (0, 2) }
+            LaunchError::Conflict {
+                first: ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+                wanted: (1, 2),
+                second: ["PMI_RANK", "PMI_SIZE"],
+                found: (0, 2)
+            }
         );
         assert_eq!(
             error.to_string(),
-            "environment: Open MPI has rank 1 of 2, PMI has rank 0 of 2: unset the one that does not apply"
+            "environment: OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE are 1 and 2, PMI_RANK and PMI_SIZE are 0 and 2: \
+             unset the pair that does not apply"
         );
     }
 
@@ -367,11 +412,17 @@ mod tests {
         variables.extend(pairs().flat_map(|launcher| [(launcher.rank, "1"), (launcher.world, "2")]));
         variables.extend(RANKS.map(|name| (name, "1")));
         variables.extend(MARKS.map(|name| (name, "1")));
+        variables.push((SLURM_LOCAL, "1"));
+        // Also the first process or node of several must not take itself for the only one.
+        variables.extend(RANKS.iter().chain(&MARKS).chain([&SLURM_LOCAL]).map(|name| (*name, "0")));
         let mut complete = 0;
         for first in &variables {
             for second in &variables {
                 // The same one twice is one alone.
                 let names = [first.0, second.0];
+                if names[0] == names[1] && first.1 != second.1 {
+                    continue;
+                }
                 let whole =
                     pairs().any(|launcher| names.contains(&launcher.rank) && names.contains(&launcher.world));
                 match of(&[*first, *second]) {
@@ -403,6 +454,37 @@ mod tests {
         assert_eq!(show(None).to_string(), "rank 3 of 8, because no launcher set any variables");
         assert_eq!(show(Some(&SLURM)).rank(0, 1).to_string(), "rank 0 of 1");
         assert_eq!(Plan::builder(9).to_string(), "rank 0 of 1");
+    }
+
+    #[test]
+    fn clusters_that_name_no_rank() {
+        for (name, value) in [
+            (
+                "TF_CONFIG",
+                r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#,
+            ),
+            ("SM_HOSTS", r#"["algo-1", "algo-2"]"#),
+            ("TPU_WORKER_ID", "3"),
+            ("JOB_COMPLETION_INDEX", "0"),
+            ("NODE_RANK", "0"),
+            ("PET_NNODES", "2"),
+            ("ALPS_APP_PE", "0"),
+        ] {
+            assert_eq!(of(&[(name, value)]), Err(LaunchError::NoWorld { name }));
+            let jax = [(name, value), ("JAX_PROCESS_ID", "0"), ("JAX_NUM_PROCESSES", "2")];
+            assert_eq!(of(&jax), Ok(Some((0, 2))), "{name}");
+        }
+        let local = [("SLURM_LOCALID", "0"), ("SLURM_NODEID", "1")];
+        let missing = LaunchError::Missing { wanted: "SLURM_STEP_NUM_TASKS", found: "SLURM_LOCALID" };
+        assert_eq!(of(&local), Err(missing.clone()));
+        assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "1")]), Err(missing));
+        assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")]), Ok(None), "a batch script");
+    }
+
+    #[test]
+    fn a_rank_that_is_not_below_the_world_size() {
+        let error = of(&[("RANK", "2"), ("WORLD_SIZE", "2")]).unwrap_err();
+        assert_eq!(error.to_string(), "environment: RANK must be below WORLD_SIZE, which is 2: found 2");
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub use launch::LaunchError;
 pub use leg::Leg;
 pub use rest::Rest;
 pub use shuffle::Shuffle;
+use window::Shares;
 
 /// The order of the records of every epoch, cut into batches and split over ranks.
 ///
@@ -29,9 +30,10 @@ pub use shuffle::Shuffle;
 ///
 /// An epoch's order is a sequence of positions, and each position has a record. Step `s` of rank `r` covers the `batch`
 /// positions from `(s * world + r) * batch` on. All ranks together walk through the epoch front to back.
-/// [`Shuffle::Window`] differs: there, step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the
-/// number of steps in which every rank has a whole batch, so that ranks read different parts of the files. The number
-/// of ranks and the batch size may change between any two steps: [`rest`](Self::rest).
+/// [`Shuffle::Window`] differs: there, each rank has chunks to itself, so the order depends on the number of ranks and on
+/// the batch size too. Step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the number of steps in which
+/// every rank has a whole batch. The number of ranks and the batch size may change between any two steps:
+/// [`rest`](Self::rest).
 ///
 /// ```
 /// use twinbuf_mmap::{Shuffle, Plan, Tail};
@@ -211,7 +213,21 @@ impl Plan {
         let &Plan { first, records, seed, shuffle, world, .. } = self;
         let Range { start, end } = positions;
         let share = (share.start, share.end);
-        BatchPlan { first, records, seed, shuffle, epoch, step, world, start, end, share, seams: None }
+        let shares = self.shares();
+        BatchPlan {
+            first,
+            records,
+            seed,
+            shuffle,
+            epoch,
+            step,
+            world,
+            start,
+            end,
+            share,
+            shares,
+            seams: None,
+        }
     }
 
     /// The positions of a step, and those of all batches that follow each other at this rank.
@@ -224,6 +240,11 @@ impl Plan {
         } else {
             None
         }
+    }
+
+    /// The shares of the ranks: the positions of their whole batches.
+    fn shares(&self) -> Shares {
+        Shares { len: self.full_steps() * self.batch, count: self.world }
     }
 
     /// The plan, if its numbers fit each other.
@@ -273,13 +294,10 @@ impl Plan {
 
     /// The positions of this rank's whole batches, or of those of all ranks if they take turns.
     fn share(&self) -> Range<u64> {
-        let full = self.full_steps();
+        let Shares { len, count } = self.shares();
         match self.shuffle {
-            Shuffle::Window { .. } => {
-                let len = full * self.batch;
-                self.rank * len..(self.rank + 1) * len
-            }
-            _ => 0..full * self.batch.saturating_mul(self.world),
+            Shuffle::Window { .. } => self.rank * len..(self.rank + 1) * len,
+            _ => 0..len * count,
         }
     }
 

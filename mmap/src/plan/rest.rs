@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::leg::{Leg, Seam};
+use super::window::Shares;
 use super::{BatchPlan, Plan, PlanError, Shuffle};
 
 /// What is left of an epoch after [`Leg`]s that other plans did: every record that they did not visit, once; made by
@@ -20,7 +21,8 @@ pub struct Rest {
     base: u64,
     /// Positions before those that are left. With seams they are not all at the front, and this is 0.
     front: u64,
-    seams: Option<Arc<[Seam]>>,
+    /// Where the legs left off at each rank, and the shares of the first of them, which decide the order of the epoch.
+    seams: Option<(Arc<[Seam]>, Shares)>,
 }
 
 impl Plan {
@@ -65,7 +67,9 @@ impl Plan {
         }
         let windows = matches!(self.shuffle, Shuffle::Window { .. });
         let front = if windows { 0 } else { self.records - left };
-        let seams = (windows && !seams.is_empty()).then(|| seams.into());
+        let seams = seams.first().filter(|_| windows).map(|&Seam { share, world, .. }| {
+            (Arc::from(seams.as_slice()), Shares { len: share, count: world })
+        });
         Ok(Rest { left: Self { records: left, ..*self }, records: self.records, base, front, seams })
     }
 }
@@ -96,7 +100,10 @@ impl Rest {
         let moved = |range: Range<u64>| range.start + self.front..range.end + self.front;
         let batch =
             Plan { records: self.records, ..self.left }.batch_of(epoch, step, moved(positions), moved(share));
-        Some(BatchPlan { seams: self.seams.clone(), ..batch })
+        Some(match self.seams.clone() {
+            Some((seams, shares)) => BatchPlan { seams: Some(seams), shares, ..batch },
+            None => batch,
+        })
     }
 }
 

@@ -2,8 +2,9 @@
 
 /// How an epoch's records are shuffled.
 ///
-/// The seed and the epoch alone determine a shuffled order. It does not depend on threads, depth or timing, and it
-/// is the same on every platform and in every version of this crate.
+/// The seed and the epoch determine a shuffled order; with [`Shuffle::Window`] the number of ranks and the batch size do
+/// too. It does not depend on threads, depth or timing, and it is the same on every platform and in every version of this
+/// crate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -22,22 +23,24 @@ pub enum Shuffle {
         /// Records in a chunk, at least 1.
         records: u64,
     },
-    /// Mixes records inside windows of several chunks that come from all over the files: nearly as random as
-    /// [`Shuffle::Records`], while the disk reads whole chunks.
+    /// Shuffles the records of all chunks that are in memory, while chunks are read and dropped one by one.
     ///
-    /// A window's chunks are read as a whole and its records visited in random order, so the page cache must hold two
-    /// windows: the current one and the next, which [`Records::will_need`](crate::Records::will_need) asks for piece by
-    /// piece. The chunks of a window lie evenly over the whole range, one in each of `chunks` equal parts. Where chunks
-    /// begin, which of them make up a window, and the order inside it all differ from epoch to epoch. Each rank has
-    /// its own windows.
+    /// A window slides over chunks that come from all over the files. As many records as a chunk has are drawn from all
+    /// chunks of the window in equal parts, then the window moves on by one chunk. Where chunks begin, their order, and
+    /// the order of the records all differ from epoch to epoch. If the window holds all of a rank's chunks, the rank's
+    /// records are shuffled as a whole.
     ///
-    /// Choose chunks of about 1 MiB, so that the disk reads long stretches, and as many as fit the memory: the more
-    /// chunks, the better the mixing. [`ReadMode::Direct`](crate::ReadMode::Direct) keeps two windows in memory
-    /// ([`Records::ahead_bytes`](crate::Records::ahead_bytes)).
+    /// The disk reads whole chunks, each of them once an epoch, over all ranks together. Memory must hold a window and
+    /// the chunks that are being read. How many chunks are in a window decides how well it mixes: small chunks mix
+    /// better than large ones in the same memory. Start with chunks of 128 to 256 KiB, which keep a disk busy if many
+    /// are requested at a time, and with four times as many chunks as a batch has records: that is close to a full
+    /// shuffle even if the files are sorted by class.
+    ///
+    /// The number of ranks and the batch size are part of the order, because each rank has chunks to itself.
     Window {
         /// Records in a chunk, at least 1.
         records: u64,
-        /// Chunks in a window, at least 1. Where they do not divide the data set, all windows get a chunk less or so.
+        /// Chunks in a window, at least 1.
         chunks: u64,
     },
     /// Shuffles all records individually.

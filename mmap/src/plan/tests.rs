@@ -156,16 +156,41 @@ fn a_short_chunk_in_the_middle_shifts_what_follows() {
     }
 }
 
-/// Whole epochs, from a separate implementation in Python that lists rings, rows and windows.
+/// Whole epochs, from a separate implementation in Python that lists tapes, blocks and sections.
 #[test]
 fn golden_windows() {
     let order = |n, records, chunks, seed, e| {
         let window = Shuffle::Window { records, chunks };
         epoch(Plan::builder(n).shuffle(window).seed(seed).build().unwrap(), e)
     };
-    assert_eq!(order(20, 3, 2, 0, 0), [6, 7, 8, 9, 5, 1, 13, 0, 14, 19, 15, 4, 2, 18, 16, 17, 3, 10, 11, 12]);
-    assert_eq!(order(20, 3, 2, 0, 1), [9, 18, 8, 19, 10, 17, 2, 3, 4, 15, 16, 14, 1, 13, 11, 12, 0, 5, 6, 7]);
-    assert_eq!(order(10, 4, 64, 1, 0), [5, 4, 1, 8, 3, 6, 7, 9, 0, 2]);
+    assert_eq!(order(20, 3, 2, 0, 0), [7, 8, 3, 9, 2, 4, 0, 19, 1, 17, 18, 16, 14, 11, 13, 15, 12, 6, 10, 5]);
+    assert_eq!(order(20, 3, 2, 0, 1), [6, 2, 5, 7, 18, 3, 4, 19, 15, 17, 16, 14, 12, 11, 13, 9, 10, 0, 8, 1]);
+    assert_eq!(order(10, 4, 64, 1, 0), [6, 8, 1, 4, 9, 3, 0, 7, 5, 2]);
+    assert_eq!(
+        order(24, 4, 3, 5, 0),
+        [15, 14, 13, 9, 10, 6, 11, 16, 7, 5, 1, 12, 22, 4, 2, 8, 0, 21, 3, 18, 20, 17, 23, 19]
+    );
+    let ranks = Plan::builder(30).batch(2).shuffle(Shuffle::Window { records: 3, chunks: 2 }).seed(7);
+    let ranks = [0, 1].map(|rank| epoch(ranks.clone().rank(rank, 2).build().unwrap(), 2));
+    assert_eq!(ranks[0], [25, 27, 26, 17, 16, 18, 8, 9, 28, 7, 20, 29, 0, 19]);
+    assert_eq!(ranks[1], [21, 10, 11, 12, 2, 1, 3, 23, 24, 22, 14, 4, 15, 13]);
+}
+
+/// Starts of whole orders, from the same implementation.
+#[test]
+fn golden_orders() {
+    let order = |n, seed, e| {
+        let plan = Plan::builder(n).shuffle(Shuffle::Records).seed(seed).build().unwrap();
+        (0..n.min(8)).flat_map(|step| records(plan.batch(e, step).unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(order(4, 0, 0), [0, 3, 2, 1]);
+    assert_eq!(order(10, 0, 0), [9, 3, 2, 4, 6, 7, 1, 0]);
+    assert_eq!(order(10, 0, 1), [2, 4, 1, 9, 6, 5, 3, 8]);
+    assert_eq!(order(1000, 1, 0), [190, 578, 8, 549, 691, 82, 544, 682]);
+    assert_eq!(
+        order(1 << 20, 42, 3),
+        [332_957, 86_876, 654_528, 950_165, 765_424, 1_010_909, 644_239, 250_862]
+    );
 }
 
 /// The rank's batches in a window ask for every chunk of its next window once, and give up every chunk of the one
@@ -206,31 +231,118 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
     assert_eq!(sole.batch(0, 0).unwrap().chunks_ahead(), None);
 }
 
-/// With 1000 classes in order, batches of a windowed epoch hold nearly as many of them as those of a full shuffle; no
-/// batch comes again in another epoch; and two ranks are never in the same window but at its ends.
+/// All that a rank's batches take is in their windows, which slide over its own records and no others: each rank reads
+/// its share once, whatever the number of ranks.
 #[test]
-fn windows_mix() {
-    let classes = |shuffle, e| -> f64 {
-        let plan = Plan::builder(1 << 16).batch(256).shuffle(shuffle).seed(1).build().unwrap();
-        let count: usize = (0..plan.steps())
-            .map(|step| {
-                // 1000 classes, in order.
-                let mut of: Vec<u64> =
-                    records(plan.batch(e, step).unwrap()).map(|record| (record * 1000) >> 16).collect();
-                of.sort_unstable();
-                of.dedup();
-                of.len()
-            })
-            .sum();
-        count as f64 / plan.steps() as f64
-    };
-    let window = Shuffle::Window { records: 512, chunks: 64 };
-    let (full, windowed) = (classes(Shuffle::Records, 0), classes(window, 0));
-    // Half of the file is in a window, so that little more than half of the classes are.
-    assert!(windowed > 0.89 * full, "{windowed} of {full}");
+fn ranks_read_their_shares_and_nothing_else() {
+    for (n, chunk, chunks, batch) in
+        [(16 * 64 * 20 + 7, 20, 64, 16), (30_000, 7, 100, 13), (9999, 1000, 3, 10)]
+    {
+        for world in [1, 4, 16, 64] {
+            let mut read = vec![false; n as usize];
+            for rank in 0..world {
+                let shuffle = Shuffle::Window { records: chunk, chunks };
+                let plan =
+                    Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
+                let (mut own, mut before) = (0, 0..0);
+                for step in 0..plan.steps() {
+                    let batch = plan.batch(2, step).unwrap();
+                    let window = batch.window().unwrap();
+                    let resident = window.resident();
+                    assert!(before.start <= resident.start && before.end <= resident.end, "{plan:?}, {step}");
+                    // One more where a batch is in two blocks, and the parts of chunks at both ends.
+                    let blocks = plan.batch_records().div_ceil(chunk);
+                    assert!(resident.end - resident.start <= window.most() + blocks + 2, "{plan:?}, {step}");
+                    for record in (before.end.max(resident.start)..resident.end)
+                        .flat_map(|at| window.records(at))
+                        .flatten()
+                    {
+                        assert!(
+                            !std::mem::replace(&mut read[record as usize], true),
+                            "{record} twice: {plan:?}"
+                        );
+                        own += 1;
+                    }
+                    assert!(records(&batch).all(|record| {
+                        resident
+                            .clone()
+                            .flat_map(|at| window.records(at))
+                            .any(|range| range.contains(&record))
+                    }));
+                    assert!(step == 0 || resident.start <= before.end, "a chunk is left out");
+                    before = resident;
+                }
+                assert_eq!(own, plan.steps() * plan.batch_records(), "{plan:?}");
+            }
+        }
+    }
+}
 
-    let plan = Plan::builder(1 << 16).batch(256).shuffle(window).seed(1).build().unwrap();
-    let batches = |e| -> Vec<Vec<u64>> {
+/// Different classes in a batch and in 50 consecutive batches, on average, and pairs of neighbors in one batch, if the
+/// records are in 1000 classes, in order.
+fn mixing(n: u64, shuffle: Shuffle) -> (f64, f64, u64) {
+    let plan = Plan::builder(n).batch(256).shuffle(shuffle).seed(1).build().unwrap();
+    let batches: Vec<Vec<u64>> =
+        (0..plan.steps()).map(|step| records(plan.batch(0, step).unwrap()).collect()).collect();
+    let classes = |batches: &[Vec<u64>]| {
+        let mut of: Vec<u64> = batches.iter().flatten().map(|record| record * 1000 / n).collect();
+        of.sort_unstable();
+        of.dedup();
+        of.len()
+    };
+    let mean = |size| {
+        let parts = batches.windows(size).step_by(size);
+        parts.clone().map(classes).sum::<usize>() as f64 / parts.len() as f64
+    };
+    let neighbors = |batch: &Vec<u64>| {
+        let mut batch = batch.clone();
+        batch.sort_unstable();
+        batch.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count() as u64
+    };
+    (mean(1), mean(50), batches.iter().map(neighbors).sum())
+}
+
+#[test]
+fn sorted_classes_are_mixed() {
+    let window = |records, chunks| Shuffle::Window { records, chunks };
+    // 64 of 128 chunks: half of the classes at a time.
+    let (in_one, in_many, _) = mixing(1 << 16, window(512, 64));
+    assert!(in_one > 205.0 && in_many > 600.0, "{in_one}, {in_many}");
+    // All of them.
+    let (in_one, in_many, _) = mixing(1 << 16, window(512, 144));
+    assert!(in_one > 220.0 && in_many >= 990.0, "{in_one}, {in_many}");
+    // A shuffle buffer of 128 * 341 records keeps 3915 pairs of neighbors together.
+    let (in_one, in_many, neighbors) = mixing(1_281_167, window(341, 128));
+    assert!(in_one > 120.0 && in_many > 198.0 && neighbors < 3915, "{in_one}, {in_many}, {neighbors}");
+    let (in_one, in_many, neighbors) = mixing(1_281_167, window(85, 512));
+    assert!(in_one > 220.0 && in_many > 600.0 && neighbors < 3915, "{in_one}, {in_many}, {neighbors}");
+}
+
+/// One chunk more than a window has does not halve it, and each larger window mixes at least as well.
+#[test]
+fn a_larger_window_never_mixes_worse() {
+    let mut last = (0.0, 0.0);
+    for chunks in [8, 16, 32, 63, 64, 65, 80, 100, 127, 128, 129] {
+        let (in_one, in_many, _) = mixing(1 << 16, Shuffle::Window { records: 512, chunks });
+        assert!(
+            in_one > 0.98 * last.0 && in_many > 0.97 * last.1,
+            "{chunks}: {in_one}, {in_many} after {last:?}"
+        );
+        last = (in_one, in_many);
+    }
+    let plan = |chunks| {
+        let shuffle = Shuffle::Window { records: 512, chunks };
+        epoch(Plan::builder(1 << 16).batch(256).shuffle(shuffle).seed(1).build().unwrap(), 0)
+    };
+    assert_ne!(plan(64), plan(65));
+    assert_ne!(plan(100), plan(127));
+}
+
+#[test]
+fn no_batch_comes_again_in_another_epoch() {
+    let shuffle = Shuffle::Window { records: 512, chunks: 64 };
+    let plan = Plan::builder(1 << 16).batch(64).shuffle(shuffle).seed(1).build().unwrap();
+    let batches = |e| -> std::collections::BTreeSet<Vec<u64>> {
         let sorted = |step| {
             let mut batch: Vec<u64> = records(plan.batch(e, step).unwrap()).collect();
             batch.sort_unstable();
@@ -238,20 +350,7 @@ fn windows_mix() {
         };
         (0..plan.steps()).map(sorted).collect()
     };
-    let first: std::collections::BTreeSet<Vec<u64>> = batches(0).into_iter().collect();
-    assert!(batches(1).iter().all(|batch| !first.contains(batch)));
-    let starts = |rank| {
-        let plan = plan.with_rank(rank, 4).unwrap();
-        (0..plan.steps())
-            .map(|step| plan.batch(0, step).unwrap().window_ids().unwrap()[0])
-            .collect::<Vec<_>>()
-    };
-    let ranks = [starts(0), starts(1), starts(2), starts(3)];
-    for step in 0..ranks[0].len() {
-        let at: std::collections::BTreeSet<usize> = ranks.iter().map(|rank| rank[step]).collect();
-        // Two windows for four ranks: two ranks share each.
-        assert!(at.len() >= 2, "step {step}");
-    }
+    assert!(batches(0).is_disjoint(&batches(1)));
 }
 
 /// FNV-1a over the ends of all runs, each taken as one unit of 64 bits; the numbers come from a
@@ -259,9 +358,9 @@ fn windows_mix() {
 #[test]
 fn golden_hash_of_a_million_records() {
     for (order, golden) in [
-        (Shuffle::Records, 0x17b5_2d20_0ddf_f465_u64),
-        (Shuffle::Chunks { records: 999 }, 0x6719_4030_93ce_ab65),
-        (Shuffle::Window { records: 999, chunks: 64 }, 0xe9d7_4473_9249_565b),
+        (Shuffle::Records, 0x18f2_2bbc_1acd_6c1b_u64),
+        (Shuffle::Chunks { records: 999 }, 0xf132_b571_2d48_5d97),
+        (Shuffle::Window { records: 999, chunks: 64 }, 0x045e_2140_29c4_98dd),
     ] {
         let plan = Plan::builder(1_000_000).batch(1000).shuffle(order).seed(42).build().unwrap();
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -284,7 +383,7 @@ fn any_shuffle() -> impl Strategy<Value = Shuffle> {
     prop_oneof![
         4 => Just(Shuffle::None),
         4 => (1_u64..200).prop_map(|records| Shuffle::Chunks { records }),
-        // Slow without optimizations, since every batch derives the keys of its windows.
+        // Slow without optimizations, since every batch derives the keys of its order.
         1 => (1_u64..200, 1_u64..30).prop_map(|(records, chunks)| Shuffle::Window { records, chunks }),
         4 => Just(Shuffle::Records),
     ]
@@ -344,7 +443,16 @@ proptest! {
         let steps = n.div_ceil(batch * world);
         // The order of the epoch, as one rank sees it, again and again.
         let alone = shuffled(n, order, seed).build().unwrap();
-        let order: Vec<u64> = epoch(alone, e);
+        let mut order: Vec<u64> = epoch(alone, e);
+        let full = n / (batch * world);
+        if matches!(shuffle, Shuffle::Window { .. }) && full > 0 {
+            // The ranks' shares, one after the other, and what is left.
+            let whole = (0..world).flat_map(|rank| (0..full).map(move |step| (rank, step)));
+            let shares: Vec<u64> =
+                whole.flat_map(|(rank, step)| records(plan(rank).batch(e, step).unwrap())).collect();
+            order.retain(|record| !shares.contains(record));
+            order.splice(0..0, shares);
+        }
         let expected = order.iter().copied().cycle();
         let mut seen = Vec::new();
         for step in 0..steps {

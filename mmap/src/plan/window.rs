@@ -1,157 +1,417 @@
-//! Records mixed within windows of several chunks: the order behind [`Shuffle::Window`](super::Shuffle::Window).
+//! Records mixed over the chunks that are in memory: the order behind [`Shuffle::Window`](super::Shuffle::Window).
 //!
-//! 1. The records form a ring, which begins at a record that differs each epoch. So do the borders of the chunks into
-//!    which the ring is cut.
-//! 2. The chunks are laid out in rows, as many to a row as there are windows. A window takes one chunk from each row,
-//!    so its chunks lie evenly over the whole ring; each row is rotated by a random number, and the columns are
-//!    permuted. The last row may be shorter, and is permuted separately: its chunks go to the first windows.
-//! 3. A separate permutation mixes the positions inside each window.
+//! # The tape
 //!
-//! Every step can be computed for one position alone. All chunks but the last of the ring are equally long, so the
-//! borders of windows follow from their numbers.
+//! The records form a ring. It is cut into chunks, from a record on that differs each epoch. The chunks, laid one after
+//! the other, are the tape; what does not fill a chunk is its end. The chunk at each place is a multiple of a random
+//! stride, modulo their number. The quotients of their continued fraction are small, so any consecutive chunks of the
+//! tape are spread evenly over the files (Niederreiter, "Random Number Generation and Quasi-Monte Carlo Methods", 1992,
+//! chapter 3).
+//!
+//! # The shares
+//!
+//! Each rank visits one stretch of the tape, its share. All ranks together read each byte once. A share is a part of a
+//! chunk, whole chunks, and a part of a chunk.
+//!
+//! # The window
+//!
+//! A window of `W` chunks slides over the whole chunks of a share, by one chunk a block. Each block visits as many
+//! records as a chunk has, from all chunks of the window: chunk `k` gives a slice of its records to each of the blocks
+//! `k - W + 1` to `k`. With `W` = 4:
+//!
+//! ```text
+//!            chunk  0   1   2   3   4   5
+//!  block -3         s0                          blocks below 0: one section, the start
+//!  block -2         s1  s0
+//!  block -1         s2  s1  s0
+//!  block  0         s3  s2  s1  s0
+//!  block  1             s3  s2  s1  s0
+//!  block  2                 s3  s2  s1  s0
+//!  block  3                     s3  s2  s1      blocks past the last whole window: one section, the end
+//!  block  4                         s3  s2
+//!  block  5                             s3
+//! ```
+//!
+//! Each section, and each block between the two, is permuted as a whole. The start holds the part of a chunk before the
+//! whole ones, the end the part after them. A share of `W` whole chunks or fewer is one section.
+//!
+//! # The slices
+//!
+//! The records of a chunk are numbered in their order of use. Number `x` is in slice `slice(x)`, which grows with `x`,
+//! and `slice(x) + slice(chunk - 1 - x) = W - 1`. So block `t` has exactly one record of each number `x`, that of chunk
+//! `t + W - 1 - slice(x)`. And two chunks of the start, `k` and `W - 2 - k`, give it as many records as one chunk has.
+//! This makes every position computable by itself.
+//!
+//! Neighbors in a file are kept apart: a chunk with more records than there are slices is divided into strands of at
+//! most `W` consecutive records, and a slice takes at most one record of each strand.
 
 use std::ops::Range;
 
-use super::chunks::Slots;
-use super::permute::{Key, Permutation};
+use super::permute::{InOrder, Key, Permutation};
+
+/// The shares of an epoch: `count` stretches of `len` positions, and one of what is left. Share `i` is made of the
+/// positions, and of the same places of the tape, from `i * len` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Shares {
+    pub(super) len: u64,
+    pub(super) count: u64,
+}
+
+impl Shares {
+    /// The share with this position, among those of all `records`.
+    pub(super) const fn around(self, position: u64, records: u64) -> Range<u64> {
+        let Self { len, count } = self;
+        if position < len * count {
+            let start = position / len * len;
+            start..start + len
+        } else {
+            len * count..records
+        }
+    }
+}
 
 /// The order of one epoch.
 #[derive(Clone, Debug)]
-pub(super) struct Windows {
-    records: u64,
-    /// Records in a chunk.
-    chunk: u64,
-    /// The record at which the ring begins.
-    shift: u64,
-    /// The number of windows, which is that of the columns.
-    windows: u64,
-    /// Rows, the last one included: chunks in one of the larger windows, at least 1.
-    rows: u64,
-    /// The number of larger windows, at least 1. The others have one chunk less.
-    larger: u64,
-    slots: Slots,
-    key: Key,
-    /// The window of the last position.
-    current: Option<Window>,
+pub(super) struct Order {
+    tape: Tape,
+    shares: Shares,
+    /// The share of the last position.
+    share: Option<Share>,
 }
 
-/// One window.
-#[derive(Clone, Debug)]
-struct Window {
-    positions: Range<u64>,
-    order: Permutation,
-    column: Column,
-}
-
-/// The chunks of one window.
-#[derive(Clone, Copy, Debug)]
-struct Column {
-    /// The slot of the first chunk.
-    first: u64,
-    /// The place in every row before the row is rotated.
-    place: u64,
-    /// The chunk from the last row, if the window is one of the larger.
-    last: u64,
-}
-
-impl Windows {
-    /// For `records` records in chunks of `chunk`, with at most `most` chunks to a window; all at least 1.
-    pub(super) fn new(records: u64, chunk: u64, most: u64, seed: u64, epoch: u64) -> Self {
-        let key = Key::new(seed, epoch);
-        let chunks = records.div_ceil(chunk);
-        let windows = chunks.div_ceil(most);
-        let rows = chunks.div_ceil(windows);
-        let larger = chunks - (rows - 1) * windows;
-        let shift = key.of(Role::Shift as u64).below(records);
-        // The last chunk of the ring is the last of the last row.
-        let window = last_row(key, larger).inverse(larger - 1);
-        let slots = Slots::new(records, chunk, window * rows + rows - 1);
-        Self { records, chunk, shift, windows, rows, larger, slots, key, current: None }
+impl Order {
+    /// For chunks of `chunk` records and windows of `window` chunks, all at least 1.
+    pub(super) fn new(records: u64, chunk: u64, window: u64, key: Key, shares: Shares) -> Self {
+        Self { tape: Tape::new(records, chunk, window, key), shares, share: None }
     }
 
     /// The record at `position`.
     pub(super) fn record(&mut self, position: u64) -> u64 {
-        if self.current.as_ref().is_none_or(|window| !window.positions.contains(&position)) {
-            self.current = Some(self.window(self.window_of(position)));
+        let Self { tape, shares, share } = self;
+        match share {
+            Some(share) if share.range.contains(&position) => share.record(tape, position),
+            _ => {
+                let found = Share::new(tape, shares.around(position, tape.records));
+                share.insert(found).record(tape, position)
+            }
         }
-        let Some(Window { positions, order, column }) = &self.current else {
+    }
+
+    /// The window at `positions`, unless they are in two shares.
+    pub(super) fn window(self, positions: Range<u64>) -> Option<Window> {
+        let range = self.shares.around(positions.start, self.tape.records);
+        let share = Share::new(&self.tape, range);
+        (positions.end <= share.range.end).then(|| Window {
+            resident: share.resident(&self.tape, positions.start).start
+                ..share.resident(&self.tape, positions.end - 1).end,
+            tape: self.tape,
+            share,
+            positions,
+        })
+    }
+}
+
+/// The chunks from which a batch takes its records.
+///
+/// The chunks of a share are numbered in the order in which they are needed. Over the batches of a share both ends of
+/// [`resident`](Self::resident) only grow. So a reader that is at a batch can drop all chunks before it, needs all in
+/// it, and reads those after it next, in order.
+#[derive(Debug)]
+pub(crate) struct Window {
+    tape: Tape,
+    share: Share,
+    positions: Range<u64>,
+    resident: Range<u64>,
+}
+
+impl Window {
+    /// The chunks that the batch needs.
+    pub(crate) const fn resident(&self) -> Range<u64> {
+        let Range { start, end } = self.resident;
+        start..end
+    }
+
+    /// The number of chunks of the share.
+    pub(crate) const fn chunks(&self) -> u64 {
+        self.share.whole + 2
+    }
+
+    /// The most chunks that are needed at a time.
+    pub(crate) const fn most(&self) -> u64 {
+        self.tape.window
+    }
+
+    /// The records of a chunk: one range, two where the ring is closed, or none. Numbered from 0.
+    pub(crate) fn records(&self, chunk: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        self.share.chunk(&self.tape, chunk)
+    }
+
+    /// The share, as positions in the epoch's order.
+    pub(crate) const fn share(&self) -> Range<u64> {
+        let Range { start, end } = self.share.range;
+        start..end
+    }
+
+    /// The batch, as positions in the epoch's order.
+    pub(crate) const fn positions(&self) -> Range<u64> {
+        let Range { start, end } = self.positions;
+        start..end
+    }
+
+    /// The chunks that are needed at another position of the share.
+    pub(crate) fn resident_at(&self, position: u64) -> Range<u64> {
+        self.share.resident(&self.tape, position)
+    }
+}
+
+/// All records of an epoch, chunk after chunk.
+#[derive(Clone, Debug)]
+struct Tape {
+    records: u64,
+    /// Records in a chunk.
+    chunk: u64,
+    /// The number of whole chunks.
+    chunks: u64,
+    /// Chunks in a window.
+    window: u64,
+    /// The record at which the ring begins.
+    shift: u64,
+    /// The chunk at the first place, and how many chunks further the next one is.
+    first: u64,
+    stride: u64,
+    /// Strands in a chunk, records in the shorter ones, and how many strands at the front have one more.
+    strands: u64,
+    each: u64,
+    more: u64,
+    /// The order within a strand.
+    longer: Permutation,
+    shorter: Permutation,
+    /// For the turns of strands.
+    turns: Key,
+    key: Key,
+}
+
+impl Tape {
+    fn new(records: u64, chunk: u64, window: u64, key: Key) -> Self {
+        let chunks = records / chunk;
+        let strands = chunk.div_ceil(window);
+        let shift = key.of(Role::Shift as u64).below(records);
+        let first = key.of(Role::First as u64).below(chunks);
+        let stride = stride(chunks.max(1), key.of(Role::Stride as u64));
+        let longer = Permutation::new(chunk.div_ceil(strands), key.of(Role::Longer as u64));
+        let (each, more) = (chunk / strands, chunk % strands);
+        let shorter = Permutation::new(each, key.of(Role::Shorter as u64));
+        let turns = key.of(Role::Turn as u64);
+        Self {
+            records,
+            chunk,
+            chunks,
+            window,
+            shift,
+            first,
+            stride,
+            strands,
+            each,
+            more,
+            longer,
+            shorter,
+            turns,
+            key,
+        }
+    }
+
+    /// The record that is at `place` of the tape.
+    fn at(&self, place: u64) -> u64 {
+        self.on_ring(place / self.chunk, place % self.chunk)
+    }
+
+    /// Record `x` of a whole chunk, in the order of use.
+    fn used(&self, chunk: u64, x: u64) -> u64 {
+        let &Self { each, more, .. } = self;
+        let (strand, within) = (x % self.strands, x / self.strands);
+        let (order, len) = if strand < more { (&self.longer, each + 1) } else { (&self.shorter, each) };
+        // Chunks times strands are no more than the records.
+        let turn = self.turns.of(chunk * self.strands + strand).below(len);
+        let start = strand * each + strand.min(more);
+        self.on_ring(chunk, start + order.at(add_modulo(within, turn, len)))
+    }
+
+    /// A record of the chunk at a place of the tape.
+    fn on_ring(&self, chunk: u64, within: u64) -> u64 {
+        add_modulo(self.numbered(chunk) * self.chunk + within, self.shift, self.records)
+    }
+
+    /// The number on the ring of the chunk at a place of the tape.
+    fn numbered(&self, chunk: u64) -> u64 {
+        if chunk >= self.chunks {
+            return chunk;
+        }
+        let further = match chunk.checked_mul(self.stride) {
+            Some(product) => product % self.chunks,
+            // Less than `chunks`, and so are both factors.
+            None => (u128::from(chunk) * u128::from(self.stride) % u128::from(self.chunks)) as u64,
+        };
+        add_modulo(further, self.first, self.chunks)
+    }
+}
+
+/// A stretch of the tape.
+#[derive(Clone, Debug)]
+struct Share {
+    range: Range<u64>,
+    /// Records before the first whole chunk, and after the last.
+    before: u64,
+    after: u64,
+    /// The first whole chunk of the tape, and the number of whole chunks.
+    first: u64,
+    whole: u64,
+    /// Positions of the section before the blocks, and of the one after them. All of them are in the first if there are
+    /// no blocks.
+    start: u64,
+    end: u64,
+    section: Option<Section>,
+}
+
+/// Positions of a share that are permuted as a whole.
+#[derive(Clone, Debug)]
+struct Section {
+    /// Counted from the start of the share.
+    positions: Range<u64>,
+    place: Place,
+    order: InOrder,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Start,
+    Block(u64),
+    End,
+}
+
+impl Share {
+    /// For a stretch that is not empty.
+    fn new(tape: &Tape, range: Range<u64>) -> Self {
+        let &Tape { chunk, window, .. } = tape;
+        let len = range.end - range.start;
+        let first = range.start.div_ceil(chunk);
+        // Past the last whole chunk the tape has less than one.
+        let before = first.saturating_mul(chunk).min(range.end) - range.start;
+        let whole = (len - before) / chunk;
+        let after = len - before - whole * chunk;
+        let (start, end) = if whole <= window {
+            (len, 0)
+        } else {
+            // In pairs the chunks give as many records as one has; the one in the middle gives half of that.
+            let (pairs, middle) = ((window - 1) / 2, (window - 1) % 2);
+            let start = pairs * chunk + middle * (chunk / 2);
+            (before + start, after + (window - 1) * chunk - start)
+        };
+        Self { range, before, after, first, whole, start, end, section: None }
+    }
+
+    fn record(&mut self, tape: &Tape, position: u64) -> u64 {
+        let at = position - self.range.start;
+        if self.section.as_ref().is_none_or(|section| !section.positions.contains(&at)) {
+            self.section = Some(self.section(tape, at));
+        }
+        let Some(Section { positions, place, order }) = &mut self.section else {
             unreachable!("it was just set")
         };
-        let mixed = positions.start + order.forward(position - positions.start);
-        let (slot, within, _) = self.slots.find(mixed);
-        let record = self.chunk_at(column, slot - column.first) * self.chunk + within;
-        add_modulo(record, self.shift, self.records)
-    }
-
-    /// The number of the window that has `position`.
-    pub(super) fn window_of(&self, position: u64) -> u64 {
-        let (slot, ..) = self.slots.find(position);
-        // With one row all windows are larger ones, so the division is never by 0.
-        match slot.checked_sub(self.larger.saturating_mul(self.rows)) {
-            Some(past) if self.rows > 1 => self.larger + past / (self.rows - 1),
-            _ => slot / self.rows,
+        let (at, place) = (order.at(at - positions.start), *place);
+        match place {
+            Place::Start => self.in_start(tape, at),
+            Place::Block(block) => {
+                let chunk = self.first + block + tape.window - 1 - slice(tape, at);
+                tape.used(chunk, at)
+            }
+            Place::End => self.in_end(tape, at),
         }
     }
 
-    /// The positions of a window.
-    pub(super) fn positions(&self, window: u64) -> Range<u64> {
-        let end = match window + 1 {
-            next if next == self.windows => self.records,
-            next => self.slots.start(self.first_slot(next)),
-        };
-        self.slots.start(self.first_slot(window))..end
-    }
-
-    /// The number of windows.
-    pub(super) const fn len(&self) -> u64 {
-        self.windows
-    }
-
-    /// The number of chunks in a window.
-    pub(super) const fn chunks(&self, window: u64) -> u64 {
-        if window < self.larger { self.rows } else { self.rows - 1 }
-    }
-
-    /// Some chunks of a window, as ranges of records: one, or two where the ring is closed.
-    pub(super) fn ranges(&self, window: u64, chunks: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-        let column = self.column(window);
-        chunks
-            .flat_map(move |index| {
-                let start = self.chunk_at(&column, index) * self.chunk;
-                let len = self.chunk.min(self.records - start);
-                let start = add_modulo(start, self.shift, self.records);
-                let front = len.min(self.records - start);
-                [start..start + front, 0..len - front]
-            })
-            .filter(|range| !range.is_empty())
-    }
-
-    fn window(&self, window: u64) -> Window {
-        let positions = self.positions(window);
-        let key = self.key.of(Role::Window as u64).of(window);
-        let order = Permutation::keyed(positions.end - positions.start, key);
-        Window { positions, order, column: self.column(window) }
-    }
-
-    fn column(&self, window: u64) -> Column {
-        let place = Permutation::keyed(self.windows, self.key.of(Role::Columns as u64)).forward(window);
-        let last = if window < self.larger { last_row(self.key, self.larger).forward(window) } else { 0 };
-        Column { first: self.first_slot(window), place, last }
-    }
-
-    fn first_slot(&self, window: u64) -> u64 {
-        window * (self.rows - 1) + window.min(self.larger)
-    }
-
-    /// The chunk of the ring that a window takes from row `row`.
-    fn chunk_at(&self, column: &Column, row: u64) -> u64 {
-        let within = if row == self.rows - 1 {
-            column.last
+    /// The section with a position, which is counted from the start of the share.
+    fn section(&self, tape: &Tape, at: u64) -> Section {
+        let end = self.range.end - self.range.start - self.end;
+        let (place, positions, key) = if at < self.start {
+            (Place::Start, 0..self.start, Role::Start as u64)
+        } else if at < end {
+            let block = (at - self.start) / tape.chunk;
+            let start = self.start + block * tape.chunk;
+            (Place::Block(block), start..start + tape.chunk, Role::Blocks as u64 + block)
         } else {
-            let turned = self.key.of(Role::Rows as u64).of(row).below(self.windows);
-            add_modulo(column.place, turned, self.windows)
+            (Place::End, end..end + self.end, Role::End as u64)
         };
-        row * self.windows + within
+        let key = tape.key.of(Role::Sections as u64).of(self.range.start).of(key);
+        let order = InOrder::new(Permutation::new(positions.end - positions.start, key));
+        Section { positions, place, order }
+    }
+
+    fn in_start(&self, tape: &Tape, at: u64) -> u64 {
+        if self.whole <= tape.window || at < self.before {
+            return tape.at(self.range.start + at);
+        }
+        let (chunk, x) = corner(tape, at - self.before);
+        tape.used(self.first + chunk, x)
+    }
+
+    /// The mirror image of the start.
+    fn in_end(&self, tape: &Tape, at: u64) -> u64 {
+        if at < self.after {
+            return tape.at(self.range.end - self.after + at);
+        }
+        let (chunk, x) = corner(tape, at - self.after);
+        tape.used(self.first + self.whole - 1 - chunk, tape.chunk - 1 - x)
+    }
+
+    /// The chunks that may be needed at a position, as numbered by [`Window`].
+    fn resident(&self, tape: &Tape, position: u64) -> Range<u64> {
+        let at = position - self.range.start;
+        let end = self.whole + 2;
+        if self.whole <= tape.window {
+            0..end
+        } else if at < self.start {
+            // The last chunk of the window gives the start nothing.
+            0..tape.window
+        } else if at < self.range.end - self.range.start - self.end {
+            let block = (at - self.start) / tape.chunk;
+            block + 1..block + 1 + tape.window
+        } else {
+            end - tape.window..end
+        }
+    }
+
+    fn chunk(&self, tape: &Tape, number: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        let (start, len) = match number {
+            0 => (self.range.start, self.before),
+            _ if number <= self.whole => ((self.first + number - 1) * tape.chunk, tape.chunk),
+            _ => (self.range.end - self.after, self.after),
+        };
+        let len = if number > self.whole + 1 { 0 } else { len };
+        let record = if len > 0 { tape.at(start) } else { 0 };
+        let front = len.min(tape.records - record);
+        [record..record + front, 0..len - front].into_iter().filter(|range| !range.is_empty())
+    }
+}
+
+/// The slice of record `x` of a chunk, in the order of use; below the number of chunks in a window, which a share has.
+const fn slice(tape: &Tape, x: u64) -> u64 {
+    let &Tape { chunk, window, .. } = tape;
+    let mirrored = chunk - 1 - x;
+    // The factors are no more than a chunk and a window, whose product is no more than the records.
+    if x <= mirrored {
+        (2 * x + 1) * window / (2 * chunk)
+    } else {
+        window - 1 - (2 * mirrored + 1) * window / (2 * chunk)
+    }
+}
+
+/// A chunk and a record of it, in the order of use, that are in a block below 0.
+const fn corner(tape: &Tape, at: u64) -> (u64, u64) {
+    let (chunk, x) = (at / tape.chunk, at % tape.chunk);
+    // What this chunk has too little for a whole one has its partner.
+    if slice(tape, x) < tape.window - 1 - chunk {
+        (chunk, x)
+    } else {
+        (tape.window - 2 - chunk, tape.chunk - 1 - x)
     }
 }
 
@@ -159,15 +419,37 @@ impl Windows {
 #[derive(Clone, Copy)]
 enum Role {
     Shift = 1,
-    Columns = 2,
-    LastRow = 3,
-    Rows = 4,
-    Window = 5,
+    First = 2,
+    Stride = 3,
+    Longer = 4,
+    Shorter = 5,
+    Turn = 6,
+    Sections = 7,
+    // Of sections.
+    Start = 0,
+    End = 8,
+    Blocks = 9,
 }
 
-/// The order of the last row, of which each entry goes to one of the first windows.
-fn last_row(key: Key, larger: u64) -> Permutation {
-    Permutation::keyed(larger, key.of(Role::LastRow as u64))
+/// A random number coprime to `n` whose multiples modulo `n` are spread evenly: all quotients of Euclid's algorithm, those
+/// of the continued fraction, are small.
+fn stride(n: u64, key: Key) -> u64 {
+    let small = |stride: u64, most: u64| {
+        let (mut a, mut b) = (n, stride);
+        while b > 0 && a / b <= most {
+            (a, b) = (b, a % b);
+        }
+        a == 1
+    };
+    // About 30 are tried. What is small is larger the longer it takes, so there is an end.
+    let mut tried = 0;
+    loop {
+        let stride = key.of(tried).below(n);
+        if small(stride, 4 + tried / 8) {
+            return stride;
+        }
+        tried += 1;
+    }
 }
 
 /// The sum modulo `modulus`, for two numbers below it.

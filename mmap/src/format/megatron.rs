@@ -1,0 +1,81 @@
+//! The index of Megatron-LM's token files: `IndexedDataset` in its `megatron/core/datasets/indexed_dataset.py`.
+
+use super::ragged::numbers;
+use crate::file::DataFile;
+use crate::{DType, Error, FormatError};
+
+const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
+const VERSION: u64 = 1;
+/// Magic, version, type, number of sequences, number of entries of the document index.
+const HEADER: usize = 9 + 8 + 1 + 8 + 8;
+
+/// The type of a token, and the offsets of the sequences in the data file: one more than there are sequences.
+pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
+    let header = file.header(0, HEADER)?;
+    let path = || file.path.clone();
+    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
+    let bad = |offset: u64, wanted, found: String| -> Error {
+        FormatError::BadHeader { path: path(), offset, wanted, found }.into()
+    };
+    if header[..9] != *MAGIC {
+        let found = header[..9].escape_ascii().to_string();
+        return Err(FormatError::BadMagic { path: path(), offset: 0, wanted: "MMIDIDX\\0\\0", found }.into());
+    }
+    if number(9) != VERSION {
+        let (wanted, found) = (VERSION.to_string(), number(9).to_string());
+        return Err(FormatError::BadVersion { path: path(), offset: 9, wanted, found }.into());
+    }
+    let dtype = match header[17] {
+        1 => DType::U8,
+        2 => DType::I8,
+        3 => DType::I16,
+        4 => DType::I32,
+        5 => DType::I64,
+        6 => DType::F64,
+        7 => DType::F32,
+        8 => DType::U16,
+        code => {
+            let found = format!("the code {code}");
+            return Err(FormatError::UnsupportedType { path: path(), offset: 17, found }.into());
+        }
+    };
+    let (sequences, documents) = (number(18), number(26));
+    if sequences == 0 {
+        return Err(bad(18, "at least one sequence", "0".to_owned()));
+    }
+    // Lengths, pointers, documents; modes only where there are several modalities.
+    let bytes = |each: u64| {
+        sequences.checked_mul(each)?.checked_add(documents.checked_mul(8)?)?.checked_add(HEADER as u64)
+    };
+    if bytes(12) != Some(file.len) && bytes(13) != Some(file.len) {
+        let start = HEADER as u64;
+        let wanted = bytes(12).map_or(u64::MAX, |bytes| bytes - start);
+        let found = file.len - start;
+        return Err(FormatError::DataLength { path: path(), offset: start, wanted, found }.into());
+    }
+    let mut offsets = vec![0_u64];
+    numbers(file, HEADER as u64, sequences, |at, tokens: [u8; 4]| {
+        let tokens = i32::from_le_bytes(tokens);
+        let end = u64::try_from(tokens).ok().and_then(|tokens| {
+            // The file holds fewer than 2^60 lengths, but their sum may be larger.
+            offsets[offsets.len() - 1].checked_add(tokens * dtype.size() as u64)
+        });
+        let Some(end) = end else {
+            return Err(bad(at, "a number of tokens, fewer than 2^64 bytes in all", tokens.to_string()));
+        };
+        offsets.push(end);
+        Ok(())
+    })?;
+    // The file is that long: no overflow.
+    let pointers = HEADER as u64 + 4 * sequences;
+    let mut ends = offsets.iter();
+    numbers(file, pointers, sequences, |at, pointer: [u8; 8]| {
+        let pointer = i64::from_le_bytes(pointer);
+        if ends.next().copied() == u64::try_from(pointer).ok() {
+            Ok(())
+        } else {
+            Err(bad(at, "the end of the sequence before", pointer.to_string()))
+        }
+    })?;
+    Ok((dtype, offsets))
+}

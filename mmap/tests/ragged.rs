@@ -1,0 +1,329 @@
+//! Records of varying length: every byte is that of the slice that numpy would take, in every order, at every rank and
+//! after every resumption; and indexes that are wrong are refused with a typed error.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use twinbuf_mmap::{DType, Error, FormatError, Leg, Plan, RaggedRecords, Shuffle, Tail};
+
+/// A `.npy` of one axis.
+fn npy(descr: &str, numbers: impl ExactSizeIterator<Item = u64>) -> Vec<u8> {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({},), }}", numbers.len());
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    file.extend(format!("{header:117}\n").bytes());
+    file.extend(numbers.flat_map(u64::to_le_bytes));
+    file
+}
+
+/// An index as Megatron-LM's `_IndexWriter` writes it.
+fn idx(code: u8, size: usize, lengths: &[i32], documents: &[i64]) -> Vec<u8> {
+    let mut file = b"MMIDIDX\0\0".to_vec();
+    file.extend(1_u64.to_le_bytes());
+    file.push(code);
+    file.extend((lengths.len() as u64).to_le_bytes());
+    file.extend((documents.len() as u64).to_le_bytes());
+    file.extend(lengths.iter().flat_map(|length| length.to_le_bytes()));
+    let pointers = lengths.iter().scan(0_i64, |end, &length| {
+        let pointer = *end;
+        *end += i64::from(length) * size as i64;
+        Some(pointer)
+    });
+    file.extend(pointers.flat_map(i64::to_le_bytes));
+    file.extend(documents.iter().flat_map(|document| document.to_le_bytes()));
+    file
+}
+
+fn bytes(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| ((at * 31 + seed * 17) ^ (at >> 7)) as u8).collect()
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Cuts `files` of bytes where the lengths say, as `numpy.split` does.
+fn slices(files: &[(Vec<u8>, Vec<usize>)]) -> Vec<(usize, Vec<u8>)> {
+    let mut all = Vec::new();
+    for (file, (bytes, lengths)) in files.iter().enumerate() {
+        let mut rest = &bytes[..];
+        for &len in lengths {
+            let (record, after) = rest.split_at(len);
+            all.push((file, record.to_vec()));
+            rest = after;
+        }
+    }
+    all
+}
+
+fn all_equal(records: &RaggedRecords, wanted: &[(usize, Vec<u8>)]) {
+    assert_eq!(records.len(), wanted.len() as u64);
+    assert_eq!(records.max_len(), wanted.iter().map(|(_, record)| record.len()).max().unwrap());
+    assert_eq!(records.bytes(), wanted.iter().map(|(_, record)| record.len() as u64).sum::<u64>());
+    let mut out = vec![0xAA; records.max_len() + 1];
+    for (at, (file, record)) in wanted.iter().enumerate() {
+        let range = records.range(at as u64).unwrap();
+        assert_eq!((range.file, range.bytes.end - range.bytes.start), (*file, record.len() as u64));
+        let len = records.read(at as u64, &mut out).unwrap();
+        assert_eq!(&out[..len], &record[..], "record {at}");
+        if let Some(less) = record.len().checked_sub(1) {
+            let error = records.read(at as u64, &mut out[..less]).unwrap_err();
+            assert!(matches!(error, Error::BufferTooSmall { wanted, .. } if wanted == record.len() as u64));
+        }
+    }
+    let end = wanted.len() as u64;
+    assert_eq!(records.range(end), None);
+    assert!(matches!(records.read(end, &mut out), Err(Error::NoSuchRecord { .. })));
+}
+
+/// What `fixtures/make.py` wrote with numpy, and the slices that numpy took.
+#[test]
+fn the_slices_of_numpy() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let text = std::fs::read_to_string(folder.join("ragged.txt")).unwrap();
+    let mut wanted = std::collections::BTreeMap::<&str, Vec<(&str, &str)>>::new();
+    for line in text.lines() {
+        let [file, dtype, bytes] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        wanted.entry(file).or_default().push((dtype, bytes));
+    }
+    assert_eq!(wanted.len(), 4);
+    for (file, slices) in wanted {
+        let path = folder.join(file);
+        let records = if file.starts_with("megatron") {
+            RaggedRecords::open_megatron([&path])
+        } else {
+            RaggedRecords::open_indexed([(&path, path.with_extension("idx.npy"))])
+        };
+        let records = records.unwrap();
+        assert_eq!(records.len(), slices.len() as u64, "{file}");
+        let mut out = vec![0; records.max_len()];
+        for (at, (dtype, bytes)) in slices.into_iter().enumerate() {
+            let len = records.read(at as u64, &mut out).unwrap();
+            let found: String = out[..len].iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(
+                (records.dtype().to_string().as_str(), found.as_str()),
+                (dtype, bytes),
+                "{file}, {at}"
+            );
+        }
+    }
+}
+
+fn lengths() -> impl Strategy<Value = Vec<Vec<usize>>> {
+    let one = prop_oneof![3 => 0_usize..40, 1 => Just(0), 1 => 3000_usize..9000];
+    prop::collection::vec(prop::collection::vec(one, 1..40), 1..4)
+}
+
+fn any_shuffle() -> impl Strategy<Value = Shuffle> {
+    prop_oneof![
+        Just(Shuffle::None),
+        Just(Shuffle::Records),
+        (1_u64..9).prop_map(|records| Shuffle::Chunks { records }),
+        (1_u64..9, 1_u64..9).prop_map(|(records, chunks)| Shuffle::Window { records, chunks }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_index_of_offsets(lengths in lengths(), front in 0_usize..100, signed: bool) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = Vec::new();
+        let mut paths = Vec::new();
+        for (i, lengths) in lengths.iter().enumerate() {
+            let data = bytes(front + lengths.iter().sum::<usize>(), i);
+            let mut offsets = vec![front as u64];
+            offsets.extend(lengths.iter().scan(front, |end, len| { *end += len; Some(*end as u64) }));
+            let index = npy(if signed { "<i8" } else { "<u8" }, offsets.into_iter());
+            paths.push((
+                write(folder.path(), &format!("{i}.bin"), &data),
+                write(folder.path(), &format!("{i}.idx.npy"), &index),
+            ));
+            files.push((data[front..].to_vec(), lengths.clone()));
+        }
+        let records = RaggedRecords::open_indexed(paths.iter().map(|(data, index)| (data, index))).unwrap();
+        prop_assert_eq!(records.dtype(), DType::U8);
+        prop_assert!(records.paths().eq(paths.iter().map(|(data, _)| data.as_path())));
+        all_equal(&records, &slices(&files));
+    }
+
+    #[test]
+    fn sequences_of_megatron(lengths in lengths(), of in 0_usize..8, modes: bool, documents in 0_usize..5) {
+        let (code, dtype) = [
+            (1, DType::U8), (2, DType::I8), (3, DType::I16), (4, DType::I32),
+            (5, DType::I64), (6, DType::F64), (7, DType::F32), (8, DType::U16),
+        ][of];
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = Vec::new();
+        let mut paths = Vec::new();
+        for (i, lengths) in lengths.iter().enumerate() {
+            let tokens: Vec<i32> = lengths.iter().map(|&len| i32::try_from(len).unwrap()).collect();
+            let in_bytes: Vec<usize> = lengths.iter().map(|len| len * dtype.size()).collect();
+            let data = bytes(in_bytes.iter().sum(), i);
+            let documents: Vec<i64> = (0..documents as i64).collect();
+            let mut index = idx(code, dtype.size(), &tokens, &documents);
+            if modes {
+                index.extend(vec![0; lengths.len()]);
+            }
+            paths.push(write(folder.path(), &format!("{i}_text_document.bin"), &data));
+            write(folder.path(), &format!("{i}_text_document.idx"), &index);
+            files.push((data, in_bytes));
+        }
+        let records = RaggedRecords::open_megatron(&paths).unwrap();
+        prop_assert_eq!(records.dtype(), dtype);
+        all_equal(&records, &slices(&files));
+    }
+
+    /// An epoch that one plan began and another one, with other batches and ranks, ended: each record once, with its bytes.
+    #[test]
+    fn every_order_rank_and_resumption(
+        lengths in lengths(), shuffle in any_shuffle(), batches in (1_u64..7, 1_u64..7), worlds in (1_u64..5, 1_u64..5),
+        epoch: u64, part in 0_u64..100,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let files: Vec<(Vec<u8>, Vec<usize>)> = lengths.iter().enumerate()
+            .map(|(i, lengths)| (bytes(2 * lengths.iter().sum::<usize>(), i), lengths.iter().map(|len| 2 * len).collect()))
+            .collect();
+        let mut paths = Vec::new();
+        for (i, (data, _)) in files.iter().enumerate() {
+            let tokens: Vec<i32> = lengths[i].iter().map(|&len| i32::try_from(len).unwrap()).collect();
+            paths.push(write(folder.path(), &format!("{i}.bin"), data));
+            write(folder.path(), &format!("{i}.idx"), &idx(8, 2, &tokens, &[]));
+        }
+        let records = RaggedRecords::open_megatron(&paths).unwrap();
+        let wanted = slices(&files);
+        let plan = |batch, rank, world| {
+            let plan = Plan::builder(records.len()).batch(batch).shuffle(shuffle).tail(Tail::Keep).rank(rank, world);
+            let plan = if shuffle == Shuffle::None { plan } else { plan.seed(11) };
+            plan.build().unwrap()
+        };
+        let whole = records.len() / (batches.0 * worlds.0);
+        let leg = Leg { batch: batches.0, world: worlds.0, steps: part % (whole + 1) };
+        let mut seen = vec![0; wanted.len()];
+        let mut out = vec![0; records.max_len()];
+        let mut read = |batch: &twinbuf_mmap::BatchPlan| {
+            for record in batch.runs().flatten() {
+                let len = records.read(record, &mut out).unwrap();
+                assert_eq!(&out[..len], &wanted[record as usize].1[..]);
+                seen[record as usize] += 1;
+            }
+        };
+        for rank in 0..worlds.0 {
+            (0..leg.steps).for_each(|step| read(&plan(batches.0, rank, worlds.0).batch(epoch, step).unwrap()));
+        }
+        for rank in 0..worlds.1 {
+            let rest = plan(batches.1, rank, worlds.1).rest(&[leg]).unwrap();
+            (rest.first()..rest.end()).for_each(|step| read(&rest.batch(epoch, step).unwrap()));
+        }
+        prop_assert!(seen.iter().all(|&times| times == 1), "{:?}", seen);
+    }
+}
+
+#[test]
+fn indexes_of_offsets_that_are_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = write(folder.path(), "data", &bytes(100, 0));
+    let open = |index: &[u8]| {
+        let index = write(folder.path(), "index.npy", index);
+        match RaggedRecords::open_indexed([(&data, index)]) {
+            Err(Error::Format(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    };
+    let offsets = |offsets: &[u64]| npy("<u8", offsets.iter().copied());
+    for (index, wanted) in [
+        (offsets(&[]), "no records in this shape: wanted one axis of at least 2 offsets, found [0]"),
+        (offsets(&[100]), "no records in this shape: wanted one axis of at least 2 offsets, found [1]"),
+        (offsets(&[0, 99]), "cut off or grown: from byte 0 on wanted 99 bytes, found 100"),
+        (offsets(&[5, 101]), "cut off or grown: from byte 5 on wanted 96 bytes, found 95"),
+        (
+            offsets(&[u64::MAX, u64::MAX]),
+            "cut off or grown: from byte 18446744073709551615 on wanted 0 bytes, found 0",
+        ),
+        (
+            offsets(&[0, 50, 49, 100]),
+            "bad header at byte 144: wanted an offset from 0 that is not below the one before it, found 49",
+        ),
+        (
+            npy("<i8", [u64::MAX - 1, 100].into_iter()),
+            "bad header at byte 128: wanted an offset from 0 that is not below the one before it, found -2",
+        ),
+        (npy("<f8", [0, 100].into_iter()), "unsupported type at byte 0: found offsets of f64"),
+        (b"MMIDIDX\0\0".to_vec(), "another format, by the magic at byte 0"),
+    ] {
+        let message = open(&index).to_string();
+        assert!(message.contains(wanted), "{message}");
+    }
+    assert!(matches!(open(&offsets(&[0, 100])[..140]), FormatError::DataLength { .. }));
+    assert!(matches!(RaggedRecords::open_indexed([] as [(&Path, &Path); 0]), Err(Error::NoPaths)));
+    let missing = RaggedRecords::open_indexed([(&data, folder.path().join("missing"))]);
+    assert!(matches!(missing, Err(Error::NotFound { .. })));
+}
+
+#[test]
+fn indexes_of_megatron_that_are_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = write(folder.path(), "data.bin", &bytes(100, 0));
+    let open = |index: &[u8]| {
+        write(folder.path(), "data.idx", index);
+        RaggedRecords::open_megatron([&data]).map(|_| ()).unwrap_err().to_string()
+    };
+    let good = idx(8, 2, &[20, 0, 30], &[0, 1, 3]);
+    write(folder.path(), "data.idx", &good);
+    assert_eq!(RaggedRecords::open_megatron([&data]).unwrap().len(), 3);
+    // Wherever it is cut off.
+    for len in 0..good.len() {
+        let message = open(&good[..len]);
+        let wanted =
+            if len < 34 { "ends inside its header: wanted at least 34 bytes" } else { "cut off or grown" };
+        assert!(message.contains(wanted), "{len}: {message}");
+    }
+    let changed = |at: usize, with: &[u8]| {
+        let mut index = good.clone();
+        index[at..at + with.len()].copy_from_slice(with);
+        open(&index)
+    };
+    for (message, wanted) in [
+        (
+            changed(0, b"X"),
+            "another format, by the magic at byte 0: wanted MMIDIDX\\0\\0, found XMIDIDX\\x00\\x00",
+        ),
+        (changed(9, &[2]), "unknown version, at byte 9: wanted 1, found 2"),
+        (changed(17, &[0]), "unsupported type at byte 17: found the code 0"),
+        (changed(17, &[9]), "unsupported type at byte 17: found the code 9"),
+        (changed(18, &[0]), "bad header at byte 18: wanted at least one sequence, found 0"),
+        (
+            changed(18, &[0xFF; 8]),
+            "cut off or grown: from byte 34 on wanted 18446744073709551615 bytes, found 60",
+        ),
+        (changed(26, &[0xFF; 8]), "cut off or grown"),
+        (changed(34, &(-1_i32).to_le_bytes()), "bad header at byte 34: wanted a number of tokens"),
+        (changed(34, &[21]), "bad header at byte 54: wanted the end of the sequence before, found 40"),
+        (changed(46, &[1]), "bad header at byte 46: wanted the end of the sequence before, found 1"),
+        (changed(62, &[0xFF; 8]), "bad header at byte 62: wanted the end of the sequence before, found -1"),
+        (changed(42, &[31]), "cut off or grown: from byte 0 on wanted 102 bytes, found 100"),
+    ] {
+        assert!(message.contains(wanted), "{message}");
+    }
+    let other = write(folder.path(), "other.bin", &bytes(100, 0));
+    write(folder.path(), "other.idx", &idx(4, 4, &[25], &[]));
+    write(folder.path(), "data.idx", &good);
+    assert!(
+        matches!(RaggedRecords::open_megatron([&data, &other]), Err(Error::Mixed { path, .. }) if path == other)
+    );
+}
+
+#[test]
+fn a_file_that_is_cut_off_while_it_is_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = write(folder.path(), "data", &bytes(100, 0));
+    let index = write(folder.path(), "index", &npy("<u8", [0, 40, 100].into_iter()));
+    let records = RaggedRecords::open_indexed([(&data, &index)]).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&data).unwrap().set_len(70).unwrap();
+    let mut out = [0; 60];
+    assert_eq!(records.read(0, &mut out).unwrap(), 40);
+    let error = records.read(1, &mut out).unwrap_err();
+    assert!(matches!(error, Error::Truncated { offset: 70, wanted: 60, found: 30, .. }), "{error:?}");
+}
