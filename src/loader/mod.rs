@@ -27,7 +27,6 @@ use self::checkpoint::{Identity, Start};
 pub use self::epoch::Epochs;
 pub use self::fields::Fields;
 pub use self::memory::MemoryLimit;
-use self::memory::Taken;
 use self::schedule::Schedule;
 pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
 #[cfg(feature = "cuda")]
@@ -80,8 +79,6 @@ pub struct Loader<B: Backend = Host> {
     position: (u64, u64),
     /// What a checkpoint there belongs to.
     identity: Arc<Identity>,
-    /// Its part of the memory limit, given back after the slots.
-    _taken: Option<Taken>,
 }
 
 impl Loader {
@@ -95,14 +92,9 @@ impl Loader {
 }
 
 impl<B: Backend> Loader<B> {
-    fn new(
-        stage: Stage<B>,
-        schedule: Schedule,
-        locators: Vec<Option<Locator>>,
-        taken: Option<Taken>,
-    ) -> Self {
+    fn new(stage: Stage<B>, schedule: Schedule, locators: Vec<Option<Locator>>) -> Self {
         let identity = schedule.identity.clone();
-        Self { stage, schedule, locators, epochs_begun: 0, position: (0, 0), identity, _taken: taken }
+        Self { stage, schedule, locators, epochs_begun: 0, position: (0, 0), identity }
     }
 
     /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).
