@@ -126,6 +126,36 @@ impl Batch {
         })
     }
 
+    /// Splits the batch into mini-batches of `records` records, in place, the last one with what is left: several steps on
+    /// one chunk that was read at once.
+    ///
+    /// ```
+    /// # use twinbuf::{BoxError, Loader, Plan, Records};
+    /// # fn f(mut loader: Loader) -> Result<(), BoxError> {
+    /// for chunk in loader.epoch(0) {
+    ///     for batch in chunk?.split(64) {
+    ///         let numbers = batch.cast::<f32>()?; // of 64 records
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If `records` is 0.
+    #[must_use]
+    pub fn split(&self, records: u64) -> impl ExactSizeIterator<Item = MiniBatch<'_>> {
+        assert!(records > 0, "wanted mini-batches of at least one record, found 0");
+        let all = self.plan().len();
+        // A batch is in memory, so its number of records fits.
+        let parts = usize::try_from(all.div_ceil(records)).unwrap_or(usize::MAX);
+        (0..parts).map(move |part| {
+            let start = part as u64 * records;
+            MiniBatch { batch: self, records: start..all.min(start.saturating_add(records)) }
+        })
+    }
+
     /// The number of fields.
     #[must_use]
     pub fn field_count(&self) -> usize {
@@ -205,6 +235,51 @@ impl Batch {
 
     fn bytes(&self) -> usize {
         self.meta().result.as_ref().map_or(0, |&bytes| bytes)
+    }
+}
+
+/// Some records of a batch, in their slot; made by [`Batch::split`].
+#[derive(Clone, Debug)]
+pub struct MiniBatch<'b> {
+    batch: &'b Batch,
+    records: Range<u64>,
+}
+
+impl<'b> MiniBatch<'b> {
+    /// Returns its records, counted from the first of the batch.
+    #[must_use]
+    pub fn records(&self) -> Range<u64> {
+        self.records.clone()
+    }
+
+    /// Returns which records of the data set they are.
+    #[must_use]
+    pub fn plan(&self) -> Option<BatchPlan> {
+        self.batch.plan().part(self.records.clone())
+    }
+
+    /// Returns the bytes as values of type `T`, in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Batch::cast`].
+    pub fn cast<T: AnyBitPattern>(&self) -> Result<&'b [T], Error> {
+        self.batch.count_fields(1)?;
+        self.field(0)
+    }
+
+    /// Returns one field as values of type `T`, in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Batch::field`].
+    pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
+        let all = self.batch.field_range::<T>(field)?;
+        let record = self.batch.field_type(field)?.len();
+        let at =
+            |records: u64| all.start + usize::try_from(records).unwrap_or(usize::MAX).saturating_mul(record);
+        let bytes = self.batch.get(at(self.records.start)..at(self.records.end)).unwrap_or_default();
+        bytemuck::try_cast_slice(bytes).map_err(|_| self.batch.not_whole::<T>(bytes.len()))
     }
 }
 

@@ -225,6 +225,10 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Hints are made only where the plan jumps, only with overlap, and only for records that do not seem to be in
     /// the page cache already ([`Records::seems_cached`](twinbuf_mmap::Records::seems_cached)). In
     /// [`ReadMode::Direct`](twinbuf_mmap::ReadMode::Direct) they are made for all records, and begin to read them.
+    ///
+    /// `MADV_SEQUENTIAL` is not used. It makes touches of mapped pages in order as fast as asking for the pages, but
+    /// reads by `pread` have the system's own read-ahead; and pages that are read may be freed soon (`madvise(2)`),
+    /// which later epochs need.
     pub fn hints(mut self, hints: bool) -> Self {
         self.options.hints = hints;
         self

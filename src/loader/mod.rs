@@ -6,6 +6,8 @@ pub(crate) mod checkpoint;
 mod epoch;
 mod fields;
 pub(crate) mod layout;
+#[cfg(feature = "cuda")]
+mod local;
 mod memory;
 mod prefetch;
 mod reader;
@@ -20,12 +22,15 @@ use std::time::Duration;
 
 use twinbuf_mmap::Plan;
 
-pub use self::batch::{Batch, Numbers};
+pub use self::batch::{Batch, MiniBatch, Numbers};
 pub use self::builder::LoaderBuilder;
+
 pub use self::checkpoint::Checkpoint;
 use self::checkpoint::{Identity, Start};
 pub use self::epoch::Epochs;
 pub use self::fields::Fields;
+#[cfg(feature = "cuda")]
+pub use self::local::context_from_env;
 pub use self::memory::MemoryLimit;
 use self::schedule::Schedule;
 pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
