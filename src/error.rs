@@ -148,7 +148,7 @@ pub enum Error {
         wanted: u64,
         /// Bytes of the limit.
         limit: u64,
-        /// Bytes that other loaders have of it; 0 if they do not share it.
+        /// Bytes of it that are taken: by other loaders, and by batches that are kept.
         taken: u64,
     },
     /// A checkpoint belongs to another plan or another data set.
@@ -259,7 +259,7 @@ impl Error {
                 write!(f, "option `memory_limit`: wanted at least {wanted} bytes ({sum}), found {limit}")?;
                 match taken {
                     0 => Ok(()),
-                    _ => write!(f, ", of which other loaders have {taken}"),
+                    _ => write!(f, ", of which {taken} are taken"),
                 }
             }
             Self::Checkpoint { field, wanted, found } => {

@@ -279,7 +279,7 @@ fn one_limit_for_several_loaders() {
     assert_eq!(
         build().unwrap_err().to_string(),
         "option `memory_limit`: wanted at least 8192 bytes (2 host slots of 8 records of 512 bytes), found 16385, of which \
-         other loaders have 16384"
+         16384 are taken"
     );
     assert_eq!(limit.taken(), 2 * slots, "what was refused takes nothing");
     // A loader that could not be built after all gives its part back.

@@ -98,7 +98,7 @@ impl Lease {
                 let records = batch.plan().clone();
                 let (left, now) = match batch.into_buffer() {
                     Ok(buffer) => (true, Memory::Own { _buffer: buffer, records }),
-                    Err(batch) => (false, Memory::Slot(batch)),
+                    Err(refused) => (false, Memory::Slot(refused.0)),
                 };
                 *memory = now;
                 Some(left)

@@ -67,7 +67,7 @@ impl DeviceBatch {
     /// Returns the type and the shape of one record in a field, after the transforms. `None` if there is no such field.
     #[must_use]
     pub fn field_type(&self, field: usize) -> Option<&RecordType> {
-        self.lease.meta().records().layout.0.get(field)
+        self.lease.meta().records().layout.fields.get(field)
     }
 
     /// Returns the position after this batch: resuming there delivers the next batch first.

@@ -2,7 +2,9 @@
 
 use std::any::type_name;
 use std::fmt;
+use std::mem;
 use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::KeptSlot;
@@ -10,7 +12,9 @@ use twinbuf_mmap::{BatchPlan, Buffer};
 
 use super::checkpoint::Checkpoint;
 use super::layout::fits;
+use super::memory::Taken;
 use crate::backend::adaptive::Adaptive;
+use crate::backend::too_large;
 use crate::error::{At, Error};
 use crate::slot::{BatchMeta, Origin, Slot};
 use crate::transform::RecordType;
@@ -116,17 +120,47 @@ impl Batch {
     ///
     /// [`Error::Field`] if there is no such field.
     pub fn field_type(&self, field: usize) -> Result<&RecordType, Error> {
-        let fields = &self.meta().records().layout.0;
+        let fields = &self.meta().records().layout.fields;
         fields.get(field).ok_or_else(|| {
             let (wanted, found) = (format!("a field below {}", fields.len()), field.to_string());
             Error::Field { at: self.at(), field, wanted, found }
         })
     }
 
+    /// Splits the batch into mini-batches of `records` records, in place, the last one with what is left: several steps on
+    /// one chunk that was read at once.
+    ///
+    /// ```
+    /// # use twinbuf::{BoxError, Loader, Plan, Records};
+    /// # fn f(mut loader: Loader) -> Result<(), BoxError> {
+    /// for chunk in loader.epoch(0) {
+    ///     for batch in chunk?.split(64) {
+    ///         let numbers = batch.cast::<f32>()?; // of 64 records
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If `records` is 0.
+    #[must_use]
+    pub fn split(&self, records: u64) -> impl ExactSizeIterator<Item = MiniBatch<'_>> {
+        assert!(records > 0, "wanted mini-batches of at least one record, found 0");
+        let all = self.plan().len();
+        // A batch is in memory, so its number of records fits.
+        let parts = usize::try_from(all.div_ceil(records)).unwrap_or(usize::MAX);
+        (0..parts).map(move |part| {
+            let start = part as u64 * records;
+            MiniBatch { batch: self, records: start..all.min(start.saturating_add(records)) }
+        })
+    }
+
     /// The number of fields.
     #[must_use]
     pub fn field_count(&self) -> usize {
-        self.meta().records().layout.0.len()
+        self.meta().records().layout.fields.len()
     }
 
     /// The bytes of a field whose elements may be taken as `T`.
@@ -156,16 +190,40 @@ impl Batch {
     }
 
     /// Takes the memory out of its slot, which gets other memory and is free: to keep a batch without a copy for longer
-    /// than the loader can wait. The bytes stay where they are, and the memory may be longer than the batch.
+    /// than the loader can wait. The bytes stay where they are, and the memory may be longer than the batch. It is part of
+    /// the loader's [memory limit](crate::loader::LoaderBuilder::memory_limit) until it is dropped.
     ///
     /// # Errors
     ///
-    /// The batch, if there is no other memory.
-    pub fn into_buffer(mut self) -> Result<Buffer, Self> {
-        match Buffer::new(self.slot.content.len()) {
-            Some(other) => Ok(std::mem::replace(&mut self.slot.content, other)),
-            None => Err(self),
+    /// The batch, and why: [`Error::Memory`] if the limit has no room for the slot's new memory; [`Error::Option`] if
+    /// there is none, or if the caller gave the slots ([`slots`](crate::loader::LoaderBuilder::slots)), which the loader
+    /// does not replace by other memory.
+    pub fn into_buffer(mut self) -> Result<Buffer, Box<(Self, Error)>> {
+        let (other, taken) = match self.other_memory() {
+            Ok(memory) => memory,
+            Err(error) => return Err(Box::new((self, error))),
+        };
+        let mut own = mem::replace(&mut self.slot.content, other);
+        let Some(taken) = taken else { return Ok(own) };
+        let (start, len) = (NonNull::from(&mut own[..]).cast(), own.len());
+        // SAFETY: `own` keeps the bytes, which stay where they are when it moves, and nothing else reaches it from now on.
+        Ok(unsafe { Buffer::lent(start, len, (own, taken)) })
+    }
+
+    /// Memory for the slot in place of the batch's, and its part of the limit.
+    fn other_memory(&self) -> Result<(Buffer, Option<Taken>), Error> {
+        let (layout, len) = (&self.meta().records().layout, self.slot.content.len());
+        if layout.lent {
+            let wanted = "slots in memory of the loader's own".to_string();
+            return Err(Error::Option { option: "slots", wanted, found: "the caller's".to_string() });
         }
+        let taken = layout.taken.as_ref().map(|taken| taken.more(len as u64)).transpose();
+        let taken = taken.map_err(|(limit, taken)| {
+            let sum = "new memory for the slot of a batch that is kept".to_string();
+            Error::Memory { sum, wanted: len as u64, limit, taken }
+        })?;
+        let other = Buffer::new(len).ok_or_else(|| too_large(&format_args!("one more of {len} bytes")))?;
+        Ok((other, taken))
     }
 
     fn not_whole<T>(&self, found: usize) -> Error {
@@ -178,6 +236,51 @@ impl Batch {
 
     fn bytes(&self) -> usize {
         self.meta().result.as_ref().map_or(0, |&bytes| bytes)
+    }
+}
+
+/// Some records of a batch, in their slot; made by [`Batch::split`].
+#[derive(Clone, Debug)]
+pub struct MiniBatch<'b> {
+    batch: &'b Batch,
+    records: Range<u64>,
+}
+
+impl<'b> MiniBatch<'b> {
+    /// Returns its records, counted from the first of the batch.
+    #[must_use]
+    pub fn records(&self) -> Range<u64> {
+        self.records.clone()
+    }
+
+    /// Returns which records of the data set they are.
+    #[must_use]
+    pub fn plan(&self) -> Option<BatchPlan> {
+        self.batch.plan().part(self.records.clone())
+    }
+
+    /// Returns the bytes as values of type `T`, in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Batch::cast`].
+    pub fn cast<T: AnyBitPattern>(&self) -> Result<&'b [T], Error> {
+        self.batch.count_fields(1)?;
+        self.field(0)
+    }
+
+    /// Returns one field as values of type `T`, in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Batch::field`].
+    pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
+        let all = self.batch.field_range::<T>(field)?;
+        let record = self.batch.field_type(field)?.len();
+        let at =
+            |records: u64| all.start + usize::try_from(records).unwrap_or(usize::MAX).saturating_mul(record);
+        let bytes = self.batch.get(at(self.records.start)..at(self.records.end)).unwrap_or_default();
+        bytemuck::try_cast_slice(bytes).map_err(|_| self.batch.not_whole::<T>(bytes.len()))
     }
 }
 

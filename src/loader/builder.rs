@@ -225,6 +225,10 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Hints are made only where the plan jumps, only with overlap, and only for records that do not seem to be in
     /// the page cache already ([`Records::seems_cached`](twinbuf_mmap::Records::seems_cached)). In
     /// [`ReadMode::Direct`](twinbuf_mmap::ReadMode::Direct) they are made for all records, and begin to read them.
+    ///
+    /// `MADV_SEQUENTIAL` is not used. It makes touches of mapped pages in order as fast as asking for the pages, but
+    /// reads by `pread` have the system's own read-ahead; and pages that are read may be freed soon (`madvise(2)`),
+    /// which later epochs need.
     pub fn hints(mut self, hints: bool) -> Self {
         self.options.hints = hints;
         self
@@ -273,7 +277,9 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Limits the memory of the slots, in bytes; a [`MemoryLimit`] is for several loaders together. Default: no limit.
     ///
     /// Counts for each worker `host_depth` batches, `device_depth` more on a device, and the scratch buffer of a
-    /// transform; and what data sets keep of later batches ([`Dataset::ahead_bytes`]). Does not count the system's page cache.
+    /// transform; and what data sets keep of later batches ([`Dataset::ahead_bytes`]). It counts until the loader and the
+    /// last of its batches are dropped, and so does memory that a batch took out of its slot
+    /// ([`Batch::into_buffer`](crate::Batch::into_buffer)). Does not count the system's page cache.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
         self.options.memory_limit = Some(limit.into());
         self
@@ -319,21 +325,22 @@ impl<B: Backend> LoaderBuilder<B> {
             options.breakdown.overlap_is_off();
         }
         let overlap = options.overlaps();
-        let (sizes, layout) = options.sizes(backend.device_depth())?;
+        let (sizes, mut layout) = options.sizes(backend.device_depth())?;
         let Depths { workers, host: host_depth, .. } = sizes.depths;
         let Options { name, mut datasets, plan, hints, hint_window, cache_policy, mut transforms, .. } =
             options;
         let Options { slots, memory_limit, held_timeout, trace, breakdown, .. } = options;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
-        let taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
+        (layout.taken, layout.lent) =
+            (memory_limit.map(|limit| sizes.take(limit)).transpose()?, slots.is_some());
         let fingerprint = fields::fingerprint(&mut datasets)?;
         let trace = trace.map(|trace| trace.open(name.as_deref(), plan.rank(), plan.world())).transpose();
         let trace = trace.map_err(Error::trace)?;
         let records_in = |bytes: u64| bytes.div_ceil((record_bytes as u64).max(1));
         let window =
             hint_window.map_or_else(|| plan.batch_records().max(records_in(HINT_WINDOW)), records_in);
-        let field_bytes: Vec<usize> = layout.0.iter().map(RecordType::len).collect();
+        let field_bytes: Vec<usize> = layout.fields.iter().map(RecordType::len).collect();
         let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint), layout);
         let prefetch =
             (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window, sizes.ahead == 0))));
@@ -372,7 +379,7 @@ impl<B: Backend> LoaderBuilder<B> {
             lent: slots,
         };
         let stage = Stage::start(backend, sources, options)?;
-        Ok(Loader::new(stage, schedule, locators, taken))
+        Ok(Loader::new(stage, schedule, locators))
     }
 }
 

@@ -6,21 +6,32 @@ use std::ops::Range;
 use bytemuck::AnyBitPattern;
 use twinbuf_mmap::DType;
 
+use super::memory::Taken;
 use crate::transform::RecordType;
 
-/// Where the fields of a batch lie in its slot.
+/// Where the fields of a batch lie in its slot, and whose memory the slots are.
 #[derive(Debug)]
-pub(crate) struct Layout(pub(crate) Vec<RecordType>);
+pub(crate) struct Layout {
+    pub(crate) fields: Vec<RecordType>,
+    /// What the slots take of a limit: each slot has this layout, so that the last of them gives it back.
+    pub(super) taken: Option<Taken>,
+    /// Whether the caller gave the memory.
+    pub(super) lent: bool,
+}
 
 /// Fields begin at multiples of it.
 const ALIGN: usize = 64;
 
 impl Layout {
+    pub(super) fn new(fields: Vec<RecordType>) -> Self {
+        Self { fields, taken: None, lent: false }
+    }
+
     /// Where a field of a batch of so many records lies. `None` if it does not fit the memory.
     pub(crate) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
         let mut end = 0_usize;
         let mut range = None;
-        for record in self.0.get(..=field)? {
+        for record in self.fields.get(..=field)? {
             let start = end.checked_next_multiple_of(ALIGN)?;
             end = records.checked_mul(record.len())?.checked_add(start)?;
             range = Some(start..end);
@@ -30,7 +41,7 @@ impl Layout {
 
     /// Bytes of a batch of so many records, with the gaps between its fields.
     pub(crate) fn len(&self, records: usize) -> Option<usize> {
-        self.range(self.0.len() - 1, records).map(|last| last.end)
+        self.range(self.fields.len() - 1, records).map(|last| last.end)
     }
 }
 

@@ -30,7 +30,7 @@ impl MemoryLimit {
         Self { bytes, taken: Arc::default() }
     }
 
-    /// Returns how many bytes the loaders have that are alive.
+    /// Returns how many bytes loaders, their batches and buffers that left their slots have.
     #[must_use]
     pub fn taken(&self) -> u64 {
         *self.lock()
@@ -79,6 +79,13 @@ impl From<&Self> for MemoryLimit {
 pub(super) struct Taken {
     limit: MemoryLimit,
     bytes: u64,
+}
+
+impl Taken {
+    /// Takes more of the same limit, or tells the limit and how much is taken.
+    pub(super) fn more(&self, bytes: u64) -> Result<Self, (u64, u64)> {
+        self.limit.clone().take(bytes)
+    }
 }
 
 impl Drop for Taken {

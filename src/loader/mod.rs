@@ -6,6 +6,8 @@ pub(crate) mod checkpoint;
 mod epoch;
 mod fields;
 pub(crate) mod layout;
+#[cfg(feature = "cuda")]
+mod local;
 mod memory;
 mod prefetch;
 mod reader;
@@ -20,14 +22,16 @@ use std::time::Duration;
 
 use twinbuf_mmap::Plan;
 
-pub use self::batch::{Batch, Numbers};
+pub use self::batch::{Batch, MiniBatch, Numbers};
 pub use self::builder::LoaderBuilder;
+
 pub use self::checkpoint::Checkpoint;
 use self::checkpoint::{Identity, Start};
 pub use self::epoch::Epochs;
 pub use self::fields::Fields;
+#[cfg(feature = "cuda")]
+pub use self::local::context_from_env;
 pub use self::memory::MemoryLimit;
-use self::memory::Taken;
 use self::schedule::Schedule;
 pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
 #[cfg(feature = "cuda")]
@@ -80,8 +84,6 @@ pub struct Loader<B: Backend = Host> {
     position: (u64, u64),
     /// What a checkpoint there belongs to.
     identity: Arc<Identity>,
-    /// Its part of the memory limit, given back after the slots.
-    _taken: Option<Taken>,
 }
 
 impl Loader {
@@ -95,14 +97,9 @@ impl Loader {
 }
 
 impl<B: Backend> Loader<B> {
-    fn new(
-        stage: Stage<B>,
-        schedule: Schedule,
-        locators: Vec<Option<Locator>>,
-        taken: Option<Taken>,
-    ) -> Self {
+    fn new(stage: Stage<B>, schedule: Schedule, locators: Vec<Option<Locator>>) -> Self {
         let identity = schedule.identity.clone();
-        Self { stage, schedule, locators, epochs_begun: 0, position: (0, 0), identity, _taken: taken }
+        Self { stage, schedule, locators, epochs_begun: 0, position: (0, 0), identity }
     }
 
     /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).

@@ -76,8 +76,8 @@ impl Sizes {
             parts.push(Part { records: part, scratch });
             layout.push(record);
         }
-        let layout = Layout(layout);
-        let out_bytes = layout.0.iter().fold(0_usize, |sum, field| sum.saturating_add(field.len()));
+        let layout = Layout::new(layout);
+        let out_bytes = layout.fields.iter().fold(0_usize, |sum, field| sum.saturating_add(field.len()));
         let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),

@@ -1,0 +1,125 @@
+//! The memory limit holds while batches outlive their loader. Alone in its process: it measures its memory.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+use twinbuf::loader::MemoryLimit;
+use twinbuf::mmap::Buffer;
+use twinbuf::{Batch, BatchPlan, BoxError, Dataset, Error, Loader, Plan};
+
+const BATCH: usize = 4 << 20;
+const LIMIT: u64 = 16 << 20;
+
+/// Records of 1 MiB.
+struct Ones;
+
+impl Dataset for Ones {
+    fn records(&self) -> u64 {
+        64
+    }
+    fn record_bytes(&self) -> usize {
+        1 << 20
+    }
+    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        out.fill(1);
+        Ok(out.len())
+    }
+}
+
+fn plan() -> Plan {
+    Plan::builder(64).batch(4).build().unwrap()
+}
+
+/// Bytes of this process in memory.
+#[cfg(target_os = "linux")]
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    // SAFETY: takes no pointer.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * u64::try_from(page).unwrap()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn resident() -> u64 {
+    0
+}
+
+#[test]
+fn the_limit_holds_whatever_outlives_the_loader() {
+    let before = resident();
+    let within = || {
+        let taken = resident().saturating_sub(before);
+        assert!(taken <= LIMIT + (8 << 20), "wanted at most {LIMIT} and 8 MiB, found {taken}");
+    };
+    let limit = MemoryLimit::new(LIMIT);
+    let build = || Loader::builder(Ones, plan()).memory_limit(&limit).build();
+
+    // Batches that outlive their loaders: two slots each.
+    let mut kept = Vec::new();
+    let error = loop {
+        assert!(kept.len() < 20, "no end");
+        match build() {
+            Ok(mut loader) => kept.push(loader.epoch(0).next().unwrap().unwrap()),
+            Err(error) => break error,
+        }
+        within();
+    };
+    assert_eq!(kept.len() as u64, LIMIT / (2 * BATCH as u64));
+    assert!(matches!(error, Error::Memory { limit: LIMIT, taken: LIMIT, .. }), "{error}");
+    kept.pop();
+    assert_eq!(limit.taken(), LIMIT / 2);
+
+    // Memory taken out of its slot, which gets other memory.
+    let mut loader = build().unwrap();
+    let mut epoch = loader.epoch(0);
+    let batch = epoch.next().unwrap().unwrap();
+    let refused = *batch.into_buffer().unwrap_err();
+    let (batch, error): (Batch, Error) = refused;
+    assert!(matches!(error, Error::Memory { wanted, .. } if wanted == BATCH as u64), "{error}");
+    assert!(batch.iter().all(|&byte| byte == 1), "as it was");
+    kept.clear();
+    let mut buffers = vec![batch.into_buffer().map_err(|refused| refused.1).unwrap()];
+    for batch in epoch {
+        match batch.unwrap().into_buffer() {
+            Ok(buffer) => buffers.push(buffer),
+            Err(refused) => assert!(matches!(refused.1, Error::Memory { .. }), "{}", refused.1),
+        }
+        within();
+    }
+    assert_eq!((buffers.len(), limit.taken()), (2, LIMIT));
+    assert!(buffers.iter().all(|buffer| buffer.len() == BATCH && buffer.iter().all(|&byte| byte == 1)));
+    drop(loader);
+    assert_eq!(limit.taken(), 2 * BATCH as u64, "buffers that left their slots count until they are dropped");
+    drop(buffers);
+    assert_eq!(limit.taken(), 0);
+
+    // Memory that the caller lent stays where it is.
+    let slots = (0..2).map(|_| lent()).collect();
+    let mut loader = Loader::builder(Ones, plan()).memory_limit(&limit).slots(slots).build().unwrap();
+    let batch = loader.epoch(0).next().unwrap().unwrap();
+    let (batch, error) = *batch.into_buffer().unwrap_err();
+    assert!(matches!(error, Error::Option { option: "slots", .. }), "{error}");
+    drop(loader);
+    assert_eq!(limit.taken(), 2 * BATCH as u64);
+    drop(batch);
+    assert_eq!(limit.taken(), 0);
+    within();
+}
+
+/// Memory as a library for tensors has it.
+fn lent() -> Buffer {
+    struct Owner(NonNull<u8>, Layout);
+    // SAFETY: the memory belongs to no thread.
+    unsafe impl Send for Owner {}
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            // SAFETY: allocated with this layout, and the buffer that reached it is gone.
+            unsafe { dealloc(self.0.as_ptr(), self.1) }
+        }
+    }
+    let layout = Layout::from_size_align(BATCH, 64).unwrap();
+    // SAFETY: the layout is of more than 0 bytes.
+    let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
+    // SAFETY: the owner keeps the bytes, which are zeros, and nothing else reaches them.
+    unsafe { Buffer::lent(start, BATCH, Owner(start, layout)) }
+}
