@@ -56,5 +56,5 @@ fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
 
     let Output { status, stderr, .. } = run(folder.path(), &[("TWINBUF_MEMORY", "65535")]);
     let stderr = String::from_utf8(stderr).unwrap();
-    assert!(!status.success() && stderr.contains("taken: 32768"), "{stderr}");
+    assert!(!status.success() && stderr.contains("of which 32768 are taken"), "{stderr}");
 }

@@ -75,7 +75,7 @@ pub(crate) enum Side {
 /// A ring on the heap, which its handles and guards own together.
 #[cfg(feature = "alloc")]
 pub(crate) struct Block<T, W> {
-    /// Of shares. Two handles and one guard a slot are the most there can be.
+    /// Of shares, the first one included. Two handles and one guard a slot are the most there can be.
     count: AtomicU32,
     pub(crate) words: HeapWords,
     pub(crate) slots: Box<[UnsafeCell<T>]>,
@@ -85,7 +85,7 @@ pub(crate) struct Block<T, W> {
 #[cfg(feature = "alloc")]
 impl<T, W> Block<T, W> {
     pub(crate) fn new(words: HeapWords, slots: Box<[UnsafeCell<T>]>, wait: W) -> Self {
-        Self { count: AtomicU32::new(0), words, slots, waiting: Waiting::new(wait) }
+        Self { count: AtomicU32::new(1), words, slots, waiting: Waiting::new(wait) }
     }
 }
 
@@ -110,9 +110,10 @@ impl<T, W> Share<'_, T, W> {
     pub(crate) fn share(&self) -> Self {
         #[cfg(feature = "alloc")]
         if let Some(block) = &self.block {
-            // Relaxed: whoever uses the new share got it from us. It cannot overflow: see `Block`.
             // SAFETY: the block lives as long as a share of it, such as ours.
-            unsafe { block.as_ref() }.count.fetch_add(1, Ordering::Relaxed);
+            let block = unsafe { block.as_ref() };
+            // Relaxed: whoever uses the new share got it from us. It cannot overflow: see `Block`.
+            block.count.fetch_add(1, Ordering::Relaxed);
         }
         Self {
             #[cfg(feature = "alloc")]
@@ -124,12 +125,9 @@ impl<T, W> Share<'_, T, W> {
 
 #[cfg(feature = "alloc")]
 impl<T, W> Share<'_, T, W> {
-    /// The first share of this block, whose values must not outlive `'r`.
+    /// The first share of this new block, whose values must not outlive `'r`.
     pub(crate) fn first(block: Box<Block<T, W>>) -> (NonNull<Block<T, W>>, Self) {
         let block = NonNull::from(Box::leak(block));
-        // SAFETY: the box was leaked: the block lives until the last share frees it.
-        // Relaxed: nobody else has it yet.
-        unsafe { block.as_ref() }.count.fetch_add(1, Ordering::Relaxed);
         (block, Self { block: Some(block), ..Self::BORROWED })
     }
 
@@ -167,9 +165,10 @@ impl<T, W> Drop for Share<'_, T, W> {
     fn drop(&mut self) {
         #[inline(never)]
         fn give_up<T, W>(block: NonNull<Block<T, W>>) {
-            // AcqRel: what every other share did comes before the last one frees the block.
             // SAFETY: the block lives as long as a share of it, such as ours.
-            if unsafe { block.as_ref() }.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let count = &unsafe { block.as_ref() }.count;
+            // AcqRel: what every other share did comes before the last one frees the block.
+            if count.fetch_sub(1, Ordering::AcqRel) == 1 {
                 // SAFETY: made by `Box::leak`, and this was the last share.
                 drop(unsafe { Box::from_raw(block.as_ptr()) });
             }
@@ -186,10 +185,10 @@ unsafe impl<T, W> Send for Share<'_, T, W> {}
 // SAFETY: a shared reference to a share gives access to its count alone.
 unsafe impl<T, W> Sync for Share<'_, T, W> {}
 
-// A panic leaves words and cursors as they are between two calls. A value that is half filled is not handed over; it
+// A panic leaves counts, words and cursors as they are between two calls. A value that is half filled is not handed over; it
 // can be seen again by the next fill, hence `T: UnwindSafe`.
-impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for Share<'_, T, W> {}
-impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for Share<'_, T, W> {}
+impl<T, W> UnwindSafe for Share<'_, T, W> {}
+impl<T, W> RefUnwindSafe for Share<'_, T, W> {}
 impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for RingRef<'_, T, W> {}
 impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for RingRef<'_, T, W> {}
 impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for SlotRef<'_, T, W> {}
