@@ -84,3 +84,24 @@ fn epochs_have_rows_that_add_up() {
     let rows = loader.report().by_epoch;
     assert_eq!((rows.len(), rows[0].epoch), (EPOCHS, 100), "the last ones only");
 }
+
+#[test]
+fn a_report_is_read_while_an_iterator_has_the_loader() {
+    let (dataset, _) = Faulty::new(40, Fault::None, 0);
+    let mut loader = Loader::builder(dataset, plan(40, 8)).build().unwrap();
+    let live = loader.live_report();
+    assert_eq!(live.get().batches, 0);
+    for (batch, index) in loader.epochs(0..2).zip(0..) {
+        drop(batch.unwrap());
+        let found = live.get().batches;
+        assert!((1..=index + 1).contains(&found), "{found} after {index}");
+    }
+    let (found, report) = (live.get(), loader.report());
+    assert_eq!((found.batches, found.wall, found.by_epoch.len()), (10, report.wall, 2));
+    let other = loader.live_report();
+    let counted = std::thread::spawn(move || other.get().batches);
+    assert_eq!(counted.join().unwrap(), 10);
+    assert_eq!(loader.epoch(2).count(), 5);
+    drop(loader);
+    assert_eq!(live.get().batches, 15, "the last report outlives the loader");
+}

@@ -40,6 +40,7 @@ pub use crate::dataset::Locator;
 use crate::error::Error;
 pub use crate::error::{At, Reading};
 use crate::observe::breakdown::Breakdown;
+use crate::observe::live::LiveReport;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
 pub use crate::slot::BatchMeta;
@@ -179,6 +180,23 @@ impl<B: Backend> Loader<B> {
     #[must_use]
     pub fn report(&self) -> Report {
         self.stage.report()
+    }
+
+    /// Returns a handle of the report, for a loop whose iterator has the loader, and for other threads.
+    ///
+    /// ```
+    /// # fn f(mut loader: twinbuf::Loader) -> Result<(), twinbuf::BoxError> {
+    /// let report = loader.live_report();
+    /// for batch in loader.epochs(0..3) {
+    ///     if batch?.step() % 1000 == 0 {
+    ///         println!("{}", report.get());
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn live_report(&mut self) -> LiveReport {
+        self.stage.live_report()
     }
 
     /// Returns a handle of the breakdown that the loader was built with, for the phases of the loop itself.

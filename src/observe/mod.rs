@@ -2,6 +2,7 @@
 
 pub(crate) mod breakdown;
 mod display;
+pub(crate) mod live;
 pub(crate) mod pause;
 mod phases;
 pub(crate) mod recorder;
@@ -10,5 +11,6 @@ pub(crate) mod spans;
 pub(crate) mod trace;
 
 pub use self::breakdown::{Breakdown, Validation};
+pub use self::live::LiveReport;
 pub use self::report::{BOUND_RATIO, EPOCHS, EpochTimes, Report, StageTimes, Verdict};
 pub use self::trace::Trace;

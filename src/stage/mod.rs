@@ -24,6 +24,7 @@ use crate::backend::{NoSlot, Received, Sides, Waiting};
 use crate::dataset::Locator;
 use crate::error::{Error, Reading};
 use crate::observe::breakdown::Breakdown;
+use crate::observe::live::{LiveReport, Publisher};
 use crate::observe::recorder::{LoadRecorder, Recorder};
 use crate::observe::report::Report;
 use crate::observe::trace::{LoaderTrace, Track};
@@ -58,6 +59,7 @@ pub(crate) struct Stage<B: Backend> {
     loads: Arc<AtomicUsize>,
     /// Numbers the calls that ask for epochs, from 1.
     generation: u64,
+    publisher: Publisher,
 }
 
 /// What goes on while a stage lives.
@@ -276,7 +278,8 @@ impl<B: Backend> Stage<B> {
         let ending = Ending(gate.clone(), batches.iter().filter_map(Batches::copy_thread).collect());
         let lanes = Lanes { lanes: batches, gate, generation: 0, stale: false };
         let running = ForkGuard::new(Running { ending, lanes, feed, recorder, trace });
-        Ok(Self { running, naming, held_timeout, held_since: None, loads, generation: 0 })
+        let publisher = Publisher::default();
+        Ok(Self { running, naming, held_timeout, held_since: None, loads, generation: 0, publisher })
     }
 
     pub(crate) fn naming(&self) -> &Naming {
@@ -321,6 +324,12 @@ impl<B: Backend> Stage<B> {
         self.running.recorder.report().with_transfers(loads, time, bytes)
     }
 
+    /// A handle of the report, which is kept up to date from now on.
+    pub(crate) fn live_report(&mut self) -> LiveReport {
+        let so_far = self.report();
+        self.publisher.handle(so_far)
+    }
+
     /// Starts a new generation: what was loaded for an earlier one is discarded when it comes.
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.generation += 1;
@@ -339,6 +348,9 @@ impl<B: Backend> Stage<B> {
         recorder.ended(now, |ticket| lanes.copied(ticket));
         if let Feed::Inline(inline) = feed {
             inline.0.recorder.flush();
+        }
+        if self.publisher.is_on() {
+            self.publisher.publish(self.report(), now);
         }
     }
 
@@ -419,6 +431,9 @@ impl<B: Backend> Stage<B> {
                 return Poll::Ready(take_error(meta).map_or(Ok(batch), Err));
             }
             recorder.received(meta, now, lanes.copied(ticket));
+            if self.publisher.is_due(now) {
+                self.publisher.publish(self.report(), now);
+            }
             return Poll::Ready(Ok(batch));
         }
     }
