@@ -137,8 +137,8 @@ impl<T, W> Share<'_, T, W> {
         let (Some(ours), Some(theirs)) = (self.block, other.block) else { return false };
         // SAFETY: the block lives as long as a share of it, such as ours.
         let count = &unsafe { ours.as_ref() }.count;
-        // Acquire: what the guards did that gave up their shares comes before what the caller does with the slots.
-        ours == theirs && count.load(Ordering::Acquire) == 2
+        // Relaxed: the caller gives one of the two up, which acquires what the guards did that gave up theirs.
+        ours == theirs && count.load(Ordering::Relaxed) == 2
     }
 
     /// Leaves `BORROWED` behind.
@@ -149,7 +149,7 @@ impl<T, W> Share<'_, T, W> {
     /// The slots of the ring of which this is the last share.
     pub(crate) fn into_slots(self) -> Option<Vec<T>> {
         let block = core::mem::ManuallyDrop::new(self).block?;
-        // Relaxed: the caller found it by `is_all_with`.
+        // Relaxed: the caller found it by `is_all_with`, and gave the other one up.
         // SAFETY: the block lives as long as a share of it, such as ours.
         debug_assert_eq!(unsafe { block.as_ref() }.count.load(Ordering::Relaxed), 1);
         // SAFETY: made by `Box::leak`, and this was the last share.
