@@ -63,39 +63,34 @@
 //! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Records::will_need`] for
 //! hints; [`transform`] for f32 in place of bytes; [`Error`] for what can be wrong with a file.
 
-mod ahead;
-mod around;
 mod buffer;
 mod cache;
-mod direct;
 mod dtype;
 mod error;
 mod file;
 mod files;
 mod fingerprint;
 mod format;
-mod hint;
 mod limit;
-mod mode;
 mod page;
 mod plan;
-mod queue;
-mod read;
+mod reader;
 mod records;
 mod shard;
 mod spans;
 mod system;
 pub mod transform;
-mod view;
 
 pub use buffer::Buffer;
-pub use cache::{CachePolicy, Residency};
+pub use cache::Residency;
 pub use dtype::DType;
 pub use error::{Error, FormatError};
 pub use files::files;
 pub use format::Cut;
-pub use hint::{HINT_CHUNK, HintStats};
-pub use mode::ReadMode;
 pub use plan::{BatchPlan, LaunchError, Leg, Plan, PlanBuilder, PlanError, Rest, Shuffle, Tail};
+pub use reader::cached::HINT_CHUNK;
+pub use reader::mode::ReadMode;
+pub use reader::stats::{ReadChoice, ReadStats};
+pub use reader::{ReadOptions, Reader};
 pub use records::{Location, Options, Records};
 pub use shard::Shard;

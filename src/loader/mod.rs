@@ -7,7 +7,6 @@ mod epoch;
 mod fields;
 pub(crate) mod layout;
 mod memory;
-mod prefetch;
 mod reader;
 mod schedule;
 mod sizes;
@@ -74,6 +73,8 @@ pub struct Loader<B: Backend = Host> {
     schedule: Schedule,
     /// For each field, how to find a record's file.
     locators: Vec<Option<Locator>>,
+    /// The readers of fields that are files.
+    files: Vec<Arc<twinbuf_mmap::Reader>>,
     /// Epochs begun so far.
     epochs_begun: u64,
     /// The epoch begun last, and the step of its next batch.
@@ -99,10 +100,11 @@ impl<B: Backend> Loader<B> {
         stage: Stage<B>,
         schedule: Schedule,
         locators: Vec<Option<Locator>>,
+        files: Vec<Arc<twinbuf_mmap::Reader>>,
         taken: Option<Taken>,
     ) -> Self {
         let identity = schedule.identity.clone();
-        Self { stage, schedule, locators, epochs_begun: 0, position: (0, 0), identity, _taken: taken }
+        Self { stage, schedule, locators, files, epochs_begun: 0, position: (0, 0), identity, _taken: taken }
     }
 
     /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).
@@ -175,7 +177,7 @@ impl<B: Backend> Loader<B> {
     /// Reports where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.stage.report()
+        self.stage.report().with_reading(&self.files)
     }
 
     /// Returns a handle of the breakdown that the loader was built with, for the phases of the loop itself.

@@ -11,6 +11,9 @@ use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::transform::RecordTransform;
 
+/// Bytes that are read and transformed at a time: few enough to be still in the CPU's second-level cache.
+const PART: usize = 256 << 10;
+
 /// The memory that a loader needs.
 pub(super) struct Sizes {
     pub(super) depths: Depths,
@@ -21,7 +24,7 @@ pub(super) struct Sizes {
     pub(super) slot: usize,
     /// For each field, records that are transformed at a time, and bytes of so many in the file: 0 without a transform.
     pub(super) parts: Vec<(u64, usize)>,
-    /// Bytes that the data sets keep of later batches.
+    /// Bytes of memory for reads past the page cache.
     pub(super) ahead: u64,
 }
 
@@ -45,9 +48,8 @@ impl Sizes {
             Tail::Wrap => plan.batch_records(),
             Tail::Drop | Tail::Keep => plan.batch_records().min(plan.records()),
         };
-        let (mut parts, mut layout, mut ahead) = (Vec::new(), Vec::new(), 0_u64);
+        let (mut parts, mut layout) = (Vec::new(), Vec::new());
         for (dataset, transform) in fields {
-            ahead = ahead.saturating_add(dataset.ahead_bytes(plan));
             let record_bytes = dataset.record_bytes();
             let Some(transform) = transform else {
                 let (dtype, shape) = dataset
@@ -62,7 +64,7 @@ impl Sizes {
             if bytes == 0 {
                 return Err(failed("wanted records of at least 1 byte, found 0 after the transform".into()));
             }
-            let part = ((dataset.part_bytes() / record_bytes.max(1)).max(1) as u64).min(records);
+            let part = ((PART / record_bytes.max(1)).max(1) as u64).min(records);
             // No more than a batch in the file, or one record.
             let scratch = usize::try_from(part).unwrap_or(usize::MAX).saturating_mul(record_bytes);
             parts.push((part, scratch));
@@ -71,7 +73,7 @@ impl Sizes {
         }
         let layout = Layout(layout);
         let out_bytes = layout.0.iter().fold(0_usize, |sum, field| sum.saturating_add(field.bytes));
-        let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead };
+        let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead: 0 };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),
             None => Err(too_large(&sizes)),

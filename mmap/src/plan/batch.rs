@@ -126,6 +126,7 @@ impl BatchPlan {
     }
 
     /// The same of the window before this one.
+    #[cfg(test)]
     pub(crate) fn chunks_behind(&self) -> Option<Vec<Range<u64>>> {
         self.chunks_beside(|window| window.checked_sub(1), u64::MAX, false)
     }
@@ -173,16 +174,6 @@ impl BatchPlan {
             ranges.extend(windows.ranges(other, first..scaled(part.end)));
         }
         Some(batch.moved(ranges))
-    }
-
-    /// Ranks that share the epoch.
-    pub(crate) const fn world(&self) -> u64 {
-        self.world
-    }
-
-    /// A number for the epoch that another one hardly has.
-    pub(crate) fn epoch_id(&self) -> usize {
-        Key::new(self.seed, self.epoch).id()
     }
 
     /// Records in a whole window; 0 with any other shuffle.
