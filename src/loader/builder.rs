@@ -310,14 +310,11 @@ impl<B: Backend> LoaderBuilder<B> {
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
         let how = ReadOptions::new().mode(read_mode);
         let how = hint_window.map_or(how, |bytes| how.prefetch(bytes));
-        let file_reader = |dataset: &Box<dyn Dataset>| {
-            dataset
-                .files()
-                .map(|files| twinbuf_mmap::Reader::new(files, &plan, how).map(Arc::new))
-                .transpose()
-        };
-        let files: Vec<_> =
-            datasets.iter().map(file_reader).collect::<Result<_, _>>().map_err(Error::Open)?;
+        let files = datasets.iter().map(|dataset| {
+            let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, how));
+            Ok(files.transpose()?.map(Arc::new))
+        });
+        let files: Vec<_> = files.collect::<Result<_, _>>().map_err(Error::Open)?;
         let memory = files.iter().flatten().map(|files: &Arc<twinbuf_mmap::Reader>| files.memory());
         sizes.ahead = memory.fold(0, u64::saturating_add);
         let taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;

@@ -26,14 +26,14 @@ pub enum Shuffle {
     /// [`Shuffle::Records`], while the disk reads whole chunks.
     ///
     /// A window's chunks are read as a whole and its records visited in random order, so the page cache must hold two
-    /// windows: the current one and the next, which [`Records::will_need`](crate::Records::will_need) asks for piece by
+    /// windows: the current one and the next, which [`Reader`](crate::Reader) asks for piece by
     /// piece. The chunks of a window lie evenly over the whole range, one in each of `chunks` equal parts. Where chunks
     /// begin, which of them make up a window, and the order inside it all differ from epoch to epoch. Each rank has
     /// its own windows.
     ///
     /// Choose chunks of about 1 MiB, so that the disk reads long stretches, and as many as fit the memory: the more
     /// chunks, the better the mixing. [`ReadMode::Direct`](crate::ReadMode::Direct) keeps two windows in memory
-    /// ([`Records::ahead_bytes`](crate::Records::ahead_bytes)).
+    /// ([`Reader::memory`](crate::Reader::memory)).
     Window {
         /// Records in a chunk, at least 1.
         records: u64,

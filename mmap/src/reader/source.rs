@@ -207,11 +207,11 @@ struct Group {
 }
 
 impl Group {
-    const fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.cached.len() + self.streamed.len()
     }
 
-    const fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }

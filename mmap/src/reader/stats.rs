@@ -57,7 +57,7 @@ impl fmt::Display for ReadChoice {
             (0, Some(_)) => write!(f, "{} past the page cache", mib(*data))?,
             (cached, None) if cached == data => write!(f, "{} through the page cache", mib(*data))?,
             (cached, _) if cached == data => {
-                write!(f, "{} through the page cache, where they fit", mib(*data))?
+                write!(f, "{} through the page cache, where they fit", mib(*data))?;
             }
             _ => write!(f, "{} of {} kept in the page cache, the rest past it", mib(*cached), mib(*data))?,
         }
