@@ -5,9 +5,8 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::source::Wanted;
 use super::stats::ReadStats;
-use super::stream::Stretch;
+use super::stream::{Stretch, Wanted};
 use crate::Error;
 use crate::file::{Opened, read_at};
 use crate::page::{around, page_size};

@@ -24,9 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::around::Around;
 use self::memory::Share;
-use self::source::{Source, Wanted};
+use self::source::Source;
 use self::stats::{ReadChoice, ReadStats};
-use self::stream::{Stream, Stretch};
+use self::stream::{Stream, Stretch, Wanted};
 use crate::file::READ_CALLS;
 use crate::records::Records;
 use crate::spans::Span;

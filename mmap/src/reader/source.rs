@@ -3,7 +3,7 @@
 use super::cached::{self, Unreachable};
 use super::direct::BounceBuffer;
 use super::stats::ReadStats;
-use super::stream::{Copy, Stream, Stretch, Taken};
+use super::stream::{Copy, Stream, Stretch, Taken, Wanted};
 use crate::Error;
 use crate::page::prefetch;
 use crate::shard::Shard;
@@ -15,19 +15,6 @@ const STRAIGHT: u64 = 4 << 20;
 
 /// Stretches that are asked for once more, if one was not there: as many as keep a disk busy.
 const AGAIN: usize = 128;
-
-/// A stretch of a file, and where its bytes go in the slot.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) at: Stretch,
-    pub(crate) to: usize,
-}
-
-impl Wanted {
-    const fn len(&self) -> u64 {
-        self.at.bytes.end - self.at.bytes.start
-    }
-}
 
 /// Where the bytes of some files come from.
 #[derive(Debug)]

@@ -33,6 +33,19 @@ pub(crate) struct Stretch {
     pub(crate) own_end: u64,
 }
 
+/// A stretch of a file, and where its bytes go in the slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) at: Stretch,
+    pub(crate) to: usize,
+}
+
+impl Wanted {
+    pub(super) const fn len(&self) -> u64 {
+        self.at.bytes.end - self.at.bytes.start
+    }
+}
+
 /// What is read past the page cache for one reader.
 #[derive(Debug)]
 pub(super) struct Stream {
