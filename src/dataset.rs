@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchPlan, CachePolicy, DType, HINT_CHUNK, HintStats, Plan, ReadMode, Records};
+use twinbuf_mmap::{BatchPlan, DType, Records};
 
 use crate::error::BoxError;
 
@@ -13,7 +13,7 @@ use crate::error::BoxError;
 /// several fields: [`Fields`](crate::loader::Fields).
 ///
 /// A method that panics ends the epoch with [`Error::Panicked`](crate::Error::Panicked); one that is called to build
-/// the loader (`records`, `record_bytes`, `part_bytes`, `fingerprint`) panics there.
+/// the loader (`records`, `record_bytes`, `fingerprint`) panics there.
 ///
 /// # Examples
 ///
@@ -61,15 +61,6 @@ pub trait Dataset: Send {
         std::any::type_name::<Self>().to_string()
     }
 
-    /// How many bytes it is asked for at a time where a [`transform`](crate::loader::LoaderBuilder::transform) follows,
-    /// as far as records are that small. Asked when the loader is built.
-    ///
-    /// Unless implemented it is 256 KiB: few enough to be still in the CPU's second-level cache when they are
-    /// transformed.
-    fn part_bytes(&self) -> usize {
-        256 << 10
-    }
-
     /// Reads the records of `batch`, in its order, into `out`, which is exactly as long as they are together.
     /// Returns how many bytes it read.
     ///
@@ -81,36 +72,10 @@ pub trait Dataset: Send {
     /// Whatever the data set finds: it reaches the caller as [`Error::Load`](crate::Error::Load).
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError>;
 
-    /// Asks the system for the records of `batch`, which will be read soon. Must not wait for them.
-    ///
-    /// Called for parts of batches too, for each record of an epoch at most once. Left out are records that continue
-    /// where the last ones ended, which systems read ahead anyway, unless the data set reads ahead itself
-    /// ([`ahead_bytes`](Self::ahead_bytes)). Does nothing unless implemented.
-    fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
-        let _ = batch;
-        HintStats::default()
-    }
-
-    /// The memory that the data set takes for what [`will_need`](Self::will_need) and [`read`](Self::read) bring, with
-    /// batches of `plan`; that of the system's page cache is not counted. Part of the loader's
-    /// [`memory_limit`](crate::loader::LoaderBuilder::memory_limit). Asked when the loader is built; unless
-    /// implemented it is 0.
-    fn ahead_bytes(&self, plan: &Plan) -> u64 {
-        let _ = plan;
-        0
-    }
-
-    /// Gives up the pages of `batch`, which has been read, as
-    /// [`LoaderBuilder::evict`](crate::loader::LoaderBuilder::cache_policy) says.
-    ///
-    /// Does nothing unless implemented.
-    ///
-    /// # Errors
-    ///
-    /// What kept it from it. The loader counts failures in its report and goes on: the batch is unharmed.
-    fn evict(&mut self, batch: &BatchPlan, evict: CachePolicy) -> Result<(), BoxError> {
-        let _ = (batch, evict);
-        Ok(())
+    /// The files that it reads, if its records are theirs, unchanged. The loader then reads them itself, ahead of use, and
+    /// does not call [`read`](Self::read). Default: `None`.
+    fn files(&self) -> Option<Arc<Records>> {
+        None
     }
 
     /// The same data set once more, for another thread of [`workers`](crate::loader::LoaderBuilder::workers). Called
@@ -161,28 +126,12 @@ impl Dataset for Arc<Records> {
         if others == 0 { first.to_string() } else { format!("{first} and {others} more") }
     }
 
-    fn part_bytes(&self) -> usize {
-        match self.read_mode() {
-            // Large enough to be read straight to its place, where it is one stretch.
-            ReadMode::Direct => 4 << 20,
-            _ => 256 << 10,
-        }
-    }
-
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
         Ok(Records::read(self, batch, out)?)
     }
 
-    fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
-        // Asking for pages that are in memory costs as much as reading small records out of them.
-        if self.seems_cached(batch) {
-            return HintStats::default();
-        }
-        Records::will_need(self, batch, HINT_CHUNK)
-    }
-
-    fn ahead_bytes(&self, plan: &Plan) -> u64 {
-        Records::ahead_bytes(self, plan)
+    fn files(&self) -> Option<Arc<Records>> {
+        Some(self.clone())
     }
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
@@ -195,10 +144,6 @@ impl Dataset for Arc<Records> {
             let found = records.locate(record)?;
             Some((records.shards()[found.shard].path().to_owned(), found.offset))
         }))
-    }
-
-    fn evict(&mut self, batch: &BatchPlan, evict: CachePolicy) -> Result<(), BoxError> {
-        Ok(Records::evict_batch(self, batch, evict)?)
     }
 
     fn fingerprint(&mut self) -> Result<u64, BoxError> {

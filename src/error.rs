@@ -68,6 +68,8 @@ pub enum Error {
         /// The value it was given.
         found: String,
     },
+    /// Files could not be opened in the way that [`read_mode`](crate::loader::LoaderBuilder::read_mode) asks for.
+    Open(twinbuf_mmap::Error),
     /// The data set could not read a batch, or a generator's closure could not make a round. The source has the
     /// details: a [`mmap::Error`](twinbuf_mmap::Error) has the path and the offset.
     Load {
@@ -268,6 +270,7 @@ impl Error {
             Self::CheckpointFile { path, .. } => {
                 write!(f, "{}: the checkpoint could not be saved or loaded", path.display())
             }
+            Self::Open(_) => f.write_str("the files cannot be read as `read_mode` asks for"),
             Self::Fingerprint(_) => f.write_str("the data set's fingerprint could not be computed"),
             Self::Forked { at } => write!(
                 f,
@@ -316,6 +319,7 @@ impl fmt::Display for Error {
             | Self::CheckpointFile { source, .. }
             | Self::Fingerprint(source)
             | Self::Device(source) => Some(&**source),
+            Self::Open(source) => Some(source),
             Self::Spawn(source) | Self::Trace { source, .. } => Some(source),
             _ => None,
         };

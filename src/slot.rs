@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use twinbuf_mmap::{BatchPlan, HintStats};
+use twinbuf_mmap::BatchPlan;
 
 use crate::error::{At, Error};
 use crate::loader::checkpoint::Identity;
@@ -113,11 +113,8 @@ pub(crate) struct LoadStats {
     pub(crate) transform: Duration,
     /// How long the loading thread waited for the slot, or for leave to start.
     pub(crate) waited: Duration,
-    pub(crate) hints: HintStats,
     /// System calls that read files.
     pub(crate) io_calls: u64,
-    /// Times that the pages could not be given up.
-    pub(crate) evict_failed: u64,
 }
 
 impl LoadStats {

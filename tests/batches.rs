@@ -7,9 +7,8 @@ use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{Fault, Faulty, Gated, RECORD, at, batches, files, open, open_direct, plan, record};
+use common::{Fault, Faulty, Gated, RECORD, at, batches, files, modes, open, plan, record};
 use twinbuf::loader::{LoaderBuilder, MAX_HOST_DEPTH};
-use twinbuf::mmap::HintStats;
 use twinbuf::{Error, Loader, Plan};
 
 #[test]
@@ -22,10 +21,11 @@ fn the_same_bytes_in_every_configuration() {
             .collect();
         assert_eq!(expected.len(), 11);
         assert_eq!(expected[10].len(), 3 * RECORD, "the partial batch is kept");
-        for data in [Some(open(&paths)), open_direct(&paths, RECORD)].into_iter().flatten() {
-            let mode = data.read_mode();
+        let data = open(&paths);
+        for mode in modes(&data) {
             for (overlap, hints, depth) in configurations() {
                 let mut loader = Loader::builder(data.clone(), plan)
+                    .read_mode(mode)
                     .overlap(overlap)
                     .hints(hints)
                     .host_depth(depth)
@@ -40,10 +40,10 @@ fn the_same_bytes_in_every_configuration() {
                 let report = loader.report();
                 assert_eq!((report.batches, report.loads), (11, 11), "one read a batch");
                 assert_eq!(report.bytes, 103 * RECORD as u64);
-                // That it asks when it may: the next test, and those of `memory`.
+                // That it asks when it may: `reading`.
                 let may_ask = overlap && hints;
-                assert!(may_ask || report.hints == HintStats::default());
-                assert_eq!(report.hints.failed, 0);
+                assert!(may_ask || report.reading.hints == 0);
+                assert_eq!((report.reading.bytes, report.reading.failed), (report.bytes, 0));
             }
         }
     }
@@ -54,34 +54,6 @@ fn configurations() -> impl Iterator<Item = (bool, bool, usize)> {
     [(false, false), (false, true), (true, false), (true, true)]
         .into_iter()
         .flat_map(|(overlap, hints)| (1..=MAX_HOST_DEPTH).map(move |depth| (overlap, hints, depth)))
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn what_is_in_the_page_cache_is_not_asked_for() {
-    let (_dir, paths) = files(&[103]);
-    let mut data = open(&paths);
-    let batch = plan(103, 10).batch(0, 0).unwrap();
-    // Just written; but not every file system tells, and whoever drops the whole page cache between two looks drops
-    // these pages too: then again.
-    let nothing = (0..1000).any(|_| {
-        !data.seems_cached(&batch) || twinbuf::Dataset::will_need(&mut data, &batch) == HintStats::default()
-    });
-    assert!(nothing, "asked for what is there, a thousand times");
-    // A look at what is not there may bring it, and find it if the disk is faster than the look; then again.
-    for _ in 0..1000 {
-        data.evict().unwrap();
-        if data.residency().unwrap().resident > 0 {
-            eprintln!("not checked: the file system lets go of nothing");
-            return;
-        }
-        let hinted = twinbuf::Dataset::will_need(&mut data, &batch);
-        if hinted.calls > 0 {
-            assert!(hinted.bytes >= 10 * RECORD as u64 && hinted.failed == 0, "{hinted:?}");
-            return;
-        }
-    }
-    panic!("asked for nothing, a thousand times");
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod common;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use common::{Fault, Faulty, RECORD, batches, files, open, open_direct, plan, record};
+use common::{Fault, Faulty, RECORD, batches, files, modes, open, plan, record};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, RecordTransform, Transform, per_record};
 use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle};
@@ -64,10 +64,10 @@ fn parts_meet_wherever_the_records_end() {
         std::fs::write(&path, tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>())
             .unwrap();
         let plan = Plan::builder(records as u64).batch(batch).tail(twinbuf::Tail::Keep).build().unwrap();
-        let data = Some(Arc::new(Records::open([&path], record_bytes).unwrap()));
-        for data in [data, open_direct(&[path], record_bytes)].into_iter().flatten() {
-            let mode = data.read_mode();
-            let mut loader = Loader::builder(data, plan).transform(Convert::U16ToU32).build().unwrap();
+        let data = Arc::new(Records::open([&path], record_bytes).unwrap());
+        for mode in modes(&data) {
+            let builder = Loader::builder(data.clone(), plan).read_mode(mode);
+            let mut loader = builder.transform(Convert::U16ToU32).build().unwrap();
             let mut found = Vec::new();
             for batch in loader.epoch(0) {
                 found.extend_from_slice(batch.unwrap().cast::<u32>().unwrap());

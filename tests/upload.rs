@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, open, open_direct, plan, record,
+    Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record,
 };
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::{Cuda, DeviceBatch, LoaderBuilder};
@@ -144,13 +144,14 @@ fn reads_past_the_page_cache_fill_page_locked_slots() {
     // Records of 4 KiB, and of less than a block of the disk, which go through a bounce buffer.
     for record_bytes in [4096, RECORD, 64] {
         let (_dir, paths) = files(&[64, 32]);
-        let Some(data) = open_direct(&paths, record_bytes) else { return };
+        let data = Arc::new(twinbuf::Records::open(&paths, record_bytes).unwrap());
+        let Some(&mode) = modes(&data).get(1) else { return };
         let plan = plan(data.len(), 7);
         let mut host = Loader::builder(data.clone(), plan).overlap(false).build().unwrap();
         let expected: Vec<Vec<u8>> = batches(&mut host, 0).into_iter().map(Result::unwrap).collect();
         let (_sim, ctx) = start(1);
         let stream = ctx.new_stream().unwrap();
-        let mut loader = Loader::builder(data, plan).cuda(ctx).build().unwrap();
+        let mut loader = Loader::builder(data, plan).read_mode(mode).cuda(ctx).build().unwrap();
         let found: Vec<_> = loader.epoch(0).map(|batch| bytes(&batch.unwrap(), &stream)).collect();
         assert!(found == expected, "records of {record_bytes} bytes");
     }

@@ -284,55 +284,6 @@ fn memory_is_that_of_all_workers() {
     }
 }
 
-/// Asks for pages once two threads do so.
-#[derive(Clone, Default)]
-struct AskTogether(Arc<(Mutex<Asking>, Condvar)>);
-
-#[derive(Default)]
-struct Asking {
-    threads: usize,
-    met: bool,
-    alone: bool,
-}
-
-impl Dataset for AskTogether {
-    fn records(&self) -> u64 {
-        4096
-    }
-    fn record_bytes(&self) -> usize {
-        4096
-    }
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
-        Ok(out.len())
-    }
-    fn will_need(&mut self, _: &BatchPlan) -> twinbuf::mmap::HintStats {
-        let (state, changed) = &*self.0;
-        let mut state = state.lock().unwrap();
-        state.threads += 1;
-        state.met |= state.threads > 1;
-        changed.notify_all();
-        // Long enough for another thread to come, and not for ever where none can.
-        let waits = |state: &mut Asking| !state.met && !state.alone;
-        let waited = changed.wait_timeout_while(state, Duration::from_secs(10), waits);
-        let (mut state, timeout) = waited.unwrap();
-        state.alone |= timeout.timed_out();
-        state.threads -= 1;
-        twinbuf::mmap::HintStats::default()
-    }
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(self.clone()))
-    }
-}
-
-#[test]
-fn several_workers_ask_for_pages_at_once() {
-    let data = AskTogether::default();
-    let plan = Plan::builder(4096).batch(1).shuffle(twinbuf::Shuffle::Records).build().unwrap();
-    let mut loader = Loader::builder(data.clone(), plan).workers(4).build().unwrap();
-    assert_eq!(loader.epoch(0).take(64).map(Result::unwrap).count(), 64);
-    assert!(data.0.0.lock().unwrap().met, "a lock is held around user code");
-}
-
 /// Eight-byte records, of which the first of an epoch is read for as long as it takes to read the next few.
 #[derive(Clone)]
 struct FirstIsSlow {

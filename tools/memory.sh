@@ -9,8 +9,7 @@
 # disturbed as much by other programs.
 #
 # VmHWM is the most that the process had mapped, pages of the file included. `group` is the most that the group
-# had at any time, page cache included: with Keep that is the limit, because the cache takes what there
-# is. The run fails if one of them is killed.
+# had at any time, page cache included. The run fails if one of them is killed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 gib=${1:-20} mib=${2:-256}
@@ -57,30 +56,26 @@ inside() {
 }
 
 TIMEFORMAT="cpu %U %S"
-echo "mode     evict  hints seconds      cpu      VmHWM      group  of $mib MiB, for $gib GiB"
-for mode in pread direct; do
-  for evict in keep drop; do
-    for hints in "" --hints; do
-      # There is nothing to give up or to ask for.
-      [[ $mode != direct || $evict$hints == keep ]] || continue
-      # Another group and another file each time: cached pages stay with the group that read them first.
-      limit
-      truncate -s "${gib}G" "$data/sparse"
-      out=$({ time inside "$program" --mode $mode --evict $evict $hints "$data/sparse"; } 2>&1) || {
-        echo "$out" >&2
-        exit 1
-      }
-      grep -qx "bytes $((gib << 30))" <<<"$out"
-      seconds=$(awk '/^seconds/ { print $2 }' <<<"$out")
-      cpu=$(awk '/^cpu/ { printf "%.2f", $2 + $3 }' <<<"$out")
-      hwm=$(awk '/^VmHWM/ { printf "%.0f MiB", $2 / 1024 }' <<<"$out")
-      most=-
-      [[ -z $group ]] || most=$(awk '{ printf "%.0f MiB", $1 / 1048576 }' "$peak" 2>/dev/null || echo "-")
-      printf '%-8s %-6s %-5s %7s %8s %10s %10s  %s\n' \
-        $mode $evict "${hints:+yes}" "$seconds" "$cpu" "$hwm" "$most" "$how"
-      rm "$data/sparse"
-      [[ -z $group ]] || rmdir "$group"
-      group=
-    done
+echo "mode     hints seconds      cpu      VmHWM      group  of $mib MiB, for $gib GiB"
+for mode in auto pread direct; do
+  for hints in "" --no-hints; do
+    # Another group and another file each time: cached pages stay with the group that read them first.
+    limit
+    truncate -s "${gib}G" "$data/sparse"
+    out=$({ time inside "$program" --mode $mode $hints "$data/sparse"; } 2>&1) || {
+      echo "$out" >&2
+      exit 1
+    }
+    grep -q "^bytes $((gib << 30)) " <<<"$out"
+    seconds=$(awk '/^bytes/ { print $4 }' <<<"$out")
+    cpu=$(awk '/^cpu/ { printf "%.2f", $2 + $3 }' <<<"$out")
+    hwm=$(awk '/^VmHWM/ { printf "%.0f MiB", $2 / 1024 }' <<<"$out")
+    most=-
+    [[ -z $group ]] || most=$(awk '{ printf "%.0f MiB", $1 / 1048576 }' "$peak" 2>/dev/null || echo "-")
+    printf '%-8s %-5s %7s %8s %10s %10s  %s\n' \
+      $mode "${hints:+no}" "$seconds" "$cpu" "$hwm" "$most" "$how"
+    rm "$data/sparse"
+    [[ -z $group ]] || rmdir "$group"
+    group=
   done
 done

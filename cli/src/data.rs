@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use twinbuf::mmap::{Cut, DType, Error, ReadMode};
+use twinbuf::mmap::{Cut, DType, Error};
 use twinbuf::{BoxError, Records};
 
 use crate::text::quoted;
@@ -107,7 +107,6 @@ impl Shape {
         paths: &[PathBuf],
         format: Format,
         tensor: &str,
-        mode: Option<ReadMode>,
     ) -> String {
         let paths: Vec<String> = paths.iter().map(|path| quoted(path)).collect();
         let paths = format!("[{}]", paths.join(", "));
@@ -115,22 +114,16 @@ impl Shape {
             Some(tokens) => format!("Cut::sequence({tokens})"),
             None => "Cut::Rows".to_string(),
         };
-        let mut options = mode.map_or(String::new(), |mode| format!(".read_mode(ReadMode::{mode:?})"));
-        let open = match (format, self.dtype) {
-            (Format::Npy, _) => format!("open_npy({paths}, {cut})?"),
-            (Format::LlmC, _) => format!("open_llm_c({paths}, {cut})?"),
-            (Format::Npz, _) => format!("open_npz({paths}, {tensor:?}, {cut})?"),
-            (Format::Safetensors, _) => format!("open_safetensors({paths}, {tensor:?}, {cut})?"),
-            (Format::Raw, Some(dtype)) => format!("open_headerless({paths}, DType::{dtype:?}, {cut})?"),
+        match (format, self.dtype) {
+            (Format::Npy, _) => format!("Records::open_npy({paths}, {cut})?"),
+            (Format::LlmC, _) => format!("Records::open_llm_c({paths}, {cut})?"),
+            (Format::Npz, _) => format!("Records::open_npz({paths}, {tensor:?}, {cut})?"),
+            (Format::Safetensors, _) => format!("Records::open_safetensors({paths}, {tensor:?}, {cut})?"),
+            (Format::Raw, Some(dtype)) => format!("Records::open_headerless({paths}, DType::{dtype:?}, {cut})?"),
             (Format::Raw, None) => {
-                options.insert_str(0, ".partial(true)");
-                format!("open({paths}, {})?", self.record_bytes.unwrap_or(1))
+                let bytes = self.record_bytes.unwrap_or(1);
+                format!("Records::options().partial(true).open({paths}, {bytes})?")
             }
-        };
-        if options.is_empty() {
-            format!("Records::{open}")
-        } else {
-            format!("Records::options(){options}.{open}")
         }
     }
 
@@ -145,10 +138,9 @@ impl Shape {
         paths: &[PathBuf],
         format: Format,
         tensor: &str,
-        mode: ReadMode,
     ) -> Result<Records, BoxError> {
         let cut = self.cut()?;
-        let options = Records::options().read_mode(mode);
+        let options = Records::options();
         Ok(match (format, self.record_bytes, self.dtype) {
             (Format::Npy, ..) => options.open_npy(paths, cut)?,
             (Format::LlmC, ..) => options.open_llm_c(paths, cut)?,
@@ -210,17 +202,13 @@ mod tests {
 
     #[test]
     fn a_call_has_the_options_that_it_needs() {
-        let call = |format, record_bytes, mode| {
+        let call = |format, record_bytes| {
             let shape = Shape { record_bytes, dtype: None, sequence: None };
-            shape.call(&["a".into()], format, "x", mode)
+            shape.call(&["a".into()], format, "x")
         };
-        let direct = Some(ReadMode::Direct);
-        assert_eq!(call(Format::Npy, None, None), r#"Records::open_npy(["a"], Cut::Rows)?"#);
-        let npz = r#"Records::options().read_mode(ReadMode::Direct).open_npz(["a"], "x", Cut::Rows)?"#;
-        assert_eq!(call(Format::Npz, None, direct), npz);
-        assert_eq!(call(Format::Raw, Some(8), None), r#"Records::options().partial(true).open(["a"], 8)?"#);
-        let raw = r#"Records::options().partial(true).read_mode(ReadMode::Direct).open(["a"], 8)?"#;
-        assert_eq!(call(Format::Raw, Some(8), direct), raw);
+        assert_eq!(call(Format::Npy, None), r#"Records::open_npy(["a"], Cut::Rows)?"#);
+        assert_eq!(call(Format::Npz, None), r#"Records::open_npz(["a"], "x", Cut::Rows)?"#);
+        assert_eq!(call(Format::Raw, Some(8)), r#"Records::options().partial(true).open(["a"], 8)?"#);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use twinbuf::mmap::{HINT_CHUNK, ReadMode, Residency};
+use twinbuf::mmap::{HINT_CHUNK, Residency};
 use twinbuf::{BoxError, Records};
 
 use crate::data::{Format, Shape, parts, tells};
@@ -117,7 +117,7 @@ fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
             })
             .collect()
     } else {
-        let records = shape.open(&[path.to_path_buf()], format, "", ReadMode::default())?;
+        let records = shape.open(&[path.to_path_buf()], format, "")?;
         // Of plain bytes; the other formats are opened whole or not at all.
         let left = if format == Format::Raw { file_bytes - records.bytes() } else { 0 };
         vec![Array { tensor: None, content: Content::Records(Layout::of(&records, left)) }]

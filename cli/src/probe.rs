@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use twinbuf::mmap::ReadMode;
+use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
 use twinbuf::observe::Verdict;
 use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle};
 
 use crate::data::{Format, Shape, parts, tells};
-use crate::search::{Found, Modes, Setting};
+use crate::search::{Found, Setting};
 use crate::text;
 
 /// Measures what overlapping the reading of these files with compute would gain
@@ -119,34 +119,33 @@ struct Figures {
 const COLD: f64 = 1.0;
 
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
-    let (records, call) = open(options, None)?;
+    let (records, call) = open(options)?;
+    let records = Arc::new(records);
+    let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
+    let reader = |mode| Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode));
     // The one that the loader does not choose for files of this size.
-    let chosen = records.read_mode();
-    let other = if chosen == ReadMode::Direct { ReadMode::Pread } else { ReadMode::Direct };
+    let fits = reader(ReadMode::Auto).is_ok_and(|reader| reader.memory() == 0);
+    let other = if fits { ReadMode::Direct } else { ReadMode::Pread };
     let base =
         Setting { mode: (options.direct && other == ReadMode::Direct).then_some(other), ..Setting::DEFAULT };
-    let second = match open(options, Some(other)) {
-        Err(error) if base.mode.is_some() => return Err(error),
-        second => second.ok(),
+    let second = match reader(other) {
+        Err(error) if base.mode.is_some() => return Err(error.into()),
+        second => second.ok().map(|_| other),
     };
-    let (second, other_call) = second.map_or((None, String::new()), |(records, call)| (Some(records), call));
-    let modes = Modes { default: Arc::new(records), other: second.map(Arc::new) };
-    let records = modes.of(base).clone();
-    let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
     let steps = options.steps.min(plan.steps());
     // What is in the cache does not count for reads past it.
-    let direct = records.read_mode() == ReadMode::Direct;
+    let direct = base.mode.is_some() || !fits;
     let told = !direct && options.files.iter().all(|path| tells(path));
     // Files that are cold are made so again before each run, because the one before has filled the cache. Those that are
     // larger than memory are cold in each epoch.
     let evict = options.cold
-        || chosen == ReadMode::Direct
+        || !fits
         || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
     let one_run = |setting, overlap| -> Result<Run, BoxError> {
         if evict {
             records.evict()?;
         }
-        one_run(modes.of(setting), plan, steps, (setting, overlap), options.compute_ms)
+        one_run(&records, plan, steps, (setting, overlap), options.compute_ms)
     };
 
     let mut runs = Vec::new();
@@ -160,7 +159,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         }
     }
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let settings = Setting::all(options.order.0, modes.other.as_ref().map(|_| other), processors);
+    let settings = Setting::all(options.order.0, second, processors);
     let mut measured: Vec<(Setting, Vec<f64>)> = settings.into_iter().map(|one| (one, Vec::new())).collect();
     for _ in 0..options.rounds {
         for (setting, walls) in &mut measured {
@@ -175,17 +174,17 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         _ => String::new(),
     };
     let plan = format!("Plan::builder(data.len()).batch({}){order}.build()?", options.batch);
-    figures.search = Some(Found::new(&measured, [&call, &other_call], &plan));
+    figures.search = Some(Found::new(&measured, &call, &plan));
     Ok(if options.json {
         serde_json::to_string_pretty(&figures)? + "\n"
     } else {
-        let hinted = runs.iter().any(|run| run.report.hints.calls > 0);
+        let hinted = runs.iter().any(|run| run.report.reading.hints > 0);
         sentences(options, &figures, verdict, hinted)?
     })
 }
 
-/// The files, and the call that opens them in a program; `None` is the mode that fits the files.
-fn open(options: &Options, mode: Option<ReadMode>) -> Result<(Records, String), BoxError> {
+/// The files, and the call that opens them in a program.
+fn open(options: &Options) -> Result<(Records, String), BoxError> {
     let Options { files, shape, .. } = options;
     let format = shape.format(&files[0])?;
     let tensor = match (format, &options.tensor) {
@@ -241,14 +240,14 @@ fn open(options: &Options, mode: Option<ReadMode>) -> Result<(Records, String), 
         }
         _ => String::new(),
     };
-    let records = shape.open(files, format, &tensor, mode.unwrap_or_default())?;
+    let records = shape.open(files, format, &tensor)?;
     if records.len() < options.batch {
         let (wanted, found) = (options.batch, records.len());
         return Err(
             format!("--batch: wanted at most the {found} records that there are, found {wanted}").into()
         );
     }
-    Ok((records, shape.call(files, format, &tensor, mode)))
+    Ok((records, shape.call(files, format, &tensor)))
 }
 
 struct Run {

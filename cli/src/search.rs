@@ -2,12 +2,10 @@
 //! a program.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
-
 use serde::Serialize;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::ReadMode;
-use twinbuf::{Records, Shuffle};
+use twinbuf::Shuffle;
 
 /// Options that differ from the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +46,7 @@ impl Setting {
 
     pub(crate) fn apply(self, builder: LoaderBuilder) -> LoaderBuilder {
         let builder = if self.workers > 1 { builder.workers(self.workers) } else { builder };
+        let builder = builder.read_mode(self.mode.unwrap_or_default());
         match self.hints {
             Hints::Default => builder,
             Hints::Off => builder.hints(false),
@@ -58,6 +57,9 @@ impl Setting {
     /// The calls that build the loader in a program.
     fn calls(self) -> String {
         let mut builder = String::new();
+        if let Some(mode) = self.mode {
+            let _ = write!(builder, ".read_mode(ReadMode::{mode:?})");
+        }
         if self.workers > 1 {
             let _ = write!(builder, ".workers({})", self.workers);
         }
@@ -72,10 +74,8 @@ impl Setting {
     }
 
     fn name(self) -> String {
-        let builder = self.calls();
-        let mode = self.mode.map(|mode| format!("ReadMode::{mode:?}"));
-        let name: Vec<String> = mode.into_iter().chain((!builder.is_empty()).then_some(builder)).collect();
-        if name.is_empty() { "the defaults".to_string() } else { name.join(", ") }
+        let calls = self.calls();
+        if calls.is_empty() { "the defaults".to_string() } else { calls }
     }
 }
 
@@ -99,9 +99,8 @@ struct Row {
 const WORTH_IT: f64 = 1.05;
 
 impl Found {
-    /// From the runs of each setting, the defaults first; each sorted. `open` are the calls that open the files, in the
-    /// default mode and in the other.
-    pub(crate) fn new(runs: &[(Setting, Vec<f64>)], open: [&str; 2], plan: &str) -> Self {
+    /// From the runs of each setting, the defaults first; each sorted. `open` is the call that opens the files.
+    pub(crate) fn new(runs: &[(Setting, Vec<f64>)], open: &str, plan: &str) -> Self {
         let median = |runs: &[f64]| runs.get(runs.len() / 2).copied().unwrap_or(f64::MAX);
         let rows = runs.iter().map(|(setting, runs)| Row {
             name: setting.name(),
@@ -117,7 +116,7 @@ impl Found {
         };
         let builder = best.calls();
         let lines = [
-            format!("let data = {};", open[usize::from(best.mode.is_some())]),
+            format!("let data = {open};"),
             format!("let plan = {plan};"),
             format!("let mut loader = Loader::builder(data, plan){builder}.build()?;"),
         ];
@@ -135,21 +134,6 @@ impl Found {
     }
 }
 
-/// The data sets that the settings read: as the loader does by default, and in the other mode where the system can.
-pub(crate) struct Modes {
-    pub(crate) default: Arc<Records>,
-    pub(crate) other: Option<Arc<Records>>,
-}
-
-impl Modes {
-    pub(crate) fn of(&self, setting: Setting) -> &Arc<Records> {
-        match &self.other {
-            Some(other) if setting.mode.is_some() => other,
-            _ => &self.default,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,12 +142,12 @@ mod tests {
     fn only_what_is_clearly_faster_replaces_the_defaults() {
         let direct = Setting { mode: Some(ReadMode::Direct), workers: 2, hints: Hints::Default };
         for (faster, builder) in
-            [(0.96, "Loader::builder(data, plan).build()?"), (0.5, "plan).workers(2).build()?")]
+            [(0.96, "Loader::builder(data, plan).build()?"), (0.5, "plan).read_mode(ReadMode::Direct).workers(2).build()?")]
         {
             let runs = [(Setting::DEFAULT, vec![0.9, 1.0, 3.0]), (direct, vec![0.1, faster, 9.0])];
-            let found = Found::new(&runs, ["default()?", "direct()?"], "Plan::builder(data.len()).build()?");
+            let found = Found::new(&runs, "open()?", "Plan::builder(data.len()).build()?");
             assert!(found.best[2].contains(builder), "{:?}", found.best);
-            assert_eq!(found.best[0].contains("direct()?"), faster < 0.9, "{:?}", found.best);
+            assert_eq!(found.best[0], "let data = open()?;");
         }
     }
 
@@ -172,12 +156,12 @@ mod tests {
         let pread = Setting { mode: Some(ReadMode::Pread), ..Setting::DEFAULT };
         assert_eq!(Setting::all(Shuffle::None, pread.mode, 1), [Setting::DEFAULT, pread]);
         let runs = [(Setting::DEFAULT, vec![1.0]), (pread, vec![0.5])];
-        let found = Found::new(&runs, ["default()?", "pread()?"], "");
+        let found = Found::new(&runs, "open()?", "");
         assert_eq!(
             found.options.iter().map(|row| &row.name[..]).collect::<Vec<_>>(),
-            ["the defaults", "ReadMode::Pread"]
+            ["the defaults", ".read_mode(ReadMode::Pread)"]
         );
-        assert_eq!(found.best[0], "let data = pread()?;");
+        assert!(found.best[2].contains(".read_mode(ReadMode::Pread)"), "{:?}", found.best);
     }
 
     #[test]

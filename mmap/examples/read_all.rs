@@ -1,4 +1,4 @@
-//! Reads all records of some files once, and says how long it took and how much memory.
+//! Reads all records of some files, and says how long it took, what came from disk and how much memory it took.
 //!
 //! ```sh
 //! cargo run --release -p twinbuf-mmap --example read_all -- --record 1048576 --batch 4 FILE...
@@ -10,12 +10,13 @@ use std::error::Error;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use twinbuf_mmap::{Buffer, CachePolicy, HINT_CHUNK, HintStats, Plan, ReadMode, Records, Shuffle, Tail};
+use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle, Tail};
 
-/// Reads all records of some files once, and says how long it took and how much memory.
+/// Reads all records of some files, and says how long it took, what came from disk and how much memory it took.
 #[derive(Parser)]
 #[command(name = "read_all")]
 struct Args {
@@ -31,27 +32,25 @@ struct Args {
     /// Shuffle chunks of this many records [default: in order]
     #[arg(long, value_name = "RECORDS")]
     shuffle: Option<NonZeroU64>,
+    /// Mix the records of this many chunks
+    #[arg(long, value_name = "CHUNKS", requires = "shuffle")]
+    window: Option<NonZeroU64>,
     /// How to read
-    #[arg(long, value_enum, default_value_t = Mode::Pread)]
+    #[arg(long, value_enum, default_value_t = Mode::Auto)]
     mode: Mode,
-    /// What becomes of a batch's pages after use
-    #[arg(long, value_enum, default_value_t = After::Keep)]
-    evict: After,
-    /// Ask for each batch's pages while the one before it is read
+    /// Do not ask for batches before they are read
     #[arg(long)]
-    hints: bool,
+    no_hints: bool,
+    /// How often to read all of it
+    #[arg(long, default_value_t = 1)]
+    epochs: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Mode {
+    Auto,
     Pread,
     Direct,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum After {
-    Keep,
-    Drop,
 }
 
 fn main() -> ExitCode {
@@ -66,37 +65,38 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let mode = match args.mode {
+        Mode::Auto => ReadMode::Auto,
         Mode::Pread => ReadMode::Pread,
         Mode::Direct => ReadMode::Direct,
     };
-    let evict = match args.evict {
-        After::Keep => CachePolicy::Keep,
-        After::Drop => CachePolicy::Drop,
-    };
     let record = usize::try_from(args.record.get())?;
-    let records = Records::options().partial(true).read_mode(mode).open(&args.files, record)?;
+    let records = Arc::new(Records::options().partial(true).open(&args.files, record)?);
     let batch = args.batch.get().min(records.len());
-    let order = args.shuffle.map_or(Shuffle::None, |chunk| Shuffle::Chunks { records: chunk.get() });
+    let order = match (args.shuffle, args.window) {
+        (None, _) => Shuffle::None,
+        (Some(chunk), None) => Shuffle::Chunks { records: chunk.get() },
+        (Some(chunk), Some(chunks)) => Shuffle::Window { records: chunk.get(), chunks: chunks.get() },
+    };
     let plan = Plan::builder(records.len()).batch(batch).shuffle(order).tail(Tail::Keep).build()?;
 
     let slot = usize::try_from(batch)?.checked_mul(record).ok_or("a batch is too large")?;
     let mut slot = Buffer::new(slot).ok_or("no memory for a batch")?;
-    let mut bytes = 0;
-    let mut hinted = HintStats::default();
-    let begun = Instant::now();
-    for step in 0..plan.steps() {
-        if let Some(next) = plan.batch(0, step + 1).filter(|_| args.hints) {
-            hinted += records.will_need(&next, HINT_CHUNK);
+    let reader = Reader::new(records, &plan, ReadOptions::new().mode(mode))?;
+    println!("{}", reader.choice());
+    for epoch in 0..args.epochs {
+        let (begun, before) = (Instant::now(), reader.stats());
+        let batches = move || (0..).map_while(move |step| plan.batch(epoch, step));
+        if !args.no_hints {
+            reader.begin(batches());
         }
-        let batch = plan.batch(0, step).expect("a step below `steps`");
-        bytes += records.read(&batch, &mut slot)? as u64;
-        records.evict_batch(&batch, evict)?;
+        for batch in batches() {
+            reader.read(&batch, &mut slot)?;
+        }
+        let (seconds, after) = (begun.elapsed().as_secs_f64(), reader.stats());
+        let [bytes, disk, hinted] =
+            [after.bytes - before.bytes, after.disk - before.disk, after.hinted - before.hinted];
+        println!("bytes {bytes} seconds {seconds:.2} disk {disk} hinted {hinted} failed {}", after.failed);
     }
-    let seconds = begun.elapsed().as_secs_f64();
-
-    println!("bytes {bytes}");
-    println!("seconds {seconds:.2}");
-    println!("hinted {} failed {}", hinted.bytes, hinted.failed);
     // The most memory that this process had at any time, mapped pages of files and all: `proc_pid_status(5)`.
     // Linux only.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

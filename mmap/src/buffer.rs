@@ -38,29 +38,35 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Buffer {
-    /// Allocates `len` zeros and touches all of them, so that no read pays for it. `None` if there is no memory.
+    /// Allocates `len` zeros and touches all of them, so no read pays for it. `None` if there is no memory.
     #[must_use]
     pub fn new(len: usize) -> Option<Self> {
+        let mut buffer = Self::untouched(len)?;
+        buffer.fill(0);
+        Some(buffer)
+    }
+
+    /// The same, but the system finds the memory when it is first written.
+    fn untouched(len: usize) -> Option<Self> {
         let align = if len < HUGE { 1 } else { HUGE };
         // What is in front of the first multiple, and behind the end, is never touched and takes no memory.
-        let mut map = MmapMut::map_anon(len.max(1).checked_add(align - 1)?).ok()?;
+        let map = MmapMut::map_anon(len.max(1).checked_add(align - 1)?).ok()?;
         let start = map.as_ptr().align_offset(align);
-        let end = start.checked_add(len)?;
+        let end = start.checked_add(len).filter(|&end| end <= map.len())?;
         #[cfg(target_os = "linux")]
         if len >= HUGE {
             // A kernel without them refuses, and the memory is as good, only slower.
             let _ = map.advise_range(memmap2::Advice::HugePage, start, len / HUGE * HUGE);
         }
-        map.get_mut(start..end)?.fill(0);
         Some(Self(Memory::Own { map, bytes: start..end }))
     }
 
-    /// The same memory for reads that may be under way during a `fork`: the child finds zeros in it.
+    /// Memory that is not touched yet, for reads that may be in flight during a `fork`: the child finds zeros in it.
     ///
     /// Without that the two share its pages, and the one that writes first gets a copy: a disk that still writes would
     /// write to the page that the other keeps (NOTES in `open(2)`).
     pub(crate) fn for_direct_reads(len: usize) -> Option<Self> {
-        let buffer = Self::new(len)?;
+        let buffer = Self::untouched(len)?;
         #[cfg(target_os = "linux")]
         {
             let start = buffer.as_ptr().cast_mut().cast();

@@ -5,6 +5,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::{Error, FormatError};
 
@@ -20,6 +21,8 @@ pub(crate) struct DataFile {
     handle: Handle,
     /// Bytes in the file when it was opened.
     pub(crate) len: u64,
+    /// When it had last been changed by then, if the file system tells.
+    modified: Option<SystemTime>,
 }
 
 #[derive(Debug)]
@@ -55,8 +58,16 @@ impl Deref for Opened<'_> {
 impl DataFile {
     /// Opens a regular file and keeps it open.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let (file, len) = open(path)?;
-        Ok(Self { path: path.to_owned(), handle: Handle::Kept(file), len })
+        let (file, metadata) = open(path)?;
+        let (len, modified) = (metadata.len(), metadata.modified().ok());
+        Ok(Self { path: path.to_owned(), handle: Handle::Kept(file), len, modified })
+    }
+
+    /// Whether nobody has written to the file or truncated it since it was opened. `false` if that is unknown.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        let Handle::Kept(file) = &self.handle else { return false };
+        let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;
+        self.modified.is_some() && file.metadata().is_ok_and(same)
     }
 
     /// Closes the file until it is used, if files can be told apart then.
@@ -162,16 +173,16 @@ impl DataFile {
     }
 }
 
-/// Opens a regular file and tells its length; anything else is refused without being opened.
-fn open(path: &Path) -> Result<(File, u64), Error> {
-    let regular = |metadata: &Metadata| match special(metadata) {
+/// Opens a regular file and looks at it; anything else is refused without being opened.
+fn open(path: &Path) -> Result<(File, Metadata), Error> {
+    let regular = |metadata: Metadata| match special(&metadata) {
         Some(found) => Err(Error::NotAFile { path: path.to_owned(), found }),
-        None => Ok(metadata.len()),
+        None => Ok(metadata),
     };
     let failed = |source| Error::opening(path, source);
     // Looked at before it is opened, because opening a FIFO wakes its writer and opening a device can
     // move it.
-    regular(&std::fs::metadata(path).map_err(failed)?)?;
+    regular(std::fs::metadata(path).map_err(failed)?)?;
     let mut options = OpenOptions::new();
     options.read(true);
     // Should a FIFO have taken the file's place since, opening does not wait for its writer. On regular files
@@ -188,8 +199,8 @@ fn open(path: &Path) -> Result<(File, u64), Error> {
         file => file,
     };
     let file = file.map_err(failed)?;
-    let len = regular(&file.metadata().map_err(failed)?)?;
-    Ok((file, len))
+    let metadata = regular(file.metadata().map_err(failed)?)?;
+    Ok((file, metadata))
 }
 
 /// What this is, if it is no regular file.

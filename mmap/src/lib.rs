@@ -6,51 +6,47 @@
 //! - [`RaggedRecords`] describes records of varying length: a data file with an index of offsets, or Megatron-LM's.
 //! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
 //!   any [`BatchPlan`] in O(1), the same on every machine. To resume, ask for another step.
-//! - [`Records::will_need`] asks the kernel for the next batch's pages while the current one is used, in chunks of
-//!   [`HINT_CHUNK`], because one large `madvise` reads only a part and does not report it.
-//! - [`Records::read`] copies a batch into your buffer by `pread`. A truncated file is a typed [`Error`] with path and
-//!   offset, never a SIGBUS. [`ReadMode::Direct`] reads past the page cache, best into a [`Buffer`].
-//! - [`Records::evict_batch`] drops used pages, so that a data set larger than memory does not push out everything
-//!   else. [`Records::residency`] counts the pages in the cache and [`Records::evict`] drops them, to measure cold
-//!   reads.
+//! - [`Reader`] reads the batches of one loop into your buffer and asks the system for those that come next. What fits in
+//!   memory comes through the page cache, the rest past it ([`ReadMode`]). A truncated file is a typed [`Error`] with path
+//!   and offset, never a SIGBUS. [`Records::read`] reads one batch without reading ahead.
+//! - [`Records::residency`] counts the pages in the cache and [`Records::evict`] drops them, to measure cold reads.
 //!
 //! It does not:
 //!
-//! - overlap reading with training: the crate `twinbuf` does. The only threads are those of [`ReadMode::Direct`] where
+//! - overlap reading with training: the crate `twinbuf` does. The only threads are those of reads past the page cache where
 //!   there is no `io_uring`.
 //! - convert records: they stay bytes in the file's type and byte order ([`DType`], little-endian). [`transform`] turns
 //!   them into f32 on request.
 //! - write or decompress.
-//! - give safe slices of a mapping: [`Records::view`] is `unsafe`, because any process may truncate the file.
+//! - give slices of a mapping, because any process may truncate the file.
 //!
 //! Runs on Unix and Windows. The README has a table of what hints, eviction and direct reads are on each system.
 //!
 //! # Example
 //!
 //! ```
-//! use twinbuf_mmap::{HINT_CHUNK, Plan, Records, Shuffle};
+//! use std::sync::Arc;
+//! use twinbuf_mmap::{Plan, ReadOptions, Reader, Records, Shuffle};
 //!
 //! // A file of 1000 records of 8 bytes, each holding its number.
 //! let folder = tempfile::tempdir()?;
 //! let path = folder.path().join("numbers.bin");
 //! std::fs::write(&path, (0..1000_u64).flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
 //!
-//! let records = Records::open([&path], 8)?;
+//! let records = Arc::new(Records::open([&path], 8)?);
 //! let plan = Plan::builder(records.len())
 //!     .batch(100)
 //!     .shuffle(Shuffle::Window { records: 50, chunks: 4 })
 //!     .seed(1)
 //!     .build()?;
 //!
-//! let mut slot = vec![0; 100 * records.record_bytes()];
+//! let reader = Reader::new(records, &plan, ReadOptions::new())?;
+//! let batches = move || (0..).map_while(move |step| plan.batch(0, step));
+//! reader.begin(batches());
+//! let mut slot = vec![0; 100 * 8];
 //! let mut sum = 0;
-//! for step in 0..plan.steps() {
-//!     // Ask for the next batch, then read this one.
-//!     if let Some(next) = plan.batch(0, step + 1) {
-//!         records.will_need(&next, HINT_CHUNK);
-//!     }
-//!     let batch = plan.batch(0, step).expect("a step below `steps`");
-//!     let read = records.read(&batch, &mut slot)?;
+//! for batch in batches() {
+//!     let read = reader.read(&batch, &mut slot)?;
 //!     for number in slot[..read].chunks_exact(8) {
 //!         sum += u64::from_le_bytes(number.try_into()?);
 //!     }
@@ -61,42 +57,36 @@
 //!
 //! # See also
 //!
-//! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Records::will_need`] for
-//! hints; [`transform`] for f32 in place of bytes; [`Error`] for what can be wrong with a file.
+//! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Reader`] for reading ahead; [`transform`] for f32 in place of bytes; [`Error`] for what can be wrong with a file.
 
-mod ahead;
-mod around;
 mod buffer;
 mod cache;
-mod direct;
 mod dtype;
 mod error;
 mod file;
 mod files;
 mod fingerprint;
 mod format;
-mod hint;
 mod limit;
-mod mode;
 mod page;
 mod plan;
-mod queue;
-mod read;
+mod reader;
 mod records;
 mod shard;
 mod spans;
 mod system;
 pub mod transform;
-mod view;
 
 pub use buffer::Buffer;
-pub use cache::{CachePolicy, Residency};
+pub use cache::Residency;
 pub use dtype::DType;
 pub use error::{Error, FormatError};
 pub use files::files;
 pub use format::{ByteRange, Cut, RaggedRecords};
-pub use hint::{HINT_CHUNK, HintStats};
-pub use mode::ReadMode;
 pub use plan::{BatchPlan, LaunchError, Leg, Plan, PlanBuilder, PlanError, Rest, Shuffle, Tail};
+pub use reader::cached::HINT_CHUNK;
+pub use reader::mode::ReadMode;
+pub use reader::stats::{ReadChoice, ReadStats};
+pub use reader::{ReadOptions, Reader};
 pub use records::{Location, Options, Records};
 pub use shard::Shard;

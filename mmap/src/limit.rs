@@ -1,4 +1,4 @@
-//! How many files may stay open, and how much memory there is.
+//! How many files may stay open, and how much memory is left.
 
 /// How many of `files` files to keep open; the others are opened for each use.
 ///
@@ -32,33 +32,70 @@ pub(crate) fn kept(_: usize) -> usize {
     usize::MAX
 }
 
-/// Bytes of memory that this process may use: the machine's, or less if a control group says so. `None` if unknown.
+/// Bytes of memory that this process can still use, those that the page cache would give up among them: the machine's, or
+/// less if a control group has less left. `None` if unknown.
 #[cfg(target_os = "linux")]
-pub(crate) fn memory() -> Option<u64> {
+pub(crate) fn memory_left() -> Option<u64> {
     use std::path::Path;
 
-    // SAFETY: these calls take no pointer.
-    let [pages, page] = [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
-    let machine = u64::try_from(pages).ok()?.checked_mul(u64::try_from(page).ok()?)?;
+    /// The files of a group in each version: what it has, its limits, and the lines of `memory.stat` that count its pages
+    /// of files.
+    type Names = (&'static str, &'static str, &'static [&'static str], [&'static str; 2]);
+    const ROOT: &str = "/sys/fs/cgroup";
+    const V2: Names =
+        (ROOT, "memory.current", &["memory.max", "memory.high"], ["active_file", "inactive_file"]);
+    const V1: Names = (
+        "/sys/fs/cgroup/memory",
+        "memory.usage_in_bytes",
+        &["memory.limit_in_bytes"],
+        ["total_active_file", "total_inactive_file"],
+    );
+
+    fn text(path: impl AsRef<Path>) -> String {
+        std::fs::read_to_string(path).unwrap_or_default()
+    }
+    fn number(path: impl AsRef<Path>) -> Option<u64> {
+        text(path).trim().parse().ok()
+    }
+    /// The number behind a name, in a file of such lines.
+    fn line(text: &str, name: &str) -> Option<u64> {
+        let mut lines = text.lines().map(str::split_whitespace);
+        lines.find_map(|mut words| if words.next()? == name { words.next()?.parse().ok() } else { None })
+    }
+    fn left(group: &Path, (_, used, limits, files): &Names) -> Option<u64> {
+        let limit = limits.iter().filter_map(|limit| number(group.join(limit))).min()?;
+        let stat = text(group.join("memory.stat"));
+        let files: u64 = files.iter().filter_map(|name| line(&stat, name)).sum();
+        Some(limit.saturating_sub(number(group.join(used))?.saturating_sub(files)))
+    }
+
+    let machine = line(&text("/proc/meminfo"), "MemAvailable:")?.saturating_mul(1024);
     // Version 2, "0::/path", and version 1, "4:memory:/path"; a container may see its own group at the top.
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limits = groups.lines().flat_map(|line| {
+    let groups = text("/proc/self/cgroup");
+    let of_groups = groups.lines().flat_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (root, file) = match parts.next() {
-            Some("") => ("/sys/fs/cgroup", "memory.max"),
-            Some(kinds) if kinds.split(',').any(|kind| kind == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
-            }
+        let names = match parts.next() {
+            Some("") => V2,
+            Some(kinds) if kinds.split(',').any(|kind| kind == "memory") => V1,
             _ => return Vec::new(),
         };
-        let group = Path::new(root).join(parts.next().unwrap_or_default().trim_start_matches('/'));
-        let all = group.ancestors().take_while(|group| group.starts_with(root));
-        all.filter_map(|group| std::fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()).collect()
+        let group = Path::new(names.0).join(parts.next().unwrap_or_default().trim_start_matches('/'));
+        let all = group.ancestors().take_while(|group| group.starts_with(names.0));
+        all.filter_map(|group| left(group, &names)).collect()
     });
-    Some(limits.fold(machine, u64::min))
+    Some(of_groups.fold(machine, u64::min))
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) const fn memory() -> Option<u64> {
+pub(crate) const fn memory_left() -> Option<u64> {
     None
+}
+
+/// Processes of this job on this machine that read like this one, as launchers tell: torchrun, Open MPI, MPICH, Slurm. 1 if
+/// none does.
+pub(crate) fn ranks_here() -> u64 {
+    const NAMES: [&str; 4] =
+        ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];
+    let number = |name| std::env::var(name).ok()?.split(['(', ',']).next()?.parse().ok();
+    NAMES.into_iter().find_map(number).unwrap_or(1).max(1)
 }

@@ -1,13 +1,10 @@
 //! Records of one size in one or several files, read by position into the caller's buffer.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-use crate::ahead::Ahead;
-use crate::around::Around;
 use crate::file::DataFile;
 use crate::shard::Shard;
-use crate::{DType, Error, ReadMode, limit};
+use crate::{DType, Error, limit};
 
 /// How to open [`Records`]; made by [`Records::options`].
 ///
@@ -29,7 +26,6 @@ use crate::{DType, Error, ReadMode, limit};
 pub struct Options {
     partial: bool,
     skip_short: bool,
-    read_mode: ReadMode,
 }
 
 impl Options {
@@ -44,24 +40,6 @@ impl Options {
     /// without rows. [`Records::skipped`] lists them. Default: no.
     pub const fn skip_short(mut self, skip_short: bool) -> Self {
         self.skip_short = skip_short;
-        self
-    }
-
-    /// How [`Records::read`] gets the bytes. Default: [`ReadMode::Auto`].
-    ///
-    /// ```
-    /// use twinbuf_mmap::{ReadMode, Records};
-    ///
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("train.bin");
-    /// # std::fs::write(&path, [1; 4096])?;
-    /// // Through the page cache, however large the file is.
-    /// let records = Records::options().read_mode(ReadMode::Pread).open([path], 64)?;
-    /// assert_eq!(records.read_mode(), ReadMode::Pread);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub const fn read_mode(mut self, mode: ReadMode) -> Self {
-        self.read_mode = mode;
         self
     }
 
@@ -82,9 +60,6 @@ impl Options {
     /// No path, a record of 0 bytes, a path that is missing, may not be read or is not a regular file (a
     /// FIFO is refused and not waited for), a file shorter than one record, and one that ends with a part of a record,
     /// unless the options allow these two. See [`Error`]; each names the path.
-    ///
-    /// In [`ReadMode::Direct`] also [`Error::Unsupported`] where the system has no such reads, [`Error::System`] if the
-    /// kernel refuses them, as it does on some file systems, and [`Error::Replaced`].
     pub fn open<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,
@@ -179,14 +154,6 @@ pub struct Records {
     pub(crate) kind: Kind,
     records: u64,
     bytes: u64,
-    /// The last window of a windowed shuffle that was hinted. It guards no other data.
-    pub(crate) asked: AtomicUsize,
-    /// Whether the last batch that was looked at seemed to be in the page cache. It guards no other data.
-    pub(crate) seemed_cached: AtomicBool,
-    /// What is read ahead past the page cache, in [`ReadMode::Direct`](crate::ReadMode::Direct).
-    pub(crate) ahead: Option<Ahead>,
-    /// What else is asked for, in [`ReadMode::Auto`](crate::ReadMode::Auto) of files that fit in memory.
-    pub(crate) around: Option<Around>,
 }
 
 impl Records {
@@ -202,13 +169,9 @@ impl Records {
         Self::options().open(paths, record_bytes)
     }
 
-    /// Options for opening files: what to do with short ones, and how to read.
+    /// Returns default [`Options`]: short files are an error.
     pub const fn options() -> Options {
-        Options { partial: false, skip_short: false, read_mode: ReadMode::Auto }
-    }
-
-    pub(crate) fn shards_mut(&mut self) -> &mut [Shard] {
-        &mut self.shards
+        Options { partial: false, skip_short: false }
     }
 
     /// Opens `paths` with the layout that `layout` finds in each, which must be of one kind.
@@ -280,8 +243,6 @@ impl Records {
                 #[cfg(unix)]
                 map,
                 hints_wait,
-                huge: None,
-                direct: None,
                 file,
                 bytes: offset..end,
                 first: records,
@@ -292,13 +253,7 @@ impl Records {
             records += count;
         }
         match common {
-            Some(kind) => {
-                let (asked, seemed_cached) = (AtomicUsize::new(0), AtomicBool::new(false));
-                let (ahead, around) = (None, None);
-                let records =
-                    Self { shards, skipped, kind, records, bytes, asked, seemed_cached, ahead, around };
-                records.in_mode(options.read_mode)
-            }
+            Some(kind) => Ok(Self { shards, skipped, kind, records, bytes }),
             // If all are too short, the first of them is as good as any.
             None => Err(too_short.unwrap_or(Error::NoPaths)),
         }

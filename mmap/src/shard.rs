@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::direct::Direct;
 use crate::file::DataFile;
 use crate::system::Piece;
 
@@ -11,16 +10,12 @@ use crate::system::Piece;
 #[derive(Debug)]
 pub struct Shard {
     pub(crate) file: DataFile,
-    /// From the start of the file to the end of its records. Only views touch its bytes; hints need its address. An
+    /// From the start of the file to the end of its records. Only the kernel touches its bytes. An
     /// error if the system refused this mapping, or had no room for all of them.
     #[cfg(unix)]
     pub(crate) map: std::io::Result<memmap2::MmapRaw>,
     /// Hints for it could wait for its file system, and are left out.
     pub(crate) hints_wait: bool,
-    /// Bytes of the huge pages of the page cache into which it is read, where all of its bytes will be needed and stay there.
-    pub(crate) huge: Option<u64>,
-    /// The file opened for direct reads, if they were chosen.
-    pub(crate) direct: Option<Direct>,
     /// From the first byte of the first record to the last byte of the last.
     pub(crate) bytes: Range<u64>,
     pub(crate) first: u64,
@@ -42,12 +37,6 @@ impl Shard {
         self.first..self.first + self.records
     }
 
-    /// Whether its bytes can be read before they are needed, past the page cache: not where that could wait for its file
-    /// system, nor of a file that is opened for each use, or too many would be open at a time.
-    pub(crate) fn is_read_ahead(&self) -> bool {
-        !self.hints_wait && self.direct.as_ref().is_some_and(|direct| direct.kept().is_some())
-    }
-
     /// Some of its bytes, as the system's calls take them.
     pub(crate) fn piece(&self, bytes: Range<u64>) -> Piece<'_> {
         Piece {
@@ -64,5 +53,8 @@ impl Shard {
 pub(crate) fn map(file: &std::fs::File, bytes: u64) -> std::io::Result<memmap2::MmapRaw> {
     // On a 32-bit system a file may be larger than the address space.
     let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
-    memmap2::MmapOptions::new().len(len).map_raw_read_only(file)
+    let map = memmap2::MmapOptions::new().len(len).map_raw_read_only(file)?;
+    // What was not asked for is read page by page: around a page that is touched the kernel may read megabytes.
+    let _ = map.advise(memmap2::Advice::Random);
+    Ok(map)
 }

@@ -3,7 +3,12 @@
 
 use std::fs::File;
 
-use twinbuf_mmap::{HINT_CHUNK, Plan, ReadMode, Records};
+use std::sync::Arc;
+
+use twinbuf_mmap::{Plan, Records};
+
+#[path = "common/asked.rs"]
+mod asked;
 
 /// Allows this process `more` bytes of addresses than it has now.
 fn limit(more: u64) {
@@ -31,9 +36,7 @@ fn a_data_set_without_room_for_all_its_mappings_takes_none() {
         // Emulators take it and do not pass it on.
         return eprintln!("not checked: RLIMIT_AS has no effect");
     }
-    // `Auto` reads files that are larger than half of memory past the page cache, and hints need no mapping then.
-    let open = |paths| Records::options().read_mode(ReadMode::Pread).open(paths, RECORD);
-    let records = open(&paths[..]).unwrap();
+    let records = Arc::new(Records::open(&paths, RECORD).unwrap());
     let mut out = Vec::new();
     out.try_reserve_exact(512 << 20).unwrap();
     out.resize(RECORD, 0xEE);
@@ -41,12 +44,12 @@ fn a_data_set_without_room_for_all_its_mappings_takes_none() {
     for step in [0, 39 * 64] {
         let batch = plan.batch(0, step).unwrap();
         out.fill(0xEE);
-        assert_eq!(records.read(&batch, &mut out).unwrap(), RECORD);
+        let (stats, read) = asked::read_and_ask(&records, &batch, &mut out);
+        assert_eq!(read.unwrap(), RECORD);
         assert!(out.iter().all(|&byte| byte == 0));
-        let hinted = records.will_need(&batch, HINT_CHUNK);
-        assert_eq!((hinted.calls, hinted.failed), (0, 0), "{hinted:?}");
+        assert_eq!((stats.hints, stats.failed), (0, 0), "{stats:?}");
     }
     // What has room is mapped.
-    let records = open(&paths[..4]).unwrap();
-    assert_eq!(records.will_need(&plan.batch(0, 0).unwrap(), HINT_CHUNK).calls, 1);
+    let records = Arc::new(Records::open(&paths[..4], RECORD).unwrap());
+    assert_eq!(asked::read_and_ask(&records, &plan.batch(0, 0).unwrap(), &mut out).0.hints, 1);
 }

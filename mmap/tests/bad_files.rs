@@ -1,12 +1,15 @@
 //! Every file that cannot be used gives its own error, with the fields that say where and why.
 
+#[path = "common/asked.rs"]
+mod asked;
 #[cfg(unix)]
 mod common;
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
-use twinbuf_mmap::{Cut, DType, Error, HINT_CHUNK, Plan, Records};
+use twinbuf_mmap::{Cut, DType, Error, Plan, Records};
 
 /// All openers refuse `path` in the same way: `check` sees each error.
 fn refused_by_all(path: &Path, check: impl Fn(&Error)) {
@@ -175,13 +178,13 @@ fn deleted_or_replaced_between_epochs() {
         path
     });
     let open = || Records::open_llm_c([&deleted, &replaced], Cut::sequence(9));
-    let records = open().unwrap();
+    let records = Arc::new(open().unwrap());
     let plan = Plan::builder(records.len()).batch(records.len()).build().unwrap();
     let epoch = |epoch| {
         let batch = plan.batch(epoch, 0).unwrap();
         let mut bytes = [0; 22 * 10 * 2];
-        assert_eq!(records.will_need(&batch, HINT_CHUNK).failed, 0);
-        records.read(&batch, &mut bytes).unwrap();
+        let (stats, read) = asked::read_and_ask(&records, &batch, &mut bytes);
+        assert_eq!((stats.failed, read.unwrap()), (0, bytes.len()));
         bytes.chunks_exact(2).map(|token| u16::from_le_bytes([token[0], token[1]])).collect::<Vec<u16>>()
     };
     let windows = (0..11_u16).flat_map(|window| 9 * window..9 * window + 10);
@@ -214,13 +217,12 @@ fn a_file_truncated_while_open() {
         std::fs::write(&path, [3; 20 * RECORD]).unwrap();
         path
     });
-    let records = Records::open([&first, &second], RECORD).unwrap();
+    let records = Arc::new(Records::open([&first, &second], RECORD).unwrap());
     let plan = Plan::builder(40).batch(8).build().unwrap();
     let batch = |step| plan.batch(0, step).unwrap();
     let mut out = vec![0; 8 * RECORD];
     for step in 0..5 {
-        records.will_need(&batch(step), HINT_CHUNK);
-        records.read(&batch(step), &mut out).unwrap();
+        asked::read_and_ask(&records, &batch(step), &mut out).1.unwrap();
     }
 
     // 6 records and 250 bytes are left of the second file, which begins with record 20.
@@ -228,9 +230,9 @@ fn a_file_truncated_while_open() {
     // Step 2 is records 16..24, step 3 is 24..32 (byte 4000 on), step 4 is 32..40 (byte 12000 on).
     assert_eq!(records.read(&batch(2), &mut out).unwrap(), 8 * RECORD);
     for (step, wanted_offset, wanted_found) in [(3, 6250, 2250), (4, 12_000, 0)] {
-        let hinted = records.will_need(&batch(step), HINT_CHUNK);
-        assert_eq!(hinted.failed, 0, "{hinted:?}");
-        let error = records.read(&batch(step), &mut out).unwrap_err();
+        let (stats, read) = asked::read_and_ask(&records, &batch(step), &mut out);
+        assert_eq!(stats.failed, 0, "{stats:?}");
+        let error = read.unwrap_err();
         assert!(
             matches!(&error, Error::Truncated { path, offset, wanted: 8000, found }
                 if *path == second && *offset == wanted_offset && *found == wanted_found),
@@ -243,8 +245,9 @@ fn a_file_truncated_while_open() {
 
     // Empty is the extreme; the first file is as good as before.
     File::options().write(true).open(&second).unwrap().set_len(0).unwrap();
-    assert_eq!(records.will_need(&batch(3), HINT_CHUNK).failed, 0);
-    let error = records.read(&batch(2), &mut out).unwrap_err();
+    let (stats, read) = asked::read_and_ask(&records, &batch(2), &mut out);
+    assert_eq!(stats.failed, 0, "{stats:?}");
+    let error = read.unwrap_err();
     assert!(matches!(error, Error::Truncated { offset: 0, wanted: 4000, found: 0, .. }), "{error:?}");
     assert_eq!(records.read(&batch(1), &mut out).unwrap(), 8 * RECORD);
 }

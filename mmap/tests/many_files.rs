@@ -8,7 +8,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use twinbuf_mmap::{CachePolicy, Cut, DType, Error, HINT_CHUNK, Plan, ReadMode, Records, Shuffle};
+use std::sync::Arc;
+
+use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
 
 /// Set in the process that has the limit, to what it may do about it.
 const CHILD: &str = "TWINBUF_MANY_FILES";
@@ -86,27 +88,25 @@ fn open(paths: &[PathBuf]) -> Records {
 }
 
 fn every_record_once(paths: &[PathBuf]) {
+    let records = Arc::new(open(paths));
+    assert_eq!(records.len(), FILES * IN_EACH);
     for mode in [ReadMode::Pread, ReadMode::Direct] {
-        let options = Records::options().read_mode(mode);
-        let records = match options.open_headerless(paths, DType::U64, Cut::Rows) {
-            Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {
-                eprintln!("not checked: open(O_DIRECT): {source}");
-                continue;
-            }
-            records => records.unwrap(),
-        };
-        assert_eq!(records.len(), FILES * IN_EACH);
         for shuffle in [Shuffle::None, Shuffle::Records] {
             let plan = Plan::builder(records.len()).batch(1000).shuffle(shuffle).build().unwrap();
+            let reader = match Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode)) {
+                Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {
+                    eprintln!("not checked: open(O_DIRECT): {source}");
+                    continue;
+                }
+                reader => reader.unwrap(),
+            };
+            reader.begin((0..).map_while(move |step| plan.batch(0, step)));
             let mut seen = Vec::new();
             let mut out = vec![0; 8000];
             for step in 0..plan.steps() {
                 let batch = plan.batch(0, step).unwrap();
-                assert_eq!(records.will_need(&batch, HINT_CHUNK).failed, 0);
-                records.read(&batch, &mut out).unwrap();
-                if step == 3 {
-                    records.evict_batch(&batch, CachePolicy::Drop).unwrap();
-                }
+                reader.read(&batch, &mut out).unwrap();
+                assert_eq!(reader.stats().failed, 0);
                 let numbers = out.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
                 assert!(numbers.clone().eq(batch.runs().flatten()), "{mode:?} {shuffle:?} {step}");
                 seen.extend(numbers);

@@ -6,7 +6,9 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use twinbuf_mmap::{HINT_CHUNK, Plan, ReadMode, Records, Shuffle};
+use std::sync::Arc;
+
+use twinbuf_mmap::{Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
 
 /// A control group that this process is in, of one thread at most.
 struct Group(PathBuf);
@@ -49,21 +51,20 @@ fn direct_reads_need_no_thread() {
     let bytes: Vec<u8> =
         (0..8_u32 << 18).flat_map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     fs::write(&path, &bytes).unwrap();
-    let open = || Records::options().read_mode(ReadMode::Direct).open([&path], RECORD);
-    if let Err(error) = open() {
+    let records = Arc::new(Records::open([&path], RECORD).unwrap());
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let reader = || Reader::new(records.clone(), &plan, ReadOptions::new().mode(ReadMode::Direct));
+    if let Err(error) = reader() {
         return eprintln!("not checked: {error}");
     }
     let Some(_group) = Group::new() else { return eprintln!("not checked: no control group of processes") };
     assert!(std::thread::Builder::new().spawn(|| ()).is_err());
-    let records = open().unwrap();
-    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let reader = reader().unwrap();
+    reader.begin((0..).map_while(move |step| plan.batch(0, step)));
     let mut out = vec![0; 256 * RECORD];
     for step in 0..plan.steps() {
-        for ahead in plan.batch(0, step).into_iter().chain(plan.batch(0, step + 1)) {
-            records.will_need(&ahead, HINT_CHUNK);
-        }
         let batch = plan.batch(0, step).unwrap();
-        assert_eq!(records.read(&batch, &mut out).unwrap(), out.len());
+        assert_eq!(reader.read(&batch, &mut out).unwrap(), out.len());
         for (record, found) in batch.runs().flatten().zip(out.chunks(RECORD)) {
             let at = usize::try_from(record).unwrap() * RECORD;
             assert!(found == &bytes[at..at + RECORD], "{record}");

@@ -1,5 +1,8 @@
 //! What `read` delivers is what the files hold: over shards, in any order, past 4 GiB, from any thread.
 
+#[path = "common/asked.rs"]
+mod asked;
+
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -131,13 +134,12 @@ fn a_record_past_four_gib() {
     let file = File::create(&path).unwrap();
     file.set_len(OFFSET + 4096).unwrap();
     file.write_all_at(b"five gibibytes in", OFFSET).unwrap();
-    let records = Records::open([&path], 64).unwrap();
+    let records = std::sync::Arc::new(Records::open([&path], 64).unwrap());
     assert_eq!(records.bytes(), OFFSET + 4096);
     let plan = Plan::builder(records.len()).build().unwrap();
     let batch = plan.batch(0, OFFSET / 64).unwrap();
-    records.will_need(&batch, twinbuf_mmap::HINT_CHUNK);
     let mut out = [0; 64];
-    records.read(&batch, &mut out).unwrap();
+    asked::read_and_ask(&records, &batch, &mut out).1.unwrap();
     assert_eq!(&out[..17], b"five gibibytes in");
     records.read(&plan.batch(0, (OFFSET - (4 << 30)) / 64).unwrap(), &mut out).unwrap();
     assert_eq!(out, [0; 64]);

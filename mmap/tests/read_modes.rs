@@ -1,4 +1,4 @@
-//! All read modes deliver the same bytes and the same errors, and views show the bytes in place.
+//! All read modes deliver the same bytes and the same errors.
 #![cfg(target_os = "linux")]
 
 #[path = "common/disk.rs"]
@@ -8,11 +8,9 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::FromRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use twinbuf_mmap::{
-    Buffer, CachePolicy, Cut, DType, Error, HINT_CHUNK, Options, Plan, ReadMode, Records, Residency, Shuffle,
-    Tail,
-};
+use twinbuf_mmap::{Buffer, Cut, Error, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle, Tail};
 
 /// `number * 4` bytes that depend on their place.
 fn bytes(numbers: usize, seed: u32) -> Vec<u8> {
@@ -30,18 +28,20 @@ fn memfd(bytes: &[u8]) -> (File, PathBuf) {
     (file, PathBuf::from(format!("/proc/self/fd/{fd}")))
 }
 
-/// `None`, said aloud, where the file system has no such reads.
-fn opened(mode: ReadMode, open: impl FnOnce(Options) -> Result<Records, Error>) -> Option<Records> {
-    match (mode, open(Records::options().read_mode(mode))) {
+/// A reader of all records in one mode. `None`, said aloud, where the file system has no such reads.
+fn reader(mode: ReadMode, records: &Arc<Records>) -> Option<Reader> {
+    let plan = Plan::builder(records.len()).build().unwrap();
+    match (mode, Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode))) {
         (ReadMode::Direct, Err(Error::System { call: call @ "open(O_DIRECT)", source, .. })) => {
             eprintln!("not checked: {call}: {source}");
             None
         }
-        (_, records) => Some(records.unwrap()),
+        (_, reader) => Some(reader.unwrap()),
     }
 }
 
-fn epoch(records: &Records, order: Shuffle, batch: u64) -> Vec<u8> {
+fn epoch(reader: &Reader, order: Shuffle, batch: u64) -> Vec<u8> {
+    let records = reader.records();
     let plan = Plan::builder(records.len()).batch(batch).shuffle(order).tail(Tail::Keep).build().unwrap();
     let mut all = Vec::new();
     for step in 0..plan.steps() {
@@ -49,7 +49,7 @@ fn epoch(records: &Records, order: Shuffle, batch: u64) -> Vec<u8> {
         let len = usize::try_from(batch.len()).unwrap() * records.record_bytes();
         // Poisoned and longer than needed: a byte not written, or written past the end, shows.
         let mut out = vec![0xEE; len + 5];
-        assert_eq!(records.read(&batch, &mut out).unwrap(), len);
+        assert_eq!(reader.read(&batch, &mut out).unwrap(), len);
         assert_eq!(out[len..], [0xEE; 5]);
         all.extend_from_slice(&out[..len]);
     }
@@ -77,19 +77,21 @@ fn direct_reads_deliver_the_same_bytes() {
         }
         let cuts = [Cut::Rows, Cut::Windows { rows: 5, stride: 2 }, Cut::Windows { rows: 2, stride: 3 }];
         for cut in if rows[1] < 5 { &cuts[..1] } else { &cuts[..] } {
-            let pread = Records::open_npy(&paths, *cut).unwrap();
-            let direct = opened(ReadMode::Direct, |options| options.open_npy(&paths, *cut));
-            let Some(direct) = direct else { return };
-            assert_eq!(direct.read_mode(), ReadMode::Direct);
+            let records = Arc::new(Records::open_npy(&paths, *cut).unwrap());
+            let (Some(pread), Some(direct)) =
+                (reader(ReadMode::Pread, &records), reader(ReadMode::Direct, &records))
+            else {
+                return;
+            };
             for order in [Shuffle::None, Shuffle::Chunks { records: 7 }] {
                 for batch in [1, 64] {
                     let expected = epoch(&pread, order, batch);
                     assert!(epoch(&direct, order, batch) == expected, "{row} {cut:?} {order:?} {batch}");
                 }
             }
-            let plan = Plan::builder(pread.len()).batch(pread.len().min(300)).build().unwrap();
+            let plan = Plan::builder(records.len()).batch(records.len().min(300)).build().unwrap();
             let batch = plan.batch(0, 0).unwrap();
-            let len = usize::try_from(batch.len()).unwrap() * pread.record_bytes();
+            let len = usize::try_from(batch.len()).unwrap() * records.record_bytes();
             let mut expected = vec![0; len];
             pread.read(&batch, &mut expected).unwrap();
             let mut buffer = Buffer::new(len + 4096).unwrap();
@@ -109,19 +111,15 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("data");
     std::fs::write(&path, vec![1; 10_000]).unwrap();
-    let open = |mode| opened(mode, |options| options.open([&path], 10_000));
-    let Some(direct) = open(ReadMode::Direct) else { return };
-    let records = &direct;
-    let Some(cached) = open(ReadMode::Pread) else { return };
+    let records = Arc::new(Records::open([&path], 10_000).unwrap());
+    let Some(direct) = reader(ReadMode::Direct, &records) else { return };
     std::fs::rename(&path, folder.path().join("old")).unwrap();
     std::fs::write(&path, vec![2; 10_000]).unwrap();
     let mut out = vec![0; 10_000];
     let batch = Plan::builder(1).build().unwrap().batch(0, 0).unwrap();
-    records.read(&batch, &mut out).unwrap();
+    direct.read(&batch, &mut out).unwrap();
     assert!(out.iter().all(|&byte| byte == 1));
-    // What is read ahead does not come into the page cache either.
-    let hinted = records.will_need(&batch, HINT_CHUNK);
-    assert_eq!((hinted.bytes.div_ceil(4096), hinted.calls, hinted.failed), (3, 1, 0));
+    assert_eq!(direct.stats().disk.div_ceil(4096), 3, "{:?}", direct.stats());
     if disk::lives_in_memory(folder.path()) {
         return;
     }
@@ -131,31 +129,20 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
         records.residency().unwrap().resident == 0
     };
     assert!((0..1000).any(gone), "{:?}", records.residency());
-    // SAFETY: takes no pointer.
-    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
-    let pages = 10_000_u64.div_ceil(page);
-    assert_eq!(records.residency().unwrap(), Residency { pages, resident: 0 });
-    records.read(&batch, &mut out).unwrap();
-    assert!(!records.seems_cached(&batch));
+    // What is read past the page cache, ahead too, does not come into it.
+    direct.begin([batch.clone(), batch.clone()]);
+    direct.read(&batch, &mut out).unwrap();
     assert_eq!(records.residency().unwrap().resident, 0);
-    // What is in the page cache is others' and stays.
-    let records = &cached;
-    assert_eq!(records.will_need(&batch, HINT_CHUNK).calls, 1);
-    // Where memory is short, the kernel takes pages out itself.
-    let stays = |_| {
-        records.read(&batch, &mut out).unwrap();
-        direct.evict_batch(&batch, CachePolicy::Drop).unwrap();
-        records.residency().unwrap().resident == pages
-    };
-    assert!((0..1000).any(stays), "{:?}", records.residency());
 }
 
 /// File systems without a disk refuse, or read all the same.
 #[test]
 fn direct_reads_of_what_is_not_on_a_disk_are_refused_by_name() {
     let (_file, path) = memfd(&bytes(100, 0));
-    match Records::options().read_mode(ReadMode::Direct).open([&path], 400) {
-        Ok(records) => assert_eq!(epoch(&records, Shuffle::None, 1), bytes(100, 0)),
+    let records = Arc::new(Records::open([&path], 400).unwrap());
+    let plan = Plan::builder(1).build().unwrap();
+    match Reader::new(records, &plan, ReadOptions::new().mode(ReadMode::Direct)) {
+        Ok(reader) => assert_eq!(epoch(&reader, Shuffle::None, 1), bytes(100, 0)),
         Err(Error::System { path: found, call, source }) => {
             assert_eq!((found, call), (path, "open(O_DIRECT)"));
             assert_eq!(source.raw_os_error(), Some(libc::EINVAL));
@@ -176,18 +163,18 @@ fn a_truncated_file_is_the_same_error_in_every_mode() {
                 let mut errors = Vec::new();
                 for mode in [ReadMode::Pread, ReadMode::Direct] {
                     std::fs::write(&path, vec![7; 50 * record]).unwrap();
-                    let records = opened(mode, |options| options.open([&path], record));
-                    let Some(records) = records else { continue };
+                    let records = Arc::new(Records::open([&path], record).unwrap());
+                    let Some(reader) = reader(mode, &records) else { continue };
                     let plan = Plan::builder(50).batch(batch).build().unwrap();
                     let mut out = vec![0; 50 * record];
                     if touched {
                         for step in 0..plan.steps() {
-                            records.read(&plan.batch(0, step).unwrap(), &mut out).unwrap();
+                            reader.read(&plan.batch(0, step).unwrap(), &mut out).unwrap();
                         }
                     }
                     File::options().write(true).open(&path).unwrap().set_len(left).unwrap();
                     let results: Vec<String> = (0..plan.steps())
-                        .map(|step| match records.read(&plan.batch(0, step).unwrap(), &mut out) {
+                        .map(|step| match reader.read(&plan.batch(0, step).unwrap(), &mut out) {
                             Ok(len) => {
                                 assert!(out[..len].iter().all(|&byte| byte == 7), "{mode:?} {left}");
                                 format!("{len} bytes")
@@ -210,30 +197,4 @@ fn a_truncated_file_is_the_same_error_in_every_mode() {
             }
         }
     }
-}
-
-#[test]
-fn views_show_the_bytes_in_place() {
-    let (first, second) = (bytes(100, 0), bytes(50, 9));
-    let files = [memfd(&first), memfd(&second)];
-    let paths = || files.iter().map(|(_, path)| path);
-    let rows = Records::open_headerless(paths(), DType::U32, Cut::Rows).unwrap();
-    // SAFETY: only this test knows the files, and it writes to them no more.
-    let view = |range| unsafe { rows.view(range) };
-    assert_eq!(view(3..100).unwrap(), &first[12..]);
-    assert_eq!(view(100..150).unwrap(), second);
-    assert!(view(7..7).unwrap().is_empty());
-    assert_eq!(view(0..1).unwrap(), &first[..4]);
-    let error = view(99..101).unwrap_err();
-    assert!(matches!(error, Error::AcrossFiles { wanted: 101, found: 100, .. }), "{error:?}");
-    for (range, missing) in [(150..151, 150), (149..160, 159), (u64::MAX - 1..u64::MAX, u64::MAX - 1)] {
-        let error = view(range).unwrap_err();
-        assert!(
-            matches!(error, Error::NoSuchRecord { wanted, found: 150 } if wanted == missing),
-            "{error:?}"
-        );
-    }
-    let windows = Records::open_headerless(paths(), DType::U32, Cut::Windows { rows: 9, stride: 4 }).unwrap();
-    // SAFETY: as above.
-    assert_eq!(unsafe { windows.view(1..3) }.unwrap(), &first[16..16 + 13 * 4]);
 }

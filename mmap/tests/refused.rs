@@ -12,15 +12,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use libc::{EACCES, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_long};
+use libc::{EACCES, EFAULT, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_long};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
-use twinbuf_mmap::{
-    BatchPlan, CachePolicy, Error, HINT_CHUNK, HintStats, Plan, ReadMode, Records, Residency, Shuffle,
-};
+use twinbuf_mmap::{BatchPlan, Error, Plan, ReadOptions, ReadStats, Reader, Records, Residency, Shuffle};
 
 /// Set in the process of one case, to its number and the error.
 const CHILD: &str = "TWINBUF_REFUSED_CASE";
@@ -53,15 +51,18 @@ impl Data {
         self.folder.path().join("data")
     }
 
-    fn open(&self) -> Records {
-        // `Auto` asks once an epoch.
-        Records::options().read_mode(ReadMode::Pread).open([self.path()], self.page).unwrap()
+    fn open(&self) -> Arc<Records> {
+        Arc::new(Records::open([self.path()], self.page).unwrap())
     }
 
     /// Fails unless all bytes of a batch are read as they were written.
     fn check(&self, records: &Records, batch: &BatchPlan) {
         let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * self.page];
         assert_eq!(records.read(batch, &mut out).unwrap(), out.len());
+        self.compare(batch, &out);
+    }
+
+    fn compare(&self, batch: &BatchPlan, out: &[u8]) {
         for (record, bytes) in batch.runs().flatten().zip(out.chunks_exact(self.page)) {
             assert!(bytes == vec![byte(record); self.page], "record {record}");
         }
@@ -96,37 +97,36 @@ fn system(result: &Result<impl std::fmt::Debug, Error>, path: &Path, call: &str,
     assert_eq!((&**found, *failed, source.raw_os_error()), (path, call, Some(errno)));
 }
 
+/// The batch, asked for and read by a new reader.
+fn ask(data: &Data, records: &Arc<Records>) -> ReadStats {
+    // A rank of many does not ask for what is around its records.
+    let plan = Plan::builder(RECORDS).rank(0, 40).build().unwrap();
+    let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
+    reader.begin([batch()]);
+    let mut out = vec![0xEE; usize::try_from(BATCH).unwrap() * data.page];
+    assert_eq!(reader.read(&batch(), &mut out).unwrap(), out.len());
+    data.compare(&batch(), &out);
+    reader.stats()
+}
+
 /// `process_madvise` or what it needs is refused: each piece is one `madvise`, and no page is left out.
 fn hints_fall_back(call: c_long, errno: c_int) {
     let data = Data::new();
     let records = data.open();
-    records.evict().unwrap();
-    let gathered = records.will_need(&batch(), HINT_CHUNK);
+    let gathered = ask(&data, &records);
     assert_eq!(gathered.failed, 0);
-    if gathered.calls > 1024 {
+    if gathered.hints > 1024 {
         return println!("not checked: the kernel refuses already");
     }
     refuse(&[call], errno);
-    records.evict().unwrap();
-    let evicted = records.residency().unwrap();
     let mut pieces = None;
     // Twice: once it is refused, and then it is not tried.
     for _ in 0..2 {
-        let HintStats { bytes, calls, failed, .. } = records.will_need(&batch(), HINT_CHUNK);
-        assert_eq!((bytes, failed), (gathered.bytes, 0));
-        assert!(calls > 1024, "{calls}, {gathered:?}");
-        assert_eq!(*pieces.get_or_insert(calls), calls);
+        let ReadStats { hinted, hints, failed, .. } = ask(&data, &records);
+        assert_eq!((hinted, failed), (gathered.hinted, 0));
+        assert!(hints > 1024, "{hints}, {gathered:?}");
+        assert_eq!(*pieces.get_or_insert(hints), hints);
     }
-    // File systems that live in memory keep their pages whatever they are told.
-    if evicted.resident == 0 {
-        let deadline = Instant::now() + Duration::from_secs(300);
-        while records.residency_of(&batch()).unwrap().resident < BATCH {
-            assert!(Instant::now() < deadline, "{:?}", records.residency_of(&batch()));
-            // The kernel leaves a page out where memory is short.
-            records.will_need(&batch(), HINT_CHUNK);
-        }
-    }
-    data.check(&records, &batch());
 }
 
 /// No hint can be given at all: each piece is counted as failed, and the batch is read all the same.
@@ -134,10 +134,33 @@ fn hints_fail(errno: c_int) {
     let data = Data::new();
     let records = data.open();
     refuse(&[libc::SYS_process_madvise, libc::SYS_madvise], errno);
-    let hinted = records.will_need(&batch(), HINT_CHUNK);
-    assert_eq!((hinted.bytes, hinted.failed), (0, hinted.calls));
-    assert!(hinted.calls > 1024, "{hinted:?}");
-    data.check(&records, &batch());
+    let asked = ask(&data, &records);
+    assert_eq!((asked.hinted, asked.failed), (0, asked.hints));
+    assert!(asked.hints > 1024, "{asked:?}");
+}
+
+/// Records that lie apart are one call each where the kernel does not copy them by one: found out once for the process, or, if
+/// it cannot reach the memory, for each slot.
+fn gathering_is_refused(errno: c_int) {
+    let data = Data::new();
+    let records = data.open();
+    let plan = Plan::builder(RECORDS).build().unwrap();
+    let reader = Reader::new(records, &plan, ReadOptions::new()).unwrap();
+    let runs = batch().runs().count() as u64;
+    let mut slots = [0xEE; 2].map(|byte| vec![byte; usize::try_from(BATCH).unwrap() * data.page]);
+    let mut calls = |slot: usize| {
+        let before = Records::read_calls();
+        reader.read(&batch(), &mut slots[slot]).unwrap();
+        data.compare(&batch(), &slots[slot]);
+        slots[slot].fill(0xEE);
+        Records::read_calls() - before
+    };
+    assert!(calls(0) < runs / 100, "not one call for many");
+    refuse(&[libc::SYS_process_vm_writev], errno);
+    assert_eq!(calls(0), runs + 1);
+    assert_eq!([calls(0), calls(0)], [runs; 2]);
+    assert_eq!(calls(1), if errno == EFAULT { runs + 1 } else { runs });
+    assert_eq!(calls(1), runs);
 }
 
 fn residency_is_refused(errno: c_int) {
@@ -196,8 +219,6 @@ fn dropping_is_refused(errno: c_int) {
     let records = data.open();
     refuse(&[libc::SYS_fadvise64], errno);
     system(&records.evict(), &data.path(), "posix_fadvise", errno);
-    system(&records.evict_batch(&batch(), CachePolicy::Drop), &data.path(), "posix_fadvise", errno);
-    records.evict_batch(&batch(), CachePolicy::Keep).unwrap();
 }
 
 /// What file systems without `fsync` say, which have nothing to write out: squashfs, erofs, iso9660.
@@ -232,11 +253,9 @@ fn mapping_is_refused(errno: c_int) {
     let rule = SeccompRule::new(vec![a_file]).unwrap();
     install(BTreeMap::from([(libc::SYS_mmap, vec![rule])]), errno);
     let records = data.open();
-    let hinted = records.will_need(&batch(), HINT_CHUNK);
-    assert_eq!((hinted.calls, hinted.bytes, hinted.failed), (0, 0, 0));
-    data.check(&records, &batch());
+    let asked = ask(&data, &records);
+    assert_eq!((asked.hints, asked.hinted, asked.failed), (0, 0, 0));
     records.evict().unwrap();
-    records.evict_batch(&batch(), CachePolicy::Drop).unwrap();
     records.fingerprint().unwrap();
     let refused = |result: Result<(), Error>| {
         let error = result.unwrap_err();
@@ -245,17 +264,16 @@ fn mapping_is_refused(errno: c_int) {
         assert_eq!((path, source.kind()), (&data.path(), kind), "{error}");
     };
     refused(records.residency().map(drop));
-    // SAFETY: there is no mapping, so no slice is made.
-    refused(unsafe { records.view(0..1) }.map(drop));
 }
 
 /// What is refused, what to look at then, and the errors to do it with.
 type Case = (&'static str, fn(c_int), &'static [c_int]);
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     // EACCES is no error of a call that is never there, so it is tried again each time.
     ("process_madvise", |errno| hints_fall_back(libc::SYS_process_madvise, errno), &[EPERM, ENOSYS, EACCES]),
     ("pidfd_open", |errno| hints_fall_back(libc::SYS_pidfd_open, errno), &[EPERM, ENOSYS]),
+    ("process_vm_writev", gathering_is_refused, &[EPERM, ENOSYS, EFAULT]),
     ("madvise", hints_fail, &[EPERM, ENOSYS]),
     ("mincore", residency_is_refused, &[EPERM, ENOSYS]),
     ("mincore", holes_are_counted_without, &[EPERM]),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use twinbuf_mmap::{HintStats, Plan, Residency, Shuffle, Tail};
+use twinbuf_mmap::{Plan, ReadStats, Residency, Shuffle, Tail};
 
 /// The format of the documentation of [`Plan`], which older jobs have on their disks.
 const GOLDEN: &str = r#"{"first":5,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep"}"#;
@@ -81,12 +81,12 @@ fn refused() {
 
 #[test]
 fn figures() {
-    let mut hinted = HintStats::default();
-    (hinted.bytes, hinted.calls, hinted.failed) = (3, 2, 1);
-    hinted.time = Duration::new(4, 5);
+    let mut stats = ReadStats::default();
+    (stats.bytes, stats.disk, stats.hinted, stats.hints, stats.failed) = (6, 5, 3, 2, 1);
+    stats.hint_time = Duration::new(4, 5);
     assert_eq!(
-        serde_json::to_string(&hinted).unwrap(),
-        r#"{"bytes":3,"calls":2,"failed":1,"time":{"secs":4,"nanos":5}}"#
+        serde_json::to_string(&stats).unwrap(),
+        r#"{"bytes":6,"disk":5,"hinted":3,"hints":2,"failed":1,"hint_time":{"secs":4,"nanos":5}}"#
     );
     let residency = Residency { pages: 8, resident: 7 };
     assert_eq!(serde_json::to_string(&residency).unwrap(), r#"{"pages":8,"resident":7}"#);

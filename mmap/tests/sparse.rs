@@ -5,7 +5,7 @@ mod common;
 
 use std::fs::File;
 
-use twinbuf_mmap::{CachePolicy, Plan, Records, Shuffle};
+use twinbuf_mmap::{Plan, Records, Shuffle};
 
 /// Set in the process that reads.
 const CHILD: &str = "TWINBUF_SPARSE";
@@ -45,7 +45,6 @@ fn read() {
         let batch = plan.batch(0, step).unwrap();
         records.read(&batch, &mut out).unwrap();
         assert_eq!(out, [0; 4 * 64]);
-        records.evict_batch(&batch, CachePolicy::Drop).unwrap();
     };
     // What is loaded and allocated once is there before the first look.
     (0..100).for_each(&mut batch);

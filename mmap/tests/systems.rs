@@ -1,31 +1,31 @@
 //! What every system's own calls must do: hints that fail nowhere, direct reads of the same bytes, errors that name the
 //! call that is missing.
 
-use twinbuf_mmap::{
-    CachePolicy, Cut, DType, Error, HINT_CHUNK, HintStats, Plan, ReadMode, Records, Shuffle, Tail,
-};
+use std::sync::Arc;
+
+use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle, Tail};
 
 const NUMBERS: usize = 300_000;
 
-/// The bytes of an epoch, each batch hinted before it is read.
-fn epoch(records: &Records, shuffle: Shuffle) -> Vec<u8> {
+/// The bytes of an epoch, each batch asked for before it is read.
+fn epoch(records: &Arc<Records>, shuffle: Shuffle, mode: ReadMode) -> Result<Vec<u8>, Error> {
     let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).tail(Tail::Keep).build().unwrap();
-    let (mut all, mut hinted) = (Vec::new(), HintStats::default());
+    let reader = Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode))?;
+    reader.begin((0..).map_while(move |step| plan.batch(0, step)));
+    let mut all = Vec::new();
     for step in 0..plan.steps() {
         let batch = plan.batch(0, step).unwrap();
-        hinted += records.will_need(&batch, HINT_CHUNK);
         let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * records.record_bytes()];
-        assert_eq!(records.read(&batch, &mut out).unwrap(), out.len());
+        assert_eq!(reader.read(&batch, &mut out).unwrap(), out.len());
         all.extend(out);
     }
-    assert_eq!(hinted.failed, 0, "{hinted:?}");
+    let stats = reader.stats();
+    assert_eq!(stats.failed, 0, "{stats:?}");
     // Counted where the system has them. (Linux leaves them out on some file systems.)
-    if cfg!(any(windows, target_vendor = "apple", target_os = "freebsd"))
-        && records.read_mode() == ReadMode::Pread
-    {
-        assert!(hinted.calls > 0 && hinted.bytes > 0, "{hinted:?}");
+    if cfg!(any(windows, target_vendor = "apple", target_os = "freebsd")) && mode == ReadMode::Auto {
+        assert!(stats.hints > 0 && stats.hinted > 0, "{stats:?}");
     }
-    all
+    Ok(all)
 }
 
 #[test]
@@ -37,11 +37,11 @@ fn hints_and_direct_reads_change_no_byte() {
     std::fs::write(&path, &numbers).unwrap();
     // Some 1000 records of 1 KiB and an odd number, which overlap.
     let cut = Cut::Windows { rows: 301, stride: 299 };
-    let open = |mode| Records::options().read_mode(mode).open_headerless([&path], DType::U32, cut);
+    let records = Arc::new(Records::open_headerless([&path], DType::U32, cut).unwrap());
     for shuffle in [Shuffle::None, Shuffle::Records, Shuffle::Window { records: 16, chunks: 8 }] {
-        let expected = epoch(&open(ReadMode::Auto).unwrap(), shuffle);
-        match open(ReadMode::Direct) {
-            Ok(direct) => assert!(epoch(&direct, shuffle) == expected, "{shuffle:?}"),
+        let expected = epoch(&records, shuffle, ReadMode::Auto).unwrap();
+        match epoch(&records, shuffle, ReadMode::Direct) {
+            Ok(direct) => assert!(direct == expected, "{shuffle:?}"),
             // Of tmpfs before Linux 6.6, and other file systems.
             Err(Error::System { call: "open(O_DIRECT)", source, .. }) => eprintln!("not checked: {source}"),
             #[cfg(not(any(target_os = "linux", windows, target_vendor = "apple")))]
@@ -58,7 +58,7 @@ fn what_a_system_lacks_is_named() {
     std::fs::write(&path, [1; 10_000]).unwrap();
     let records = Records::open([&path], 100).unwrap();
     let batch = Plan::builder(100).batch(100).build().unwrap().batch(0, 0).unwrap();
-    let dropped = records.evict_batch(&batch, CachePolicy::Drop);
+    let dropped = records.evict();
     let counted = records.residency();
     if cfg!(any(windows, target_vendor = "apple")) {
         assert!(matches!(dropped, Err(Error::Unsupported { call: "posix_fadvise" })), "{dropped:?}");

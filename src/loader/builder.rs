@@ -3,19 +3,18 @@
 use std::alloc;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 use twinbuf_cuda::cudarc::driver::CudaContext;
-use twinbuf_mmap::{Buffer, CachePolicy, Plan};
+use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
 use super::Loader;
 use super::checkpoint::Identity;
 use super::fields;
 use super::layout;
 use super::memory::MemoryLimit;
-use super::prefetch::Prefetch;
 use super::reader::{FieldReader, Reader, Transforming};
 use super::schedule::Schedule;
 use super::sizes::{Depths, Sizes};
@@ -30,10 +29,6 @@ use crate::slot::Naming;
 use crate::stage::worker::Source;
 use crate::stage::{self, Stage};
 use crate::transform::{RecordTransform, RecordType};
-
-/// Default prefetch window in bytes. With batches of 4 MiB in shuffled chunks, every page was in memory when it was
-/// read; a window of one batch had half of them (`bench/disk`, section `resident`).
-const HINT_WINDOW: u64 = 32 << 20;
 
 /// Default wait for a batch that is held: longer than any step but the largest models', so that handing batches to
 /// other threads is no race.
@@ -63,7 +58,7 @@ pub(crate) struct Options {
     pub(crate) overlap: bool,
     pub(crate) hints: bool,
     hint_window: Option<u64>,
-    cache_policy: CachePolicy,
+    read_mode: ReadMode,
     /// By the number of the field, in the order in which they are applied.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
@@ -122,7 +117,7 @@ impl LoaderBuilder {
             overlap: true,
             hints: true,
             hint_window: None,
-            cache_policy: CachePolicy::Keep,
+            read_mode: ReadMode::Auto,
             transforms: BTreeMap::new(),
             slots: None,
             memory_limit: None,
@@ -220,11 +215,7 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Whether the reading thread asks the system for pages before it reads them. Default: `true`.
-    ///
-    /// Hints are made only where the plan jumps, only with overlap, and only for records that do not seem to be in
-    /// the page cache already ([`Records::seems_cached`](twinbuf_mmap::Records::seems_cached)). In
-    /// [`ReadMode::Direct`](twinbuf_mmap::ReadMode::Direct) they are made for all records, and begin to read them.
+    /// Whether files are asked for ahead of use. Default: `true`. Only with [`overlap`](Self::overlap).
     ///
     /// `MADV_SEQUENTIAL` is not used. It makes touches of mapped pages in order as fast as asking for the pages, but
     /// reads by `pread` have the system's own read-ahead; and pages that are read may be freed soon (`madvise(2)`),
@@ -235,24 +226,16 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 
     /// Sets the prefetch window: how many bytes of records after the current batch are asked for ahead of time.
-    /// Default: 32 MiB or one batch, whichever is more.
-    ///
-    /// Records that continue where the previous ones ended are left out, because the system reads ahead of those by
-    /// itself, and faster. The pages go to the system's page cache, on top of the loader's own slots; a window larger
-    /// than free memory makes the disk read pages twice. A data set that reads past the page cache
-    /// ([`ReadMode::Direct`](twinbuf_mmap::ReadMode::Direct)) keeps what it reads ahead in memory of its own, of which
-    /// it takes at most [`Records::ahead_bytes`](twinbuf_mmap::Records::ahead_bytes), whatever the window.
+    /// Default: 32 MiB or one batch, whichever is more. See [`ReadOptions::prefetch`].
     pub fn hint_window(mut self, bytes: u64) -> Self {
         self.options.hint_window = Some(bytes);
         self
     }
 
-    /// Sets what happens to a batch's cached pages after it has been read. Default: [`CachePolicy::Keep`].
-    ///
-    /// [`CachePolicy::Drop`] keeps a data set that is larger than memory from evicting everything else, but the next
-    /// epoch finds nothing of it in the cache. Failures are counted in the [`Report`](crate::Report).
-    pub fn cache_policy(mut self, policy: CachePolicy) -> Self {
-        self.options.cache_policy = policy;
+    /// Sets where the bytes of files come from. Default: [`ReadMode::Auto`], which the
+    /// [`Report`](crate::Report) explains.
+    pub fn read_mode(mut self, mode: ReadMode) -> Self {
+        self.options.read_mode = mode;
         self
     }
 
@@ -277,9 +260,9 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Limits the memory of the slots, in bytes; a [`MemoryLimit`] is for several loaders together. Default: no limit.
     ///
     /// Counts for each worker `host_depth` batches, `device_depth` more on a device, and the scratch buffer of a
-    /// transform; and what data sets keep of later batches ([`Dataset::ahead_bytes`]). It counts until the loader and the
-    /// last of its batches are dropped, and so does memory that a batch took out of its slot
-    /// ([`Batch::into_buffer`](crate::Batch::into_buffer)). Does not count the system's page cache.
+    /// transform; and the memory for reads past the page cache ([`Reader::memory`](twinbuf_mmap::Reader::memory)). It
+    /// counts until the loader and the last of its batches are dropped, and so does memory that a batch took out of its
+    /// slot ([`Batch::into_buffer`](crate::Batch::into_buffer)). Does not count the page cache.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
         self.options.memory_limit = Some(limit.into());
         self
@@ -313,7 +296,8 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if a number is out of range, there are several workers and the data set or the transform
+    /// [`Error::Open`] if files cannot be opened past the page cache, as asked for; [`Error::Option`] if a number is out of
+    /// range, there are several workers and the data set or the transform
     /// cannot be cloned, the plan is for more records than the data set has or
     /// the slots do not fit the memory; [`Error::Memory`] if they do not fit the limit; [`Error::Transform`] if
     /// the records cannot be transformed; [`Error::Device`] if the device has no such slots;
@@ -325,28 +309,32 @@ impl<B: Backend> LoaderBuilder<B> {
             options.breakdown.overlap_is_off();
         }
         let overlap = options.overlaps();
-        let (sizes, mut layout) = options.sizes(backend.device_depth())?;
+        let (mut sizes, mut layout) = options.sizes(backend.device_depth())?;
         let Depths { workers, host: host_depth, .. } = sizes.depths;
-        let Options { name, mut datasets, plan, hints, hint_window, cache_policy, mut transforms, .. } =
-            options;
+        let Options { name, mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = options;
         let Options { slots, memory_limit, held_timeout, trace, breakdown, .. } = options;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
+        let how = ReadOptions::new().mode(read_mode);
+        let how = hint_window.map_or(how, |bytes| how.prefetch(bytes));
+        let files = datasets.iter().map(|dataset| {
+            let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, how));
+            Ok(files.transpose()?.map(Arc::new))
+        });
+        let files: Vec<_> = files.collect::<Result<_, _>>().map_err(Error::Open)?;
+        let memory = files.iter().flatten().map(|files: &Arc<twinbuf_mmap::Reader>| files.memory());
+        sizes.ahead = memory.fold(0, u64::saturating_add);
         (layout.taken, layout.lent) =
             (memory_limit.map(|limit| sizes.take(limit)).transpose()?, slots.is_some());
         let fingerprint = fields::fingerprint(&mut datasets)?;
         let trace = trace.map(|trace| trace.open(name.as_deref(), plan.rank(), plan.world())).transpose();
         let trace = trace.map_err(Error::trace)?;
-        let records_in = |bytes: u64| bytes.div_ceil((record_bytes as u64).max(1));
-        let window =
-            hint_window.map_or_else(|| plan.batch_records().max(records_in(HINT_WINDOW)), records_in);
         let field_bytes: Vec<usize> = layout.fields.iter().map(RecordType::len).collect();
         let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint), layout);
-        let prefetch =
-            (hints && overlap).then(|| Arc::new(Mutex::new(Prefetch::new(window, sizes.ahead == 0))));
+        let begun = (hints && overlap).then(Arc::default);
         let reader = |_| {
-            let (schedule, prefetch) = (schedule.clone(), prefetch.clone());
-            Reader { fields: Vec::new(), schedule, prefetch, asks: Vec::new(), cache_policy }
+            let (schedule, begun) = (schedule.clone(), begun.clone());
+            Reader { fields: Vec::new(), schedule, begun }
         };
         let locators = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> = (0..workers).map(reader).collect();
@@ -356,7 +344,8 @@ impl<B: Backend> LoaderBuilder<B> {
             let datasets = copies(dataset, workers, "the data set", Dataset::try_clone)?;
             for (reader, dataset) in readers.iter_mut().zip(datasets) {
                 let (part, transforms) = (part.records, Vec::with_capacity(part.scratch.len()));
-                reader.fields.push(FieldReader { dataset, record_bytes, out_bytes, part, transforms });
+                let files = files[index].clone();
+                reader.fields.push(FieldReader { dataset, files, record_bytes, out_bytes, part, transforms });
             }
             for (transform, &bytes) in transforms.remove(&index).into_iter().flatten().zip(&part.scratch) {
                 let transforms = copies(transform, workers, "the transform", RecordTransform::try_clone)?;
@@ -379,7 +368,7 @@ impl<B: Backend> LoaderBuilder<B> {
             lent: slots,
         };
         let stage = Stage::start(backend, sources, options)?;
-        Ok(Loader::new(stage, schedule, locators))
+        Ok(Loader::new(stage, schedule, locators, files.into_iter().flatten().collect()))
     }
 }
 
@@ -479,7 +468,7 @@ impl<B: Backend> fmt::Debug for LoaderBuilder<B> {
             .field("overlap", overlap)
             .field("hints", hints)
             .field("hint_window", hint_window)
-            .field("cache_policy", &self.options.cache_policy)
+            .field("read_mode", &self.options.read_mode)
             .field("transform", &!self.options.transforms.is_empty())
             .field("memory_limit", memory_limit)
             .field("trace", trace)

@@ -9,7 +9,6 @@ pub(crate) mod layout;
 #[cfg(feature = "cuda")]
 mod local;
 mod memory;
-mod prefetch;
 mod reader;
 mod schedule;
 mod sizes;
@@ -79,6 +78,8 @@ pub struct Loader<B: Backend = Host> {
     schedule: Schedule,
     /// For each field, how to find a record's file.
     locators: Vec<Option<Locator>>,
+    /// The readers of fields that are files.
+    files: Vec<Arc<twinbuf_mmap::Reader>>,
     /// Epochs begun so far.
     epochs_begun: u64,
     /// The epoch begun last, and the step of its next batch.
@@ -98,9 +99,14 @@ impl Loader {
 }
 
 impl<B: Backend> Loader<B> {
-    fn new(stage: Stage<B>, schedule: Schedule, locators: Vec<Option<Locator>>) -> Self {
+    fn new(
+        stage: Stage<B>,
+        schedule: Schedule,
+        locators: Vec<Option<Locator>>,
+        files: Vec<Arc<twinbuf_mmap::Reader>>,
+    ) -> Self {
         let identity = schedule.identity.clone();
-        Self { stage, schedule, locators, epochs_begun: 0, position: (0, 0), identity }
+        Self { stage, schedule, locators, files, epochs_begun: 0, position: (0, 0), identity }
     }
 
     /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).
@@ -179,7 +185,7 @@ impl<B: Backend> Loader<B> {
     /// Reports where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.stage.report()
+        self.stage.report().with_reading(&self.files)
     }
 
     /// Returns a handle of the report, for a loop whose iterator has the loader, and for other threads.

@@ -1,12 +1,11 @@
-//! Reads one batch of a data set into a slot: hints, read, transform, cache policy.
+//! Reads one batch of a data set into a slot: read, transform.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use twinbuf_mmap::{BatchPlan, Buffer, CachePolicy, HintStats, Records};
+use twinbuf_mmap::{BatchPlan, Buffer, Records};
 
-use super::prefetch::Prefetch;
 use super::schedule::Schedule;
 use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
@@ -21,16 +20,15 @@ pub(crate) struct Reader {
     /// At least one.
     pub(crate) fields: Vec<FieldReader>,
     pub(crate) schedule: Schedule,
-    /// The window of pages to ask for ahead of the reading, if there is one; all workers have the same.
-    pub(crate) prefetch: Option<Arc<Mutex<Prefetch>>>,
-    /// Records to ask for once that window is unlocked: data sets may take long to answer. Empty between batches.
-    pub(crate) asks: Vec<BatchPlan>,
-    pub(crate) cache_policy: CachePolicy,
+    /// The last call whose batches the files' readers were told, if they read ahead; all workers have the same.
+    pub(crate) begun: Option<Arc<Mutex<u64>>>,
 }
 
 /// One data set, and what becomes of its records.
 pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
+    /// Reads in its place, if it is files; all workers have the same.
+    pub(crate) files: Option<Arc<twinbuf_mmap::Reader>>,
     /// Of a record in the file.
     pub(crate) record_bytes: usize,
     /// Of a record in the slot.
@@ -47,31 +45,16 @@ impl Source<[u8]> for Reader {
         let at = || naming.at(ticket);
         // A call that was left long ago: the batch will be discarded.
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
-        let (fields, schedule) = (&mut self.fields, &self.schedule);
-        if let Some(prefetch) = &self.prefetch {
-            let asks = &mut self.asks;
-            lock(prefetch).before(&mut |records| ask_later(asks, records), schedule, ticket);
-            stats.hints = will_need(fields, asks);
-        }
+        self.begin(ticket);
         let mut slot = Filling { slot, flushed: 0 };
         let (mut len, io_calls) = (0, Records::read_calls());
-        for (index, field) in fields.iter_mut().enumerate() {
+        for (index, field) in self.fields.iter_mut().enumerate() {
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
             len = range.end;
             let asks = Asks { progress, field: index, at: &at };
             field.load(plan, range, &mut slot, &asks, stats, who)?;
         }
         stats.io_calls = Records::read_calls() - io_calls;
-        if let Some(prefetch) = &self.prefetch {
-            let asks = &mut self.asks;
-            lock(prefetch).after(&mut |records| ask_later(asks, records), schedule);
-            stats.hints += will_need(fields, asks);
-        }
-        if self.cache_policy != CachePolicy::Keep {
-            let failed = fields.iter_mut().map(|field| field.dataset.evict(plan, self.cache_policy).is_err());
-            // All of them are asked.
-            stats.evict_failed = failed.fold(0, |any, failed| any | u64::from(failed));
-        }
         Ok(len)
     }
 
@@ -81,6 +64,20 @@ impl Source<[u8]> for Reader {
 
     fn bytes(&self, records: &BatchPlan) -> usize {
         self.fields.iter().fold(0, |sum, field| sum.saturating_add(bytes(records.len(), field.record_bytes)))
+    }
+}
+
+impl Reader {
+    /// Tells the files' readers which batches come, once for each call that asks for epochs.
+    fn begin(&self, ticket: Ticket) {
+        let Some(begun) = &self.begun else { return };
+        let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another worker may have begun with what the caller asked for since.
+        if ticket.generation > *begun {
+            *begun = ticket.generation;
+            let files = self.fields.iter().filter_map(|field| field.files.as_ref());
+            files.for_each(|files| files.begin(self.schedule.from(ticket)));
+        }
     }
 }
 
@@ -115,7 +112,7 @@ impl FieldReader {
         stats: &mut LoadStats,
         who: &mut &'static str,
     ) -> Result<(), Error> {
-        let Self { dataset, out_bytes, transforms, .. } = self;
+        let Self { dataset, files, out_bytes, transforms, .. } = self;
         let chunk = slot.slot.chunk().map(|chunk| (chunk / (*out_bytes).max(1)).max(1) as u64);
         let step = if transforms.is_empty() { chunk.unwrap_or(plan.len()) } else { self.part };
         let (mut done, mut start) = (0, out.start);
@@ -123,9 +120,9 @@ impl FieldReader {
             let end = start + bytes(part.len(), *out_bytes);
             let front = slot.bytes(start..end);
             if transforms.is_empty() {
-                asks.read(&mut **dataset, &part, front)?;
+                asks.read(&mut **dataset, files.as_deref(), &part, front)?;
             } else {
-                asks.read(&mut **dataset, &part, transforms[0].records(part.len()))?;
+                asks.read(&mut **dataset, files.as_deref(), &part, transforms[0].records(part.len()))?;
                 let start = Instant::now();
                 *who = "transform";
                 transform(transforms, &part, front)
@@ -141,31 +138,9 @@ impl FieldReader {
     }
 }
 
-/// Notes records whose pages are to be asked for.
-fn ask_later(asks: &mut Vec<BatchPlan>, records: &BatchPlan) -> HintStats {
-    asks.push(records.clone());
-    HintStats::default()
-}
-
-/// Asks for the pages of these records of all fields.
-fn will_need(fields: &mut [FieldReader], asks: &mut Vec<BatchPlan>) -> HintStats {
-    let mut hints = HintStats::default();
-    for records in asks.drain(..) {
-        for field in &mut *fields {
-            hints += field.dataset.will_need(&records);
-        }
-    }
-    hints
-}
-
 /// A number of records that fit the memory.
 fn count(records: u64) -> usize {
     usize::try_from(records).unwrap_or(usize::MAX)
-}
-
-/// No foreign code runs while it is locked.
-fn lock(prefetch: &Mutex<Prefetch>) -> MutexGuard<'_, Prefetch> {
-    prefetch.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How a data set is asked for records of a batch.
@@ -176,12 +151,22 @@ struct Asks<'a> {
 }
 
 impl Asks<'_> {
-    fn read(&self, dataset: &mut dyn Dataset, plan: &BatchPlan, out: &mut [u8]) -> Result<(), Error> {
+    fn read(
+        &self,
+        dataset: &mut dyn Dataset,
+        files: Option<&twinbuf_mmap::Reader>,
+        plan: &BatchPlan,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
         if let (Some(progress), Some(run)) = (self.progress, plan.runs().next()) {
             progress.reads(self.field, run.start);
         }
         let wanted = out.len();
-        match dataset.read(plan, out) {
+        let read = match files {
+            Some(files) => files.read(plan, out).map_err(Into::into),
+            None => dataset.read(plan, out),
+        };
+        match read {
             Ok(found) if found == wanted => Ok(()),
             Ok(found) => Err(Error::Length { at: (self.at)(), wanted, found }),
             Err(source) => Err(Error::Load { at: (self.at)(), source }),

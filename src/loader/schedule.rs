@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use twinbuf_mmap::{Plan, Rest};
+use twinbuf_mmap::{BatchPlan, Plan, Rest};
 
 use super::checkpoint::Identity;
 use super::layout::Layout;
@@ -58,5 +58,23 @@ impl Schedule {
                 None => (self.plan.batch(epoch, step)?, &self.identity),
             };
         Some(Origin { plan, identity: identity.clone(), layout: self.layout.clone() })
+    }
+
+    /// The batches from this one to the last that the same call asks for.
+    pub(crate) fn from(&self, mut ticket: Ticket) -> impl Iterator<Item = BatchPlan> + Send + use<> {
+        let schedule = self.clone();
+        std::iter::from_fn(move || {
+            loop {
+                if let Some(Origin { plan, .. }) = schedule.batch(ticket) {
+                    ticket.step += 1;
+                    return Some(plan);
+                }
+                // An epoch without a step is followed by none.
+                if ticket.epoch >= ticket.last || ticket.step == 0 {
+                    return None;
+                }
+                (ticket.epoch, ticket.step) = (ticket.epoch + 1, 0);
+            }
+        })
     }
 }

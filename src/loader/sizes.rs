@@ -11,6 +11,9 @@ use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::transform::{RecordTransform, RecordType};
 
+/// Bytes that are read and transformed at a time: few enough to be still in the CPU's second-level cache.
+const PART: usize = 256 << 10;
+
 /// The memory that a loader needs.
 pub(super) struct Sizes {
     pub(super) depths: Depths,
@@ -21,7 +24,7 @@ pub(super) struct Sizes {
     pub(super) slot: usize,
     /// For each field.
     pub(super) parts: Vec<Part>,
-    /// Bytes that the data sets keep of later batches.
+    /// Bytes of memory for reads past the page cache.
     pub(super) ahead: u64,
 }
 
@@ -53,15 +56,14 @@ impl Sizes {
             Tail::Wrap => plan.batch_records(),
             Tail::Drop | Tail::Keep => plan.batch_records().min(plan.records()),
         };
-        let (mut parts, mut layout, mut ahead) = (Vec::new(), Vec::new(), 0_u64);
+        let (mut parts, mut layout) = (Vec::new(), Vec::new());
         for (dataset, transforms) in fields {
-            ahead = ahead.saturating_add(dataset.ahead_bytes(plan));
             let bytes = dataset.record_bytes();
             let mut record = match dataset.element() {
                 Some((dtype, shape)) => typed(dataset, RecordType::new(dtype, shape))?,
                 None => RecordType::bytes(bytes),
             };
-            let part = ((dataset.part_bytes() / bytes.max(1)).max(1) as u64).min(records);
+            let part = ((PART / bytes.max(1)).max(1) as u64).min(records);
             let part_records = usize::try_from(part).unwrap_or(usize::MAX);
             let mut scratch = Vec::with_capacity(transforms.len());
             for transform in transforms {
@@ -78,7 +80,7 @@ impl Sizes {
         }
         let layout = Layout::new(layout);
         let out_bytes = layout.fields.iter().fold(0_usize, |sum, field| sum.saturating_add(field.len()));
-        let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead };
+        let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead: 0 };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),
             None => Err(too_large(&sizes)),

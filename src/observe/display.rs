@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::time::Duration;
+use twinbuf_mmap::ReadStats;
 
 use super::report::{EpochTimes, Report, StageTimes, Verdict};
 
@@ -105,17 +106,14 @@ impl fmt::Display for Report {
                 writeln!(f, "{epoch:<9} {wall:>10} {load:>10} {busy:>10} {waiting:>10} {batches:>8}")?;
             }
         }
-        if self.hints.calls > 0 {
-            writeln!(
-                f,
-                "page hints: {} in {} calls, {} of the reading",
-                size(self.hints.bytes),
-                self.hints.calls,
-                time(self.hints.time)
-            )?;
+        for choice in &self.choices {
+            writeln!(f, "files: {choice}")?;
         }
-        if self.evict_failed > 0 {
-            writeln!(f, "pages of {} batches could not be given up", self.evict_failed)?;
+        if !self.choices.is_empty() {
+            let ReadStats { bytes, disk, hinted, hint_time, .. } = self.reading;
+            let memory = bytes.saturating_sub(disk);
+            write!(f, "read: {} from disk, {} from memory", size(disk), size(memory))?;
+            writeln!(f, "; {} hinted in {}", size(hinted), time(hint_time))?;
         }
         writeln!(
             f,

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use twinbuf_mmap::HintStats;
+use std::sync::Arc;
+
+use twinbuf_mmap::{ReadChoice, ReadStats, Reader};
 
 use crate::slot::LoadStats;
 
@@ -153,10 +155,11 @@ pub struct Report {
     pub train: StageTimes,
     /// The caller's part of the very first step, which the wait for the first batch makes unlike the others.
     pub first: StageTimes,
-    /// The page hints made.
-    pub hints: HintStats,
-    /// Batches whose pages could not be given up as [`cache_policy`](crate::loader::LoaderBuilder::cache_policy) asks.
-    pub evict_failed: u64,
+    /// What was read from files and asked for ahead of use, all fields together. It includes batches that are not received
+    /// yet.
+    pub reading: ReadStats,
+    /// For each field that is files: how it is read, and why.
+    pub choices: Vec<ReadChoice>,
     /// The last epochs, up to [`EPOCHS`], the oldest first. None for a generator.
     pub by_epoch: Vec<EpochTimes>,
     /// Of a generator.
@@ -184,6 +187,13 @@ impl Report {
         Self { loads, transfer, transfer_bytes, device, ..self }
     }
 
+    /// What the readers of files count.
+    pub(crate) fn with_reading(mut self, files: &[Arc<Reader>]) -> Self {
+        files.iter().for_each(|files| self.reading += files.stats());
+        self.choices = files.iter().map(|files| files.choice()).collect();
+        self
+    }
+
     /// A batch was received.
     pub(crate) fn add(&mut self, stats: &LoadStats, bytes: usize, waited: Duration) {
         self.batches += 1;
@@ -192,8 +202,6 @@ impl Report {
         self.read.waiting += stats.waited;
         self.transform += stats.transform;
         self.train.waiting += waited;
-        self.hints += stats.hints;
-        self.evict_failed += stats.evict_failed;
         self.io_calls += stats.io_calls;
     }
 

@@ -11,7 +11,7 @@ use std::task::{Context, Wake, Waker};
 
 use tempfile::TempDir;
 use twinbuf::loader::{At, Backend};
-use twinbuf::mmap::ReadMode;
+use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle, Tail, mmap};
 
 /// Bytes of a record in these tests.
@@ -51,16 +51,20 @@ pub fn open(paths: &[PathBuf]) -> Arc<Records> {
     Arc::new(Records::open(paths, RECORD).unwrap())
 }
 
-/// The same past the page cache; `None`, said aloud, where that cannot be.
-pub fn open_direct(paths: &[PathBuf], record_bytes: usize) -> Option<Arc<Records>> {
-    match Records::options().read_mode(ReadMode::Direct).open(paths, record_bytes) {
+/// Both ways to read files, as far as there are both: said aloud where there is no way past the page cache.
+pub fn modes(data: &Arc<Records>) -> Vec<ReadMode> {
+    let plan = Plan::builder(data.len()).build().unwrap();
+    match Reader::new(data.clone(), &plan, ReadOptions::new().mode(ReadMode::Direct)) {
         Err(
             error @ (mmap::Error::System { call: "open(O_DIRECT)", .. } | mmap::Error::Unsupported { .. }),
         ) => {
             eprintln!("not checked: {error}");
-            None
+            vec![ReadMode::Auto]
         }
-        records => Some(Arc::new(records.unwrap())),
+        reader => {
+            reader.unwrap();
+            vec![ReadMode::Auto, ReadMode::Direct]
+        }
     }
 }
 
@@ -80,7 +84,6 @@ pub enum Fault {
     None,
     Error,
     Panic,
-    PanicWhileHinting,
     ShortRead,
 }
 
@@ -116,7 +119,7 @@ impl Dataset for Faulty {
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
         if self.hit(batch) {
             match self.fault {
-                Fault::None | Fault::PanicWhileHinting => {}
+                Fault::None => {}
                 Fault::Error => return Err(format!("no record {}", self.at).into()),
                 Fault::Panic => panic!("record {} is cursed", self.at),
                 Fault::ShortRead => return Ok(out.len() - 1),
@@ -126,15 +129,6 @@ impl Dataset for Faulty {
             out.copy_from_slice(&record(i));
         }
         Ok(out.len())
-    }
-
-    fn will_need(&mut self, batch: &BatchPlan) -> twinbuf::mmap::HintStats {
-        assert!(
-            !(self.fault == Fault::PanicWhileHinting && self.hit(batch)),
-            "record {} is cursed already when asked for",
-            self.at
-        );
-        twinbuf::mmap::HintStats::default()
     }
 }
 

@@ -410,7 +410,6 @@ fn slices_of_files() -> Result<(), BoxError> {
         .options(|loader| {
             loader
                 .transform(Convert::U16ToU32)
-                .cache_policy(twinbuf::mmap::CachePolicy::Drop)
                 .hint_window(1 << 20)
         })
         .build(&Device::flex())?;
@@ -418,48 +417,6 @@ fn slices_of_files() -> Result<(), BoxError> {
     found.sort_unstable();
     assert!(found.into_iter().eq(7..25));
     Ok(())
-}
-
-/// Is asked for so many bytes at a time where a transform follows, and notes the most that it was.
-#[derive(Clone)]
-struct Parts(Source, Arc<AtomicUsize>);
-
-impl Dataset for Parts {
-    fn records(&self) -> u64 {
-        self.0.records()
-    }
-
-    fn record_bytes(&self) -> usize {
-        self.0.record_bytes()
-    }
-
-    fn part_bytes(&self) -> usize {
-        8
-    }
-
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.1.fetch_max(out.len(), Ordering::Relaxed);
-        self.0.read(batch, out)
-    }
-}
-
-#[test]
-fn a_slice_is_read_in_parts_as_the_data_set_is() {
-    let plan = Plan::builder(32).batch(16).build().unwrap();
-    for slice in [false, true] {
-        let most = Arc::new(AtomicUsize::new(0));
-        let loader = BurnLoader::builder(Parts(source(32), most.clone()), plan, |batch, _| Ok(batch.len()))
-            .options(|loader| loader.transform(Convert::U16ToU32))
-            .build(&Device::flex())
-            .unwrap();
-        let items: usize = if slice {
-            loader.slice(16, 32).iter().map(Result::unwrap).sum()
-        } else {
-            loader.iter().map(Result::unwrap).sum()
-        };
-        assert_eq!(items, if slice { 128 } else { 256 });
-        assert_eq!(most.load(Ordering::Relaxed), 8, "slice: {slice}");
-    }
 }
 
 #[test]

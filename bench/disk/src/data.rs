@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use memmap2::{Advice, MmapMut};
-use twinbuf::mmap::ReadMode;
 use twinbuf::mmap::Residency;
 use twinbuf::{BoxError, Records};
 
@@ -71,8 +70,8 @@ impl Drop for Sparse {
 }
 
 /// The file as records of [`RECORD`] bytes.
-pub fn open(path: &Path, mode: ReadMode) -> Result<Arc<Records>, BoxError> {
-    Ok(Arc::new(Records::options().read_mode(mode).open([path], RECORD)?))
+pub fn open(path: &Path) -> Result<Arc<Records>, BoxError> {
+    Ok(Arc::new(Records::open([path], RECORD)?))
 }
 
 /// Drops the file from the page cache, and fails if it does not go.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use twinbuf::loader::LoaderBuilder;
-use twinbuf::mmap::{Buffer, CachePolicy, HintStats, ReadMode, Residency};
+use twinbuf::mmap::{Buffer, ReadMode, ReadOptions, Reader, Residency};
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Report};
 
 use crate::{data, sys};
@@ -20,7 +20,6 @@ pub struct Way {
     /// In MiB.
     pub prefetch: Option<u64>,
     pub host_depth: usize,
-    pub evict: CachePolicy,
     pub residency: bool,
     pub mode: ReadMode,
 }
@@ -29,8 +28,8 @@ impl Default for Way {
     /// As the loader's own.
     fn default() -> Self {
         let (overlap, hints, host_depth) = (true, true, 2);
-        let (evict, residency, mode) = (CachePolicy::Keep, false, ReadMode::default());
-        Self { overlap, hints, prefetch: None, host_depth, evict, residency, mode }
+        let (residency, mode) = (false, ReadMode::default());
+        Self { overlap, hints, prefetch: None, host_depth, residency, mode }
     }
 }
 
@@ -60,7 +59,7 @@ impl Way {
             .overlap(self.overlap)
             .hints(self.hints)
             .host_depth(self.host_depth)
-            .cache_policy(self.evict);
+            .read_mode(self.mode);
         if let Some(mib) = self.prefetch {
             builder = builder.hint_window(mib * data::MIB);
         }
@@ -111,6 +110,9 @@ impl Drop for Lender {
 /// Counts the pages of each batch that are in memory just before it is read.
 struct Counted {
     records: Arc<Records>,
+    /// Reads ahead, if that is measured.
+    reader: Reader,
+    plan: Plan,
     /// All, and without the first batch.
     found: Arc<Mutex<(Residency, Residency)>>,
     first: bool,
@@ -126,6 +128,10 @@ impl Dataset for Counted {
     }
 
     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+        if batch.step() == 0 {
+            let (plan, epoch) = (self.plan, batch.epoch());
+            self.reader.begin((0..).map_while(move |step| plan.batch(epoch, step)));
+        }
         let Residency { pages, resident, .. } = self.records.residency_of(batch)?;
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         found.0.pages += pages;
@@ -135,16 +141,9 @@ impl Dataset for Counted {
             found.1.resident += resident;
         }
         drop(found);
-        Dataset::read(&mut self.records, batch, out)
+        Ok(self.reader.read(batch, out)?)
     }
 
-    fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
-        Dataset::will_need(&mut self.records, batch)
-    }
-
-    fn evict(&mut self, batch: &BatchPlan, policy: CachePolicy) -> Result<(), BoxError> {
-        Dataset::evict(&mut self.records, batch, policy)
-    }
 }
 
 /// What an epoch took.
@@ -177,7 +176,7 @@ pub fn with_requests<T>(
 ///
 /// The file is opened anew each time: pages that an open one has mapped would not leave the page cache.
 pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Result<Ran, BoxError> {
-    cold_run(path, data::open(path, way.mode)?, plan, way, compute)
+    cold_run(path, data::open(path)?, plan, way, compute)
 }
 
 /// The same of `records`, which nobody else has open.
@@ -190,7 +189,11 @@ pub fn cold_run(
 ) -> Result<Ran, BoxError> {
     let found = Arc::new(Mutex::new(<(Residency, Residency)>::default()));
     let mut loader = if way.residency {
-        way.build_over(Counted { records: records.clone(), found: found.clone(), first: true }, plan)?
+        // As the loader reads it, but for what is not to be asked for.
+        let options = ReadOptions::new().mode(way.mode).prefetch(if way.hints { 32 * data::MIB } else { 0 });
+        let reader = Reader::new(records.clone(), &plan, options)?;
+        let (records, found) = (records.clone(), found.clone());
+        way.build_over(Counted { records, reader, plan, found, first: true }, plan)?
     } else {
         way.build(records.clone(), plan)?
     };

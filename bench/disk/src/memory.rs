@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use twinbuf::mmap::{CachePolicy, ReadMode};
+use twinbuf::mmap::ReadMode;
 use twinbuf::{BoxError, Plan};
 
 use crate::child::{self, Child};
@@ -51,12 +51,12 @@ pub fn run(report: &mut Report, folder: &Path, path: &Path, effort: Effort) -> R
     );
     let columns = ["MiB/s", "peak of cgroup MiB", "peak of VmRSS MiB"];
     let mut table = Table::new("memory", title, &columns);
-    let subject = |name: &str, evict: &'static str| {
+    let subject = |name: &str, mode: &'static str| {
         let (hierarchy, sparse) = (&hierarchy, &sparse);
-        Subject::new(name, move |_| limited(hierarchy, &sparse.0, evict))
+        Subject::new(name, move |_| limited(hierarchy, &sparse.0, mode))
     };
     let subjects =
-        [subject("loader, CachePolicy::Keep", "keep"), subject("loader, CachePolicy::Drop", "drop")];
+        [subject("loader", "auto"), subject("loader, Pread", "pread")];
     measure::run(&mut table, &subjects, effort.part(2), || Ok(Duration::ZERO))?;
     for row in &table.rows {
         // Whoever comes here has finished: what the limit kills is an error before.
@@ -80,7 +80,7 @@ fn small_batches(path: &Path) -> Result<Vec<f64>, BoxError> {
 /// The child of many small batches: VmRSS in KiB early and late, and the microseconds of all.
 pub fn small(path: &Path) -> Result<(), BoxError> {
     child::wait()?;
-    let records = data::open(path, ReadMode::default())?;
+    let records = data::open(path)?;
     let plan = Plan::builder(records.len().min(SMALL[1])).build()?;
     let mut loader = Way::default().build(records, plan)?;
     let (begun, mut seen, mut found) = (Instant::now(), 0, Vec::new());
@@ -104,9 +104,9 @@ pub fn small(path: &Path) -> Result<(), BoxError> {
     Ok(())
 }
 
-fn limited(hierarchy: &Hierarchy, path: &Path, evict: &str) -> Result<Vec<f64>, BoxError> {
+fn limited(hierarchy: &Hierarchy, path: &Path, mode: &str) -> Result<Vec<f64>, BoxError> {
     let group = hierarchy.group(LIMIT * MIB)?;
-    let mut child = Child::spawn(&["limited".into(), path.display().to_string(), evict.into()], &[])?;
+    let mut child = Child::spawn(&["limited".into(), path.display().to_string(), mode.into()], &[])?;
     child.ready()?;
     group.enter(child.id())?;
     child.go()?;
@@ -118,12 +118,12 @@ fn limited(hierarchy: &Hierarchy, path: &Path, evict: &str) -> Result<Vec<f64>, 
 }
 
 /// The child under the limit: the bytes read, the microseconds, and the most VmRSS in KiB.
-pub fn under_limit(path: &Path, evict: &str) -> Result<(), BoxError> {
+pub fn under_limit(path: &Path, mode: &str) -> Result<(), BoxError> {
     child::wait()?;
-    let records = data::open(path, ReadMode::default())?;
+    let records = data::open(path)?;
     let plan = Plan::builder(records.len()).batch(BATCH * MIB / RECORD as u64).build()?;
-    let evict = if evict == "drop" { CachePolicy::Drop } else { CachePolicy::Keep };
-    let mut loader = Way { evict, ..Way::default() }.build(records, plan)?;
+    let mode = if mode == "pread" { ReadMode::Pread } else { ReadMode::Auto };
+    let mut loader = Way { mode, ..Way::default() }.build(records, plan)?;
     let begun = Instant::now();
     for batch in loader.epoch(0) {
         batch?;
@@ -131,9 +131,6 @@ pub fn under_limit(path: &Path, evict: &str) -> Result<(), BoxError> {
     let took = begun.elapsed();
     let report = loader.report();
     load::check(&report, &plan)?;
-    if report.evict_failed > 0 {
-        return Err(format!("the pages of {} batches could not be given up", report.evict_failed).into());
-    }
     child::say(&[report.bytes, u64::try_from(took.as_micros())?, sys::status("VmHWM")?]);
     Ok(())
 }

@@ -41,9 +41,8 @@ pub fn run(report: &mut Report, folder: &Path, effort: Effort) -> Result<(), Box
             let bucket = &bucket;
             subjects.push(Subject::new(name, move |_| {
                 bucket.wait()?;
-                let options = Records::options().read_mode(mode);
-                let records = Arc::new(options.open([path], usize::try_from(record)?)?);
-                let ran = cold_run(path, records, plan, Way::default(), Duration::ZERO)?;
+                let records = Arc::new(Records::open([path], usize::try_from(record)?)?);
+                let ran = cold_run(path, records, plan, Way { mode, ..Way::default() }, Duration::ZERO)?;
                 Ok(figures(ran.report.bytes as f64 / MIB as f64 / ran.wall.as_secs_f64()))
             }));
         }

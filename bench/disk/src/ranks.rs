@@ -25,7 +25,7 @@ const WANTED: f64 = 0.9;
 const COLUMNS: [&str; 5] = ["MiB/s", "first epoch", "with starts", "starts s", "first to last end s"];
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
-    let records = data::open(path, ReadMode::default())?;
+    let records = data::open(path)?;
     for (state, epochs) in [("warm", WARM_EPOCHS), ("cold", 1)] {
         let title = format!("{RANKS} processes and one, {state}, batches of 1 MiB, {epochs} epoch(s)");
         let mut table = Table::new("ranks", title, &COLUMNS);
@@ -104,9 +104,9 @@ fn together(
 /// The child: reads its shard twice, and says each time when it was done and how many bytes it read.
 pub fn rank(path: &Path, mode: &str, epochs: u64) -> Result<(), BoxError> {
     let mode = if mode == "direct" { ReadMode::Direct } else { ReadMode::default() };
-    let records = data::open(path, mode)?;
+    let records = data::open(path)?;
     let plan = Plan::from_env(records.len())?.batch(MIB / RECORD as u64).build()?;
-    let mut loader = Way::default().build(records, plan)?;
+    let mut loader = Way { mode, ..Way::default() }.build(records, plan)?;
     let mut before = 0;
     for pass in 0..2 {
         child::wait()?;

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::Duration;
 
-use twinbuf::mmap::ReadMode;
 use twinbuf::mmap::Residency;
 use twinbuf::{BoxError, Plan, Shuffle};
 
@@ -20,7 +19,7 @@ const RECORDS: u64 = 128;
 const WANTED: f64 = 99.0;
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
-    let all = data::open(path, ReadMode::default())?.len();
+    let all = data::open(path)?.len();
     let batch = BATCH * MIB / RECORD as u64;
     let few = all.min(RECORDS * MIB / RECORD as u64);
     for (title, order, of) in [

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use twinbuf::mmap::ReadMode;
 use twinbuf::{BoxError, Plan, Records};
 
 use crate::cell::{CACHES, Cell, DEPTHS, RATIOS, Sample, size};
@@ -60,7 +59,7 @@ pub fn run(
     for (batch, least, mib) in BATCHES {
         let path = data::random(folder, mib)?;
         for cache in CACHES {
-            let records = data::open(&path, ReadMode::default())?;
+            let records = data::open(&path)?;
             let batches = (least, (mib * MIB / batch).min(MOST));
             groups.push(Group {
                 cache,

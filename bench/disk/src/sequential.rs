@@ -22,7 +22,7 @@ const BUDGET: u64 = 64;
 const WANTED: f64 = 0.95;
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
-    let records = data::open(path, ReadMode::default())?;
+    let records = data::open(path)?;
     for mib in BATCHES {
         let plan = Plan::builder(records.len()).batch(mib * MIB / RECORD as u64).build()?;
         let columns = ["MiB/s", "KiB a request", "load ms a batch", "of it hints", "waited for slots %"];
@@ -36,7 +36,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
                     report.bytes as f64 / MIB as f64 / wall,
                     ran.request,
                     ms_a_batch(report.read.busy),
-                    ms_a_batch(report.hints.time),
+                    ms_a_batch(report.reading.hint_time),
                     100.0 * report.read.waiting.as_secs_f64() / wall,
                 ])
             })

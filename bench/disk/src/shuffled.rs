@@ -18,7 +18,7 @@ const BUDGETS: [u64; 2] = [16, 64];
 const WANTED: f64 = 5.0;
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
-    let of = data::open(path, ReadMode::default())?.len();
+    let of = data::open(path)?.len();
     let chunk = CHUNK * MIB / RECORD as u64;
     let order = Shuffle::Chunks { records: chunk };
     let plan = Plan::builder(of).batch(chunk).shuffle(order).seed(1).build()?;
@@ -75,7 +75,7 @@ fn figures(ran: &Ran) -> Vec<f64> {
         percent(waiting.saturating_sub(*first_wait), wall.saturating_sub(*first_wait)),
         1e3 * wall.as_secs_f64(),
         ms_a_batch(report.read.busy),
-        ms_a_batch(report.hints.time),
+        ms_a_batch(report.reading.hint_time),
         ms_a_batch(report.train.busy),
     ]
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use twinbuf::mmap::PlanBuilder;
-use twinbuf::mmap::{Cut, HintStats, ReadMode};
+use twinbuf::mmap::{Cut, ReadMode};
 use twinbuf::transform::{Convert, per_record};
 use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle};
 
@@ -11,7 +11,7 @@ use crate::sys::burn_cpu;
 use crate::work::{Batch, Kind, Meter, WINDOW, Work};
 
 pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -> Result<(), BoxError> {
-    let records = open(work, mode)?;
+    let records = open(work)?;
     let plan = plan(work, records.len()).build()?;
     meter.ready()?;
     let records = Arc::new(records);
@@ -30,7 +30,7 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -
             Ok(())
         }));
     }
-    let mut loader = builder.workers(workers).build()?;
+    let mut loader = builder.read_mode(mode).workers(workers).build()?;
     for _ in 0..work.epochs {
         // That of the others is the same in every epoch.
         let mut epoch = loader.epoch(0);
@@ -46,8 +46,8 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -
 }
 
 /// The file as records.
-pub fn open(work: &Work, mode: ReadMode) -> Result<Records, BoxError> {
-    let options = Records::options().read_mode(mode);
+pub fn open(work: &Work) -> Result<Records, BoxError> {
+    let options = Records::options();
     Ok(match work.kind {
         Kind::Tokens => options.open_llm_c([&work.data], Cut::sequence(WINDOW - 1))?,
         Kind::Images => options.open([&work.data], work.kind.record_bytes())?,
@@ -82,10 +82,6 @@ impl Dataset for Faulty {
         self.work.fault(self.read / self.work.batch as u64);
         self.read += batch.len();
         Dataset::read(&mut self.records, batch, out)
-    }
-
-    fn will_need(&mut self, batch: &BatchPlan) -> HintStats {
-        Dataset::will_need(&mut self.records, batch)
     }
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {

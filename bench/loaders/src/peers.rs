@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
-use twinbuf::mmap::ReadMode;
 use twinbuf_bench_disk::data::{make_cold, make_warm};
 use twinbuf_bench_disk::measure::Effort;
 
@@ -84,7 +83,7 @@ pub struct Delivered {
 pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError> {
     let mut found = Vec::new();
     for files in kinds {
-        make_warm(&ours::open(&files.work(true), ReadMode::Auto)?)?;
+        make_warm(&ours::open(&files.work(true))?)?;
         // Long enough to be looked at.
         let work = Work { compute: Duration::from_millis(1), ..files.work(true) };
         let verify = Work { verify: true, ..work.clone() };
@@ -239,7 +238,7 @@ fn one(
     work: &Work,
     cache: &str,
 ) -> Result<Outcome, BoxError> {
-    let records = ours::open(work, ReadMode::Auto)?;
+    let records = ours::open(work)?;
     let mut running = match process.take() {
         Some(running) => running,
         None => Process::start(&subject.program)?,

@@ -154,6 +154,7 @@ impl BatchPlan {
     }
 
     /// The chunks that no batch of the share needs after this one.
+    #[cfg(test)]
     pub(crate) fn chunks_behind(&self) -> Option<Vec<Range<u64>>> {
         let window = self.window()?;
         let Range { start, end } = window.positions();
@@ -190,16 +191,6 @@ impl BatchPlan {
     fn ranges(&self, window: &Window, chunks: Range<u64>) -> Vec<Range<u64>> {
         let moved = |range: Range<u64>| self.first + range.start..self.first + range.end;
         chunks.flat_map(|chunk| window.records(chunk)).map(moved).collect()
-    }
-
-    /// Ranks that share the epoch.
-    pub(crate) const fn world(&self) -> u64 {
-        self.world
-    }
-
-    /// A number for the epoch that another one hardly has.
-    pub(crate) fn epoch_id(&self) -> usize {
-        Key::new(self.seed, self.epoch).id()
     }
 
     /// Records in a whole window; 0 with any other shuffle.

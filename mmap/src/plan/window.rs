@@ -132,6 +132,7 @@ impl Window {
     }
 
     /// The number of chunks of the share.
+    #[cfg(test)]
     pub(crate) const fn chunks(&self) -> u64 {
         self.share.whole + 2
     }

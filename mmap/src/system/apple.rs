@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 pub(crate) use super::lacking::{
-    bring, cannot_be_pinned, count, evict, hints_wait, huge_page, read, seems_there, uncache,
+    cannot_be_pinned, count, counts_reads, evict, gather, hints_wait, read, read_from_disk,
 };
 use super::{Asked, Piece};
 use crate::Error;

@@ -5,7 +5,9 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-pub(crate) use super::lacking::{bring, cannot_be_pinned, count, hints_wait, huge_page, read, seems_there};
+pub(crate) use super::lacking::{
+    cannot_be_pinned, count, counts_reads, gather, hints_wait, read, read_from_disk,
+};
 use super::{Asked, Piece};
 use crate::Error;
 use crate::file::DataFile;
@@ -33,15 +35,12 @@ fn advise(data: &DataFile, bytes: &Range<u64>, advice: libc::c_int) -> Result<()
     }
 }
 
-pub(crate) fn uncache(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
-    advise(data, bytes, libc::POSIX_FADV_DONTNEED)
-}
-
 /// Written out first: dirty pages stay. A length of 0 is to the end of the file.
-pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
+pub(crate) fn evict(piece: &Piece<'_>) -> Result<(), Error> {
+    let data = piece.file;
     let sync = data.file()?.sync_all();
     sync.map_err(|source| Error::System { path: data.path.clone(), call: "fsync", source })?;
-    uncache(data, &(0..0))
+    advise(data, &(0..0), libc::POSIX_FADV_DONTNEED)
 }
 
 /// Opens it by its path: `/dev/fd` would give the same opening once more.

@@ -2,13 +2,9 @@
 
 use std::fs::File;
 use std::io;
-#[cfg(not(target_os = "freebsd"))]
-use std::ops::Range;
 
-use super::Piece;
+use super::{Gathered, Piece};
 use crate::Error;
-#[cfg(not(target_os = "freebsd"))]
-use crate::file::DataFile;
 use crate::file::read_at;
 
 /// No file system is known whose hints wait.
@@ -16,18 +12,18 @@ pub(crate) const fn hints_wait(_: &File) -> bool {
     false
 }
 
-/// No system is known that takes them for files.
-pub(crate) const fn huge_page(_: &Piece<'_>) -> Option<u64> {
+/// No call copies without a signal.
+pub(crate) fn gather(_: &[(Piece<'_>, usize)], _: &mut [u8]) -> Gathered {
+    Gathered::Unavailable
+}
+
+/// Not counted for a thread.
+pub(crate) const fn read_from_disk() -> Option<u64> {
     None
 }
 
-/// There are none.
-pub(crate) fn bring(_: &crate::file::DataFile, _: u64) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// No call tells.
-pub(crate) fn seems_there(_: &File, _: u64) -> bool {
+/// As [`read_from_disk`].
+pub(crate) const fn counts_reads(_: &File) -> bool {
     false
 }
 
@@ -39,13 +35,7 @@ pub(crate) fn count(_: &Piece<'_>) -> Result<[u64; 2], Error> {
 
 /// There is no such call, it has no effect, or it also drops what was not written yet.
 #[cfg(not(target_os = "freebsd"))]
-pub(crate) fn uncache(_: &DataFile, _: &Range<u64>) -> Result<(), Error> {
-    Err(Error::Unsupported { call: "posix_fadvise" })
-}
-
-/// As [`uncache`].
-#[cfg(not(target_os = "freebsd"))]
-pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
+pub(crate) fn evict(_: &Piece<'_>) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 

@@ -29,25 +29,26 @@ mod this;
 /// `count(piece)` returns the pages that hold its bytes, and how many of them are in the cache; what lies past the end is
 /// left out.
 pub(crate) use this::count;
+/// `evict(piece)` writes its file out and drops all of it from the cache.
+pub(crate) use this::evict;
+/// `gather(pieces, out)` copies pieces of mappings to places in `out`; it raises no signal, whatever becomes of the
+/// files.
+pub(crate) use this::gather;
 /// `hints_wait(file)`: whether hints for this file can wait for its file system.
 pub(crate) use this::hints_wait;
-/// `seems_there(file, offset)`: whether a byte is in the cache; `false` if that is unknown.
-pub(crate) use this::seems_there;
 /// `will_need(pieces, asked)` hints pieces, at most [`PIECES`] of them, and counts them.
 pub(crate) use this::will_need;
-/// `huge_page(piece)` returns the bytes of the huge pages of its file, if `bring(data, start)` can fill them: it reads the one
-/// with the byte at `start`, and waits for it.
-pub(crate) use this::{bring, huge_page};
 /// `reopen(data)` opens the same file for reads past the cache; `read(file, start, pieces)` fills the pieces one after
 /// the other; `file_system(file)` is what files with the same blocks share; `too_small(error)`: whether the file's
 /// blocks are larger than those that were asked for; `cannot_be_pinned(error)`: whether the caller's memory is of a kind
 /// that takes no such reads.
 pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
-/// `uncache(file, bytes)` drops clean pages; `evict(file)` writes the file out first and drops all.
-pub(crate) use this::{evict, uncache};
+/// `read_from_disk()` returns what this thread has had read so far, if the system counts it; `counts_reads(file)`: whether
+/// it does for this file.
+pub(crate) use this::{counts_reads, read_from_disk};
 
 #[cfg(all(test, target_os = "linux"))]
-pub(crate) use this::{STRETCH, cached};
+pub(crate) use this::STRETCH;
 
 /// Bytes of one file.
 #[derive(Debug)]
@@ -60,11 +61,6 @@ pub(crate) struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// Other bytes of the same file.
-    pub(crate) fn with(&self, bytes: Range<u64>) -> Self {
-        Self { bytes, ..*self }
-    }
-
     /// The mapping, or why there is none.
     #[cfg(unix)]
     pub(crate) fn mapping(&self) -> Result<&'a memmap2::MmapRaw, crate::Error> {
@@ -80,6 +76,17 @@ impl<'a> Piece<'a> {
     pub(crate) const fn len(&self) -> u64 {
         self.bytes.end - self.bytes.start
     }
+}
+
+/// What became of copying out of mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gathered {
+    /// All bytes are in their places.
+    All,
+    /// Some bytes are not in their file any more, or the kernel cannot write to their places.
+    Fault,
+    /// Nothing can be copied so.
+    Unavailable,
 }
 
 /// What became of hints: calls made, bytes that were accepted, pieces that were refused.

@@ -13,7 +13,7 @@ use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RAN
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
 pub(crate) use super::lacking::{
-    bring, cannot_be_pinned, count, evict, hints_wait, huge_page, read, seems_there, uncache,
+    cannot_be_pinned, count, counts_reads, evict, gather, hints_wait, read, read_from_disk,
 };
 use super::{Asked, Piece};
 use crate::Error;

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use twinbuf::mmap::{HINT_CHUNK, ReadMode};
+use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
 use twinbuf::{Error, Loader, Plan, Records, Shuffle, mmap};
 use twinbuf_fuse::{Caching, Call, Fault, Mounted};
 
@@ -61,8 +61,8 @@ impl Fixture {
         (0..FILES).map(|file| self.folder.path().join(format!("{file}.bin"))).collect()
     }
 
-    fn open(&self, mode: ReadMode) -> Result<Records, mmap::Error> {
-        Records::options().read_mode(mode).open(self.paths(), RECORD)
+    fn open(&self) -> Result<Records, mmap::Error> {
+        Records::open(self.paths(), RECORD)
     }
 }
 
@@ -71,8 +71,8 @@ fn plan() -> Plan {
     Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Records).seed(5).build().unwrap()
 }
 
-fn loader(records: Records, overlap: bool) -> Result<Loader, Error> {
-    Loader::builder(Arc::new(records), plan()).overlap(overlap).hint_window(1 << 20).build()
+fn loader(records: Records, mode: ReadMode, overlap: bool) -> Result<Loader, Error> {
+    Loader::builder(Arc::new(records), plan()).read_mode(mode).overlap(overlap).hint_window(1 << 20).build()
 }
 
 /// The bytes of a batch.
@@ -134,7 +134,7 @@ fn in_batch(step: u64, fixture: &Fixture, path: &PathBuf, offset: u64) -> bool {
 fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault: Fault) -> bool {
     let Some(fixture) = Fixture::new(caching, 12) else { return false };
     fixture.system.fail_after(call, fault);
-    let records = match fixture.open(mode) {
+    let records = match fixture.open() {
         Err(error) => {
             check_error(&error, &fixture, fault);
             return true;
@@ -143,7 +143,11 @@ fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault:
         Ok(records) if records.len() < RECORDS => panic!("{} records", records.len()),
         Ok(records) => records,
     };
-    let mut loader = match loader(records, overlap) {
+    let mut loader = match loader(records, mode, overlap) {
+        Err(Error::Open(error)) => {
+            check_error(&error, &fixture, fault);
+            return true;
+        }
         Err(Error::Fingerprint(source)) => {
             check_error(source.downcast_ref().expect("an error of the files"), &fixture, fault);
             return true;
@@ -235,7 +239,7 @@ fn every_read_is_delayed_in_turn() {
 /// Whether there was such a call.
 fn delayed(caching: Caching, mode: ReadMode, call: usize) -> bool {
     let Some(fixture) = Fixture::new(caching, 12) else { return false };
-    let mut loader = loader(fixture.open(mode).unwrap(), true).unwrap();
+    let mut loader = loader(fixture.open().unwrap(), mode, true).unwrap();
     fixture.system.fail_after(call, Fault::Delay);
     let mut epoch = loader.epoch(0);
     let (mut step, mut waited) = (0, false);
@@ -268,20 +272,23 @@ fn delayed(caching: Caching, mode: ReadMode, call: usize) -> bool {
 fn hints_wait_for_nothing() {
     let Some(fixture) = Fixture::new(Caching::Pages, 1) else { return };
     let fixture = Arc::new(fixture);
-    let records = fixture.open(ReadMode::Pread).unwrap();
+    let records = Arc::new(fixture.open().unwrap());
     fixture.system.fail_after(0, Fault::Delay);
     let (sender, receiver) = channel();
     let thread = std::thread::spawn(move || {
-        let all = Plan::builder(RECORDS).batch(RECORDS).build().unwrap().batch(0, 0).unwrap();
-        let seems = records.seems_cached(&all);
-        let _ = sender.send((records.will_need(&all, HINT_CHUNK), seems));
+        // No batch is read before all of them are asked for, but one of no bytes that fails.
+        let plan = Plan::builder(RECORDS).batch(RECORDS / 2).shuffle(twinbuf::Shuffle::Records).build().unwrap();
+        let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
+        reader.begin((0..2).filter_map(move |step| plan.batch(0, step)));
+        let refused = reader.read(&plan.batch(0, 0).unwrap(), &mut []);
+        let _ = sender.send((reader.stats(), refused.is_err()));
         records
     });
     let hinted = receiver.recv_timeout(HANGS);
     fixture.system.release();
     let records = thread.join().unwrap();
-    let (hinted, seems) = hinted.expect("the hints wait for an answer");
-    assert!(!seems);
+    let (hinted, refused) = hinted.expect("the hints wait for an answer");
+    assert!(refused);
     println!("{hinted:?}");
     let mut out = vec![0; RECORD * RECORDS as usize];
     let all = Plan::builder(RECORDS).batch(RECORDS).build().unwrap().batch(0, 0).unwrap();

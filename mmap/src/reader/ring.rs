@@ -1,0 +1,115 @@
+//! Memory that is handed out in order and given back in order: one piece after the other, of any length.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::Buffer;
+
+/// Pieces begin at multiples of it: the smallest block of a disk.
+pub(super) const UNIT: u64 = 512;
+/// Longer pieces begin at pages, or the disk would get one more piece of memory for each.
+const LONG: u64 = 64 << 10;
+const PAGE: u64 = 4096;
+
+/// A ring of bytes. Places count up and never wrap; the memory behind them does.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// Allocated with the first piece.
+    memory: Option<Arc<Memory>>,
+    /// Bytes in the ring, a multiple of [`PAGE`].
+    len: u64,
+    /// Where the next piece begins, and where the oldest does.
+    head: u64,
+    tail: u64,
+}
+
+/// Keeps the memory until the ring and the last piece are gone. Nothing reads through it.
+#[derive(Debug)]
+struct Memory(#[expect(dead_code, reason = "dropped with the last piece")] Buffer, NonNull<u8>);
+
+// SAFETY: the pointer is only that of the buffer, which is `Send`, and nothing is read through it here.
+unsafe impl Send for Memory {}
+// SAFETY: as above; shared, it gives out the address alone.
+unsafe impl Sync for Memory {}
+
+impl Ring {
+    pub(super) const fn new(len: u64) -> Self {
+        Self { memory: None, len: len / PAGE * PAGE, head: 0, tail: 0 }
+    }
+
+    /// Memory for `len` bytes, and the place to give back when it is not needed any more. `None` if there is no room.
+    pub(super) fn take(&mut self, len: u64) -> Option<(Buffer, u64)> {
+        let len = len.max(1).next_multiple_of(UNIT);
+        let align = if len < LONG { UNIT } else { PAGE };
+        let mut start = self.head.next_multiple_of(align);
+        if start % self.len.max(1) + len > self.len {
+            // The end of the memory is left out.
+            start = start.next_multiple_of(self.len.max(1));
+        }
+        if start + len - self.tail > self.len {
+            return None;
+        }
+        if self.memory.is_none() {
+            let mut buffer = Buffer::for_direct_reads(usize::try_from(self.len).ok()?)?;
+            let first = NonNull::from(&mut buffer[..]).cast();
+            self.memory = Some(Arc::new(Memory(buffer, first)));
+        }
+        let memory = self.memory.clone()?;
+        let at = usize::try_from(start % self.len).ok()?;
+        // SAFETY: `at` and the `len` bytes behind it lie within the memory, as checked above.
+        let first = unsafe { memory.1.add(at) };
+        // SAFETY: `memory` keeps the bytes, which are initialized. No other piece has them: those between `tail` and `head`
+        // are given out once, and `give_back` moves `tail` only past pieces that are gone.
+        let piece = unsafe { Buffer::lent(first, usize::try_from(len).ok()?, memory) };
+        self.head = start + len;
+        Some((piece, self.head))
+    }
+
+    /// All memory before this place is free again.
+    ///
+    /// # Safety
+    ///
+    /// The pieces before it are dropped.
+    pub(super) unsafe fn give_back(&mut self, until: u64) {
+        self.tail = until;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    #[test]
+    fn pieces_never_overlap_and_all_of_the_memory_is_used() {
+        let mut ring = Ring::new(64 << 10);
+        let mut held: VecDeque<(Buffer, u64, u8)> = VecDeque::new();
+        let mut most = 0;
+        for number in 0..10_000_u64 {
+            let len = 1 + number * number % 9000;
+            let (mut piece, place) = loop {
+                if let Some(piece) = ring.take(len) {
+                    break piece;
+                }
+                let (piece, place, mark) = held.pop_front().expect("room for one piece");
+                assert!(piece.iter().all(|&byte| byte == mark));
+                drop(piece);
+                // SAFETY: the pieces before it were dropped in turn.
+                unsafe { ring.give_back(place) };
+            };
+            assert!(piece.len() as u64 >= len && piece.as_ptr().addr() % 512 == 0);
+            let mark = u8::try_from(number % 251).unwrap();
+            piece.fill(mark);
+            held.push_back((piece, place, mark));
+            most = most.max(held.iter().map(|(piece, ..)| piece.len()).sum());
+        }
+        assert!(most > 52 << 10, "{most}");
+        assert!(ring.take(65 << 10).is_none());
+    }
+
+    #[test]
+    fn a_ring_without_memory_gives_none() {
+        assert!(Ring::new(0).take(1).is_none());
+    }
+}

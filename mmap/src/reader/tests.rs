@@ -1,0 +1,449 @@
+use std::fs::File;
+use std::path::PathBuf;
+
+use super::*;
+use crate::{BatchPlan, Cut, DType, Plan, Records, Shuffle, Tail};
+
+/// Files of so many bytes each; the bytes depend on their place.
+fn files(folder: &tempfile::TempDir, lens: &[usize]) -> Vec<PathBuf> {
+    let file = |(len, number): (&usize, u32)| {
+        let path = folder.path().join(number.to_string());
+        let numbers = (0_u32..).map(|at| (at ^ number << 28).wrapping_mul(2_654_435_761));
+        let bytes: Vec<u8> = numbers.flat_map(u32::to_le_bytes).take(*len).collect();
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    lens.iter().zip(0..).map(file).collect()
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
+}
+
+/// `None`, said aloud, where the file system has no reads past the page cache.
+fn direct(records: &Arc<Records>, plan: &Plan, options: ReadOptions) -> Option<Reader> {
+    Reader::new(records.clone(), plan, options.mode(ReadMode::Direct))
+        .inspect_err(|error| eprintln!("not checked: {error}"))
+        .ok()
+}
+
+/// With so many bytes of memory left.
+fn limited(records: &Arc<Records>, plan: &Plan, left: u64) -> Reader {
+    Reader::with_memory(records.clone(), plan, ReadOptions::new(), Some(left)).unwrap()
+}
+
+fn open(paths: &[PathBuf], record: usize) -> Arc<Records> {
+    Arc::new(Records::open(paths, record).unwrap())
+}
+
+fn epoch(plan: Plan, epoch: u64) -> impl Iterator<Item = BatchPlan> + Send + 'static {
+    (0..).map_while(move |step| plan.batch(epoch, step))
+}
+
+fn read(reader: &Reader, batch: &BatchPlan) -> Vec<u8> {
+    let len = usize::try_from(batch.len()).unwrap() * reader.records.record_bytes();
+    let mut out = vec![0xEE; len + 3];
+    assert_eq!(reader.read(batch, &mut out).unwrap(), len);
+    assert_eq!(out.split_off(len), [0xEE; 3]);
+    out
+}
+
+fn plain(records: &Records, batch: &BatchPlan) -> Vec<u8> {
+    let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * records.record_bytes()];
+    records.read(batch, &mut out).unwrap();
+    out
+}
+
+/// Reads an epoch, and fails unless every byte is right.
+fn check(reader: &Reader, plan: Plan, number: u64) {
+    reader.begin(epoch(plan, number));
+    for batch in epoch(plan, number) {
+        assert!(
+            read(reader, &batch) == plain(&reader.records, &batch),
+            "{:?} {}",
+            plan.shuffle(),
+            batch.step()
+        );
+    }
+}
+
+/// Rows, windows that overlap, windows with gaps, and rows that no block fits, in two files; in every order; all of it
+/// through the page cache, all past it, and some of each; asked for ahead as far as may be, or not at all.
+#[test]
+fn every_way_to_read_delivers_the_same_bytes() {
+    let folder = folder();
+    let paths = files(&folder, &[600_000, 1_320_000]);
+    let cuts = [
+        Cut::Rows,
+        Cut::Windows { rows: 700, stride: 300 },
+        Cut::Windows { rows: 100, stride: 130 },
+        Cut::Windows { rows: 513, stride: 512 },
+    ];
+    let mut kinds: Vec<_> = cuts
+        .iter()
+        .map(|cut| Arc::new(Records::open_headerless(&paths, DType::U16, *cut).unwrap()))
+        .collect();
+    kinds[0] = open(&paths, 1000);
+    kinds.push(open(&paths, 120_000));
+    for records in &kinds {
+        for shuffle in [
+            Shuffle::None,
+            Shuffle::Records,
+            Shuffle::Chunks { records: 50 },
+            Shuffle::Window { records: 64, chunks: 3 },
+        ] {
+            let plan = Plan::builder(records.len()).batch(70.min(records.len())).shuffle(shuffle);
+            let plan = plan.tail(Tail::Keep).build().unwrap();
+            for prefetch in [0, 100_000, PREFETCH] {
+                let options = ReadOptions::new().prefetch(prefetch);
+                let cached = Reader::new(records.clone(), &plan, options.mode(ReadMode::Pread)).unwrap();
+                let Some(direct) = direct(records, &plan, options) else { return };
+                let mut share = memory::Share {
+                    data: 1,
+                    cached: 1,
+                    until: 0,
+                    ahead: 1 << 20,
+                    now: 1 << 20,
+                    windows: true,
+                };
+                // The border lies in a record of the second file.
+                share.until = 910_001;
+                let some = Reader {
+                    source: Source {
+                        cached: share.until,
+                        stream: direct_stream(records, [share.ahead, share.now]),
+                        ..Source::cached()
+                    },
+                    share,
+                    ..Reader::new(records.clone(), &plan, options.mode(ReadMode::Pread)).unwrap()
+                };
+                for reader in [cached, direct, some] {
+                    for number in [3, 3, 4] {
+                        check(&reader, plan, number);
+                    }
+                    // In parts, and batches that nobody told of.
+                    let batch = plan.batch(9, 0).unwrap();
+                    let half = batch.len().div_ceil(2);
+                    let whole = plain(records, &batch);
+                    let parts = [batch.part(0..half), batch.part(half..batch.len())];
+                    let parts: Vec<u8> =
+                        parts.iter().flatten().flat_map(|part| read(&reader, part)).collect();
+                    assert!(parts == whole);
+                }
+            }
+        }
+    }
+}
+
+fn direct_stream(records: &Records, room: [u64; 2]) -> Option<Stream> {
+    let files =
+        records.shards().iter().map(|shard| direct::Direct::open(&shard.file, &mut Vec::new()).unwrap());
+    Some(Stream::new(files.collect(), room))
+}
+
+/// A window's chunks are read once, whole, whatever the chunk's length.
+#[test]
+fn a_window_is_read_once() {
+    let folder = folder();
+    let paths = files(&folder, &[3072 * 20_000]);
+    let records = open(&paths, 3072);
+    let mut calls = Vec::new();
+    for chunk in [341, 350, 512] {
+        let shuffle = Shuffle::Window { records: chunk, chunks: 8 };
+        let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).seed(5).build().unwrap();
+        let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+        let begun = Records::read_calls();
+        for number in 0..3 {
+            let before = reader.stats().disk;
+            check_without_preads(&reader, plan, number);
+            let disk = reader.stats().disk - before;
+            // The ring begins and ends within a block, and so do chunks.
+            assert!(disk <= 3072 * 20_000 * 101 / 100, "{chunk} {number}: {disk}");
+        }
+        calls.push(Records::read_calls() - begun);
+    }
+    assert!(calls.iter().all(|&other| other <= calls[0] * 11 / 10), "{calls:?}");
+}
+
+/// Reads an epoch.
+fn check_without_preads(reader: &Reader, plan: Plan, number: u64) {
+    reader.begin(epoch(plan, number));
+    epoch(plan, number).for_each(|batch| drop(read(reader, &batch)));
+}
+
+/// The reader asks for more than there is room for. What was asked for is not given up before its batch is read.
+#[test]
+fn what_is_asked_for_far_ahead_is_read_once() {
+    let folder = folder();
+    let records = open(&files(&folder, &[96 << 20]), 64 << 10);
+    let plan = Plan::builder(records.len()).batch(128).shuffle(Shuffle::Records).seed(5).build().unwrap();
+    let Some(reader) = direct(&records, &plan, ReadOptions::new().prefetch(40 << 20)) else { return };
+    check(&reader, plan, 0);
+    assert_eq!(reader.stats().disk, 96 << 20);
+}
+
+/// Epochs that nobody finishes leave nothing behind that keeps later ones from their memory.
+#[test]
+fn epochs_that_are_left_make_room() {
+    let folder = folder();
+    let records = open(&files(&folder, &[40 << 20]), 4096);
+    for shuffle in [Shuffle::Records, Shuffle::Window { records: 256, chunks: 8 }] {
+        let plan = Plan::builder(records.len()).batch(256).shuffle(shuffle).build().unwrap();
+        let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+        for number in 0..12 {
+            reader.begin(epoch(plan, number));
+            for batch in epoch(plan, number).take(10) {
+                assert!(read(&reader, &batch) == plain(&records, &batch), "{number}");
+            }
+        }
+        let before = reader.stats().disk;
+        check(&reader, plan, 12);
+        let disk = reader.stats().disk - before;
+        assert!(disk <= (40 << 20) * 21 / 20, "{shuffle:?}: {disk}");
+    }
+}
+
+/// Two ranks share windows at their border, and each reads a part of their chunks alone.
+#[test]
+fn chunks_that_are_not_read_whole_make_room() {
+    let folder = folder();
+    let records = open(&files(&folder, &[40 << 20]), 4096);
+    let shuffle = Shuffle::Window { records: 64, chunks: 16 };
+    let plan = Plan::builder(records.len()).batch(16).shuffle(shuffle).rank(1, 7).build().unwrap();
+    let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+    for number in 0..6 {
+        check(&reader, plan, number);
+    }
+    assert!(reader.stats().disk <= 6 * (40 << 20) / 7 * 2, "{:?}", reader.stats());
+}
+
+/// Several threads read the batches of one plan.
+#[test]
+fn threads_share_what_is_ahead() {
+    let folder = folder();
+    let records = open(&files(&folder, &[8 << 20, 3 << 20]), 512);
+    for shuffle in [Shuffle::Records, Shuffle::Window { records: 100, chunks: 20 }] {
+        let plan = Plan::builder(records.len()).batch(300).shuffle(shuffle).build().unwrap();
+        let Some(direct) = direct(&records, &plan, ReadOptions::new()) else { return };
+        for reader in [direct, limited(&records, &plan, 9 << 20), limited(&records, &plan, 1 << 40)] {
+            reader.begin(epoch(plan, 0));
+            std::thread::scope(|scope| {
+                for worker in 0..3 {
+                    let (reader, records) = (&reader, &records);
+                    scope.spawn(move || {
+                        for batch in epoch(plan, 0).skip(worker).step_by(3) {
+                            assert!(
+                                read(reader, &batch) == plain(records, &batch),
+                                "{shuffle:?} {}",
+                                batch.step()
+                            );
+                        }
+                    });
+                }
+            });
+        }
+    }
+}
+
+/// A read that fails is an error with its place; it is not tried again in silence.
+#[test]
+fn a_read_ahead_that_fails_is_an_error_with_its_place() {
+    let folder = folder();
+    let paths = files(&folder, &[1 << 20]);
+    let records = open(&paths, 4096);
+    let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Records).build().unwrap();
+    let batch = plan.batch(0, 0).unwrap();
+    let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+    // A descriptor that cannot be read.
+    let unreadable = Arc::new(File::options().append(true).open(&paths[0]).unwrap());
+    let wanted = std::io::Read::read(&mut &*unreadable, &mut [0]).unwrap_err().kind();
+    let readable = reader.source.stream.as_mut().unwrap().file_mut(0).replace(unreadable);
+    reader.begin([batch.clone()]);
+    let mut out = vec![0; 16 * 4096];
+    let Err(Error::Read { path, offset, source }) = reader.read(&batch, &mut out) else {
+        panic!("wanted an error")
+    };
+    assert_eq!((path, source.kind(), offset % 4096), (paths[0].clone(), wanted, 0));
+    reader.source.stream.as_mut().unwrap().file_mut(0).replace(readable);
+    // Each piece fails once.
+    let failures = (0..20).take_while(|_| reader.read(&batch, &mut out).is_err()).count();
+    assert!(failures < 16, "{failures}");
+    assert!(out == plain(&records, &batch));
+}
+
+/// Its parent's reads are in flight when the child begins to use the same reader.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_forks_child_reads_alone() {
+    let folder = folder();
+    let records = open(&files(&folder, &[8 << 20]), 4096);
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let batch = |step| plan.batch(0, step).unwrap();
+    let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+    reader.begin(epoch(plan, 0));
+    let expected = [0, 1, 2].map(|step| plain(&records, &batch(step)));
+    assert!(read(&reader, &batch(0)) == expected[0]);
+    let mut out = vec![0; 256 * 4096];
+    // SAFETY: the child reads files into memory that it has, and exits.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", std::io::Error::last_os_error());
+    if child == 0 {
+        // SAFETY: takes no pointer. It ends a child that hangs.
+        unsafe { libc::alarm(600) };
+        let same =
+            (1..3).all(|step| reader.read(&batch(step as u64), &mut out).is_ok() && out == expected[step]);
+        drop(reader);
+        // SAFETY: takes no pointer.
+        unsafe { libc::_exit(i32::from(!same)) };
+    }
+    assert!(read(&reader, &batch(1)) == expected[1] && read(&reader, &batch(2)) == expected[2]);
+    let mut status = 0;
+    // SAFETY: the kernel writes one status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
+/// Disks with blocks of 4096 bytes read a hole at the front of a file in smaller ones.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_block_that_is_too_small_grows() {
+    let folder = folder();
+    let paths = files(&folder, &[1 << 20]);
+    File::open(&paths[0]).unwrap().sync_all().unwrap();
+    let records = Arc::new(Records::options().partial(true).open(&paths, 1000).unwrap());
+    let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Records).build().unwrap();
+    let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+    reader.source.stream.as_mut().unwrap().file_mut(0).set_block(128);
+    check(&reader, plan, 0);
+    let direct = reader.source.stream.as_ref().unwrap().file(0);
+    // File systems that live in memory take any block.
+    if crate::file::read_at(direct.kept().unwrap(), &mut [0; 128], 128).is_ok() {
+        return eprintln!("not checked: the file system reads blocks of 128 bytes");
+    }
+    assert!(direct.block() >= 512);
+}
+
+#[test]
+fn the_share_follows_from_the_memory() {
+    const MIB: u64 = 1 << 20;
+    let folder = folder();
+    let path = folder.path().join("large");
+    File::create(&path).unwrap().set_len(1024 * MIB).unwrap();
+    let records = open(&[path], 4096);
+    let plan = |shuffle| Plan::builder(records.len()).batch(256).shuffle(shuffle).build().unwrap();
+    let all = plan(Shuffle::Records);
+    if direct(&records, &all, ReadOptions::new()).is_none() {
+        return;
+    }
+    let windows = |chunks| plan(Shuffle::Window { records: 256, chunks });
+    for (plan, left, cached, memory) in [
+        (all, 2048, 1024, 0),
+        (all, 1093, 1024, 0),
+        (all, 512, 448, 32),
+        (windows(64), 512, 354, 127),
+        // No room for windows: their records are read one by one.
+        (windows(512), 512, 448, 32),
+        (all, 64, 53, 8),
+        // Too little for reads past the page cache.
+        (all, 12, 1024, 0),
+    ] {
+        let reader = limited(&records, &plan, left * MIB);
+        let choice = reader.choice();
+        assert_eq!((choice.data, choice.left), (1024 * MIB, Some(left * MIB)));
+        let mib = |bytes: u64| bytes.div_ceil(MIB);
+        assert_eq!((mib(choice.cached), mib(reader.memory())), (cached, memory), "{left} {plan:?}");
+        assert!(choice.cached == choice.data || choice.cached + reader.memory() <= left * MIB);
+    }
+    // Of a part of the records, what is before them counts for nothing.
+    let part = all.with_range(records.len() / 2..records.len()).unwrap();
+    let reader = limited(&records, &part, 256 * MIB);
+    assert_eq!(reader.choice().data, 512 * MIB);
+    let cached = reader.source.cached_until(&records.shards()[0]);
+    assert_eq!(cached - 512 * MIB, reader.choice().cached);
+    // Asked for.
+    let pread = Reader::new(records.clone(), &all, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
+    assert_eq!((pread.choice().cached, pread.memory()), (1024 * MIB, 0));
+    let direct = direct(&records, &windows(64), ReadOptions::new()).unwrap();
+    assert_eq!((direct.choice().cached, direct.memory()), (0, 32 * MIB + 64 * MIB * 9 / 4));
+}
+
+/// What fits in memory is asked for once an epoch, and not at all once it is there.
+#[cfg(target_os = "linux")]
+#[test]
+fn hints_end_when_everything_is_in_memory() {
+    let folder = folder();
+    let records = open(&files(&folder, &[64 << 20]), 4096);
+    records.evict().unwrap();
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let reader = limited(&records, &plan, 1 << 40);
+    if records.residency().unwrap().resident > 0 || !reader.counted {
+        return eprintln!("not checked: the file system keeps its pages, or does not count reads");
+    }
+    check_without_preads(&reader, plan, 0);
+    let first = reader.stats();
+    assert!(first.hinted >= 60 << 20 && first.hinted <= 65 << 20, "{first:?}");
+    assert!(first.disk >= 60 << 20 && first.disk <= 72 << 20, "{first:?}");
+    for number in 1..4 {
+        check_without_preads(&reader, plan, number);
+    }
+    let warm = reader.stats();
+    // One call asks for 16 MiB and more at a time.
+    assert!(warm.hinted - first.hinted <= 48 << 20 && warm.disk == first.disk, "{first:?}, {warm:?}");
+    records.evict().unwrap();
+    check_without_preads(&reader, plan, 4);
+    let cold = reader.stats();
+    assert!(cold.hinted - warm.hinted >= 55 << 20, "{warm:?}, {cold:?}");
+}
+
+/// Each batch is asked for once, in order, at most two more at a time and no further ahead than the window: the first alone
+/// before it is read.
+#[test]
+fn the_window_keeps_its_length() {
+    let folder = folder();
+    let records = open(&files(&folder, &[2300]), 100);
+    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+        for (start, window) in [(0, 0), (0, 100), (0, 300), (0, 1200), (2, 700), (0, u64::MAX)] {
+            let plan = Plan::builder(23).batch(5).shuffle(Shuffle::Records).tail(tail).build().unwrap();
+            let options = ReadOptions::new().mode(ReadMode::Pread).prefetch(window);
+            let reader = Reader::new(records.clone(), &plan, options).unwrap();
+            let batches = move || (start..).map_while(move |step| plan.batch(0, step));
+            let all: u64 = batches().map(|batch| batch.len() * 100).sum();
+            reader.begin(batches());
+            let mut told = 0;
+            let mut used = 0;
+            for batch in batches() {
+                let bytes = batch.len() * 100;
+                read(&reader, &batch);
+                // Behind the first read, and before each of the others.
+                let first = if used == 0 { bytes } else { told };
+                used += bytes;
+                told = used.max(used.saturating_add(window).min(first + 2 * bytes)).min(all).max(told);
+                assert_eq!(reader.lock().told, told, "{tail:?} {start} {window} {}", batch.step());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
+    let folder = folder();
+    let records = open(&files(&folder, &[23 * 4096]), 4096);
+    let hinted = |order, (rank, world)| {
+        let plan = Plan::builder(23).batch(3).shuffle(order).rank(rank, world).build().unwrap();
+        let reader = Reader::new(records.clone(), &plan, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
+        // No more than the records themselves.
+        let reader = Reader { world: 1000, ..reader };
+        for number in 0..2 {
+            check_without_preads(&reader, plan, number);
+        }
+        reader.stats().hinted / 4096
+    };
+    if cfg!(not(target_os = "linux")) {
+        return;
+    }
+    // In order there is no jump but to the first batch, which is read at once; a rank of two jumps every time.
+    assert_eq!(hinted(Shuffle::None, (0, 1)), 0);
+    assert_eq!(hinted(Shuffle::None, (1, 2)), 2 * 2 * 3);
+    let chunks = hinted(Shuffle::Chunks { records: 6 }, (0, 1));
+    assert!((3..=2 * 21).contains(&chunks), "{chunks}");
+}

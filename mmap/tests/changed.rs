@@ -1,0 +1,147 @@
+//! Files that are truncated, grown again and replaced while threads read them: every byte that is delivered is right, the rest
+//! is an error, and no signal comes. Also where the kernel refuses the call that copies out of mappings.
+//!
+//! `TWINBUF_CHANGES=100000 cargo test --release -p twinbuf-mmap --test changed` makes more changes than the usual 60.
+#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+
+mod common;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use twinbuf_mmap::{Error, Plan, ReadOptions, Reader, Records, Shuffle};
+
+/// Set in the process to which the call is refused.
+const CHILD: &str = "TWINBUF_CHANGED_REFUSED";
+
+/// No page and no block is a multiple of it.
+const RECORD: usize = 1000;
+const RECORDS: u64 = 600;
+const THREADS: u64 = 4;
+
+/// Record `number`; no byte of it is 0.
+fn record(number: u64) -> Vec<u8> {
+    (0..RECORD as u64).map(|at| u8::try_from((number * 31 + at * 7) % 255).unwrap() + 1).collect()
+}
+
+fn write(path: &Path) -> File {
+    let mut file = File::options().create(true).write(true).truncate(false).open(path).unwrap();
+    file.write_all(&(0..RECORDS).flat_map(record).collect::<Vec<_>>()).unwrap();
+    file
+}
+
+/// Changes the file until it was changed so often. It never holds a wrong byte: it is cut off, and what is missing is written
+/// behind its end.
+fn change(path: &Path, changes: u64) {
+    let mut file = File::options().write(true).open(path).unwrap();
+    for change in 0..changes {
+        let random = change.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+        let left = random % (RECORDS * RECORD as u64 + 1);
+        if change % 16 == 15 {
+            // Another file takes its name. Readers keep the one that they have.
+            let new = path.with_extension("new");
+            file = write(&new);
+            std::fs::rename(&new, path).unwrap();
+            continue;
+        }
+        file.set_len(left).unwrap();
+        let first = left / RECORD as u64;
+        let rest: Vec<u8> = (first..RECORDS).flat_map(record).collect();
+        let rest = &rest[usize::try_from(left - first * RECORD as u64).unwrap()..];
+        // In two steps, so it ends in the middle of a page meanwhile.
+        let (one, other) = rest.split_at(rest.len() / 2);
+        file.write_all_at(one, left).unwrap();
+        file.write_all_at(other, left + one.len() as u64).unwrap();
+    }
+}
+
+/// Reads until `done`. Returns batches that were delivered and batches that were not.
+fn read(path: &Path, thread: u64, done: &AtomicBool) -> [u64; 2] {
+    let expected: Vec<Vec<u8>> = (0..RECORDS).map(record).collect();
+    let mut counts = [0; 2];
+    let mut out = vec![0; 60 * RECORD];
+    for epoch in 0.. {
+        // Opened anew, as the file may be another one by now; or it is too short at the moment.
+        let Ok(records) = Records::open([path], RECORD) else { continue };
+        if records.len() < RECORDS {
+            continue;
+        }
+        let records = Arc::new(records);
+        let shuffle = if epoch % 4 == 3 { Shuffle::Chunks { records: 9 } } else { Shuffle::Records };
+        let plan = Plan::builder(RECORDS).batch(60).shuffle(shuffle).seed(thread).build().unwrap();
+        let reader = Reader::new(records, &plan, ReadOptions::new()).unwrap();
+        let batches = move || (0..).map_while(move |step| plan.batch(epoch, step));
+        reader.begin(batches());
+        for batch in batches() {
+            if done.load(Ordering::Relaxed) {
+                return counts;
+            }
+            match reader.read(&batch, &mut out) {
+                Ok(_) => {
+                    for (number, found) in batch.runs().flatten().zip(out.chunks_exact(RECORD)) {
+                        assert!(
+                            found == expected[usize::try_from(number).unwrap()],
+                            "record {number} is wrong"
+                        );
+                    }
+                    counts[0] += 1;
+                }
+                Err(Error::Truncated { .. }) => counts[1] += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    counts
+}
+
+fn files_change_while_threads_read() {
+    let changes = std::env::var("TWINBUF_CHANGES").map_or(60, |changes| changes.parse().unwrap());
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("data");
+    write(&path);
+    let (done, delivered, missing) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (path, done, delivered, missing) = (&path, &done, &delivered, &missing);
+            scope.spawn(move || {
+                let [whole, cut] = read(path, thread, done);
+                delivered.fetch_add(whole, Ordering::Relaxed);
+                missing.fetch_add(cut, Ordering::Relaxed);
+            });
+        }
+        change(&path, changes);
+        // Readers that never met a file as it should be meet one now.
+        std::thread::yield_now();
+        done.store(true, Ordering::Relaxed);
+    });
+    println!("{changes} changes: {delivered:?} batches delivered, {missing:?} told as truncated");
+}
+
+#[test]
+fn files_that_change_deliver_no_wrong_byte() {
+    if std::env::var_os(CHILD).is_some() {
+        refuse();
+        files_change_while_threads_read();
+        return println!("{CHILD} is done");
+    }
+    files_change_while_threads_read();
+    let Some(mut child) = common::this_program() else { return };
+    let output = child.env(CHILD, "1").arg("--nocapture").output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && said.contains(&format!("{CHILD} is done")), "{said}");
+    said.lines().filter(|line| line.contains(" changes: ")).for_each(|line| println!("refused: {line}"));
+}
+
+/// The call is refused to this thread and those that it starts.
+fn refuse() {
+    let action = seccompiler::SeccompAction::Errno(libc::EPERM.try_into().unwrap());
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let rules = [(libc::SYS_process_vm_writev, Vec::new())].into_iter().collect();
+    let filter = seccompiler::SeccompFilter::new(rules, seccompiler::SeccompAction::Allow, action, arch);
+    let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}

@@ -1,0 +1,18 @@
+//! Batches that are asked for before they are read.
+
+use std::sync::Arc;
+
+use twinbuf_mmap::{BatchPlan, Error, Plan, ReadOptions, ReadStats, Reader, Records};
+
+/// Reads a batch by a reader that asks for it once more afterwards, and returns what the reader counted.
+pub(crate) fn read_and_ask(
+    records: &Arc<Records>,
+    batch: &BatchPlan,
+    out: &mut [u8],
+) -> (ReadStats, Result<usize, Error>) {
+    let plan = Plan::builder(records.len()).build().unwrap();
+    let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
+    reader.begin([batch.clone(), batch.clone()]);
+    let read = reader.read(batch, out);
+    (reader.stats(), read)
+}
