@@ -34,6 +34,36 @@
 //! fn ring<'r>(ring: &'r HeapRing<&'static str, Park>) -> &'r HeapRing<&'static str, Park> { ring }
 //! ```
 //!
+//! The last share of a ring on the heap may be given up on any thread: what is dropped there must be `Send`, and both
+//! sides use the strategy at once:
+//!
+//! ```compile_fail,E0277
+//! use twinbuf_core::HeapRing;
+//! let handles = HeapRing::new([std::rc::Rc::new(0)]).into_handles();
+//! ```
+//! ```compile_fail,E0277
+//! use std::sync::MutexGuard;
+//! use twinbuf_core::{HeapRing, Wait, Word};
+//! struct Local(MutexGuard<'static, ()>); // `Sync`, and not `Send`
+//! # impl Wait for Local {
+//! #     fn relax(&self, _: u32) -> bool { true }
+//! #     fn wait(&self, _: Word<'_>, _: u32) {}
+//! #     fn wake(&self, _: Word<'_>) {}
+//! # }
+//! fn handles(wait: Local) { let _ = HeapRing::with_wait([0], wait).into_handles(); }
+//! ```
+//! ```compile_fail,E0277
+//! use std::cell::Cell;
+//! use twinbuf_core::{HeapRing, Wait, Word};
+//! struct Local(Cell<u8>); // `Send`, and not `Sync`
+//! # impl Wait for Local {
+//! #     fn relax(&self, _: u32) -> bool { true }
+//! #     fn wait(&self, _: Word<'_>, _: u32) {}
+//! #     fn wake(&self, _: Word<'_>) {}
+//! # }
+//! fn handles(wait: Local) { let _ = HeapRing::with_wait([0], wait).into_handles(); }
+//! ```
+//!
 //! A strategy cannot write the word that it waits on, in any way that safe code has:
 //!
 //! ```compile_fail,E0614

@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![allow(clippy::doc_markdown, reason = "a page for people too")]
 #![no_std]
 
 #[cfg(feature = "alloc")]

@@ -293,19 +293,6 @@ impl<T, W> HeapRing<T, W> {
 
     /// Returns the two handles, which own the ring together: it is freed with the last of the handles and guards. A ring
     /// of which a guard is leaked is never freed.
-    ///
-    /// ```compile_fail,E0277
-    /// // The last guard may be dropped on any thread, and drops the strategy.
-    /// # use twinbuf_core::{HeapRing, Wait, Word};
-    /// struct Local(std::sync::MutexGuard<'static, ()>); // `Sync`, and not `Send`
-    /// # impl Wait for Local {
-    /// #     fn relax(&self, _: u32) -> bool { true }
-    /// #     fn wait(&self, _: Word<'_>, _: u32) {}
-    /// #     fn wake(&self, _: Word<'_>) {}
-    /// # }
-    /// static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    /// let handles = HeapRing::with_wait([0, 0], Local(LOCK.lock().unwrap())).into_handles();
-    /// ```
     #[must_use]
     pub fn into_handles<'r>(self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
     where

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use twinbuf_core::{Closed, DoubleBuffer, HeapRing, RecvError, TryAcquireError, TryRecvError};
+use twinbuf_core::{Closed, DoubleBuffer, HeapRing, RecvError, Ring, TryAcquireError, TryRecvError};
 
 /// A slot that was filled can be given up: it is reused, and the consumer does not see it (thingbuf#70).
 #[test]
@@ -129,6 +129,31 @@ fn the_memory_of_a_leaked_guard_is_never_handed_out_again() {
     std::mem::forget(tx.acquire().unwrap().reserve());
     drop((tx, rx));
     assert!(RING.try_split_static().is_none());
+}
+
+/// What comes late is no leak: a ring whose guards end after its handles is as new after that.
+#[test]
+fn a_late_guard_is_no_leak() {
+    for commit in [true, false] {
+        let mut ring = Ring::new([0]);
+        for _ in 0..3 {
+            let (mut tx, mut rx) = ring.split();
+            tx.fill(|slot| *slot = 1).expect("as new");
+            assert_eq!(*rx.recv().unwrap().unwrap(), 1);
+            let reserved = tx.acquire().unwrap().reserve(); // on the odd lap
+            drop((tx, rx));
+            if commit {
+                assert_eq!(reserved.commit(), Err(Closed));
+            }
+        }
+        for _ in 0..3 {
+            let (mut tx, mut rx) = ring.split();
+            tx.fill(|slot| *slot = 1).expect("as new");
+            let kept = rx.recv().unwrap().unwrap().keep();
+            drop((tx, rx));
+            drop(kept);
+        }
+    }
 }
 
 /// What costs nothing to leak: the ring is as new after that.

@@ -86,6 +86,9 @@ fn copy_all<'h, M>(
     }
 }
 
+/// A committed chunk, the end, or why there is none.
+type Received<'h, M> = Result<Option<KeptSlot<'h, HostBuf<M>, Park>>, RecvError>;
+
 /// Waits for the next chunk, and retires copies meanwhile.
 ///
 /// A batch that arrives while copies run is queued behind them without a gap. If none arrives, the reader may be waiting
@@ -93,7 +96,7 @@ fn copy_all<'h, M>(
 fn next<'h, M>(
     host: &mut Consumer<'h, HostBuf<M>, Park>,
     copies: &mut Copies<KeptSlot<'h, HostBuf<M>, Park>>,
-) -> Result<Result<Option<KeptSlot<'h, HostBuf<M>, Park>>, RecvError>, Error> {
+) -> Result<Received<'h, M>, Error> {
     while let Some(pause) = copies.pause() {
         match host.recv_timeout(pause) {
             Ok(chunk) => return Ok(Ok(chunk.map(ReadSlot::keep))),
