@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from steps import LOST, UNSET, Cas, Compute, Fence, If, Load, Read, Rmw, Set, Store, Write, registers, resolve, walk
+from steps import LOST, UNSET, Cas, Compute, If, Load, Read, Rmw, Set, Store, Write, registers, resolve, walk
 from tests import ORDERS, TESTS
 
 C_ORDER = {'rlx': 'relaxed', 'acq': 'acquire', 'rel': 'release', 'acqrel': 'acq_rel'}
@@ -82,8 +82,6 @@ class C:
             case Rmw(op, reg, loc, value, order):
                 call = {'or': 'fetch_or', 'add': 'fetch_add', 'swap': 'exchange'}[op]
                 yield f'{reg} = atomic_{call}_explicit({self.atomic(loc)},{value},{mo(order)});'
-            case Fence(order):
-                yield f'atomic_thread_fence({mo(order)});'
             case If(reg, value, then, otherwise):
                 yield (
                     f'if ({reg} == {value}) {{\n'
@@ -161,8 +159,6 @@ class Machine:
                     self.cas(self.regs[ok], self.regs[old], self.at(loc), expected, new, success, failure)
                 case Rmw(op, reg, loc, value, order):
                     self.rmw(op, self.regs[reg], self.at(loc), value, order)
-                case Fence(order):
-                    self.fence(order)
                 case If(reg, value, then, otherwise):
                     end = self.label()
                     other = self.label() if otherwise else end
@@ -192,9 +188,6 @@ class AArch64(Machine):
 
     def store(self, reg, at, order):
         self.put(f'{"STLR" if releases(order) else "STR"} {reg},[{at}]')
-
-    def fence(self, order):
-        self.put('DMB ISHLD' if order == 'acq' else 'DMB ISH')
 
     def branch_unless(self, reg, value, label):
         self.put(f'CMP {reg},#{value}', f'B.NE {label}')
@@ -288,9 +281,6 @@ class RiscV(Machine):
             self.put('fence rw,w')
         self.put(f'sw {reg},0({at})')
 
-    def fence(self, order):
-        self.put('fence r,rw' if order == 'acq' else 'fence rw,rw')
-
     def branch_unless(self, reg, value, label):
         a = self.regs[' a']
         self.move(a, value)
@@ -347,9 +337,6 @@ class PowerPc(Machine):
         if releases(order):
             self.put('lwsync')
         self.put(f'stw {reg},0({at})')
-
-    def fence(self, order):
-        self.put('lwsync')
 
     def branch_unless(self, reg, value, label):
         self.put(f'cmpwi {reg},{value}', f'bne {label}')

@@ -73,11 +73,6 @@ class Compute:
 
 
 @dataclass
-class Fence:
-    order: str
-
-
-@dataclass
 class If:
     reg: str
     value: int
@@ -115,9 +110,6 @@ def resolve(steps, knobs):
             out.append(Load(s.reg, s.loc, setting(s.order)))
         elif isinstance(s, Store):
             out.append(Store(s.loc, s.value, setting(s.order)))
-        elif isinstance(s, Fence):
-            if setting(s.order) != 'none':
-                out.append(Fence(setting(s.order)))
         else:
             out.append(s)
     return out

@@ -6,11 +6,12 @@ changes that at least one model must notice, `keeps` those that change nothing, 
 
 from dataclasses import dataclass, field
 
-from steps import LANGUAGES, Cas, Fence, If, Load, Read, Rmw, Set, Store, Write
+from steps import LANGUAGES, Cas, If, Load, Read, Rmw, Set, Store, Write
 
 # The word of a slot: `core/src/state.rs`.
-FULL, LAP, WAITER, CANCELLED, TX_GONE, DONE_EVEN, DONE_ODD, RX_GONE = (1 << n for n in range(8))
-STICKY = TX_GONE | DONE_EVEN | DONE_ODD | RX_GONE
+# Without TX_ODD and RX_ODD, which are set by the exchange that sets TX_GONE and RX_GONE; the bits have other places.
+FULL, LAP, WAITER, CANCELLED, TX_GONE, TX_DONE, _, RX_GONE = (1 << n for n in range(8))
+STICKY = TX_GONE | TX_DONE | RX_GONE
 EVEN, ODD = 0, LAP
 
 # The word of a waker cell: `core/src/waker.rs`.
@@ -38,10 +39,10 @@ ORDERS = {
     'take_failure': 'rlx',
     'emptied': 'rel',  # take, its end
     'emptied_failure': 'rlx',
-    # alloc::sync::Arc
-    'drop': 'rel',
-    'last': 'acq',  # the fence before the storage is freed, or moved out by `reunite`
-    'count': 'rlx',  # Arc::strong_count
+    # core/src/raw.rs, Share
+    'share': 'rlx',
+    'drop': 'acqrel',
+    'count': 'acq',  # is_all_with
     # What users and systems do around the ring.
     'lock': 'acq',
     'unlock': 'rel',
@@ -51,7 +52,7 @@ ORDERS = {
     'told': 'acq',
     # Not an ordering: the word for which the producer, on an odd lap, takes the slot.
     'free_for': ODD,
-    # Not an ordering: whether a commit of a reserved slot wakes the producer as well as the consumer.
+    # Not an ordering: whether a commit of a reserved slot, or the release of a kept one, wakes both sides.
     'both': 1,
 }
 
@@ -138,6 +139,9 @@ def announce(seen, n=''):
 def end(reg, bits, word='w'):
     return Rmw('or', reg, word, bits, 'end')
 
+
+# For tests with too many executions on LSE, whose `CAS` may also write where it fails.
+WITHOUT_LSE = tuple(language for language in LANGUAGES if language != 'LSE')
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A value is published.
@@ -236,6 +240,18 @@ test(
     [announce(FULL), when('ok', 0, when('old', ODD, Write('v', 2)))],
     bad='0:x=2',
     weak=[{'announce_failure': 'rlx'}, RELEASE],
+)
+
+test(
+    'recycle-held',
+    'A kept guard is released as the consumer, a lap ahead, announces itself: it finds the next commit, and its value.',
+    {'w': FULL, 'v': 1},
+    [announce(FULL), when('ok', 0, when('old', FULL | LAP, Read('x', 'v')))],
+    [Read('y', 'v'), release(FULL)],
+    [look('s'), when('s', ODD, Write('v', 2), commit(ODD, lap=ODD))],
+    bad='0:x=1 \\/ 1:y=2',
+    weak=[LOAD, RELEASE, COMMIT, {'announce_failure': 'rlx'}],
+    languages=WITHOUT_LSE,
 )
 
 # Laps: N = 1, so that each lap comes back to the same word.
@@ -381,12 +397,12 @@ test(
     'end-late-commit-finish',
     'As `end-late-commit`, with `Finished` at the next slot: the value arrives, then what was left before the end.',
     {'w0': 0, 'w1': 0, 'v': 0, 'e': 0},
-    [Write('e', 1), end('g0', TX_GONE, 'w0'), end('g1', TX_GONE | DONE_EVEN, 'w1')],
+    [Write('e', 1), end('g0', TX_GONE, 'w0'), end('g1', TX_GONE | TX_DONE, 'w1')],
     [Write('v', 1), commit(EVEN, TX_GONE, word='w0')],
     [
         look('r0', 'w0'),
         when('r0', FULL | TX_GONE, Read('x', 'v'), Read('y', 'e')),
-        when('r0', FULL, Read('x', 'v'), look('r1', 'w1'), when('r1', TX_GONE | DONE_EVEN, Read('y', 'e'))),
+        when('r0', FULL, Read('x', 'v'), look('r1', 'w1'), when('r1', TX_GONE | TX_DONE, Read('y', 'e'))),
     ],
     bad='2:x=0 \\/ 2:y=0',
     weak=[LOAD, COMMIT, END],
@@ -414,6 +430,20 @@ test(
     bad='0:ok=1 /\\ 1:ok=1 /\\ 1:old=0',
     weak=[{'announce': 'torn'}, {'commit': 'torn'}],
     keeps=[(COMMIT | {'failure': 'rlx', 'announce_failure': 'rlx'}, 'one word, in its modification order')],
+)
+
+test(
+    'wait-held',
+    'A kept guard is released, then the slot committed: the consumer announces itself again, or finds it; each wakes.',
+    {'w': FULL},
+    [announce(FULL), when('ok', 0, when('old', ODD, announce(ODD, n=2)))],
+    [release(FULL, FULL | WAITER, then=commit(ODD, ODD | WAITER, lap=ODD, n=2))],
+    bad='(0:ok=1 /\\ 1:ok=1 /\\ 1:old=1) \\/ (0:ok2=1 /\\ 1:ok2=1 /\\ 1:old2=2)',
+    weak=[{'announce': 'torn'}, {'release': 'torn'}, {'commit': 'torn'}],
+    keeps=[
+        (RELEASE | COMMIT | {'failure': 'rlx', 'announce_failure': 'rlx'}, 'one word, in its modification order')
+    ],
+    languages=('C', 'A64'),
 )
 
 test(
@@ -470,9 +500,6 @@ test(
     bad='0:e=1 /\\ 0:m=4 /\\ 1:ok=1',
     weak=[{'event': 'rlx'}, {'event_seen': 'rlx'}],
 )
-
-# For tests with too many executions on LSE, whose `CAS` may also write where it fails.
-WITHOUT_LSE = tuple(language for language in LANGUAGES if language != 'LSE')
 
 # The waker cell. `c` is its word, `k0` and `k1` are its places; 0 is no waker.
 
@@ -716,8 +743,14 @@ test(
     'The second wake has asked for another round; a registrant takes its registration back and finds the change.',
     {'w': WAITER, 'c': TAKING | REGISTERED, 'k1': 1},
     [
-        cell('take_back', TAKING | REGISTERED | AGAIN, TAKING, 'b'),
-        when('okb', 1, Write('k1', 2), publish(TAKING, TAKING | REGISTERED), when('okp', 1, look('s'))),
+        cell('take_back', TAKING | REGISTERED | AGAIN, TAKING | AGAIN, 'b'),
+        when(
+            'okb',
+            1,
+            Write('k1', 2),
+            publish(TAKING | AGAIN, TAKING | REGISTERED | AGAIN),
+            when('okp', 1, look('s')),
+        ),
     ],
     [commit(WAITER), when('ok', 1, cell('again', TAKING | REGISTERED, TAKING | REGISTERED | AGAIN, 'g'))],
     bad='0:okp=1 /\\ 0:s=4',
@@ -727,7 +760,7 @@ test(
 
 test(
     'cell-both',
-    'Producer and consumer wait for one slot with one WAITER: the commit of the reserved slot wakes the producer too.',
+    'Producer and consumer wait for one slot with one WAITER: its commit, or the release of a kept guard, wakes both.',
     {'w': 0, 'c': 0},
     [publish(0, REGISTERED), when('okp', 1, look('s'))],
     [announce(EVEN)],
@@ -806,19 +839,34 @@ test(
 
 
 def let_go(*then, n='d'):
-    return [Rmw('add', n, 'n', -1, 'drop'), when(n, 1, Fence('last'), then)]
+    return [Rmw('add', n, 'n', -1, 'drop'), when(n, 1, then)]
 
 
-DROP, LAST_ = {'drop': 'rlx'}, {'last': 'none'}
+DROP_ACQ, DROP_REL, DROP = ({'drop': order} for order in ('acq', 'rel', 'rlx'))
 
 test(
     'free-handles',
     'The ring is freed by the second of its handles, not while the other one uses it.',
     {'n': 2, 'u': 0, 'v': 0},
-    [Read('x', 'u'), let_go(Write('u', 9), Write('v', 9))],
+    [Read('x', 'u'), let_go(Read('y', 'v'), Write('u', 9), Write('v', 9))],
     [Write('v', 1), let_go(Write('u', 9), Write('v', 9))],
-    bad='0:x=9 \\/ (v=1 /\\ (0:d=1 \\/ 1:d=1))',
-    weak=[DROP, LAST_],
+    bad='0:x=9 \\/ 0:y=0 \\/ (v=1 /\\ (0:d=1 \\/ 1:d=1))',
+    weak=[DROP_ACQ, DROP_REL, DROP],
+)
+
+test(
+    'free-share',
+    'A handle makes a share while the other handle gives up its own: the ring is freed once, by the last of the three.',
+    {'n': 2, 'u': 0, 'v': 0},
+    [
+        Rmw('add', 'm', 'n', 1, 'share'),
+        let_go(Write('u', 9), Write('v', 9)),
+        Read('x', 'u'),
+        let_go(Write('u', 9), Write('v', 9), n='f'),
+    ],
+    [Write('v', 1), let_go(Write('u', 9), Write('v', 9))],
+    bad='~(0:m=98 \\/ 0:d=98 \\/ 0:f=98 \\/ 1:d=98) /\\ (0:x=9 \\/ ~(v=9))',
+    weak=[{'share': 'torn'}, {'drop': 'torn'}, DROP_ACQ, DROP_REL, DROP],
 )
 
 test(
@@ -828,18 +876,27 @@ test(
     [Read('x', 'v'), release(FULL), Read('y', 'k'), let_go(Write('v', 9), Write('k', 9))],
     [look('r'), let_go(Write('v', 9), Write('k', 9), Store('w', 9, 'rlx'))],
     bad='0:x=9 \\/ 0:y=9 \\/ (0:ok=0 /\\ 0:old=9)',
-    weak=[DROP, LAST_],
+    weak=[DROP_ACQ, DROP_REL, DROP],
 )
 
 test(
     'free-reunite',
-    '`reunite` finds two shares (Relaxed), drops both and takes the slots; no guard is still at work.',
+    '`reunite` finds two shares, drops one and takes the slots with the other; no guard is still at work.',
     {'n': 3, 'w': FULL, 'v': 1},
     [
         Load('m', 'n', 'count'),
-        when('m', 2, Rmw('add', 'd2', 'n', -1, 'drop'), let_go(Write('v', 9), Store('w', 9, 'rlx'))),
+        when(
+            'm',
+            2,
+            Rmw('add', 'd', 'n', -1, 'drop'),
+            when('d', 2, Read('z', 'v'), Write('v', 9), Store('w', 9, 'rlx')),
+        ),
     ],
     [Read('x', 'v'), Write('v', 5), release(FULL), Rmw('add', 'd', 'n', -1, 'drop')],
-    bad='1:x=9 \\/ (1:ok=0 /\\ 1:old=9) \\/ (0:d=1 /\\ v=5)',
-    weak=[DROP, LAST_],
+    bad='1:x=9 \\/ (1:ok=0 /\\ 1:old=9) \\/ (0:d=2 /\\ (0:z=1 \\/ v=5))',
+    weak=[DROP_ACQ, DROP, DROP_REL | {'count': 'rlx'}],
+    keeps=[
+        ({'count': 'rlx'}, 'the drop of the first share acquires'),
+        (DROP_REL, 'the count acquires'),
+    ],
 )
