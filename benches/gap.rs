@@ -8,7 +8,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Report};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Report};
 
 const STEP: Duration = Duration::from_millis(10);
 
@@ -24,7 +24,7 @@ impl Dataset for Slow {
         1024
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         sleep(STEP);
         Ok(out.len())
     }

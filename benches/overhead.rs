@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use twinbuf::ring::HeapRing;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 
 const STEPS: u64 = 100_000;
 const ROUNDS: usize = 11;
@@ -24,7 +24,7 @@ impl Dataset for Bytes {
         1
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         black_box(&mut *out)[0] = 1;
         Ok(out.len())
     }

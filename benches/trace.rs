@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use twinbuf::observe::Trace;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 
 const STEPS: u64 = 2_000;
 const ROUNDS: usize = 200;
@@ -24,7 +24,7 @@ impl Dataset for Nothing {
         1
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         Ok(out.len())
     }
 }

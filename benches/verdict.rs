@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use twinbuf::observe::Verdict;
 use twinbuf::transform::per_record;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Report};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Report};
 
 const STEPS: u64 = 200;
 const ROUNDS: usize = 5;
@@ -29,7 +29,7 @@ impl Dataset for Disk {
         RECORD
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         std::thread::sleep(self.0);
         Ok(out.len())
     }

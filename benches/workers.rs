@@ -10,7 +10,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Shuffle};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Shuffle};
 
 const RECORDS: u64 = 128;
 const BATCH: u64 = 4;
@@ -34,7 +34,7 @@ impl Dataset for Encoded {
         8
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
             out.copy_from_slice(&decode(self.times, record).to_le_bytes());
         }
@@ -59,7 +59,7 @@ impl Dataset for Uneven {
         8
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         std::thread::sleep(Duration::from_millis(if batch.step() % 4 == 0 { 20 } else { 1 }));
         Ok(out.len())
     }
@@ -108,7 +108,7 @@ fn main() -> Result<(), BoxError> {
     let each = least.min().unwrap_or_default().as_secs_f64() / probe as f64;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // some millions
     let times = (4e-3 / each) as u64;
-    let plan = Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Records).seed(7).build()?;
+    let plan = Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Full).seed(7).build()?;
     let build = |workers| Loader::builder(Encoded { times }, plan).workers(workers).build();
     let (mut one, mut two) = (build(1)?, build(2)?);
     let (_, expected) = epoch(&mut one)?;

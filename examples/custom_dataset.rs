@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example custom_dataset`
 
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 
 /// Record `i` is the square of `i`.
 struct Squares;
@@ -13,7 +13,7 @@ impl Dataset for Squares {
     fn record_bytes(&self) -> usize {
         8
     }
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
             out.copy_from_slice(&(record * record).to_le_bytes());
         }

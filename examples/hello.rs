@@ -4,13 +4,17 @@
 //! cargo run --release --example hello -- any.file
 //! ```
 
-use twinbuf::{BoxError, Loader, Plan, Records, Shuffle, Tail};
+use twinbuf::{BoxError, LastBatch, Loader, Plan, Records, Shuffle};
 
 fn main() -> Result<(), BoxError> {
     let path = std::env::args().nth(1).ok_or("usage: hello FILE")?;
     let data = Records::options().partial(true).open([path], 1024)?;
-    let plan =
-        Plan::builder(data.len()).batch(256).shuffle(Shuffle::Records).seed(42).tail(Tail::Keep).build()?;
+    let plan = Plan::builder(data.len())
+        .batch(256)
+        .shuffle(Shuffle::Full)
+        .seed(42)
+        .last_batch(LastBatch::Keep)
+        .build()?;
     let mut loader = Loader::builder(data, plan).build()?;
     let mut sum = 0;
     for batch in loader.epochs(0..3) {

@@ -11,7 +11,7 @@ use twinbuf::{BoxError, Checkpoint, Loader, Plan, Records, Shuffle};
 fn main() -> Result<(), BoxError> {
     let path = std::env::args().nth(1).ok_or("usage: resume FILE")?;
     let data = Records::options().partial(true).open([path], 1024)?;
-    let plan = Plan::builder(data.len()).batch(16).shuffle(Shuffle::Records).seed(42).build()?;
+    let plan = Plan::builder(data.len()).batch(16).shuffle(Shuffle::Full).seed(42).build()?;
     let mut loader = Loader::builder(data, plan).build()?;
     let start = Checkpoint::load_or_start("resume.json")?;
     println!("from epoch {}, step {}", start.epoch(), start.step());

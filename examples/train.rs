@@ -26,7 +26,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use twinbuf::mmap::Residency;
 use twinbuf::observe::Trace;
-use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle, Tail};
+use twinbuf::{BoxError, LastBatch, Loader, Plan, Records, Report, Shuffle};
 
 mod data;
 
@@ -168,7 +168,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
         .batch(args.batch)
         .seed(args.seed)
         .shuffle(Shuffle::Chunks { records: args.batch })
-        .tail(Tail::Keep)
+        .last_batch(LastBatch::Keep)
         .build()?;
     println!(
         "{:.1} MiB in {} file(s); {} batches of {} KiB an epoch, {} epoch(s) a run, {} round(s)",

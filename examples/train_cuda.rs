@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use twinbuf::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use twinbuf::observe::Trace;
-use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle, Tail, cuda};
+use twinbuf::{BoxError, LastBatch, Loader, Plan, Records, Report, Shuffle, cuda};
 
 mod data;
 
@@ -72,7 +72,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
     let plan = Plan::builder(records.len())
         .batch(args.batch)
         .shuffle(Shuffle::Chunks { records: args.batch })
-        .tail(Tail::Keep)
+        .last_batch(LastBatch::Keep)
         .build()?;
     let stream = ctx.new_stream()?;
     // No batch has more records than there are.

@@ -11,7 +11,7 @@ fn main() -> Result<(), BoxError> {
     let path = std::env::args().nth(1).ok_or("usage: validation FILE")?;
     let open = || Records::options().partial(true).open([&path], 1024);
     let records = open()?.len();
-    let all = Plan::builder(records).batch(16).shuffle(Shuffle::Records).seed(42).build()?;
+    let all = Plan::builder(records).batch(16).shuffle(Shuffle::Full).seed(42).build()?;
     let (plan, held_out) = (all.with_range(0..records / 10 * 9)?, all.with_range(records / 10 * 9..records)?);
     let mut train = Loader::builder(open()?, plan).name("train").from_env()?.build()?;
     let mut valid = Loader::builder(open()?, held_out).name("valid").from_env()?.build()?;

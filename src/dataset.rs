@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchPlan, DType, Records};
+use twinbuf_mmap::{BatchIndices, DType, Records};
 
 use crate::error::BoxError;
 
@@ -18,7 +18,7 @@ use crate::error::BoxError;
 /// # Examples
 ///
 /// ```
-/// use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+/// use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 ///
 /// /// Record `i` is the number `i`.
 /// struct Numbers;
@@ -30,7 +30,7 @@ use crate::error::BoxError;
 ///     fn record_bytes(&self) -> usize {
 ///         8
 ///     }
-///     fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+///     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
 ///         for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
 ///             out.copy_from_slice(&record.to_le_bytes());
 ///         }
@@ -70,7 +70,7 @@ pub trait Dataset: Send {
     /// # Errors
     ///
     /// Whatever the data set finds: it reaches the caller as [`Error::Load`](crate::Error::Load).
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError>;
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError>;
 
     /// The files that it reads, if its records are theirs, unchanged. The loader then reads them itself, ahead of use, and
     /// does not call [`read`](Self::read). Default: `None`.
@@ -126,7 +126,7 @@ impl Dataset for Arc<Records> {
         if others == 0 { first.to_string() } else { format!("{first} and {others} more") }
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         Ok(Records::read(self, batch, out)?)
     }
 

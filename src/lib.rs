@@ -22,7 +22,7 @@
 //! # let path = dir.path().join("tokens.bin");
 //! # std::fs::write(&path, vec![1u8; 1024 * 64])?;
 //! let data = Records::open([&path], 1024)?;
-//! let plan = Plan::builder(data.len()).batch(16).shuffle(Shuffle::Records).seed(1).build()?;
+//! let plan = Plan::builder(data.len()).batch(16).shuffle(Shuffle::Full).seed(1).build()?;
 //! let mut loader = Loader::builder(data, plan).build()?;
 //! for batch in loader.epochs(0..3) {
 //!     for record in batch?.chunks_exact(1024) {
@@ -67,7 +67,7 @@ pub use twinbuf_core as ring;
 #[cfg(feature = "cuda")]
 pub use twinbuf_cuda as cuda;
 pub use twinbuf_mmap as mmap;
-pub use twinbuf_mmap::{BatchPlan, Plan, Records, Shuffle, Tail};
+pub use twinbuf_mmap::{BatchIndices, LastBatch, Plan, Records, Shuffle};
 
 /// The program in the README compiles.
 #[cfg(doctest)]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use twinbuf_mmap::BatchPlan;
+use twinbuf_mmap::BatchIndices;
 
 use crate::error::{At, Error};
 use crate::loader::checkpoint::Identity;
@@ -47,7 +47,7 @@ pub struct BatchMeta {
 /// Which records a batch is made of, and how they lie in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
-    pub(crate) plan: BatchPlan,
+    pub(crate) plan: BatchIndices,
     /// What a checkpoint after the batch belongs to.
     pub(crate) identity: Arc<Identity>,
     pub(crate) layout: Arc<Layout>,

@@ -5,7 +5,7 @@ use std::fmt;
 use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_mmap::transform as kernels;
 pub use twinbuf_mmap::transform::Transform;
-use twinbuf_mmap::{BatchPlan, DType};
+use twinbuf_mmap::{BatchIndices, DType};
 
 use crate::error::BoxError;
 
@@ -118,7 +118,7 @@ pub trait RecordTransform: Send {
 /// Which records a transform is applied to.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
-    batch: &'a BatchPlan,
+    batch: &'a BatchIndices,
 }
 
 /// Which record a transform is applied to.
@@ -138,7 +138,7 @@ pub struct RecordContext {
 impl<'a> Context<'a> {
     /// Makes the context of the records of a batch, or of a part of one. The loader does it; tests of a transform may.
     #[must_use]
-    pub const fn new(batch: &'a BatchPlan) -> Self {
+    pub const fn new(batch: &'a BatchIndices) -> Self {
         Self { batch }
     }
 

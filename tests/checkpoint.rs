@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use twinbuf::{BatchPlan, BoxError, Checkpoint, Dataset, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, Loader, Plan};
 
 struct Zeros;
 
@@ -17,7 +17,7 @@ impl Dataset for Zeros {
     fn record_bytes(&self) -> usize {
         4
     }
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         Ok(out.len())
     }
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{RECORD, files, open};
-use twinbuf::{BatchPlan, BoxError, Checkpoint, Dataset, Loader, Plan, Shuffle, Tail};
+use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, LastBatch, Loader, Plan, Shuffle};
 
 /// Record `i` is the number `i`.
 struct Numbers(u64);
@@ -19,7 +19,7 @@ impl Dataset for Numbers {
         8
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
             out.copy_from_slice(&record.to_le_bytes());
         }
@@ -80,12 +80,13 @@ fn history(number: u64) -> u32 {
     let shuffle = match number % 4 {
         0 => Shuffle::None,
         1 => Shuffle::Chunks { records: 1 + random.below(20) },
-        2 => Shuffle::Records,
-        _ => Shuffle::Window { records: 1 + random.below(12), chunks: 1 + random.below(6) },
+        2 => Shuffle::Full,
+        _ => Shuffle::Window { chunk_records: 1 + random.below(12), window_chunks: 1 + random.below(6) },
     };
-    let tail = [Tail::Keep, Tail::Keep, Tail::Drop, Tail::Wrap][random.below(4) as usize];
+    let tail = [LastBatch::Keep, LastBatch::Keep, LastBatch::Drop, LastBatch::Wrap][random.below(4) as usize];
     let plan = |batch, world| {
-        let plan = Plan::builder(first + records).batch(batch).shuffle(shuffle).tail(tail).rank(0, world);
+        let plan =
+            Plan::builder(first + records).batch(batch).shuffle(shuffle).last_batch(tail).rank(0, world);
         let plan = if shuffle == Shuffle::None { plan } else { plan.seed(number) };
         plan.build().and_then(|plan| plan.with_range(first..first + records))
     };
@@ -134,7 +135,7 @@ fn history(number: u64) -> u32 {
             break batch * world;
         }
         let seen_now = furthest.records_seen();
-        if tail != Tail::Wrap {
+        if tail != LastBatch::Wrap {
             assert_eq!(seen_now, seen.len() as u64, "history {number}: {furthest:?}");
         }
         checkpoint = furthest;
@@ -147,9 +148,9 @@ fn history(number: u64) -> u32 {
     let twice = counts.iter().filter(|&&count| count > 1).count() as u64;
     let what = format!("history {number}: {shuffle:?}, {tail:?}, {missing} missing, {twice} twice");
     match tail {
-        Tail::Keep => assert!(missing == 0 && twice == 0, "{what}"),
-        Tail::Drop => assert!(missing < step && twice == 0, "{what}"),
-        Tail::Wrap => assert_eq!(missing, 0, "{what}"),
+        LastBatch::Keep => assert!(missing == 0 && twice == 0, "{what}"),
+        LastBatch::Drop => assert!(missing < step && twice == 0, "{what}"),
+        LastBatch::Wrap => assert_eq!(missing, 0, "{what}"),
     }
     changes
 }
@@ -163,7 +164,7 @@ fn a_thousand_histories_of_ranks_and_batch_sizes_see_every_record_once() {
 
 #[test]
 fn a_batch_size_that_grows_in_mid_epoch() {
-    let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Records).seed(3).build().unwrap();
+    let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Full).seed(3).build().unwrap();
     let build = |batch| Loader::builder(Numbers(44), plan(batch)).build().unwrap();
     let order: Vec<u64> =
         build(1).epoch(1).flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect();

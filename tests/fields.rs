@@ -10,7 +10,7 @@ use common::{RECORD, files, open};
 use tempfile::TempDir;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Transform, per_record};
-use twinbuf::{Checkpoint, Error, Loader, Plan, Records, Shuffle, Tail};
+use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle};
 
 const RECORDS: u64 = 61;
 
@@ -30,7 +30,7 @@ fn open_pair(images: &PathBuf, labels: &PathBuf) -> (Records, Records) {
 }
 
 fn plan(batch: u64) -> Plan {
-    let plan = Plan::builder(RECORDS).batch(batch).shuffle(Shuffle::Records).seed(4).tail(Tail::Keep);
+    let plan = Plan::builder(RECORDS).batch(batch).shuffle(Shuffle::Full).seed(4).last_batch(LastBatch::Keep);
     plan.build().unwrap()
 }
 

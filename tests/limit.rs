@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use twinbuf::loader::MemoryLimit;
 use twinbuf::mmap::Buffer;
-use twinbuf::{Batch, BatchPlan, BoxError, Dataset, Error, Loader, Plan};
+use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Error, Loader, Plan};
 
 const BATCH: usize = 4 << 20;
 const LIMIT: u64 = 16 << 20;
@@ -20,7 +20,7 @@ impl Dataset for Ones {
     fn record_bytes(&self) -> usize {
         1 << 20
     }
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         out.fill(1);
         Ok(out.len())
     }

@@ -35,7 +35,7 @@ fn gone(records: &Records) -> bool {
 }
 
 fn windows(range: std::ops::Range<u64>) -> Plan {
-    let shuffle = Shuffle::Window { records: 64, chunks: 16 };
+    let shuffle = Shuffle::Window { chunk_records: 64, window_chunks: 16 };
     let plan = Plan::builder(RECORDS as u64).batch(64).shuffle(shuffle).build().unwrap();
     plan.with_range(range).unwrap()
 }
@@ -76,7 +76,7 @@ fn two_loaders_on_one_data_set_ask_for_as_much_as_on_two() {
 fn an_epoch_that_is_repeated_asks_again() {
     let Some((_folder, path)) = cold_file() else { return };
     let data = Arc::new(Records::open([&path], RECORD).unwrap());
-    let plan = Plan::builder(RECORDS as u64).batch(64).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(RECORDS as u64).batch(64).shuffle(Shuffle::Full).build().unwrap();
     let mut loader = loader(&data, plan);
     let mut before = 0;
     for round in 0..3 {

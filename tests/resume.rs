@@ -3,16 +3,16 @@
 mod common;
 
 use common::{Fault, Faulty, RECORD, batches, files, open};
-use twinbuf::{Checkpoint, Error, Loader, Plan, Records, Shuffle, Tail};
+use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle};
 
 const RECORDS: u64 = 53;
 
 fn plans() -> Vec<Plan> {
     let mut plans = Vec::new();
-    for order in [Shuffle::None, Shuffle::Chunks { records: 7 }, Shuffle::Records] {
-        for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+    for order in [Shuffle::None, Shuffle::Chunks { records: 7 }, Shuffle::Full] {
+        for tail in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
             for (rank, world) in [(0, 1), (1, 2)] {
-                let plan = Plan::builder(RECORDS).batch(5).shuffle(order).tail(tail).rank(rank, world);
+                let plan = Plan::builder(RECORDS).batch(5).shuffle(order).last_batch(tail).rank(rank, world);
                 // A seed without a shuffle is an error.
                 let plan = if order == Shuffle::None { plan } else { plan.seed(11) };
                 plans.push(plan.build().unwrap());
@@ -152,14 +152,15 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
 #[test]
 fn any_ranks_state_after_a_step_restores_any_other_rank() {
     let (_dir, paths) = files(&[RECORDS]);
-    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+    for tail in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
         // Of the last step's 3 records two ranks have none; of a world of 60 ranks, 7 have none at all.
         for (batch, world) in [(5, 5), (1, 60)] {
-            if tail == Tail::Drop && batch * world > RECORDS {
+            if tail == LastBatch::Drop && batch * world > RECORDS {
                 continue;
             }
             let load = |rank| {
-                let plan = Plan::builder(RECORDS).batch(batch).tail(tail).rank(rank, world).build().unwrap();
+                let plan =
+                    Plan::builder(RECORDS).batch(batch).last_batch(tail).rank(rank, world).build().unwrap();
                 Loader::builder(open(&paths), plan).overlap(false).build().unwrap()
             };
             let longest = load(0).plan().steps();
@@ -191,7 +192,7 @@ fn any_ranks_state_after_a_step_restores_any_other_rank() {
 fn no_rank_goes_on_past_the_longest_ones_last_step() {
     let (_dir, paths) = files(&[RECORDS]);
     for rank in 0..5 {
-        let plan = Plan::builder(RECORDS).batch(5).tail(Tail::Keep).rank(rank, 5).build().unwrap();
+        let plan = Plan::builder(RECORDS).batch(5).last_batch(LastBatch::Keep).rank(rank, 5).build().unwrap();
         let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
         let mut state = serde_json::to_value(loader.checkpoint()).unwrap();
         state["step"] = 4.into();
@@ -209,7 +210,7 @@ fn no_rank_goes_on_past_the_longest_ones_last_step() {
 fn another_plan_or_data_set_is_refused_and_changes_nothing() {
     let (_dir, paths) = files(&[48]);
     let (_dir, same_shape) = files(&[40, 8]);
-    let plan = |seed| Plan::builder(24).batch(4).seed(seed).shuffle(Shuffle::Records).build().unwrap();
+    let plan = |seed| Plan::builder(24).batch(4).seed(seed).shuffle(Shuffle::Full).build().unwrap();
     let load = |paths, bytes, plan| {
         Loader::builder(std::sync::Arc::new(Records::open(paths, bytes).unwrap()), plan).build().unwrap()
     };
@@ -265,7 +266,7 @@ fn a_checkpoint_is_saved_under_stable_names_and_nothing_else_is_read() {
 fn the_last_steps_of_the_longest_plan() {
     for (overlap, depth) in [(false, 1), (true, 1), (true, 2)] {
         let (dataset, _) = Faulty::new(u64::MAX, Fault::None, 0);
-        let plan = Plan::builder(u64::MAX).shuffle(Shuffle::Records).build().unwrap();
+        let plan = Plan::builder(u64::MAX).shuffle(Shuffle::Full).build().unwrap();
         let builder = Loader::builder(dataset, plan).overlap(overlap).host_depth(depth);
         let mut loader = builder.hint_window(u64::MAX).build().unwrap();
         let mut state = serde_json::to_value(loader.checkpoint()).unwrap();

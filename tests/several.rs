@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{RECORD, files, open, plan};
 use serde_json::Value;
-use twinbuf::{BatchPlan, BoxError, Breakdown, Dataset, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Breakdown, Dataset, Loader, Plan};
 
 fn events(path: &Path) -> Vec<Value> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).expect("plain JSON after the last close")
@@ -84,7 +84,7 @@ impl Dataset for Gated {
         RECORD
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         self.0.recv()?;
         Ok(out.len())
     }

@@ -11,7 +11,7 @@ use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::Buffer;
 use twinbuf::observe::Breakdown;
 use twinbuf::transform::Convert;
-use twinbuf::{Batch, Error, Loader, Plan, Records, Tail};
+use twinbuf::{Batch, Error, LastBatch, Loader, Plan, Records};
 
 #[repr(align(64))]
 struct Memory([u8; 2 * BATCH]);
@@ -107,7 +107,7 @@ fn build_takes_the_wanted_slots_and_no_others() {
     std::fs::write(&narrow, [1; 3 * 5]).unwrap();
     let (_dir, wide) = files(&[5]);
     // Fewer records than a batch, which are repeated.
-    let plan = Plan::builder(5).batch(7).tail(Tail::Wrap).build().unwrap();
+    let plan = Plan::builder(5).batch(7).last_batch(LastBatch::Wrap).build().unwrap();
     for (case, (set, count, bytes)) in cases.into_iter().enumerate() {
         let builder = || {
             let data = (Records::open([&narrow], 3).unwrap(), common::open(&wide));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{RECORD, files, open, record};
 use twinbuf::loader::Locator;
-use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, Records};
+use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, Records};
 
 /// Reads that do not return before they are released.
 #[derive(Clone, Default)]
@@ -48,7 +48,7 @@ impl Dataset for Remote {
     fn record_bytes(&self) -> usize {
         RECORD
     }
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         if batch.runs().flatten().any(|record| record >= self.stuck) {
             let first = batch.runs().next().expect("a batch has records").start;
             let _ = self.waits.send(first);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{Fault, Faulty, RECORD, batches, files, modes, open, plan, record};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, RecordTransform, Transform, per_record};
-use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle};
+use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle};
 
 #[test]
 fn the_same_numbers_in_every_configuration() {
@@ -63,7 +63,8 @@ fn parts_meet_wherever_the_records_end() {
             (0..record_bytes * records / 2).map(|i| ((i * 7 + i / 65_536) % 65_536) as u16).collect();
         std::fs::write(&path, tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>())
             .unwrap();
-        let plan = Plan::builder(records as u64).batch(batch).tail(twinbuf::Tail::Keep).build().unwrap();
+        let plan =
+            Plan::builder(records as u64).batch(batch).last_batch(twinbuf::LastBatch::Keep).build().unwrap();
         let data = Arc::new(Records::open([&path], record_bytes).unwrap());
         for mode in modes(&data) {
             let builder = Loader::builder(data.clone(), plan).read_mode(mode);
@@ -182,7 +183,7 @@ impl Dataset for Sized {
         self.0
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         Ok(out.len())
     }
 }
@@ -216,7 +217,7 @@ fn augment() -> impl RecordTransform {
 fn a_random_augmentation_is_the_same_after_any_resume_and_on_any_rank() {
     let (_dir, paths) = files(&[50]);
     let build = |seed, rank, world| {
-        let plan = Plan::builder(50).batch(10 / world).shuffle(Shuffle::Records).seed(seed);
+        let plan = Plan::builder(50).batch(10 / world).shuffle(Shuffle::Full).seed(seed);
         let plan = plan.rank(rank, world).build().unwrap();
         Loader::builder(open(&paths), plan).transform(augment()).build().unwrap()
     };

@@ -17,7 +17,7 @@ use twinbuf::loader::{Cuda, DeviceBatch, LoaderBuilder};
 use twinbuf::mmap::Buffer;
 use twinbuf::observe::Trace;
 use twinbuf::transform::{Convert, per_record};
-use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan, cuda};
+use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
 const LAUNCH_FAILED: u32 = 719;
@@ -181,7 +181,7 @@ impl Dataset for Chunked {
         Self::RECORD
     }
 
-    fn read(&mut self, part: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, part: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         let issued = || self.sim.calls_of("cuMemcpyHtoDAsync_v2");
         let first = part.runs().flatten().next().unwrap();
         let (batch, chunk) = (first / Self::BATCH, first % Self::BATCH / Self::CHUNK);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::{RECORD, batches, files, open, plan, record};
 use twinbuf::loader::MAX_HOST_DEPTH;
 use twinbuf::transform::{RecordTransform, RecordType, per_record};
-use twinbuf::{BatchPlan, BoxError, Dataset, Error, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan};
 
 /// A random augmentation: the record, changed by numbers that its seed gives.
 fn augment() -> impl RecordTransform {
@@ -80,7 +80,7 @@ impl Dataset for Failing {
     fn record_bytes(&self) -> usize {
         8
     }
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         for (i, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
             if i == self.at {
                 return Err(format!("no record {i}").into());
@@ -135,7 +135,7 @@ fn the_first_error_is_told_by_close() {
         fn record_bytes(&self) -> usize {
             1
         }
-        fn read(&mut self, batch: &BatchPlan, _: &mut [u8]) -> Result<usize, BoxError> {
+        fn read(&mut self, batch: &BatchIndices, _: &mut [u8]) -> Result<usize, BoxError> {
             self.0.wait();
             Err(format!("record {}", batch.runs().next().unwrap().start).into())
         }
@@ -165,7 +165,7 @@ impl Dataset for Together {
     fn record_bytes(&self) -> usize {
         1
     }
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         self.0.wait();
         self.1.fetch_add(1, Ordering::Relaxed);
         Ok(out.len())
@@ -299,7 +299,7 @@ impl Dataset for FirstIsSlow {
     fn record_bytes(&self) -> usize {
         8
     }
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         let first = batch.runs().next().ok_or("no record")?.start;
         let (read, changed) = &*self.read;
         let mut read = read.lock().unwrap();
@@ -349,7 +349,7 @@ impl Dataset for Uneven {
     fn record_bytes(&self) -> usize {
         8
     }
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let turns = if self.0 >> 62 == 0 { self.0 >> 54 & 0xff } else { self.0 >> 61 & 1 };
         (0..turns).for_each(|_| thread::yield_now());

@@ -66,7 +66,7 @@ impl FromStr for Way {
         let chunks = way.strip_prefix("chunks:").map(str::parse);
         Ok(Self(match (way, chunks) {
             ("sequential", _) => Shuffle::None,
-            ("records", _) => Shuffle::Records,
+            ("records", _) => Shuffle::Full,
             (_, Some(Ok(records @ 1..))) => Shuffle::Chunks { records },
             _ => return Err("wanted sequential, chunks:N with N at least 1, or records".to_string()),
         }))
@@ -169,7 +169,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     measured.iter_mut().for_each(|(_, walls)| walls.sort_by(f64::total_cmp));
     let (mut figures, verdict) = figures(&records, &plan, &runs);
     let order = match options.order.0 {
-        Shuffle::Records => ".shuffle(Shuffle::Records).seed(42)".to_string(),
+        Shuffle::Full => ".shuffle(Shuffle::Full).seed(42)".to_string(),
         Shuffle::Chunks { records } => format!(".shuffle(Shuffle::Chunks {{ records: {records} }}).seed(42)"),
         _ => String::new(),
     };

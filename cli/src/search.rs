@@ -168,6 +168,6 @@ mod tests {
     fn hints_are_measured_only_where_the_loader_makes_some() {
         assert_eq!(Setting::all(Shuffle::None, None, 1), [Setting::DEFAULT]);
         assert_eq!(Setting::all(Shuffle::None, Some(ReadMode::Direct), 2).len(), 4);
-        assert_eq!(Setting::all(Shuffle::Records, Some(ReadMode::Direct), 4).len(), 4 + 2 + 3);
+        assert_eq!(Setting::all(Shuffle::Full, Some(ReadMode::Direct), 4).len(), 4 + 2 + 3);
     }
 }

@@ -23,9 +23,9 @@ fn main() -> Result<(), PlanError> {
         for windows in [1, 16, 256] {
             let records = CHUNK * WINDOW * windows;
             for (name, shuffle) in [
-                ("Records", Shuffle::Records),
+                ("Records", Shuffle::Full),
                 ("Chunks", Shuffle::Chunks { records: CHUNK }),
-                ("Window", Shuffle::Window { records: CHUNK, chunks: WINDOW }),
+                ("Window", Shuffle::Window { chunk_records: CHUNK, window_chunks: WINDOW }),
             ] {
                 let plan = Plan::builder(records).batch(batch).shuffle(shuffle).seed(7).build()?;
                 let steps = plan.steps().min(STEPS);

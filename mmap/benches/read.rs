@@ -23,7 +23,7 @@ mod linux {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use twinbuf_mmap::{BatchPlan, Buffer, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
+    use twinbuf_mmap::{BatchIndices, Buffer, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
 
     const ROUNDS: u64 = 11;
 
@@ -58,11 +58,11 @@ mod linux {
         for (record, bytes) in sizes.into_iter().flat_map(|record| [(record, 128 << 10), (record, 2 << 20)]) {
             let batch = (bytes / record).clamp(8, 4096);
             let records = Arc::new(Records::options().partial(true).open([path], record)?);
-            let plan = Plan::builder(records.len()).batch(batch as u64).shuffle(Shuffle::Records).build()?;
+            let plan = Plan::builder(records.len()).batch(batch as u64).shuffle(Shuffle::Full).build()?;
             let reader = Reader::new(records.clone(), &plan, ReadOptions::new())?;
             let mut out = Buffer::new(batch * record).ok_or("no memory")?;
             let steps = plan.steps().min((64 << 20) / (batch * record) as u64);
-            let batches: Vec<BatchPlan> = (0..steps).filter_map(|step| plan.batch(0, step)).collect();
+            let batches: Vec<BatchIndices> = (0..steps).filter_map(|step| plan.batch(0, step)).collect();
             let mut times = [const { Vec::new() }; 2];
             for round in 0..=ROUNDS {
                 for (by, times) in times.iter_mut().enumerate() {
@@ -95,7 +95,7 @@ mod linux {
     fn orders(path: &Path) -> Result<(), Box<dyn Error>> {
         for record in [1 << 10, 4 << 10, 16 << 10, 64 << 10] {
             let batch = (1 << 20) / record as u64;
-            let window = Shuffle::Window { records: batch, chunks: 64 };
+            let window = Shuffle::Window { chunk_records: batch, window_chunks: 64 };
             let ways = [
                 ("in order", Shuffle::None, ReadMode::Pread),
                 ("window", window, ReadMode::Pread),

@@ -60,10 +60,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let accuracy = args.train.then(|| format!("{:.4}", linear_model(&args, &order)));
         println!(" {:>9}", accuracy.unwrap_or_default());
     };
-    row("Shuffle::Records".to_owned(), plan(&args, Shuffle::Records)?);
+    row("Shuffle::Full".to_owned(), plan(&args, Shuffle::Full)?);
     for parts in [1].iter().chain(&args.parts) {
         let (records, chunks) = ((chunk / parts).max(1), window.saturating_mul(*parts));
-        let shuffle = Shuffle::Window { records, chunks };
+        let shuffle = Shuffle::Window { chunk_records: records, window_chunks: chunks };
         row(format!("Shuffle::Window, {chunks} of {records}"), plan(&args, shuffle)?);
     }
     row("buffer, chunks shuffled before".to_owned(), buffered(&args, memory, true)?);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle, Tail};
+use twinbuf_mmap::{Buffer, LastBatch, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
 
 /// Reads all records of some files, and says how long it took, what came from disk and how much memory it took.
 #[derive(Parser)]
@@ -75,9 +75,12 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let order = match (args.shuffle, args.window) {
         (None, _) => Shuffle::None,
         (Some(chunk), None) => Shuffle::Chunks { records: chunk.get() },
-        (Some(chunk), Some(chunks)) => Shuffle::Window { records: chunk.get(), chunks: chunks.get() },
+        (Some(chunk), Some(chunks)) => {
+            Shuffle::Window { chunk_records: chunk.get(), window_chunks: chunks.get() }
+        }
     };
-    let plan = Plan::builder(records.len()).batch(batch).shuffle(order).tail(Tail::Keep).build()?;
+    let plan =
+        Plan::builder(records.len()).batch(batch).shuffle(order).last_batch(LastBatch::Keep).build()?;
 
     let slot = usize::try_from(batch)?.checked_mul(record).ok_or("a batch is too large")?;
     let mut slot = Buffer::new(slot).ok_or("no memory for a batch")?;

@@ -2,7 +2,7 @@
 
 use crate::records::Records;
 use crate::system::Piece;
-use crate::{BatchPlan, Error, system};
+use crate::{BatchIndices, Error, system};
 
 /// Pages of a data set or of a batch, and how many of them the page cache holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Records {
     /// # Errors
     ///
     /// Those of [`residency`](Self::residency), and [`Error::NoSuchRecord`].
-    pub fn residency_of(&self, batch: &BatchPlan) -> Result<Residency, Error> {
+    pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
         let mut residency = Residency::default();
         for span in self.spans(batch) {
             let span = span?;

@@ -5,7 +5,7 @@
 //!   Opening checks every header against the file's real size.
 //! - [`RaggedRecords`] describes records of varying length: a data file with an index of offsets, or Megatron-LM's.
 //! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
-//!   any [`BatchPlan`] in O(1), the same on every machine. To resume, ask for another step.
+//!   any [`BatchIndices`] in O(1), the same on every machine. To resume, ask for another step.
 //! - [`Reader`] reads the batches of one loop into your buffer and asks the system for those that come next. What fits in
 //!   memory comes through the page cache, the rest past it ([`ReadMode`]). A truncated file is a typed [`Error`] with path
 //!   and offset, never a SIGBUS. [`Records::read`] reads one batch without reading ahead.
@@ -36,7 +36,7 @@
 //! let records = Arc::new(Records::open([&path], 8)?);
 //! let plan = Plan::builder(records.len())
 //!     .batch(100)
-//!     .shuffle(Shuffle::Window { records: 50, chunks: 4 })
+//!     .shuffle(Shuffle::Window { chunk_records: 50, window_chunks: 4 })
 //!     .seed(1)
 //!     .build()?;
 //!
@@ -83,7 +83,9 @@ pub use dtype::DType;
 pub use error::{Error, FormatError};
 pub use files::files;
 pub use format::{ByteRange, Cut, RaggedRecords};
-pub use plan::{BatchPlan, LaunchError, Leg, Plan, PlanBuilder, PlanError, Rest, Shuffle, Tail};
+pub use plan::{
+    BatchIndices, LastBatch, PartialEpoch, Plan, PlanBuilder, PlanError, RankError, RemainingEpoch, Shuffle,
+};
 pub use reader::cached::HINT_CHUNK;
 pub use reader::mode::ReadMode;
 pub use reader::stats::{ReadChoice, ReadStats};

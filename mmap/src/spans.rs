@@ -5,11 +5,11 @@ use std::ops::Range;
 use crate::plan::Runs;
 use crate::records::{Records, covered};
 use crate::shard::Shard;
-use crate::{BatchPlan, Error};
+use crate::{BatchIndices, Error};
 
 impl Records {
     /// The stretches of bytes that hold `batch`, in batch order, each in one file.
-    pub(crate) fn spans(&self, batch: &BatchPlan) -> Spans<'_, Runs> {
+    pub(crate) fn spans(&self, batch: &BatchIndices) -> Spans<'_, Runs> {
         self.spans_of(batch.pieces())
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use twinbuf_mmap::{BatchPlan, Plan, ReadOptions, ReadStats, Reader, Records, Residency, Shuffle};
+use twinbuf_mmap::{BatchIndices, Plan, ReadOptions, ReadStats, Reader, Records, Residency, Shuffle};
 
 const RECORD: usize = 4096;
 
@@ -55,7 +55,7 @@ fn evict(records: &Records) {
 }
 
 /// Reads the first of these batches alone, and returns what was asked for until then.
-fn ask(records: &Arc<Records>, plan: &Plan, batches: &[BatchPlan]) -> ReadStats {
+fn ask(records: &Arc<Records>, plan: &Plan, batches: &[BatchIndices]) -> ReadStats {
     let reader = Reader::new(records.clone(), plan, ReadOptions::new()).unwrap();
     reader.begin(batches.to_vec());
     let mut out = vec![0; usize::try_from(batches[0].len()).unwrap() * records.record_bytes()];
@@ -75,7 +75,7 @@ fn evicted_pages_are_gone_and_pages_that_are_asked_for_come() {
     assert!(before.resident > 0, "{before:?}");
     // Some are mapped too.
     let mut out = vec![0; 1024 * RECORD];
-    let shuffled = Plan::builder(records.len()).batch(1024).shuffle(Shuffle::Records).build().unwrap();
+    let shuffled = Plan::builder(records.len()).batch(1024).shuffle(Shuffle::Full).build().unwrap();
     records.read(&shuffled.batch(0, 0).unwrap(), &mut out).unwrap();
     evict(&records);
     assert_eq!(records.residency().unwrap(), Residency { resident: 0, ..before });
@@ -104,7 +104,7 @@ fn what_touches_is_asked_for_together() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 2048);
     // All records one by one, in an order of their own.
-    let plan = Plan::builder(records.len()).batch(records.len()).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(records.len()).batch(records.len()).shuffle(Shuffle::Full).build().unwrap();
     let stats = ask(&records, &plan, &[plan.batch(0, 0).unwrap()]);
     assert_eq!((stats.hinted, stats.failed), (records.bytes(), 0));
     // In pieces of 1 MiB.
@@ -117,7 +117,7 @@ fn small_records_on_one_page_take_one_call() {
     let path = folder.path().join("small");
     std::fs::write(&path, [5; 600]).unwrap();
     let records = Arc::new(Records::open([&path], 6).unwrap());
-    let plan = Plan::builder(100).batch(100).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(100).batch(100).shuffle(Shuffle::Full).build().unwrap();
     let stats = ask(&records, &plan, &[plan.batch(0, 0).unwrap()]);
     assert_eq!((stats.hints, stats.hinted, stats.failed), (1, 600, 0));
 }
@@ -126,7 +126,7 @@ fn small_records_on_one_page_take_one_call() {
 fn a_batch_of_another_data_set_is_counted_as_failed() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 10);
-    let plan = Plan::builder(200).batch(1).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(200).batch(1).shuffle(Shuffle::Full).build().unwrap();
     let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
     let [known, unknown] =
         [9, 150].map(|record| Plan::builder(200).build().unwrap().batch(0, record).unwrap());
@@ -146,10 +146,9 @@ fn each_page_of_a_batch_is_asked_for_once() {
     std::fs::write(&path, vec![9; usize::try_from(20 * record).unwrap()]).unwrap();
     let records = Arc::new(Records::open([&path], usize::try_from(record).unwrap()).unwrap());
     // A rank of many does not ask for what is around its records.
-    let many = Plan::builder(20).rank(0, 1000).tail(twinbuf_mmap::Tail::Keep).build().unwrap();
+    let many = Plan::builder(20).rank(0, 1000).last_batch(twinbuf_mmap::LastBatch::Keep).build().unwrap();
     for seed in 0..100 {
-        let plan =
-            Plan::builder(20).batch(2 + seed % 7).shuffle(Shuffle::Records).seed(seed).build().unwrap();
+        let plan = Plan::builder(20).batch(2 + seed % 7).shuffle(Shuffle::Full).seed(seed).build().unwrap();
         for step in 0..plan.steps() {
             let batch = plan.batch(0, step).unwrap();
             if batch.runs().count() == 1 {
@@ -171,7 +170,7 @@ fn each_page_of_a_batch_is_asked_for_once() {
 fn small_records_bring_what_is_around_them_once_an_epoch() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 256);
-    let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Full).build().unwrap();
     let reader = Reader::new(records, &plan, ReadOptions::new()).unwrap();
     let mut out = vec![0; 16 * RECORD];
     for epochs in 1..4 {
@@ -191,7 +190,7 @@ fn small_records_bring_what_is_around_them_once_an_epoch() {
 fn a_windowed_epoch_is_asked_for_in_chunks() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 1024);
-    let shuffle = Shuffle::Window { records: 16, chunks: 8 };
+    let shuffle = Shuffle::Window { chunk_records: 16, window_chunks: 8 };
     let plan = Plan::builder(records.len()).batch(8).shuffle(shuffle).build().unwrap();
     let mut out = vec![0; 8 * RECORD];
     // From the middle on, as after resuming, and as a whole.

@@ -51,7 +51,7 @@ fn windows(shards: &[Vec<u8>], row: usize, rows: usize, stride: usize) -> Vec<Ve
 fn order(kind: u64) -> Shuffle {
     match kind {
         0 => Shuffle::None,
-        1 => Shuffle::Records,
+        1 => Shuffle::Full,
         records => Shuffle::Chunks { records },
     }
 }
@@ -62,7 +62,7 @@ fn compare(records: &Records, expected: &[Vec<u8>], batch: u64, order: Shuffle) 
     let plan = Plan::builder(records.len())
         .batch(batch)
         .shuffle(order)
-        .tail(twinbuf_mmap::Tail::Keep)
+        .last_batch(twinbuf_mmap::LastBatch::Keep)
         .build()
         .unwrap();
     let size = records.record_bytes();
@@ -140,7 +140,7 @@ fn the_largest_strides_and_windows() {
         let records = open(10, stride).unwrap();
         compare(&records, &[data(40, 1)], 1, Shuffle::None).unwrap();
         let records = open(3, stride).unwrap();
-        compare(&records, &[data(12, 1)], 1, Shuffle::Records).unwrap();
+        compare(&records, &[data(12, 1)], 1, Shuffle::Full).unwrap();
     }
     for rows in [11, 1 << (usize::BITS - 2), usize::MAX] {
         let error = open(rows, 1).unwrap_err();

@@ -91,7 +91,7 @@ fn every_record_once(paths: &[PathBuf]) {
     let records = Arc::new(open(paths));
     assert_eq!(records.len(), FILES * IN_EACH);
     for mode in [ReadMode::Pread, ReadMode::Direct] {
-        for shuffle in [Shuffle::None, Shuffle::Records] {
+        for shuffle in [Shuffle::None, Shuffle::Full] {
             let plan = Plan::builder(records.len()).batch(1000).shuffle(shuffle).build().unwrap();
             let reader = match Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode)) {
                 Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {

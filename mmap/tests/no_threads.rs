@@ -52,7 +52,7 @@ fn direct_reads_need_no_thread() {
         (0..8_u32 << 18).flat_map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     fs::write(&path, &bytes).unwrap();
     let records = Arc::new(Records::open([&path], RECORD).unwrap());
-    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
     let reader = || Reader::new(records.clone(), &plan, ReadOptions::new().mode(ReadMode::Direct));
     if let Err(error) = reader() {
         return eprintln!("not checked: {error}");

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use twinbuf_mmap::{DType, Error, FormatError, Leg, Plan, RaggedRecords, Shuffle, Tail};
+use twinbuf_mmap::{DType, Error, FormatError, LastBatch, PartialEpoch, Plan, RaggedRecords, Shuffle};
 
 /// A `.npy` of one axis.
 fn npy(descr: &str, numbers: impl ExactSizeIterator<Item = u64>) -> Vec<u8> {
@@ -118,9 +118,10 @@ fn lengths() -> impl Strategy<Value = Vec<Vec<usize>>> {
 fn any_shuffle() -> impl Strategy<Value = Shuffle> {
     prop_oneof![
         Just(Shuffle::None),
-        Just(Shuffle::Records),
+        Just(Shuffle::Full),
         (1_u64..9).prop_map(|records| Shuffle::Chunks { records }),
-        (1_u64..9, 1_u64..9).prop_map(|(records, chunks)| Shuffle::Window { records, chunks }),
+        (1_u64..9, 1_u64..9)
+            .prop_map(|(records, chunks)| Shuffle::Window { chunk_records: records, window_chunks: chunks }),
     ]
 }
 
@@ -195,15 +196,15 @@ proptest! {
         let records = RaggedRecords::open_megatron(&paths).unwrap();
         let wanted = slices(&files);
         let plan = |batch, rank, world| {
-            let plan = Plan::builder(records.len()).batch(batch).shuffle(shuffle).tail(Tail::Keep).rank(rank, world);
+            let plan = Plan::builder(records.len()).batch(batch).shuffle(shuffle).last_batch(LastBatch::Keep).rank(rank, world);
             let plan = if shuffle == Shuffle::None { plan } else { plan.seed(11) };
             plan.build().unwrap()
         };
         let whole = records.len() / (batches.0 * worlds.0);
-        let leg = Leg { batch: batches.0, world: worlds.0, steps: part % (whole + 1) };
+        let leg = PartialEpoch { batch: batches.0, world: worlds.0, steps: part % (whole + 1) };
         let mut seen = vec![0; wanted.len()];
         let mut out = vec![0; records.max_len()];
-        let mut read = |batch: &twinbuf_mmap::BatchPlan| {
+        let mut read = |batch: &twinbuf_mmap::BatchIndices| {
             for record in batch.runs().flatten() {
                 let len = records.read(record, &mut out).unwrap();
                 assert_eq!(&out[..len], &wanted[record as usize].1[..]);
@@ -214,7 +215,7 @@ proptest! {
             (0..leg.steps).for_each(|step| read(&plan(batches.0, rank, worlds.0).batch(epoch, step).unwrap()));
         }
         for rank in 0..worlds.1 {
-            let rest = plan(batches.1, rank, worlds.1).rest(&[leg]).unwrap();
+            let rest = plan(batches.1, rank, worlds.1).resume(&[leg]).unwrap();
             (rest.first()..rest.end()).for_each(|step| read(&rest.batch(epoch, step).unwrap()));
         }
         prop_assert!(seen.iter().all(|&times| times == 1), "{:?}", seen);

@@ -5,7 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use twinbuf_mmap::{Plan, Records, Shuffle, Tail};
+use twinbuf_mmap::{LastBatch, Plan, Records, Shuffle};
 
 /// Set in the processes, to the folder of the data.
 const CHILD: &str = "TWINBUF_RANKS_FOLDER";
@@ -23,8 +23,8 @@ const OTHERS: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_
 const ORDERS: [Shuffle; 4] = [
     Shuffle::None,
     Shuffle::Chunks { records: 5 },
-    Shuffle::Window { records: 5, chunks: 3 },
-    Shuffle::Records,
+    Shuffle::Window { chunk_records: 5, window_chunks: 3 },
+    Shuffle::Full,
 ];
 
 fn paths(folder: &Path) -> Vec<PathBuf> {
@@ -58,7 +58,7 @@ fn rank(folder: &Path) {
     let records = Records::open(paths(folder), RECORD).unwrap();
     for (number, order) in ORDERS.into_iter().enumerate() {
         let plan = Plan::from_env(records.len()).unwrap();
-        let plan = plan.batch(7).shuffle(order).tail(Tail::Keep).build().unwrap();
+        let plan = plan.batch(7).shuffle(order).last_batch(LastBatch::Keep).build().unwrap();
         let mut sum = Sum::default();
         let mut out = [0; 7 * RECORD];
         for step in 0..plan.steps() {

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use twinbuf_mmap::{Error, Location, Plan, Records, Shuffle, Tail};
+use twinbuf_mmap::{Error, LastBatch, Location, Plan, Records, Shuffle};
 
 const RECORD: usize = 24;
 
@@ -58,14 +58,14 @@ fn the_bytes_of_every_order_over_shards_of_different_lengths() {
         for order in [
             Shuffle::None,
             Shuffle::Chunks { records: 10 },
-            Shuffle::Window { records: 10, chunks: 4 },
-            Shuffle::Records,
+            Shuffle::Window { chunk_records: 10, window_chunks: 4 },
+            Shuffle::Full,
         ] {
             for batch in [1, 5, 1000] {
                 let plan = Plan::builder(records.len())
                     .batch(batch)
                     .shuffle(order)
-                    .tail(Tail::Keep)
+                    .last_batch(LastBatch::Keep)
                     .build()
                     .unwrap();
                 let (read, expected) = epoch(&records, plan, 2, &all);
@@ -153,7 +153,7 @@ fn threads_read_at_once() {
         for seed in 0..4 {
             let (records, all) = (&records, &all);
             scope.spawn(move || {
-                let plan = Plan::builder(500).batch(5).shuffle(Shuffle::Records).seed(seed).build().unwrap();
+                let plan = Plan::builder(500).batch(5).shuffle(Shuffle::Full).seed(seed).build().unwrap();
                 for e in 0..5 {
                     let (read, expected) = epoch(records, plan, e, all);
                     assert!(read == expected, "seed {seed}, epoch {e}");

@@ -10,7 +10,7 @@ use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use twinbuf_mmap::{Buffer, Cut, Error, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle, Tail};
+use twinbuf_mmap::{Buffer, Cut, Error, LastBatch, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
 
 /// `number * 4` bytes that depend on their place.
 fn bytes(numbers: usize, seed: u32) -> Vec<u8> {
@@ -42,7 +42,8 @@ fn reader(mode: ReadMode, records: &Arc<Records>) -> Option<Reader> {
 
 fn epoch(reader: &Reader, order: Shuffle, batch: u64) -> Vec<u8> {
     let records = reader.records();
-    let plan = Plan::builder(records.len()).batch(batch).shuffle(order).tail(Tail::Keep).build().unwrap();
+    let plan =
+        Plan::builder(records.len()).batch(batch).shuffle(order).last_batch(LastBatch::Keep).build().unwrap();
     let mut all = Vec::new();
     for step in 0..plan.steps() {
         let batch = plan.batch(0, step).unwrap();

@@ -18,7 +18,7 @@ use libc::{EACCES, EFAULT, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_l
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
-use twinbuf_mmap::{BatchPlan, Error, Plan, ReadOptions, ReadStats, Reader, Records, Residency, Shuffle};
+use twinbuf_mmap::{BatchIndices, Error, Plan, ReadOptions, ReadStats, Reader, Records, Residency, Shuffle};
 
 /// Set in the process of one case, to its number and the error.
 const CHILD: &str = "TWINBUF_REFUSED_CASE";
@@ -56,13 +56,13 @@ impl Data {
     }
 
     /// Fails unless all bytes of a batch are read as they were written.
-    fn check(&self, records: &Records, batch: &BatchPlan) {
+    fn check(&self, records: &Records, batch: &BatchIndices) {
         let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * self.page];
         assert_eq!(records.read(batch, &mut out).unwrap(), out.len());
         self.compare(batch, &out);
     }
 
-    fn compare(&self, batch: &BatchPlan, out: &[u8]) {
+    fn compare(&self, batch: &BatchIndices, out: &[u8]) {
         for (record, bytes) in batch.runs().flatten().zip(out.chunks_exact(self.page)) {
             assert!(bytes == vec![byte(record); self.page], "record {record}");
         }
@@ -74,8 +74,8 @@ fn byte(record: u64) -> u8 {
     u8::try_from(record % 251).unwrap()
 }
 
-fn batch() -> BatchPlan {
-    let plan = Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Records).seed(3).build().unwrap();
+fn batch() -> BatchIndices {
+    let plan = Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Full).seed(3).build().unwrap();
     plan.batch(0, 0).unwrap()
 }
 

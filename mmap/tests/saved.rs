@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use twinbuf_mmap::{Plan, ReadStats, Residency, Shuffle, Tail};
+use twinbuf_mmap::{LastBatch, Plan, ReadStats, Residency, Shuffle};
 
 /// The format of the documentation of [`Plan`], which older jobs have on their disks.
-const GOLDEN: &str = r#"{"first":5,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep"}"#;
+const GOLDEN: &str = r#"{"first":5,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep"}"#;
 
 #[test]
 fn golden() {
-    let plan = Plan::builder(1000).batch(10).seed(7).rank(1, 4).tail(Tail::Keep);
+    let plan = Plan::builder(1000).batch(10).seed(7).rank(1, 4).last_batch(LastBatch::Keep);
     let plan = plan.shuffle(Shuffle::Chunks { records: 50 }).build().unwrap().with_range(5..1005).unwrap();
     assert_eq!(serde_json::to_string(&plan).unwrap(), GOLDEN);
     assert_eq!(serde_json::from_str::<Plan>(GOLDEN).unwrap(), plan);
@@ -21,17 +21,21 @@ fn every_shuffle_and_tail_comes_back() {
     let orders = [
         (Shuffle::None, r#""none""#),
         (Shuffle::Chunks { records: u64::MAX }, r#"{"chunks":{"records":18446744073709551615}}"#),
-        (Shuffle::Records, r#""records""#),
-        (Shuffle::Window { records: 7, chunks: 64 }, r#"{"window":{"records":7,"chunks":64}}"#),
+        (Shuffle::Full, r#""full""#),
+        (
+            Shuffle::Window { chunk_records: 7, window_chunks: 64 },
+            r#"{"window":{"chunk_records":7,"window_chunks":64}}"#,
+        ),
     ];
-    let tails = [(Tail::Drop, r#""drop""#), (Tail::Keep, r#""keep""#), (Tail::Wrap, r#""wrap""#)];
+    let tails =
+        [(LastBatch::Drop, r#""drop""#), (LastBatch::Keep, r#""keep""#), (LastBatch::Wrap, r#""wrap""#)];
     for (order, saved) in orders {
         assert_eq!(serde_json::to_string(&order).unwrap(), saved);
         assert_eq!(serde_json::from_str::<Shuffle>(saved).unwrap(), order);
         for (tail, saved) in tails {
             assert_eq!(serde_json::to_string(&tail).unwrap(), saved);
-            assert_eq!(serde_json::from_str::<Tail>(saved).unwrap(), tail);
-            let plan = Plan::builder(1 << 40).shuffle(order).tail(tail);
+            assert_eq!(serde_json::from_str::<LastBatch>(saved).unwrap(), tail);
+            let plan = Plan::builder(1 << 40).shuffle(order).last_batch(tail);
             let plan = if order == Shuffle::None { plan } else { plan.seed(u64::MAX) }.build().unwrap();
             let saved = serde_json::to_string(&plan).unwrap();
             assert_eq!(serde_json::from_str::<Plan>(&saved).unwrap(), plan, "{saved}");
@@ -59,10 +63,10 @@ fn refused() {
         (r#""rank":1"#, r#""rank":4"#, "the rank must be below the world size 4, found 4"),
         (r#""world":4"#, r#""world":0"#, "the rank must be below the world size 0, found 1"),
         (
-            r#""batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep""#,
-            r#""batch":300,"seed":7,"shuffle":"records","rank":1,"world":4,"tail":"drop""#,
+            r#""batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep""#,
+            r#""batch":300,"seed":7,"shuffle":"full","rank":1,"world":4,"last_batch":"drop""#,
             "one step of 4 ranks needs 300 records for each, found 1000 in all: take a smaller batch, or keep \
-             the tail",
+             the last batch",
         ),
         (r#""seed":7"#, r#""seed":7,"sed":8"#, "unknown field `sed`"),
         (r#""seed":7,"#, "", "missing field `seed`"),

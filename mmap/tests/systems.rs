@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle, Tail};
+use twinbuf_mmap::{Cut, DType, Error, LastBatch, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
 
 const NUMBERS: usize = 300_000;
 
 /// The bytes of an epoch, each batch asked for before it is read.
 fn epoch(records: &Arc<Records>, shuffle: Shuffle, mode: ReadMode) -> Result<Vec<u8>, Error> {
-    let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).tail(Tail::Keep).build().unwrap();
+    let plan =
+        Plan::builder(records.len()).batch(64).shuffle(shuffle).last_batch(LastBatch::Keep).build().unwrap();
     let reader = Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode))?;
     reader.begin((0..).map_while(move |step| plan.batch(0, step)));
     let mut all = Vec::new();
@@ -38,7 +39,7 @@ fn hints_and_direct_reads_change_no_byte() {
     // Some 1000 records of 1 KiB and an odd number, which overlap.
     let cut = Cut::Windows { rows: 301, stride: 299 };
     let records = Arc::new(Records::open_headerless([&path], DType::U32, cut).unwrap());
-    for shuffle in [Shuffle::None, Shuffle::Records, Shuffle::Window { records: 16, chunks: 8 }] {
+    for shuffle in [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 16, window_chunks: 8 }] {
         let expected = epoch(&records, shuffle, ReadMode::Auto).unwrap();
         match epoch(&records, shuffle, ReadMode::Direct) {
             Ok(direct) => assert!(direct == expected, "{shuffle:?}"),

@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
-use twinbuf::BatchPlan;
+use twinbuf::BatchIndices;
 
 use crate::dlpack;
 use crate::dtype;
@@ -49,7 +49,7 @@ enum Content {
     /// Tensors on a device: one, or a tuple of them.
     Device {
         tensors: Py<PyAny>,
-        records: BatchPlan,
+        records: BatchIndices,
     },
     /// Released; the memory may have to stay until the object goes.
     Released {
@@ -86,7 +86,7 @@ impl Batch {
         }
     }
 
-    fn records(&self) -> PyResult<BatchPlan> {
+    fn records(&self) -> PyResult<BatchIndices> {
         if let Content::Device { records, .. } = &*self.content() {
             return Ok(records.clone());
         }

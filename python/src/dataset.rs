@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::loader::Fields;
-use twinbuf::{BatchPlan, BoxError, Dataset};
+use twinbuf::{BatchIndices, BoxError, Dataset};
 
 use crate::dtype::{self, Layout};
 use crate::indices::indices;
@@ -122,7 +122,7 @@ impl PythonData {
         &self.object
     }
 
-    fn call(&self, py: Python<'_>, batch: &BatchPlan, out: &mut [u8]) -> PyResult<()> {
+    fn call(&self, py: Python<'_>, batch: &BatchIndices, out: &mut [u8]) -> PyResult<()> {
         let object = self.object.get(py);
         let Some(object) = object else { return Err(PyRuntimeError::new_err("the loader was collected")) };
         let records = usize::try_from(batch.len())?;
@@ -200,7 +200,7 @@ impl Dataset for PythonData {
         Ok(self.fingerprint)
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         let bytes = out.len();
         // The interpreter may be about to exit: then nothing asks for this batch any more.
         match Python::try_attach(|py| self.call(py, batch, out)) {

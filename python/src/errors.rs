@@ -152,7 +152,7 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
             raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
         }
         Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
-        Error::Checkpoint { field: "tail", wanted, found } => {
+        Error::Checkpoint { field: "last_batch", wanted, found } => {
             let drop_last = |tail: &str| if tail == "Drop" { "True" } else { "False" };
             let (wanted, found) = (drop_last(&wanted), drop_last(&found));
             let line = format!("the checkpoint has another `drop_last`: wanted {wanted}, found {found}");

@@ -2,10 +2,10 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
-use twinbuf::BatchPlan;
+use twinbuf::BatchIndices;
 
 /// The numbers of a batch's records as an array of numpy.
-pub(crate) fn indices<'py>(py: Python<'py>, batch: &BatchPlan) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn indices<'py>(py: Python<'py>, batch: &BatchIndices) -> PyResult<Bound<'py, PyAny>> {
     let len = usize::try_from(batch.len())?;
     let bytes = PyByteArray::new_with(py, len * 8, |bytes| {
         for (out, record) in bytes.chunks_exact_mut(8).zip(batch.runs().flatten()) {

@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::{Mutex, PoisonError};
 
 use twinbuf::mmap::{Buffer, DType};
-use twinbuf::{BatchPlan, Error};
+use twinbuf::{BatchIndices, Error};
 
 use crate::dtype::Layout;
 
@@ -41,7 +41,7 @@ enum Memory {
     /// A slot of the loader.
     Slot(twinbuf::Batch),
     /// Taken out of the slot, because the loader needed it.
-    Own { _buffer: Buffer, records: BatchPlan },
+    Own { _buffer: Buffer, records: BatchIndices },
     /// Between the two.
     Moving,
 }
@@ -82,7 +82,7 @@ impl Lease {
     }
 
     /// The numbers of its records.
-    pub(crate) fn records(&self) -> BatchPlan {
+    pub(crate) fn records(&self) -> BatchIndices {
         match &*self.memory.lock().unwrap_or_else(PoisonError::into_inner) {
             Memory::Slot(batch) => batch.plan().clone(),
             Memory::Own { records, .. } => records.clone(),

@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyRange};
 use pyo3::{PyTraverseError, PyVisit};
-use twinbuf::{Checkpoint, Dataset, Tail};
+use twinbuf::{Checkpoint, Dataset, LastBatch};
 
 use crate::dataset::{self, Object, PythonData, Sets};
 use crate::device;
@@ -331,11 +331,11 @@ impl Loader {
         let wrong =
             |error: serde_json::Error| errors::raise(py, Failure::new("CheckpointError", error.to_string()));
         let mut checkpoint: Checkpoint = serde_json::from_str(&text).map_err(wrong)?;
-        let (own, found) = (self.plan.get().inner.tail(), checkpoint.plan().map(twinbuf::Plan::tail));
-        if found.is_some_and(|found| found != own && own != Tail::Drop && found != Tail::Drop) {
+        let (own, found) = (self.plan.get().inner.last_batch(), checkpoint.plan().map(twinbuf::Plan::last_batch));
+        if found.is_some_and(|found| found != own && own != LastBatch::Drop && found != LastBatch::Drop) {
             // `drop_last=False` of one rank and of several: as many steps, and the same records before each.
             let mut fields = serde_json::to_value(&checkpoint).map_err(wrong)?;
-            fields["plan"]["tail"] = serde_json::to_value(own).map_err(wrong)?;
+            fields["plan"]["last_batch"] = serde_json::to_value(own).map_err(wrong)?;
             checkpoint = serde_json::from_value(fields).map_err(wrong)?;
         }
         let checked = self.shared.with(py, |state| {

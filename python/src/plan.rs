@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use twinbuf::{Shuffle, Tail};
+use twinbuf::{Shuffle, LastBatch};
 
 use crate::dataset;
 use crate::errors;
@@ -134,11 +134,11 @@ impl Plan {
         };
         let builder = builder.batch(batch).shuffle(shuffle);
         let builder = seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));
-        let build = |tail| builder.clone().tail(tail).build().map_err(|error| errors::option(py, error));
+        let build = |tail| builder.clone().last_batch(tail).build().map_err(|error| errors::option(py, error));
         let inner = match drop_last {
-            true => build(Tail::Drop)?,
-            false => match build(Tail::Keep)? {
-                plan if plan.world() > 1 => build(Tail::Wrap)?,
+            true => build(LastBatch::Drop)?,
+            false => match build(LastBatch::Keep)? {
+                plan if plan.world() > 1 => build(LastBatch::Wrap)?,
                 plan => plan,
             },
         };
@@ -193,16 +193,16 @@ impl Plan {
         let (rank, world) = (plan.rank(), plan.world());
         let shuffle = match plan.shuffle() {
             Shuffle::None => "None".to_owned(),
-            Shuffle::Records => "'full'".to_owned(),
+            Shuffle::Full => "'full'".to_owned(),
             Shuffle::Chunks { records } => format!("Chunks({records})"),
-            Shuffle::Window { records, chunks } => format!("Window({chunks}, {records})"),
+            Shuffle::Window { chunk_records: records, window_chunks: chunks } => format!("Window({chunks}, {records})"),
         };
         format!(
             "Plan({}, {}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
             plan.records(),
             plan.batch_records(),
             plan.seed(),
-            if plan.tail() == Tail::Drop { "True" } else { "False" },
+            if plan.last_batch() == LastBatch::Drop { "True" } else { "False" },
         )
     }
 }
@@ -222,13 +222,13 @@ fn shuffle_of(shuffle: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<S
                 (CHUNK / (bytes as u64).max(1)).max(1)
             }
         };
-        return Ok(Shuffle::Window { records, chunks });
+        return Ok(Shuffle::Window { chunk_records: records, window_chunks: chunks });
     }
     if let Ok(chunks) = shuffle.cast::<Chunks>() {
         return Ok(Shuffle::Chunks { records: chunks.get().records });
     }
     if shuffle.extract::<String>().is_ok_and(|word| word == "full") {
-        return Ok(Shuffle::Records);
+        return Ok(Shuffle::Full);
     }
     Err(PyTypeError::new_err(format!(
         "shuffle: wanted None, \"full\", Window(n) or Chunks(n), found {}",

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_cuda::{Copied, CopyTime, DeviceBatches, HostSlot, HostSlots, Lease, Uploader, lent};
-use twinbuf_mmap::{BatchPlan, Buffer};
+use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting};
@@ -52,7 +52,7 @@ impl DeviceBatch {
 
     /// Returns the records of the batch.
     #[must_use]
-    pub fn plan(&self) -> &BatchPlan {
+    pub fn plan(&self) -> &BatchIndices {
         &self.lease.meta().records().plan
     }
 

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::KeptSlot;
-use twinbuf_mmap::BatchPlan;
+use twinbuf_mmap::BatchIndices;
 
 use crate::backend::Waiting;
 use crate::backend::adaptive::Adaptive;
@@ -239,7 +239,7 @@ impl<T> Source<T> for Maker<T> {
         None
     }
 
-    fn bytes(&self, _: &BatchPlan) -> usize {
+    fn bytes(&self, _: &BatchIndices) -> usize {
         0
     }
 }

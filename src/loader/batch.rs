@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::KeptSlot;
-use twinbuf_mmap::{BatchPlan, Buffer};
+use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::checkpoint::Checkpoint;
 use super::layout::fits;
@@ -44,7 +44,7 @@ impl Batch {
 
     /// Returns the records of the batch.
     #[must_use]
-    pub fn plan(&self) -> &BatchPlan {
+    pub fn plan(&self) -> &BatchIndices {
         &self.meta().records().plan
     }
 
@@ -255,7 +255,7 @@ impl<'b> MiniBatch<'b> {
 
     /// Returns which records of the data set they are.
     #[must_use]
-    pub fn plan(&self) -> Option<BatchPlan> {
+    pub fn plan(&self) -> Option<BatchIndices> {
         self.batch.plan().part(self.records.clone())
     }
 

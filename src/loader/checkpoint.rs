@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use twinbuf_mmap::{Leg, Plan, Rest};
+use twinbuf_mmap::{PartialEpoch, Plan, RemainingEpoch};
 
 use crate::error::Error;
 
@@ -16,16 +16,16 @@ use crate::error::Error;
 /// resumes from any other rank's checkpoint. So do loaders with another batch size or another number of ranks: they go
 /// on with the records of the epoch that were not seen yet, each once, and [`step`](Self::step) counts on.
 ///
-/// With [`Tail::Keep`](crate::Tail::Keep) a rank may have no batch in the last step. It has done that step when its
+/// With [`LastBatch::Keep`](crate::LastBatch::Keep) a rank may have no batch in the last step. It has done that step when its
 /// epoch has ended. Rank 0 has a batch in every step.
 ///
 /// ```
-/// # use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+/// # use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 /// # struct Zeros;
 /// # impl Dataset for Zeros {
 /// #     fn records(&self) -> u64 { 64 }
 /// #     fn record_bytes(&self) -> usize { 4 }
-/// #     fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> { Ok(out.len()) }
+/// #     fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> { Ok(out.len()) }
 /// # }
 /// # let build = || Loader::builder(Zeros, Plan::builder(64).batch(8).build().unwrap()).build();
 /// let mut loader = build()?;
@@ -78,7 +78,7 @@ pub(crate) struct Identity {
     /// [`Dataset::fingerprint`](crate::Dataset::fingerprint).
     pub(crate) fingerprint: u64,
     /// The steps of this epoch that were done with another batch size or number of ranks.
-    pub(crate) before: Vec<Leg>,
+    pub(crate) before: Vec<PartialEpoch>,
 }
 
 /// Where a loader goes on.
@@ -87,7 +87,7 @@ pub(crate) struct Start {
     pub(crate) epoch: u64,
     pub(crate) step: u64,
     /// What is left of an epoch that was begun with another batch size or number of ranks.
-    pub(crate) begun: Option<(Rest, Identity)>,
+    pub(crate) begun: Option<(RemainingEpoch, Identity)>,
 }
 
 impl Checkpoint {
@@ -126,7 +126,7 @@ impl Checkpoint {
     #[must_use]
     pub fn skip(mut self, mut steps: u64) -> Self {
         if let Some(identity) = &mut self.identity {
-            let end = identity.plan.rest(&identity.before).map_or(self.step, |rest| rest.longest_end());
+            let end = identity.plan.resume(&identity.before).map_or(self.step, |rest| rest.max_steps());
             let room = end.saturating_sub(self.step);
             if steps > room {
                 steps -= room;
@@ -175,7 +175,7 @@ impl Identity {
         same("range of records", &own.range(), &found.range())?;
         same("shuffle", &own.shuffle(), &found.shuffle())?;
         same("seed", &own.seed(), &found.seed())?;
-        same("tail", &own.tail(), &found.tail())?;
+        same("last_batch", &own.last_batch(), &found.last_batch())?;
         same("record size", &self.record_bytes, &other.record_bytes)?;
         let print = |print: u64| format!("{print:016x}");
         if self.fingerprint != other.fingerprint {
@@ -188,8 +188,8 @@ impl Identity {
             wanted: "as many as the epoch has".into(),
             found: format!("{error}"),
         };
-        let rest = found.rest(&other.before).map_err(wrong)?;
-        let end = rest.longest_end();
+        let rest = found.resume(&other.before).map_err(wrong)?;
+        let end = rest.max_steps();
         at_most(step, end)?;
         let Some(steps) = step.checked_sub(rest.first()) else {
             let (wanted, found) =
@@ -206,7 +206,7 @@ impl Identity {
                 });
             }
             let (batch, world) = sizes(found);
-            before.extend((steps > 0).then_some(Leg { batch, world, steps }));
+            before.extend((steps > 0).then_some(PartialEpoch { batch, world, steps }));
             // Back at what it was before.
             if before.last().is_some_and(|last| (last.batch, last.world) == sizes(own)) {
                 before.pop();
@@ -214,7 +214,7 @@ impl Identity {
         }
         let begun = match before[..] {
             [] => None,
-            _ => Some((plan.rest(&before).map_err(wrong)?, Self { before, ..self.clone() })),
+            _ => Some((plan.resume(&before).map_err(wrong)?, Self { before, ..self.clone() })),
         };
         Ok(Start { epoch, step, begun })
     }

@@ -162,7 +162,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
         }
         epochs.begin_epoch();
         if let Some((rest, identity)) = begun {
-            epochs.longest = rest.longest_end();
+            epochs.longest = rest.max_steps();
             epochs.loader.identity = identity.into();
             let identity = epochs.loader.identity.clone();
             epochs.loader.schedule.begin(Begun { generation, epoch, rest, identity });

@@ -63,7 +63,7 @@ use crate::stage::Stage;
 /// # let path = dir.path().join("data.bin");
 /// # std::fs::write(&path, vec![7u8; 64 * 100])?;
 /// let data = Records::open([&path], 64)?; // records of 64 bytes
-/// let plan = Plan::builder(data.len()).batch(8).shuffle(Shuffle::Records).seed(42).build()?;
+/// let plan = Plan::builder(data.len()).batch(8).shuffle(Shuffle::Full).seed(42).build()?;
 /// let mut loader = Loader::builder(data, plan).build()?;
 /// for batch in loader.epochs(0..2) {
 ///     let batch = batch?; // bytes, read while the previous batch was in use
@@ -152,7 +152,7 @@ impl<B: Backend> Loader<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] if the checkpoint belongs to another data set, range, shuffle, seed or tail; it names the
+    /// [`Error::Checkpoint`] if the checkpoint belongs to another data set, range, shuffle, seed or last batch; it names the
     /// field that differs.
     pub fn epochs_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<Epochs<'_, B>, Error> {
         let (start, last) = self.start_from(checkpoint, epochs)?;
@@ -175,7 +175,7 @@ impl<B: Backend> Loader<B> {
     /// Returns the position after the last batch that the caller received.
     ///
     /// Batches that were only read ahead do not count; the batch in use does. At the end of an epoch it is the end of
-    /// all ranks' epoch, also where this rank has a step fewer ([`Tail::Keep`](crate::Tail::Keep)).
+    /// all ranks' epoch, also where this rank has a step fewer ([`LastBatch::Keep`](crate::LastBatch::Keep)).
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         let (epoch, step) = self.position;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use twinbuf_mmap::{BatchPlan, Buffer, Records};
+use twinbuf_mmap::{BatchIndices, Buffer, Records};
 
 use super::schedule::Schedule;
 use crate::backend::sealed::SlotGuard;
@@ -62,7 +62,7 @@ impl Source<[u8]> for Reader {
         self.schedule.batch(ticket)
     }
 
-    fn bytes(&self, records: &BatchPlan) -> usize {
+    fn bytes(&self, records: &BatchIndices) -> usize {
         self.fields.iter().fold(0, |sum, field| sum.saturating_add(bytes(records.len(), field.record_bytes)))
     }
 }
@@ -105,7 +105,7 @@ impl FieldReader {
     /// device in chunks, part by part.
     fn load(
         &mut self,
-        plan: &BatchPlan,
+        plan: &BatchIndices,
         out: Range<usize>,
         slot: &mut Filling<'_>,
         asks: &Asks<'_>,
@@ -155,7 +155,7 @@ impl Asks<'_> {
         &self,
         dataset: &mut dyn Dataset,
         files: Option<&twinbuf_mmap::Reader>,
-        plan: &BatchPlan,
+        plan: &BatchIndices,
         out: &mut [u8],
     ) -> Result<(), Error> {
         if let (Some(progress), Some(run)) = (self.progress, plan.runs().next()) {
@@ -196,7 +196,7 @@ impl Transforming {
 }
 
 /// Applies the transforms in turn, the last one to `out`.
-fn transform(transforms: &mut [Transforming], part: &BatchPlan, out: &mut [u8]) -> Result<(), BoxError> {
+fn transform(transforms: &mut [Transforming], part: &BatchIndices, out: &mut [u8]) -> Result<(), BoxError> {
     let Some((first, others)) = transforms.split_first_mut() else { return Ok(()) };
     let records = &first.scratch[..bytes(part.len(), first.record_bytes)];
     match others.first_mut() {

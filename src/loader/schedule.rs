@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use twinbuf_mmap::{BatchPlan, Plan, Rest};
+use twinbuf_mmap::{BatchIndices, Plan, RemainingEpoch};
 
 use super::checkpoint::Identity;
 use super::layout::Layout;
@@ -26,7 +26,7 @@ const KEPT: usize = 8;
 pub(crate) struct Begun {
     pub(crate) generation: u64,
     pub(crate) epoch: u64,
-    pub(crate) rest: Rest,
+    pub(crate) rest: RemainingEpoch,
     pub(crate) identity: Arc<Identity>,
 }
 
@@ -61,7 +61,7 @@ impl Schedule {
     }
 
     /// The batches from this one to the last that the same call asks for.
-    pub(crate) fn from(&self, mut ticket: Ticket) -> impl Iterator<Item = BatchPlan> + Send + use<> {
+    pub(crate) fn from(&self, mut ticket: Ticket) -> impl Iterator<Item = BatchIndices> + Send + use<> {
         let schedule = self.clone();
         std::iter::from_fn(move || {
             loop {

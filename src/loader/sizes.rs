@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use twinbuf_mmap::{Plan, Tail};
+use twinbuf_mmap::{LastBatch, Plan};
 
 use super::layout::Layout;
 use super::memory::{MemoryLimit, Taken};
@@ -52,9 +52,9 @@ impl Sizes {
         fields: impl Iterator<Item = (&'f dyn Dataset, &'f [Box<dyn RecordTransform>])>,
     ) -> Result<(Self, Layout), Error> {
         // A plan with fewer records than a batch has none that is full, unless it repeats them.
-        let records = match plan.tail() {
-            Tail::Wrap => plan.batch_records(),
-            Tail::Drop | Tail::Keep => plan.batch_records().min(plan.records()),
+        let records = match plan.last_batch() {
+            LastBatch::Wrap => plan.batch_records(),
+            LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
         };
         let (mut parts, mut layout) = (Vec::new(), Vec::new());
         for (dataset, transforms) in fields {

@@ -105,12 +105,12 @@ impl EpochTimes {
 /// # Examples
 ///
 /// ```
-/// # use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+/// # use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 /// # struct Zeros;
 /// # impl Dataset for Zeros {
 /// #     fn records(&self) -> u64 { 64 }
 /// #     fn record_bytes(&self) -> usize { 4 }
-/// #     fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> { Ok(out.len()) }
+/// #     fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> { Ok(out.len()) }
 /// # }
 /// # let mut loader = Loader::builder(Zeros, Plan::builder(64).batch(8).build()?).build()?;
 /// for batch in loader.epoch(0) {

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use twinbuf_mmap::BatchPlan;
+use twinbuf_mmap::BatchIndices;
 
 use super::gate::Gate;
 use super::progress::Progress;
@@ -24,7 +24,7 @@ pub(crate) trait Source<C: ?Sized>: Send {
     fn records(&self, ticket: Ticket) -> Option<Origin>;
 
     /// The bytes of the batch before a transform.
-    fn bytes(&self, records: &BatchPlan) -> usize;
+    fn bytes(&self, records: &BatchIndices) -> usize;
 }
 
 /// One call of [`Source::load`].

@@ -12,7 +12,7 @@ use std::task::{Context, Wake, Waker};
 use tempfile::TempDir;
 use twinbuf::loader::{At, Backend};
 use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle, Tail, mmap};
+use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records, Shuffle, mmap};
 
 /// Bytes of a record in these tests.
 pub const RECORD: usize = 512;
@@ -44,7 +44,13 @@ pub fn files(shards: &[u64]) -> (TempDir, Vec<PathBuf>) {
 
 /// A plan that shuffles single records and keeps the partial batch.
 pub fn plan(records: u64, batch: u64) -> Plan {
-    Plan::builder(records).batch(batch).seed(7).shuffle(Shuffle::Records).tail(Tail::Keep).build().unwrap()
+    Plan::builder(records)
+        .batch(batch)
+        .seed(7)
+        .shuffle(Shuffle::Full)
+        .last_batch(LastBatch::Keep)
+        .build()
+        .unwrap()
 }
 
 pub fn open(paths: &[PathBuf]) -> Arc<Records> {
@@ -102,7 +108,7 @@ impl Faulty {
         (Self { records, fault, at, dropped: dropped.clone() }, dropped)
     }
 
-    fn hit(&self, batch: &BatchPlan) -> bool {
+    fn hit(&self, batch: &BatchIndices) -> bool {
         batch.runs().any(|run| run.contains(&self.at))
     }
 }
@@ -116,7 +122,7 @@ impl Dataset for Faulty {
         RECORD
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         if self.hit(batch) {
             match self.fault {
                 Fault::None => {}
@@ -151,7 +157,7 @@ impl Dataset for Gated {
         4
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         self.0.recv()?;
         Ok(out.len())
     }

@@ -79,7 +79,7 @@ fn train(path: &Path) -> Result<Vec<f32>, BoxError> {
     (scale[PIXELS], shift[PIXELS]) = (1.0, 0.0);
     let normalise = Transform::new(DType::U8, PIXELS + 1)?.normalise(&scale, &shift)?;
 
-    let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Records).seed(42).build()?;
+    let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).seed(42).build()?;
     let loader = BurnLoader::builder(data, plan, tensors)
         .options(move |loader| loader.transform(normalise.clone()))
         .build(&device)?;

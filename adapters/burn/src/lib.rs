@@ -34,7 +34,7 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 ///   thread, and builds another if it is iterated a second time meanwhile.
 /// - [`to_device`](DataLoader::to_device) counts epochs separately, from this one's current epoch.
 /// - [`slice`](DataLoader::slice) is a fixed range of the *records*, planned as this is: with the same order, seed
-///   and batch. What the plan's `Tail::Drop` leaves over goes to the last slice. With `Tail::Wrap` there are more
+///   and batch. What the plan's `LastBatch::Drop` leaves over goes to the last slice. With `LastBatch::Wrap` there are more
 ///   items than records: those past the last record are none, and a slice of nothing else is empty. Only plans of
 ///   one rank have slices: ranks split the records already. Otherwise, and for a range that is not there, the
 ///   slice's only item is an error.

@@ -9,7 +9,7 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use twinbuf::mmap::PlanError;
 use twinbuf::transform::Convert;
-use twinbuf::{Batch, BatchPlan, BoxError, Dataset, Loader, Plan, Records, Tail};
+use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Loader, Plan, Records, LastBatch};
 use twinbuf_burn::{BurnLoader, Error, tensor_data};
 
 /// Record `i` is the number `i`; some cannot be read.
@@ -32,7 +32,7 @@ impl Dataset for Source {
         4
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(4)) {
             if self.bad == Some(record) {
                 return Err(format!("record {record} is bad").into());
@@ -47,9 +47,9 @@ fn numbers(batch: Batch, _: &Device) -> Result<Vec<u32>, BoxError> {
     Ok(batch.cast::<u32>()?.to_vec())
 }
 
-fn shuffled(records: u64, batch: u64, tail: Tail) -> Plan {
-    let order = twinbuf::Shuffle::Records;
-    Plan::builder(records).batch(batch).shuffle(order).seed(7).tail(tail).build().unwrap()
+fn shuffled(records: u64, batch: u64, tail: LastBatch) -> Plan {
+    let order = twinbuf::Shuffle::Full;
+    Plan::builder(records).batch(batch).shuffle(order).seed(7).last_batch(tail).build().unwrap()
 }
 
 fn loader(source: Source, plan: Plan) -> BurnLoader<Source, Vec<u32>> {
@@ -74,7 +74,7 @@ fn inner(error: &DatasetError) -> &Error {
 
 #[test]
 fn each_iterator_is_the_next_epoch() {
-    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+    for tail in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
         let plan = shuffled(10, 4, tail);
         let loader = loader(source(10), plan);
         for number in 0..3 {
@@ -86,7 +86,7 @@ fn each_iterator_is_the_next_epoch() {
 
 #[test]
 fn an_epoch_left_early_counts() {
-    let plan = shuffled(40, 4, Tail::Drop);
+    let plan = shuffled(40, 4, LastBatch::Drop);
     let loader =
         BurnLoader::builder(source(40), plan, numbers).first_epoch(5).build(&Device::flex()).unwrap();
     assert_eq!(loader.iter().next().unwrap().unwrap(), planned(&plan, 5)[0]);
@@ -96,7 +96,7 @@ fn an_epoch_left_early_counts() {
 
 #[test]
 fn items_are_counted() {
-    for (tail, items) in [(Tail::Drop, 8), (Tail::Keep, 10), (Tail::Wrap, 12)] {
+    for (tail, items) in [(LastBatch::Drop, 8), (LastBatch::Keep, 10), (LastBatch::Wrap, 12)] {
         let loader = loader(source(10), shuffled(10, 4, tail));
         assert_eq!(loader.num_items(), items, "{tail:?}");
         let mut iterator = loader.iter();
@@ -111,7 +111,7 @@ fn items_are_counted() {
         assert!(iterator.next().is_none());
     }
     // With more ranks than records, the last has none.
-    let plan = Plan::builder(2).rank(2, 3).tail(Tail::Keep).build().unwrap();
+    let plan = Plan::builder(2).rank(2, 3).last_batch(LastBatch::Keep).build().unwrap();
     let loader = loader(source(2), plan);
     assert_eq!((loader.num_items(), epoch(&loader).len()), (0, 0));
 }
@@ -201,7 +201,7 @@ fn counted(plan: Plan) -> (BurnLoader<Source, Vec<u32>>, Arc<AtomicUsize>) {
 
 #[test]
 fn a_loader_is_kept_between_epochs() {
-    let plan = shuffled(10, 4, Tail::Keep);
+    let plan = shuffled(10, 4, LastBatch::Keep);
     let (loader, built) = counted(plan);
     epoch(&loader);
     drop(loader.iter().next());
@@ -213,7 +213,7 @@ fn a_loader_is_kept_between_epochs() {
 
 #[test]
 fn two_iterators_at_once() {
-    let plan = shuffled(10, 4, Tail::Keep);
+    let plan = shuffled(10, 4, LastBatch::Keep);
     let (loader, built) = counted(plan);
     let (mut first, mut second) = (loader.iter(), loader.iter());
     assert!(loader.report().is_none());
@@ -257,7 +257,7 @@ impl Dataset for Gated {
         self.0.record_bytes()
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         if batch.runs().flatten().any(|record| record >= 8) {
             self.1.set(|state| state.0 = true);
             self.1.wait(|state| state.1);
@@ -299,7 +299,7 @@ fn a_loader_that_is_one_too_many_still_reads_and_nobody_waits_for_it() {
 
 #[test]
 fn threads_share_it() {
-    let plan = shuffled(100, 4, Tail::Keep);
+    let plan = shuffled(100, 4, LastBatch::Keep);
     let loader: Arc<dyn DataLoader<Vec<u32>>> = Arc::new(loader(source(100), plan));
     let threads: Vec<_> = (0..4)
         .map(|_| {
@@ -316,7 +316,7 @@ fn threads_share_it() {
 
 #[test]
 fn another_device_goes_on_from_the_same_epoch() {
-    let plan = shuffled(10, 4, Tail::Keep);
+    let plan = shuffled(10, 4, LastBatch::Keep);
     // Devices with and without autodiff are equal.
     let on = |batch: Batch, device: &Device| Ok((numbers(batch, device)?, device.is_autodiff()));
     let loader = BurnLoader::builder(source(10), plan, on).build(&Device::flex()).unwrap();
@@ -332,7 +332,7 @@ fn another_device_goes_on_from_the_same_epoch() {
 fn slices_cover_the_records_and_do_not_meet() {
     for (records, batch, devices) in [(103, 8, 4), (103, 8, 3), (5, 2, 2), (3, 2, 5)] {
         let whole: Arc<dyn DataLoader<Vec<u32>>> =
-            Arc::new(loader(source(records), shuffled(records, batch, Tail::Keep)));
+            Arc::new(loader(source(records), shuffled(records, batch, LastBatch::Keep)));
         let slices = split_dataloader(whole, &vec![Device::flex(); devices]);
         assert_eq!(slices.len(), devices);
         for _ in 0..2 {
@@ -353,7 +353,7 @@ fn slices_of_a_plan_that_wraps() {
     // More items than records: those at the front are seen twice, and belong to the first slice.
     for (records, batch, devices) in [(10, 4, 2), (9, 8, 4), (3, 8, 3), (1, 4, 3)] {
         let whole: Arc<dyn DataLoader<Vec<u32>>> =
-            Arc::new(loader(source(records), shuffled(records, batch, Tail::Wrap)));
+            Arc::new(loader(source(records), shuffled(records, batch, LastBatch::Wrap)));
         let mut all = Vec::new();
         for slice in split_dataloader(whole, &vec![Device::flex(); devices]) {
             let items = epoch(&*slice);
@@ -370,23 +370,23 @@ fn slices_of_a_plan_that_wraps() {
 
 #[test]
 fn a_slice_is_the_plan_over_its_records() {
-    let whole = loader(source(100), shuffled(100, 4, Tail::Keep));
+    let whole = loader(source(100), shuffled(100, 4, LastBatch::Keep));
     let slice = whole.slice(10, 40);
     let inner = slice.slice(5, 25);
     for (slice, first, records) in [(slice, 10, 30), (inner, 15, 20)] {
         for number in 0..2 {
-            let mut wanted = planned(&shuffled(records, 4, Tail::Keep), number);
+            let mut wanted = planned(&shuffled(records, 4, LastBatch::Keep), number);
             wanted.iter_mut().flatten().for_each(|record| *record += first);
             assert_eq!(epoch(&*slice), wanted);
         }
     }
     // One that begins at the front needs no other data set.
-    assert_eq!(epoch(&*whole.slice(0, 30)), planned(&shuffled(30, 4, Tail::Keep), 0));
+    assert_eq!(epoch(&*whole.slice(0, 30)), planned(&shuffled(30, 4, LastBatch::Keep), 0));
 }
 
 #[test]
 fn the_last_slice_has_what_the_plan_drops() {
-    let drop = |records| shuffled(records, 4, Tail::Drop);
+    let drop = |records| shuffled(records, 4, LastBatch::Drop);
     let whole = loader(source(103), drop(103));
     assert_eq!(whole.num_items(), 100);
     for (end, records) in [(99, 49), (100, 53)] {
@@ -404,7 +404,7 @@ fn slices_of_files() -> Result<(), BoxError> {
         std::fs::write(path, numbers.flat_map(u16::to_le_bytes).collect::<Vec<u8>>())?;
     }
     let data = Arc::new(Records::open(&paths, 2)?);
-    let plan = shuffled(30, 4, Tail::Keep);
+    let plan = shuffled(30, 4, LastBatch::Keep);
     // With all that a loader can ask of a data set.
     let loader = BurnLoader::builder(data, plan, numbers)
         .options(|loader| {
@@ -428,7 +428,7 @@ fn slices_that_are_not_there() {
         let error = items.into_iter().next().unwrap().unwrap_err();
         (inner(&error).clone(), error.to_string())
     };
-    let whole = loader(source(10), shuffled(10, 4, Tail::Drop));
+    let whole = loader(source(10), shuffled(10, 4, LastBatch::Drop));
     for (start, end) in [(0, 9), (8, 9), (3, 2), (0, usize::MAX)] {
         let (error, text) = refused(&*whole.slice(start, end));
         assert!(matches!(error, Error::Slice { items: 8, ranks: 1, .. }), "{text}");

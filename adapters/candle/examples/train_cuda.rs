@@ -40,7 +40,7 @@ fn train(path: &Path, device: &Device) -> Result<Vec<f32>, BoxError> {
     let (scale, shift) = pictures::normalise();
     let normalise = Transform::new(data.dtype(), PIXELS + 1)?.normalise(&scale, &shift)?;
 
-    let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Records).seed(42).build()?;
+    let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).seed(42).build()?;
     // candle's own context. The uploader leaves it as it is.
     let context = device.as_cuda_device()?.cuda_stream().context().clone();
     let mut loader = Loader::builder(data, plan).transform(normalise).cuda(context).build()?;

@@ -6,13 +6,13 @@ use candle_core::{Device, Tensor, WithDType};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, Transform, per_record};
-use twinbuf::{BoxError, Loader, Plan, Records, Tail};
+use twinbuf::{BoxError, Loader, Plan, Records, LastBatch};
 use twinbuf_candle::{TensorError, field_tensor, tensor};
 
 /// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.
 fn loader(bytes: &[u8], dtype: DType, columns: usize, batch: u64) -> Result<LoaderBuilder, BoxError> {
     let data = open(bytes, dtype, columns)?;
-    let plan = Plan::builder(data.len()).batch(batch).tail(Tail::Keep).build()?;
+    let plan = Plan::builder(data.len()).batch(batch).last_batch(LastBatch::Keep).build()?;
     Ok(Loader::builder(data, plan))
 }
 

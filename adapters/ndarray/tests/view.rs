@@ -7,7 +7,7 @@ use ndarray::{Ix2, array};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Transform, per_record};
-use twinbuf::{Batch, BoxError, Loader, Plan, Records, Tail};
+use twinbuf::{Batch, BoxError, Loader, Plan, Records, LastBatch};
 use twinbuf_ndarray::{ViewError, field_view, view, view_mut};
 
 fn open(bytes: &[u8], dtype: DType, columns: usize) -> Result<Arc<Records>, BoxError> {
@@ -22,7 +22,7 @@ fn open(bytes: &[u8], dtype: DType, columns: usize) -> Result<Arc<Records>, BoxE
 /// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.
 fn loader(bytes: &[u8], dtype: DType, columns: usize, batch: u64) -> Result<LoaderBuilder, BoxError> {
     let data = open(bytes, dtype, columns)?;
-    let plan = Plan::builder(data.len()).batch(batch).tail(Tail::Keep).build()?;
+    let plan = Plan::builder(data.len()).batch(batch).last_batch(LastBatch::Keep).build()?;
     Ok(Loader::builder(data, plan))
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::{Buffer, ReadMode, ReadOptions, Reader, Residency};
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Report};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Records, Report};
 
 use crate::{data, sys};
 
@@ -127,7 +127,7 @@ impl Dataset for Counted {
         Dataset::record_bytes(&self.records)
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         if batch.step() == 0 {
             let (plan, epoch) = (self.plan, batch.epoch());
             self.reader.begin((0..).map_while(move |step| plan.batch(epoch, step)));

@@ -31,7 +31,7 @@ pub fn run(report: &mut Report, folder: &Path, effort: Effort) -> Result<(), Box
         let path = data::random(folder, mib)?;
         let path = path.as_path();
         let records = Records::open([path], usize::try_from(record)?)?;
-        let plan = Plan::builder(records.len()).batch(batch).shuffle(Shuffle::Records).seed(1).build()?;
+        let plan = Plan::builder(records.len()).batch(batch).shuffle(Shuffle::Full).seed(1).build()?;
         let title = format!("cold random, records of {}", size(record));
         let mut table = Table::new("random", title, &["MiB/s", "requests/s"]);
         let figures = move |mib_per_s: f64| vec![mib_per_s, mib_per_s * MIB as f64 / record as f64];

@@ -25,7 +25,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     for (title, order, of) in [
         ("sequential", Shuffle::None, all),
         ("shuffled chunks of 4 MiB", Shuffle::Chunks { records: batch }, all),
-        ("shuffled records of 4 KiB", Shuffle::Records, few),
+        ("shuffled records of 4 KiB", Shuffle::Full, few),
     ] {
         let plan = Plan::builder(of).batch(batch).shuffle(order).build()?;
         let columns = [

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use twinbuf::{BoxError, Tail};
+use twinbuf::{BoxError, LastBatch};
 use twinbuf_bench_disk::data::{MIB, whole};
 
 use crate::ours;
@@ -30,7 +30,7 @@ impl Files {
         }
         let files = Self { kind, data, order };
         let work = files.work(true);
-        let plan = ours::plan(&work, records).tail(Tail::Keep).build()?;
+        let plan = ours::plan(&work, records).last_batch(LastBatch::Keep).build()?;
         whole(&files.order, |file| {
             for batch in (0..plan.steps()).filter_map(|step| plan.batch(0, step)) {
                 batch.runs().flatten().try_for_each(|record| file.write_all(&record.to_le_bytes()))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use twinbuf::mmap::PlanBuilder;
 use twinbuf::mmap::{Cut, ReadMode};
 use twinbuf::transform::{Convert, per_record};
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan, Records, Shuffle};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Records, Shuffle};
 
 use crate::sys::burn_cpu;
 use crate::work::{Batch, Kind, Meter, WINDOW, Work};
@@ -57,7 +57,7 @@ pub fn open(work: &Work) -> Result<Records, BoxError> {
 /// The order that all subjects are given, which in an order file is that of this plan's epoch 0.
 pub fn plan(work: &Work, records: u64) -> PlanBuilder {
     let builder = Plan::builder(records).batch(work.batch as u64);
-    if work.order.is_some() { builder.shuffle(Shuffle::Records).seed(42) } else { builder }
+    if work.order.is_some() { builder.shuffle(Shuffle::Full).seed(42) } else { builder }
 }
 
 /// The records, and a fault.
@@ -78,7 +78,7 @@ impl Dataset for Faulty {
         Dataset::record_bytes(&self.records)
     }
 
-    fn read(&mut self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         self.work.fault(self.read / self.work.batch as u64);
         self.read += batch.len();
         Dataset::read(&mut self.records, batch, out)

@@ -89,7 +89,7 @@ fn probe_prints_the_lines_that_measured_best() {
             // With a read mode or without.
             "\nLines that measured best:\n    let data = Records::",
             "open_llm_c([\"tokens.bin\"], Cut::sequence(9))?;\n",
-            "\n    let plan = Plan::builder(data.len()).batch(2).shuffle(Shuffle::Records).seed(42).build()?;\n",
+            "\n    let plan = Plan::builder(data.len()).batch(2).shuffle(Shuffle::Full).seed(42).build()?;\n",
             "\n    let mut loader = Loader::builder(data, plan)",
         ],
     );

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use twinbuf::observe::Trace;
-use twinbuf::{BatchPlan, BoxError, Dataset, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 
 use super::{has, json, text, twinbuf};
 
@@ -232,7 +232,7 @@ impl Dataset for Nothing {
         1
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         Ok(out.len())
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::chunks::ShuffledChunks;
-use super::leg::{self, Seam, Stretch};
+use super::partial::{self, Seam, Stretch};
 use super::permute::{InOrder, Key, Permutation};
 use super::shuffle::Shuffle;
 use super::window::{self, Shares, Window};
@@ -16,7 +16,7 @@ use super::window::{self, Shares, Window};
 /// A batch is a few words that name the records; it holds none of their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::len_without_is_empty, reason = "a batch holds at least one record")]
-pub struct BatchPlan {
+pub struct BatchIndices {
     pub(super) first: u64,
     pub(super) records: u64,
     pub(super) seed: u64,
@@ -40,7 +40,7 @@ pub struct BatchPlan {
 /// Chunks are asked for ahead of their use by this part of a window, so that the disk has read them in time.
 const LEAD: u64 = 8;
 
-impl BatchPlan {
+impl BatchIndices {
     /// Records in this batch, at least 1.
     #[must_use]
     pub const fn len(&self) -> u64 {
@@ -71,7 +71,7 @@ impl BatchPlan {
     /// ```
     /// use twinbuf_mmap::{Shuffle, Plan};
     ///
-    /// let plan = Plan::builder(1000).batch(100).shuffle(Shuffle::Records).build()?;
+    /// let plan = Plan::builder(1000).batch(100).shuffle(Shuffle::Full).build()?;
     /// let batch = plan.batch(0, 3).expect("a step below `steps`");
     /// let part = batch.part(30..60).expect("positions below 100");
     /// assert_eq!(part.len(), 30);
@@ -106,8 +106,10 @@ impl BatchPlan {
         let order = match shuffle {
             Shuffle::None => Order::Same,
             Shuffle::Chunks { records: chunk } => Order::Chunks(ShuffledChunks::new(records, chunk, key)),
-            Shuffle::Records => Order::Records(InOrder::new(Permutation::new(records, key))),
-            Shuffle::Window { records: chunk, chunks } => Order::Windows(self.windows(chunk, chunks)),
+            Shuffle::Full => Order::Records(InOrder::new(Permutation::new(records, key))),
+            Shuffle::Window { chunk_records: chunk, window_chunks: chunks } => {
+                Order::Windows(self.windows(chunk, chunks))
+            }
         };
         Runs { order, first, records, seams: self.seams.clone(), at: start, end, next: None }
     }
@@ -119,14 +121,16 @@ impl BatchPlan {
     /// The chunks from which a batch of a windowed shuffle takes its records. `None` with any other shuffle, for the one
     /// batch of a share, which visits too few records of each chunk, and for a batch with seams in it.
     pub(crate) fn window(&self) -> Option<Window> {
-        let Shuffle::Window { records: chunk, chunks } = self.shuffle else { return None };
+        let Shuffle::Window { chunk_records: chunk, window_chunks: chunks } = self.shuffle else {
+            return None;
+        };
         if self.share == (self.start, self.end) {
             return None;
         }
         let positions = match &self.seams {
             None => self.start..self.end,
             Some(seams) => {
-                let Stretch { position, ahead, .. } = leg::find(seams, self.start)?;
+                let Stretch { position, ahead, .. } = partial::find(seams, self.start)?;
                 (self.len() <= ahead).then(|| position..position + self.len())?
             }
         };
@@ -172,7 +176,7 @@ impl BatchPlan {
     /// The positions of the window's share that this rank visits.
     fn visited(&self, window: &Window) -> Range<u64> {
         let (back, ahead) = match &self.seams {
-            Some(seams) => leg::find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead)),
+            Some(seams) => partial::find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead)),
             None => (u64::MAX, u64::MAX),
         };
         let (at, share) = (window.positions().start, window.share());
@@ -196,7 +200,9 @@ impl BatchPlan {
     /// Records in a whole window; 0 with any other shuffle.
     pub(crate) const fn window_records(&self) -> u64 {
         match self.shuffle {
-            Shuffle::Window { records, chunks } => records.saturating_mul(chunks),
+            Shuffle::Window { chunk_records: records, window_chunks: chunks } => {
+                records.saturating_mul(chunks)
+            }
             _ => 0,
         }
     }
@@ -220,7 +226,7 @@ enum Order {
     Windows(window::Order),
 }
 
-/// The ranges of consecutive records of a [`BatchPlan`].
+/// The ranges of consecutive records of a [`BatchIndices`].
 #[derive(Clone, Debug)]
 pub(crate) struct Runs {
     order: Order,
@@ -245,10 +251,10 @@ impl Runs {
         let (position, most) = match self.seams.as_deref() {
             None if self.at < self.records => (self.at, u64::MAX),
             None => (self.at % self.records, u64::MAX),
-            Some(seams) => match leg::find(seams, self.at) {
+            Some(seams) => match partial::find(seams, self.at) {
                 Some(Stretch { position, ahead, .. }) => (position, ahead),
                 // Past what is left the order starts again at its front.
-                None => ((self.at - leg::left(seams).unwrap_or_default()) % self.records, u64::MAX),
+                None => ((self.at - partial::left(seams).unwrap_or_default()) % self.records, u64::MAX),
             },
         };
         let wanted = (self.end - self.at).min(self.records - position).min(most);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Leg, Plan, Shuffle, Tail};
+use super::{LastBatch, PartialEpoch, Plan, Shuffle};
 
 /// Sets up a [`Plan`]; made by [`Plan::builder`].
 #[derive(Clone, Debug)]
@@ -61,9 +61,9 @@ impl PlanBuilder {
         self
     }
 
-    /// Sets what becomes of the records that do not fill a last step. Default: [`Tail::Drop`].
-    pub const fn tail(mut self, tail: Tail) -> Self {
-        self.plan.tail = tail;
+    /// Sets what becomes of the records that do not fill a last step. Default: [`LastBatch::Drop`].
+    pub const fn last_batch(mut self, last_batch: LastBatch) -> Self {
+        self.plan.last_batch = last_batch;
         self
     }
 
@@ -72,7 +72,7 @@ impl PlanBuilder {
     /// # Errors
     ///
     /// A count that is zero, a seed without a shuffle, a rank not below the world size, and a data set that with
-    /// [`Tail::Drop`] does not fill one step: every epoch of it would be empty. See [`PlanError`].
+    /// [`LastBatch::Drop`] does not fill one step: every epoch of it would be empty. See [`PlanError`].
     pub fn build(self) -> Result<Plan, PlanError> {
         let Self { plan, seeded, .. } = self;
         if seeded && plan.shuffle == Shuffle::None {
@@ -113,7 +113,7 @@ pub enum PlanError {
         /// The world size that was given.
         world: u64,
     },
-    /// With [`Tail::Drop`], the records do not fill one step of all ranks.
+    /// With [`LastBatch::Drop`], the records do not fill one step of all ranks.
     NoStep {
         /// Records in the data set.
         records: u64,
@@ -122,17 +122,17 @@ pub enum PlanError {
         /// The number of ranks.
         world: u64,
     },
-    /// With [`Tail::Wrap`], the positions of a step that goes past the end do not fit 64 bits.
+    /// With [`LastBatch::Wrap`], the positions of a step that goes past the end do not fit 64 bits.
     StepTooLarge {
         /// Records in a batch of one rank.
         batch: u64,
         /// The number of ranks.
         world: u64,
     },
-    /// An epoch has fewer steps than are said to be done: [`Plan::rest`].
-    Leg {
+    /// An epoch has fewer steps than are said to be done: [`Plan::resume`].
+    PartialEpoch {
         /// The steps that are said to be done.
-        leg: Leg,
+        part: PartialEpoch,
         /// Records that were left before them.
         left: u64,
     },
@@ -159,14 +159,14 @@ impl fmt::Display for PlanError {
             Self::NoStep { records, batch, world } => write!(
                 f,
                 "one step of {world} ranks needs {batch} records for each, found {records} in all: \
-                 take a smaller batch, or keep the tail",
+                 take a smaller batch, or keep the last batch",
             ),
             Self::StepTooLarge { batch, world } => write!(
                 f,
                 "one step of {world} ranks needs {batch} records for each: together with the data set more \
                  than 2^64",
             ),
-            Self::Leg { leg: Leg { batch, world, steps }, left } => write!(
+            Self::PartialEpoch { part: PartialEpoch { batch, world, steps }, left } => write!(
                 f,
                 "{steps} steps of {world} ranks with {batch} records for each do not fit into the {left} records \
                  that were left",

@@ -107,7 +107,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`LaunchError`] if one variable of a pair is missing or is not a number, if the rank is not below the world size,
+    /// [`RankError`] if one variable of a pair is missing or is not a number, if the rank is not below the world size,
     /// if two launchers disagree, or if a launcher or a cluster left other variables but no pair (such as `LOCAL_RANK`,
     /// `PMIX_RANK`, `NODE_RANK`, `PET_NNODES`, `TF_CONFIG`, `SM_HOSTS`, `TPU_WORKER_ID` or `JOB_COMPLETION_INDEX`): then
     /// set the numbers with [`PlanBuilder::rank`]. Each error names the variables.
@@ -121,7 +121,7 @@ impl Plan {
     /// let plan = builder.batch(10).build()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn from_env(records: u64) -> Result<PlanBuilder, LaunchError> {
+    pub fn from_env(records: u64) -> Result<PlanBuilder, RankError> {
         let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let found = find(&read)?;
         let (rank, world) = found.as_ref().map_or((0, 1), |found| (found.rank, found.world));
@@ -141,7 +141,7 @@ struct Found {
 type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The launcher closest to the process, and its numbers.
-fn find(read: Read<'_>) -> Result<Option<Found>, LaunchError> {
+fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     if read(ELASTIC).is_some() && read(TORCHRUN.rank).is_some() && read(TORCHRUN.world).is_some() {
         return pair(&LAUNCHERS[0], read);
     }
@@ -150,7 +150,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, LaunchError> {
         let Some(other) = pair(launcher, read)? else { continue };
         match &found {
             Some(first) if (first.rank, first.world) != (other.rank, other.world) => {
-                return Err(LaunchError::Conflict {
+                return Err(RankError::Conflict {
                     first: [first.launcher.rank, first.launcher.world],
                     wanted: (first.rank, first.world),
                     second: [other.launcher.rank, other.launcher.world],
@@ -168,23 +168,23 @@ fn find(read: Read<'_>) -> Result<Option<Found>, LaunchError> {
         let Some(value) = read(name) else { continue };
         let rank = number(name, value)?;
         match &found {
-            None => return Err(LaunchError::NoWorld { name }),
+            None => return Err(RankError::NoWorld { name }),
             Some(found) if found.rank != rank => {
                 let (first, wanted) = (found.launcher.rank, found.rank);
-                return Err(LaunchError::OtherRank { first, wanted, second: name, found: rank });
+                return Err(RankError::OtherRank { first, wanted, second: name, found: rank });
             }
             Some(_) => {}
         }
     }
     if found.is_none() {
         if let Some(name) = MARKS.into_iter().find(|name| read(name).is_some()) {
-            return Err(LaunchError::NoWorld { name });
+            return Err(RankError::NoWorld { name });
         }
         // In a batch script both are 0.
         for name in [SLURM.rank, SLURM_LOCAL] {
             let Some(value) = read(name) else { continue };
             if number(name, value)? > 0 || read(SLURM.rank).is_none() {
-                return Err(LaunchError::Missing { wanted: SLURM.world, found: name });
+                return Err(RankError::Missing { wanted: SLURM.world, found: name });
             }
         }
     }
@@ -192,27 +192,27 @@ fn find(read: Read<'_>) -> Result<Option<Found>, LaunchError> {
 }
 
 /// The numbers of one launcher, if both of its variables are set; an error if one is.
-fn pair(launcher: &'static Launcher, read: Read<'_>) -> Result<Option<Found>, LaunchError> {
+fn pair(launcher: &'static Launcher, read: Read<'_>) -> Result<Option<Found>, RankError> {
     let Launcher { rank, world, .. } = *launcher;
     match (read(rank), read(world)) {
         (None, None) => Ok(None),
-        (Some(_), None) => Err(LaunchError::Missing { wanted: world, found: rank }),
-        (None, Some(_)) => Err(LaunchError::Missing { wanted: rank, found: world }),
+        (Some(_), None) => Err(RankError::Missing { wanted: world, found: rank }),
+        (None, Some(_)) => Err(RankError::Missing { wanted: rank, found: world }),
         (Some(r), Some(w)) => match (number(rank, r)?, number(world, w)?) {
-            (found, below) if found >= below => Err(LaunchError::RankTooLarge { rank, found, world, below }),
+            (found, below) if found >= below => Err(RankError::RankTooLarge { rank, found, world, below }),
             (rank, world) => Ok(Some(Found { launcher, rank, world })),
         },
     }
 }
 
-fn number(name: &'static str, found: String) -> Result<u64, LaunchError> {
-    found.trim().parse::<u64>().map_err(|_| LaunchError::NotANumber { name, found })
+fn number(name: &'static str, found: String) -> Result<u64, RankError> {
+    found.trim().parse::<u64>().map_err(|_| RankError::NotANumber { name, found })
 }
 
 /// Why the environment does not determine this process's rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum LaunchError {
+pub enum RankError {
     /// One variable of a pair is set and the other is not.
     Missing {
         /// The variable that is not set.
@@ -267,7 +267,7 @@ pub enum LaunchError {
     },
 }
 
-impl fmt::Display for LaunchError {
+impl fmt::Display for RankError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing { wanted, found } => {
@@ -297,13 +297,13 @@ impl fmt::Display for LaunchError {
     }
 }
 
-impl std::error::Error for LaunchError {}
+impl std::error::Error for RankError {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(variables: &[(&str, &str)]) -> Result<Option<(u64, u64)>, LaunchError> {
+    fn of(variables: &[(&str, &str)]) -> Result<Option<(u64, u64)>, RankError> {
         let read = |name: &str| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string())
         };
@@ -336,9 +336,9 @@ mod tests {
             assert_eq!(of(&variables.collect::<Vec<_>>()), Ok(wanted), "{how}");
         }
         let error = of(&[("SLURM_PROCID", "1")]).unwrap_err();
-        assert_eq!(error, LaunchError::Missing { wanted: "SLURM_STEP_NUM_TASKS", found: "SLURM_PROCID" });
+        assert_eq!(error, RankError::Missing { wanted: "SLURM_STEP_NUM_TASKS", found: "SLURM_PROCID" });
         let error = of(&[("SLURM_STEP_NUM_TASKS", "4")]).unwrap_err();
-        assert_eq!(error, LaunchError::Missing { wanted: "SLURM_PROCID", found: "SLURM_STEP_NUM_TASKS" });
+        assert_eq!(error, RankError::Missing { wanted: "SLURM_PROCID", found: "SLURM_STEP_NUM_TASKS" });
     }
 
     #[test]
@@ -357,7 +357,7 @@ mod tests {
         let error = of(&[&mpi[..], &[("PMI_RANK", "0"), ("PMI_SIZE", "2")]].concat()).unwrap_err();
         assert_eq!(
             error,
-            LaunchError::Conflict {
+            RankError::Conflict {
                 first: ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
                 wanted: (1, 2),
                 second: ["PMI_RANK", "PMI_SIZE"],
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(of(&slurm), Ok(Some((2, 3))));
         assert_eq!(
             of(&[("TORCHELASTIC_RUN_ID", "x"), ("RANK", "1")]),
-            Err(LaunchError::Missing { wanted: "WORLD_SIZE", found: "RANK" })
+            Err(RankError::Missing { wanted: "WORLD_SIZE", found: "RANK" })
         );
         let error = of(&[("TORCHELASTIC_RUN_ID", "x")]).unwrap_err();
         assert_eq!(
@@ -400,7 +400,7 @@ mod tests {
             error.to_string(),
             "environment: SLURM_PROCID is 2 and PALS_RANKID is 1: unset the one that does not apply"
         );
-        assert_eq!(of(&[("PMIX_RANK", "0")]), Err(LaunchError::NoWorld { name: "PMIX_RANK" }));
+        assert_eq!(of(&[("PMIX_RANK", "0")]), Err(RankError::NoWorld { name: "PMIX_RANK" }));
     }
 
     /// All variables alone, and each with each other, at rank 1 of 2: the right numbers or an error, and never rank 0
@@ -470,12 +470,12 @@ mod tests {
             ("PET_NNODES", "2"),
             ("ALPS_APP_PE", "0"),
         ] {
-            assert_eq!(of(&[(name, value)]), Err(LaunchError::NoWorld { name }));
+            assert_eq!(of(&[(name, value)]), Err(RankError::NoWorld { name }));
             let jax = [(name, value), ("JAX_PROCESS_ID", "0"), ("JAX_NUM_PROCESSES", "2")];
             assert_eq!(of(&jax), Ok(Some((0, 2))), "{name}");
         }
         let local = [("SLURM_LOCALID", "0"), ("SLURM_NODEID", "1")];
-        let missing = LaunchError::Missing { wanted: "SLURM_STEP_NUM_TASKS", found: "SLURM_LOCALID" };
+        let missing = RankError::Missing { wanted: "SLURM_STEP_NUM_TASKS", found: "SLURM_LOCALID" };
         assert_eq!(of(&local), Err(missing.clone()));
         assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "1")]), Err(missing));
         assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")]), Ok(None), "a batch script");
@@ -489,7 +489,7 @@ mod tests {
 
     #[test]
     fn half_a_pair_and_no_number() {
-        assert_eq!(of(&[("RANK", "0")]), Err(LaunchError::Missing { wanted: "WORLD_SIZE", found: "RANK" }));
+        assert_eq!(of(&[("RANK", "0")]), Err(RankError::Missing { wanted: "WORLD_SIZE", found: "RANK" }));
         let error = of(&[("WORLD_SIZE", "4")]).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -497,7 +497,7 @@ mod tests {
         );
         for bad in ["", "-1", "two", "1.5", "18446744073709551616"] {
             let error = of(&[("PMI_RANK", bad), ("PMI_SIZE", "4")]).unwrap_err();
-            assert_eq!(error, LaunchError::NotANumber { name: "PMI_RANK", found: bad.to_string() });
+            assert_eq!(error, RankError::NotANumber { name: "PMI_RANK", found: bad.to_string() });
         }
         assert_eq!(of(&[("PMI_RANK", " 2 "), ("PMI_SIZE", "4\n")]), Ok(Some((2, 4))), "spaces do no harm");
     }

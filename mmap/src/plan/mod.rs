@@ -4,9 +4,9 @@ mod batch;
 mod builder;
 mod chunks;
 mod launch;
-mod leg;
+mod partial;
 mod permute;
-mod rest;
+mod remaining;
 mod shuffle;
 #[cfg(test)]
 mod tests;
@@ -14,12 +14,12 @@ mod window;
 
 use std::ops::Range;
 
-pub use batch::BatchPlan;
+pub use batch::BatchIndices;
 pub(crate) use batch::Runs;
 pub use builder::{PlanBuilder, PlanError};
-pub use launch::LaunchError;
-pub use leg::Leg;
-pub use rest::Rest;
+pub use launch::RankError;
+pub use partial::PartialEpoch;
+pub use remaining::RemainingEpoch;
 pub use shuffle::Shuffle;
 use window::Shares;
 
@@ -33,13 +33,13 @@ use window::Shares;
 /// [`Shuffle::Window`] differs: there, each rank has chunks to itself, so the order depends on the number of ranks and on
 /// the batch size too. Step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the number of steps in which
 /// every rank has a whole batch. The number of ranks and the batch size may change between any two steps:
-/// [`rest`](Self::rest).
+/// [`resume`](Self::resume).
 ///
 /// ```
-/// use twinbuf_mmap::{Shuffle, Plan, Tail};
+/// use twinbuf_mmap::{Shuffle, Plan, LastBatch};
 ///
 /// // Ten records, batches of two, two ranks: two full steps each, and two records remain.
-/// let plan = Plan::builder(10).batch(2).rank(1, 2).tail(Tail::Keep).build()?;
+/// let plan = Plan::builder(10).batch(2).rank(1, 2).last_batch(LastBatch::Keep).build()?;
 /// let runs = |step| plan.batch(0, step).map(|batch| batch.runs().collect::<Vec<_>>());
 /// assert_eq!(plan.steps(), 3);
 /// assert_eq!(runs(0), Some(vec![2..4]));
@@ -47,7 +47,7 @@ use window::Shares;
 /// assert_eq!(runs(2), Some(vec![9..10]));
 /// assert_eq!(runs(3), None);
 ///
-/// let shuffled = Plan::builder(10).batch(5).shuffle(Shuffle::Records).seed(1).build()?;
+/// let shuffled = Plan::builder(10).batch(5).shuffle(Shuffle::Full).seed(1).build()?;
 /// assert_ne!(shuffled.batch(0, 0), shuffled.batch(1, 0));
 /// # Ok::<(), twinbuf_mmap::PlanError>(())
 /// ```
@@ -62,12 +62,12 @@ use window::Shares;
 /// | `first`, `records` | the start of [`range`](Self::range) and its length |
 /// | `batch` | [`batch_records`](Self::batch_records) |
 /// | `seed` | [`seed`](Self::seed) |
-/// | `shuffle` | `none`, `records`, `chunks` with a field `records`, or `window` with fields `records` and `chunks`: [`Shuffle`] |
+/// | `shuffle` | `none`, `full`, `chunks` with a field `records`, or `window` with fields `chunk_records` and `window_chunks`: [`Shuffle`] |
 /// | `rank`, `world` | [`rank`](Self::rank), [`world`](Self::world) |
-/// | `tail` | `drop`, `keep` or `wrap`: [`Tail`] |
+/// | `last_batch` | `drop`, `keep` or `wrap`: [`LastBatch`] |
 ///
 /// ```json
-/// {"first":0,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"tail":"keep"}
+/// {"first":0,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep"}
 /// ```
 ///
 /// All of them must be there and no others, and a plan that [`PlanBuilder::build`] refuses is refused in the
@@ -83,13 +83,13 @@ pub struct Plan {
     shuffle: Shuffle,
     rank: u64,
     world: u64,
-    tail: Tail,
+    last_batch: LastBatch,
 }
 
 impl Plan {
     /// Starts a plan over `records` records, at least 1.
     ///
-    /// Defaults: batches of one record, [`Shuffle::None`], seed 0, rank 0 of 1, [`Tail::Drop`].
+    /// Defaults: batches of one record, [`Shuffle::None`], seed 0, rank 0 of 1, [`LastBatch::Drop`].
     pub const fn builder(records: u64) -> PlanBuilder {
         let plan = Self {
             first: 0,
@@ -99,7 +99,7 @@ impl Plan {
             shuffle: Shuffle::None,
             rank: 0,
             world: 1,
-            tail: Tail::Drop,
+            last_batch: LastBatch::Drop,
         };
         PlanBuilder { plan, seeded: false, origin: builder::Origin::Program }
     }
@@ -143,7 +143,7 @@ impl Plan {
         Self { first: records.start, records: count, ..self }.checked()
     }
 
-    /// Records that an epoch visits, before [`Tail`] drops or repeats any.
+    /// Records that an epoch visits, before [`LastBatch`] drops or repeats any.
     #[must_use]
     pub const fn records(&self) -> u64 {
         self.records
@@ -187,34 +187,34 @@ impl Plan {
 
     /// Returns what becomes of the records that do not fill a last step.
     #[must_use]
-    pub const fn tail(&self) -> Tail {
-        self.tail
+    pub const fn last_batch(&self) -> LastBatch {
+        self.last_batch
     }
 
     /// Steps of this rank in an epoch; the same in every epoch.
     ///
-    /// With [`Tail::Drop`] and [`Tail::Wrap`] it is the same for every rank and at least 1. With
-    /// [`Tail::Keep`] two ranks may differ by one, and it is 0 for a rank past the last record of a data set
+    /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`] it is the same for every rank and at least 1. With
+    /// [`LastBatch::Keep`] two ranks may differ by one, and it is 0 for a rank past the last record of a data set
     /// smaller than the world.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.full_steps() + u64::from(self.last_batch().is_some())
+        self.full_steps() + u64::from(self.smaller_batch().is_some())
     }
 
     /// Returns the records of this rank at `step` of `epoch`, or `None` past the end of the epoch.
     #[must_use]
-    pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchPlan> {
+    pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchIndices> {
         let (positions, share) = self.positions(step)?;
         Some(self.batch_of(epoch, step, positions, share))
     }
 
     /// The batch of these positions, which is part of a share.
-    fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchPlan {
+    fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchIndices {
         let &Plan { first, records, seed, shuffle, world, .. } = self;
         let Range { start, end } = positions;
         let share = (share.start, share.end);
         let shares = self.shares();
-        BatchPlan {
+        BatchIndices {
             first,
             records,
             seed,
@@ -236,7 +236,7 @@ impl Plan {
         if step < full {
             Some((self.whole_batch(step), self.share()))
         } else if step == full {
-            self.last_batch().map(|last| (last.clone(), last))
+            self.smaller_batch().map(|last| (last.clone(), last))
         } else {
             None
         }
@@ -254,16 +254,18 @@ impl Plan {
             Err(PlanError::NoRecords)
         } else if batch == 0 {
             Err(PlanError::ZeroBatch)
-        } else if matches!(self.shuffle, Shuffle::Chunks { records: 0 } | Shuffle::Window { records: 0, .. })
-        {
+        } else if matches!(
+            self.shuffle,
+            Shuffle::Chunks { records: 0 } | Shuffle::Window { chunk_records: 0, .. }
+        ) {
             Err(PlanError::ZeroChunk)
-        } else if matches!(self.shuffle, Shuffle::Window { chunks: 0, .. }) {
+        } else if matches!(self.shuffle, Shuffle::Window { window_chunks: 0, .. }) {
             Err(PlanError::ZeroWindow)
         } else if rank >= world {
             Err(PlanError::Rank { rank, world })
-        } else if self.tail == Tail::Drop && self.full_steps() == 0 {
+        } else if self.last_batch == LastBatch::Drop && self.full_steps() == 0 {
             Err(PlanError::NoStep { records, batch, world })
-        } else if self.tail == Tail::Wrap
+        } else if self.last_batch == LastBatch::Wrap
             && batch.checked_mul(world).and_then(|step| step.checked_add(records)).is_none()
         {
             Err(PlanError::StepTooLarge { batch, world })
@@ -302,14 +304,14 @@ impl Plan {
     }
 
     /// The positions of the batch after the full steps, if this rank has one.
-    fn last_batch(&self) -> Option<Range<u64>> {
+    fn smaller_batch(&self) -> Option<Range<u64>> {
         let full = self.full_steps();
         let done = full * self.batch.saturating_mul(self.world);
         let remaining = self.records - done;
-        match self.tail {
-            Tail::Drop => return None,
-            Tail::Wrap => return (remaining > 0).then(|| self.whole_batch(full)),
-            Tail::Keep => {}
+        match self.last_batch {
+            LastBatch::Drop => return None,
+            LastBatch::Wrap => return (remaining > 0).then(|| self.whole_batch(full)),
+            LastBatch::Keep => {}
         }
         let (each, extra) = (remaining / self.world, remaining % self.world);
         // At most `remaining` positions lie before this rank's: no overflow.
@@ -326,7 +328,7 @@ impl Plan {
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "snake_case", deny_unknown_fields)
 )]
-pub enum Tail {
+pub enum LastBatch {
     /// They are left out of this epoch, and every rank has the same number of steps. A shuffled order
     /// leaves out other ones in the next epoch.
     #[default]
@@ -335,7 +337,7 @@ pub enum Tail {
     ///
     /// When fewer remain than there are ranks, the ranks past the last record have **one step fewer**. A
     /// loop with a collective in every step (an all-reduce, a barrier) would wait for them for ever: let
-    /// those ranks join with an empty contribution, or use [`Tail::Drop`].
+    /// those ranks join with an empty contribution, or use [`LastBatch::Drop`].
     Keep,
     /// The last step is filled up from the front of the same epoch's order, again and again if that is
     /// shorter than a step. Every rank has the same number of whole batches, no record is left out, and
@@ -355,7 +357,7 @@ struct Saved {
     shuffle: Shuffle,
     rank: u64,
     world: u64,
-    tail: Tail,
+    last_batch: LastBatch,
 }
 
 #[cfg(feature = "serde")]
@@ -363,8 +365,9 @@ impl TryFrom<Saved> for Plan {
     type Error = PlanError;
 
     fn try_from(saved: Saved) -> Result<Self, PlanError> {
-        let Saved { first, records, batch, seed, shuffle, rank, world, tail } = saved;
-        let builder = Self::builder(records).batch(batch).shuffle(shuffle).rank(rank, world).tail(tail);
+        let Saved { first, records, batch, seed, shuffle, rank, world, last_batch } = saved;
+        let builder =
+            Self::builder(records).batch(batch).shuffle(shuffle).rank(rank, world).last_batch(last_batch);
         let builder = if seed == 0 { builder } else { builder.seed(seed) };
         builder
             .build()?

@@ -39,10 +39,10 @@ pub enum Shuffle {
     /// The number of ranks and the batch size are part of the order, because each rank has chunks to itself.
     Window {
         /// Records in a chunk, at least 1.
-        records: u64,
+        chunk_records: u64,
         /// Chunks in a window, at least 1.
-        chunks: u64,
+        window_chunks: u64,
     },
     /// Shuffles all records individually.
-    Records,
+    Full,
 }

@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-fn records(batch: impl std::borrow::Borrow<BatchPlan>) -> impl Iterator<Item = u64> {
+fn records(batch: impl std::borrow::Borrow<BatchIndices>) -> impl Iterator<Item = u64> {
     batch.borrow().runs().flatten()
 }
 
@@ -31,12 +31,12 @@ fn every_refusal() {
             "a chunk needs at least one record, found 0",
         ),
         (
-            of(1).shuffle(Shuffle::Window { records: 0, chunks: 1 }),
+            of(1).shuffle(Shuffle::Window { chunk_records: 0, window_chunks: 1 }),
             PlanError::ZeroChunk,
             "a chunk needs at least one record, found 0",
         ),
         (
-            of(1).shuffle(Shuffle::Window { records: 1, chunks: 0 }),
+            of(1).shuffle(Shuffle::Window { chunk_records: 1, window_chunks: 0 }),
             PlanError::ZeroWindow,
             "a window needs at least one chunk, found 0",
         ),
@@ -60,10 +60,10 @@ fn every_refusal() {
             of(9).batch(5).rank(0, 2),
             PlanError::NoStep { records: 9, batch: 5, world: 2 },
             "one step of 2 ranks needs 5 records for each, found 9 in all: take a smaller batch, or \
-             keep the tail",
+             keep the last batch",
         ),
         (
-            of(9).batch(1 << 32).rank(0, 1 << 32).tail(Tail::Wrap),
+            of(9).batch(1 << 32).rank(0, 1 << 32).last_batch(LastBatch::Wrap),
             PlanError::StepTooLarge { batch: 1 << 32, world: 1 << 32 },
             "one step of 4294967296 ranks needs 4294967296 records for each: together with the data \
              set more than 2^64",
@@ -77,8 +77,8 @@ fn every_refusal() {
 
 #[test]
 fn other_ranks_and_ranges_are_checked_like_new_plans() {
-    let plan = Plan::builder(100).batch(10).shuffle(Shuffle::Records).seed(3).rank(2, 3).build().unwrap();
-    let first = Plan::builder(100).batch(10).shuffle(Shuffle::Records).seed(3).rank(0, 3).build().unwrap();
+    let plan = Plan::builder(100).batch(10).shuffle(Shuffle::Full).seed(3).rank(2, 3).build().unwrap();
+    let first = Plan::builder(100).batch(10).shuffle(Shuffle::Full).seed(3).rank(0, 3).build().unwrap();
     assert_eq!(plan.with_rank(0, 3), Ok(first));
     assert_eq!(first.with_rank(2, 3), Ok(plan));
     assert_eq!(plan.with_rank(3, 3), Err(PlanError::Rank { rank: 3, world: 3 }));
@@ -89,7 +89,7 @@ fn other_ranks_and_ranges_are_checked_like_new_plans() {
 
     // The same order, moved by the start of the range.
     let part = plan.with_range(40..90).unwrap();
-    let same = Plan::builder(50).batch(10).shuffle(Shuffle::Records).seed(3).rank(2, 3).build().unwrap();
+    let same = Plan::builder(50).batch(10).shuffle(Shuffle::Full).seed(3).rank(2, 3).build().unwrap();
     assert_eq!((part.range(), part.records(), part.steps()), (40..90, 50, same.steps()));
     let moved = epoch(same, 4).into_iter().map(|record| record + 40).collect::<Vec<_>>();
     assert_eq!(epoch(part, 4), moved);
@@ -107,7 +107,7 @@ fn the_largest_numbers() {
 
     let builder = Plan::builder(all).batch(all).rank(all - 1, all);
     assert!(matches!(builder.clone().build(), Err(PlanError::NoStep { .. })));
-    let last = builder.tail(Tail::Keep).build().unwrap();
+    let last = builder.last_batch(LastBatch::Keep).build().unwrap();
     assert_eq!(last.steps(), 1);
     assert_eq!(only_run(last), all - 1..all);
 
@@ -119,14 +119,14 @@ fn the_largest_numbers() {
         })
         .collect();
     assert!(ends.into_iter().eq([[0, all - 1], [all - 1, all - 2]]));
-    let shuffled = Plan::builder(all).shuffle(Shuffle::Records).build().unwrap();
+    let shuffled = Plan::builder(all).shuffle(Shuffle::Full).build().unwrap();
     assert!(records(shuffled.batch(all, all - 1).unwrap()).all(|record| record < all));
 }
 
 #[test]
 fn the_ranks_walk_through_the_epoch_together() {
     let steps = |rank| {
-        let plan = Plan::builder(17).batch(2).rank(rank, 3).tail(Tail::Keep).build().unwrap();
+        let plan = Plan::builder(17).batch(2).rank(rank, 3).last_batch(LastBatch::Keep).build().unwrap();
         (0..plan.steps()).map(|step| plan.batch(0, step).unwrap().runs().next().unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(steps(0), [0..2, 6..8, 12..14]);
@@ -136,8 +136,9 @@ fn the_ranks_walk_through_the_epoch_together() {
 
 #[test]
 fn a_rank_past_the_last_record_has_a_step_fewer() {
-    let steps =
-        |rank| Plan::builder(14).batch(3).rank(rank, 4).tail(Tail::Keep).build().map(|plan| plan.steps());
+    let steps = |rank| {
+        Plan::builder(14).batch(3).rank(rank, 4).last_batch(LastBatch::Keep).build().map(|plan| plan.steps())
+    };
     assert_eq!([steps(0), steps(1), steps(2), steps(3)], [Ok(2), Ok(2), Ok(1), Ok(1)]);
 }
 
@@ -160,7 +161,7 @@ fn a_short_chunk_in_the_middle_shifts_what_follows() {
 #[test]
 fn golden_windows() {
     let order = |n, records, chunks, seed, e| {
-        let window = Shuffle::Window { records, chunks };
+        let window = Shuffle::Window { chunk_records: records, window_chunks: chunks };
         epoch(Plan::builder(n).shuffle(window).seed(seed).build().unwrap(), e)
     };
     assert_eq!(order(20, 3, 2, 0, 0), [7, 8, 3, 9, 2, 4, 0, 19, 1, 17, 18, 16, 14, 11, 13, 15, 12, 6, 10, 5]);
@@ -170,7 +171,8 @@ fn golden_windows() {
         order(24, 4, 3, 5, 0),
         [15, 14, 13, 9, 10, 6, 11, 16, 7, 5, 1, 12, 22, 4, 2, 8, 0, 21, 3, 18, 20, 17, 23, 19]
     );
-    let ranks = Plan::builder(30).batch(2).shuffle(Shuffle::Window { records: 3, chunks: 2 }).seed(7);
+    let ranks =
+        Plan::builder(30).batch(2).shuffle(Shuffle::Window { chunk_records: 3, window_chunks: 2 }).seed(7);
     let ranks = [0, 1].map(|rank| epoch(ranks.clone().rank(rank, 2).build().unwrap(), 2));
     assert_eq!(ranks[0], [25, 27, 26, 17, 16, 18, 8, 9, 28, 7, 20, 29, 0, 19]);
     assert_eq!(ranks[1], [21, 10, 11, 12, 2, 1, 3, 23, 24, 22, 14, 4, 15, 13]);
@@ -180,7 +182,7 @@ fn golden_windows() {
 #[test]
 fn golden_orders() {
     let order = |n, seed, e| {
-        let plan = Plan::builder(n).shuffle(Shuffle::Records).seed(seed).build().unwrap();
+        let plan = Plan::builder(n).shuffle(Shuffle::Full).seed(seed).build().unwrap();
         (0..n.min(8)).flat_map(|step| records(plan.batch(e, step).unwrap())).collect::<Vec<_>>()
     };
     assert_eq!(order(4, 0, 0), [0, 3, 2, 1]);
@@ -201,7 +203,7 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
         [(10_000, 100, 10, 30, 1), (10_007, 64, 8, 64, 3), (9999, 50, 7, 1000, 2), (500, 100, 64, 10, 1)]
     {
         for rank in 0..world {
-            let shuffle = Shuffle::Window { records: chunk, chunks };
+            let shuffle = Shuffle::Window { chunk_records: chunk, window_chunks: chunks };
             let plan =
                 Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
             let batches: Vec<_> = (0..plan.steps()).map(|step| plan.batch(5, step).unwrap()).collect();
@@ -226,8 +228,11 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
             }
         }
     }
-    let sole =
-        Plan::builder(100).batch(100).shuffle(Shuffle::Window { records: 5, chunks: 4 }).build().unwrap();
+    let sole = Plan::builder(100)
+        .batch(100)
+        .shuffle(Shuffle::Window { chunk_records: 5, window_chunks: 4 })
+        .build()
+        .unwrap();
     assert_eq!(sole.batch(0, 0).unwrap().chunks_ahead(), None);
 }
 
@@ -241,7 +246,7 @@ fn ranks_read_their_shares_and_nothing_else() {
         for world in [1, 4, 16, 64] {
             let mut read = vec![false; n as usize];
             for rank in 0..world {
-                let shuffle = Shuffle::Window { records: chunk, chunks };
+                let shuffle = Shuffle::Window { chunk_records: chunk, window_chunks: chunks };
                 let plan =
                     Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
                 let (mut own, mut before) = (0, 0..0);
@@ -304,7 +309,7 @@ fn mixing(n: u64, shuffle: Shuffle) -> (f64, f64, u64) {
 
 #[test]
 fn sorted_classes_are_mixed() {
-    let window = |records, chunks| Shuffle::Window { records, chunks };
+    let window = |records, chunks| Shuffle::Window { chunk_records: records, window_chunks: chunks };
     // 64 of 128 chunks: half of the classes at a time.
     let (in_one, in_many, _) = mixing(1 << 16, window(512, 64));
     assert!(in_one > 205.0 && in_many > 600.0, "{in_one}, {in_many}");
@@ -323,7 +328,8 @@ fn sorted_classes_are_mixed() {
 fn a_larger_window_never_mixes_worse() {
     let mut last = (0.0, 0.0);
     for chunks in [8, 16, 32, 63, 64, 65, 80, 100, 127, 128, 129] {
-        let (in_one, in_many, _) = mixing(1 << 16, Shuffle::Window { records: 512, chunks });
+        let (in_one, in_many, _) =
+            mixing(1 << 16, Shuffle::Window { chunk_records: 512, window_chunks: chunks });
         assert!(
             in_one > 0.98 * last.0 && in_many > 0.97 * last.1,
             "{chunks}: {in_one}, {in_many} after {last:?}"
@@ -331,7 +337,7 @@ fn a_larger_window_never_mixes_worse() {
         last = (in_one, in_many);
     }
     let plan = |chunks| {
-        let shuffle = Shuffle::Window { records: 512, chunks };
+        let shuffle = Shuffle::Window { chunk_records: 512, window_chunks: chunks };
         epoch(Plan::builder(1 << 16).batch(256).shuffle(shuffle).seed(1).build().unwrap(), 0)
     };
     assert_ne!(plan(64), plan(65));
@@ -340,7 +346,7 @@ fn a_larger_window_never_mixes_worse() {
 
 #[test]
 fn no_batch_comes_again_in_another_epoch() {
-    let shuffle = Shuffle::Window { records: 512, chunks: 64 };
+    let shuffle = Shuffle::Window { chunk_records: 512, window_chunks: 64 };
     let plan = Plan::builder(1 << 16).batch(64).shuffle(shuffle).seed(1).build().unwrap();
     let batches = |e| -> std::collections::BTreeSet<Vec<u64>> {
         let sorted = |step| {
@@ -358,9 +364,9 @@ fn no_batch_comes_again_in_another_epoch() {
 #[test]
 fn golden_hash_of_a_million_records() {
     for (order, golden) in [
-        (Shuffle::Records, 0x18f2_2bbc_1acd_6c1b_u64),
+        (Shuffle::Full, 0x18f2_2bbc_1acd_6c1b_u64),
         (Shuffle::Chunks { records: 999 }, 0xf132_b571_2d48_5d97),
-        (Shuffle::Window { records: 999, chunks: 64 }, 0x045e_2140_29c4_98dd),
+        (Shuffle::Window { chunk_records: 999, window_chunks: 64 }, 0x045e_2140_29c4_98dd),
     ] {
         let plan = Plan::builder(1_000_000).batch(1000).shuffle(order).seed(42).build().unwrap();
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -384,8 +390,8 @@ fn any_shuffle() -> impl Strategy<Value = Shuffle> {
         4 => Just(Shuffle::None),
         4 => (1_u64..200).prop_map(|records| Shuffle::Chunks { records }),
         // Slow without optimizations, since every batch derives the keys of its order.
-        1 => (1_u64..200, 1_u64..30).prop_map(|(records, chunks)| Shuffle::Window { records, chunks }),
-        4 => Just(Shuffle::Records),
+        1 => (1_u64..200, 1_u64..30).prop_map(|(records, chunks)| Shuffle::Window { chunk_records: records, window_chunks: chunks }),
+        4 => Just(Shuffle::Full),
     ]
 }
 
@@ -401,7 +407,7 @@ proptest! {
         let mut steps = Vec::new();
         for rank in 0..world {
             let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
-                .tail(Tail::Keep).build().unwrap();
+                .last_batch(LastBatch::Keep).build().unwrap();
             seen.extend(epoch(plan, e));
             steps.push(plan.steps());
             prop_assert_eq!(plan.batch(e, plan.steps()), None);
@@ -439,7 +445,7 @@ proptest! {
     ) {
         let shuffle = order;
         let plan = |rank| shuffled(n, shuffle, seed).batch(batch).rank(rank, world)
-            .tail(Tail::Wrap).build().unwrap();
+            .last_batch(LastBatch::Wrap).build().unwrap();
         let steps = n.div_ceil(batch * world);
         // The order of the epoch, as one rank sees it, again and again.
         let alone = shuffled(n, order, seed).build().unwrap();
@@ -477,12 +483,12 @@ proptest! {
     fn parts_are_the_whole(
         (n, batch, world, order, e)
             in (1_u64..900, 1_u64..500, 1_u64..4, any_shuffle(), any::<u64>()),
-        tail in prop_oneof![Just(Tail::Drop), Just(Tail::Keep), Just(Tail::Wrap)],
+        last_batch in prop_oneof![Just(LastBatch::Drop), Just(LastBatch::Keep), Just(LastBatch::Wrap)],
         rank in any::<u64>(),
         cuts in proptest::collection::vec(any::<u64>(), 0..6),
     ) {
         let plan = shuffled(n, order, n).batch(batch).rank(rank % world, world)
-            .tail(tail).build();
+            .last_batch(last_batch).build();
         prop_assume!(plan.is_ok());
         let plan = plan.unwrap();
         for step in 0..plan.steps() {
@@ -519,7 +525,7 @@ proptest! {
     fn runs_add_up_and_never_touch(
         (n, batch, order, seed, e) in (1_u64..2000, 1_u64..500, any_shuffle(), any::<u64>(), any::<u64>())
     ) {
-        let plan = shuffled(n, order, seed).batch(batch).tail(Tail::Keep).build().unwrap();
+        let plan = shuffled(n, order, seed).batch(batch).last_batch(LastBatch::Keep).build().unwrap();
         for step in 0..plan.steps() {
             let batch = plan.batch(e, step).unwrap();
             let runs: Vec<_> = batch.runs().collect();
@@ -531,7 +537,7 @@ proptest! {
 
     #[test]
     fn sequential_is_the_identity(n in 1_u64..3000, batch in 1_u64..100, e: u64) {
-        let plan = Plan::builder(n).batch(batch).tail(Tail::Keep).build().unwrap();
+        let plan = Plan::builder(n).batch(batch).last_batch(LastBatch::Keep).build().unwrap();
         prop_assert!(epoch(plan, e).into_iter().eq(0..n));
         prop_assert!((0..plan.steps()).all(|step| plan.batch(e, step).unwrap().runs().count() == 1));
     }

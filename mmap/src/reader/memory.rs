@@ -81,7 +81,7 @@ pub(super) fn decide(
     let extent = extent(records, plan);
     let data = extent.end - extent.start;
     let window = match plan.shuffle() {
-        crate::Shuffle::Window { records: chunk, chunks } => {
+        crate::Shuffle::Window { chunk_records: chunk, window_chunks: chunks } => {
             chunk.saturating_mul(chunks).saturating_mul(records.stride()).min(data)
         }
         _ => 0,

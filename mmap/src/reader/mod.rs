@@ -30,7 +30,7 @@ use self::stream::{Stream, Stretch, Wanted};
 use crate::file::READ_CALLS;
 use crate::records::Records;
 use crate::spans::Span;
-use crate::{BatchPlan, Error, Plan, ReadMode, system};
+use crate::{BatchIndices, Error, Plan, ReadMode, system};
 
 /// How a [`Reader`] reads; the default is right for most.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,7 +82,7 @@ impl ReadOptions {
 /// # let path = folder.path().join("data");
 /// # std::fs::write(&path, vec![7; 1000 * 8])?;
 /// let records = Arc::new(Records::open([path], 8)?);
-/// let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Records).build()?;
+/// let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Full).build()?;
 /// let reader = Reader::new(records, &plan, ReadOptions::new())?;
 /// let batches = move |epoch| (0..).map_while(move |step| plan.batch(epoch, step));
 ///
@@ -112,9 +112,9 @@ pub struct Reader {
 /// The batches to come, as far as they have been asked for. Positions are bytes of batches since [`Reader::begin`].
 struct Window {
     /// `None`: nothing is asked for.
-    batches: Option<Box<dyn Iterator<Item = BatchPlan> + Send>>,
+    batches: Option<Box<dyn Iterator<Item = BatchIndices> + Send>>,
     /// A batch of which so many records have been asked for.
-    part: Option<(BatchPlan, u64)>,
+    part: Option<(BatchIndices, u64)>,
     /// Where the window ends, and where the reading is.
     told: u64,
     used: u64,
@@ -190,7 +190,7 @@ impl Reader {
     ///
     /// Each [`read`](Self::read) asks for more of them. Reads of other batches, and several at a time, are allowed: they find
     /// less of what they need.
-    pub fn begin(&self, batches: impl IntoIterator<Item = BatchPlan, IntoIter: Send + 'static>) {
+    pub fn begin(&self, batches: impl IntoIterator<Item = BatchIndices, IntoIter: Send + 'static>) {
         let mut window = self.lock();
         if let Some(stream) = &self.source.stream {
             stream.forget();
@@ -213,14 +213,14 @@ impl Reader {
     }
 
     /// Reads the records of `batch`, one after the other in batch order, to the front of `out`. Returns the number of
-    /// bytes: [`BatchPlan::len`] times [`Records::record_bytes`].
+    /// bytes: [`BatchIndices::len`] times [`Records::record_bytes`].
     ///
     /// Before that it asks for batches to come, at most twice as many bytes as it reads, which does not wait for them.
     ///
     /// # Errors
     ///
     /// Those of [`Records::read`].
-    pub fn read(&self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, Error> {
+    pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let bytes = batch.len().saturating_mul(self.records.record_bytes() as u64);
         self.advance(bytes, true, &mut stats);
@@ -314,7 +314,7 @@ impl Reader {
     }
 
     /// Asks for the bytes of a batch or of a part of it. With windows: for the chunks that it brings in.
-    fn ask(&self, window: &mut Window, batch: &BatchPlan, first: bool, stats: &mut ReadStats) {
+    fn ask(&self, window: &mut Window, batch: &BatchIndices, first: bool, stats: &mut ReadStats) {
         let epoch = Some((batch.seed(), batch.epoch()));
         if window.epoch != epoch {
             window.epoch = epoch;
@@ -393,7 +393,7 @@ impl Reader {
 
 impl Window {
     /// The next batch, or as much of it as ends at `until`, and at least one record.
-    fn pull(&mut self, until: u64, record_bytes: u64) -> Option<BatchPlan> {
+    fn pull(&mut self, until: u64, record_bytes: u64) -> Option<BatchIndices> {
         let (batch, done) = match self.part.take() {
             Some(part) => part,
             None => (self.batches.as_mut()?.next()?, 0),
@@ -410,7 +410,7 @@ impl Window {
 
     /// The chunks that a batch of a windowed order brings in: those of its own window too, if that was not asked for. `None`
     /// with another order, and where there is no room for whole windows.
-    fn chunks(&mut self, batch: &BatchPlan, room: bool) -> Option<Vec<Range<u64>>> {
+    fn chunks(&mut self, batch: &BatchIndices, room: bool) -> Option<Vec<Range<u64>>> {
         let ahead = batch.chunks_ahead().filter(|_| room)?;
         let Some([window, previous]) = batch.window_ids() else { return Some(ahead) };
         let before = std::mem::replace(&mut self.chunks_of, window);
@@ -444,7 +444,7 @@ impl fmt::Debug for Reader {
 
 impl Records {
     /// Reads the records of `batch`, one after the other in batch order, to the front of `out`, through the page cache.
-    /// Returns the number of bytes: [`BatchPlan::len`] times [`record_bytes`](Self::record_bytes).
+    /// Returns the number of bytes: [`BatchIndices::len`] times [`record_bytes`](Self::record_bytes).
     ///
     /// A [`Reader`] does the same and reads ahead. The bytes go straight into `out`. Each run of consecutive records in a file
     /// is one call, and each record where there are gaps between them; on Linux up to 1024 small records that are scattered are
@@ -456,7 +456,7 @@ impl Records {
     /// [`Error::BufferTooSmall`], before anything is read. [`Error::NoSuchRecord`] if the plan was made for
     /// a larger data set. [`Error::Truncated`] if a file has become shorter, [`Error::Read`] if the system
     /// fails. After any of these three the contents of `out` are unspecified.
-    pub fn read(&self, batch: &BatchPlan, out: &mut [u8]) -> Result<usize, Error> {
+    pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         read_batch(self, &Source::cached(), batch, out, &mut ReadStats::default())
     }
 
@@ -471,7 +471,7 @@ impl Records {
 fn read_batch(
     records: &Records,
     source: &Source,
-    batch: &BatchPlan,
+    batch: &BatchIndices,
     out: &mut [u8],
     stats: &mut ReadStats,
 ) -> Result<usize, Error> {

@@ -2,7 +2,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use super::*;
-use crate::{BatchPlan, Cut, DType, Plan, Records, Shuffle, Tail};
+use crate::{BatchIndices, Cut, DType, LastBatch, Plan, Records, Shuffle};
 
 /// Files of so many bytes each; the bytes depend on their place.
 fn files(folder: &tempfile::TempDir, lens: &[usize]) -> Vec<PathBuf> {
@@ -36,11 +36,11 @@ fn open(paths: &[PathBuf], record: usize) -> Arc<Records> {
     Arc::new(Records::open(paths, record).unwrap())
 }
 
-fn epoch(plan: Plan, epoch: u64) -> impl Iterator<Item = BatchPlan> + Send + 'static {
+fn epoch(plan: Plan, epoch: u64) -> impl Iterator<Item = BatchIndices> + Send + 'static {
     (0..).map_while(move |step| plan.batch(epoch, step))
 }
 
-fn read(reader: &Reader, batch: &BatchPlan) -> Vec<u8> {
+fn read(reader: &Reader, batch: &BatchIndices) -> Vec<u8> {
     let len = usize::try_from(batch.len()).unwrap() * reader.records.record_bytes();
     let mut out = vec![0xEE; len + 3];
     assert_eq!(reader.read(batch, &mut out).unwrap(), len);
@@ -48,7 +48,7 @@ fn read(reader: &Reader, batch: &BatchPlan) -> Vec<u8> {
     out
 }
 
-fn plain(records: &Records, batch: &BatchPlan) -> Vec<u8> {
+fn plain(records: &Records, batch: &BatchIndices) -> Vec<u8> {
     let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * records.record_bytes()];
     records.read(batch, &mut out).unwrap();
     out
@@ -88,12 +88,12 @@ fn every_way_to_read_delivers_the_same_bytes() {
     for records in &kinds {
         for shuffle in [
             Shuffle::None,
-            Shuffle::Records,
+            Shuffle::Full,
             Shuffle::Chunks { records: 50 },
-            Shuffle::Window { records: 64, chunks: 3 },
+            Shuffle::Window { chunk_records: 64, window_chunks: 3 },
         ] {
             let plan = Plan::builder(records.len()).batch(70.min(records.len())).shuffle(shuffle);
-            let plan = plan.tail(Tail::Keep).build().unwrap();
+            let plan = plan.last_batch(LastBatch::Keep).build().unwrap();
             for prefetch in [0, 100_000, PREFETCH] {
                 let options = ReadOptions::new().prefetch(prefetch);
                 let cached = Reader::new(records.clone(), &plan, options.mode(ReadMode::Pread)).unwrap();
@@ -149,7 +149,7 @@ fn a_window_is_read_once() {
     let records = open(&paths, 3072);
     let mut calls = Vec::new();
     for chunk in [341, 350, 512] {
-        let shuffle = Shuffle::Window { records: chunk, chunks: 8 };
+        let shuffle = Shuffle::Window { chunk_records: chunk, window_chunks: 8 };
         let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).seed(5).build().unwrap();
         let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
         let begun = Records::read_calls();
@@ -176,7 +176,7 @@ fn check_without_preads(reader: &Reader, plan: Plan, number: u64) {
 fn what_is_asked_for_far_ahead_is_read_once() {
     let folder = folder();
     let records = open(&files(&folder, &[96 << 20]), 64 << 10);
-    let plan = Plan::builder(records.len()).batch(128).shuffle(Shuffle::Records).seed(5).build().unwrap();
+    let plan = Plan::builder(records.len()).batch(128).shuffle(Shuffle::Full).seed(5).build().unwrap();
     let Some(reader) = direct(&records, &plan, ReadOptions::new().prefetch(40 << 20)) else { return };
     check(&reader, plan, 0);
     assert_eq!(reader.stats().disk, 96 << 20);
@@ -187,7 +187,7 @@ fn what_is_asked_for_far_ahead_is_read_once() {
 fn epochs_that_are_left_make_room() {
     let folder = folder();
     let records = open(&files(&folder, &[40 << 20]), 4096);
-    for shuffle in [Shuffle::Records, Shuffle::Window { records: 256, chunks: 8 }] {
+    for shuffle in [Shuffle::Full, Shuffle::Window { chunk_records: 256, window_chunks: 8 }] {
         let plan = Plan::builder(records.len()).batch(256).shuffle(shuffle).build().unwrap();
         let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
         for number in 0..12 {
@@ -208,7 +208,7 @@ fn epochs_that_are_left_make_room() {
 fn chunks_that_are_not_read_whole_make_room() {
     let folder = folder();
     let records = open(&files(&folder, &[40 << 20]), 4096);
-    let shuffle = Shuffle::Window { records: 64, chunks: 16 };
+    let shuffle = Shuffle::Window { chunk_records: 64, window_chunks: 16 };
     let plan = Plan::builder(records.len()).batch(16).shuffle(shuffle).rank(1, 7).build().unwrap();
     let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
     for number in 0..6 {
@@ -222,7 +222,7 @@ fn chunks_that_are_not_read_whole_make_room() {
 fn threads_share_what_is_ahead() {
     let folder = folder();
     let records = open(&files(&folder, &[8 << 20, 3 << 20]), 512);
-    for shuffle in [Shuffle::Records, Shuffle::Window { records: 100, chunks: 20 }] {
+    for shuffle in [Shuffle::Full, Shuffle::Window { chunk_records: 100, window_chunks: 20 }] {
         let plan = Plan::builder(records.len()).batch(300).shuffle(shuffle).build().unwrap();
         let Some(direct) = direct(&records, &plan, ReadOptions::new()) else { return };
         for reader in [direct, limited(&records, &plan, 9 << 20), limited(&records, &plan, 1 << 40)] {
@@ -251,7 +251,7 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     let folder = folder();
     let paths = files(&folder, &[1 << 20]);
     let records = open(&paths, 4096);
-    let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Full).build().unwrap();
     let batch = plan.batch(0, 0).unwrap();
     let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
     // A descriptor that cannot be read.
@@ -277,7 +277,7 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
 fn a_forks_child_reads_alone() {
     let folder = folder();
     let records = open(&files(&folder, &[8 << 20]), 4096);
-    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
     let batch = |step| plan.batch(0, step).unwrap();
     let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
     reader.begin(epoch(plan, 0));
@@ -311,7 +311,7 @@ fn a_block_that_is_too_small_grows() {
     let paths = files(&folder, &[1 << 20]);
     File::open(&paths[0]).unwrap().sync_all().unwrap();
     let records = Arc::new(Records::options().partial(true).open(&paths, 1000).unwrap());
-    let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Full).build().unwrap();
     let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
     reader.source.stream.as_mut().unwrap().file_mut(0).set_block(128);
     check(&reader, plan, 0);
@@ -331,11 +331,11 @@ fn the_share_follows_from_the_memory() {
     File::create(&path).unwrap().set_len(1024 * MIB).unwrap();
     let records = open(&[path], 4096);
     let plan = |shuffle| Plan::builder(records.len()).batch(256).shuffle(shuffle).build().unwrap();
-    let all = plan(Shuffle::Records);
+    let all = plan(Shuffle::Full);
     if direct(&records, &all, ReadOptions::new()).is_none() {
         return;
     }
-    let windows = |chunks| plan(Shuffle::Window { records: 256, chunks });
+    let windows = |chunks| plan(Shuffle::Window { chunk_records: 256, window_chunks: chunks });
     for (plan, left, cached, memory) in [
         (all, 2048, 1024, 0),
         (all, 1093, 1024, 0),
@@ -374,7 +374,7 @@ fn hints_end_when_everything_is_in_memory() {
     let folder = folder();
     let records = open(&files(&folder, &[64 << 20]), 4096);
     records.evict().unwrap();
-    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Records).build().unwrap();
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
     let reader = limited(&records, &plan, 1 << 40);
     if records.residency().unwrap().resident > 0 || !reader.counted {
         return eprintln!("not checked: the file system keeps its pages, or does not count reads");
@@ -401,9 +401,9 @@ fn hints_end_when_everything_is_in_memory() {
 fn the_window_keeps_its_length() {
     let folder = folder();
     let records = open(&files(&folder, &[2300]), 100);
-    for tail in [Tail::Drop, Tail::Keep, Tail::Wrap] {
+    for tail in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
         for (start, window) in [(0, 0), (0, 100), (0, 300), (0, 1200), (2, 700), (0, u64::MAX)] {
-            let plan = Plan::builder(23).batch(5).shuffle(Shuffle::Records).tail(tail).build().unwrap();
+            let plan = Plan::builder(23).batch(5).shuffle(Shuffle::Full).last_batch(tail).build().unwrap();
             let options = ReadOptions::new().mode(ReadMode::Pread).prefetch(window);
             let reader = Reader::new(records.clone(), &plan, options).unwrap();
             let batches = move || (start..).map_while(move |step| plan.batch(0, step));

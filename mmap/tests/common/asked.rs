@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchPlan, Error, Plan, ReadOptions, ReadStats, Reader, Records};
+use twinbuf_mmap::{BatchIndices, Error, Plan, ReadOptions, ReadStats, Reader, Records};
 
 /// Reads a batch by a reader that asks for it once more afterwards, and returns what the reader counted.
 pub(crate) fn read_and_ask(
     records: &Arc<Records>,
-    batch: &BatchPlan,
+    batch: &BatchIndices,
     out: &mut [u8],
 ) -> (ReadStats, Result<usize, Error>) {
     let plan = Plan::builder(records.len()).build().unwrap();

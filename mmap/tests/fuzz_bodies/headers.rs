@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use twinbuf_mmap::{Cut, Error, Plan, Records, Tail};
+use twinbuf_mmap::{Cut, Error, LastBatch, Plan, Records};
 
 /// Opens `bytes` as a file by `open`; panics where the records are not what the file can hold.
 pub(crate) fn headers(bytes: &[u8], open: impl Fn(&Path, Cut) -> Result<Records, Error>) {
@@ -25,7 +25,7 @@ fn read(records: &Records, bytes: &[u8]) {
     let size = records.record_bytes();
     assert_eq!(records.shape().iter().product::<usize>() * records.dtype().size(), size);
     assert!(size <= bytes.len() && records.len() <= bytes.len() as u64);
-    let plan = Plan::builder(records.len()).batch(16).tail(Tail::Keep).build().expect("a record");
+    let plan = Plan::builder(records.len()).batch(16).last_batch(LastBatch::Keep).build().expect("a record");
     let mut out = vec![0; 16 * size];
     for step in 0..plan.steps() {
         let batch = plan.batch(0, step).expect("a step below `steps`");

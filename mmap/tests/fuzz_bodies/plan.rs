@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use twinbuf_mmap::{BatchPlan, Plan, PlanBuilder, PlanError, Shuffle, Tail};
+use twinbuf_mmap::{BatchIndices, LastBatch, Plan, PlanBuilder, PlanError, Shuffle};
 
 /// Data sets up to this size are listed record by record.
 const LISTED: u64 = 1024;
@@ -19,15 +19,15 @@ pub(crate) fn plan(bytes: &[u8]) {
     let order = match flags % 3 {
         0 => Shuffle::None,
         1 => Shuffle::Chunks { records: chunk },
-        _ if flags / 9 % 2 == 1 => Shuffle::Window { records: chunk, chunks: flags / 18 },
-        _ => Shuffle::Records,
+        _ if flags / 9 % 2 == 1 => Shuffle::Window { chunk_records: chunk, window_chunks: flags / 18 },
+        _ => Shuffle::Full,
     };
     let tail = match flags / 3 % 3 {
-        0 => Tail::Drop,
-        1 => Tail::Keep,
-        _ => Tail::Wrap,
+        0 => LastBatch::Drop,
+        1 => LastBatch::Keep,
+        _ => LastBatch::Wrap,
     };
-    let builder = Plan::builder(records).batch(batch).shuffle(order).tail(tail);
+    let builder = Plan::builder(records).batch(batch).shuffle(order).last_batch(tail);
     let builder = if order == Shuffle::None { builder } else { builder.seed(seed) };
 
     let plan = builder.clone().rank(rank, world).build();
@@ -37,16 +37,16 @@ pub(crate) fn plan(bytes: &[u8]) {
         Ok(plan) => {
             assert!(records > 0 && batch > 0 && rank < world, "{plan:?}");
             let whole_steps = u64::try_from(whole_steps.expect("not zero")).expect("at most the records");
-            assert!(tail != Tail::Drop || whole_steps > 0, "a plan without a step: {plan:?}");
+            assert!(tail != LastBatch::Drop || whole_steps > 0, "a plan without a step: {plan:?}");
             let smaller = plan.steps().checked_sub(whole_steps).expect("all the whole steps");
-            assert!(smaller <= u64::from(tail != Tail::Drop), "{plan:?}");
+            assert!(smaller <= u64::from(tail != LastBatch::Drop), "{plan:?}");
             for step in [0, step, whole_steps.saturating_sub(1), whole_steps, plan.steps(), u64::MAX] {
                 sample(&plan, epoch, step);
                 if let Some(batch) = plan.batch(epoch, step) {
                     parts(&batch, seed);
                 }
             }
-            let wrapped = if tail == Tail::Wrap { batch.saturating_mul(world) } else { 0 };
+            let wrapped = if tail == LastBatch::Wrap { batch.saturating_mul(world) } else { 0 };
             if records.max(world).max(wrapped) <= LISTED {
                 list(&builder, world, epoch);
             }
@@ -54,14 +54,17 @@ pub(crate) fn plan(bytes: &[u8]) {
         Err(PlanError::NoRecords) => assert_eq!(records, 0),
         Err(PlanError::ZeroBatch) => assert_eq!(batch, 0),
         Err(PlanError::ZeroChunk) => {
-            assert!(matches!(order, Shuffle::Chunks { records: 0 } | Shuffle::Window { records: 0, .. }));
+            assert!(matches!(
+                order,
+                Shuffle::Chunks { records: 0 } | Shuffle::Window { chunk_records: 0, .. }
+            ));
         }
-        Err(PlanError::ZeroWindow) => assert!(matches!(order, Shuffle::Window { chunks: 0, .. })),
+        Err(PlanError::ZeroWindow) => assert!(matches!(order, Shuffle::Window { window_chunks: 0, .. })),
         Err(PlanError::Rank { .. }) => assert!(rank >= world),
-        Err(PlanError::NoStep { .. }) => assert_eq!((tail, whole_steps), (Tail::Drop, Some(0))),
+        Err(PlanError::NoStep { .. }) => assert_eq!((tail, whole_steps), (LastBatch::Drop, Some(0))),
         Err(PlanError::StepTooLarge { .. }) => {
             let step = u128::from(batch) * u128::from(world);
-            assert!(tail == Tail::Wrap && step + u128::from(records) > u128::from(u64::MAX));
+            assert!(tail == LastBatch::Wrap && step + u128::from(records) > u128::from(u64::MAX));
         }
         Err(error) => panic!("an error that is not foretold: {error}"),
     }
@@ -83,7 +86,7 @@ fn sample(plan: &Plan, epoch: u64, step: u64) {
     assert_eq!(batch.is_some(), step < plan.steps(), "step {step} of {plan:?}");
     let Some(batch) = batch else { return };
     assert!((1..=plan.batch_records()).contains(&batch.len()));
-    assert!(plan.tail() == Tail::Keep || batch.len() == plan.batch_records(), "{plan:?}");
+    assert!(plan.last_batch() == LastBatch::Keep || batch.len() == plan.batch_records(), "{plan:?}");
     let mut runs = Vec::<Range<u64>>::new();
     // A shuffled batch is walked chunk by chunk to join those that touch: SAMPLE runs are soon found in a
     // large one, and a small one has no more.
@@ -99,12 +102,12 @@ fn sample(plan: &Plan, epoch: u64, step: u64) {
 }
 
 /// Two parts of a batch are the whole, and there are no others past its end.
-fn parts(batch: &BatchPlan, at: u64) {
+fn parts(batch: &BatchIndices, at: u64) {
     let len = batch.len();
     let at = at % (len + u64::from(len < u64::MAX));
     let parts = [batch.part(0..at), batch.part(at..len)];
     assert_eq!(
-        parts.each_ref().map(|part| part.as_ref().map_or(0, BatchPlan::len)),
+        parts.each_ref().map(|part| part.as_ref().map_or(0, BatchIndices::len)),
         [at, len - at],
         "{batch:?}"
     );
@@ -116,8 +119,8 @@ fn parts(batch: &BatchPlan, at: u64) {
     }
 }
 
-/// Every record of an epoch over all ranks: each one once, or with [`Tail::Drop`] at most once, or with
-/// [`Tail::Wrap`] as often as any other, but for one.
+/// Every record of an epoch over all ranks: each one once, or with [`LastBatch::Drop`] at most once, or with
+/// [`LastBatch::Wrap`] as often as any other, but for one.
 fn list(builder: &PlanBuilder, world: u64, epoch: u64) {
     let mut seen = Vec::new();
     let mut steps = Vec::new();
@@ -131,12 +134,12 @@ fn list(builder: &PlanBuilder, world: u64, epoch: u64) {
     }
     let plan = builder.clone().rank(0, world).build().expect("as above");
     assert!(steps.is_sorted_by(|a, b| a >= b), "a later rank has more steps: {plan:?}");
-    assert!(steps[0] - steps[steps.len() - 1] <= u64::from(plan.tail() == Tail::Keep), "{plan:?}");
-    let expected = match plan.tail() {
-        Tail::Keep => plan.records(),
-        Tail::Drop | Tail::Wrap => plan.steps() * plan.batch_records() * world,
+    assert!(steps[0] - steps[steps.len() - 1] <= u64::from(plan.last_batch() == LastBatch::Keep), "{plan:?}");
+    let expected = match plan.last_batch() {
+        LastBatch::Keep => plan.records(),
+        LastBatch::Drop | LastBatch::Wrap => plan.steps() * plan.batch_records() * world,
     };
-    assert!(expected >= plan.records() || plan.tail() == Tail::Drop, "left out: {plan:?}");
+    assert!(expected >= plan.records() || plan.last_batch() == LastBatch::Drop, "left out: {plan:?}");
     assert_eq!(seen.len() as u64, expected, "{plan:?}");
     let mut times = vec![0; usize::try_from(plan.records()).expect("few")];
     for record in seen {

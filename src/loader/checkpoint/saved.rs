@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use twinbuf_mmap::{Leg, Plan};
+use twinbuf_mmap::{PartialEpoch, Plan};
 
 use super::replace::replace;
 use super::{Checkpoint, Identity};
@@ -21,7 +21,7 @@ pub(super) struct Saved {
     epoch: u64,
     step: u64,
     #[serde(default)]
-    before: Vec<Leg>,
+    before: Vec<PartialEpoch>,
     plan: Option<Plan>,
     record_bytes: Option<u64>,
     fingerprint: Option<u64>,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{BatchPlan, BoxError, Dataset, Loader, Plan};
+use crate::{BatchIndices, BoxError, Dataset, Loader, Plan};
 
 struct Zeros;
 
@@ -12,7 +12,7 @@ impl Dataset for Zeros {
         1
     }
 
-    fn read(&mut self, _: &BatchPlan, out: &mut [u8]) -> Result<usize, BoxError> {
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         Ok(out.len())
     }
 }

@@ -68,7 +68,7 @@ impl Fixture {
 
 /// Shuffled, so that hints and reads are both at work.
 fn plan() -> Plan {
-    Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Records).seed(5).build().unwrap()
+    Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Full).seed(5).build().unwrap()
 }
 
 fn loader(records: Records, mode: ReadMode, overlap: bool) -> Result<Loader, Error> {
@@ -277,7 +277,7 @@ fn hints_wait_for_nothing() {
     let (sender, receiver) = channel();
     let thread = std::thread::spawn(move || {
         // No batch is read before all of them are asked for, but one of no bytes that fails.
-        let plan = Plan::builder(RECORDS).batch(RECORDS / 2).shuffle(twinbuf::Shuffle::Records).build().unwrap();
+        let plan = Plan::builder(RECORDS).batch(RECORDS / 2).shuffle(twinbuf::Shuffle::Full).build().unwrap();
         let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
         reader.begin((0..2).filter_map(move |step| plan.batch(0, step)));
         let refused = reader.read(&plan.batch(0, 0).unwrap(), &mut []);

@@ -3,7 +3,7 @@
 /// Steps of an epoch that were done with one batch size on one number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
-pub struct Leg {
+pub struct PartialEpoch {
     /// Records in a batch of one rank.
     pub batch: u64,
     /// The number of ranks.

@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::leg::{Leg, Seam};
+use super::partial::{PartialEpoch, Seam};
 use super::window::Shares;
-use super::{BatchPlan, Plan, PlanError, Shuffle};
+use super::{BatchIndices, Plan, PlanError, Shuffle};
 
-/// What is left of an epoch after [`Leg`]s that other plans did: every record that they did not visit, once; made by
-/// [`Plan::rest`].
+/// What is left of an epoch after [`PartialEpoch`]s that other plans did: every record that they did not visit, once; made by
+/// [`Plan::resume`].
 ///
 /// Its steps are numbered on from those of the legs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rest {
+pub struct RemainingEpoch {
     /// The plan over the positions that are left.
     left: Plan,
     /// Records in the whole epoch.
@@ -29,34 +29,34 @@ impl Plan {
     /// Returns what is left of an epoch after `legs`: all that other batch sizes or other numbers of ranks did not visit, cut
     /// into this plan's batches and split over its ranks. The order, the seed and the range must be the same.
     ///
-    /// Records that were not visited come in the epoch's order. With [`Tail::Drop`](crate::Tail::Drop) those that do
+    /// Records that were not visited come in the epoch's order. With [`LastBatch::Drop`](crate::LastBatch::Drop) those that do
     /// not fill a last step of this plan are left out. With [`Shuffle::Window`] each rank has its own part of what is
     /// left. It takes O(1) memory for each leg.
     ///
     /// # Errors
     ///
-    /// [`PlanError::Leg`] for a leg with more whole steps than there were.
+    /// [`PlanError::PartialEpoch`] for a leg with more whole steps than there were.
     ///
     /// ```
-    /// use twinbuf_mmap::{Leg, Plan};
+    /// use twinbuf_mmap::{PartialEpoch, Plan};
     ///
     /// // One rank did three steps of four records. Two ranks go on with batches of eight.
-    /// let legs = [Leg { batch: 4, world: 1, steps: 3 }];
+    /// let legs = [PartialEpoch { batch: 4, world: 1, steps: 3 }];
     /// let plan = Plan::builder(44).batch(8).rank(1, 2).build()?;
-    /// let rest = plan.rest(&legs)?;
+    /// let rest = plan.resume(&legs)?;
     /// assert_eq!((rest.first(), rest.end()), (3, 5));
     /// let batch = rest.batch(0, 4).expect("a step that is left");
     /// assert!(batch.runs().eq([36..44]));
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
-    pub fn rest(&self, legs: &[Leg]) -> Result<Rest, PlanError> {
+    pub fn resume(&self, legs: &[PartialEpoch]) -> Result<RemainingEpoch, PlanError> {
         let (mut left, mut base) = (self.records, 0_u64);
         let mut seams = Vec::new();
         for leg in legs {
-            let &Leg { batch, world, steps } = leg;
+            let &PartialEpoch { batch, world, steps } = leg;
             let whole = batch.checked_mul(world).and_then(|step| left.checked_div(step)).unwrap_or(0);
             if steps > whole {
-                return Err(PlanError::Leg { leg: *leg, left });
+                return Err(PlanError::PartialEpoch { part: *leg, left });
             }
             // No more than `left`, since the steps are whole ones; and steps have records, so their sum is no larger.
             left -= steps * batch * world;
@@ -70,11 +70,17 @@ impl Plan {
         let seams = seams.first().filter(|_| windows).map(|&Seam { share, world, .. }| {
             (Arc::from(seams.as_slice()), Shares { len: share, count: world })
         });
-        Ok(Rest { left: Self { records: left, ..*self }, records: self.records, base, front, seams })
+        Ok(RemainingEpoch {
+            left: Self { records: left, ..*self },
+            records: self.records,
+            base,
+            front,
+            seams,
+        })
     }
 }
 
-impl Rest {
+impl RemainingEpoch {
     /// Returns the number of its first step: the steps that were done.
     #[must_use]
     pub const fn first(&self) -> u64 {
@@ -89,19 +95,19 @@ impl Rest {
 
     /// Returns one more than the number of the last step of any rank.
     #[must_use]
-    pub fn longest_end(&self) -> u64 {
+    pub fn max_steps(&self) -> u64 {
         self.base + Plan { rank: 0, ..self.left }.steps()
     }
 
     /// Returns the records of this rank at `step` of `epoch`, or `None` for a step that is not left.
     #[must_use]
-    pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchPlan> {
+    pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchIndices> {
         let (positions, share) = self.left.positions(step.checked_sub(self.base)?)?;
         let moved = |range: Range<u64>| range.start + self.front..range.end + self.front;
         let batch =
             Plan { records: self.records, ..self.left }.batch_of(epoch, step, moved(positions), moved(share));
         Some(match self.seams.clone() {
-            Some((seams, shares)) => BatchPlan { seams: Some(seams), shares, ..batch },
+            Some((seams, shares)) => BatchIndices { seams: Some(seams), shares, ..batch },
             None => batch,
         })
     }
@@ -115,13 +121,14 @@ mod tests {
 
     #[test]
     fn what_a_window_visits_was_asked_for_also_after_a_change() {
-        let shuffle = Shuffle::Window { records: 50, chunks: 6 };
+        let shuffle = Shuffle::Window { chunk_records: 50, window_chunks: 6 };
         let plan =
             |rank| Plan::builder(9999).batch(30).shuffle(shuffle).seed(9).rank(rank, 2).build().unwrap();
-        let legs = [Leg { batch: 20, world: 3, steps: 40 }, Leg { batch: 8, world: 1, steps: 99 }];
+        let legs =
+            [PartialEpoch { batch: 20, world: 3, steps: 40 }, PartialEpoch { batch: 8, world: 1, steps: 99 }];
         let mut visited = BTreeSet::new();
         for rank in 0..2 {
-            let rest = plan(rank).rest(&legs).unwrap();
+            let rest = plan(rank).resume(&legs).unwrap();
             let mut there = BTreeSet::new();
             let (mut together, mut asked) = (0, 0);
             for step in rest.first()..rest.end() {
@@ -149,17 +156,20 @@ mod tests {
 
     #[test]
     fn a_past_of_no_steps_is_none() {
-        let plan =
-            Plan::builder(100).batch(10).shuffle(Shuffle::Window { records: 5, chunks: 3 }).build().unwrap();
-        let rest = plan.rest(&[Leg { batch: 3, world: 2, steps: 0 }]).unwrap();
-        assert_eq!((rest.first(), rest.end(), rest.longest_end()), (0, 10, 10));
+        let plan = Plan::builder(100)
+            .batch(10)
+            .shuffle(Shuffle::Window { chunk_records: 5, window_chunks: 3 })
+            .build()
+            .unwrap();
+        let rest = plan.resume(&[PartialEpoch { batch: 3, world: 2, steps: 0 }]).unwrap();
+        assert_eq!((rest.first(), rest.end(), rest.max_steps()), (0, 10, 10));
         assert!((0..11).all(|step| rest.batch(2, step) == plan.batch(2, step)));
         assert_eq!(
-            plan.rest(&[Leg { batch: 3, world: 11, steps: 3 }]).unwrap().end(),
+            plan.resume(&[PartialEpoch { batch: 3, world: 11, steps: 3 }]).unwrap().end(),
             3,
             "one record is left"
         );
-        let leg = Leg { batch: 3, world: 11, steps: 4 };
-        assert_eq!(plan.rest(&[leg]), Err(PlanError::Leg { leg, left: 100 }));
+        let leg = PartialEpoch { batch: 3, world: 11, steps: 4 };
+        assert_eq!(plan.resume(&[leg]), Err(PlanError::PartialEpoch { part: leg, left: 100 }));
     }
 }
