@@ -230,7 +230,7 @@ fn another_plan_or_data_set_is_refused_and_changes_nothing() {
     assert_eq!((field, (wanted, found)), ("seed", text("1", "2")));
     let other = Plan::builder(24).batch(4).seed(1).shuffle(Shuffle::Chunks { records: 4 }).build().unwrap();
     let (field, wanted, found) = foreign(load(&paths, RECORD, other));
-    assert_eq!((field, (wanted, found)), ("shuffle", text("Records", "Chunks { records: 4 }")));
+    assert_eq!((field, (wanted, found)), ("shuffle", text("Full", "Chunks { records: 4 }")));
     let (field, wanted, found) = foreign(load(&paths, RECORD, plan(1).with_range(8..32).unwrap()));
     assert_eq!((field, (wanted, found)), ("range of records", text("0..24", "8..32")));
     assert_eq!(foreign(load(&same_shape, RECORD, plan(1))).0, "data set fingerprint");

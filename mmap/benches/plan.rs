@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use twinbuf_mmap::{Plan, PlanError, Shuffle};
+use twinbuf_mmap::{BatchIndices, Plan, PlanError, Shuffle};
 
 const EPOCHS: u64 = 500;
 const STEPS: u64 = 100;
@@ -45,7 +45,7 @@ fn time(plan: &Plan, epoch: u64, steps: u64) -> f64 {
     for step in 0..steps {
         let batch = plan.batch(epoch, step * plan.steps() / steps);
         let sum =
-            batch.iter().flat_map(|batch| batch.runs()).fold(0_u64, |sum, run| sum.wrapping_add(run.start));
+            batch.iter().flat_map(BatchIndices::runs).fold(0_u64, |sum, run| sum.wrapping_add(run.start));
         black_box(sum);
     }
     begun.elapsed().as_secs_f64() * 1e6 / steps as f64

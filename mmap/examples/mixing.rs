@@ -209,8 +209,9 @@ impl Random {
 
     /// Nearly normally distributed, deviation 1: four uniform numbers.
     fn normal(&mut self) -> f32 {
-        let bits = self.next();
-        let sum: u32 = (0..4).map(|i| u32::from((bits >> (16 * i)) as u16)).sum();
+        let bytes = self.next().to_le_bytes();
+        let sum: u32 =
+            bytes.chunks_exact(2).map(|pair| u32::from(u16::from_le_bytes([pair[0], pair[1]]))).sum();
         (sum as f32 / 65536.0 - 2.0) * 3.0_f32.sqrt()
     }
 }

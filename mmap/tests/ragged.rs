@@ -1,6 +1,8 @@
 //! Records of varying length: every byte is that of the slice that numpy would take, in every order, at every rank and
 //! after every resumption; and indexes that are wrong are refused with a typed error.
 
+#![allow(clippy::cast_possible_truncation)] // small numbers
+
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;

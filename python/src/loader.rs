@@ -331,7 +331,8 @@ impl Loader {
         let wrong =
             |error: serde_json::Error| errors::raise(py, Failure::new("CheckpointError", error.to_string()));
         let mut checkpoint: Checkpoint = serde_json::from_str(&text).map_err(wrong)?;
-        let (own, found) = (self.plan.get().inner.last_batch(), checkpoint.plan().map(twinbuf::Plan::last_batch));
+        let (own, found) =
+            (self.plan.get().inner.last_batch(), checkpoint.plan().map(twinbuf::Plan::last_batch));
         if found.is_some_and(|found| found != own && own != LastBatch::Drop && found != LastBatch::Drop) {
             // `drop_last=False` of one rank and of several: as many steps, and the same records before each.
             let mut fields = serde_json::to_value(&checkpoint).map_err(wrong)?;

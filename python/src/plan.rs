@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use twinbuf::{Shuffle, LastBatch};
+use twinbuf::{LastBatch, Shuffle};
 
 use crate::dataset;
 use crate::errors;
@@ -134,7 +134,8 @@ impl Plan {
         };
         let builder = builder.batch(batch).shuffle(shuffle);
         let builder = seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));
-        let build = |tail| builder.clone().last_batch(tail).build().map_err(|error| errors::option(py, error));
+        let build =
+            |tail| builder.clone().last_batch(tail).build().map_err(|error| errors::option(py, error));
         let inner = match drop_last {
             true => build(LastBatch::Drop)?,
             false => match build(LastBatch::Keep)? {
@@ -195,7 +196,9 @@ impl Plan {
             Shuffle::None => "None".to_owned(),
             Shuffle::Full => "'full'".to_owned(),
             Shuffle::Chunks { records } => format!("Chunks({records})"),
-            Shuffle::Window { chunk_records: records, window_chunks: chunks } => format!("Window({chunks}, {records})"),
+            Shuffle::Window { chunk_records: records, window_chunks: chunks } => {
+                format!("Window({chunks}, {records})")
+            }
         };
         format!(
             "Plan({}, {}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",

@@ -9,7 +9,7 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use twinbuf::mmap::PlanError;
 use twinbuf::transform::Convert;
-use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Loader, Plan, Records, LastBatch};
+use twinbuf::{Batch, BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records};
 use twinbuf_burn::{BurnLoader, Error, tensor_data};
 
 /// Record `i` is the number `i`; some cannot be read.

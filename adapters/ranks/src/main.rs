@@ -7,14 +7,18 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use twinbuf::{BoxError, Loader, Plan, Records, Shuffle, LastBatch};
+use twinbuf::{BoxError, LastBatch, Loader, Plan, Records, Shuffle};
 
 fn main() -> Result<(), BoxError> {
     let [file, folder] = <[String; 2]>::try_from(std::env::args().skip(1).collect::<Vec<_>>())
         .map_err(|found| format!("wanted FILE FOLDER, found {found:?}"))?;
     let data = Arc::new(Records::open([file], 8)?);
-    let plan =
-        Plan::from_env(data.len())?.batch(16).shuffle(Shuffle::Full).seed(42).last_batch(LastBatch::Keep).build()?;
+    let plan = Plan::from_env(data.len())?
+        .batch(16)
+        .shuffle(Shuffle::Full)
+        .seed(42)
+        .last_batch(LastBatch::Keep)
+        .build()?;
     let mut loader = Loader::builder(data, plan).build()?;
     let mut lines = String::new();
     for epoch in 0..2 {

@@ -11,9 +11,9 @@ use super::permute::{InOrder, Key, Permutation};
 use super::shuffle::Shuffle;
 use super::window::{self, Shares, Window};
 
-/// The records of one rank at one step, in the order in which they are read. It holds at least one.
+/// The records of one rank at one step, in the order in which they are read; at least one.
 ///
-/// A batch is a few words that name the records; it holds none of their bytes.
+/// It holds a few words that determine the records, and no data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::len_without_is_empty, reason = "a batch holds at least one record")]
 pub struct BatchIndices {
@@ -33,7 +33,7 @@ pub struct BatchIndices {
     pub(super) share: (u64, u64),
     /// Into what the order of a windowed shuffle is divided.
     pub(super) shares: Shares,
-    /// Where the legs before this one left off, if what is left is not all at the end of the order.
+    /// Where the parts before this one left off, if what is left is not all at the end of the order.
     pub(super) seams: Option<Arc<[Seam]>>,
 }
 
@@ -219,6 +219,10 @@ impl BatchIndices {
 
 /// Where the record of a position is found.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is on the stack while a batch is read, and nothing is allocated"
+)]
 enum Order {
     Same,
     Chunks(ShuffledChunks),

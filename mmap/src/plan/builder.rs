@@ -48,7 +48,7 @@ impl PlanBuilder {
         self
     }
 
-    /// Sets the seed of the shuffle, which must be set too. Default: 0, which shuffles as well as any other.
+    /// Sets the seed of the shuffle. It is an error without a shuffle. Default: 0.
     pub const fn seed(mut self, seed: u64) -> Self {
         (self.plan.seed, self.seeded) = (seed, true);
         self
@@ -61,7 +61,7 @@ impl PlanBuilder {
         self
     }
 
-    /// Sets what becomes of the records that do not fill a last step. Default: [`LastBatch::Drop`].
+    /// Sets how an incomplete last step is handled. Default: [`LastBatch::Drop`].
     pub const fn last_batch(mut self, last_batch: LastBatch) -> Self {
         self.plan.last_batch = last_batch;
         self
@@ -129,9 +129,9 @@ pub enum PlanError {
         /// The number of ranks.
         world: u64,
     },
-    /// An epoch has fewer steps than are said to be done: [`Plan::resume`].
+    /// A part of an epoch has more steps than there were: [`Plan::resume`].
     PartialEpoch {
-        /// The steps that are said to be done.
+        /// The part.
         part: PartialEpoch,
         /// Records that were left before them.
         left: u64,

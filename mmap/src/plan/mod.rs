@@ -185,7 +185,7 @@ impl Plan {
         self.world
     }
 
-    /// Returns what becomes of the records that do not fill a last step.
+    /// Returns how an incomplete last step is handled.
     #[must_use]
     pub const fn last_batch(&self) -> LastBatch {
         self.last_batch
@@ -321,7 +321,7 @@ impl Plan {
     }
 }
 
-/// What becomes of the records that do not fill a last step of all ranks.
+/// What to do with the records that do not fill a last step of all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",

@@ -12,10 +12,10 @@ pub struct PartialEpoch {
     pub steps: u64,
 }
 
-/// Where a leg left off at each rank, in an order in which every rank has a share of its own.
+/// Where a part of an epoch left off at each rank, in an order in which every rank has a share to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Seam {
-    /// Shares that the leg visited.
+    /// Shares that the part visited.
     pub(super) world: u64,
     /// Positions in a share, and those of them that it visited.
     pub(super) share: u64,
@@ -25,8 +25,8 @@ pub(super) struct Seam {
 }
 
 impl Seam {
-    /// Where the position `at` of those that were left lies among those that there were before the leg, and the
-    /// stretch of positions around it that lie as they were: so many before `at`, and so many from it on.
+    /// Returns the position, before the part, of the position `at` of those that were left; and how many positions before
+    /// `at` and from it on were neighbors then, too.
     fn before(&self, at: u64) -> (u64, u64, u64) {
         let Self { world, share, done, left } = *self;
         let each = share - done;
@@ -39,9 +39,9 @@ impl Seam {
     }
 }
 
-/// The positions of a stretch that lie one after the other in the epoch's order.
+/// Positions that follow each other in the epoch's order.
 pub(super) struct Stretch {
-    /// Where `at` lies in the epoch's order.
+    /// Where `at` is in the epoch's order.
     pub(super) position: u64,
     /// Positions of the stretch before that one, and from it on.
     pub(super) back: u64,

@@ -126,12 +126,13 @@ impl InOrder {
 
     /// Where `position` goes; both are below `n`.
     pub(super) fn at(&mut self, position: u64) -> u64 {
-        let ahead = position.wrapping_sub(self.from);
-        if ahead >= self.found as u64 {
-            self.look_up(position);
-            return self.values[0];
+        match usize::try_from(position.wrapping_sub(self.from)) {
+            Ok(ahead) if ahead < self.found => self.values[ahead],
+            _ => {
+                self.look_up(position);
+                self.values[0]
+            }
         }
-        self.values[ahead as usize]
     }
 
     fn look_up(&mut self, from: u64) {
@@ -140,7 +141,7 @@ impl InOrder {
         let mut words: [[u64; 4]; LANES / 4] =
             std::array::from_fn(|i| std::array::from_fn(|j| from.wrapping_add((4 * i + j) as u64)));
         let mut places: [usize; LANES] = std::array::from_fn(|i| i);
-        (self.from, self.found) = (from, (n - from).min(LANES as u64) as usize);
+        (self.from, self.found) = (from, usize::try_from(n - from).map_or(LANES, |left| left.min(LANES)));
         // The words that have not arrived are moved to the front.
         let mut left = self.found;
         while left > 0 {
@@ -163,6 +164,8 @@ impl InOrder {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::cast_possible_truncation)] // small numbers
+
     use super::*;
     use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! The rest of an epoch whose batch size or number of ranks changes in the middle of it.
+//! The remainder of an epoch whose batch size or number of ranks changes in the middle of it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,56 +7,57 @@ use super::partial::{PartialEpoch, Seam};
 use super::window::Shares;
 use super::{BatchIndices, Plan, PlanError, Shuffle};
 
-/// What is left of an epoch after [`PartialEpoch`]s that other plans did: every record that they did not visit, once; made by
+/// What is left of an epoch after parts of it that other plans did: every record that they did not visit, once; made by
 /// [`Plan::resume`].
 ///
-/// Its steps are numbered on from those of the legs.
+/// The number of its first step is that of the steps that were done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemainingEpoch {
     /// The plan over the positions that are left.
     left: Plan,
     /// Records in the whole epoch.
     records: u64,
-    /// Steps of all legs.
+    /// Steps of all parts.
     base: u64,
     /// Positions before those that are left. With seams they are not all at the front, and this is 0.
     front: u64,
-    /// Where the legs left off at each rank, and the shares of the first of them, which decide the order of the epoch.
+    /// Where the parts left off at each rank, and the shares of the first of them, which decide the order of the epoch.
     seams: Option<(Arc<[Seam]>, Shares)>,
 }
 
 impl Plan {
-    /// Returns what is left of an epoch after `legs`: all that other batch sizes or other numbers of ranks did not visit, cut
-    /// into this plan's batches and split over its ranks. The order, the seed and the range must be the same.
+    /// Returns what is left of an epoch after `parts` of it: the records that other batch sizes or other numbers of ranks
+    /// did not visit, cut into this plan's batches and split over its ranks. The shuffle, the seed and the range must be
+    /// the same.
     ///
-    /// Records that were not visited come in the epoch's order. With [`LastBatch::Drop`](crate::LastBatch::Drop) those that do
-    /// not fill a last step of this plan are left out. With [`Shuffle::Window`] each rank has its own part of what is
-    /// left. It takes O(1) memory for each leg.
+    /// The records that were not visited keep the epoch's order. With [`LastBatch::Drop`](crate::LastBatch::Drop) those
+    /// that do not fill a last step of this plan are left out. With [`Shuffle::Window`] the first of the parts decides the
+    /// order of the epoch, and each rank takes a stretch of what is left. It takes O(1) memory for each part.
     ///
     /// # Errors
     ///
-    /// [`PlanError::PartialEpoch`] for a leg with more whole steps than there were.
+    /// [`PlanError::PartialEpoch`] for a part with more whole steps than there were.
     ///
     /// ```
     /// use twinbuf_mmap::{PartialEpoch, Plan};
     ///
     /// // One rank did three steps of four records. Two ranks go on with batches of eight.
-    /// let legs = [PartialEpoch { batch: 4, world: 1, steps: 3 }];
+    /// let parts = [PartialEpoch { batch: 4, world: 1, steps: 3 }];
     /// let plan = Plan::builder(44).batch(8).rank(1, 2).build()?;
-    /// let rest = plan.resume(&legs)?;
+    /// let rest = plan.resume(&parts)?;
     /// assert_eq!((rest.first(), rest.end()), (3, 5));
     /// let batch = rest.batch(0, 4).expect("a step that is left");
     /// assert!(batch.runs().eq([36..44]));
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
-    pub fn resume(&self, legs: &[PartialEpoch]) -> Result<RemainingEpoch, PlanError> {
+    pub fn resume(&self, parts: &[PartialEpoch]) -> Result<RemainingEpoch, PlanError> {
         let (mut left, mut base) = (self.records, 0_u64);
         let mut seams = Vec::new();
-        for leg in legs {
-            let &PartialEpoch { batch, world, steps } = leg;
+        for part in parts {
+            let &PartialEpoch { batch, world, steps } = part;
             let whole = batch.checked_mul(world).and_then(|step| left.checked_div(step)).unwrap_or(0);
             if steps > whole {
-                return Err(PlanError::PartialEpoch { part: *leg, left });
+                return Err(PlanError::PartialEpoch { part: *part, left });
             }
             // No more than `left`, since the steps are whole ones; and steps have records, so their sum is no larger.
             left -= steps * batch * world;
@@ -124,11 +125,11 @@ mod tests {
         let shuffle = Shuffle::Window { chunk_records: 50, window_chunks: 6 };
         let plan =
             |rank| Plan::builder(9999).batch(30).shuffle(shuffle).seed(9).rank(rank, 2).build().unwrap();
-        let legs =
+        let parts =
             [PartialEpoch { batch: 20, world: 3, steps: 40 }, PartialEpoch { batch: 8, world: 1, steps: 99 }];
         let mut visited = BTreeSet::new();
         for rank in 0..2 {
-            let rest = plan(rank).resume(&legs).unwrap();
+            let rest = plan(rank).resume(&parts).unwrap();
             let mut there = BTreeSet::new();
             let (mut together, mut asked) = (0, 0);
             for step in rest.first()..rest.end() {
@@ -169,7 +170,7 @@ mod tests {
             3,
             "one record is left"
         );
-        let leg = PartialEpoch { batch: 3, world: 11, steps: 4 };
-        assert_eq!(plan.resume(&[leg]), Err(PlanError::PartialEpoch { part: leg, left: 100 }));
+        let part = PartialEpoch { batch: 3, world: 11, steps: 4 };
+        assert_eq!(plan.resume(&[part]), Err(PlanError::PartialEpoch { part, left: 100 }));
     }
 }

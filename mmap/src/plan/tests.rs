@@ -1,5 +1,7 @@
 //! Promises of plans.
 
+#![allow(clippy::cast_possible_truncation)] // small numbers
+
 use super::*;
 use proptest::prelude::*;
 
@@ -283,12 +285,12 @@ fn ranks_read_their_shares_and_nothing_else() {
     }
 }
 
-/// Different classes in a batch and in 50 consecutive batches, on average, and pairs of neighbors in one batch, if the
-/// records are in 1000 classes, in order.
+/// Different classes in a batch and in 50 consecutive batches, on average, and pairs of neighbors in one batch, in up to
+/// 800 batches, if the records are in 1000 classes, in order.
 fn mixing(n: u64, shuffle: Shuffle) -> (f64, f64, u64) {
     let plan = Plan::builder(n).batch(256).shuffle(shuffle).seed(1).build().unwrap();
     let batches: Vec<Vec<u64>> =
-        (0..plan.steps()).map(|step| records(plan.batch(0, step).unwrap()).collect()).collect();
+        (0..plan.steps().min(800)).map(|step| records(plan.batch(0, step).unwrap()).collect()).collect();
     let classes = |batches: &[Vec<u64>]| {
         let mut of: Vec<u64> = batches.iter().flatten().map(|record| record * 1000 / n).collect();
         of.sort_unstable();
@@ -316,11 +318,9 @@ fn sorted_classes_are_mixed() {
     // All of them.
     let (in_one, in_many, _) = mixing(1 << 16, window(512, 144));
     assert!(in_one > 220.0 && in_many >= 990.0, "{in_one}, {in_many}");
-    // A shuffle buffer of 128 * 341 records keeps 3915 pairs of neighbors together.
+    // A shuffle buffer of 128 * 341 records keeps 625 pairs of neighbors together.
     let (in_one, in_many, neighbors) = mixing(1_281_167, window(341, 128));
-    assert!(in_one > 120.0 && in_many > 198.0 && neighbors < 3915, "{in_one}, {in_many}, {neighbors}");
-    let (in_one, in_many, neighbors) = mixing(1_281_167, window(85, 512));
-    assert!(in_one > 220.0 && in_many > 600.0 && neighbors < 3915, "{in_one}, {in_many}, {neighbors}");
+    assert!(in_one > 120.0 && in_many > 195.0 && neighbors < 750, "{in_one}, {in_many}, {neighbors}");
 }
 
 /// One chunk more than a window has does not halve it, and each larger window mixes at least as well.

@@ -249,8 +249,11 @@ impl Tape {
         }
         let further = match chunk.checked_mul(self.stride) {
             Some(product) => product % self.chunks,
-            // Less than `chunks`, and so are both factors.
-            None => (u128::from(chunk) * u128::from(self.stride) % u128::from(self.chunks)) as u64,
+            None => {
+                let product = u128::from(chunk) * u128::from(self.stride);
+                // Less than `chunks`.
+                u64::try_from(product % u128::from(self.chunks)).unwrap_or_default()
+            }
         };
         add_modulo(further, self.first, self.chunks)
     }

@@ -5,7 +5,8 @@ use twinbuf_mmap::RaggedRecords;
 /// The first byte chooses the format, the next two are the length of the data file, and the others are the index.
 pub(crate) fn ragged(bytes: &[u8]) {
     let &[format, low, high, ref index @ ..] = bytes else { return };
-    let data: Vec<u8> = (0..u16::from_le_bytes([low, high])).map(|at| (at ^ (at >> 8)) as u8).collect();
+    let data: Vec<u8> =
+        (0..u16::from_le_bytes([low, high])).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1]).collect();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (data_path, index_path) = (folder.path().join("data.bin"), folder.path().join("data.idx"));
     std::fs::write(&data_path, &data).expect("written");
