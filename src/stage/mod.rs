@@ -410,7 +410,7 @@ impl<B: Backend> Stage<B> {
                 Received::SlotHeld => {
                     let (option, slots) = lanes.slots();
                     let error = Error::SlotHeld { at: self.naming.at(ticket), option, slots };
-                    return self.slot_held(waiting, error);
+                    return self.slot_held(&waiting, error);
                 }
                 Received::Gone => return Poll::Ready(Err(Error::ThreadGone { at: self.naming.at(ticket) })),
                 Received::Failed(source) => {
@@ -440,7 +440,7 @@ impl<B: Backend> Stage<B> {
 
     /// The next slot is held. A call that blocks has waited for it as long as it may; the others are told to come
     /// back until the same time is over.
-    fn slot_held(&mut self, waiting: Waiting<'_, '_>, error: Error) -> Poll<Result<Raw<B>, Error>> {
+    fn slot_held(&mut self, waiting: &Waiting<'_, '_>, error: Error) -> Poll<Result<Raw<B>, Error>> {
         if !matches!(waiting, Waiting::Block) {
             let since = *self.held_since.get_or_insert_with(Instant::now);
             if since.elapsed() < self.held_timeout {
