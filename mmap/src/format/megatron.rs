@@ -1,6 +1,6 @@
 //! The index of Megatron-LM's token files: `IndexedDataset` in its `megatron/core/datasets/indexed_dataset.py`.
 
-use super::ragged::numbers;
+use super::numbers;
 use crate::file::DataFile;
 use crate::{DType, Error, FormatError};
 

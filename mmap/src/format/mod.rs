@@ -161,3 +161,26 @@ fn excerpt(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(4 * MOST)]);
     text.chars().take(MOST).flat_map(char::escape_debug).collect()
 }
+
+/// Hands `count` numbers of `N` bytes from `offset` on to `use_one`, each with its offset. The file is that long.
+pub(super) fn numbers<const N: usize>(
+    file: &DataFile,
+    offset: u64,
+    count: u64,
+    mut use_one: impl FnMut(u64, [u8; N]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let end = offset + count * N as u64;
+    let mut part = vec![0; (64 << 10) / N * N];
+    let mut at = offset;
+    while at < end {
+        let len = usize::try_from(end - at).map_or(part.len(), |left| left.min(part.len()));
+        file.read_exact(&mut part[..len], at)?;
+        for number in part[..len].chunks_exact(N) {
+            let mut bytes = [0; N];
+            bytes.copy_from_slice(number);
+            use_one(at, bytes)?;
+            at += N as u64;
+        }
+    }
+    Ok(())
+}

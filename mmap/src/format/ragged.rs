@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::{Array, megatron, npy};
+use super::{Array, megatron, npy, numbers};
 use crate::file::DataFile;
 use crate::{DType, Error, FormatError};
 
@@ -230,27 +230,4 @@ fn indexed(file: &DataFile) -> Result<Vec<u64>, Error> {
         Ok(())
     })?;
     Ok(offsets)
-}
-
-/// Hands `count` numbers of `N` bytes from `offset` on to `use_one`, each with its offset. The file is that long.
-pub(super) fn numbers<const N: usize>(
-    file: &DataFile,
-    offset: u64,
-    count: u64,
-    mut use_one: impl FnMut(u64, [u8; N]) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let end = offset + count * N as u64;
-    let mut part = vec![0; (64 << 10) / N * N];
-    let mut at = offset;
-    while at < end {
-        let len = usize::try_from(end - at).map_or(part.len(), |left| left.min(part.len()));
-        file.read_exact(&mut part[..len], at)?;
-        for number in part[..len].chunks_exact(N) {
-            let mut bytes = [0; N];
-            bytes.copy_from_slice(number);
-            use_one(at, bytes)?;
-            at += N as u64;
-        }
-    }
-    Ok(())
 }

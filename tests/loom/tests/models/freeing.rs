@@ -129,6 +129,30 @@ fn two_guards_are_last<P: Parker>() {
 }
 
 check! {
+    /// Both handles make a guard at once: one share is lost, and the ring is freed under the last guard.
+    shares_made_at_once, 2, deep 3
+}
+fn shares_made_at_once<P: Parker>() {
+    let (mut tx, mut rx, freed) = owned::<P>();
+    tx.fill(|slot| slot.add(1)).unwrap();
+    let seen = freed.clone();
+    let producer = spawn(move || {
+        let mut slot = tx.acquire().unwrap().reserve();
+        drop(tx);
+        assert_eq!(seen.load(Relaxed), 0, "a guard keeps the ring");
+        slot.add(1);
+        drop(slot);
+    });
+    let mut slot = kept(&mut rx);
+    drop(rx);
+    assert_eq!(freed.load(Relaxed), 0, "a guard keeps the ring");
+    slot.add(1);
+    drop(slot);
+    producer.join().unwrap();
+    assert_eq!(freed.load(Relaxed), 2);
+}
+
+check! {
     /// The handles are put together while a guard goes elsewhere: the slots are taken from under the guard, or one
     /// that has gone still counts.
     reunite_meets_guard over ["read", "commit", "cancel"], 2, deep 3
