@@ -160,6 +160,10 @@ impl<C: Content> Batches for Consumer<'static, Slot<C>, Adaptive> {
         }
     }
 
+    fn is_held(&self) -> bool {
+        Consumer::is_held(self)
+    }
+
     fn meta(batch: &mut Self::Batch) -> &mut BatchMeta {
         let Some(meta) = &mut batch.meta else { unreachable!("a slot is handed over with its meta data") };
         meta

@@ -111,6 +111,11 @@ pub(crate) mod sealed {
         fn receive(&mut self, waiting: &mut Waiting<'_, '_>, held_timeout: Duration)
         -> Received<Self::Batch>;
 
+        /// Whether the caller holds the slot of the next batch, as far as can be told without a wait.
+        fn is_held(&self) -> bool {
+            true
+        }
+
         fn meta(batch: &mut Self::Batch) -> &mut BatchMeta;
 
         /// The option that sets how many slots batches hold, and how many there are.

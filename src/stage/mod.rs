@@ -147,6 +147,11 @@ impl<B: Backend> Lanes<B> {
                 }
                 Waiting::Try | Waiting::Poll(_) | Waiting::Drain => self.gate.lane(ticket),
             };
+            // A thread may not have run yet since its slot was released.
+            let found = match found {
+                Lane::SlotHeld if self.lanes.iter().any(|lane| !lane.is_held()) => Lane::NotYet,
+                found => found,
+            };
             let again = match &*waiting {
                 Waiting::Block => found == Lane::NotYet || started.elapsed() < held_timeout,
                 Waiting::Until(deadline) => Instant::now() < *deadline,
