@@ -102,12 +102,7 @@ impl Shape {
     }
 
     /// The call that opens the files, as a program has it.
-    pub(crate) fn call(
-        &self,
-        paths: &[PathBuf],
-        format: Format,
-        tensor: &str,
-    ) -> String {
+    pub(crate) fn call(&self, paths: &[PathBuf], format: Format, tensor: &str) -> String {
         let paths: Vec<String> = paths.iter().map(|path| quoted(path)).collect();
         let paths = format!("[{}]", paths.join(", "));
         let cut = match self.sequence {
@@ -119,7 +114,9 @@ impl Shape {
             (Format::LlmC, _) => format!("Records::open_llm_c({paths}, {cut})?"),
             (Format::Npz, _) => format!("Records::open_npz({paths}, {tensor:?}, {cut})?"),
             (Format::Safetensors, _) => format!("Records::open_safetensors({paths}, {tensor:?}, {cut})?"),
-            (Format::Raw, Some(dtype)) => format!("Records::open_headerless({paths}, DType::{dtype:?}, {cut})?"),
+            (Format::Raw, Some(dtype)) => {
+                format!("Records::open_headerless({paths}, DType::{dtype:?}, {cut})?")
+            }
             (Format::Raw, None) => {
                 let bytes = self.record_bytes.unwrap_or(1);
                 format!("Records::options().partial(true).open({paths}, {bytes})?")
@@ -133,12 +130,7 @@ impl Shape {
     }
 
     /// Opens files of one format; of those with parts the one by that name.
-    pub(crate) fn open(
-        &self,
-        paths: &[PathBuf],
-        format: Format,
-        tensor: &str,
-    ) -> Result<Records, BoxError> {
+    pub(crate) fn open(&self, paths: &[PathBuf], format: Format, tensor: &str) -> Result<Records, BoxError> {
         let cut = self.cut()?;
         let options = Records::options();
         Ok(match (format, self.record_bytes, self.dtype) {

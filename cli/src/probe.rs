@@ -138,9 +138,8 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let told = !direct && options.files.iter().all(|path| tells(path));
     // Files that are cold are made so again before each run, because the one before has filled the cache. Those that are
     // larger than memory are cold in each epoch.
-    let evict = options.cold
-        || !fits
-        || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
+    let evict =
+        options.cold || !fits || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
     let one_run = |setting, overlap| -> Result<Run, BoxError> {
         if evict {
             records.evict()?;

@@ -1,11 +1,11 @@
 //! Which options of the loader are fastest on these files: each is measured in turn, and the best is printed as lines of
 //! a program.
 
-use std::fmt::Write as _;
 use serde::Serialize;
+use std::fmt::Write as _;
+use twinbuf::Shuffle;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::ReadMode;
-use twinbuf::Shuffle;
 
 /// Options that differ from the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,9 +141,10 @@ mod tests {
     #[test]
     fn only_what_is_clearly_faster_replaces_the_defaults() {
         let direct = Setting { mode: Some(ReadMode::Direct), workers: 2, hints: Hints::Default };
-        for (faster, builder) in
-            [(0.96, "Loader::builder(data, plan).build()?"), (0.5, "plan).read_mode(ReadMode::Direct).workers(2).build()?")]
-        {
+        for (faster, builder) in [
+            (0.96, "Loader::builder(data, plan).build()?"),
+            (0.5, "plan).read_mode(ReadMode::Direct).workers(2).build()?"),
+        ] {
             let runs = [(Setting::DEFAULT, vec![0.9, 1.0, 3.0]), (direct, vec![0.1, faster, 9.0])];
             let found = Found::new(&runs, "open()?", "Plan::builder(data.len()).build()?");
             assert!(found.best[2].contains(builder), "{:?}", found.best);

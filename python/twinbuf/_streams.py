@@ -111,8 +111,8 @@ class Accelerator:
         return event
 
     def host(self, nbytes: int) -> torch.Tensor:
-        # With this device current: elsewhere torch would open a context on device 0 to page-lock for it. torch takes a
-        # power of two of bytes.
+        # With this device current: elsewhere torch would open a context on device 0 to page-lock for it.
+        # torch takes a power of two of bytes.
         with self.using(self.side()):
             return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 

@@ -407,11 +407,7 @@ fn slices_of_files() -> Result<(), BoxError> {
     let plan = shuffled(30, 4, LastBatch::Keep);
     // With all that a loader can ask of a data set.
     let loader = BurnLoader::builder(data, plan, numbers)
-        .options(|loader| {
-            loader
-                .transform(Convert::U16ToU32)
-                .hint_window(1 << 20)
-        })
+        .options(|loader| loader.transform(Convert::U16ToU32).hint_window(1 << 20))
         .build(&Device::flex())?;
     let mut found = epoch(&*loader.slice(7, 25)).concat();
     found.sort_unstable();

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor, WithDType};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, Transform, per_record};
-use twinbuf::{BoxError, Loader, Plan, Records, LastBatch};
+use twinbuf::{BoxError, LastBatch, Loader, Plan, Records};
 use twinbuf_candle::{TensorError, field_tensor, tensor};
 
 /// A loader of `bytes` as rows of `columns` numbers, `batch` rows a batch, the rest as a smaller one.

@@ -7,7 +7,7 @@ use ndarray::{Ix2, array};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Transform, per_record};
-use twinbuf::{Batch, BoxError, Loader, Plan, Records, LastBatch};
+use twinbuf::{Batch, BoxError, LastBatch, Loader, Plan, Records};
 use twinbuf_ndarray::{ViewError, field_view, view, view_mut};
 
 fn open(bytes: &[u8], dtype: DType, columns: usize) -> Result<Arc<Records>, BoxError> {

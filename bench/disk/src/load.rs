@@ -143,7 +143,6 @@ impl Dataset for Counted {
         drop(found);
         Ok(self.reader.read(batch, out)?)
     }
-
 }
 
 /// What an epoch took.

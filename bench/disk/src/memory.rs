@@ -55,8 +55,7 @@ pub fn run(report: &mut Report, folder: &Path, path: &Path, effort: Effort) -> R
         let (hierarchy, sparse) = (&hierarchy, &sparse);
         Subject::new(name, move |_| limited(hierarchy, &sparse.0, mode))
     };
-    let subjects =
-        [subject("loader", "auto"), subject("loader, Pread", "pread")];
+    let subjects = [subject("loader", "auto"), subject("loader, Pread", "pread")];
     measure::run(&mut table, &subjects, effort.part(2), || Ok(Duration::ZERO))?;
     for row in &table.rows {
         // Whoever comes here has finished: what the limit kills is an error before.
