@@ -37,7 +37,9 @@ pub enum Call {
 }
 
 impl Call {
-    const fn file(self) -> usize {
+    /// The file that it names.
+    #[must_use]
+    pub const fn file(self) -> usize {
         match self {
             Self::Lookup(file) | Self::Attributes(file) | Self::Open(file) | Self::Read(file, _) => file,
         }
