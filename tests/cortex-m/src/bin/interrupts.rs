@@ -172,11 +172,13 @@ impl Caller {
                 slot => slot.ok().flatten(),
             },
         };
-        let Some(slot) = slot else {
+        if slot.is_none() {
             require!(self.next == HANDOFFS);
+            drop(slot);
             self.side = None;
             return Made::End;
-        };
+        }
+        let Some(slot) = slot else { fail(line!()) };
         // The second time too: the other side does not write to it.
         for _ in 0..2 {
             for word in slot.iter() {
