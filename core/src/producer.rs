@@ -293,8 +293,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.len() == 0
     }
 
-    /// Ends both handles of a [`HeapRing`](crate::HeapRing) and returns its slots, in the order and the memory that they
-    /// had.
+    /// Ends both handles of a [`HeapRing`](crate::HeapRing) and returns its slots, in the order and, but for
+    /// those of a few bytes, the memory that they had.
     ///
     /// # Errors
     ///

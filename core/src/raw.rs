@@ -32,13 +32,15 @@
 #[cfg(feature = "alloc")]
 use alloc::{boxed::Box, vec::Vec};
 use core::marker::PhantomData;
+#[cfg(feature = "alloc")]
+use core::mem::MaybeUninit;
 use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 use core::task::{Poll, Waker};
 
 use crate::state::{Lap, State};
 #[cfg(feature = "alloc")]
-use crate::sync::HeapWords;
+use crate::sync::{self, HeapWords};
 use crate::sync::{AtomicU32, Ordering, UnsafeCell, const_fn};
 use crate::wait::{Wait, WaitUntil, Word};
 use crate::waker::WakerCell;
@@ -77,15 +79,100 @@ pub(crate) enum Side {
 pub(crate) struct Block<T, W> {
     /// Of shares, the first one included. Two handles and one guard a slot are the most there can be.
     count: AtomicU32,
-    pub(crate) words: HeapWords,
-    pub(crate) slots: Box<[UnsafeCell<T>]>,
+    pub(crate) memory: Memory<T>,
     pub(crate) waiting: Waiting<W>,
 }
 
 #[cfg(feature = "alloc")]
 impl<T, W> Block<T, W> {
-    pub(crate) fn new(words: HeapWords, slots: Box<[UnsafeCell<T>]>, wait: W) -> Self {
-        Self { count: AtomicU32::new(1), words, slots, waiting: Waiting::new(wait) }
+    pub(crate) fn new(slots: Vec<T>, wait: W) -> Self {
+        Self { count: AtomicU32::new(1), memory: Memory::new(slots), waiting: Waiting::new(wait) }
+    }
+}
+
+/// The words and slots of a ring on the heap.
+#[cfg(feature = "alloc")]
+pub(crate) enum Memory<T> {
+    /// Small slots are on the cache line of their words, as in a `Ring`: a hand-off moves one line and not two.
+    Together(Box<Line<T>>),
+    /// Others are where their vector has them.
+    Apart(HeapWords, Box<[UnsafeCell<T>]>),
+}
+
+/// See `Ring` for the 128 bytes.
+#[cfg(feature = "alloc")]
+#[repr(C, align(128))]
+pub(crate) struct Line<T> {
+    words: [AtomicU32; Line::<()>::MOST],
+    /// The first `len` are initialized.
+    slots: [MaybeUninit<UnsafeCell<T>>; Line::<()>::MOST],
+    len: usize,
+}
+
+#[cfg(feature = "alloc")]
+impl<T> Line<T> {
+    const MOST: usize = 4;
+
+    // Not inlined, as below: a caller with large values has no room for them on its stack.
+    #[inline(never)]
+    fn new(values: Vec<T>) -> Box<Self> {
+        let slots = [const { MaybeUninit::uninit() }; Line::<()>::MOST];
+        let mut line = Box::new(Line { words: sync::words(), slots, len: values.len() });
+        for (slot, value) in line.slots.iter_mut().zip(values) {
+            slot.write(UnsafeCell::new(value));
+        }
+        line
+    }
+
+    #[inline(never)]
+    fn take_values(&mut self) -> Vec<T> {
+        let len = core::mem::take(&mut self.len);
+        // SAFETY: so many are initialized; they are no longer the line's, whose length is 0.
+        self.slots[..len].iter().map(|slot| unsafe { slot.assume_init_read() }.into_inner()).collect()
+    }
+}
+
+#[cfg(feature = "alloc")]
+impl<T> Memory<T> {
+    fn new(values: Vec<T>) -> Self {
+        if values.len() > Line::<T>::MOST || size_of::<Line<T>>() > align_of::<Line<T>>() {
+            return Self::Apart(HeapWords::new(values.len()), sync::heap_cells(values));
+        }
+        Self::Together(Line::new(values))
+    }
+
+    pub(crate) fn words(&self) -> &[AtomicU32] {
+        match self {
+            Self::Together(line) => &line.words[..line.len],
+            Self::Apart(words, _) => words.as_slice(),
+        }
+    }
+
+    pub(crate) fn slots(&self) -> &[UnsafeCell<T>] {
+        match self {
+            // SAFETY: so many are initialized, and `MaybeUninit` has the layout of what it holds.
+            Self::Together(line) => unsafe {
+                core::slice::from_raw_parts(line.slots.as_ptr().cast(), line.len)
+            },
+            Self::Apart(_, slots) => slots,
+        }
+    }
+
+    fn into_values(self) -> Vec<T> {
+        match self {
+            Self::Together(mut line) => line.take_values(),
+            Self::Apart(_, slots) => sync::heap_values(slots),
+        }
+    }
+}
+
+#[cfg(feature = "alloc")]
+impl<T> Drop for Line<T> {
+    fn drop(&mut self) {
+        for slot in &mut self.slots[..self.len] {
+            // SAFETY: so many are initialized, and dropped only here.
+            unsafe { slot.assume_init_drop() };
+        }
     }
 }
 
@@ -154,7 +241,7 @@ impl<T, W> Share<'_, T, W> {
         debug_assert_eq!(unsafe { block.as_ref() }.count.load(Ordering::Relaxed), 1);
         // SAFETY: made by `Box::leak`, and this was the last share.
         let block = unsafe { Box::from_raw(block.as_ptr()) };
-        Some(crate::sync::heap_values(block.slots))
+        Some(block.memory.into_values())
     }
 }
 

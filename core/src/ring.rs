@@ -12,8 +12,6 @@ use crate::producer::Producer;
 use crate::raw::Block;
 use crate::raw::{RingRef, Share, Waiting};
 use crate::state::State;
-#[cfg(feature = "alloc")]
-use crate::sync::HeapWords;
 use crate::sync::{self, AtomicU32, Ordering, UnsafeCell, const_fn};
 use crate::wait::{Spin, Wait};
 
@@ -221,8 +219,8 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
 
 /// A ring on the heap, of a depth that is known at run time, whose handles own it.
 ///
-/// The slots are those of a `Vec`, in the memory that it has: nothing moves, however large a slot is. The handles
-/// are the same as a [`Ring`]'s.
+/// The slots are those of a `Vec`, in the memory that it has: nothing moves, however large a slot is. Only slots of a few
+/// bytes move to the cache line of their words. The handles are the same as a [`Ring`]'s.
 ///
 /// # Examples
 ///
@@ -288,7 +286,7 @@ impl<T, W> HeapRing<T, W> {
         let slots = slots.into();
         assert!(!slots.is_empty(), "a ring needs at least one slot");
         assert!(slots.len() <= 1 << 31, "a ring has at most 2^31 slots");
-        Self(Box::new(Block::new(HeapWords::new(slots.len()), sync::heap_cells(slots), wait)))
+        Self(Box::new(Block::new(slots, wait)))
     }
 
     /// Returns the two handles, which own the ring together: it is freed with the last of the handles and guards. A ring
@@ -302,7 +300,7 @@ impl<T, W> HeapRing<T, W> {
         let (block, share) = Share::first(self.0);
         // SAFETY: the block does not move, and each handle, and each guard that is made by one, keeps a share of it.
         let block = unsafe { block.as_ref() };
-        handles(RingRef::new(block.words.as_slice(), &block.slots, &block.waiting), share)
+        handles(RingRef::new(block.memory.words(), block.memory.slots(), &block.waiting), share)
     }
 }
 
@@ -330,6 +328,6 @@ impl<T, const N: usize, W> fmt::Debug for Ring<T, N, W> {
 #[cfg(feature = "alloc")]
 impl<T, W> fmt::Debug for HeapRing<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeapRing").field("depth", &self.0.slots.len()).finish_non_exhaustive()
+        f.debug_struct("HeapRing").field("depth", &self.0.memory.words().len()).finish_non_exhaustive()
     }
 }

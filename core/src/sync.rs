@@ -39,6 +39,11 @@ mod plain {
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())
         }
+
+        #[cfg(feature = "alloc")]
+        pub fn into_inner(self) -> T {
+            self.0.into_inner()
+        }
     }
 
     #[must_use]
