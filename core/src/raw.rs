@@ -127,7 +127,7 @@ impl<T> Line<T> {
     #[inline(never)]
     fn take_values(&mut self) -> Vec<T> {
         let len = core::mem::take(&mut self.len);
-        // SAFETY: so many are initialized; they are no longer the line's, whose length is 0.
+        // SAFETY: the first `len` are initialized, and no longer the line's, whose length is 0 now.
         self.slots[..len].iter().map(|slot| unsafe { slot.assume_init_read() }.into_inner()).collect()
     }
 }
@@ -150,7 +150,7 @@ impl<T> Memory<T> {
 
     pub(crate) fn slots(&self) -> &[UnsafeCell<T>] {
         match self {
-            // SAFETY: so many are initialized, and `MaybeUninit` has the layout of what it holds.
+            // SAFETY: the first `len` are initialized, and `MaybeUninit` has the layout of what it holds.
             Self::Together(line) => unsafe {
                 core::slice::from_raw_parts(line.slots.as_ptr().cast(), line.len)
             },
@@ -170,7 +170,7 @@ impl<T> Memory<T> {
 impl<T> Drop for Line<T> {
     fn drop(&mut self) {
         for slot in &mut self.slots[..self.len] {
-            // SAFETY: so many are initialized, and dropped only here.
+            // SAFETY: the first `len` are initialized, and dropped only here.
             unsafe { slot.assume_init_drop() };
         }
     }
