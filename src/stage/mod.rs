@@ -383,7 +383,8 @@ impl<B: Backend> Stage<B> {
                     // Both sides are at this slot, so the receiving one leaves the task's waker there.
                     Err(NoSlot::Held) if matches!(waiting, Waiting::Poll(_)) => {
                         match lanes.receive(ticket, &mut waiting, Duration::ZERO) {
-                            Received::NotYet => continue, // released in the meantime
+                            // Released since: there is a slot, or the next acquire tells that there is none.
+                            Received::NotYet | Received::Gone => continue,
                             other => found = Some(other),
                         }
                     }
