@@ -137,7 +137,24 @@ unsafe extern "C" fn delete(tensor: *mut Managed) {
     // SAFETY: it was made by `Box::into_raw`, and the caller gives it up.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: so was its context.
-    drop(unsafe { Box::from_raw(tensor.context.cast::<Context>()) });
+    give_up(unsafe { Box::from_raw(tensor.context.cast::<Context>()) });
+}
+
+/// Drops the context while this thread holds the GIL: its slot may own Python objects.
+///
+/// PyO3 counts its own attachments. torch releases the GIL before it calls a deleter, also below a call into this
+/// library: then the count says "attached" while the thread is not.
+fn give_up(context: Box<Context>) {
+    // SAFETY: may be called at any time.
+    if unsafe { ffi::Py_IsInitialized() } == 0 {
+        // No object is freed then.
+        return drop(context);
+    }
+    // SAFETY: the interpreter is there; the calls are a pair, on one thread.
+    let before = unsafe { ffi::PyGILState_Ensure() };
+    drop(context);
+    // SAFETY: as above.
+    unsafe { ffi::PyGILState_Release(before) };
 }
 
 /// As [`delete`].
@@ -149,7 +166,7 @@ unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
     // SAFETY: it was made by `Box::into_raw`, and the caller gives it up.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: so was its context.
-    drop(unsafe { Box::from_raw(tensor.context.cast::<Context>()) });
+    give_up(unsafe { Box::from_raw(tensor.context.cast::<Context>()) });
 }
 
 /// Deletes the tensor unless it was taken out: then the capsule was renamed.

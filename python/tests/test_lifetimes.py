@@ -370,3 +370,38 @@ def test_the_interpreter_exits_while_batches_load(
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == (3 if how.endswith("error") else 0), done.stderr
     assert done.stderr == ""
+
+
+DELETER = """
+import gc, threading, numpy as np, twinbuf as tb
+class Data:
+    dtype, shape = "int64", (4,)
+    def __init__(self, use): self.use = use
+    def __len__(self): return 64
+    def read_into(self, indices, out):
+        self.use(indices)
+        np.asarray(out)[:] = indices[:, None]
+failed = threading.Event()
+def fail(indices):
+    if 4 in indices:
+        failed.set()
+        raise LookupError("four")
+def first():
+    # The slot of the second batch owns an error that nobody receives, and the tensor owns the slots.
+    iterator = tb.Loader(data := Data(fail), tb.Plan(data, 4)).epoch(0)
+    tensor = next(iterator).torch()
+    failed.wait()
+    return tensor
+tensors = [first()]
+gc.collect()
+data = Data(lambda indices: tensors.clear())
+assert sum(len(batch) for batch in tb.Loader(data, tb.Plan(data, 4), overlap=False).epoch(0)) == 64
+assert tensors == []
+"""
+
+
+def test_a_tensor_may_go_while_the_library_is_called() -> None:
+    # torch calls the deleter without the GIL, below a call of this library that holds it.
+    command = [sys.executable, "-X", "faulthandler", "-c", DELETER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stderr) == (0, "")
