@@ -41,6 +41,9 @@ struct Args {
     /// Do not ask for batches before they are read
     #[arg(long)]
     no_hints: bool,
+    /// Read what one rank of so many reads
+    #[arg(long, num_args = 2, value_names = ["RANK", "RANKS"])]
+    rank: Option<Vec<u64>>,
     /// How often to read all of it
     #[arg(long, default_value_t = 1)]
     epochs: u64,
@@ -79,8 +82,11 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             Shuffle::Window { chunk_records: chunk.get(), window_chunks: chunks.get() }
         }
     };
-    let plan =
-        Plan::builder(records.len()).batch(batch).shuffle(order).last_batch(LastBatch::Keep).build()?;
+    let mut plan = Plan::builder(records.len()).batch(batch).shuffle(order).last_batch(LastBatch::Keep);
+    if let Some(&[rank, world]) = args.rank.as_deref() {
+        plan = plan.rank(rank, world);
+    }
+    let plan = plan.build()?;
 
     let slot = usize::try_from(batch)?.checked_mul(record).ok_or("a batch is too large")?;
     let mut slot = Buffer::new(slot).ok_or("no memory for a batch")?;

@@ -2,8 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -52,6 +54,42 @@ pub fn whole(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<
     fs::rename(&unfinished, path)
 }
 
+/// Memory as other programs leave it: full of single pages of files. What comes into the page cache then finds no
+/// huge pages free, nor many neighbors.
+pub struct Used {
+    holes: File,
+    len: u64,
+    next: AtomicU64,
+}
+
+static USED: OnceLock<Used> = OnceLock::new();
+
+/// From now on [`make_cold`] leaves memory as [`Used`] describes.
+pub fn use_memory(folder: &Path) -> Result<(), BoxError> {
+    let len = 2 * sys::memory()? / MIB * MIB;
+    let holes = Sparse::make(folder, len / MIB)?;
+    // The file is gone when the program ends.
+    let used =
+        USED.get_or_init(|| Used { holes: File::open(&holes.0).expect("it was made"), len, next: 0.into() });
+    used.fill(len / 2)
+}
+
+impl Used {
+    /// Reads so many bytes of holes, page by page, each far from the one before: they come as single pages.
+    fn fill(&self, bytes: u64) -> Result<(), BoxError> {
+        const PAGE: u64 = 4096;
+        let pages = self.len / PAGE;
+        let mut page = [0; PAGE as usize];
+        for _ in 0..bytes.div_ceil(PAGE) {
+            // A multiplier that has no factor in common with the number of pages visits all of them.
+            let number = self.next.fetch_add(1, Relaxed) % pages;
+            let place = u128::from(number) * 1_000_000_007 % u128::from(pages);
+            self.holes.read_exact_at(&mut page, u64::try_from(place)? * PAGE)?;
+        }
+        Ok(())
+    }
+}
+
 /// A file of `mib` MiB that takes no room, gone when this is dropped.
 pub struct Sparse(pub PathBuf);
 
@@ -84,7 +122,10 @@ pub fn make_cold(records: &Records) -> Result<(), BoxError> {
         records.evict()?;
         found = records.residency()?;
         if found.resident * 10_000 <= found.pages {
-            return back(records.bytes());
+            return match USED.get() {
+                Some(used) => used.fill(2 * records.bytes()),
+                None => back(records.bytes()),
+            };
         }
         thread::sleep(Duration::from_millis(20));
     }

@@ -27,7 +27,7 @@ const HELP: &str = "\
 Measures the loader on a disk, prints tables and goals, and writes disk-SECTION.csv, or scaling.csv.
 
 Usage: disk [options] all | SECTION...
-  random           cold random reads of 4 KiB, 64 KiB and 1 MiB, beside fio
+  random           cold random reads of 4 KiB, 64 KiB, 256 KiB and 1 MiB, beside fio
   sequential       cold sequential reads, beside dd and fio
   shuffled         cold shuffled chunks, computing as long as loading: the share of waiting
   resident         the share of a batch's pages that are in memory before it is read
@@ -37,7 +37,8 @@ Usage: disk [options] all | SECTION...
                    not one of all
 
   --quick          one round of everything: does it work?
-  --size-mib N     the size of the file that is read (default 512)
+  --size-mib N     the size of the file that is read (default 512; for random 64 to 512 by the size of a record)
+  --used           random: memory is full of single pages of other files first, as other programs leave it
   --rounds N       so many rounds, if there is time for them (default 7)
   --minutes N      the time for `scaling` (default 8)
   --dir DIR        where the files are made, on the disk that is measured (default: target/data)
@@ -52,7 +53,8 @@ const SCALING: &str = "scaling";
 
 struct Options {
     sections: Vec<&'static str>,
-    size_mib: u64,
+    size_mib: Option<u64>,
+    used: bool,
     rounds: usize,
     minutes: u64,
     dir: PathBuf,
@@ -66,7 +68,8 @@ fn options() -> Result<Options, BoxError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut options = Options {
         sections: Vec::new(),
-        size_mib: 512,
+        size_mib: None,
+        used: false,
         rounds: 7,
         minutes: 8,
         dir: here.join("target/data"),
@@ -77,7 +80,8 @@ fn options() -> Result<Options, BoxError> {
         match arg {
             Long("quick") => options.rounds = 1,
             Long("minutes") => options.minutes = args.value()?.parse()?,
-            Long("size-mib") => options.size_mib = args.value()?.parse()?,
+            Long("size-mib") => options.size_mib = Some(args.value()?.parse()?),
+            Long("used") => options.used = true,
             Long("rounds") => options.rounds = args.value()?.parse::<usize>()?.max(1),
             Long("dir") => options.dir = args.value()?.into(),
             Long("out") => options.out = args.value()?.into(),
@@ -100,8 +104,8 @@ fn options() -> Result<Options, BoxError> {
         return Err("name a section, or all; see --help".into());
     }
     // A batch of 1 MiB for each of the ranks, and a multiple of all batches.
-    if options.size_mib < 64 || !options.size_mib.is_multiple_of(64) {
-        return Err(format!("--size-mib: wanted a multiple of 64, found {}", options.size_mib).into());
+    if let Some(found) = options.size_mib.filter(|mib| *mib < 64 || !mib.is_multiple_of(64)) {
+        return Err(format!("--size-mib: wanted a multiple of 64, found {found}").into());
     }
     Ok(options)
 }
@@ -134,16 +138,20 @@ fn bench(options: &Options) -> Result<(), BoxError> {
     fs::create_dir_all(&options.dir)?;
     fs::create_dir_all(&options.out)?;
     let head = format!("{}; {}", sys::machine(), sys::disk(&options.dir));
+    if options.used {
+        data::use_memory(&options.dir)?;
+    }
     let mut report = Report::default();
     let begun = Instant::now();
     let mut written = Vec::<String>::new();
     for (section, seconds) in SECTIONS.into_iter().filter(|(name, _)| options.sections.contains(name)) {
-        let path = data::random(&options.dir, options.size_mib)?;
+        let mib = options.size_mib.unwrap_or(512);
+        let path = data::random(&options.dir, mib)?;
         let effort = Effort { rounds: options.rounds, time: Duration::from_secs(seconds) };
-        let head = format!("{head}; {} MiB", options.size_mib);
+        let head = format!("{head}; {mib} MiB{}", if options.used { "; used memory" } else { "" });
         let tables = report.tables.len();
         match section {
-            "random" => random::run(&mut report, &options.dir, effort)?,
+            "random" => random::run(&mut report, &options.dir, options.size_mib, effort)?,
             "sequential" => sequential::run(&mut report, &path, effort)?,
             "shuffled" => shuffled::run(&mut report, &path, effort)?,
             "resident" => resident::run(&mut report, &path, effort)?,

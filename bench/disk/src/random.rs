@@ -17,24 +17,37 @@ use crate::fio::Fio;
 use crate::load::{Way, cold_run};
 use crate::measure::{self, Effort, Subject};
 use crate::report::{Report, Table, median};
+use crate::sys;
 
 /// Bytes of a record, records of a batch, and MiB of the file, all of which is read: so much that a run takes a few
 /// tenths of a second, and no more, because disks have a burst budget.
-const SIZES: [(u64, u64, u64); 3] = [(4 << 10, 1024, 64), (64 << 10, 128, 256), (1 << 20, 16, 512)];
+const SIZES: [(u64, u64, u64); 4] =
+    [(4 << 10, 1024, 64), (64 << 10, 128, 256), (256 << 10, 32, 512), (1 << 20, 16, 512)];
 const DEPTHS: [u64; 4] = [1, 8, 32, 64];
 /// What the loader has to reach of the best of fio in the same round.
 const WANTED: f64 = 0.95;
 const WANTED_DIRECT: f64 = 0.90;
 
-pub fn run(report: &mut Report, folder: &Path, effort: Effort) -> Result<(), BoxError> {
+pub fn run(
+    report: &mut Report,
+    folder: &Path,
+    size_mib: Option<u64>,
+    effort: Effort,
+) -> Result<(), BoxError> {
     for (record, batch, mib) in SIZES {
+        let mib = size_mib.unwrap_or(mib);
         let path = data::random(folder, mib)?;
         let path = path.as_path();
         let records = Records::open([path], usize::try_from(record)?)?;
         let plan = Plan::builder(records.len()).batch(batch).shuffle(Shuffle::Full).seed(1).build()?;
         let title = format!("cold random, records of {}", size(record));
-        let mut table = Table::new("random", title, &["MiB/s", "requests/s"]);
-        let figures = move |mib_per_s: f64| vec![mib_per_s, mib_per_s * MIB as f64 / record as f64];
+        let mut table = Table::new("random", title, &["MiB/s", "disk KiB a request"]);
+        // As the disk counts them. It counts everybody's.
+        let requests = || sys::disk_reads(path).unwrap_or_default();
+        let figures = |mib_per_s: f64, before: (u64, u64)| {
+            let after = requests();
+            vec![mib_per_s, (after.1 - before.1) as f64 / 1024.0 / (after.0 - before.0).max(1) as f64]
+        };
         let bucket = Bucket::new(path);
         let mut subjects = Vec::new();
         for (name, mode) in MODES {
@@ -42,8 +55,9 @@ pub fn run(report: &mut Report, folder: &Path, effort: Effort) -> Result<(), Box
             subjects.push(Subject::new(name, move |_| {
                 bucket.wait()?;
                 let records = Arc::new(Records::open([path], usize::try_from(record)?)?);
+                let before = requests();
                 let ran = cold_run(path, records, plan, Way { mode, ..Way::default() }, Duration::ZERO)?;
-                Ok(figures(ran.report.bytes as f64 / MIB as f64 / ran.wall.as_secs_f64()))
+                Ok(figures(ran.report.bytes as f64 / MIB as f64 / ran.wall.as_secs_f64(), before))
             }));
         }
         let ours = subjects.len();
@@ -58,11 +72,14 @@ pub fn run(report: &mut Report, folder: &Path, effort: Effort) -> Result<(), Box
                 subjects.push(Subject::new(fio.name(), move |_| {
                     bucket.wait()?;
                     data::make_cold(records)?;
-                    Ok(figures(fio.run(path)?))
+                    let before = requests();
+                    Ok(figures(fio.run(path)?, before))
                 }));
             }
         }
-        measure::run(&mut table, &subjects, effort.part(3), || Ok(Duration::ZERO))?;
+        let effort = effort.part(4);
+        let effort = Effort { time: effort.time * u32::try_from(mib.div_ceil(512))?, ..effort };
+        measure::run(&mut table, &subjects, effort, || Ok(Duration::ZERO))?;
         table.reference = (ours..table.rows.len()).collect();
         for (i, (name, mode)) in MODES.into_iter().enumerate() {
             let wanted = if mode == ReadMode::Direct { WANTED_DIRECT } else { WANTED };

@@ -70,6 +70,13 @@ pub fn status(field: &str) -> Result<u64, BoxError> {
         .map_err(|_| format!("/proc/self/status: wanted a number at {field}, found {number:?}").into())
 }
 
+/// The bytes of memory that the machine has.
+pub fn memory() -> Result<u64, BoxError> {
+    let info = fs::read_to_string("/proc/meminfo")?;
+    let kib = info.split_whitespace().nth(1).ok_or("/proc/meminfo: wanted MemTotal")?;
+    Ok(kib.parse::<u64>()? << 10)
+}
+
 /// The machine, the system, what it is busy with, and the date, for the head of a report.
 pub fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();

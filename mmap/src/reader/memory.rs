@@ -60,9 +60,10 @@ impl Share {
     }
 }
 
-/// Memory for windows of so many bytes: the one that is read from and the next one, and a part of that behind it.
+/// Memory for windows of so many bytes: chunks are asked for an eighth of a window before they are needed, and given back
+/// in turn when all of their records are taken.
 const fn room(window: u64) -> u64 {
-    window.saturating_mul(2).saturating_add(window / 4)
+    window.saturating_add(window / 8)
 }
 
 /// `number * of / whole`.

@@ -340,7 +340,7 @@ fn the_share_follows_from_the_memory() {
         (all, 2048, 1024, 0),
         (all, 1093, 1024, 0),
         (all, 512, 448, 32),
-        (windows(64), 512, 354, 127),
+        (windows(64), 512, 405, 76),
         // No room for windows: their records are read one by one.
         (windows(512), 512, 448, 32),
         (all, 64, 53, 8),
@@ -364,7 +364,7 @@ fn the_share_follows_from_the_memory() {
     let pread = Reader::new(records.clone(), &all, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
     assert_eq!((pread.choice().cached, pread.memory()), (1024 * MIB, 0));
     let direct = direct(&records, &windows(64), ReadOptions::new()).unwrap();
-    assert_eq!((direct.choice().cached, direct.memory()), (0, 32 * MIB + 64 * MIB * 9 / 4));
+    assert_eq!((direct.choice().cached, direct.memory()), (0, 32 * MIB + 64 * MIB * 9 / 8));
 }
 
 /// What fits in memory is asked for once an epoch, and not at all once it is there.
