@@ -162,6 +162,40 @@ impl InOrder {
     }
 }
 
+/// A permutation that is asked for positions in any order. The first few are looked up together, when it is made.
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    order: InOrder,
+    values: [u8; TABLE],
+}
+
+/// The largest permutation that is looked up whole: its numbers fit a byte.
+const TABLE: usize = 128;
+
+impl Table {
+    pub(super) fn new(permutation: Permutation) -> Self {
+        let n = permutation.n;
+        let mut order = InOrder::new(permutation);
+        let mut values = [0; TABLE];
+        if n <= TABLE as u64 {
+            // All are below `n`.
+            for (value, position) in values.iter_mut().zip(0..n) {
+                *value = u8::try_from(order.at(position)).unwrap_or_default();
+            }
+        }
+        Self { order, values }
+    }
+
+    /// Where `position` goes; both are below `n`.
+    pub(super) fn at(&self, position: u64) -> u64 {
+        let Self { order: InOrder { permutation, .. }, values } = self;
+        match usize::try_from(position) {
+            Ok(at) if permutation.n <= TABLE as u64 => u64::from(values[at]),
+            _ => permutation.at(position),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::cast_possible_truncation)] // small numbers

@@ -47,7 +47,7 @@
 
 use std::ops::Range;
 
-use super::permute::{InOrder, Key, Permutation};
+use super::permute::{InOrder, Key, Permutation, Table};
 
 /// The shares of an epoch: `count` stretches of `len` positions, and one of what is left. Share `i` is made of the
 /// positions, and of the same places of the tape, from `i * len` on.
@@ -185,8 +185,8 @@ struct Tape {
     each: u64,
     more: u64,
     /// The order within a strand.
-    longer: Permutation,
-    shorter: Permutation,
+    longer: Table,
+    shorter: Table,
     /// For the turns of strands.
     turns: Key,
     key: Key,
@@ -199,9 +199,9 @@ impl Tape {
         let shift = key.of(Role::Shift as u64).below(records);
         let first = key.of(Role::First as u64).below(chunks);
         let stride = stride(chunks.max(1), key.of(Role::Stride as u64));
-        let longer = Permutation::new(chunk.div_ceil(strands), key.of(Role::Longer as u64));
         let (each, more) = (chunk / strands, chunk % strands);
-        let shorter = Permutation::new(each, key.of(Role::Shorter as u64));
+        let longer = Table::new(Permutation::new(chunk.div_ceil(strands), key.of(Role::Longer as u64)));
+        let shorter = Table::new(Permutation::new(each, key.of(Role::Shorter as u64)));
         let turns = key.of(Role::Turn as u64);
         Self {
             records,
