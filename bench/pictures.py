@@ -6,8 +6,6 @@
 They are as wide as a README on GitHub and follow the reader's light or dark theme.
 """
 
-from statistics import median
-
 from tables import RESULTS, Loaders, handoff_groups, library_of, number, quartiles, ratio, read, size, unique
 
 WIDTH = 830
