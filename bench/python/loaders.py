@@ -9,8 +9,8 @@ Options: --rounds N (5), --size-mib N (96), --only REGEX, --dir DIR (the disk th
 
 Each run is a process of its own (one.py). In a round every subject runs once in each place, in a new order: cold (the
 file is not in the page cache) and warm, without compute and with a trainer that multiplies small matrices, for about as
-long as the plain loop takes to load a warm batch. Writes python.csv (every run), python.md and python.svg (medians,
-with quartiles) into bench/results.
+long as the plain loop takes to load a warm batch. Prints the medians with their quartiles, and writes
+python.csv (every run) and python.svg into bench/results.
 """
 
 from __future__ import annotations
@@ -254,15 +254,13 @@ def main() -> None:
         f"load {os.getloadavg()[1]:.1f}; files of {args.size_mib} MiB; {args.rounds} rounds."
     )
     left_out = "".join(f"\n{name} was left out: `{error}`\n" for name, error in absent.items())
-    text = f"{machine}\n\n{table.markdown()}{left_out}"
-    print(text)
+    print(f"{machine}\n\n{table.markdown()}{left_out}")
     args.out.mkdir(exist_ok=True, parents=True)
     with (args.out / "python.csv").open("w", newline="") as file:
         file.write(f"# {machine}\n")
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows)
-    (args.out / "python.md").write_text(text)
     (args.out / "python.svg").write_text(table.svg())
 
 
