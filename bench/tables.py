@@ -164,7 +164,7 @@ def loaders_short():
                 found.order.get(subject, ""),
             ]
         )
-    columns = ["", "samples/s", "CPU us a sample", "AU beside a trainer", "the trainer's slowdown", "order kept"]
+    columns = ["", "samples/s", "CPU us a sample", "AU with a trainer", "the trainer's slowdown", "order kept"]
     return table(columns, body) + f"\n\n{loaders_head()}"
 
 
