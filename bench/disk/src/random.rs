@@ -23,7 +23,7 @@ use crate::sys;
 /// tenths of a second, and no more, because disks have a burst budget.
 const SIZES: [(u64, u64, u64); 4] =
     [(4 << 10, 1024, 64), (64 << 10, 128, 256), (256 << 10, 32, 512), (1 << 20, 16, 512)];
-const DEPTHS: [u64; 4] = [1, 8, 32, 64];
+const DEPTHS: [u64; 3] = [8, 32, 64];
 /// What the loader has to reach of the best of fio in the same round.
 const WANTED: f64 = 0.95;
 const WANTED_DIRECT: f64 = 0.90;
@@ -64,9 +64,7 @@ pub fn run(
         let all = [("io_uring", &DEPTHS[..]), ("libaio", &DEPTHS[2..])];
         for (engine, depth) in all.into_iter().flat_map(|(engine, all)| all.iter().map(move |&d| (engine, d)))
         {
-            // One request after the other takes long.
-            let only = (depth == 1).then_some(mib * MIB / 8);
-            let fio = Fio { engine, depth, direct: true, random: true, block: record, only };
+            let fio = Fio { engine, depth, direct: true, random: true, block: record, only: None };
             if fio.works(path) {
                 let (bucket, records) = (&bucket, &records);
                 subjects.push(Subject::new(fio.name(), move |_| {
@@ -77,8 +75,9 @@ pub fn run(
                 }));
             }
         }
-        let effort = effort.part(4);
-        let effort = Effort { time: effort.time * u32::try_from(mib.div_ceil(512))?, ..effort };
+        // A size that is asked for gets all rounds.
+        let effort =
+            if size_mib.is_some() { Effort { time: Duration::MAX, ..effort } } else { effort.part(4) };
         measure::run(&mut table, &subjects, effort, || Ok(Duration::ZERO))?;
         table.reference = (ours..table.rows.len()).collect();
         for (i, (name, mode)) in MODES.into_iter().enumerate() {
