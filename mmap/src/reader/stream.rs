@@ -15,6 +15,7 @@ use super::queue::{Done, Queue, Read};
 use super::ring::{Ring, UNIT};
 use crate::Buffer;
 use crate::file::READ_CALLS;
+use crate::ranges::Stretch;
 use crate::shard::Shard;
 
 /// The most bytes of one request. Disks are at their full speed with a few of these.
@@ -22,16 +23,6 @@ const PIECE: u64 = 2 << 20;
 
 /// Bytes that are copied between two looks at what the disk has finished.
 const AT_ONCE: u64 = 256 << 10;
-
-/// Bytes of one file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
-    /// Which file.
-    pub(crate) shard: usize,
-    pub(crate) bytes: Range<u64>,
-    /// Where the bytes end that no later stretch takes too: windows may overlap.
-    pub(crate) own_end: u64,
-}
 
 /// A stretch of a file, and where its bytes go in the slot.
 #[derive(Clone, Debug)]
