@@ -108,6 +108,7 @@ pub struct Reader {
 }
 
 /// The batches to come, as far as they have been asked for. Positions are bytes of batches since [`Reader::begin`].
+#[derive(Default)]
 struct Window {
     /// `None`: nothing is asked for.
     batches: Option<Box<dyn Iterator<Item = BatchIndices> + Send>>,
@@ -118,12 +119,9 @@ struct Window {
     used: u64,
     /// Only the first batch has been asked for.
     fresh: bool,
-    /// The record after the last one that was asked for.
-    next: Option<u64>,
-    /// The epoch that is asked for.
-    epoch: Option<(u64, u64)>,
-    /// The window of the order whose chunks were asked for last.
-    chunks_of: usize,
+    /// What was asked for last, and whether that was whole chunks.
+    last: Option<BatchIndices>,
+    chunked: bool,
     around: Around,
     /// What the stream has no room for yet.
     pending: VecDeque<(Stretch, u64)>,
@@ -157,19 +155,7 @@ impl Reader {
         }
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         let counts = |shard: &crate::Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
-        let window = Window {
-            batches: None,
-            part: None,
-            told: 0,
-            used: 0,
-            fresh: false,
-            next: None,
-            epoch: None,
-            chunks_of: 0,
-            around: Around::new(&ranges),
-            pending: VecDeque::new(),
-            quiet: 0,
-        };
+        let window = Window { around: Around::new(&ranges), ..Window::default() };
         Ok(Self {
             source: Source { cached: share.until, stream, straight, ..Source::cached() },
             left: left.filter(|_| options.mode == ReadMode::Auto),
@@ -193,20 +179,13 @@ impl Reader {
         if let Some(stream) = &self.source.stream {
             stream.forget();
         }
-        let Window { around, quiet, .. } = &mut *window;
-        around.clear();
+        window.around.clear();
         *window = Window {
             batches: Some(Box::new(batches.into_iter())),
-            part: None,
-            told: 0,
-            used: 0,
             fresh: true,
-            next: None,
-            epoch: None,
-            chunks_of: 0,
-            around: std::mem::take(around),
-            pending: VecDeque::new(),
-            quiet: *quiet,
+            around: std::mem::take(&mut window.around),
+            quiet: window.quiet,
+            ..Window::default()
         };
     }
 
@@ -297,9 +276,8 @@ impl Reader {
             if !window.pending.is_empty() || window.told >= until {
                 break;
             }
-            let first = window.told == 0;
             let Some(batch) = window.pull(until, &self.ranges) else { break };
-            self.ask(window, &batch, first, stats);
+            self.ask(window, batch, stats);
         }
     }
 
@@ -309,23 +287,23 @@ impl Reader {
     }
 
     /// Asks for the bytes of a batch or of a part of it. With windows: for the chunks that it brings in.
-    fn ask(&self, window: &mut Window, batch: &BatchIndices, first: bool, stats: &mut ReadStats) {
-        let epoch = Some((batch.seed(), batch.epoch()));
-        if window.epoch != epoch {
-            window.epoch = epoch;
+    fn ask(&self, window: &mut Window, batch: BatchIndices, stats: &mut ReadStats) {
+        let last = window.last.as_ref();
+        let follows = last.is_some_and(|last| batch.is_behind(last));
+        if !last.is_some_and(|last| batch.is_of_epoch_of(last)) {
             window.around.clear();
         }
-        let run = batch.runs().next();
-        let whole = run.as_ref().is_some_and(|run| run.end - run.start == batch.len());
-        let goes_on = window.next.is_some() && window.next == run.as_ref().map(|run| run.start);
         // Not by going through all runs, which would be done once more to read them.
-        let last = batch.len().checked_sub(1).and_then(|last| batch.part(last..last + 1));
-        window.next = last.and_then(|last| last.runs().next()).map(|run| run.end);
+        let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
+        let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
         // The kernel reads ahead of records in order by itself, in larger requests: 1465 MiB/s instead of 616 (`bench/disk`,
         // section `sequential`).
-        let in_order = whole && (goes_on || first);
+        let in_order =
+            batch.runs().next().is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
         let mut hints = Vec::new();
-        let failed = match window.chunks(batch, self.share.windows) {
+        let chunks = if self.share.windows { batch.chunks(follows && window.chunked) } else { None };
+        window.chunked = chunks.is_some();
+        let failed = match chunks {
             Some(chunks) => {
                 let life = batch.window_records().saturating_mul(self.ranges.mean_len());
                 let until = life.saturating_add(life / 4);
@@ -333,6 +311,7 @@ impl Reader {
             }
             None => self.sort(window, batch.pieces(), 0, in_order, &mut hints),
         };
+        window.last = Some(batch);
         stats.failed += u64::from(failed);
         if !hints.is_empty() {
             let (disk, hinted) = (stats.disk, stats.hinted);
@@ -394,20 +373,6 @@ impl Window {
             self.part = Some((batch, end));
         }
         Some(part)
-    }
-
-    /// The chunks that a batch of a windowed order brings in: those of its own window too, if that was not asked for. `None`
-    /// with another order, and where there is no room for whole windows.
-    fn chunks(&mut self, batch: &BatchIndices, room: bool) -> Option<Vec<Range<u64>>> {
-        let ahead = batch.chunks_ahead().filter(|_| room)?;
-        let Some([window, previous]) = batch.window_ids() else { return Some(ahead) };
-        let before = std::mem::replace(&mut self.chunks_of, window);
-        if before == window || before == previous {
-            return Some(ahead);
-        }
-        let mut all = batch.own_chunks().unwrap_or_default();
-        all.extend(batch.chunks_up_to_ahead().unwrap_or_default());
-        Some(all)
     }
 
     /// Something had to be waited for: what was asked for before may be gone.
