@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchIndices, DType, Records};
+use twinbuf_mmap::{BatchIndices, DType, RaggedRecords, Ranges, Records};
 
 use crate::error::BoxError;
 
-/// A source of fixed-size records that a [`Loader`](crate::Loader) reads batches from.
+/// A source of records that a [`Loader`](crate::Loader) reads batches from.
 ///
-/// [`Records`] in an [`Arc`] is one; anything else that can fill a buffer can be one. Several of them make batches with
+/// [`Records`] and [`RaggedRecords`] in an [`Arc`] are; anything else that can fill a buffer can be one. Several of them make batches with
 /// several fields: [`Fields`](crate::loader::Fields).
 ///
 /// A method that panics ends the epoch with [`Error::Panicked`](crate::Error::Panicked); one that is called to build
@@ -47,12 +47,18 @@ pub trait Dataset: Send {
     /// How many records there are.
     fn records(&self) -> u64;
 
-    /// The size of a record in bytes.
+    /// The size of a record in bytes; that of the longest, if they differ ([`lengths`](Self::lengths)).
     fn record_bytes(&self) -> usize;
 
     /// The type of a record's elements and their number along each axis, for
     /// [`Batch::fields`](crate::Batch::fields). Default: `None`, bytes that may be taken as anything.
     fn element(&self) -> Option<(DType, Vec<usize>)> {
+        None
+    }
+
+    /// The bytes of each record of `batch`, in its order, if records differ in length. Default: `None`, all have
+    /// [`record_bytes`](Self::record_bytes). The answer is `Some` for every batch or for none.
+    fn lengths(&self, _batch: &BatchIndices) -> Option<Vec<usize>> {
         None
     }
 
@@ -74,7 +80,7 @@ pub trait Dataset: Send {
 
     /// The files that it reads, if its records are theirs, unchanged. The loader then reads them itself, ahead of use, and
     /// does not call [`read`](Self::read). Default: `None`.
-    fn files(&self) -> Option<Arc<Records>> {
+    fn files(&self) -> Option<Arc<Ranges>> {
         None
     }
 
@@ -108,45 +114,60 @@ pub trait Dataset: Send {
 /// Finds a record by its number: its file, and the offset of its first byte there. It must not wait.
 pub type Locator = Box<dyn Fn(u64) -> Option<(PathBuf, u64)> + Send + Sync>;
 
-impl Dataset for Arc<Records> {
-    fn records(&self) -> u64 {
-        self.len()
-    }
+/// Files as a data set: `$element` is the type and the shape of a record, and `$lengths` those of a batch.
+macro_rules! files {
+    ($($records:ident, $shape:expr, $lengths:expr;)+) => {$(
+        impl Dataset for Arc<$records> {
+            fn records(&self) -> u64 {
+                self.len()
+            }
 
-    fn record_bytes(&self) -> usize {
-        Records::record_bytes(self)
-    }
+            fn record_bytes(&self) -> usize {
+                self.max_len()
+            }
 
-    fn element(&self) -> Option<(DType, Vec<usize>)> {
-        self.is_typed().then(|| (self.dtype(), self.shape().to_vec()))
-    }
+            fn element(&self) -> Option<(DType, Vec<usize>)> {
+                self.is_typed().then(|| (self.dtype(), $shape(self)))
+            }
 
-    fn name(&self) -> String {
-        let (first, others) = (self.shards()[0].path().display(), self.shards().len() - 1);
-        if others == 0 { first.to_string() } else { format!("{first} and {others} more") }
-    }
+            fn lengths(&self, batch: &BatchIndices) -> Option<Vec<usize>> {
+                $lengths(self, batch)
+            }
 
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        Ok(Records::read(self, batch, out)?)
-    }
+            fn name(&self) -> String {
+                let (first, others) = (self.shards()[0].path().display(), self.shards().len() - 1);
+                if others == 0 { first.to_string() } else { format!("{first} and {others} more") }
+            }
 
-    fn files(&self) -> Option<Arc<Records>> {
-        Some(self.clone())
-    }
+            fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+                Ok(Ranges::read(self, batch, out)?)
+            }
 
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(self.clone()))
-    }
+            fn files(&self) -> Option<Arc<Ranges>> {
+                Some(self.ranges())
+            }
 
-    fn locator(&self) -> Option<Locator> {
-        let records = self.clone();
-        Some(Box::new(move |record| {
-            let found = records.locate(record)?;
-            Some((records.shards()[found.shard].path().to_owned(), found.offset))
-        }))
-    }
+            fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+                Some(Box::new(self.clone()))
+            }
 
-    fn fingerprint(&mut self) -> Result<u64, BoxError> {
-        Ok(Records::fingerprint(self)?)
-    }
+            fn locator(&self) -> Option<Locator> {
+                let records = self.ranges();
+                Some(Box::new(move |record| {
+                    let found = records.locate(record)?;
+                    Some((records.shards()[found.shard].path().to_owned(), found.offset))
+                }))
+            }
+
+            fn fingerprint(&mut self) -> Result<u64, BoxError> {
+                Ok(Ranges::fingerprint(self)?)
+            }
+        }
+    )+};
+}
+files! {
+    Records, |records: &Self| records.shape().to_vec(), |_: &Self, _: &BatchIndices| None;
+    RaggedRecords,
+    |records: &Self| vec![records.max_len() / records.dtype().size()],
+    |records: &Self, batch: &BatchIndices| Some(Ranges::lengths(records, batch).collect());
 }

@@ -1,6 +1,7 @@
 //! What a slot carries beside its content: which batch it is, and what it took to load.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ pub struct BatchMeta {
     pub(crate) ticket: Ticket,
     /// `None` for rounds of a generator, which are not made of records.
     pub(crate) records: Option<Origin>,
+    /// For each field, where its records begin, and last where they end, if they differ in length; else empty.
+    pub(crate) offsets: Vec<Vec<usize>>,
     /// The bytes of the batch, or why it could not be loaded.
     pub(crate) result: Result<usize, Error>,
     pub(crate) stats: LoadStats,
@@ -57,6 +60,27 @@ impl BatchMeta {
     pub(crate) fn records(&self) -> &Origin {
         let Some(records) = &self.records else { unreachable!("a loader's batch is made of records") };
         records
+    }
+
+    /// The bytes of a field in the slot. `None` if there is no such field.
+    pub(crate) fn range(&self, field: usize) -> Option<Range<usize>> {
+        let Origin { plan, layout, .. } = self.records();
+        let Range { start, end } = layout.range(field, usize::try_from(plan.len()).ok()?)?;
+        let own = self.offsets.get(field).and_then(|offsets| offsets.last());
+        Some(start..own.map_or(end, |own| start + own))
+    }
+
+    /// The bytes of one of its records, counted from the first of the field. `None` if there is no such record.
+    pub(crate) fn place(&self, field: usize, record: usize) -> Option<Range<usize>> {
+        let Origin { plan, layout, .. } = self.records();
+        match self.offsets.get(field).filter(|offsets| !offsets.is_empty()) {
+            Some(offsets) => Some(*offsets.get(record)?..*offsets.get(record.checked_add(1)?)?),
+            None => {
+                let len = layout.fields.get(field)?.len();
+                let start = record.checked_mul(len)?;
+                ((record as u64) < plan.len()).then_some(start..start + len)
+            }
+        }
     }
 }
 

@@ -18,13 +18,26 @@ pub struct RecordType {
     bytes: usize,
     dtype: Option<DType>,
     shape: Vec<usize>,
+    ragged: bool,
 }
 
 impl RecordType {
     /// Makes the type of records of `bytes` bytes that may be taken as anything.
     #[must_use]
     pub fn bytes(bytes: usize) -> Self {
-        Self { bytes, dtype: None, shape: vec![bytes] }
+        Self { bytes, dtype: None, shape: vec![bytes], ragged: false }
+    }
+
+    /// Makes the same type of records that differ in length: those of `self` are the longest.
+    #[must_use]
+    pub fn ragged(self) -> Self {
+        Self { ragged: true, ..self }
+    }
+
+    /// Whether records differ in length.
+    #[must_use]
+    pub const fn is_ragged(&self) -> bool {
+        self.ragged
     }
 
     /// Makes the type of records of `dtype` elements in this shape, in C order; an empty shape is one element.
@@ -35,12 +48,12 @@ impl RecordType {
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self, BoxError> {
         let shape = shape.into();
         match shape.iter().try_fold(dtype.size(), |bytes, &axis| bytes.checked_mul(axis)) {
-            Some(bytes) => Ok(Self { bytes, dtype: Some(dtype), shape }),
+            Some(bytes) => Ok(Self { bytes, dtype: Some(dtype), shape, ragged: false }),
             None => Err(format!("wanted a record that fits the memory, found {dtype} {shape:?}").into()),
         }
     }
 
-    /// Bytes in a record.
+    /// Bytes in a record; in the longest, if they differ in length.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "the loader refuses records of 0 bytes")]
     pub const fn len(&self) -> usize {
@@ -61,20 +74,25 @@ impl RecordType {
 
     /// The same shape with elements of another type. Fails unless the elements are `wanted`, or have no type.
     fn convert(&self, wanted: DType, to: DType) -> Result<Self, BoxError> {
-        match self.dtype {
+        let converted = match self.dtype {
             Some(found) if found != wanted => Err(format!("wanted records of {wanted}, found {self}").into()),
             Some(_) => Self::new(to, self.shape.clone()),
-            None if self.bytes % wanted.size() != 0 => {
+            // Of records that differ in length each is checked.
+            None if !self.ragged && self.bytes % wanted.size() != 0 => {
                 let (wanted, found) = (wanted.size(), self.bytes);
                 Err(kernels::TransformError::SourceLength { wanted, found }.into())
             }
             None => Self::new(to, [self.bytes / wanted.size()]),
-        }
+        };
+        converted.map(|record| Self { ragged: self.ragged, ..record })
     }
 }
 
 impl fmt::Display for RecordType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.ragged {
+            f.write_str("up to ")?;
+        }
         match self.dtype {
             Some(dtype) => write!(f, "{dtype} {:?}", self.shape),
             None => write!(f, "{} bytes", self.bytes),
@@ -85,7 +103,7 @@ impl fmt::Display for RecordType {
 /// Turns records into records of another size, while their bytes are still in the CPU's cache.
 ///
 /// [`Transform`] is one (numbers to normalised f32, planes), so is [`Convert`], and [`per_record`] makes one
-/// of a function. Transforms can follow each other: each call of
+/// of a function, [`map`] for records of any length. Transforms can follow each other: each call of
 /// [`LoaderBuilder::transform`](crate::loader::LoaderBuilder::transform) adds one.
 pub trait RecordTransform: Send {
     /// Returns what a record becomes: at least 1 byte. Called when the loader is built.
@@ -105,6 +123,21 @@ pub trait RecordTransform: Send {
     /// Whatever is wrong with the records: it reaches the caller as
     /// [`Error::Transform`](crate::Error::Transform), in order, and ends the epoch. So does a panic.
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError>;
+
+    /// Transforms one record to the front of `out`, and returns how many bytes it became. Called in place of
+    /// [`apply`](Self::apply) where records differ in length, before or after the transform. `out` has room for the longest
+    /// record, unless [`slot_bytes`](crate::loader::LoaderBuilder::slot_bytes) left less.
+    ///
+    /// Default: calls `apply`; the record becomes what [`output`](Self::output) returns for one of its length.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`apply`](Self::apply), and if `out` is too small.
+    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
+        let len = self.output(&RecordType::bytes(record.len()))?.len();
+        self.apply(record, front(out, len)?, context)?;
+        Ok(len)
+    }
 
     /// The same transform once more, for another thread of [`workers`](crate::loader::LoaderBuilder::workers).
     ///
@@ -142,6 +175,11 @@ impl<'a> Context<'a> {
         Self { batch }
     }
 
+    /// The only record.
+    fn one(&self) -> Result<RecordContext, BoxError> {
+        self.records().next().ok_or_else(|| "wanted the context of a record, found none".into())
+    }
+
     /// Returns the records, in the order of their bytes.
     pub fn records(&self) -> impl Iterator<Item = RecordContext> + use<'a> {
         let batch = self.batch;
@@ -166,7 +204,8 @@ impl RecordTransform for Transform {
         self.out_len(record.bytes)?;
         let same = record.convert(self.dtype(), DType::F32)?;
         let Some(pixels) = self.pixels() else { return Ok(same) };
-        RecordType::new(DType::F32, planes(&same.shape, pixels, self.channels()))
+        let planes = RecordType::new(DType::F32, planes(&same.shape, pixels, self.channels()))?;
+        Ok(RecordType { ragged: record.ragged, ..planes })
     }
 
     fn apply(&mut self, records: &[u8], out: &mut [u8], _: &Context<'_>) -> Result<(), BoxError> {
@@ -251,9 +290,19 @@ impl RecordTransform for Box<dyn RecordTransform> {
         (**self).apply(records, out, context)
     }
 
+    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
+        (**self).apply_one(record, out, context)
+    }
+
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         (**self).try_clone()
     }
+}
+
+/// The first bytes of the room for a record.
+fn front(out: &mut [u8], len: usize) -> Result<&mut [u8], BoxError> {
+    let found = out.len();
+    out.get_mut(..len).ok_or_else(|| format!("wanted room for a record of {len} bytes, found {found}").into())
 }
 
 /// Aligned, because slots are and records are whole numbers long.
@@ -292,6 +341,68 @@ where
     F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Clone + Send + 'static,
 {
     PerRecord { out_bytes, elements: None, apply }
+}
+
+/// Makes a transform of records of any length to records of any length, at most `max_bytes` bytes: it calls `apply` for each
+/// with its bytes, the room for what it becomes, and which record it is. `apply` writes to the front of the room and returns
+/// how many bytes it wrote.
+///
+/// With several [`workers`](crate::loader::LoaderBuilder::workers) each has a clone of `apply`.
+///
+/// ```
+/// use twinbuf::transform::map;
+///
+/// // Each record without its spaces.
+/// let words = map(1 << 10, |record, out, _| {
+///     let words = record.iter().filter(|&&byte| byte != b' ');
+///     Ok(words.zip(out).map(|(&byte, out)| *out = byte).count())
+/// });
+/// # fn f(data: twinbuf::mmap::RaggedRecords, plan: twinbuf::Plan, words: impl twinbuf::transform::RecordTransform + 'static) -> Result<(), twinbuf::BoxError> {
+/// let loader = twinbuf::Loader::builder(data, plan).transform(words).build()?;
+/// # Ok(())
+/// # }
+/// # let _ = words;
+/// ```
+pub fn map<F>(max_bytes: usize, apply: F) -> Map<F>
+where
+    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<usize, BoxError> + Clone + Send + 'static,
+{
+    Map { max_bytes, apply }
+}
+
+/// Made by [`map`].
+#[derive(Clone)]
+#[must_use = "a transform does nothing until a loader has it"]
+pub struct Map<F> {
+    max_bytes: usize,
+    apply: F,
+}
+
+impl<F> RecordTransform for Map<F>
+where
+    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<usize, BoxError> + Clone + Send + 'static,
+{
+    fn output(&self, _: &RecordType) -> Result<RecordType, BoxError> {
+        Ok(RecordType::bytes(self.max_bytes).ragged())
+    }
+
+    fn apply(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
+        self.apply_one(record, out, context).map(drop)
+    }
+
+    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
+        (self.apply)(record, out, context.one()?)
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl<F> fmt::Debug for Map<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Map").field("max_bytes", &self.max_bytes).finish_non_exhaustive()
+    }
 }
 
 /// Made by [`per_record`].
@@ -344,6 +455,11 @@ where
             .zip(out.chunks_exact_mut(self.out_bytes))
             .zip(context.records())
             .try_for_each(|((record, out), context)| (self.apply)(record, out, context))
+    }
+
+    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
+        (self.apply)(record, front(out, self.out_bytes)?, context.one()?)?;
+        Ok(self.out_bytes)
     }
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {

@@ -35,7 +35,7 @@ fn what_reads_need_beside_the_slots_counts_without_hints() {
     let (_dir, paths) = files(&[64]);
     let (data, plan) = (open(&paths), plan(64, 8));
     let Some(&mode) = modes(&data).get(1) else { return };
-    let reader = Reader::new(data.clone(), &plan, ReadOptions::new().mode(mode)).unwrap();
+    let reader = Reader::new(data.ranges(), &plan, ReadOptions::new().mode(mode)).unwrap();
     for (hints, overlap) in [(true, true), (false, true), (true, false)] {
         let all = 2 * 8 * RECORD as u64 + reader.memory();
         let builder = Loader::builder(data.clone(), plan).read_mode(mode).hints(hints).overlap(overlap);

@@ -122,7 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let (records, call) = open(options)?;
     let records = Arc::new(records);
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
-    let reader = |mode| Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode));
+    let reader = |mode| Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode));
     // The one that the loader does not choose for files of this size.
     let fits = reader(ReadMode::Auto).is_ok_and(|reader| reader.memory() == 0);
     let other = if fits { ReadMode::Direct } else { ReadMode::Pread };

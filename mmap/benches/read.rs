@@ -59,7 +59,7 @@ mod linux {
             let batch = (bytes / record).clamp(8, 4096);
             let records = Arc::new(Records::options().partial(true).open([path], record)?);
             let plan = Plan::builder(records.len()).batch(batch as u64).shuffle(Shuffle::Full).build()?;
-            let reader = Reader::new(records.clone(), &plan, ReadOptions::new())?;
+            let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
             let mut out = Buffer::new(batch * record).ok_or("no memory")?;
             let steps = plan.steps().min((64 << 20) / (batch * record) as u64);
             let batches: Vec<BatchIndices> = (0..steps).filter_map(|step| plan.batch(0, step)).collect();
@@ -109,7 +109,7 @@ mod linux {
                     let records = Arc::new(Records::open([path], record)?);
                     let plan = Plan::builder(records.len()).batch(batch).shuffle(*shuffle).build()?;
                     records.evict()?;
-                    let reader = Reader::new(records, &plan, ReadOptions::new().mode(*mode))?;
+                    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(*mode))?;
                     let begun = Instant::now();
                     let batches = move || (0..).map_while(move |step| plan.batch(round, step));
                     reader.begin(batches());

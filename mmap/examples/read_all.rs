@@ -90,7 +90,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 
     let slot = usize::try_from(batch)?.checked_mul(record).ok_or("a batch is too large")?;
     let mut slot = Buffer::new(slot).ok_or("no memory for a batch")?;
-    let reader = Reader::new(records, &plan, ReadOptions::new().mode(mode))?;
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))?;
     println!("{}", reader.choice());
     for epoch in 0..args.epochs {
         let (begun, before) = (Instant::now(), reader.stats());

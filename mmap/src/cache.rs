@@ -1,6 +1,6 @@
 //! Which pages are in the kernel's page cache, and how to drop them.
 
-use crate::records::Records;
+use crate::ranges::Ranges;
 use crate::system::Piece;
 use crate::{BatchIndices, Error, system};
 
@@ -24,7 +24,7 @@ impl Residency {
     }
 }
 
-impl Records {
+impl Ranges {
     /// Counts the pages of all shards that are in the page cache, by `mincore(2)`: those that hold records or
     /// lie between them. Linux only.
     ///
@@ -55,9 +55,9 @@ impl Records {
     /// Those of [`residency`](Self::residency), and [`Error::NoSuchRecord`].
     pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
         let mut residency = Residency::default();
-        for span in self.spans(batch) {
-            let span = span?;
-            residency.add(span.shard.piece(span.bytes))?;
+        for span in self.spans(batch.pieces()) {
+            let at = span?.at;
+            residency.add(self.shards()[at.shard].piece(at.bytes))?;
         }
         Ok(residency)
     }

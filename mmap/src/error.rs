@@ -99,15 +99,6 @@ pub enum Error {
         /// Records in the files.
         found: u64,
     },
-    /// The records of a view do not lie in one file.
-    AcrossFiles {
-        /// The file of the first of them.
-        path: PathBuf,
-        /// The number at which the view should end, exclusive.
-        wanted: u64,
-        /// The number at which the file's records end, exclusive.
-        found: u64,
-    },
     /// The buffer is smaller than the batch.
     BufferTooSmall {
         /// Bytes in the batch; `u64::MAX` if it has more than that.
@@ -225,11 +216,6 @@ impl fmt::Display for Error {
                 f,
                 "no such record: wanted number {wanted}, found {found} records: make the plan with \
                  `Records::len`",
-            ),
-            Self::AcrossFiles { path, wanted, found } => write!(
-                f,
-                "{path:?}: a view lies in one file: wanted records up to {wanted}, found them up to {found}: \
-                 take one view of each file",
             ),
             Self::BufferTooSmall { wanted, found } => {
                 write!(f, "the buffer is too small for the batch: wanted {wanted} bytes, found {found}")

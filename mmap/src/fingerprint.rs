@@ -1,20 +1,24 @@
 //! A number that identifies a data set, so that a saved position is used with the right one.
 
-use crate::{Error, Records, Shard};
+use crate::ranges::Places;
+use crate::{Error, Ranges, Shard};
 
 /// Shards of which bytes are read: the first, the last, and others evenly between them.
 const SHARDS: usize = 16;
 
+/// The most offsets of a shard that are looked at.
+const OFFSETS: usize = 1024;
+
 /// Bytes that are read at each end of such a shard.
 const SAMPLE: usize = 4096;
 
-impl Records {
+impl Ranges {
     /// Computes a number that stays with the data set, so that what was saved for one, such as a step to resume at, is
     /// not used with another.
     ///
     /// It is taken of the type, shape and stride of the records; of the number of files, and for each of the
     /// offset and number of its records; and of bytes: the first and last 4 KiB of the records of at most 16
-    /// files, evenly spread from the first to the last. So it costs at most 32 reads and 128 KiB, however large
+    /// files, evenly spread from the first to the last; of records of varying length, also of at most 1024 offsets a file. So it costs at most 32 reads and 128 KiB, however large
     /// the data set. Paths and times do not enter: a copy elsewhere is the same data set, on any platform.
     ///
     /// Data sets that differ only in bytes that were not looked at share it: it finds a file that was mixed
@@ -43,13 +47,17 @@ impl Records {
         let mut hash = Fnv1a::new();
         // How long each part is follows from what came before it, so other numbers are other bytes.
         hash.bytes(format!("{:<8}", self.dtype()).as_bytes());
-        hash.number(self.shape().len() as u64);
-        self.shape().iter().for_each(|&axis| hash.number(axis as u64));
-        hash.number(self.stride());
+        hash.number(self.kind.shape.len() as u64);
+        self.kind.shape.iter().for_each(|&axis| hash.number(axis as u64));
+        hash.number(self.kind.stride);
         hash.number(self.shards().len() as u64);
         for shard in self.shards() {
             hash.number(shard.bytes.start);
             hash.number(shard.records().end - shard.records().start);
+            if let Places::Offsets(offsets) = &shard.at {
+                let every = offsets.len().div_ceil(OFFSETS);
+                offsets.iter().step_by(every).for_each(|&offset| hash.number(offset));
+            }
         }
         let last = self.shards().len() - 1;
         let looked_at = SHARDS.min(self.shards().len());

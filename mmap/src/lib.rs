@@ -4,12 +4,13 @@
 //!   one array of `.npz` or one tensor of `safetensors` (features of these names). A record is a row or a window over rows ([`Cut`]).
 //!   Opening checks every header against the file's real size.
 //! - [`RaggedRecords`] describes records of varying length: a data file with an index of offsets, or Megatron-LM's.
+//!   [`Ranges`] is what both are to a reader: which bytes of which files.
 //! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
 //!   any [`BatchIndices`] in O(1), the same on every machine. To resume, ask for another step.
 //! - [`Reader`] reads the batches of one loop into your buffer and asks the system for those that come next. What fits in
 //!   memory comes through the page cache, the rest past it ([`ReadMode`]). A truncated file is a typed [`Error`] with path
-//!   and offset, never a SIGBUS. [`Records::read`] reads one batch without reading ahead.
-//! - [`Records::residency`] counts the pages in the cache and [`Records::evict`] drops them, to measure cold reads.
+//!   and offset, never a SIGBUS. [`Ranges::read`] reads one batch without reading ahead.
+//! - [`Ranges::residency`] counts the pages in the cache and [`Ranges::evict`] drops them, to measure cold reads.
 //!
 //! It does not:
 //!
@@ -25,7 +26,6 @@
 //! # Example
 //!
 //! ```
-//! use std::sync::Arc;
 //! use twinbuf_mmap::{Plan, ReadOptions, Reader, Records, Shuffle};
 //!
 //! // A file of 1000 records of 8 bytes, each holding its number.
@@ -33,14 +33,14 @@
 //! let path = folder.path().join("numbers.bin");
 //! std::fs::write(&path, (0..1000_u64).flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
 //!
-//! let records = Arc::new(Records::open([&path], 8)?);
+//! let records = Records::open([&path], 8)?;
 //! let plan = Plan::builder(records.len())
 //!     .batch(100)
 //!     .shuffle(Shuffle::Window { chunk_records: 50, window_chunks: 4 })
 //!     .seed(1)
 //!     .build()?;
 //!
-//! let reader = Reader::new(records, &plan, ReadOptions::new())?;
+//! let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
 //! let batches = move || (0..).map_while(move |step| plan.batch(0, step));
 //! reader.begin(batches());
 //! let mut slot = vec![0; 100 * 8];
@@ -70,10 +70,10 @@ mod format;
 mod limit;
 mod page;
 mod plan;
+mod ranges;
 mod reader;
 mod records;
 mod shard;
-mod spans;
 mod system;
 pub mod transform;
 
@@ -82,13 +82,14 @@ pub use cache::Residency;
 pub use dtype::DType;
 pub use error::{Error, FormatError};
 pub use files::files;
-pub use format::{ByteRange, Cut, RaggedRecords};
+pub use format::{Cut, RaggedRecords};
 pub use plan::{
     BatchIndices, LastBatch, PartialEpoch, Plan, PlanBuilder, PlanError, RankError, RemainingEpoch, Shuffle,
 };
+pub use ranges::{Location, Ranges};
 pub use reader::cached::HINT_CHUNK;
 pub use reader::mode::ReadMode;
 pub use reader::stats::{ReadChoice, ReadStats};
 pub use reader::{ReadOptions, Reader};
-pub use records::{Location, Options, Records};
+pub use records::{Options, Records};
 pub use shard::Shard;

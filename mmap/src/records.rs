@@ -1,10 +1,12 @@
 //! Records of one size in one or several files, read by position into the caller's buffer.
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::file::DataFile;
-use crate::shard::Shard;
-use crate::{DType, Error, limit};
+use crate::ranges::{Kind, Layout, Places, Ranges};
+use crate::{DType, Error};
 
 /// How to open [`Records`]; made by [`Records::options`].
 ///
@@ -73,43 +75,9 @@ impl Options {
             let stride = record_bytes as u64;
             let shape = vec![record_bytes];
             let kind = Kind { dtype: DType::U8, typed: false, shape, bytes: record_bytes, stride };
-            Ok(Layout { kind, offset: 0, records })
+            Ok(Layout { kind, at: Places::Strided(0), records })
         })
     }
-}
-
-/// What the records are: the same in all files of a data set.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
-    pub(crate) dtype: DType,
-    /// Whether the format or the caller named the type.
-    pub(crate) typed: bool,
-    /// The shape of one record.
-    pub(crate) shape: Vec<usize>,
-    /// Bytes in a record, at least 1: the product of the shape and the size of an element.
-    pub(crate) bytes: usize,
-    /// Bytes from the start of a record to the start of the next, at least 1. Meaningless, and perhaps larger
-    /// than the file, if there is no next one.
-    pub(crate) stride: u64,
-}
-
-/// Where the records of one file lie. All of them lie within the file.
-#[derive(Debug)]
-pub(crate) struct Layout {
-    pub(crate) kind: Kind,
-    /// The first byte of the first record.
-    pub(crate) offset: u64,
-    /// At least 1.
-    pub(crate) records: u64,
-}
-
-/// Where a record lies; found by [`Records::locate`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Location {
-    /// The index of its file in [`Records::shards`].
-    pub shard: usize,
-    /// Its first byte, counted from the start of that file.
-    pub offset: u64,
 }
 
 /// Records of one size in one or several files, numbered through from the first file on.
@@ -146,14 +114,9 @@ pub struct Location {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-#[expect(clippy::len_without_is_empty, reason = "a data set holds at least one record")]
 pub struct Records {
-    /// At least one, in the order of their records.
-    shards: Vec<Shard>,
+    ranges: Arc<Ranges>,
     skipped: Vec<PathBuf>,
-    pub(crate) kind: Kind,
-    records: u64,
-    bytes: u64,
 }
 
 impl Records {
@@ -180,108 +143,22 @@ impl Records {
         paths: impl IntoIterator<Item = P>,
         layout: impl Fn(&DataFile) -> Result<Layout, Error>,
     ) -> Result<Self, Error> {
-        let mut shards: Vec<Shard> = Vec::new();
-        let mut common: Option<Kind> = None;
-        let (mut records, mut bytes, mut before) = (0, 0_u64, 0_u64);
-        #[cfg(unix)]
-        let mut room = true;
-        let paths: Vec<P> = paths.into_iter().collect();
-        let mut kept = limit::kept(paths.len());
-        let (mut skipped, mut too_short) = (Vec::new(), None);
-        for path in paths {
-            let path = path.as_ref();
-            let mut file = DataFile::open(path);
-            if file.as_ref().is_err_and(Error::is_too_many) && kept > 0 {
-                // The program has opened others. What there is less of than the files need, the program needs too.
-                kept = 0;
-                shards.iter_mut().for_each(|shard| shard.file.give_back());
-                file = DataFile::open(path);
-            }
-            let mut file = file?;
-            let Layout { kind, offset, records: count } = match layout(&file) {
-                Err(error @ Error::TooShort { .. }) if options.skip_short => {
-                    skipped.push(file.path);
-                    too_short.get_or_insert(error);
-                    continue;
-                }
-                layout => layout?,
-            };
-            let common = match (&mut common, shards.first()) {
-                (Some(common), Some(first)) if *common != kind => {
-                    return Err(Error::Mixed {
-                        path: file.path,
-                        first: first.file.path.clone(),
-                        wanted: (common.dtype, common.shape.clone()),
-                        found: (kind.dtype, kind.shape),
-                    });
-                }
-                (common, _) => common.get_or_insert(kind),
-            };
-            // There are no more records than bytes, so the sum of records cannot overflow before this one.
-            bytes = count
-                .checked_mul(common.bytes as u64)
-                .and_then(|more| bytes.checked_add(more))
-                .ok_or_else(|| Error::TooLarge { path: file.path.clone() })?;
-            let end = offset + covered(count, common);
-            #[cfg(unix)]
-            let map = if room {
-                crate::shard::map(&*file.file()?, end)
-            } else {
-                Err(std::io::ErrorKind::OutOfMemory.into())
-            };
-            // What there is less of than the files need, the program needs too: it could not even allocate.
-            #[cfg(unix)]
-            if room && map.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::OutOfMemory) {
-                room = false;
-                shards.iter_mut().for_each(|shard| shard.map = Err(std::io::ErrorKind::OutOfMemory.into()));
-            }
-            let hints_wait = crate::system::hints_wait(&*file.file()?);
-            if shards.len() >= kept {
-                file.give_back();
-            }
-            shards.push(Shard {
-                #[cfg(unix)]
-                map,
-                hints_wait,
-                file,
-                bytes: offset..end,
-                first: records,
-                records: count,
-                before,
-            });
-            before = before.saturating_add(end);
-            records += count;
-        }
-        match common {
-            Some(kind) => Ok(Self { shards, skipped, kind, records, bytes }),
-            // If all are too short, the first of them is as good as any.
-            None => Err(too_short.unwrap_or(Error::NoPaths)),
-        }
+        let mut skipped = Vec::new();
+        let ranges = Ranges::assemble(paths, options.skip_short.then_some(&mut skipped), layout)?;
+        Ok(Self { ranges, skipped })
     }
 
-    /// Records in all files, at least 1.
+    /// Returns the files and the places of the records in them, for a [`Reader`](crate::Reader).
     #[must_use]
-    pub const fn len(&self) -> u64 {
-        self.records
+    pub fn ranges(&self) -> Arc<Ranges> {
+        self.ranges.clone()
     }
 
     /// Bytes in a record, at least 1: the product of its [`shape`](Self::shape) and the size of its
     /// [`dtype`](Self::dtype).
     #[must_use]
-    pub const fn record_bytes(&self) -> usize {
+    pub fn record_bytes(&self) -> usize {
         self.kind.bytes
-    }
-
-    /// Returns the element type of a record: [`DType::U8`] if the files were opened without a type.
-    #[must_use]
-    pub const fn dtype(&self) -> DType {
-        self.kind.dtype
-    }
-
-    /// Whether the files were opened with an element type. If not, the records are bytes that may be taken as anything.
-    #[must_use]
-    pub const fn is_typed(&self) -> bool {
-        self.kind.typed
     }
 
     /// Elements of one record along each axis, in C order; empty if a record is one element.
@@ -292,47 +169,19 @@ impl Records {
         &self.kind.shape
     }
 
-    /// Bytes from the start of a record to the start of the next.
-    pub(crate) const fn stride(&self) -> u64 {
-        self.kind.stride
-    }
-
-    /// Bytes in all records, [`len`](Self::len) times [`record_bytes`](Self::record_bytes): where windows
-    /// overlap, the bytes that they share are counted for each.
-    #[must_use]
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Returns the files, in the order in which they were given.
-    #[must_use]
-    pub fn shards(&self) -> &[Shard] {
-        &self.shards
-    }
-
     /// Returns the files that were left out because they do not hold one record: [`Options::skip_short`].
     #[must_use]
     pub fn skipped(&self) -> &[PathBuf] {
         &self.skipped
     }
-
-    /// Finds a record, in O(log shards), or `None` if there is no such one.
-    #[must_use]
-    pub fn locate(&self, record: u64) -> Option<Location> {
-        if record >= self.records {
-            return None;
-        }
-        // The first shard begins at record 0, so at least one begins at or before `record`.
-        let shard = self.shards.partition_point(|shard| shard.first <= record) - 1;
-        let Shard { first, bytes, .. } = &self.shards[shard];
-        // Not past the end of the file. Where the stride is meaningless, `record` is `first`.
-        Some(Location { shard, offset: bytes.start + (record - first) * self.kind.stride })
-    }
 }
 
-/// Bytes from the start of the first to the end of the last of `records` records of one file, at least one.
-pub(crate) fn covered(records: u64, kind: &Kind) -> u64 {
-    (records - 1) * kind.stride + kind.bytes as u64
+impl Deref for Records {
+    type Target = Ranges;
+
+    fn deref(&self) -> &Ranges {
+        &self.ranges
+    }
 }
 
 /// Whole records in a file of `len` bytes.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::file::DataFile;
+use crate::ranges::Places;
 use crate::system::Piece;
 
 /// One file of a data set.
@@ -16,6 +17,7 @@ pub struct Shard {
     pub(crate) map: std::io::Result<memmap2::MmapRaw>,
     /// Hints for it could wait for its file system, and are left out.
     pub(crate) hints_wait: bool,
+    pub(crate) at: Places,
     /// From the first byte of the first record to the last byte of the last.
     pub(crate) bytes: Range<u64>,
     pub(crate) first: u64,

@@ -56,7 +56,7 @@ fn evict(records: &Records) {
 
 /// Reads the first of these batches alone, and returns what was asked for until then.
 fn ask(records: &Arc<Records>, plan: &Plan, batches: &[BatchIndices]) -> ReadStats {
-    let reader = Reader::new(records.clone(), plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), plan, ReadOptions::new()).unwrap();
     reader.begin(batches.to_vec());
     let mut out = vec![0; usize::try_from(batches[0].len()).unwrap() * records.record_bytes()];
     reader.read(&batches[0], &mut out).unwrap();
@@ -127,7 +127,7 @@ fn a_batch_of_another_data_set_is_counted_as_failed() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 10);
     let plan = Plan::builder(200).batch(1).shuffle(Shuffle::Full).build().unwrap();
-    let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
     let [known, unknown] =
         [9, 150].map(|record| Plan::builder(200).build().unwrap().batch(0, record).unwrap());
     reader.begin([known.clone(), unknown.clone()]);
@@ -171,7 +171,7 @@ fn small_records_bring_what_is_around_them_once_an_epoch() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 256);
     let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Full).build().unwrap();
-    let reader = Reader::new(records, &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
     let mut out = vec![0; 16 * RECORD];
     for epochs in 1..4 {
         // In one sequence, and in one of its own.
@@ -195,7 +195,7 @@ fn a_windowed_epoch_is_asked_for_in_chunks() {
     let mut out = vec![0; 8 * RECORD];
     // From the middle on, as after resuming, and as a whole.
     for first in [20, 0] {
-        let reader = Reader::new(records.clone(), &plan, ReadOptions::new().prefetch(0)).unwrap();
+        let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().prefetch(0)).unwrap();
         reader.begin((first..).map_while(move |step| plan.batch(1, step)));
         for step in first..plan.steps() {
             reader.read(&plan.batch(1, step).unwrap(), &mut out).unwrap();

@@ -73,7 +73,7 @@ fn read(path: &Path, thread: u64, done: &AtomicBool) -> [u64; 2] {
         let records = Arc::new(records);
         let shuffle = if epoch % 4 == 3 { Shuffle::Chunks { records: 9 } } else { Shuffle::Full };
         let plan = Plan::builder(RECORDS).batch(60).shuffle(shuffle).seed(thread).build().unwrap();
-        let reader = Reader::new(records, &plan, ReadOptions::new()).unwrap();
+        let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
         let batches = move || (0..).map_while(move |step| plan.batch(epoch, step));
         reader.begin(batches());
         for batch in batches() {

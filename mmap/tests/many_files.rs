@@ -93,7 +93,7 @@ fn every_record_once(paths: &[PathBuf]) {
     for mode in [ReadMode::Pread, ReadMode::Direct] {
         for shuffle in [Shuffle::None, Shuffle::Full] {
             let plan = Plan::builder(records.len()).batch(1000).shuffle(shuffle).build().unwrap();
-            let reader = match Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode)) {
+            let reader = match Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode)) {
                 Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {
                     eprintln!("not checked: open(O_DIRECT): {source}");
                     continue;

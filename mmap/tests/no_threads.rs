@@ -53,7 +53,7 @@ fn direct_reads_need_no_thread() {
     fs::write(&path, &bytes).unwrap();
     let records = Arc::new(Records::open([&path], RECORD).unwrap());
     let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
-    let reader = || Reader::new(records.clone(), &plan, ReadOptions::new().mode(ReadMode::Direct));
+    let reader = || Reader::new(records.ranges(), &plan, ReadOptions::new().mode(ReadMode::Direct));
     if let Err(error) = reader() {
         return eprintln!("not checked: {error}");
     }

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use twinbuf_mmap::{DType, Error, FormatError, LastBatch, PartialEpoch, Plan, RaggedRecords, Shuffle};
+use twinbuf_mmap::{DType, Error, FormatError, LastBatch, PartialEpoch, Plan, RaggedRecords, Shard, Shuffle};
 
 /// A `.npy` of one axis.
 fn npy(descr: &str, numbers: impl ExactSizeIterator<Item = u64>) -> Vec<u8> {
@@ -65,18 +65,18 @@ fn all_equal(records: &RaggedRecords, wanted: &[(usize, Vec<u8>)]) {
     assert_eq!(records.bytes(), wanted.iter().map(|(_, record)| record.len() as u64).sum::<u64>());
     let mut out = vec![0xAA; records.max_len() + 1];
     for (at, (file, record)) in wanted.iter().enumerate() {
-        let range = records.range(at as u64).unwrap();
-        assert_eq!((range.file, range.bytes.end - range.bytes.start), (*file, record.len() as u64));
-        let len = records.read(at as u64, &mut out).unwrap();
+        let found = records.locate(at as u64).unwrap();
+        assert_eq!((found.shard, found.len), (*file, record.len() as u64));
+        let len = records.read_record(at as u64, &mut out).unwrap();
         assert_eq!(&out[..len], &record[..], "record {at}");
         if let Some(less) = record.len().checked_sub(1) {
-            let error = records.read(at as u64, &mut out[..less]).unwrap_err();
+            let error = records.read_record(at as u64, &mut out[..less]).unwrap_err();
             assert!(matches!(error, Error::BufferTooSmall { wanted, .. } if wanted == record.len() as u64));
         }
     }
     let end = wanted.len() as u64;
-    assert_eq!(records.range(end), None);
-    assert!(matches!(records.read(end, &mut out), Err(Error::NoSuchRecord { .. })));
+    assert_eq!(records.locate(end), None);
+    assert!(matches!(records.read_record(end, &mut out), Err(Error::NoSuchRecord { .. })));
 }
 
 /// What `fixtures/make.py` wrote with numpy, and the slices that numpy took.
@@ -101,7 +101,7 @@ fn the_slices_of_numpy() {
         assert_eq!(records.len(), slices.len() as u64, "{file}");
         let mut out = vec![0; records.max_len()];
         for (at, (dtype, bytes)) in slices.into_iter().enumerate() {
-            let len = records.read(at as u64, &mut out).unwrap();
+            let len = records.read_record(at as u64, &mut out).unwrap();
             let found: String = out[..len].iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(
                 (records.dtype().to_string().as_str(), found.as_str()),
@@ -148,7 +148,7 @@ proptest! {
         }
         let records = RaggedRecords::open_indexed(paths.iter().map(|(data, index)| (data, index))).unwrap();
         prop_assert_eq!(records.dtype(), DType::U8);
-        prop_assert!(records.paths().eq(paths.iter().map(|(data, _)| data.as_path())));
+        prop_assert!(records.shards().iter().map(Shard::path).eq(paths.iter().map(|(data, _)| data.as_path())));
         all_equal(&records, &slices(&files));
     }
 
@@ -208,7 +208,7 @@ proptest! {
         let mut out = vec![0; records.max_len()];
         let mut read = |batch: &twinbuf_mmap::BatchIndices| {
             for record in batch.runs().flatten() {
-                let len = records.read(record, &mut out).unwrap();
+                let len = records.read_record(record, &mut out).unwrap();
                 assert_eq!(&out[..len], &wanted[record as usize].1[..]);
                 seen[record as usize] += 1;
             }
@@ -326,7 +326,7 @@ fn a_file_that_is_cut_off_while_it_is_open() {
     let records = RaggedRecords::open_indexed([(&data, &index)]).unwrap();
     std::fs::OpenOptions::new().write(true).open(&data).unwrap().set_len(70).unwrap();
     let mut out = [0; 60];
-    assert_eq!(records.read(0, &mut out).unwrap(), 40);
-    let error = records.read(1, &mut out).unwrap_err();
+    assert_eq!(records.read_record(0, &mut out).unwrap(), 40);
+    let error = records.read_record(1, &mut out).unwrap_err();
     assert!(matches!(error, Error::Truncated { offset: 70, wanted: 60, found: 30, .. }), "{error:?}");
 }

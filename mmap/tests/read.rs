@@ -83,7 +83,8 @@ fn records_are_located_in_their_shards() {
     let records = Records::open(&paths, RECORD).unwrap();
     let shards: Vec<_> = records.shards().iter().map(|shard| (shard.path(), shard.records())).collect();
     assert_eq!(shards, [(&*paths[0], 0..7), (&*paths[1], 7..307), (&*paths[2], 307..308)]);
-    let at = |shard, record: u64| Some(Location { shard, offset: record * RECORD as u64 });
+    let at =
+        |shard, record: u64| Some(Location { shard, offset: record * RECORD as u64, len: RECORD as u64 });
     let expected = [(0, at(0, 0)), (6, at(0, 6)), (7, at(1, 0)), (306, at(1, 299)), (307, at(2, 0))];
     for (record, location) in expected {
         assert_eq!(records.locate(record), location, "record {record}");

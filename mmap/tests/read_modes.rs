@@ -31,7 +31,7 @@ fn memfd(bytes: &[u8]) -> (File, PathBuf) {
 /// A reader of all records in one mode. `None`, said aloud, where the file system has no such reads.
 fn reader(mode: ReadMode, records: &Arc<Records>) -> Option<Reader> {
     let plan = Plan::builder(records.len()).build().unwrap();
-    match (mode, Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode))) {
+    match (mode, Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))) {
         (ReadMode::Direct, Err(Error::System { call: call @ "open(O_DIRECT)", source, .. })) => {
             eprintln!("not checked: {call}: {source}");
             None
@@ -41,13 +41,13 @@ fn reader(mode: ReadMode, records: &Arc<Records>) -> Option<Reader> {
 }
 
 fn epoch(reader: &Reader, order: Shuffle, batch: u64) -> Vec<u8> {
-    let records = reader.records();
+    let records = reader.ranges();
     let plan =
         Plan::builder(records.len()).batch(batch).shuffle(order).last_batch(LastBatch::Keep).build().unwrap();
     let mut all = Vec::new();
     for step in 0..plan.steps() {
         let batch = plan.batch(0, step).unwrap();
-        let len = usize::try_from(batch.len()).unwrap() * records.record_bytes();
+        let len = usize::try_from(batch.len()).unwrap() * records.max_len();
         // Poisoned and longer than needed: a byte not written, or written past the end, shows.
         let mut out = vec![0xEE; len + 5];
         assert_eq!(reader.read(&batch, &mut out).unwrap(), len);
@@ -142,7 +142,7 @@ fn direct_reads_of_what_is_not_on_a_disk_are_refused_by_name() {
     let (_file, path) = memfd(&bytes(100, 0));
     let records = Arc::new(Records::open([&path], 400).unwrap());
     let plan = Plan::builder(1).build().unwrap();
-    match Reader::new(records, &plan, ReadOptions::new().mode(ReadMode::Direct)) {
+    match Reader::new(records.ranges(), &plan, ReadOptions::new().mode(ReadMode::Direct)) {
         Ok(reader) => assert_eq!(epoch(&reader, Shuffle::None, 1), bytes(100, 0)),
         Err(Error::System { path: found, call, source }) => {
             assert_eq!((found, call), (path, "open(O_DIRECT)"));

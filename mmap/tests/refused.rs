@@ -101,7 +101,7 @@ fn system(result: &Result<impl std::fmt::Debug, Error>, path: &Path, call: &str,
 fn ask(data: &Data, records: &Arc<Records>) -> ReadStats {
     // A rank of many does not ask for what is around its records.
     let plan = Plan::builder(RECORDS).rank(0, 40).build().unwrap();
-    let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
     reader.begin([batch()]);
     let mut out = vec![0xEE; usize::try_from(BATCH).unwrap() * data.page];
     assert_eq!(reader.read(&batch(), &mut out).unwrap(), out.len());
@@ -145,7 +145,7 @@ fn gathering_is_refused(errno: c_int) {
     let data = Data::new();
     let records = data.open();
     let plan = Plan::builder(RECORDS).build().unwrap();
-    let reader = Reader::new(records, &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
     let runs = batch().runs().count() as u64;
     let mut slots = [0xEE; 2].map(|byte| vec![byte; usize::try_from(BATCH).unwrap() * data.page]);
     let mut calls = |slot: usize| {

@@ -11,7 +11,7 @@ const NUMBERS: usize = 300_000;
 fn epoch(records: &Arc<Records>, shuffle: Shuffle, mode: ReadMode) -> Result<Vec<u8>, Error> {
     let plan =
         Plan::builder(records.len()).batch(64).shuffle(shuffle).last_batch(LastBatch::Keep).build().unwrap();
-    let reader = Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode))?;
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))?;
     reader.begin((0..).map_while(move |step| plan.batch(0, step)));
     let mut all = Vec::new();
     for step in 0..plan.steps() {

@@ -65,7 +65,6 @@ fn place(error: &mmap::Error) -> (Option<PathBuf>, Option<u64>) {
         | E::TooShort { path, .. }
         | E::TooLarge { path }
         | E::Mixed { path, .. }
-        | E::AcrossFiles { path, .. }
         | E::System { path, .. } => (Some(path.clone()), None),
         E::Ragged { path, offset, .. } | E::Truncated { path, offset, .. } | E::Read { path, offset, .. } => {
             (Some(path.clone()), Some(*offset))

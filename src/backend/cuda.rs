@@ -18,7 +18,7 @@ use super::{Backend, NoSlot, Received, Sides, Waiting};
 use crate::error::Error;
 use crate::loader::checkpoint::Checkpoint;
 use crate::observe::trace::Track;
-use crate::slot::{BatchMeta, Naming, Origin, Ticket};
+use crate::slot::{BatchMeta, Naming, Ticket};
 use crate::transform::RecordType;
 
 /// Batches end up in the memory of a CUDA device: [`DeviceBatch`]. See
@@ -60,8 +60,7 @@ impl DeviceBatch {
     /// `batch.on_range::<i64>(batch.field_range(1).ok_or("no labels")?, &stream)?`. `None` if there is no such field.
     #[must_use]
     pub fn field_range(&self, field: usize) -> Option<Range<usize>> {
-        let Origin { plan, layout, .. } = self.lease.meta().records();
-        layout.range(field, usize::try_from(plan.len()).ok()?)
+        self.lease.meta().range(field)
     }
 
     /// Returns the type and the shape of one record in a field, after the transforms. `None` if there is no such field.

@@ -16,7 +16,7 @@ use super::memory::Taken;
 use crate::backend::adaptive::Adaptive;
 use crate::backend::too_large;
 use crate::error::{At, Error};
-use crate::slot::{BatchMeta, Origin, Slot};
+use crate::slot::{BatchMeta, Slot};
 use crate::transform::RecordType;
 
 /// The bytes of one batch, in their slot: record after record, in the plan's order, as the transform left them.
@@ -127,6 +127,33 @@ impl Batch {
         })
     }
 
+    /// Returns the bytes of one record, counted from 0 in batch order, or `None` past the last. Of several fields: of the first
+    /// one.
+    ///
+    /// ```
+    /// # use twinbuf::{BoxError, Loader};
+    /// # fn f(mut loader: Loader) -> Result<(), BoxError> {
+    /// for batch in loader.epoch(0) {
+    ///     let batch = batch?; // of (images of any length, labels)
+    ///     for (i, label) in batch.field::<i64>(1)?.iter().enumerate() {
+    ///         let image = batch.record(i).ok_or("no such record")?;
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn record(&self, record: usize) -> Option<&[u8]> {
+        self.get(self.meta().place(0, record)?)
+    }
+
+    /// Returns where the records of a field begin in its bytes, and last where they end, if they differ in length: with
+    /// [`field`](Self::field), one flat array and its offsets. `None` if all have one size, or there is no such field.
+    #[must_use]
+    pub fn offsets(&self, field: usize) -> Option<&[usize]> {
+        self.meta().offsets.get(field).map(Vec::as_slice).filter(|offsets| !offsets.is_empty())
+    }
+
     /// Splits the batch into mini-batches of `records` records, in place, the last one with what is left: several steps on
     /// one chunk that was read at once.
     ///
@@ -170,10 +197,8 @@ impl Batch {
             let (wanted, found) = (format!("{of}"), type_name::<T>().to_string());
             return Err(Error::Field { at: self.at(), field, wanted, found });
         }
-        let Origin { plan, layout, .. } = self.meta().records();
         // A batch that fits its slot fits the memory; one whose error was taken out has no bytes.
-        let range = usize::try_from(plan.len()).ok().and_then(|records| layout.range(field, records));
-        Ok(range.filter(|range| range.end <= self.len()).unwrap_or_default())
+        Ok(self.meta().range(field).filter(|range| range.end <= self.len()).unwrap_or_default())
     }
 
     fn count_fields(&self, found: usize) -> Result<(), Error> {
@@ -276,10 +301,10 @@ impl<'b> MiniBatch<'b> {
     /// As [`Batch::field`].
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
         let all = self.batch.field_range::<T>(field)?;
-        let record = self.batch.field_type(field)?.len();
-        let at =
-            |records: u64| all.start + usize::try_from(records).unwrap_or(usize::MAX).saturating_mul(record);
-        let bytes = self.batch.get(at(self.records.start)..at(self.records.end)).unwrap_or_default();
+        let place = |record: u64| self.batch.meta().place(field, usize::try_from(record).ok()?);
+        let own = place(self.records.start).zip(place(self.records.end - 1));
+        let own = own.map(|(first, last)| all.start + first.start..all.start + last.end);
+        let bytes = own.and_then(|own| self.batch.get(own)).unwrap_or_default();
         bytemuck::try_cast_slice(bytes).map_err(|_| self.batch.not_whole::<T>(bytes.len()))
     }
 }

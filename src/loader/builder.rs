@@ -17,7 +17,7 @@ use super::layout;
 use super::memory::MemoryLimit;
 use super::reader::{FieldReader, Reader, Transforming};
 use super::schedule::Schedule;
-use super::sizes::{Depths, Sizes};
+use super::sizes::{Depths, Part, Sizes};
 #[cfg(feature = "cuda")]
 use crate::backend::Cuda;
 use crate::backend::{Backend, Host, MAX_HOST_DEPTH, too_large};
@@ -62,6 +62,7 @@ pub(crate) struct Options {
     /// By the number of the field, in the order in which they are applied.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
+    slot_bytes: Option<usize>,
     pub(super) memory_limit: Option<MemoryLimit>,
     held_timeout: Duration,
     pub(crate) trace: Option<Trace>,
@@ -102,7 +103,7 @@ impl Options {
         let depths = Depths { workers: if self.overlaps() { *workers } else { 1 }, host: *host, device };
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map_or(&[][..], Vec::as_slice)));
-        Sizes::new(plan, depths, each)
+        Sizes::new(plan, depths, self.slot_bytes, each)
     }
 }
 
@@ -120,6 +121,7 @@ impl LoaderBuilder {
             read_mode: ReadMode::Auto,
             transforms: BTreeMap::new(),
             slots: None,
+            slot_bytes: None,
             memory_limit: None,
             held_timeout: HELD_TIMEOUT,
             trace: None,
@@ -185,6 +187,16 @@ impl<B: Backend> LoaderBuilder<B> {
     /// ```
     pub fn slots(mut self, memory: Vec<Buffer>) -> Self {
         self.options.slots = Some(memory);
+        self
+    }
+
+    /// Sets the most bytes that the records of a batch take together, where they differ in length. Default: those of the longest
+    /// records of the data set; with transforms, as many of the longest that these make as a batch has records.
+    ///
+    /// Slots are that large. It is for each field, and no limit for records of one size. A batch that does not fit ends its
+    /// epoch with [`Error::Load`] or [`Error::Transform`].
+    pub fn slot_bytes(mut self, bytes: usize) -> Self {
+        self.options.slot_bytes = Some(bytes);
         self
     }
 
@@ -340,19 +352,19 @@ impl<B: Backend> LoaderBuilder<B> {
         let mut readers: Vec<Reader> = (0..workers).map(reader).collect();
         for (index, dataset) in datasets.into_iter().enumerate() {
             let (record_bytes, out_bytes) = (dataset.record_bytes(), field_bytes[index]);
-            let part = &sizes.parts[index];
+            let Part { records: part, stages, ragged } = &sizes.parts[index];
             let datasets = copies(dataset, workers, "the data set", Dataset::try_clone)?;
             for (reader, dataset) in readers.iter_mut().zip(datasets) {
-                let (part, transforms) = (part.records, Vec::with_capacity(part.scratch.len()));
-                let files = files[index].clone();
-                reader.fields.push(FieldReader { dataset, files, record_bytes, out_bytes, part, transforms });
+                let (part, transforms) = (*part, Vec::with_capacity(stages.len()));
+                let (files, ragged) = (files[index].clone(), *ragged);
+                let field = FieldReader { dataset, files, record_bytes, out_bytes, ragged, part, transforms };
+                reader.fields.push(field);
             }
-            for (transform, &bytes) in transforms.remove(&index).into_iter().flatten().zip(&part.scratch) {
+            for (transform, &stage) in transforms.remove(&index).into_iter().flatten().zip(stages) {
                 let transforms = copies(transform, workers, "the transform", RecordTransform::try_clone)?;
                 for (reader, transform) in readers.iter_mut().zip(transforms) {
-                    let scratch = Buffer::new(bytes).ok_or_else(|| too_large(&sizes))?;
-                    let record_bytes = bytes / usize::try_from(part.records).unwrap_or(usize::MAX).max(1);
-                    reader.fields[index].transforms.push(Transforming { transform, record_bytes, scratch });
+                    let scratch = Buffer::new(stage.scratch).ok_or_else(|| too_large(&sizes))?;
+                    reader.fields[index].transforms.push(Transforming { transform, stage, scratch });
                 }
             }
         }

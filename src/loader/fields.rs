@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use twinbuf_mmap::Records;
+use twinbuf_mmap::{RaggedRecords, Records};
 
 use crate::dataset::Dataset;
 use crate::error::Error;
 
 /// What a loader reads: one data set, or several whose records belong together by their number.
 ///
-/// Any [`Dataset`] is one, and so are [`Records`] and a `Box<dyn Dataset>`. A tuple of up to four, or a `Vec`, is a data
+/// Any [`Dataset`] is one, and so are [`Records`], [`RaggedRecords`] and a `Box<dyn Dataset>`. A tuple of up to four, or a `Vec`, is a data
 /// set with as many fields: images and labels, inputs and targets. All must have the same number of records, or the loader is not built. A checkpoint
 /// belongs to all of them; page hints and cache policy apply to all.
 ///
@@ -47,6 +47,12 @@ impl<D: Dataset + 'static> Fields for D {
 }
 
 impl Fields for Records {
+    fn into_fields(self) -> Vec<Box<dyn Dataset>> {
+        vec![Box::new(Arc::new(self))]
+    }
+}
+
+impl Fields for RaggedRecords {
     fn into_fields(self) -> Vec<Box<dyn Dataset>> {
         vec![Box::new(Arc::new(self))]
     }

@@ -13,6 +13,8 @@ use crate::transform::RecordType;
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) fields: Vec<RecordType>,
+    /// The room for the records of each field that differ in length; 0 where they do not.
+    rooms: Vec<usize>,
     /// What the slots take of a limit: each slot has this layout, so that the last of them gives it back.
     pub(super) taken: Option<Taken>,
     /// Whether the caller gave the memory.
@@ -23,17 +25,19 @@ pub(crate) struct Layout {
 const ALIGN: usize = 64;
 
 impl Layout {
-    pub(super) fn new(fields: Vec<RecordType>) -> Self {
-        Self { fields, taken: None, lent: false }
+    pub(super) fn new(fields: Vec<RecordType>, rooms: Vec<usize>) -> Self {
+        Self { fields, rooms, taken: None, lent: false }
     }
 
-    /// Where a field of a batch of so many records lies. `None` if it does not fit the memory.
+    /// The place of a field of a batch of so many records, whole also where they differ in length and take less. `None` if it
+    /// does not fit the memory.
     pub(crate) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
         let mut end = 0_usize;
         let mut range = None;
-        for record in self.fields.get(..=field)? {
+        for (record, &room) in self.fields.get(..=field)?.iter().zip(&self.rooms) {
             let start = end.checked_next_multiple_of(ALIGN)?;
-            end = records.checked_mul(record.len())?.checked_add(start)?;
+            let len = if record.is_ragged() { room } else { records.checked_mul(record.len())? };
+            end = start.checked_add(len)?;
             range = Some(start..end);
         }
         range

@@ -7,6 +7,7 @@ use std::time::Instant;
 use twinbuf_mmap::{BatchIndices, Buffer, Records};
 
 use super::schedule::Schedule;
+use super::sizes::Stage;
 use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
 use crate::error::{At, BoxError, Error};
@@ -29,10 +30,12 @@ pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
     /// Reads in its place, if it is files; all workers have the same.
     pub(crate) files: Option<Arc<twinbuf_mmap::Reader>>,
-    /// Of a record in the file.
+    /// Of a record in the file; of the longest, if they differ.
     pub(crate) record_bytes: usize,
-    /// Of a record in the slot.
+    /// Of a record in the slot; of the longest, if they differ.
     pub(crate) out_bytes: usize,
+    /// Whether records in the file differ in length.
+    pub(crate) ragged: bool,
     /// Records that are transformed at a time.
     pub(crate) part: u64,
     /// In the order in which they are applied.
@@ -41,7 +44,7 @@ pub(crate) struct FieldReader {
 
 impl Source<[u8]> for Reader {
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
-        let Load { ticket, records, naming, stats, who, progress } = load;
+        let Load { ticket, records, naming, stats, offsets, who, progress } = load;
         let at = || naming.at(ticket);
         // A call that was left long ago: the batch will be discarded.
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
@@ -50,9 +53,14 @@ impl Source<[u8]> for Reader {
         let (mut len, io_calls) = (0, Records::read_calls());
         for (index, field) in self.fields.iter_mut().enumerate() {
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
-            len = range.end;
             let asks = Asks { progress, field: index, at: &at };
-            field.load(plan, range, &mut slot, &asks, stats, who)?;
+            let ragged = layout.fields[index].is_ragged();
+            let mut own = Vec::new();
+            len = field.load(plan, range, &mut slot, ragged.then_some(&mut own), &asks, stats, who)?;
+            if ragged {
+                offsets.resize(index + 1, Vec::new());
+                offsets[index] = own;
+            }
         }
         stats.io_calls = Records::read_calls() - io_calls;
         Ok(len)
@@ -63,7 +71,12 @@ impl Source<[u8]> for Reader {
     }
 
     fn bytes(&self, records: &BatchIndices) -> usize {
-        self.fields.iter().fold(0, |sum, field| sum.saturating_add(bytes(records.len(), field.record_bytes)))
+        self.fields.iter().fold(0, |sum, field| {
+            let lengths = field.ragged.then(|| field.dataset.lengths(records)).flatten();
+            let own =
+                lengths.map_or_else(|| bytes(records.len(), field.record_bytes), |all| all.iter().sum());
+            sum.saturating_add(own)
+        })
     }
 }
 
@@ -102,39 +115,68 @@ impl Filling<'_> {
 
 impl FieldReader {
     /// Reads and transforms the records to the range `out` of the slot: with transforms, or if the slot goes on to a
-    /// device in chunks, part by part.
+    /// device in chunks, part by part. Returns where they end, and notes where each begins and ends if they differ in length.
+    #[expect(clippy::too_many_arguments, reason = "called once")]
     fn load(
         &mut self,
         plan: &BatchIndices,
         out: Range<usize>,
         slot: &mut Filling<'_>,
+        mut offsets: Option<&mut Vec<usize>>,
         asks: &Asks<'_>,
         stats: &mut LoadStats,
         who: &mut &'static str,
-    ) -> Result<(), Error> {
-        let Self { dataset, files, out_bytes, transforms, .. } = self;
+    ) -> Result<usize, Error> {
+        let Self { dataset, files, record_bytes, out_bytes, ragged, transforms, .. } = self;
         let chunk = slot.slot.chunk().map(|chunk| (chunk / (*out_bytes).max(1)).max(1) as u64);
         let step = if transforms.is_empty() { chunk.unwrap_or(plan.len()) } else { self.part };
+        if let Some(offsets) = &mut offsets {
+            offsets.push(0);
+        }
         let (mut done, mut start) = (0, out.start);
         while let Some(part) = plan.part(done..plan.len().min(done + step)) {
-            let end = start + bytes(part.len(), *out_bytes);
-            let front = slot.bytes(start..end);
-            if transforms.is_empty() {
-                asks.read(&mut **dataset, files.as_deref(), &part, front)?;
-            } else {
-                asks.read(&mut **dataset, files.as_deref(), &part, transforms[0].records(part.len()))?;
-                let start = Instant::now();
+            // Of one size unless they are counted.
+            let mut lengths = match ragged.then(|| dataset.lengths(&part)).flatten() {
+                Some(lengths) if lengths.len() == count(part.len()) => lengths,
+                Some(lengths) => {
+                    let (at, wanted, found) = ((asks.at)(), count(part.len()), lengths.len());
+                    return Err(Error::Length { at, wanted, found });
+                }
+                None if transforms.iter().any(|transform| transform.stage.ragged[1]) => {
+                    vec![*record_bytes; count(part.len())]
+                }
+                None => Vec::new(),
+            };
+            let len = |lengths: &[usize], each| match lengths {
+                [] => bytes(part.len(), each),
+                lengths => lengths.iter().sum(),
+            };
+            let wanted = len(&lengths, *record_bytes);
+            let end = if let Some(first) = transforms.first_mut() {
+                asks.read(&mut **dataset, files.as_deref(), &part, wanted, &mut first.scratch)?;
+                let began = Instant::now();
                 *who = "transform";
-                transform(transforms, &part, front)
+                let made = transform(transforms, &part, &mut lengths, slot.bytes(start..out.end))
                     .map_err(|source| Error::Transform { at: Some((asks.at)()), source })?;
                 *who = "data set";
-                stats.transform += start.elapsed();
+                stats.transform += began.elapsed();
+                start + made
+            } else {
+                asks.read(&mut **dataset, files.as_deref(), &part, wanted, slot.bytes(start..out.end))?;
+                start + wanted
+            };
+            if let Some(offsets) = &mut offsets {
+                let mut at = start - out.start;
+                offsets.extend(lengths.iter().map(|len| {
+                    at += len;
+                    at
+                }));
             }
             slot.filled(end);
             start = end;
             done += part.len();
         }
-        Ok(())
+        Ok(start)
     }
 }
 
@@ -156,12 +198,18 @@ impl Asks<'_> {
         dataset: &mut dyn Dataset,
         files: Option<&twinbuf_mmap::Reader>,
         plan: &BatchIndices,
-        out: &mut [u8],
+        wanted: usize,
+        room: &mut [u8],
     ) -> Result<(), Error> {
+        let found = room.len();
+        let Some(out) = room.get_mut(..wanted) else {
+            let (wanted, found) = (wanted as u64, found as u64);
+            let source = twinbuf_mmap::Error::BufferTooSmall { wanted, found }.into();
+            return Err(Error::Load { at: (self.at)(), source });
+        };
         if let (Some(progress), Some(run)) = (self.progress, plan.runs().next()) {
             progress.reads(self.field, run.start);
         }
-        let wanted = out.len();
         let read = match files {
             Some(files) => files.read(plan, out).map_err(Into::into),
             None => dataset.read(plan, out),
@@ -182,28 +230,47 @@ fn bytes(records: u64, record_bytes: usize) -> usize {
 /// A transform and what it is applied to.
 pub(crate) struct Transforming {
     pub(crate) transform: Box<dyn RecordTransform>,
-    /// Bytes of a record in front of it.
-    pub(crate) record_bytes: usize,
+    pub(crate) stage: Stage,
     /// Room for the records of a part, in front of it.
     pub(crate) scratch: Buffer,
 }
 
-impl Transforming {
-    /// The memory of the records in front of it.
-    fn records(&mut self, records: u64) -> &mut [u8] {
-        &mut self.scratch[..bytes(records, self.record_bytes)]
-    }
-}
-
-/// Applies the transforms in turn, the last one to `out`.
-fn transform(transforms: &mut [Transforming], part: &BatchIndices, out: &mut [u8]) -> Result<(), BoxError> {
-    let Some((first, others)) = transforms.split_first_mut() else { return Ok(()) };
-    let records = &first.scratch[..bytes(part.len(), first.record_bytes)];
-    match others.first_mut() {
-        None => first.transform.apply(records, out, &Context::new(part)),
-        Some(next) => {
-            first.transform.apply(records, next.records(part.len()), &Context::new(part))?;
-            transform(others, part, out)
+/// Applies the transforms in turn, the last one to the front of `out`, and returns how many bytes it made. `lengths` are those
+/// of the records, and then those of what they became; empty if they have one size all the way.
+fn transform(
+    transforms: &mut [Transforming],
+    part: &BatchIndices,
+    lengths: &mut [usize],
+    out: &mut [u8],
+) -> Result<usize, BoxError> {
+    let Some((first, others)) = transforms.split_first_mut() else { return Ok(0) };
+    let Transforming { transform: apply, stage, scratch } = first;
+    let to = match others.first_mut() {
+        Some(next) => &mut next.scratch[..],
+        None => &mut *out,
+    };
+    let [before, after] = stage.bytes;
+    let made = if stage.ragged == [false; 2] {
+        let (from, made) = (bytes(part.len(), before), bytes(part.len(), after));
+        apply.apply(&scratch[..from], &mut to[..made], &Context::new(part))?;
+        lengths.fill(after);
+        made
+    } else {
+        let (mut from, mut made) = (0, 0);
+        for (len, record) in lengths.iter_mut().zip(0..) {
+            let Some(one) = part.part(record..record + 1) else { break };
+            let room = made..to.len().min(made + after);
+            let most = room.len();
+            let found = apply.apply_one(&scratch[from..from + *len], &mut to[room], &Context::new(&one))?;
+            if found > most || (!stage.ragged[1] && found != after) {
+                let wanted = if found > most { most } else { after };
+                return Err(format!("wanted a record of {wanted} bytes, found {found}").into());
+            }
+            from += *len;
+            made += found;
+            *len = found;
         }
-    }
+        made
+    };
+    if others.is_empty() { Ok(made) } else { transform(others, part, lengths, out) }
 }

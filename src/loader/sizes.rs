@@ -32,8 +32,21 @@ pub(super) struct Sizes {
 pub(super) struct Part {
     /// Records that are transformed at a time.
     pub(super) records: u64,
-    /// Bytes of that many records in front of each transform.
-    pub(super) scratch: Vec<usize>,
+    /// One for each transform.
+    pub(super) stages: Vec<Stage>,
+    /// Whether the data set's records differ in length.
+    pub(super) ragged: bool,
+}
+
+/// What a transform is applied to.
+#[derive(Clone, Copy)]
+pub(crate) struct Stage {
+    /// Bytes of a record before it and after it; of the longest, if they differ.
+    pub(crate) bytes: [usize; 2],
+    /// Whether records differ in length there.
+    pub(crate) ragged: [bool; 2],
+    /// Bytes of all records that are transformed at a time, before it.
+    pub(crate) scratch: usize,
 }
 
 /// How many workers, and how many slots each has.
@@ -45,10 +58,12 @@ pub(super) struct Depths {
 }
 
 impl Sizes {
-    /// Of these data sets, each with its transforms, and where they lie in a slot.
+    /// Of these data sets, each with its transforms, and where they lie in a slot: with at most `most` bytes for records that
+    /// differ in length.
     pub(super) fn new<'f>(
         plan: &Plan,
         depths: Depths,
+        most: Option<usize>,
         fields: impl Iterator<Item = (&'f dyn Dataset, &'f [Box<dyn RecordTransform>])>,
     ) -> Result<(Self, Layout), Error> {
         // A plan with fewer records than a batch has none that is full, unless it repeats them.
@@ -56,29 +71,46 @@ impl Sizes {
             LastBatch::Wrap => plan.batch_records(),
             LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
         };
-        let (mut parts, mut layout) = (Vec::new(), Vec::new());
+        let (mut parts, mut layout, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
+        // Of the records that there are, the first.
+        let first = Plan::builder(1).build().ok().and_then(|plan| plan.batch(0, 0));
         for (dataset, transforms) in fields {
             let bytes = dataset.record_bytes();
             let mut record = match dataset.element() {
                 Some((dtype, shape)) => typed(dataset, RecordType::new(dtype, shape))?,
                 None => RecordType::bytes(bytes),
             };
+            let ragged = first.as_ref().is_some_and(|first| dataset.lengths(first).is_some());
+            if ragged {
+                record = record.ragged();
+            }
             let part = ((PART / bytes.max(1)).max(1) as u64).min(records);
             let part_records = usize::try_from(part).unwrap_or(usize::MAX);
-            let mut scratch = Vec::with_capacity(transforms.len());
+            let mut stages = Vec::with_capacity(transforms.len());
             for transform in transforms {
-                // No more than a batch, or one record.
-                scratch.push(part_records.saturating_mul(record.len()));
-                record = transform.output(&record).map_err(failed)?;
+                let after = transform.output(&record).map_err(failed)?;
+                let before = std::mem::replace(&mut record, after);
+                stages.push(Stage {
+                    bytes: [before.len(), record.len()],
+                    ragged: [before.is_ragged(), record.is_ragged()],
+                    // No more than a batch, or one record.
+                    scratch: part_records.saturating_mul(before.len()),
+                });
                 if record.len() == 0 {
                     let error = "wanted records of at least 1 byte, found 0 after the transform";
                     return Err(failed(error.into()));
                 }
             }
-            parts.push(Part { records: part, scratch });
+            let all = || usize::try_from(records).ok()?.checked_mul(record.len());
+            let room = match dataset.files().filter(|_| ragged && stages.is_empty()) {
+                Some(files) => usize::try_from(files.most_bytes(records)).ok(),
+                None => all(),
+            };
+            rooms.push(room.into_iter().chain(most).min().unwrap_or(usize::MAX));
+            parts.push(Part { records: part, stages, ragged });
             layout.push(record);
         }
-        let layout = Layout::new(layout);
+        let layout = Layout::new(layout, rooms);
         let out_bytes = layout.fields.iter().fold(0_usize, |sum, field| sum.saturating_add(field.len()));
         let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead: 0 };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
@@ -89,7 +121,8 @@ impl Sizes {
 
     /// Bytes before the transforms, of each worker.
     fn scratch(&self) -> usize {
-        self.parts.iter().flat_map(|part| &part.scratch).fold(0, |sum, &bytes| sum.saturating_add(bytes))
+        let stages = self.parts.iter().flat_map(|part| &part.stages);
+        stages.fold(0, |sum, stage| sum.saturating_add(stage.scratch))
     }
 
     /// Takes the sum from the limit.

@@ -34,6 +34,8 @@ pub(crate) struct Load<'a> {
     pub(crate) naming: &'a Naming,
     /// Filled in by the source, but for the time it took as a whole.
     pub(crate) stats: &'a mut LoadStats,
+    /// As in [`BatchMeta`].
+    pub(crate) offsets: &'a mut Vec<Vec<usize>>,
     /// Whose code runs, to be named if it panics.
     pub(crate) who: &'a mut &'static str,
     /// Where a loading thread tells what it reads.
@@ -58,7 +60,7 @@ impl<C: ?Sized> Worker<C> {
         progress: Option<&Progress>,
     ) -> (BatchMeta, Instant) {
         let Self { source, naming, recorder } = self;
-        let mut stats = LoadStats::default();
+        let (mut stats, mut offsets) = (LoadStats::default(), Vec::new());
         let mut who = if naming.rounds { "closure" } else { "data set" };
         let records = source.records(ticket);
         let plan = records.as_ref().map(|records| &records.plan);
@@ -73,7 +75,7 @@ impl<C: ?Sized> Worker<C> {
         // memory-safe.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
             let (records, stats, who) = (records.as_ref(), &mut stats, &mut who);
-            let load = Load { ticket, records, naming, stats, who, progress };
+            let load = Load { ticket, records, naming, stats, offsets: &mut offsets, who, progress };
             span.in_scope(|| source.load(load, slot))
         }));
         let result = loaded.unwrap_or_else(|panic| {
@@ -85,7 +87,7 @@ impl<C: ?Sized> Worker<C> {
         let end = Instant::now();
         stats.read = (end - start).saturating_sub(stats.transform);
         recorder.loaded(ticket, start, end, &stats);
-        (BatchMeta { ticket, records, result, stats }, end)
+        (BatchMeta { ticket, records, offsets, result, stats }, end)
     }
 
     /// A loading thread: takes the next batch whenever it has a slot and leave, until the gate is closed or the receiver

@@ -60,7 +60,7 @@ pub fn open(paths: &[PathBuf]) -> Arc<Records> {
 /// Both ways to read files, as far as there are both: said aloud where there is no way past the page cache.
 pub fn modes(data: &Arc<Records>) -> Vec<ReadMode> {
     let plan = Plan::builder(data.len()).build().unwrap();
-    match Reader::new(data.clone(), &plan, ReadOptions::new().mode(ReadMode::Direct)) {
+    match Reader::new(data.ranges(), &plan, ReadOptions::new().mode(ReadMode::Direct)) {
         Err(
             error @ (mmap::Error::System { call: "open(O_DIRECT)", .. } | mmap::Error::Unsupported { .. }),
         ) => {

@@ -190,7 +190,7 @@ pub fn cold_run(
     let mut loader = if way.residency {
         // As the loader reads it, but for what is not to be asked for.
         let options = ReadOptions::new().mode(way.mode).prefetch(if way.hints { 32 * data::MIB } else { 0 });
-        let reader = Reader::new(records.clone(), &plan, options)?;
+        let reader = Reader::new(records.ranges(), &plan, options)?;
         let (records, found) = (records.clone(), found.clone());
         way.build_over(Counted { records, reader, plan, found, first: true }, plan)?
     } else {

@@ -13,10 +13,10 @@ mod safetensors;
 
 use std::path::Path;
 
-pub use ragged::{ByteRange, RaggedRecords};
+pub use ragged::RaggedRecords;
 
 use crate::file::DataFile;
-use crate::records::{Kind, Layout};
+use crate::ranges::{Kind, Layout, Places};
 use crate::{DType, Error, FormatError, Options, Records};
 
 /// How an array is cut into records.
@@ -149,7 +149,7 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
     };
     Ok(Layout {
         kind: Kind { dtype: array.dtype, typed: true, shape, bytes, stride: stride_bytes },
-        offset: array.offset,
+        at: Places::Strided(array.offset),
         records: spare / stride + 1,
     })
 }

@@ -1,16 +1,20 @@
 //! Records of varying length: where each one begins and ends.
 
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::Arc;
 
 use super::{Array, megatron, npy, numbers};
 use crate::file::DataFile;
-use crate::{DType, Error, FormatError};
+use crate::ranges::{Kind, Layout, Places, Ranges};
+use crate::{DType, Error, FormatError, Location};
 
 /// Records of varying length in one or several files, numbered through from the first file on.
 ///
 /// It describes where the records are: it is immutable, remembers nothing about its readers, and any number of threads
-/// can share it. In memory it takes 8 bytes a record. The data files stay open.
+/// can share it. In memory it takes 8 bytes a record. The data files are opened as [`Options::open`](crate::Options::open)
+/// opens files. A [`Reader`](crate::Reader) reads them as it reads [`Records`](crate::Records), by its
+/// [`ranges`](Self::ranges).
 ///
 /// ```
 /// use twinbuf_mmap::RaggedRecords;
@@ -27,39 +31,21 @@ use crate::{DType, Error, FormatError};
 ///
 /// let words = RaggedRecords::open_indexed([(&data, &index)])?;
 /// assert_eq!((words.len(), words.max_len()), (3, 6));
-/// assert_eq!(words.range(1).map(|found| found.bytes), Some(3..9));
+/// assert_eq!(words.locate(1).map(|found| (found.offset, found.len)), Some((3, 6)));
 /// let mut word = vec![0; words.max_len()];
-/// assert_eq!(words.read(2, &mut word)?, 4);
+/// assert_eq!(words.read_record(2, &mut word)?, 4);
 /// assert_eq!(&word[..4], b"four");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-#[expect(clippy::len_without_is_empty, reason = "a data set holds at least one record")]
-pub struct RaggedRecords {
-    /// At least one.
-    files: Vec<RaggedFile>,
-    dtype: DType,
-    records: u64,
-    max_len: usize,
-    bytes: u64,
-}
+pub struct RaggedRecords(Arc<Ranges>);
 
-#[derive(Debug)]
-struct RaggedFile {
-    data: DataFile,
-    /// The number of its first record.
-    first: u64,
-    /// Where its records begin, and last where the last one ends. They never decrease and are within the file.
-    offsets: Vec<u64>,
-}
+impl Deref for RaggedRecords {
+    type Target = Ranges;
 
-/// Bytes of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ByteRange {
-    /// The index of the file in [`RaggedRecords::paths`].
-    pub file: usize,
-    /// Offsets from the start of the file. May be empty.
-    pub bytes: Range<u64>,
+    fn deref(&self) -> &Ranges {
+        &self.0
+    }
 }
 
 impl RaggedRecords {
@@ -80,11 +66,13 @@ impl RaggedRecords {
     pub fn open_indexed<P: AsRef<Path>, Q: AsRef<Path>>(
         pairs: impl IntoIterator<Item = (P, Q)>,
     ) -> Result<Self, Error> {
-        Self::assemble(pairs.into_iter().map(|(data, index)| {
-            let data = DataFile::open(data.as_ref())?;
-            let offsets = indexed(&DataFile::open(index.as_ref())?)?;
-            Ok((data, offsets, DType::U8))
-        }))
+        let (paths, indexes): (Vec<P>, Vec<Q>) = pairs.into_iter().unzip();
+        let mut indexes = indexes.iter();
+        Self::assemble(paths, |_| {
+            // There is one for each data file.
+            let index = indexes.next().ok_or(Error::NoPaths)?;
+            Ok((DType::U8, indexed(&DataFile::open(index.as_ref())?)?))
+        })
     }
 
     /// Opens token files that Megatron-LM wrote (`IndexedDataset`: `.bin`, with an index in the `.idx` of the same name).
@@ -102,103 +90,49 @@ impl RaggedRecords {
     /// negative length, a sequence that does not begin where the one before it ends; [`FormatError::DataLength`] where the
     /// index or the data file has another length than the index says; [`Error::Mixed`] for files with different types.
     pub fn open_megatron<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
-        Self::assemble(paths.into_iter().map(|path| {
-            let path = path.as_ref();
-            let data = DataFile::open(path)?;
-            let (dtype, offsets) = megatron::index(&DataFile::open(&path.with_extension("idx"))?)?;
-            Ok((data, offsets, dtype))
-        }))
+        Self::assemble(paths, |data| megatron::index(&DataFile::open(&data.path.with_extension("idx"))?))
     }
 
-    fn assemble(
-        found: impl Iterator<Item = Result<(DataFile, Vec<u64>, DType), Error>>,
+    /// Opens data files with the offsets that `index` finds for each.
+    fn assemble<P: AsRef<Path>>(
+        paths: impl IntoIterator<Item = P>,
+        mut index: impl FnMut(&DataFile) -> Result<(DType, Vec<u64>), Error>,
     ) -> Result<Self, Error> {
-        let (mut files, mut dtype) = (Vec::<RaggedFile>::new(), None);
-        let (mut records, mut bytes, mut longest) = (0_u64, 0_u64, 0);
-        for found in found {
-            let (data, offsets, of) = found?;
+        let ranges = Ranges::assemble(paths, None, |data| {
+            let (dtype, offsets) = index(data)?;
             let (start, end) = (offsets[0], offsets[offsets.len() - 1]);
             if end != data.len {
                 let (wanted, found) = (end.saturating_sub(start), data.len.saturating_sub(start));
-                return Err(FormatError::DataLength { path: data.path, offset: start, wanted, found }.into());
+                let path = data.path.clone();
+                return Err(FormatError::DataLength { path, offset: start, wanted, found }.into());
             }
-            if *dtype.get_or_insert(of) != of {
-                let first = files.first().map_or_else(PathBuf::new, |file| file.data.path.clone());
-                let wanted = (dtype.unwrap_or(of), Vec::new());
-                return Err(Error::Mixed { path: data.path, first, wanted, found: (of, Vec::new()) });
-            }
-            longest = offsets.windows(2).map(|pair| pair[1] - pair[0]).fold(longest, u64::max);
-            bytes = match bytes.checked_add(end - start) {
-                Some(sum) if usize::try_from(longest).is_ok() => sum,
-                _ => return Err(Error::TooLarge { path: data.path }),
-            };
-            let first = records;
-            records += offsets.len() as u64 - 1;
-            files.push(RaggedFile { data, first, offsets });
-        }
-        let dtype = dtype.ok_or(Error::NoPaths)?;
-        // Checked for every file.
-        let max_len = usize::try_from(longest).unwrap_or(usize::MAX);
-        Ok(Self { files, dtype, records, max_len, bytes })
+            let (typed, bytes) = (dtype != DType::U8, dtype.size());
+            let kind = Kind { dtype, typed, shape: Vec::new(), bytes, stride: bytes as u64 };
+            Ok(Layout { kind, records: offsets.len() as u64 - 1, at: Places::Offsets(offsets) })
+        })?;
+        Ok(Self(ranges))
     }
 
-    /// Returns the number of records, at least 1.
+    /// Returns the files and the places of the records in them, for a [`Reader`](crate::Reader).
     #[must_use]
-    pub const fn len(&self) -> u64 {
-        self.records
+    pub fn ranges(&self) -> Arc<Ranges> {
+        self.0.clone()
     }
 
-    /// Returns the type of the elements; [`DType::U8`] for [`open_indexed`](Self::open_indexed).
-    #[must_use]
-    pub const fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Returns the bytes in the longest record.
-    #[must_use]
-    pub const fn max_len(&self) -> usize {
-        self.max_len
-    }
-
-    /// Returns the bytes in all records.
-    #[must_use]
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Returns the data files, in the order of their records.
-    #[must_use]
-    pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
-        self.files.iter().map(|file| file.data.path.as_path())
-    }
-
-    /// Returns where a record is, or `None` past the last. Takes O(log files).
-    #[must_use]
-    pub fn range(&self, record: u64) -> Option<ByteRange> {
-        if record >= self.records {
-            return None;
-        }
-        let file = self.files.partition_point(|file| file.first <= record) - 1;
-        let RaggedFile { first, offsets, .. } = &self.files[file];
-        let at = usize::try_from(record - first).ok()?;
-        Some(ByteRange { file, bytes: offsets[at]..offsets[at + 1] })
-    }
-
-    /// Reads a record to the front of `out`, and returns its bytes. A buffer of [`max_len`](Self::max_len) holds any.
+    /// Reads a record to the front of `out`, and returns its bytes. A buffer of [`max_len`](Ranges::max_len) holds any.
     ///
     /// # Errors
     ///
     /// [`Error::NoSuchRecord`] and [`Error::BufferTooSmall`], before anything is read; [`Error::Truncated`] if the file
     /// has become shorter, [`Error::Read`] if the system fails.
-    pub fn read(&self, record: u64, out: &mut [u8]) -> Result<usize, Error> {
-        let Some(ByteRange { file, bytes }) = self.range(record) else {
-            return Err(Error::NoSuchRecord { wanted: record, found: self.records });
+    pub fn read_record(&self, record: u64, out: &mut [u8]) -> Result<usize, Error> {
+        let Some(Location { shard, offset, len: wanted }) = self.locate(record) else {
+            return Err(Error::NoSuchRecord { wanted: record, found: self.len() });
         };
-        let wanted = bytes.end - bytes.start;
         let found = out.len() as u64;
         let len = usize::try_from(wanted).unwrap_or(usize::MAX);
         let out = out.get_mut(..len).ok_or(Error::BufferTooSmall { wanted, found })?;
-        self.files[file].data.read_exact(out, bytes.start)?;
+        self.shards()[shard].file.read_exact(out, offset)?;
         Ok(len)
     }
 }

@@ -137,24 +137,26 @@ impl BatchIndices {
         self.windows(chunk, chunks).window(positions)
     }
 
-    /// The chunks that this batch is to ask for, if all batches before it have asked for theirs: those that come after its
-    /// window. `None` where [`window`](Self::window) is.
-    pub(crate) fn chunks_ahead(&self) -> Option<Vec<Range<u64>>> {
+    /// The chunks that this batch is to ask for: those of its window and the next ones, or those of them that the batches
+    /// before it have not asked for, if it `follows` them. `None` where [`window`](Self::window) is.
+    pub(crate) fn chunks(&self, follows: bool) -> Option<Vec<Range<u64>>> {
         let window = self.window()?;
-        let asked = |position| self.asked(&window, position);
+        let visited = self.visited(&window);
+        let most = window.resident_at(visited.end - 1).end;
+        let asked = |position| most.min(window.resident_at(position).end + window.most().div_ceil(LEAD));
         let Range { start, end } = window.positions();
-        let first = if start == self.visited(&window).start {
-            window.resident_at(start).end
-        } else {
-            asked(start - 1)
-        };
+        let first = if follows && start > visited.start { asked(start - 1) } else { window.resident().start };
         Some(self.ranges(&window, first..asked(end - 1)))
     }
 
-    /// The same with those after its window that belong to earlier batches.
-    pub(crate) fn chunks_up_to_ahead(&self) -> Option<Vec<Range<u64>>> {
-        let window = self.window()?;
-        Some(self.ranges(&window, window.resident().end..self.asked(&window, window.positions().end - 1)))
+    /// Whether it comes after another batch of the same epoch at this rank.
+    pub(crate) fn is_behind(&self, other: &Self) -> bool {
+        self.is_of_epoch_of(other) && self.start == other.end
+    }
+
+    /// Whether both are of one epoch.
+    pub(crate) fn is_of_epoch_of(&self, other: &Self) -> bool {
+        (self.seed, self.epoch) == (other.seed, other.epoch)
     }
 
     /// The chunks that no batch of the share needs after this one.
@@ -167,12 +169,6 @@ impl BatchIndices {
         Some(self.ranges(&window, window.resident_at(start).start..behind))
     }
 
-    /// All chunks from which this batch takes records. `None` where [`window`](Self::window) is.
-    pub(crate) fn own_chunks(&self) -> Option<Vec<Range<u64>>> {
-        let window = self.window()?;
-        Some(self.ranges(&window, window.resident()))
-    }
-
     /// The positions of the window's share that this rank visits.
     fn visited(&self, window: &Window) -> Range<u64> {
         let (back, ahead) = match &self.seams {
@@ -183,12 +179,6 @@ impl BatchIndices {
         let back = back.min(self.start - self.share.0);
         let ahead = ahead.min(self.share.1 - self.start);
         share.start.max(at.saturating_sub(back))..share.end.min(at.saturating_add(ahead))
-    }
-
-    /// How many chunks have been asked for once the batch is read that ends at a position.
-    fn asked(&self, window: &Window, position: u64) -> u64 {
-        let most = window.resident_at(self.visited(window).end - 1).end;
-        most.min(window.resident_at(position).end + window.most().div_ceil(LEAD))
     }
 
     /// Chunks as ranges of records.
@@ -205,15 +195,6 @@ impl BatchIndices {
             }
             _ => 0,
         }
-    }
-
-    /// Numbers for the part of the epoch in which this batch begins and for the one before, each as long as a window, if
-    /// whole chunks are worth reading for it.
-    pub(crate) fn window_ids(&self) -> Option<[usize; 2]> {
-        let window = self.window()?;
-        let part = (window.positions().start - window.share().start) / self.window_records();
-        let key = Key::new(self.seed, self.epoch).of(window.share().start);
-        Some([part, part.wrapping_sub(1)].map(|part| key.of(part).id()))
     }
 }
 

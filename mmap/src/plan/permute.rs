@@ -46,12 +46,6 @@ impl Key {
         Self(mix(mix(self.0.wrapping_add(GAMMA.wrapping_mul(index))).wrapping_add(GAMMA)))
     }
 
-    /// A number that distinguishes keys.
-    #[expect(clippy::cast_possible_truncation, reason = "its low bits do too")]
-    pub(super) const fn id(self) -> usize {
-        self.0 as usize
-    }
-
     /// A number below `n`, which is at least 1. It is the product's upper half: Lemire, "Fast Random Integer
     /// Generation in an Interval" (ACM TOMACS 29, 2019), without the correction of a bias below `n` in 2^64.
     pub(super) fn below(self, n: u64) -> u64 {

@@ -210,7 +210,8 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
                 Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
             let batches: Vec<_> = (0..plan.steps()).map(|step| plan.batch(5, step).unwrap()).collect();
             let flat = |ranges: Vec<Range<u64>>| ranges.into_iter().flatten().collect::<Vec<u64>>();
-            let ahead: Vec<u64> = batches.iter().flat_map(|b| flat(b.chunks_ahead().unwrap())).collect();
+            let asked = |(batch, step): (&BatchIndices, u64)| flat(batch.chunks(step > 0).unwrap());
+            let ahead: Vec<u64> = batches.iter().zip(0..).flat_map(asked).collect();
             let behind: Vec<u64> = batches.iter().flat_map(|b| flat(b.chunks_behind().unwrap())).collect();
             for asked in [&ahead, &behind] {
                 let mut once = asked.clone();
@@ -219,10 +220,9 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
                 assert_eq!(once.len(), asked.len(), "a chunk is asked for twice");
             }
             // All that is visited was asked for by an earlier batch, or is of the first window.
-            let mut there: std::collections::BTreeSet<u64> =
-                flat(batches[0].own_chunks().unwrap()).into_iter().collect();
-            for (step, batch) in batches.iter().enumerate() {
-                there.extend(flat(batch.chunks_ahead().unwrap()));
+            let mut there = std::collections::BTreeSet::<u64>::new();
+            for (batch, step) in batches.iter().zip(0..) {
+                there.extend(asked((batch, step)));
                 assert!(records(batch).all(|record| there.contains(&record)), "{plan:?}, step {step}");
                 for record in flat(batch.chunks_behind().unwrap()) {
                     assert!(there.remove(&record), "{plan:?}, step {step}");
@@ -235,7 +235,7 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
         .shuffle(Shuffle::Window { chunk_records: 5, window_chunks: 4 })
         .build()
         .unwrap();
-    assert_eq!(sole.batch(0, 0).unwrap().chunks_ahead(), None);
+    assert_eq!(sole.batch(0, 0).unwrap().chunks(false), None);
 }
 
 /// All that a rank's batches take is in their windows, which slide over its own records and no others: each rank reads

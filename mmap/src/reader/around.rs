@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::records::Records;
+use crate::ranges::Ranges;
 
 /// Bytes that are asked for together: what Linux itself reads around a page that is touched (`read_ahead_kb`, by default).
 pub(super) const STRETCH: u64 = 128 << 10;
@@ -18,8 +18,8 @@ const WORTH: u64 = 2;
 pub(super) struct Around(Vec<u64>);
 
 impl Around {
-    pub(super) fn new(records: &Records) -> Self {
-        let bytes = records.shards().last().map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
+    pub(super) fn new(ranges: &Ranges) -> Self {
+        let bytes = ranges.shards().last().map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
         let words = usize::try_from(bytes / STRETCH / 64).unwrap_or(0) + 1;
         Self(vec![0; words])
     }

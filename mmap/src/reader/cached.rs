@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::stats::ReadStats;
-use super::stream::{Stretch, Wanted};
+use super::stream::Wanted;
 use crate::Error;
 use crate::file::{Opened, read_at};
 use crate::page::{around, page_size};
+use crate::ranges::Stretch;
 use crate::shard::Shard;
 use crate::system::{self, Asked, Gathered, PIECES, Piece};
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::direct::Direct;
-use crate::records::Records;
+use crate::ranges::Ranges;
 use crate::{Error, Plan, ReadMode};
 
 /// Memory for reads ahead past the page cache and, as much, for what is needed now and was not asked for: what the disk has in
@@ -72,18 +72,18 @@ fn scale(number: u64, of: u64, whole: u64) -> u64 {
     u64::try_from(product).unwrap_or(u64::MAX)
 }
 
-/// Decides how `records` are read, and opens the files for it where some are read past the page cache.
+/// Decides how `ranges` are read, and opens the files for it where some are read past the page cache.
 pub(super) fn decide(
-    records: &Records,
+    ranges: &Ranges,
     plan: &Plan,
     mode: ReadMode,
     left: Option<u64>,
 ) -> Result<(Share, Vec<Direct>), Error> {
-    let extent = extent(records, plan);
+    let extent = extent(ranges, plan);
     let data = extent.end - extent.start;
     let window = match plan.shuffle() {
         crate::Shuffle::Window { chunk_records: chunk, window_chunks: chunks } => {
-            chunk.saturating_mul(chunks).saturating_mul(records.stride()).min(data)
+            chunk.saturating_mul(chunks).saturating_mul(ranges.stride()).min(data)
         }
         _ => 0,
     };
@@ -97,14 +97,14 @@ pub(super) fn decide(
     if share.cached == data && mode == ReadMode::Auto {
         return Ok((share, Vec::new()));
     }
-    let kept = || records.shards().iter().all(|shard| shard.file.is_kept() && !shard.hints_wait);
+    let kept = || ranges.shards().iter().all(|shard| shard.file.is_kept() && !shard.hints_wait);
     if mode == ReadMode::Auto && !kept() {
         return Ok((Share::all(data), Vec::new()));
     }
     // The block is the same for all files of a file system.
     let mut blocks = Vec::new();
     let open = |shard: &crate::Shard| Direct::open(&shard.file, &mut blocks);
-    match records.shards().iter().map(open).collect() {
+    match ranges.shards().iter().map(open).collect() {
         Ok(files) => Ok((share, files)),
         // What keeps a file from being opened again is no error as long as it is read.
         Err(_) if mode == ReadMode::Auto => Ok((Share::all(data), Vec::new())),
@@ -113,13 +113,13 @@ pub(super) fn decide(
 }
 
 /// The bytes of the plan's records, counted from the front of all files.
-fn extent(records: &Records, plan: &Plan) -> Range<u64> {
+fn extent(ranges: &Ranges, plan: &Plan) -> Range<u64> {
     let place = |record: u64| {
-        let at = records.locate(record.min(records.len() - 1))?;
-        Some(records.shards()[at.shard].before.saturating_add(at.offset))
+        let at = ranges.locate(record.min(ranges.len() - 1))?;
+        let start = ranges.shards()[at.shard].before.saturating_add(at.offset);
+        Some(start..start.saturating_add(at.len))
     };
     let range = plan.range();
-    let start = place(range.start).unwrap_or(0);
-    let last = place(range.end.saturating_sub(1)).unwrap_or(start);
-    start..last.saturating_add(records.record_bytes() as u64)
+    let first = place(range.start).unwrap_or_default();
+    first.start..place(range.end.saturating_sub(1)).unwrap_or(first).end
 }

@@ -26,11 +26,10 @@ use self::around::Around;
 use self::memory::Share;
 use self::source::Source;
 use self::stats::{ReadChoice, ReadStats};
-use self::stream::{Stream, Stretch, Wanted};
+use self::stream::{Stream, Wanted};
 use crate::file::READ_CALLS;
-use crate::records::Records;
-use crate::spans::Span;
-use crate::{BatchIndices, Error, Plan, ReadMode, system};
+use crate::ranges::{Ranges, Span, Stretch};
+use crate::{BatchIndices, Error, Plan, ReadMode, Records, system};
 
 /// How a [`Reader`] reads; the default is right for most.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,21 +68,20 @@ impl ReadOptions {
 /// Reads the batches of a plan, and asks the system for those that come next.
 ///
 /// Make one for each loop that reads; its threads share it. Everything that depends on the order of reading is in here: the
-/// prefetch window, the memory of reads past the page cache, and the counters. [`Records`] has none of it, so any number of
+/// prefetch window, the memory of reads past the page cache, and the counters. [`Ranges`] has none of it, so any number of
 /// readers use the same files without knowledge of each other.
 ///
 /// # Examples
 ///
 /// ```
-/// use std::sync::Arc;
 /// use twinbuf_mmap::{Plan, ReadOptions, Reader, Records, Shuffle};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("data");
 /// # std::fs::write(&path, vec![7; 1000 * 8])?;
-/// let records = Arc::new(Records::open([path], 8)?);
+/// let records = Records::open([path], 8)?;
 /// let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Full).build()?;
-/// let reader = Reader::new(records, &plan, ReadOptions::new())?;
+/// let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
 /// let batches = move |epoch| (0..).map_while(move |step| plan.batch(epoch, step));
 ///
 /// reader.begin(batches(0));
@@ -96,7 +94,7 @@ impl ReadOptions {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Reader {
-    records: Arc<Records>,
+    ranges: Arc<Ranges>,
     source: Source,
     share: Share,
     left: Option<u64>,
@@ -110,6 +108,7 @@ pub struct Reader {
 }
 
 /// The batches to come, as far as they have been asked for. Positions are bytes of batches since [`Reader::begin`].
+#[derive(Default)]
 struct Window {
     /// `None`: nothing is asked for.
     batches: Option<Box<dyn Iterator<Item = BatchIndices> + Send>>,
@@ -120,12 +119,9 @@ struct Window {
     used: u64,
     /// Only the first batch has been asked for.
     fresh: bool,
-    /// The record after the last one that was asked for.
-    next: Option<u64>,
-    /// The epoch that is asked for.
-    epoch: Option<(u64, u64)>,
-    /// The window of the order whose chunks were asked for last.
-    chunks_of: usize,
+    /// What was asked for last, and whether that was whole chunks.
+    last: Option<BatchIndices>,
+    chunked: bool,
     around: Around,
     /// What the stream has no room for yet.
     pending: VecDeque<(Stretch, u64)>,
@@ -140,47 +136,35 @@ impl Reader {
     ///
     /// In [`ReadMode::Direct`]: [`Error::Unsupported`] where the system has no such reads, [`Error::System`] if the kernel
     /// refuses them, as it does on some file systems, and [`Error::Replaced`].
-    pub fn new(records: Arc<Records>, plan: &Plan, options: ReadOptions) -> Result<Self, Error> {
-        Self::with_memory(records, plan, options, crate::limit::memory_left())
+    pub fn new(ranges: Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Result<Self, Error> {
+        Self::with_memory(ranges, plan, options, crate::limit::memory_left())
     }
 
     /// The same with so much memory left.
     fn with_memory(
-        records: Arc<Records>,
+        ranges: Arc<Ranges>,
         plan: &Plan,
         options: ReadOptions,
         left: Option<u64>,
     ) -> Result<Self, Error> {
-        let (mut share, files) = memory::decide(&records, plan, options.mode, left)?;
+        let (mut share, files) = memory::decide(&ranges, plan, options.mode, left)?;
         let straight = options.mode == ReadMode::Direct;
         let stream = (!files.is_empty()).then(|| Stream::new(files, [share.ahead, share.now]));
         if stream.is_none() {
             share = Share::all(share.data);
         }
-        let batch = plan.batch_records().saturating_mul(records.record_bytes() as u64);
+        let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         let counts = |shard: &crate::Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
-        let window = Window {
-            batches: None,
-            part: None,
-            told: 0,
-            used: 0,
-            fresh: false,
-            next: None,
-            epoch: None,
-            chunks_of: 0,
-            around: Around::new(&records),
-            pending: VecDeque::new(),
-            quiet: 0,
-        };
+        let window = Window { around: Around::new(&ranges), ..Window::default() };
         Ok(Self {
             source: Source { cached: share.until, stream, straight, ..Source::cached() },
             left: left.filter(|_| options.mode == ReadMode::Auto),
             prefetch: options.prefetch.unwrap_or(batch.max(PREFETCH)),
             world: plan.world(),
             // All of them lie on one file system most often.
-            counted: records.shards().first().is_some_and(counts),
+            counted: ranges.shards().first().is_some_and(counts),
             share,
-            records,
+            ranges,
             window: Mutex::new(window),
             stats: Mutex::default(),
         })
@@ -195,37 +179,31 @@ impl Reader {
         if let Some(stream) = &self.source.stream {
             stream.forget();
         }
-        let Window { around, quiet, .. } = &mut *window;
-        around.clear();
+        window.around.clear();
         *window = Window {
             batches: Some(Box::new(batches.into_iter())),
-            part: None,
-            told: 0,
-            used: 0,
             fresh: true,
-            next: None,
-            epoch: None,
-            chunks_of: 0,
-            around: std::mem::take(around),
-            pending: VecDeque::new(),
-            quiet: *quiet,
+            around: std::mem::take(&mut window.around),
+            quiet: window.quiet,
+            ..Window::default()
         };
     }
 
     /// Reads the records of `batch`, one after the other in batch order, to the front of `out`. Returns the number of
-    /// bytes: [`BatchIndices::len`] times [`Records::record_bytes`].
+    /// bytes.
     ///
     /// Before that it asks for batches to come, at most twice as many bytes as it reads, which does not wait for them.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::read`].
+    /// Those of [`Ranges::read`].
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
-        let bytes = batch.len().saturating_mul(self.records.record_bytes() as u64);
+        let wanted = self.ranges.size(batch);
+        let bytes = wanted.unwrap_or(u64::MAX);
         self.advance(bytes, true, &mut stats);
         let asked = stats.disk;
-        let read = read_batch(&self.records, &self.source, batch, out, &mut stats);
+        let read = read_batch(&self.ranges, &self.source, batch, wanted, out, &mut stats);
         let missed = self.counted && stats.disk > asked && self.source.stream.is_none();
         if missed {
             self.lock().missed();
@@ -256,10 +234,10 @@ impl Reader {
         ReadChoice { data: self.share.data, cached: self.share.cached, left: self.left }
     }
 
-    /// Returns the files that it reads.
+    /// Returns what it reads.
     #[must_use]
-    pub const fn records(&self) -> &Arc<Records> {
-        &self.records
+    pub const fn ranges(&self) -> &Arc<Ranges> {
+        &self.ranges
     }
 
     /// A panic leaves a window that is still one.
@@ -285,7 +263,7 @@ impl Reader {
         }
         if self.is_quiet(window) {
             // All of it is in memory.
-            while window.told < window.used && window.pull(window.used, self.record_bytes()).is_some() {}
+            while window.told < window.used && window.pull(window.used, &self.ranges).is_some() {}
             return;
         }
         let most = if before && fresh { 0 } else { self.prefetch };
@@ -298,14 +276,9 @@ impl Reader {
             if !window.pending.is_empty() || window.told >= until {
                 break;
             }
-            let first = window.told == 0;
-            let Some(batch) = window.pull(until, self.record_bytes()) else { break };
-            self.ask(window, &batch, first, stats);
+            let Some(batch) = window.pull(until, &self.ranges) else { break };
+            self.ask(window, batch, stats);
         }
-    }
-
-    fn record_bytes(&self) -> u64 {
-        self.records.record_bytes() as u64
     }
 
     /// Whether hints are superfluous: everything comes through the page cache, and the last ones found all of it there.
@@ -314,34 +287,35 @@ impl Reader {
     }
 
     /// Asks for the bytes of a batch or of a part of it. With windows: for the chunks that it brings in.
-    fn ask(&self, window: &mut Window, batch: &BatchIndices, first: bool, stats: &mut ReadStats) {
-        let epoch = Some((batch.seed(), batch.epoch()));
-        if window.epoch != epoch {
-            window.epoch = epoch;
+    fn ask(&self, window: &mut Window, batch: BatchIndices, stats: &mut ReadStats) {
+        let last = window.last.as_ref();
+        let follows = last.is_some_and(|last| batch.is_behind(last));
+        if !last.is_some_and(|last| batch.is_of_epoch_of(last)) {
             window.around.clear();
         }
-        let run = batch.runs().next();
-        let whole = run.as_ref().is_some_and(|run| run.end - run.start == batch.len());
-        let goes_on = window.next.is_some() && window.next == run.as_ref().map(|run| run.start);
         // Not by going through all runs, which would be done once more to read them.
-        let last = batch.len().checked_sub(1).and_then(|last| batch.part(last..last + 1));
-        window.next = last.and_then(|last| last.runs().next()).map(|run| run.end);
+        let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
+        let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
         // The kernel reads ahead of records in order by itself, in larger requests: 1465 MiB/s instead of 616 (`bench/disk`,
         // section `sequential`).
-        let in_order = whole && (goes_on || first);
+        let in_order =
+            batch.runs().next().is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
         let mut hints = Vec::new();
-        let failed = match window.chunks(batch, self.share.windows) {
+        let chunks = if self.share.windows { batch.chunks(follows && window.chunked) } else { None };
+        window.chunked = chunks.is_some();
+        let failed = match chunks {
             Some(chunks) => {
-                let life = batch.window_records().saturating_mul(self.record_bytes());
+                let life = batch.window_records().saturating_mul(self.ranges.mean_len());
                 let until = life.saturating_add(life / 4);
                 self.sort(window, chunks.into_iter(), until, false, &mut hints)
             }
             None => self.sort(window, batch.pieces(), 0, in_order, &mut hints),
         };
+        window.last = Some(batch);
         stats.failed += u64::from(failed);
         if !hints.is_empty() {
             let (disk, hinted) = (stats.disk, stats.hinted);
-            cached::hint(self.records.shards(), hints, stats);
+            cached::hint(self.ranges.shards(), hints, stats);
             window.quiet = if stats.disk > disk { 0 } else { window.quiet + stats.hinted - hinted };
         }
     }
@@ -355,29 +329,26 @@ impl Reader {
         in_order: bool,
         hints: &mut Vec<(usize, Range<u64>)>,
     ) -> bool {
-        let pays = Around::pays(self.records.stride(), self.world);
-        for span in self.records.spans_of(runs) {
-            let Ok(span) = span else { return true };
-            let until = self.source.cached_until(span.shard);
-            let Span { index, bytes, .. } = &span;
+        let pays = Around::pays(self.ranges.stride(), self.world);
+        for span in self.ranges.spans(runs) {
+            let Ok(Span { at: Stretch { shard: index, bytes, own_end }, .. }) = span else { return true };
+            let shard = &self.ranges.shards()[index];
+            let until = self.source.cached_until(shard);
             let front = bytes.start..bytes.end.min(until);
             if !front.is_empty() && !in_order {
                 if pays && front.end - front.start < around::STRETCH {
-                    let limit = span.shard.bytes.start..span.shard.bytes.end.min(until);
-                    hints.extend(
-                        window.around.missing(span.shard.before, &front, &limit).map(|bytes| (*index, bytes)),
-                    );
+                    let limit = shard.bytes.start..shard.bytes.end.min(until);
+                    let missing = window.around.missing(shard.before, &front, &limit);
+                    hints.extend(missing.map(|bytes| (index, bytes)));
                 } else {
-                    hints.push((*index, front));
+                    hints.push((index, front));
                 }
             }
             let back = bytes.start.max(until)..bytes.end;
             if let Some(stream) = self.source.stream.as_ref().filter(|_| !back.is_empty()) {
-                let own_end = self.own_end(&span);
-                let stretch = Stretch { shard: *index, bytes: back, own_end };
                 // Whole chunks are cut; a large stretch of a batch is left to be read straight to its place.
-                let wanted = Wanted { at: stretch, to: 0 };
-                if life > 0 || self.source.is_streamed(stream, self.records.shards(), &wanted) {
+                let wanted = Wanted { at: Stretch { shard: index, bytes: back, own_end }, to: 0 };
+                if life > 0 || self.source.is_streamed(stream, self.ranges.shards(), &wanted) {
                     let life = life.saturating_add(stream.room());
                     window.pending.push_back((wanted.at, window.told.saturating_add(life)));
                 }
@@ -385,41 +356,23 @@ impl Reader {
         }
         false
     }
-
-    fn own_end(&self, span: &Span<'_>) -> u64 {
-        own_end(&self.records, span)
-    }
 }
 
 impl Window {
     /// The next batch, or as much of it as ends at `until`, and at least one record.
-    fn pull(&mut self, until: u64, record_bytes: u64) -> Option<BatchIndices> {
+    fn pull(&mut self, until: u64, ranges: &Ranges) -> Option<BatchIndices> {
         let (batch, done) = match self.part.take() {
             Some(part) => part,
             None => (self.batches.as_mut()?.next()?, 0),
         };
-        let records = until.saturating_sub(self.told).div_ceil(record_bytes.max(1)).max(1);
+        let records = until.saturating_sub(self.told).div_ceil(ranges.mean_len()).max(1);
         let end = batch.len().min(done.saturating_add(records));
         let part = batch.part(done..end)?;
-        self.told = self.told.saturating_add(part.len().saturating_mul(record_bytes));
+        self.told = self.told.saturating_add(ranges.size(&part).unwrap_or(u64::MAX));
         if end < batch.len() {
             self.part = Some((batch, end));
         }
         Some(part)
-    }
-
-    /// The chunks that a batch of a windowed order brings in: those of its own window too, if that was not asked for. `None`
-    /// with another order, and where there is no room for whole windows.
-    fn chunks(&mut self, batch: &BatchIndices, room: bool) -> Option<Vec<Range<u64>>> {
-        let ahead = batch.chunks_ahead().filter(|_| room)?;
-        let Some([window, previous]) = batch.window_ids() else { return Some(ahead) };
-        let before = std::mem::replace(&mut self.chunks_of, window);
-        if before == window || before == previous {
-            return Some(ahead);
-        }
-        let mut all = batch.own_chunks().unwrap_or_default();
-        all.extend(batch.chunks_up_to_ahead().unwrap_or_default());
-        Some(all)
     }
 
     /// Something had to be waited for: what was asked for before may be gone.
@@ -433,18 +386,18 @@ impl Window {
 
 impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { records, prefetch, .. } = self;
+        let Self { ranges, prefetch, .. } = self;
         f.debug_struct("Reader")
-            .field("records", records)
+            .field("ranges", ranges)
             .field("choice", &self.choice())
             .field("prefetch", prefetch)
             .finish_non_exhaustive()
     }
 }
 
-impl Records {
+impl Ranges {
     /// Reads the records of `batch`, one after the other in batch order, to the front of `out`, through the page cache.
-    /// Returns the number of bytes: [`BatchIndices::len`] times [`record_bytes`](Self::record_bytes).
+    /// Returns the number of bytes.
     ///
     /// A [`Reader`] does the same and reads ahead. The bytes go straight into `out`. Each run of consecutive records in a file
     /// is one call, and each record where there are gaps between them; on Linux up to 1024 small records that are scattered are
@@ -457,9 +410,11 @@ impl Records {
     /// a larger data set. [`Error::Truncated`] if a file has become shorter, [`Error::Read`] if the system
     /// fails. After any of these three the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
-        read_batch(self, &Source::cached(), batch, out, &mut ReadStats::default())
+        read_batch(self, &Source::cached(), batch, self.size(batch), out, &mut ReadStats::default())
     }
+}
 
+impl Records {
     /// Returns how many system calls that read files this thread has made through this crate, and how many requests past the
     /// page cache it has begun. Compare two of them to count those of a read.
     #[must_use]
@@ -468,15 +423,15 @@ impl Records {
     }
 }
 
+/// Reads a batch of `wanted` bytes.
 fn read_batch(
-    records: &Records,
+    ranges: &Ranges,
     source: &Source,
     batch: &BatchIndices,
+    wanted: Option<u64>,
     out: &mut [u8],
     stats: &mut ReadStats,
 ) -> Result<usize, Error> {
-    let record = records.record_bytes();
-    let wanted = batch.len().checked_mul(record as u64);
     let out = match wanted.and_then(|wanted| usize::try_from(wanted).ok()) {
         Some(wanted) if wanted <= out.len() => &mut out[..wanted],
         _ => {
@@ -484,71 +439,8 @@ fn read_batch(
             return Err(Error::BufferTooSmall { wanted, found: out.len() as u64 });
         }
     };
-    // The records of the spans are those of the batch, all of which fit `out`; so each fits usize.
-    let fitting = |span: &Span<'_>| usize::try_from(span.records * record as u64).unwrap_or(usize::MAX);
-    let mut to = 0;
-    let wanted = records.spans(batch).map(|span| {
-        let span = span?;
-        let (start, len) = (to, fitting(&span));
-        to += len;
-        let own_end = own_end(records, &span);
-        let Span { index: shard, ref bytes, .. } = span;
-        let at = Stretch { shard, bytes: bytes.clone(), own_end };
-        // Overlapping records take less in the file. They are spread out of the end of their place.
-        Ok(Wanted { at, to: start + span.shared(len) })
-    });
-    source.fill(records.shards(), wanted, out, stats)?;
-    if records.stride() < record as u64 {
-        let mut rest = &mut *out;
-        for span in records.spans(batch) {
-            let span = span?;
-            let len = fitting(&span);
-            let (part, behind) = rest.split_at_mut_checked(len).unwrap_or_default();
-            rest = behind;
-            expand(part, record, span.shared(len));
-        }
-    }
+    let wanted = ranges.placed(batch.pieces()).map(|found| found.map(|(at, to)| Wanted { at, to }));
+    source.fill(ranges.shards(), wanted, out, stats)?;
+    ranges.spread(batch, out)?;
     Ok(out.len())
-}
-
-/// Where the bytes of a span end that no other record has too.
-fn own_end(records: &Records, span: &Span<'_>) -> u64 {
-    let own = span.records.saturating_mul(records.stride());
-    span.bytes.start.saturating_add(own).min(span.bytes.end)
-}
-
-/// Spreads overlapping records, of `record` bytes each, out of the end of `out`, where they begin at byte
-/// `shared`, over all of `out`.
-fn expand(out: &mut [u8], record: usize, shared: usize) {
-    if shared == 0 {
-        return;
-    }
-    // With n records and the stride s, `shared` is n * record - ((n - 1) * s + record), that is
-    // (n - 1) * (record - s). Record i goes to i * record and lies at shared + i * s, which is
-    // (n - 1 - i) * (record - s) further behind: never before its place. And all that is written up to then
-    // ends at (i + 1) * record, which is the place of record i + 1 and so not behind where that one lies: no
-    // record is overwritten before it has been copied.
-    let overlap = shared / (out.len() / record - 1);
-    for (to, from) in (0..out.len()).step_by(record).zip((shared..).step_by(record - overlap)) {
-        out.copy_within(from..from + record, to);
-    }
-}
-
-#[cfg(test)]
-mod expanding {
-    use super::*;
-
-    #[test]
-    fn overlapping_records_are_spread_out() {
-        for (record, stride, records) in [(3, 2, 4), (5, 1, 7), (4, 3, 1), (4, 4, 3), (2, 1, 2), (1, 1, 5)] {
-            let source: Vec<u8> = (0_u8..).take((records - 1) * stride + record).collect();
-            let expected: Vec<u8> =
-                (0..records).flat_map(|i| &source[i * stride..i * stride + record]).copied().collect();
-            let mut out = vec![0xEE; records * record];
-            let shared = out.len() - source.len();
-            out[shared..].copy_from_slice(&source);
-            expand(&mut out, record, shared);
-            assert_eq!(out, expected, "{records} records of {record}, stride {stride}");
-        }
-    }
 }

@@ -3,9 +3,10 @@
 use super::cached::{self, Unreachable};
 use super::direct::BounceBuffer;
 use super::stats::ReadStats;
-use super::stream::{Copy, Stream, Stretch, Taken, Wanted};
+use super::stream::{Copy, Stream, Taken, Wanted};
 use crate::Error;
 use crate::page::prefetch;
+use crate::ranges::Stretch;
 use crate::shard::Shard;
 use crate::system::PIECES;
 

@@ -15,6 +15,7 @@ use super::queue::{Done, Queue, Read};
 use super::ring::{Ring, UNIT};
 use crate::Buffer;
 use crate::file::READ_CALLS;
+use crate::ranges::Stretch;
 use crate::shard::Shard;
 
 /// The most bytes of one request. Disks are at their full speed with a few of these.
@@ -22,16 +23,6 @@ const PIECE: u64 = 2 << 20;
 
 /// Bytes that are copied between two looks at what the disk has finished.
 const AT_ONCE: u64 = 256 << 10;
-
-/// Bytes of one file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
-    /// Which file.
-    pub(crate) shard: usize,
-    pub(crate) bytes: Range<u64>,
-    /// Where the bytes end that no later stretch takes too: windows may overlap.
-    pub(crate) own_end: u64,
-}
 
 /// A stretch of a file, and where its bytes go in the slot.
 #[derive(Clone, Debug)]
@@ -198,7 +189,7 @@ impl Stream {
         let state = &mut *state;
         for (tag, memory) in state.queue.forget_queued() {
             drop(memory);
-            if let Some(piece) = state.lanes.piece(Tag::of(tag)) {
+            if let Some(piece) = piece(&mut state.lanes, Tag::of(tag)) {
                 piece.content = Content::Failed(io::ErrorKind::Interrupted.into());
             }
         }
@@ -248,7 +239,7 @@ impl Stream {
                 range.end.min(stretch.own_end).saturating_sub(range.start.max(stretch.bytes.start))
             };
             if let Some(tag) = state.at(shard, at) {
-                let Some(piece) = state.lanes.piece(tag) else { return true };
+                let Some(piece) = piece(&mut state.lanes, tag) else { return true };
                 let end = piece.bytes.end.min(stretch.bytes.end);
                 if lane == AHEAD {
                     piece.left += wanted(&(at..end));
@@ -260,7 +251,8 @@ impl Stream {
             }
             // Whole blocks, from the piece before to the piece behind.
             let before = state.places.range((shard, 0)..(shard, at)).next_back().map(|(_, tag)| *tag);
-            let before = before.and_then(|tag| state.lanes.piece(tag)).map_or(0, |piece| piece.bytes.end);
+            let before =
+                before.and_then(|tag| piece(&mut state.lanes, tag)).map_or(0, |piece| piece.bytes.end);
             let start = before.max(at / block * block);
             let next = state.places.range((shard, at)..(shard, u64::MAX)).next();
             let end = stretch.bytes.end.next_multiple_of(block);
@@ -320,17 +312,11 @@ impl Tag {
     }
 }
 
-/// Finds pieces.
-trait Lanes {
-    fn piece(&mut self, tag: Tag) -> Option<&mut Piece>;
-}
-
-impl Lanes for [Lane; 2] {
-    fn piece(&mut self, Tag(lane, number): Tag) -> Option<&mut Piece> {
-        let lane = &mut self[lane];
-        let index = number.checked_sub(lane.first)?;
-        lane.pieces.get_mut(usize::try_from(index).ok()?)
-    }
+/// Finds a piece.
+fn piece(lanes: &mut [Lane; 2], Tag(lane, number): Tag) -> Option<&mut Piece> {
+    let lane = &mut lanes[lane];
+    let index = number.checked_sub(lane.first)?;
+    lane.pieces.get_mut(usize::try_from(index).ok()?)
 }
 
 impl State {
@@ -395,14 +381,15 @@ impl State {
     /// The piece that has this byte.
     fn at(&mut self, shard: usize, offset: u64) -> Option<Tag> {
         let (&(found, _), &tag) = self.places.range(..=(shard, offset)).next_back()?;
-        (found == shard && offset < self.lanes.piece(tag)?.bytes.end).then_some(tag)
+        (found == shard && offset < piece(&mut self.lanes, tag)?.bytes.end).then_some(tag)
     }
 
     /// Whether one piece or two that follow each other have all of it.
     fn has(&mut self, stretch: &Stretch) -> bool {
         let Stretch { shard, ref bytes, .. } = *stretch;
-        let mut end =
-            |at| self.at(shard, at).and_then(|tag| Some(self.lanes.piece(tag)?.bytes.end)).unwrap_or(at);
+        let mut end = |at| {
+            self.at(shard, at).and_then(|tag| Some(piece(&mut self.lanes, tag)?.bytes.end)).unwrap_or(at)
+        };
         let first = end(bytes.start);
         first >= bytes.end || (first > bytes.start && end(first) >= bytes.end)
     }
@@ -414,7 +401,7 @@ impl State {
         let mut end = Taken::Whole;
         while at < bytes.end {
             let Some(tag) = self.at(shard, at) else { return Taken::Not };
-            let Some(piece) = self.lanes.piece(tag) else { return Taken::Not };
+            let Some(piece) = piece(&mut self.lanes, tag) else { return Taken::Not };
             if matches!(piece.content, Content::Coming) {
                 match self.queue.wait() {
                     Some(done) => self.settle(done),
@@ -468,7 +455,7 @@ impl State {
 
     fn settle(&mut self, done: Done) {
         let Done { tag, into, read } = done;
-        let Some(piece) = self.lanes.piece(Tag::of(tag)) else { return };
+        let Some(piece) = piece(&mut self.lanes, Tag::of(tag)) else { return };
         piece.content = match read {
             Ok(found) => Content::There(Arc::new(into), found),
             Err(error) => Content::Failed(error),

@@ -2,7 +2,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use super::*;
-use crate::{BatchIndices, Cut, DType, LastBatch, Plan, Records, Shuffle};
+use crate::{BatchIndices, Cut, DType, LastBatch, Plan, RaggedRecords, Records, Shuffle};
 
 /// Files of so many bytes each; the bytes depend on their place.
 fn files(folder: &tempfile::TempDir, lens: &[usize]) -> Vec<PathBuf> {
@@ -21,19 +21,19 @@ fn folder() -> tempfile::TempDir {
 }
 
 /// `None`, said aloud, where the file system has no reads past the page cache.
-fn direct(records: &Arc<Records>, plan: &Plan, options: ReadOptions) -> Option<Reader> {
+fn direct(records: &Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Option<Reader> {
     Reader::new(records.clone(), plan, options.mode(ReadMode::Direct))
         .inspect_err(|error| eprintln!("not checked: {error}"))
         .ok()
 }
 
 /// With so many bytes of memory left.
-fn limited(records: &Arc<Records>, plan: &Plan, left: u64) -> Reader {
+fn limited(records: &Arc<Ranges>, plan: &Plan, left: u64) -> Reader {
     Reader::with_memory(records.clone(), plan, ReadOptions::new(), Some(left)).unwrap()
 }
 
-fn open(paths: &[PathBuf], record: usize) -> Arc<Records> {
-    Arc::new(Records::open(paths, record).unwrap())
+fn open(paths: &[PathBuf], record: usize) -> Arc<Ranges> {
+    Records::open(paths, record).unwrap().ranges()
 }
 
 fn epoch(plan: Plan, epoch: u64) -> impl Iterator<Item = BatchIndices> + Send + 'static {
@@ -41,17 +41,44 @@ fn epoch(plan: Plan, epoch: u64) -> impl Iterator<Item = BatchIndices> + Send + 
 }
 
 fn read(reader: &Reader, batch: &BatchIndices) -> Vec<u8> {
-    let len = usize::try_from(batch.len()).unwrap() * reader.records.record_bytes();
+    let len = usize::try_from(reader.ranges.size(batch).unwrap()).unwrap();
     let mut out = vec![0xEE; len + 3];
     assert_eq!(reader.read(batch, &mut out).unwrap(), len);
     assert_eq!(out.split_off(len), [0xEE; 3]);
     out
 }
 
-fn plain(records: &Records, batch: &BatchIndices) -> Vec<u8> {
-    let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * records.record_bytes()];
+fn plain(records: &Ranges, batch: &BatchIndices) -> Vec<u8> {
+    let mut out = vec![0xEE; usize::try_from(records.size(batch).unwrap()).unwrap()];
     records.read(batch, &mut out).unwrap();
     out
+}
+
+/// The files as records of varying length, some of them empty, some longer than a piece of a disk's request.
+fn ragged(folder: &tempfile::TempDir, paths: &[PathBuf]) -> Arc<Ranges> {
+    let lens = |(number, path): (u64, &PathBuf)| {
+        let len = std::fs::metadata(path).unwrap().len();
+        let lens = (0_u64..).map(move |record| match (record * 31 + number) % 19 {
+            0..3 => 0,
+            18 => 150_000,
+            short => short * 137,
+        });
+        let ends = lens.scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        });
+        let offsets =
+            [0].into_iter().chain(ends.take_while(|&end| end < len)).chain([len]).collect::<Vec<u64>>();
+        let header = format!("{{'descr': '<u8', 'fortran_order': False, 'shape': ({},), }}", offsets.len());
+        let mut index = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+        index.extend(format!("{header:117}\n").bytes());
+        index.extend(offsets.into_iter().flat_map(u64::to_le_bytes));
+        let index_path = folder.path().join(format!("{number}.idx.npy"));
+        std::fs::write(&index_path, index).unwrap();
+        index_path
+    };
+    let indexes: Vec<_> = (0..).zip(paths).map(lens).collect();
+    RaggedRecords::open_indexed(paths.iter().zip(indexes)).unwrap().ranges()
 }
 
 /// Reads an epoch, and fails unless every byte is right.
@@ -59,7 +86,7 @@ fn check(reader: &Reader, plan: Plan, number: u64) {
     reader.begin(epoch(plan, number));
     for batch in epoch(plan, number) {
         assert!(
-            read(reader, &batch) == plain(&reader.records, &batch),
+            read(reader, &batch) == plain(&reader.ranges, &batch),
             "{:?} {}",
             plan.shuffle(),
             batch.step()
@@ -79,12 +106,11 @@ fn every_way_to_read_delivers_the_same_bytes() {
         Cut::Windows { rows: 100, stride: 130 },
         Cut::Windows { rows: 513, stride: 512 },
     ];
-    let mut kinds: Vec<_> = cuts
-        .iter()
-        .map(|cut| Arc::new(Records::open_headerless(&paths, DType::U16, *cut).unwrap()))
-        .collect();
+    let mut kinds: Vec<_> =
+        cuts.iter().map(|cut| Records::open_headerless(&paths, DType::U16, *cut).unwrap().ranges()).collect();
     kinds[0] = open(&paths, 1000);
     kinds.push(open(&paths, 120_000));
+    kinds.push(ragged(&folder, &paths));
     for records in &kinds {
         for shuffle in [
             Shuffle::None,
@@ -135,7 +161,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
     }
 }
 
-fn direct_stream(records: &Records, room: [u64; 2]) -> Option<Stream> {
+fn direct_stream(records: &Ranges, room: [u64; 2]) -> Option<Stream> {
     let files =
         records.shards().iter().map(|shard| direct::Direct::open(&shard.file, &mut Vec::new()).unwrap());
     Some(Stream::new(files.collect(), room))
@@ -310,7 +336,7 @@ fn a_block_that_is_too_small_grows() {
     let folder = folder();
     let paths = files(&folder, &[1 << 20]);
     File::open(&paths[0]).unwrap().sync_all().unwrap();
-    let records = Arc::new(Records::options().partial(true).open(&paths, 1000).unwrap());
+    let records = Records::options().partial(true).open(&paths, 1000).unwrap().ranges();
     let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Full).build().unwrap();
     let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
     reader.source.stream.as_mut().unwrap().file_mut(0).set_block(128);

@@ -11,7 +11,7 @@ pub(crate) fn read_and_ask(
     out: &mut [u8],
 ) -> (ReadStats, Result<usize, Error>) {
     let plan = Plan::builder(records.len()).build().unwrap();
-    let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
     reader.begin([batch.clone(), batch.clone()]);
     let read = reader.read(batch, out);
     (reader.stats(), read)

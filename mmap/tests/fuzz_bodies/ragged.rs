@@ -31,13 +31,13 @@ fn read(records: &RaggedRecords, data: &[u8], index: usize) {
     let mut out = vec![0; records.max_len()];
     let mut end = None;
     for record in 0..records.len() {
-        let range = records.range(record).expect("a record below `len`");
-        let bytes = usize::try_from(range.bytes.start).expect("in the file")
-            ..usize::try_from(range.bytes.end).expect("in the file");
-        assert!(range.file == 0 && end.is_none_or(|end| end == bytes.start), "record {record}: {bytes:?}");
-        let len = records.read(record, &mut out).expect("the file is whole");
+        let found = records.locate(record).expect("a record below `len`");
+        let bytes = usize::try_from(found.offset).expect("in the file")
+            ..usize::try_from(found.offset + found.len).expect("in the file");
+        assert!(found.shard == 0 && end.is_none_or(|end| end == bytes.start), "record {record}: {bytes:?}");
+        let len = records.read_record(record, &mut out).expect("the file is whole");
         assert_eq!(&out[..len], &data[bytes.clone()], "record {record}");
         end = Some(bytes.end);
     }
-    assert_eq!((end, records.range(records.len())), (Some(data.len()), None));
+    assert_eq!((end, records.locate(records.len())), (Some(data.len()), None));
 }

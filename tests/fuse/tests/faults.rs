@@ -284,7 +284,7 @@ fn hints_wait_for_nothing() {
     let thread = std::thread::spawn(move || {
         // No batch is read before all of them are asked for, but one of no bytes that fails.
         let plan = Plan::builder(RECORDS).batch(RECORDS / 2).shuffle(twinbuf::Shuffle::Full).build().unwrap();
-        let reader = Reader::new(records.clone(), &plan, ReadOptions::new()).unwrap();
+        let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
         reader.begin((0..2).filter_map(move |step| plan.batch(0, step)));
         let refused = reader.read(&plan.batch(0, 0).unwrap(), &mut []);
         let _ = sender.send((reader.stats(), refused.is_err()));

@@ -1,0 +1,423 @@
+//! Which bytes of which files the records of a data set are: all that reading needs to know of it.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::file::DataFile;
+use crate::plan::Runs;
+use crate::shard::Shard;
+use crate::{BatchIndices, DType, Error, limit};
+
+/// What the records are: the same in all files of a data set.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) dtype: DType,
+    /// Whether the format or the caller named the type.
+    pub(crate) typed: bool,
+    /// The shape of one record; empty for records of varying length.
+    pub(crate) shape: Vec<usize>,
+    /// Bytes in a record, at least 1: the product of the shape and the size of an element. Those of an element for records of
+    /// varying length.
+    pub(crate) bytes: usize,
+    /// Bytes from the start of a record to the start of the next, at least 1. Meaningless, and perhaps larger
+    /// than the file, if there is no next one.
+    pub(crate) stride: u64,
+}
+
+/// Where the records of one file lie. All of them lie within the file.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) kind: Kind,
+    pub(crate) at: Places,
+    /// At least 1.
+    pub(crate) records: u64,
+}
+
+/// Where the records of one file are.
+#[derive(Debug)]
+pub(crate) enum Places {
+    /// The first byte of the first record: the others follow at each stride.
+    Strided(u64),
+    /// Where each record begins, and last where the last one ends. They never decrease.
+    Offsets(Vec<u64>),
+}
+
+/// Where a record lies; found by [`Ranges::locate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The index of its file in [`Ranges::shards`].
+    pub shard: usize,
+    /// Its first byte, counted from the start of that file.
+    pub offset: u64,
+    /// Its bytes. 0 only for records of varying length.
+    pub len: u64,
+}
+
+/// The files of a data set, and which bytes of them its records are, numbered through from the first file on.
+///
+/// This is what a [`Reader`](crate::Reader) reads. [`Records`](crate::Records) and
+/// [`RaggedRecords`](crate::RaggedRecords) each have one, and dereference to it. It is immutable and `Send + Sync`: reads name
+/// their offsets and share no cursor, so any number of readers and threads use it at once. A record lies in one file, never
+/// across two.
+#[derive(Debug)]
+#[expect(clippy::len_without_is_empty, reason = "a data set holds at least one record")]
+pub struct Ranges {
+    /// At least one, in the order of their records.
+    shards: Vec<Shard>,
+    pub(crate) kind: Kind,
+    records: u64,
+    bytes: u64,
+    longest: usize,
+}
+
+/// Consecutive bytes of a file, to be read at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    /// Which file.
+    pub(crate) shard: usize,
+    pub(crate) bytes: Range<u64>,
+    /// Where the bytes end that no later stretch takes too: windows may overlap.
+    pub(crate) own_end: u64,
+}
+
+/// Consecutive records of one file, without gaps between them.
+#[derive(Debug)]
+pub(crate) struct Span {
+    pub(crate) at: Stretch,
+    pub(crate) records: u64,
+    /// Bytes of its records, one after the other.
+    pub(crate) len: u64,
+}
+
+impl Span {
+    /// Bytes by which its records, one after the other, are longer than it is: what overlapping windows share.
+    pub(crate) const fn shared(&self) -> u64 {
+        // No less than 0: there are no gaps between the records.
+        self.len - (self.at.bytes.end - self.at.bytes.start)
+    }
+}
+
+impl Ranges {
+    /// Opens `paths` with the layout that `layout` finds in each, which must be of one kind. Files that are too short go to
+    /// `skipped`, if there is such a list.
+    pub(crate) fn assemble<P: AsRef<Path>>(
+        paths: impl IntoIterator<Item = P>,
+        mut skipped: Option<&mut Vec<PathBuf>>,
+        mut layout: impl FnMut(&DataFile) -> Result<Layout, Error>,
+    ) -> Result<Arc<Self>, Error> {
+        let mut shards: Vec<Shard> = Vec::new();
+        let mut common: Option<Kind> = None;
+        let (mut records, mut bytes, mut before, mut longest) = (0, 0_u64, 0_u64, 0);
+        #[cfg(unix)]
+        let mut room = true;
+        let paths: Vec<P> = paths.into_iter().collect();
+        let mut kept = limit::kept(paths.len());
+        let mut too_short = None;
+        for path in paths {
+            let path = path.as_ref();
+            let mut file = DataFile::open(path);
+            if file.as_ref().is_err_and(Error::is_too_many) && kept > 0 {
+                // The program has opened others. What there is less of than the files need, the program needs too.
+                kept = 0;
+                shards.iter_mut().for_each(|shard| shard.file.give_back());
+                file = DataFile::open(path);
+            }
+            let mut file = file?;
+            let Layout { kind, at, records: count } = match (layout(&file), &mut skipped) {
+                (Err(error @ Error::TooShort { .. }), Some(skipped)) => {
+                    skipped.push(file.path);
+                    too_short.get_or_insert(error);
+                    continue;
+                }
+                (layout, _) => layout?,
+            };
+            let common = match (&mut common, shards.first()) {
+                (Some(common), Some(first)) if *common != kind => {
+                    return Err(Error::Mixed {
+                        path: file.path,
+                        first: first.file.path.clone(),
+                        wanted: (common.dtype, common.shape.clone()),
+                        found: (kind.dtype, kind.shape),
+                    });
+                }
+                (common, _) => common.get_or_insert(kind),
+            };
+            let (start, end, more) = match &at {
+                Places::Strided(start) => {
+                    longest = common.bytes as u64;
+                    (*start, start + covered(count, common), count.checked_mul(longest))
+                }
+                Places::Offsets(offsets) => {
+                    longest = offsets.windows(2).map(|pair| pair[1] - pair[0]).fold(longest, u64::max);
+                    let (start, end) = (offsets[0], offsets[offsets.len() - 1]);
+                    (start, end, Some(end - start))
+                }
+            };
+            // There are no more records than bytes or offsets, so the sum of records cannot overflow before this one.
+            bytes = match more.and_then(|more| bytes.checked_add(more)) {
+                Some(sum) if usize::try_from(longest).is_ok() => sum,
+                _ => return Err(Error::TooLarge { path: file.path }),
+            };
+            #[cfg(unix)]
+            let map = if room {
+                crate::shard::map(&*file.file()?, end)
+            } else {
+                Err(std::io::ErrorKind::OutOfMemory.into())
+            };
+            // What there is less of than the files need, the program needs too: it could not even allocate.
+            #[cfg(unix)]
+            if room && map.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::OutOfMemory) {
+                room = false;
+                shards.iter_mut().for_each(|shard| shard.map = Err(std::io::ErrorKind::OutOfMemory.into()));
+            }
+            let hints_wait = crate::system::hints_wait(&*file.file()?);
+            if shards.len() >= kept {
+                file.give_back();
+            }
+            shards.push(Shard {
+                #[cfg(unix)]
+                map,
+                hints_wait,
+                file,
+                at,
+                bytes: start..end,
+                first: records,
+                records: count,
+                before,
+            });
+            before = before.saturating_add(end);
+            records += count;
+        }
+        // If all are too short, the first of them is as good as any.
+        let kind = common.ok_or(too_short.unwrap_or(Error::NoPaths))?;
+        // Checked for every file.
+        let longest = usize::try_from(longest).unwrap_or(usize::MAX);
+        Ok(Arc::new(Self { shards, kind, records, bytes, longest }))
+    }
+
+    /// Records in all files, at least 1.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.records
+    }
+
+    /// Returns the element type of a record: [`DType::U8`] if the files were opened without a type.
+    #[must_use]
+    pub const fn dtype(&self) -> DType {
+        self.kind.dtype
+    }
+
+    /// Whether the files were opened with an element type. If not, the records are bytes that may be taken as anything.
+    #[must_use]
+    pub const fn is_typed(&self) -> bool {
+        self.kind.typed
+    }
+
+    /// Bytes in all records, one after the other: where windows overlap, the bytes that they share are counted for each.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the bytes in the longest record; in each of them, if they have one size.
+    #[must_use]
+    pub const fn max_len(&self) -> usize {
+        self.longest
+    }
+
+    /// Returns the files, in the order in which they were given.
+    #[must_use]
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Finds a record, in O(log shards), or `None` if there is no such one.
+    #[must_use]
+    pub fn locate(&self, record: u64) -> Option<Location> {
+        let Span { at, len, .. } = self.span(&(record..record.checked_add(1)?))?;
+        Some(Location { shard: at.shard, offset: at.bytes.start, len })
+    }
+
+    /// Returns the most bytes that so many different records take together.
+    #[must_use]
+    pub fn most_bytes(&self, records: u64) -> u64 {
+        let count = usize::try_from(records.min(self.records)).unwrap_or(usize::MAX);
+        let offsets = self.shards.iter().filter_map(|shard| match &shard.at {
+            Places::Offsets(offsets) => Some(offsets.windows(2).map(|pair| pair[1] - pair[0])),
+            Places::Strided(_) => None,
+        });
+        let mut lengths: Vec<u64> = offsets.flatten().collect();
+        if lengths.is_empty() {
+            return records.saturating_mul(self.longest as u64);
+        }
+        if count < lengths.len() {
+            lengths.select_nth_unstable_by(count, |a, b| b.cmp(a));
+        }
+        let once: u64 = lengths[..count].iter().sum();
+        once.saturating_mul(records.div_ceil(self.records).max(1))
+    }
+
+    /// Whether records have lengths of their own.
+    pub(crate) fn is_ragged(&self) -> bool {
+        matches!(self.shards[0].at, Places::Offsets(_))
+    }
+
+    /// Bytes from the start of a record to the start of the next; the mean of them, if they differ.
+    pub(crate) fn stride(&self) -> u64 {
+        if self.is_ragged() { self.mean_len() } else { self.kind.stride }
+    }
+
+    /// Bytes in a record, at least 1; the mean of them, if they differ.
+    pub(crate) const fn mean_len(&self) -> u64 {
+        let mean = self.bytes / self.records;
+        if mean == 0 { 1 } else { mean }
+    }
+
+    /// Returns the bytes of each record of a batch, in its order; 0 for one that is not there.
+    pub fn lengths(&self, batch: &BatchIndices) -> impl Iterator<Item = usize> {
+        let len = |record| self.locate(record).and_then(|found| usize::try_from(found.len).ok());
+        batch.pieces().flatten().map(move |record| len(record).unwrap_or(0))
+    }
+
+    /// Bytes of a batch. `None` for 2^64 or more.
+    pub(crate) fn size(&self, batch: &BatchIndices) -> Option<u64> {
+        if !self.is_ragged() {
+            return batch.len().checked_mul(self.kind.bytes as u64);
+        }
+        // A record that is not there is found when it is read.
+        let spans = self.spans(batch.pieces());
+        spans.map_while(Result::ok).try_fold(0, |sum: u64, span| sum.checked_add(span.len))
+    }
+
+    /// The first span of these consecutive records: at least one of them. `None` if there is no such one.
+    fn span(&self, records: &Range<u64>) -> Option<Span> {
+        let start = records.start;
+        if start >= self.records {
+            return None;
+        }
+        // The first shard begins at record 0, so at least one begins at or before `start`.
+        let index = self.shards.partition_point(|shard| shard.first <= start) - 1;
+        let shard = &self.shards[index];
+        let count = records.end.min(shard.records().end) - start;
+        let first = start - shard.first;
+        let Kind { bytes, stride, .. } = self.kind;
+        Some(match &shard.at {
+            Places::Strided(at) => {
+                let records = if stride > bytes as u64 { 1 } else { count };
+                // Not past the end of the file. Where the stride is meaningless, there is one record.
+                let at = at + first * stride;
+                let end = at + covered(records, &self.kind);
+                let own_end = at.saturating_add(records.saturating_mul(stride)).min(end);
+                // No more than all of them.
+                let len = records * bytes as u64;
+                Span { at: Stretch { shard: index, bytes: at..end, own_end }, records, len }
+            }
+            Places::Offsets(offsets) => {
+                // There are as many offsets, so these are numbers of them.
+                let [at, end] = [first, first + count].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
+                let (at, end) = (offsets[at], offsets[end]);
+                let stretch = Stretch { shard: index, bytes: at..end, own_end: end };
+                Span { at: stretch, records: count, len: end - at }
+            }
+        })
+    }
+
+    /// Cuts runs of records where one file ends and the next begins, and at gaps between records. Empty records are left out.
+    pub(crate) fn spans(
+        &self,
+        mut runs: impl Iterator<Item = Range<u64>>,
+    ) -> impl Iterator<Item = Result<Span, Error>> {
+        let mut run = 0..0;
+        std::iter::from_fn(move || {
+            loop {
+                if run.is_empty() {
+                    run = runs.next()?;
+                }
+                match self.span(&run) {
+                    Some(span) => {
+                        run.start += span.records;
+                        if span.len > 0 {
+                            return Some(Ok(span));
+                        }
+                    }
+                    None => {
+                        let wanted = std::mem::take(&mut run).start;
+                        return Some(Err(Error::NoSuchRecord { wanted, found: self.records }));
+                    }
+                }
+            }
+        })
+    }
+
+    /// The spans of a batch, each with the place of its bytes among those of the batch. Overlapping records take less in the
+    /// file: they come to the end of their place, out of which [`spread`](Self::spread) brings them.
+    pub(crate) fn placed(&self, batch: Runs) -> impl Iterator<Item = Result<(Stretch, usize), Error>> {
+        let mut to = 0;
+        self.spans(batch).map(move |span| {
+            let span = span?;
+            // A batch fits the memory of the slot that was made for it.
+            let start = usize::try_from(to + span.shared()).unwrap_or(usize::MAX);
+            to += span.len;
+            Ok((span.at, start))
+        })
+    }
+
+    /// Brings the records of a batch that overlap in their files to their places in `out`, after all its spans were read.
+    pub(crate) fn spread(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<(), Error> {
+        if self.kind.stride >= self.kind.bytes as u64 {
+            return Ok(());
+        }
+        let mut rest = out;
+        for span in self.spans(batch.pieces()) {
+            let span = span?;
+            let [len, shared] =
+                [span.len, span.shared()].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+            let (part, behind) = rest.split_at_mut_checked(len).unwrap_or_default();
+            rest = behind;
+            expand(part, self.kind.bytes, shared);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes from the start of the first to the end of the last of `records` records of one file, at least one.
+fn covered(records: u64, kind: &Kind) -> u64 {
+    (records - 1) * kind.stride + kind.bytes as u64
+}
+
+/// Spreads overlapping records, of `record` bytes each, out of the end of `out`, where they begin at byte
+/// `shared`, over all of `out`.
+fn expand(out: &mut [u8], record: usize, shared: usize) {
+    if shared == 0 {
+        return;
+    }
+    // With n records and the stride s, `shared` is n * record - ((n - 1) * s + record), that is
+    // (n - 1) * (record - s). Record i goes to i * record and lies at shared + i * s, which is
+    // (n - 1 - i) * (record - s) further behind: never before its place. And all that is written up to then
+    // ends at (i + 1) * record, which is the place of record i + 1 and so not behind where that one lies: no
+    // record is overwritten before it has been copied.
+    let overlap = shared / (out.len() / record - 1);
+    for (to, from) in (0..out.len()).step_by(record).zip((shared..).step_by(record - overlap)) {
+        out.copy_within(from..from + record, to);
+    }
+}
+
+#[cfg(test)]
+mod expanding {
+    use super::*;
+
+    #[test]
+    fn overlapping_records_are_spread_out() {
+        for (record, stride, records) in [(3, 2, 4), (5, 1, 7), (4, 3, 1), (4, 4, 3), (2, 1, 2), (1, 1, 5)] {
+            let source: Vec<u8> = (0_u8..).take((records - 1) * stride + record).collect();
+            let expected: Vec<u8> =
+                (0..records).flat_map(|i| &source[i * stride..i * stride + record]).copied().collect();
+            let mut out = vec![0xEE; records * record];
+            let shared = out.len() - source.len();
+            out[shared..].copy_from_slice(&source);
+            expand(&mut out, record, shared);
+            assert_eq!(out, expected, "{records} records of {record}, stride {stride}");
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Records of any length in a loader: every byte is the file's, in every order, on every rank, resumed at every step, with
+//! overlap on and off; transforms take and make records of their own length; what does not fit is a typed error.
+
+#![allow(clippy::cast_possible_truncation)] // small numbers
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use common::modes;
+use tempfile::TempDir;
+use twinbuf::mmap::{DType, RaggedRecords, ReadMode, files};
+use twinbuf::transform::{Convert, map, per_record};
+use twinbuf::{
+    Batch, BatchIndices, BoxError, Dataset, Error, LastBatch, Loader, Plan, Records, Shuffle, mmap,
+};
+
+const RECORDS: u64 = 97;
+
+/// The bytes of record `i`, none for each seventh.
+fn record(i: u64) -> Vec<u8> {
+    let len = if i % 7 == 3 { 0 } else { i * 37 % 501 * 2 };
+    (0..len).map(|at| (at * 13 + i * 31) as u8).collect()
+}
+
+fn npy(offsets: &[u64]) -> Vec<u8> {
+    let header = format!("{{'descr': '<u8', 'fortran_order': False, 'shape': ({},), }}", offsets.len());
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    file.extend(format!("{header:117}\n").bytes());
+    file.extend(offsets.iter().flat_map(|offset| offset.to_le_bytes()));
+    file
+}
+
+/// Two files of these records.
+fn data() -> (TempDir, Arc<RaggedRecords>) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let pairs: Vec<(PathBuf, PathBuf)> = [0..40, 40..RECORDS]
+        .into_iter()
+        .enumerate()
+        .map(|(file, records)| {
+            let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
+            for i in records {
+                bytes.extend(record(i));
+                offsets.push(bytes.len() as u64);
+            }
+            let paths = [format!("{file}.bin"), format!("{file}.idx.npy")].map(|name| dir.path().join(name));
+            std::fs::write(&paths[0], bytes).unwrap();
+            std::fs::write(&paths[1], npy(&offsets)).unwrap();
+            let [data, index] = paths;
+            (data, index)
+        })
+        .collect();
+    (dir, Arc::new(RaggedRecords::open_indexed(pairs).unwrap()))
+}
+
+fn plan(shuffle: Shuffle, rank: (u64, u64), last: LastBatch) -> Plan {
+    let plan = Plan::builder(RECORDS).batch(6).shuffle(shuffle).rank(rank.0, rank.1).last_batch(last);
+    if shuffle == Shuffle::None { plan.build() } else { plan.seed(3).build() }.unwrap()
+}
+
+const ORDERS: [Shuffle; 4] = [
+    Shuffle::None,
+    Shuffle::Full,
+    Shuffle::Chunks { records: 5 },
+    Shuffle::Window { chunk_records: 4, window_chunks: 3 },
+];
+
+/// A batch as the list of its records, after all ways to get at them have been compared.
+fn records(batch: &Batch) -> Vec<Vec<u8>> {
+    let count = batch.plan().len() as usize;
+    let offsets = batch.offsets(0).unwrap();
+    assert_eq!((offsets.len(), offsets[0], offsets[count]), (count + 1, 0, batch.len()));
+    let flat: &[u8] = batch.cast().unwrap();
+    let all: Vec<Vec<u8>> = offsets.windows(2).map(|pair| flat[pair[0]..pair[1]].to_vec()).collect();
+    assert!((0..count).all(|i| batch.record(i) == Some(&all[i][..])));
+    assert_eq!((batch.record(count), batch.record(usize::MAX), batch.offsets(1)), (None, None, None));
+    let split: Vec<u8> = batch.split(4).flat_map(|part| part.cast::<u8>().unwrap().to_vec()).collect();
+    assert_eq!(split, flat);
+    all
+}
+
+fn wanted(batch: &Batch) -> Vec<Vec<u8>> {
+    batch.plan().runs().flatten().map(record).collect()
+}
+
+#[test]
+fn every_record_in_every_order_and_configuration() {
+    let (_dir, data) = data();
+    for mode in all_modes() {
+        for shuffle in ORDERS {
+            for last in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
+                for rank in [(0, 1), (0, 3), (2, 3)] {
+                    for (overlap, workers, depth) in [(false, 1, 2), (true, 1, 1), (true, 2, 3)] {
+                        let builder = Loader::builder(data.clone(), plan(shuffle, rank, last));
+                        let builder = builder.read_mode(mode).overlap(overlap).workers(workers);
+                        let mut loader = builder.host_depth(depth).build().unwrap();
+                        let mut steps = 0;
+                        for batch in loader.epochs(0..2) {
+                            let batch = batch.unwrap();
+                            assert_eq!(records(&batch), wanted(&batch), "{mode:?} {shuffle:?} {last:?}");
+                            steps += 1;
+                        }
+                        assert_eq!(steps, 2 * loader.plan().steps());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The ways to read that the file system has.
+fn all_modes() -> Vec<ReadMode> {
+    let (_dir, paths) = common::files(&[3]);
+    modes(&common::open(&paths))
+}
+
+#[test]
+fn an_epoch_goes_on_at_every_step_also_on_other_ranks() {
+    let (_dir, data) = data();
+    for shuffle in ORDERS {
+        let build = |rank, world| {
+            let plan = plan(shuffle, (rank, world), LastBatch::Keep);
+            Loader::builder(data.clone(), plan).build().unwrap()
+        };
+        let mut one = build(0, 1);
+        let whole: Vec<_> = one.epochs(0..2).map(|batch| records(&batch.unwrap())).collect();
+        let checkpoints: Vec<_> = one.epochs(0..2).map(|batch| batch.unwrap().checkpoint()).collect();
+        for (step, checkpoint) in checkpoints.iter().enumerate() {
+            let rest: Vec<_> =
+                one.epochs_from(checkpoint, 2).unwrap().map(|batch| records(&batch.unwrap())).collect();
+            assert_eq!(rest, whole[step + 1..], "{shuffle:?} {step}");
+        }
+        // The rest of the epoch on two ranks: each record once.
+        for checkpoint in checkpoints.iter().take(15).step_by(4) {
+            let mut seen: Vec<_> = whole[..checkpoint.step() as usize].concat();
+            for rank in 0..2 {
+                for batch in build(rank, 2).epochs_from(checkpoint, 1).unwrap() {
+                    let batch = batch.unwrap();
+                    assert_eq!(records(&batch), wanted(&batch));
+                    seen.extend(wanted(&batch));
+                }
+            }
+            let mut all: Vec<_> = (0..RECORDS).map(record).collect();
+            seen.sort();
+            all.sort();
+            assert_eq!(seen, all, "{shuffle:?} {checkpoint:?}");
+        }
+    }
+}
+
+#[test]
+fn transforms_take_and_make_records_of_their_own_length() {
+    let (_dir, data) = data();
+    let plan = plan(Shuffle::Full, (0, 1), LastBatch::Keep);
+    // Every second byte, so that lengths change; then each byte twice.
+    let half = map(500, |record, out, context| {
+        assert_eq!(record, self::record(context.number));
+        for (out, pair) in out.iter_mut().zip(record.chunks_exact(2)) {
+            *out = pair[0];
+        }
+        Ok(record.len() / 2)
+    });
+    let twice = map(1000, |record, out, _| {
+        for (out, byte) in out.chunks_exact_mut(2).zip(record) {
+            out.fill(*byte);
+        }
+        Ok(2 * record.len())
+    });
+    let expected =
+        |number| -> Vec<u8> { record(number).chunks_exact(2).flat_map(|pair| [pair[0]; 2]).collect() };
+    let digest = |bytes: &[u8]| {
+        bytes.iter().fold(bytes.len() as u64, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
+    };
+    for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
+        let build = || Loader::builder(data.clone(), plan).overlap(overlap).workers(workers);
+        let mut loader = build().transform(half.clone()).transform(twice.clone()).build().unwrap();
+        for batch in loader.epoch(0) {
+            let batch = batch.unwrap();
+            let wanted: Vec<_> = batch.plan().runs().flatten().map(expected).collect();
+            assert_eq!(records(&batch), wanted);
+            assert!(batch.field_type(0).unwrap().is_ragged());
+        }
+        // To records of one size.
+        let fixed = per_record(8, move |record, out, _| {
+            out.copy_from_slice(&digest(record).to_le_bytes());
+            Ok(())
+        });
+        let mut loader = build().transform(half.clone()).transform(fixed).build().unwrap();
+        for batch in loader.epoch(0) {
+            let batch = batch.unwrap();
+            let halves = |number| record(number).iter().step_by(2).copied().collect::<Vec<_>>();
+            let wanted: Vec<_> =
+                batch.plan().runs().flatten().map(|number| digest(&halves(number))).collect();
+            assert_eq!((batch.cast::<u64>().unwrap(), batch.offsets(0)), (&wanted[..], None));
+            assert_eq!(batch.record(0), Some(&wanted[0].to_le_bytes()[..]));
+        }
+        // Numbers, one by one.
+        let mut loader = build().transform(Convert::U16ToU32).build().unwrap();
+        for batch in loader.epoch(0) {
+            let batch = batch.unwrap();
+            let numbers = |number| -> Vec<u32> {
+                record(number)
+                    .chunks_exact(2)
+                    .map(|pair| u16::from_le_bytes([pair[0], pair[1]]).into())
+                    .collect()
+            };
+            let wanted: Vec<_> = batch.plan().runs().flatten().flat_map(numbers).collect();
+            assert_eq!(batch.cast::<u32>().unwrap(), wanted);
+        }
+    }
+}
+
+/// Sequences of tokens with a label each, by their fields.
+#[test]
+fn typed_records_and_labels() {
+    let (dir, data) = data();
+    let tokens: Vec<u16> = (0..RECORDS).flat_map(record).map(u16::from).collect();
+    let lengths: Vec<i32> = (0..RECORDS).map(|i| record(i).len() as i32).collect();
+    let mut index = b"MMIDIDX\0\0".to_vec();
+    index.extend(1_u64.to_le_bytes());
+    index.push(8);
+    index.extend([RECORDS, 0].into_iter().flat_map(u64::to_le_bytes));
+    index.extend(lengths.iter().flat_map(|len| len.to_le_bytes()));
+    index.extend(
+        lengths
+            .iter()
+            .scan(0_i64, |end, &len| Some(std::mem::replace(end, *end + 2 * i64::from(len))))
+            .flat_map(i64::to_le_bytes),
+    );
+    std::fs::write(dir.path().join("tokens.idx"), index).unwrap();
+    std::fs::write(
+        dir.path().join("tokens.bin"),
+        tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>(),
+    )
+    .unwrap();
+    std::fs::write(dir.path().join("labels"), (0..RECORDS).flat_map(u64::to_le_bytes).collect::<Vec<_>>())
+        .unwrap();
+    let tokens = RaggedRecords::open_megatron(files([dir.path().join("tokens.bin")]).unwrap()).unwrap();
+    let labels = Records::open_headerless([dir.path().join("labels")], DType::U64, mmap::Cut::Rows).unwrap();
+    let plan = plan(Shuffle::Full, (0, 1), LastBatch::Keep);
+    let mut loader = Loader::builder((tokens, labels, data), plan).build().unwrap();
+    for batch in loader.epochs(0..2) {
+        let batch = batch.unwrap();
+        let numbers: Vec<u64> = batch.plan().runs().flatten().collect();
+        let wanted: Vec<u16> = numbers.iter().flat_map(|&i| record(i)).map(u16::from).collect();
+        assert_eq!(batch.field::<u16>(0).unwrap(), wanted);
+        assert_eq!(batch.field::<u64>(1).unwrap(), numbers);
+        assert_eq!(
+            batch.field::<u8>(2).unwrap(),
+            numbers.iter().flat_map(|&i| record(i)).collect::<Vec<_>>()
+        );
+        assert!(
+            batch.offsets(0).unwrap().iter().zip(batch.offsets(2).unwrap()).all(|(two, one)| *two == 2 * one)
+        );
+        assert_eq!(batch.offsets(1), None);
+        assert!(matches!(batch.field::<u32>(0), Err(Error::Field { field: 0, .. })));
+        assert_eq!(batch.field_type(0).unwrap().to_string(), "up to u16 [996]");
+        let mut parts = batch.split(5).map(|part| part.field::<u16>(0).unwrap());
+        assert_eq!(parts.next().unwrap(), &wanted[..batch.offsets(2).unwrap()[5.min(numbers.len())]]);
+    }
+}
+
+#[test]
+fn slots_hold_so_many_bytes() {
+    let (_dir, data) = data();
+    let plan = plan(Shuffle::Full, (0, 1), LastBatch::Keep);
+    let slot = |builder: twinbuf::loader::LoaderBuilder| builder.wanted_slots().unwrap().1.size();
+    // The six longest records.
+    let mut lengths: Vec<usize> = (0..RECORDS).map(|i| record(i).len()).collect();
+    lengths.sort_unstable();
+    let most: usize = lengths.iter().rev().take(6).sum();
+    assert_eq!(slot(Loader::builder(data.clone(), plan)), most);
+    assert_eq!(slot(Loader::builder(data.clone(), plan).transform(map(700, |_, _, _| Ok(0)))), 4200);
+    assert_eq!(slot(Loader::builder(data.clone(), plan).slot_bytes(3000)), 3000);
+    // As many batches as fit, and then the error of the first that does not.
+    let sizes = (0..plan.steps()).map(|step| {
+        plan.batch(0, step).unwrap().runs().flatten().map(|number| record(number).len()).sum::<usize>()
+    });
+    let sizes: Vec<usize> = sizes.collect();
+    let limit = sizes.iter().max().unwrap() - 1;
+    let fit = sizes.iter().take_while(|&&size| size <= limit).count();
+    for overlap in [false, true] {
+        let mut loader =
+            Loader::builder(data.clone(), plan).overlap(overlap).slot_bytes(limit).build().unwrap();
+        let mut epoch = loader.epoch(0);
+        assert!(epoch.by_ref().take(fit).all(|batch| batch.is_ok()));
+        let Some(Err(Error::Load { at, source })) = epoch.next() else { panic!("wanted an error") };
+        assert_eq!(at.step, Some(fit as u64));
+        let source = source.downcast::<mmap::Error>().unwrap();
+        assert!(
+            matches!(*source, mmap::Error::BufferTooSmall { wanted, found } if (wanted, found) == (limit as u64 + 1, limit as u64))
+        );
+        assert!(epoch.next().is_none());
+    }
+    let grown = map(700, |_, out, _| {
+        out.get_mut(..700).ok_or("no room")?.fill(1);
+        Ok(700)
+    });
+    let mut loader = Loader::builder(data.clone(), plan).slot_bytes(4199).transform(grown).build().unwrap();
+    assert!(matches!(loader.epoch(0).next(), Some(Err(Error::Transform { at: Some(_), .. }))));
+    // A transform that claims to have written past its room, and one that makes records of another size than it said.
+    let mut loader =
+        Loader::builder(data.clone(), plan).transform(map(10, |_, _, _| Ok(11))).build().unwrap();
+    let error = loader.epoch(0).next().unwrap().unwrap_err().to_string();
+    assert!(error.contains("wanted a record of 10 bytes, found 11"), "{error}");
+}
+
+/// Record `i` is `i` bytes of `i`; claims of lengths may be one too few.
+#[derive(Clone)]
+struct Growing {
+    too_few: bool,
+}
+
+impl Dataset for Growing {
+    fn records(&self) -> u64 {
+        RECORDS
+    }
+
+    fn record_bytes(&self) -> usize {
+        RECORDS as usize
+    }
+
+    fn lengths(&self, batch: &BatchIndices) -> Option<Vec<usize>> {
+        let all = batch.len() as usize - usize::from(self.too_few && batch.len() > 1);
+        Some(batch.runs().flatten().map(|number| number as usize).take(all).collect())
+    }
+
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        let mut rest = out;
+        for number in batch.runs().flatten() {
+            let (own, behind) = rest.split_at_mut(number as usize);
+            own.fill(number as u8);
+            rest = behind;
+        }
+        assert!(rest.is_empty());
+        Ok(batch.runs().flatten().sum::<u64>() as usize)
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+#[test]
+fn a_data_set_of_ones_own() {
+    let plan = plan(Shuffle::Full, (0, 1), LastBatch::Keep);
+    let mut loader = Loader::builder(Growing { too_few: false }, plan).workers(2).build().unwrap();
+    for batch in loader.epoch(0) {
+        let batch = batch.unwrap();
+        let wanted: Vec<_> =
+            batch.plan().runs().flatten().map(|number| vec![number as u8; number as usize]).collect();
+        assert_eq!(records(&batch), wanted);
+    }
+    let mut loader = Loader::builder(Growing { too_few: true }, plan).build().unwrap();
+    assert!(matches!(loader.epoch(0).next(), Some(Err(Error::Length { wanted: 6, found: 5, .. }))));
+}
+
+#[test]
+fn a_file_that_is_cut_off() {
+    let (dir, data) = data();
+    let path = dir.path().join("1.bin");
+    let bytes = std::fs::read(&path).unwrap();
+    let plan = plan(Shuffle::None, (0, 1), LastBatch::Keep);
+    for mode in all_modes() {
+        std::fs::write(&path, &bytes).unwrap();
+        let mut loader = Loader::builder(data.clone(), plan).read_mode(mode).build().unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes.len() as u64 / 2).unwrap();
+        let found: Vec<_> =
+            loader.epoch(0).map(|batch| batch.map(|batch| records(&batch))).collect::<Vec<_>>();
+        let (error, good) = found.split_last().unwrap();
+        let whole = (0..RECORDS).map(record).collect::<Vec<_>>();
+        assert!(
+            good.iter().flat_map(|batch| batch.as_ref().unwrap()).eq(&whole[..6 * good.len()]),
+            "{mode:?}"
+        );
+        let Err(Error::Load { source, .. }) = error else { panic!("wanted an error") };
+        let Some(mmap::Error::Truncated { path: found, .. }) = source.downcast_ref() else {
+            panic!("{source}")
+        };
+        assert_eq!(found, &path);
+    }
+}
