@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use twinbuf_mmap::BatchIndices;
 
@@ -41,7 +41,7 @@ pub struct BatchMeta {
     pub(crate) records: Option<Origin>,
     /// The bytes of the batch, or why it could not be loaded.
     pub(crate) result: Result<usize, Error>,
-    pub(crate) stats: LoadStats,
+    pub(crate) load: LoadTimes,
 }
 
 /// Which records a batch is made of, and how they lie in it.
@@ -105,23 +105,19 @@ pub(crate) struct BatchId {
     pub(crate) step: Option<u64>,
 }
 
-/// What it took to fill a slot.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LoadStats {
-    /// Reading, hints included; or generating.
-    pub(crate) read: Duration,
+/// How a slot was filled: the loading thread's part of the event log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoadTimes {
+    /// Since when the loading thread waited for the slot, or for leave to start; `start` if it did not.
+    pub(crate) since: Instant,
+    pub(crate) start: Instant,
+    pub(crate) end: Instant,
+    /// The part of it that was no reading.
     pub(crate) transform: Duration,
-    /// How long the loading thread waited for the slot, or for leave to start.
-    pub(crate) waited: Duration,
     /// System calls that read files.
     pub(crate) io_calls: u64,
-}
-
-impl LoadStats {
-    /// How long the loading thread worked on the batch.
-    pub(crate) fn busy(&self) -> Duration {
-        self.read + self.transform
-    }
+    /// Bytes before the transforms.
+    pub(crate) bytes: usize,
 }
 
 impl fmt::Display for At {

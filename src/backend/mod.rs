@@ -38,6 +38,7 @@ pub(crate) mod sealed {
 
     use super::{NoSlot, Received, Sides, Waiting};
     use crate::error::Error;
+    use crate::observe::log::What;
     use crate::slot::{BatchMeta, Ticket};
 
     /// Makes the two sides.
@@ -47,8 +48,8 @@ pub(crate) mod sealed {
         type Slots: Slots<Content = Self::Content>;
         type Batches: Batches;
 
-        /// The name of the wait for a batch in the trace.
-        const WAIT: &'static str;
+        /// The wait for a batch.
+        const WAIT: What;
 
         /// Slots beside the host slots, of the same size.
         fn device_depth(&self) -> usize {
@@ -126,8 +127,8 @@ pub(crate) mod sealed {
             (Duration::ZERO, 0)
         }
 
-        /// When this batch's copy was done, and how long it took; `None` if it is under way, or none is made.
-        fn copied(&self, _: Ticket) -> Option<(Instant, Duration)> {
+        /// From when to when this batch was copied; `None` if it is under way, or none is made.
+        fn copied(&self, _: Ticket) -> Option<(Instant, Instant)> {
             None
         }
 

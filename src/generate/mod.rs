@@ -10,7 +10,6 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::KeptSlot;
-use twinbuf_mmap::BatchIndices;
 
 use crate::backend::Waiting;
 use crate::backend::adaptive::Adaptive;
@@ -235,12 +234,8 @@ impl<T> Source<T> for Maker<T> {
         Ok(size_of::<T>())
     }
 
-    fn records(&self, _: Ticket) -> Option<Origin> {
-        None
-    }
-
-    fn bytes(&self, _: &BatchIndices) -> usize {
-        0
+    fn records(&self, _: Ticket) -> (Option<Origin>, usize) {
+        (None, size_of::<T>())
     }
 }
 
@@ -333,7 +328,7 @@ impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
         let called = Instant::now();
         self.generator.stage.asked(ticket, called);
         let found = self.grant().and_then(|()| {
-            self.generator.stage.recorder().prepared(called.elapsed());
+            self.generator.stage.recorder().prepared(Instant::now());
             match self.generator.stage.receive(ticket, Waiting::Block) {
                 Poll::Ready(found) => found,
                 Poll::Pending => unreachable!("a wait that blocks ends with a round or an error"),

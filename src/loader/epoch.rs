@@ -277,9 +277,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
                 self.end();
                 return Poll::Ready(None);
             }
-            let now = Instant::now();
-            self.loader.stage.asked(self.next, now);
-            self.loader.stage.recorder().epoch_ended(now);
+            self.loader.stage.next_epoch(Instant::now());
             let (ordinal, epoch) = (self.next.ordinal + 1, self.next.epoch + 1);
             let steps = self.loader.schedule.plan.steps();
             self.next = Ticket { ordinal, epoch, step: 0, steps, ..self.next };
@@ -306,7 +304,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
         self.loader.identity = self.loader.schedule.identity.clone();
         self.loader.position = (self.next.epoch, self.next.step);
         self.loader.epochs_begun += 1;
-        self.loader.stage.recorder().began(self.next);
+        self.loader.stage.recorder().began(self.next, Instant::now());
     }
 
     fn end(&mut self) {

@@ -10,7 +10,7 @@ use super::schedule::Schedule;
 use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
 use crate::error::{At, BoxError, Error};
-use crate::slot::{LoadStats, Origin, Ticket};
+use crate::slot::{LoadTimes, Origin, Ticket};
 use crate::stage::progress::Progress;
 use crate::stage::worker::{Load, Source};
 use crate::transform::{Context, RecordTransform};
@@ -41,7 +41,7 @@ pub(crate) struct FieldReader {
 
 impl Source<[u8]> for Reader {
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
-        let Load { ticket, records, naming, stats, who, progress } = load;
+        let Load { ticket, records, naming, times, who, progress } = load;
         let at = || naming.at(ticket);
         // A call that was left long ago: the batch will be discarded.
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
@@ -52,18 +52,18 @@ impl Source<[u8]> for Reader {
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
             len = range.end;
             let asks = Asks { progress, field: index, at: &at };
-            field.load(plan, range, &mut slot, &asks, stats, who)?;
+            field.load(plan, range, &mut slot, &asks, times, who)?;
         }
-        stats.io_calls = Records::read_calls() - io_calls;
+        times.io_calls = Records::read_calls() - io_calls;
         Ok(len)
     }
 
-    fn records(&self, ticket: Ticket) -> Option<Origin> {
-        self.schedule.batch(ticket)
-    }
-
-    fn bytes(&self, records: &BatchIndices) -> usize {
-        self.fields.iter().fold(0, |sum, field| sum.saturating_add(bytes(records.len(), field.record_bytes)))
+    fn records(&self, ticket: Ticket) -> (Option<Origin>, usize) {
+        let origin = self.schedule.batch(ticket);
+        let records = origin.as_ref().map_or(0, |origin| origin.plan.len());
+        let sum = |sum: usize, field: &FieldReader| sum.saturating_add(bytes(records, field.record_bytes));
+        let bytes = self.fields.iter().fold(0, sum);
+        (origin, bytes)
     }
 }
 
@@ -109,7 +109,7 @@ impl FieldReader {
         out: Range<usize>,
         slot: &mut Filling<'_>,
         asks: &Asks<'_>,
-        stats: &mut LoadStats,
+        times: &mut LoadTimes,
         who: &mut &'static str,
     ) -> Result<(), Error> {
         let Self { dataset, files, out_bytes, transforms, .. } = self;
@@ -128,7 +128,7 @@ impl FieldReader {
                 transform(transforms, &part, front)
                     .map_err(|source| Error::Transform { at: Some((asks.at)()), source })?;
                 *who = "data set";
-                stats.transform += start.elapsed();
+                times.transform += start.elapsed();
             }
             slot.filled(end);
             start = end;

@@ -3,16 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use twinbuf_mmap::BatchIndices;
-
 use super::gate::Gate;
 use super::progress::Progress;
 use crate::backend::NoSlot;
 use crate::backend::sealed::{SlotGuard, Slots};
 use crate::error::Error;
 use crate::observe::recorder::LoadRecorder;
-use crate::observe::spans;
-use crate::slot::{BatchMeta, LoadStats, Naming, Origin, Ticket};
+use crate::slot::{BatchMeta, LoadTimes, Naming, Origin, Ticket};
 use crate::thread::panic_message;
 
 /// Where batches come from: a data set, or a closure that makes them.
@@ -20,11 +17,8 @@ pub(crate) trait Source<C: ?Sized>: Send {
     /// Puts the batch into `slot`, and returns its bytes, with those that were flushed.
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = C>) -> Result<usize, Error>;
 
-    /// Which records the batch is made of, if it is made of records.
-    fn records(&self, ticket: Ticket) -> Option<Origin>;
-
-    /// The bytes of the batch before a transform.
-    fn bytes(&self, records: &BatchIndices) -> usize;
+    /// Which records the batch is made of, if it is made of records, and its bytes before a transform.
+    fn records(&self, ticket: Ticket) -> (Option<Origin>, usize);
 }
 
 /// One call of [`Source::load`].
@@ -32,8 +26,8 @@ pub(crate) struct Load<'a> {
     pub(crate) ticket: Ticket,
     pub(crate) records: Option<&'a Origin>,
     pub(crate) naming: &'a Naming,
-    /// Filled in by the source, but for the time it took as a whole.
-    pub(crate) stats: &'a mut LoadStats,
+    /// Where the source says how long the transforms took, and how many system calls it made.
+    pub(crate) times: &'a mut LoadTimes,
     /// Whose code runs, to be named if it panics.
     pub(crate) who: &'a mut &'static str,
     /// Where a loading thread tells what it reads.
@@ -48,33 +42,29 @@ pub(crate) struct Worker<C: ?Sized> {
 }
 
 impl<C: ?Sized> Worker<C> {
-    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded; and when that
-    /// was. The wait for it began at `since`, if there was one.
+    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded. The wait for it began at `since`, if there was one.
     pub(crate) fn load(
         &mut self,
         ticket: Ticket,
         slot: &mut dyn SlotGuard<Content = C>,
         since: Option<Instant>,
         progress: Option<&Progress>,
-    ) -> (BatchMeta, Instant) {
+    ) -> BatchMeta {
         let Self { source, naming, recorder } = self;
-        let mut stats = LoadStats::default();
         let mut who = if naming.rounds { "closure" } else { "data set" };
-        let records = source.records(ticket);
-        let plan = records.as_ref().map(|records| &records.plan);
-        let span = spans::load(ticket.epoch, ticket.step, plan.map_or(0, |plan| source.bytes(plan)));
-        recorder.started();
+        let (records, bytes) = source.records(ticket);
+        let span = recorder.began(ticket, bytes).entered();
         let start = Instant::now();
+        let since = since.map_or(start, |since| since.min(start));
+        let mut times = LoadTimes { since, start, end: start, transform: Duration::ZERO, io_calls: 0, bytes };
         if let Some(progress) = progress {
             progress.began(start);
         }
-        stats.waited = since.map_or(Duration::ZERO, |since| start.saturating_duration_since(since));
         // A source that panicked is called again only if the caller goes on. What it then does is up to it, and
         // memory-safe.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
-            let (records, stats, who) = (records.as_ref(), &mut stats, &mut who);
-            let load = Load { ticket, records, naming, stats, who, progress };
-            span.in_scope(|| source.load(load, slot))
+            let (records, times, who) = (records.as_ref(), &mut times, &mut who);
+            source.load(Load { ticket, records, naming, times, who, progress }, slot)
         }));
         let result = loaded.unwrap_or_else(|panic| {
             Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
@@ -82,10 +72,10 @@ impl<C: ?Sized> Worker<C> {
         if let Some(progress) = progress {
             progress.end();
         }
-        let end = Instant::now();
-        stats.read = (end - start).saturating_sub(stats.transform);
-        recorder.loaded(ticket, start, end, &stats);
-        (BatchMeta { ticket, records, result, stats }, end)
+        drop(span);
+        times.end = Instant::now();
+        recorder.loaded(ticket, &times);
+        BatchMeta { ticket, records, result, load: times }
     }
 
     /// A loading thread: takes the next batch whenever it has a slot and leave, until the gate is closed or the receiver
@@ -115,8 +105,8 @@ impl<C: ?Sized> Worker<C> {
                 self.recorder.flush();
             }
             let (since, progress) = (Some(asked.max(resumed)), Some(gate.progress(thread)));
-            let (meta, end) = self.load(ticket, &mut slot, since, progress);
-            asked = end;
+            let meta = self.load(ticket, &mut slot, since, progress);
+            asked = meta.load.end;
             if meta.result.is_err() {
                 gate.failed(ticket);
             }
