@@ -13,6 +13,7 @@ use super::checkpoint::{Checkpoint, Start};
 use super::schedule::Begun;
 use crate::backend::{Backend, Host, Waiting};
 use crate::error::{Error, Reading};
+use crate::observe::recorder::StepTimes;
 use crate::observe::report::Report;
 use crate::slot::Ticket;
 
@@ -244,6 +245,12 @@ impl<'l, B: Backend> Epochs<'l, B> {
     #[must_use]
     pub fn report(&self) -> Report {
         self.loader.report()
+    }
+
+    /// Returns the times of the last steps; see [`Loader::recent_steps`].
+    #[must_use]
+    pub fn recent_steps(&self) -> Vec<StepTimes> {
+        self.loader.recent_steps()
     }
 
     /// Returns the position after the last batch that was received; see [`Loader::checkpoint`].

@@ -40,6 +40,7 @@ use crate::error::Error;
 pub use crate::error::{At, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::live::LiveReport;
+use crate::observe::recorder::StepTimes;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
 pub use crate::slot::BatchMeta;
@@ -186,6 +187,13 @@ impl<B: Backend> Loader<B> {
     #[must_use]
     pub fn report(&self) -> Report {
         self.stage.report().with_reading(&self.files)
+    }
+
+    /// Returns the times of the last steps, up to [`STEPS`](crate::observe::STEPS), the oldest first. The step under way is
+    /// not one of them.
+    #[must_use]
+    pub fn recent_steps(&self) -> Vec<StepTimes> {
+        self.stage.recent_steps()
     }
 
     /// Returns a handle of the report, for a loop whose iterator has the loader, and for other threads.

@@ -13,6 +13,6 @@ pub(crate) mod trace;
 
 pub use self::breakdown::{Breakdown, Validation};
 pub use self::live::LiveReport;
-pub use self::recorder::{STEPS, StepTimes};
+pub use self::recorder::{LoopRecorder, STEPS, StepTimes};
 pub use self::report::{BOUND_RATIO, EPOCHS, EpochTimes, Report, StageTimes, Verdict};
 pub use self::trace::Trace;

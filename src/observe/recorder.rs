@@ -2,6 +2,7 @@
 //! from it.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -47,8 +48,9 @@ pub(crate) struct Recorder {
     /// Since when the caller has been asking for the next batch.
     asked: Option<Asked>,
     in_use: Option<InUse>,
-    /// When the first batch was asked for, and the first since the caller began again.
+    /// When the first batch was asked for.
     first: Option<Instant>,
+    /// When the first batch was asked for since the caller began again.
     since: Option<Instant>,
 }
 
@@ -143,10 +145,8 @@ impl Recorder {
 
     /// The caller has the batch that it asked for; a copy that is over ran as told.
     pub(crate) fn received(&mut self, meta: &BatchMeta, now: Instant, copy: Option<Interval>) {
-        let (ticket, load, id) = (meta.ticket, meta.load, self.naming.id(meta.ticket));
+        let (load, id) = (meta.load, self.naming.id(meta.ticket));
         let bytes = meta.result.as_ref().map_or(0, |&bytes| bytes);
-        let asked = self.asked.take().map_or(now, |asked| asked.at);
-        self.report.received(bytes, load.io_calls);
         // The loading thread has them in its row of the trace.
         let read = if self.naming.rounds { What::Generate } else { What::Read };
         for event in load.events(read, id) {
@@ -156,11 +156,18 @@ impl Recorder {
         if let Some((start, end)) = copy {
             self.breakdown.add_event(&Event { what: What::Transfer, batch: id, start, end, bytes });
         }
-        self.append(self.wait, id, (asked, now), bytes);
-        let load = load.end.saturating_duration_since(load.start);
-        self.in_use = Some(InUse { ticket, load, asked, received: now });
+        self.report.io_calls(load.io_calls);
+        self.in_use_from(meta.ticket, load.end.saturating_duration_since(load.start), now, bytes);
         self.track.taken(id);
         self.track.write_if_due(now);
+    }
+
+    /// The caller has the batch that it asked for, whose load took so long.
+    fn in_use_from(&mut self, ticket: Ticket, load: Duration, now: Instant, bytes: usize) {
+        let asked = self.asked.take().map_or(now, |asked| asked.at);
+        self.report.received(bytes);
+        self.append(self.wait, self.naming.id(ticket), (asked, now), bytes);
+        self.in_use = Some(InUse { ticket, load, asked, received: now });
     }
 
     /// A batch was released unseen: it had failed, or was loaded for a call that was left early.
@@ -179,7 +186,8 @@ impl Recorder {
             train.waiting += self.append(What::CopyWait, id, (received, from), 0);
         }
         self.track.used(id, from);
-        for (start, end) in pause::pauses(received) {
+        let pauses = if self.since.is_some() { pause::pauses(received) } else { Vec::new() };
+        for (start, end) in pauses {
             if start > from {
                 train.busy += self.append(What::Use, id, (from, start), 0);
             }
@@ -221,6 +229,84 @@ impl Recorder {
         if let Some(since) = self.since.take() {
             pause::pause((since, now));
         }
+    }
+}
+
+/// Records where the time of a loop goes that iterates over something else than a loader.
+///
+/// ```
+/// use std::time::Instant;
+/// use twinbuf::observe::LoopRecorder;
+///
+/// let mut recorder = LoopRecorder::new();
+/// let mut lines = "a\nb\nc".lines();
+/// for step in 0.. {
+///     recorder.asked(Instant::now());
+///     let Some(line) = lines.next() else { break };
+///     recorder.received(0, step, Instant::now());
+///     assert_eq!(line.len(), 1); // use it
+/// }
+/// recorder.ended(Instant::now());
+/// assert_eq!(recorder.report().batches, 3);
+/// ```
+pub struct LoopRecorder {
+    recorder: Recorder,
+    next: Ticket,
+}
+
+impl LoopRecorder {
+    /// Makes a recorder of a loop that has not begun.
+    #[must_use]
+    pub fn new() -> Self {
+        let next = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: 0, last: 0 };
+        let track = Track::new(None, 0, "");
+        let recorder = Recorder::new(track, Naming::default(), What::Wait, Breakdown::off(), false, 1);
+        Self { recorder, next }
+    }
+
+    /// The loop asks for an item: its use of the one before is over.
+    pub fn asked(&mut self, at: Instant) {
+        self.recorder.asked(self.next, at, None);
+        // It is of no loader: it pauses for none, and none pauses for it.
+        self.recorder.since = None;
+    }
+
+    /// The loop has the item that it asked for. The first one of an iteration, or of another epoch, begins an epoch.
+    pub fn received(&mut self, epoch: u64, step: u64, at: Instant) {
+        self.next = Ticket { epoch, step, ..self.next };
+        if self.recorder.epoch.as_ref().is_none_or(|begun| begun.id.epoch != epoch) {
+            self.recorder.epoch_ended(at);
+            self.recorder.began(self.next, at);
+        }
+        self.recorder.in_use_from(self.next, Duration::ZERO, at, 0);
+    }
+
+    /// There are no more items, or the loop has ended.
+    pub fn ended(&mut self, at: Instant) {
+        self.recorder.ended(at, None);
+    }
+
+    /// Reports where the time went so far; the loads are not known.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.recorder.report()
+    }
+
+    /// Returns the last steps, up to [`STEPS`], the oldest first.
+    pub fn steps(&self) -> impl ExactSizeIterator<Item = &StepTimes> {
+        self.recorder.steps.iter()
+    }
+}
+
+impl Default for LoopRecorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for LoopRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoopRecorder").field("next", &self.next).finish_non_exhaustive()
     }
 }
 

@@ -182,15 +182,20 @@ impl Report {
     }
 
     /// A batch was received.
-    pub(crate) fn received(&mut self, bytes: usize, io_calls: u64) {
-        let bytes = bytes as u64;
+    pub(crate) fn received(&mut self, bytes: usize) {
         self.batches += 1;
-        self.bytes += bytes;
-        self.io_calls += io_calls;
+        self.bytes += bytes as u64;
         if let Some(row) = self.by_epoch.last_mut() {
             row.batches += 1;
-            row.bytes += bytes;
-            row.io_calls += io_calls;
+            row.bytes += bytes as u64;
+        }
+    }
+
+    /// System calls read a batch.
+    pub(crate) fn io_calls(&mut self, calls: u64) {
+        self.io_calls += calls;
+        if let Some(row) = self.by_epoch.last_mut() {
+            row.io_calls += calls;
         }
     }
 

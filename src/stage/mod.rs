@@ -26,7 +26,7 @@ use crate::error::{Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::live::{LiveReport, Publisher};
 use crate::observe::log::What;
-use crate::observe::recorder::{LoadRecorder, Recorder};
+use crate::observe::recorder::{LoadRecorder, Recorder, StepTimes};
 use crate::observe::report::Report;
 use crate::observe::spans::Span;
 use crate::observe::trace::{LoaderTrace, Track};
@@ -329,6 +329,11 @@ impl<B: Backend> Stage<B> {
         let loads = self.loads.load(Ordering::Relaxed) as u64;
         let (time, bytes) = self.running.lanes.copies();
         self.running.recorder.report().with_transfers(loads, time, bytes)
+    }
+
+    /// The last steps.
+    pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
+        self.running.recorder.steps.iter().copied().collect()
     }
 
     /// A handle of the report, which is kept up to date from now on.
