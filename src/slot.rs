@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use twinbuf_mmap::BatchIndices;
 
+use crate::batch::checkpoint::{Checkpoint, Identity};
+use crate::batch::layout::Layout;
 use crate::error::{At, Error};
-use crate::loader::checkpoint::Identity;
-use crate::loader::layout::Layout;
 
 /// A slot of the ring: the content of one batch, and what is known about it.
 ///
@@ -54,6 +54,12 @@ pub(crate) struct Origin {
 }
 
 impl BatchMeta {
+    /// The position after the batch.
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
+        let identity = Some((*self.records().identity).clone());
+        Checkpoint { identity, epoch: self.ticket.epoch, step: self.ticket.step + 1 }
+    }
+
     pub(crate) fn records(&self) -> &Origin {
         let Some(records) = &self.records else { unreachable!("a loader's batch is made of records") };
         records

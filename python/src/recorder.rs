@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use twinbuf::observe::{LoopRecorder, StepTimes};
+use twinbuf::observe::LoopRecorder;
 
 use crate::report;
 
@@ -63,7 +63,7 @@ impl Recorder {
     fn figures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (report, steps) = {
             let recorder = self.lock();
-            (recorder.report(), recorder.steps().copied().collect::<Vec<StepTimes>>())
+            (recorder.report(), recorder.recent_steps())
         };
         report::figures(py, &report, &steps)
     }

@@ -15,8 +15,8 @@ use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting};
+use crate::batch::checkpoint::Checkpoint;
 use crate::error::Error;
-use crate::loader::checkpoint::Checkpoint;
 use crate::observe::log::{Event, What};
 use crate::observe::trace::Track;
 use crate::slot::{BatchMeta, Naming, Origin, Ticket};

@@ -10,10 +10,10 @@ use twinbuf_core::{
 use twinbuf_mmap::Buffer;
 
 use super::adaptive::Adaptive;
+use super::batch::Batch;
 use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};
 use crate::error::Error;
-use crate::loader::batch::Batch;
 use crate::observe::log::What;
 use crate::slot::{BatchMeta, Slot};
 

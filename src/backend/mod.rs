@@ -1,6 +1,7 @@
 //! Where batches end up: in host slots, or on from there in the slots of a device.
 
 pub(crate) mod adaptive;
+pub(crate) mod batch;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod host;

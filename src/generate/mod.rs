@@ -16,13 +16,12 @@ use crate::backend::adaptive::Adaptive;
 use crate::backend::host::{Value, Values};
 use crate::backend::sealed::SlotGuard;
 use crate::error::{At, BoxError, Error};
-use crate::loader::builder::HELD_TIMEOUT;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::report::Report;
 use crate::observe::trace::Trace;
 use crate::slot::{Naming, Origin, Slot, Ticket};
 use crate::stage::worker::{Load, Source};
-use crate::stage::{self, Stage};
+use crate::stage::{self, HELD_TIMEOUT, Stage};
 
 /// Makes rounds of data with a closure: round `N + 1` on a thread while the caller trains on round `N`.
 ///

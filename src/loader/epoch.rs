@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::Loader;
-use super::checkpoint::{Checkpoint, Start};
 use super::schedule::Begun;
 use crate::backend::{Backend, Host, Waiting};
+use crate::batch::checkpoint::{Checkpoint, Start};
 use crate::error::{Error, Reading};
 use crate::observe::recorder::StepTimes;
 use crate::observe::report::Report;

@@ -39,7 +39,7 @@ pub struct StepTimes {
 pub(crate) struct Recorder {
     report: Report,
     pub(crate) breakdown: Breakdown,
-    pub(crate) steps: VecDeque<StepTimes>,
+    steps: VecDeque<StepTimes>,
     track: Track,
     naming: Naming,
     /// The wait for a batch.
@@ -103,6 +103,11 @@ impl Recorder {
         let mut report = self.report.clone();
         report.by_epoch.retain(|row| row.batches > 0);
         report
+    }
+
+    /// Returns the last steps, up to [`STEPS`], the oldest first.
+    pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
+        self.steps.iter().copied().collect()
     }
 
     /// The epoch of `first` begins with that batch.
@@ -293,8 +298,9 @@ impl LoopRecorder {
     }
 
     /// Returns the last steps, up to [`STEPS`], the oldest first.
-    pub fn steps(&self) -> impl ExactSizeIterator<Item = &StepTimes> {
-        self.recorder.steps.iter()
+    #[must_use]
+    pub fn recent_steps(&self) -> Vec<StepTimes> {
+        self.recorder.recent_steps()
     }
 }
 

@@ -75,6 +75,10 @@ struct Running<B: Backend> {
     trace: Option<Arc<LoaderTrace>>,
 }
 
+/// Default wait for a batch that is held: longer than any step but the largest models', so that handing batches to
+/// other threads is no race.
+pub(crate) const HELD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How long dropping a stage waits for a load that is going on.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -333,7 +337,7 @@ impl<B: Backend> Stage<B> {
 
     /// The last steps.
     pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
-        self.running.recorder.steps.iter().copied().collect()
+        self.running.recorder.recent_steps()
     }
 
     /// A handle of the report, which is kept up to date from now on.
