@@ -93,8 +93,8 @@ pub(crate) struct Naming {
 
 impl Naming {
     pub(crate) fn at(&self, ticket: Ticket) -> At {
-        let step = (!self.rounds).then_some(ticket.step);
-        At { loader: self.loader.clone(), epoch: ticket.epoch, step }
+        let BatchId { epoch, step, .. } = self.id(ticket);
+        At { loader: self.loader.clone(), epoch, step }
     }
 
     pub(crate) fn id(&self, ticket: Ticket) -> BatchId {

@@ -17,6 +17,7 @@ use crate::backend::host::{Value, Values};
 use crate::backend::sealed::SlotGuard;
 use crate::error::{At, BoxError, Error};
 use crate::observe::breakdown::Breakdown;
+use crate::observe::log::What;
 use crate::observe::report::Report;
 use crate::observe::trace::Trace;
 use crate::slot::{Naming, Origin, Slot, Ticket};
@@ -227,10 +228,15 @@ struct Maker<T>(Make<T>);
 
 impl<T> Source<T> for Maker<T> {
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = T>) -> Result<usize, Error> {
-        let Load { ticket, naming, .. } = load;
+        let Load { ticket, naming, who, .. } = load;
+        *who = "closure";
         (self.0)(ticket.epoch, slot.content())
             .map_err(|source| Error::Load { at: naming.at(ticket), source })?;
         Ok(size_of::<T>())
+    }
+
+    fn log(&self) -> (What, &'static str) {
+        (What::Generate, "generate")
     }
 
     fn records(&self, _: Ticket) -> (Option<Origin>, usize) {

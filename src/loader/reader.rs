@@ -10,6 +10,7 @@ use super::schedule::Schedule;
 use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
 use crate::error::{At, BoxError, Error};
+use crate::observe::log::What;
 use crate::slot::{LoadTimes, Origin, Ticket};
 use crate::stage::progress::Progress;
 use crate::stage::worker::{Load, Source};
@@ -40,11 +41,16 @@ pub(crate) struct FieldReader {
 }
 
 impl Source<[u8]> for Reader {
+    fn log(&self) -> (What, &'static str) {
+        (What::Read, "read")
+    }
+
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
         let Load { ticket, records, naming, times, who, progress } = load;
         let at = || naming.at(ticket);
         // A call that was left long ago: the batch will be discarded.
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
+        *who = "data set";
         self.begin(ticket);
         let mut slot = Filling { slot, flushed: 0 };
         let (mut len, io_calls) = (0, Records::read_calls());

@@ -153,8 +153,7 @@ impl Recorder {
         let (load, id) = (meta.load, self.naming.id(meta.ticket));
         let bytes = meta.result.as_ref().map_or(0, |&bytes| bytes);
         // The loading thread has them in its row of the trace.
-        let read = if self.naming.rounds { What::Generate } else { What::Read };
-        for event in load.events(read, id) {
+        for event in load.events(What::Read, id) {
             self.report.add(&event);
             self.breakdown.add_event(&event);
         }
@@ -202,7 +201,7 @@ impl Recorder {
             }
         }
         train.busy += self.append(What::Use, id, (from, now), 0);
-        if !self.naming.rounds {
+        if self.epoch.is_some() {
             self.append(What::Step, id, (asked, now), 0);
         }
         if self.report.batches == 1 {

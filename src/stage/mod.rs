@@ -25,7 +25,6 @@ use crate::dataset::Locator;
 use crate::error::{Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::live::{LiveReport, Publisher};
-use crate::observe::log::What;
 use crate::observe::recorder::{LoadRecorder, Recorder, StepTimes};
 use crate::observe::report::Report;
 use crate::observe::spans::Span;
@@ -261,12 +260,12 @@ impl<B: Backend> Stage<B> {
         let mut sides =
             Sides { lanes, slot, host_depth, lent, overlap, trace: sides_trace, naming: sides_naming, sum };
         let loads = Arc::new(AtomicUsize::new(0));
-        let (row, what) = if naming.rounds { ("generate", What::Generate) } else { ("read", What::Read) };
         let gate = Arc::new(Gate::new(steps, lanes));
         let mut feed = Feed::Threads(Threads { gate: gate.clone(), join: Vec::new() });
         let mut batches = Vec::with_capacity(lanes);
         let made = backend.make(&mut sides)?;
         for (lane, (source, (slots, received))) in sources.into_iter().zip(made).enumerate() {
+            let (what, row) = source.log();
             let (id, row) = sides.row(lane, row);
             let track = Track::new(trace.clone(), id, &row);
             let recorder = LoadRecorder::new(track, what, naming.clone(), loads.clone());

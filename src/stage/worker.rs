@@ -8,12 +8,16 @@ use super::progress::Progress;
 use crate::backend::NoSlot;
 use crate::backend::sealed::{SlotGuard, Slots};
 use crate::error::Error;
+use crate::observe::log::What;
 use crate::observe::recorder::LoadRecorder;
 use crate::slot::{BatchMeta, LoadTimes, Naming, Origin, Ticket};
 use crate::thread::panic_message;
 
 /// Where batches come from: a data set, or a closure that makes them.
 pub(crate) trait Source<C: ?Sized>: Send {
+    /// What a load is in the log, and what the thread's row is called.
+    fn log(&self) -> (What, &'static str);
+
     /// Puts the batch into `slot`, and returns its bytes, with those that were flushed.
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = C>) -> Result<usize, Error>;
 
@@ -51,7 +55,7 @@ impl<C: ?Sized> Worker<C> {
         progress: Option<&Progress>,
     ) -> BatchMeta {
         let Self { source, naming, recorder } = self;
-        let mut who = if naming.rounds { "closure" } else { "data set" };
+        let mut who = "source";
         let (records, bytes) = source.records(ticket);
         let span = recorder.began(ticket, bytes).entered();
         let start = Instant::now();
@@ -83,7 +87,7 @@ impl<C: ?Sized> Worker<C> {
     pub(crate) fn run<S: Slots<Content = C>>(mut self, thread: usize, gate: &Gate, mut slots: S) {
         // Dropped last, and by a panic too.
         let _left = Left(gate);
-        let mut epoch = None;
+        let mut before: Option<Ticket> = None;
         let mut asked = Instant::now();
         loop {
             // The wait for a slot may be long.
@@ -98,10 +102,8 @@ impl<C: ?Sized> Worker<C> {
                 gate.waits_for_slot(thread, false);
             }
             let Some((ticket, resumed)) = gate.start(thread, || self.recorder.flush()) else { break };
-            // The trace of an epoch that has been read is complete in the file. Rounds are too many for that.
-            if epoch.replace((ticket.generation, ticket.epoch)).is_some_and(|last| last.1 != ticket.epoch)
-                && !self.naming.rounds
-            {
+            // The trace of an epoch that has been read is complete in the file. Epochs of one step are too many for that.
+            if before.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.steps > 1) {
                 self.recorder.flush();
             }
             let (since, progress) = (Some(asked.max(resumed)), Some(gate.progress(thread)));
