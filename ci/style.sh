@@ -6,6 +6,8 @@ cargo fmt --all --check
 cargo clippy --workspace --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 python3 ci/circles.py --test
+python3 ci/layers.py --test
+python3 ci/layers.py
 python3 ci/circles.py core/src mmap/src cuda/src cuda/sim/src src cli/src bench/src bench/disk/src \
   bench/loaders/src bench/cudarc/src adapters/{burn,candle,ndarray,ranks}/src \
   python/src

@@ -48,6 +48,7 @@
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate of that name |
 
 mod backend;
+mod batch;
 mod dataset;
 mod error;
 pub mod generate;

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use twinbuf_mmap::BatchIndices;
 
+use crate::batch::checkpoint::{Checkpoint, Identity};
+use crate::batch::layout::Layout;
 use crate::error::{At, Error};
-use crate::loader::checkpoint::Identity;
-use crate::loader::layout::Layout;
 
 /// A slot of the ring: the content of one batch, and what is known about it.
 ///
@@ -44,7 +44,7 @@ pub struct BatchMeta {
     pub(crate) offsets: Vec<Vec<usize>>,
     /// The bytes of the batch, or why it could not be loaded.
     pub(crate) result: Result<usize, Error>,
-    pub(crate) stats: LoadStats,
+    pub(crate) load: LoadTimes,
 }
 
 /// Which records a batch is made of, and how they lie in it.
@@ -57,6 +57,12 @@ pub(crate) struct Origin {
 }
 
 impl BatchMeta {
+    /// The position after the batch.
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
+        let identity = Some((*self.records().identity).clone());
+        Checkpoint { identity, epoch: self.ticket.epoch, step: self.ticket.step + 1 }
+    }
+
     pub(crate) fn records(&self) -> &Origin {
         let Some(records) = &self.records else { unreachable!("a loader's batch is made of records") };
         records
@@ -111,8 +117,8 @@ pub(crate) struct Naming {
 
 impl Naming {
     pub(crate) fn at(&self, ticket: Ticket) -> At {
-        let step = (!self.rounds).then_some(ticket.step);
-        At { loader: self.loader.clone(), epoch: ticket.epoch, step }
+        let BatchId { epoch, step, .. } = self.id(ticket);
+        At { loader: self.loader.clone(), epoch, step }
     }
 
     pub(crate) fn id(&self, ticket: Ticket) -> BatchId {
@@ -129,23 +135,19 @@ pub(crate) struct BatchId {
     pub(crate) step: Option<u64>,
 }
 
-/// What it took to fill a slot.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LoadStats {
-    /// Reading, hints included; or generating.
-    pub(crate) read: Duration,
+/// How a slot was filled: the loading thread's part of the event log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoadTimes {
+    /// Since when the loading thread waited for the slot, or for leave to start; `start` if it did not.
+    pub(crate) since: Instant,
+    pub(crate) start: Instant,
+    pub(crate) end: Instant,
+    /// The part of it that was no reading.
     pub(crate) transform: Duration,
-    /// How long the loading thread waited for the slot, or for leave to start.
-    pub(crate) waited: Duration,
     /// System calls that read files.
     pub(crate) io_calls: u64,
-}
-
-impl LoadStats {
-    /// How long the loading thread worked on the batch.
-    pub(crate) fn busy(&self) -> Duration {
-        self.read + self.transform
-    }
+    /// Bytes before the transforms.
+    pub(crate) bytes: usize,
 }
 
 impl fmt::Display for At {

@@ -1,6 +1,7 @@
 //! The example `validation`: loaders with names, switches of their own, one trace and one memory limit.
 
-use std::collections::BTreeMap;
+mod common;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -32,18 +33,16 @@ fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
 
     let events = std::fs::read_to_string(folder.path().join("trace.json")).unwrap();
     let events: Vec<Value> = serde_json::from_str(&events).unwrap();
-    let rows: BTreeMap<u64, &str> = events
-        .iter()
-        .filter(|event| event["name"] == "thread_name")
-        .map(|event| (event["tid"].as_u64().unwrap(), event["args"]["name"].as_str().unwrap()))
-        .collect();
-    let mut names: Vec<&str> = rows.values().copied().collect();
+    assert_eq!(common::trace::errors(&events), [""; 0]);
+    let rows = common::trace::rows(&events);
+    let mut names: Vec<String> = rows.values().map(|row| row.replace(" rank 0 of 1", "")).collect();
     names.sort_unstable();
     assert_eq!(names, ["train: read", "train: train", "valid: read", "valid: train"]);
     // Without overlap a load lies in the wait of its own loader.
+    let number = |event: &Value| (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
     let of = |row: &str, name: &str| -> Vec<(f64, f64)> {
         let here =
-            |event: &&Value| event["name"] == name && rows.get(&event["tid"].as_u64().unwrap()) == Some(&row);
+            |event: &&Value| event["name"] == name && rows[&number(event)].replace(" rank 0 of 1", "") == row;
         let span = |event: &Value| {
             (event["ts"].as_f64().unwrap(), event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap())
         };

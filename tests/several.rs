@@ -37,17 +37,19 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     valid.close().unwrap();
 
     let events = events(&path);
-    let rows: Vec<(&str, u64)> = events
-        .iter()
-        .filter(|event| event["name"] == "thread_name")
-        .map(|event| (event["args"]["name"].as_str().unwrap(), event["tid"].as_u64().unwrap()))
-        .collect();
-    let mut names: Vec<&str> = rows.iter().map(|row| row.0).collect();
-    names.sort_unstable();
-    let expected =
-        ["loader 3: read", "loader 3: train", "train: read", "train: train", "va_lid: read", "va_lid: train"];
+    assert_eq!(common::trace::errors(&events), [""; 0]);
+    let rows = common::trace::rows(&events);
+    let names: Vec<&str> = rows.values().map(String::as_str).collect();
+    let expected = [
+        "train rank 0 of 1: train",
+        "train rank 0 of 1: read",
+        "va_lid rank 0 of 1: train",
+        "va_lid rank 0 of 1: read",
+        "loader 3 rank 0 of 1: train",
+        "loader 3 rank 0 of 1: read",
+    ];
     assert_eq!(names, expected);
-    for (name, row) in rows {
+    for ((_, row), name) in rows {
         let epochs: Vec<u64> = events
             .iter()
             .filter(|event| {

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use common::{Fault, Faulty, files, open, plan};
 use serde_json::{Value, json};
 use twinbuf::observe::Trace;
-use twinbuf::{Error, Loader, Plan, Shuffle};
+use twinbuf::{Breakdown, Error, Loader, Plan, Shuffle};
 
 /// The file as a viewer reads it: the closing bracket may be missing.
 fn events(path: &Path) -> Vec<Value> {
@@ -34,7 +34,12 @@ fn spawn(command: &mut Command) -> Child {
 }
 
 fn named<'e>(events: &'e [Value], name: &str) -> Vec<&'e Value> {
-    events.iter().filter(|event| event["name"] == name).collect()
+    // Epochs have their numbers in their names.
+    let named = |event: &&Value| match event["name"].as_str().unwrap().split_once(' ') {
+        Some(("epoch", _)) => name == "epoch",
+        _ => event["name"] == name,
+    };
+    events.iter().filter(named).collect()
 }
 
 #[test]
@@ -96,6 +101,35 @@ fn the_events_of_the_first_epochs() {
     }
 }
 
+#[test]
+fn the_events_of_a_row_nest() {
+    let (dir, paths) = files(&[40, 24]);
+    let path = dir.path().join("trace.json");
+    for overlap in [false, true] {
+        let loader = |name: &str, epochs| {
+            let trace = Trace::new(&path).epochs(epochs);
+            Loader::builder(open(&paths), plan(64, 8))
+                .name(name)
+                .overlap(overlap)
+                .trace(trace)
+                .build()
+                .unwrap()
+        };
+        let (mut train, mut valid) = (loader("train", 20), loader("valid", 20));
+        for batch in train.epochs(0..3) {
+            let (batch, breakdown) = (batch.unwrap(), Breakdown::off());
+            // One validation right after the batch came, and two within one another.
+            let _validation = (batch.step() % 3 == 0).then(|| breakdown.validation(1));
+            for step in (0..batch.step()).step_by(2) {
+                assert_eq!(valid.epochs(step..step + 2).count(), 16);
+            }
+        }
+        train.close().unwrap();
+        valid.close().unwrap();
+        assert_eq!(common::trace::errors(&events(&path)), [""; 0], "overlap {overlap}");
+    }
+}
+
 /// Whole nanoseconds of a time of the format.
 fn nanos(micros: &Value) -> u64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // times of a short run
@@ -152,7 +186,9 @@ fn arrows_lead_from_each_load_to_its_use() {
             }
             let (from, to) = (bound(&events, start), bound(&events, same[0]));
             assert_eq!((&from["name"], &to["name"]), (&json!("disk_load"), &json!("train")));
-            assert_eq!(from["args"], to["args"]);
+            for arg in ["epoch", "step"] {
+                assert_eq!(from["args"][arg], to["args"][arg]);
+            }
         }
     }
 }

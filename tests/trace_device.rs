@@ -22,15 +22,13 @@ fn busy(time: Duration) {
 
 /// For each row and each event on it, the sum in seconds.
 fn sums(events: &[Value]) -> BTreeMap<(String, String), f64> {
-    let rows: BTreeMap<u64, String> = events
-        .iter()
-        .filter(|event| event["name"] == "thread_name")
-        .map(|event| (event["tid"].as_u64().unwrap(), event["args"]["name"].as_str().unwrap().to_string()))
-        .collect();
+    let rows = common::trace::rows(events);
     let mut sums = BTreeMap::new();
     for event in events.iter().filter(|event| event["ph"] == "X") {
-        let row = rows[&event["tid"].as_u64().unwrap()].clone();
-        let name = event["name"].as_str().unwrap().to_string();
+        let row = rows[&(event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap())].clone();
+        // A row of each worker has its number, and each epoch too.
+        let plain = |name: &str| name.trim_end_matches(|c: char| c == ' ' || c.is_ascii_digit()).to_string();
+        let (row, name) = (plain(&row).replace(" rank 0 of 1", ""), plain(event["name"].as_str().unwrap()));
         *sums.entry((row, name)).or_default() += event["dur"].as_f64().unwrap() / 1e6;
     }
     sums
@@ -43,8 +41,9 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
     let sim = Sim::start(Options { delay_us: 300, ..Options::seeded(5) });
     let ctx = cuda::context(0).unwrap();
     let trace = || Trace::new(&path).epochs(9);
-    for overlap in [true, false] {
+    for (overlap, workers) in [(true, 1), (true, 2), (false, 1)] {
         let train = Loader::builder(open(&paths), plan(96, 8)).name("train").trace(trace()).overlap(overlap);
+        let train = train.workers(workers);
         let mut train = train.cuda(ctx.clone()).build().unwrap();
         let mut valid = Loader::builder(open(&paths), plan(96, 16))
             .name("valid")
@@ -94,6 +93,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
 
         let text = std::fs::read_to_string(&path).unwrap();
         let events: Vec<Value> = serde_json::from_str(&text).expect("plain JSON, as viewers open it");
+        assert_eq!(common::trace::errors(&events), [""; 0], "overlap {overlap}, {workers} workers");
         let sums = sums(&events);
         let of = |row: &str, names: &[&str]| -> f64 {
             names.iter().filter_map(|name| sums.get(&(row.to_string(), (*name).to_string()))).sum()
@@ -125,6 +125,16 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         assert_eq!(checked, 7);
         let rows: std::collections::BTreeSet<&String> = sums.keys().map(|(row, _)| row).collect();
         assert_eq!(rows.len(), 5, "{rows:?}");
+        // Bytes are those of the report too.
+        let bytes = |pid: u64, name: &str| -> u64 {
+            let here = |event: &&Value| event["pid"] == pid && event["name"] == name;
+            events.iter().filter(here).map(|event| event["args"]["bytes"].as_u64().unwrap()).sum()
+        };
+        assert_eq!(bytes(0, "disk_load"), train_report.read_bytes);
+        assert_eq!(bytes(0, "gpu_transfer"), train_report.transfer_bytes);
+        assert_eq!(bytes(1, "disk_load"), valid_report.read_bytes);
+        let text = train_report.to_string();
+        assert_eq!(text.matches(" GB/s\n").count(), 2, "{text}");
     }
     assert_eq!(sim.violations(), [""; 0]);
 }

@@ -12,16 +12,13 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use twinbuf::Checkpoint;
 use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
+use twinbuf::observe::StepTimes;
 
 use crate::dtype::Layout;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::position::Position;
 use crate::reading::is_reading;
-use crate::report::Step;
-
-/// Steps that a report can draw.
-const STEPS: usize = 10_000;
 
 #[allow(clippy::large_enum_variant, reason = "there is one for each loader")]
 pub(crate) enum Run {
@@ -57,48 +54,12 @@ pub(crate) struct State {
     pub(crate) end: u64,
     /// The last iteration came to its end.
     pub(crate) exhausted: bool,
-    /// The report of a loader that was closed.
-    pub(crate) last_report: Option<twinbuf::Report>,
-    pub(crate) steps: Steps,
+    /// The report of a loader that was closed, and its last steps.
+    pub(crate) last_report: (twinbuf::Report, Vec<StepTimes>),
     /// Batches that were handed out and may be in use, in their order, with the number of their iteration.
     pub(crate) leases: VecDeque<(u64, Weak<Lease>)>,
     /// It was logged that a batch left its slot.
     pub(crate) warned: bool,
-}
-
-/// The times of the last steps.
-#[derive(Default)]
-pub(crate) struct Steps {
-    pub(crate) begin: Option<Instant>,
-    /// When the next batch was asked for.
-    pub(crate) asked: Option<Instant>,
-    /// When the batch in use was asked for and received.
-    pub(crate) open: Option<(u64, u64, Instant, Instant)>,
-    pub(crate) done: VecDeque<Step>,
-}
-
-impl Steps {
-    pub(crate) fn received(&mut self, epoch: u64, step: u64, now: Instant) {
-        self.open = Some((epoch, step, self.asked.unwrap_or(now), now));
-    }
-
-    /// The next batch is asked for: the use of the last one is over.
-    pub(crate) fn asked(&mut self, now: Instant) {
-        self.asked = Some(now);
-        let begin = *self.begin.get_or_insert(now);
-        if let Some((epoch, step, asked, received)) = self.open.take() {
-            if self.done.len() == STEPS {
-                self.done.pop_front();
-            }
-            self.done.push_back(Step {
-                epoch,
-                step,
-                start: (asked - begin).as_secs_f64(),
-                wait: (received - asked).as_secs_f64(),
-                compute: (now - received).as_secs_f64(),
-            });
-        }
-    }
 }
 
 /// What the loader and its iterators share.
@@ -193,16 +154,12 @@ impl Shared {
     }
 
     /// Asks for the next batch, and waits for it as long as `timeout`.
-    pub(crate) fn ask(&self, state: &mut State, iteration: u64, first: bool, timeout: Duration) -> Asked {
+    pub(crate) fn ask(&self, state: &mut State, iteration: u64, timeout: Duration) -> Asked {
         if state.iteration != iteration {
             return if matches!(state.run, Run::Closed) { Asked::Closed } else { Asked::Replaced };
         }
-        if first {
-            state.steps.asked(Instant::now());
-        }
         if let Some(lease) = state.put_back.take() {
             state.before = None;
-            state.steps.received(lease.epoch, lease.step, Instant::now());
             return Asked::Batch(lease);
         }
         let Run::Running(epochs) = &mut state.run else { return Asked::End };
@@ -212,16 +169,13 @@ impl Shared {
         };
         match found {
             Poll::Pending => Asked::NotYet,
-            Poll::Ready(Some(Ok(batch))) => {
-                state.steps.received(batch.epoch(), batch.step(), Instant::now());
-                match Lease::new(batch, &self.layouts).map(Arc::new) {
-                    Ok(lease) => {
-                        state.lent(&lease);
-                        Asked::Batch(lease)
-                    }
-                    Err(error) => Asked::Failed(Box::new(error)),
+            Poll::Ready(Some(Ok(batch))) => match Lease::new(batch, &self.layouts).map(Arc::new) {
+                Ok(lease) => {
+                    state.lent(&lease);
+                    Asked::Batch(lease)
                 }
-            }
+                Err(error) => Asked::Failed(Box::new(error)),
+            },
             Poll::Ready(Some(Err(error))) => {
                 match errors::is_interrupt(&error) {
                     true => state.again(),
@@ -279,7 +233,6 @@ impl State {
         if self.iteration != iteration || matches!(self.run, Run::Closed) {
             return;
         }
-        self.steps.open = None;
         self.before = self.at().and_then(|after| moved(&after, lease.epoch, lease.step));
         self.put_back = Some(lease);
     }
@@ -305,7 +258,6 @@ impl State {
         self.put_back = None;
         let run = std::mem::replace(&mut self.run, Run::Closed);
         self.run = run.into_loader().map_or(Run::Closed, Run::Idle);
-        self.steps.asked(Instant::now());
     }
 
     /// Begins an iteration over these epochs, or what a loaded state leaves of them. One of a single epoch is its whole
@@ -348,11 +300,11 @@ impl State {
         }
     }
 
-    pub(crate) fn report(&self) -> twinbuf::Report {
+    pub(crate) fn report(&self) -> (twinbuf::Report, Vec<StepTimes>) {
         match &self.run {
-            Run::Idle(loader) => loader.report(),
-            Run::Running(epochs) => epochs.report(),
-            Run::Closed => self.last_report.clone().unwrap_or_default(),
+            Run::Idle(loader) => (loader.report(), loader.recent_steps()),
+            Run::Running(epochs) => (epochs.report(), epochs.recent_steps()),
+            Run::Closed => self.last_report.clone(),
         }
     }
 

@@ -61,7 +61,7 @@ impl Batches {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         let shared = &*self.shared;
         shared.check(py)?;
-        let ask = |timeout| move |state: &mut State| shared.ask(state, self.iteration, true, timeout);
+        let ask = |timeout| move |state: &mut State| shared.ask(state, self.iteration, timeout);
         let mut asked = match shared.overlap {
             // Most batches are there already: no reason to let go of the GIL, and to wait to get it back.
             true => shared.with(py, ask(Duration::ZERO)),
@@ -88,7 +88,7 @@ impl Batches {
             let freed;
             (freed, asked) = shared.detached(py, |state| {
                 let freed = state.free_a_slot(PATIENCE);
-                (freed, shared.ask(state, self.iteration, false, SLICE))
+                (freed, shared.ask(state, self.iteration, SLICE))
             });
             if let Err(raised) = tell(py, shared, &freed) {
                 return Err(match asked {

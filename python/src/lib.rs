@@ -15,6 +15,7 @@ mod number;
 mod plan;
 mod position;
 mod reading;
+mod recorder;
 mod records;
 mod report;
 mod switches;
@@ -34,6 +35,8 @@ mod _twinbuf {
     use crate::loader::Loader;
     #[pymodule_export]
     use crate::plan::{Chunks, Plan, Window};
+    #[pymodule_export]
+    use crate::recorder::Recorder;
     #[pymodule_export]
     use crate::records::Records;
 

@@ -14,7 +14,7 @@ use twinbuf::{Checkpoint, Dataset, LastBatch};
 
 use crate::dataset::{self, Object, PythonData, Sets};
 use crate::device;
-use crate::engine::{self, Run, Shared, State, Steps};
+use crate::engine::{self, Run, Shared, State};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
 use crate::number::whole;
@@ -215,8 +215,7 @@ impl Loader {
             end: 0,
             next_epoch: 0,
             exhausted: false,
-            last_report: None,
-            steps: Steps::default(),
+            last_report: Default::default(),
             leases: VecDeque::new(),
             warned: false,
         };
@@ -363,9 +362,7 @@ impl Loader {
     /// Where the time went so far.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.shared.check(py)?;
-        let (report, steps) = self
-            .shared
-            .with(py, |state| (state.report(), state.steps.done.iter().copied().collect::<Vec<_>>()));
+        let (report, steps) = self.shared.with(py, |state| state.report());
         let report = report::report(py, self.shared.name.as_deref(), &report, &steps, self.depth)?;
         match &self.sender {
             Some(sender) => sender.bind(py).call_method1("report", (report,)),
@@ -381,7 +378,7 @@ impl Loader {
         let result = shared.detached(py, |state| {
             state.rest();
             state.iteration += 1;
-            state.last_report = Some(state.report());
+            state.last_report = state.report();
             match std::mem::replace(&mut state.run, Run::Closed) {
                 // Relaxed: as in `end`.
                 run if shared.kept.load(Ordering::Relaxed) => {

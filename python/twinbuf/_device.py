@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ._prefetch import Items, Position, Run
 from ._streams import Sent, Streams, Upload, streams_of
-from .report import BOUND, STEPS, Report, Step
+from ._twinbuf import _Recorder
+from .report import BOUND, Report
 
 if TYPE_CHECKING:
     from ._twinbuf import Batch
@@ -46,7 +46,7 @@ class Sender:
         self._streams = streams
         self._position = Position()
         self._run: weakref.ref[Run[Batch]] | None = None
-        self._loop = _Loop()
+        self._loop = _Recorder(time.perf_counter())
         self._sending = _Seconds()
 
     def slot(self, nbytes: int) -> Any:
@@ -90,21 +90,8 @@ class Sender:
 
     def report(self, reading: Report) -> Report:
         """Return where the time of the loop went; `reading` is the report of the thread that sends."""
-        loop = self._loop
         load = max(reading.load, self._sending.total)
-        report = dataclasses.replace(
-            reading,
-            epochs=loop.epochs,
-            batches=loop.batches,
-            wall=loop.wait + loop.compute,
-            wait=loop.wait,
-            compute=loop.compute,
-            load=load,
-            first_wait=loop.first_wait,
-            first_compute=loop.first_compute,
-            steps=tuple(loop.steps),
-            text=None,
-        )
+        report = dataclasses.replace(reading, **self._loop.figures(), load=load, text=None)
         return dataclasses.replace(report, advice=_advice(report, reading.load))
 
 
@@ -144,107 +131,56 @@ class _BatchUpload(Upload):
         return Sent(item, sent.copied, sent.on_device, late=False)
 
 
-class _Loop:
-    """The loop's side of the report, over all iterations."""
-
-    def __init__(self) -> None:
-        self.epochs = self.batches = 0
-        self.wait = self.compute = self.first_wait = self.first_compute = 0.0
-        self.steps: deque[Step] = deque(maxlen=STEPS)
-        self._begun: float | None = None
-        self._asked: float | None = None
-        # The batch in use, and when it was asked for and received.
-        self._used: tuple[int, int, float, float] | None = None
-        self._epoch: int | None = None
-
-    def ask(self) -> None:
-        """The loop wants a batch: it is done with the one before."""
-        now = time.perf_counter()
-        self._done(now)
-        self._asked = now
-        if self._begun is None:
-            self._begun = now
-
-    def receive(self, batch: Batch) -> None:
-        """The loop has a batch."""
-        asked, now = self._waited()
-        self.batches += 1
-        if self.batches == 1:
-            self.first_wait = now - asked
-        if self._epoch != batch.epoch:
-            self._epoch = batch.epoch
-            self.epochs += 1
-        self._used = batch.epoch, batch.step, asked, now
-
-    def end(self) -> None:
-        """There are no more batches, or the loop has left."""
-        self._done(time.perf_counter())
-        self._waited()
-        self._epoch = None
-
-    def _waited(self) -> tuple[float, float]:
-        now = time.perf_counter()
-        asked, self._asked = now if self._asked is None else self._asked, None
-        self.wait += now - asked
-        return asked, now
-
-    def _done(self, now: float) -> None:
-        if self._used is not None:
-            epoch, step, asked, received = self._used
-            self._used = None
-            self.compute += now - received
-            if self.batches == 1:
-                self.first_compute = now - received
-            start = asked - (self._begun or 0.0)
-            self.steps.append(Step(epoch, step, start, received - asked, now - received))
+def _end(loop: _Recorder) -> None:
+    loop.end(time.perf_counter())
 
 
 class _OnDevice(Items["Batch"]):
     """The batches that the thread has sent."""
 
     def __init__(
-        self, run: Run[Batch], upload: Upload, position: Position, batches: Iterator[Batch], loop: _Loop
+        self, run: Run[Batch], upload: Upload, position: Position, batches: Iterator[Batch], loop: _Recorder
     ) -> None:
         super().__init__(run, upload, position)
         self._batches = batches
         self._loop = loop
-        weakref.finalize(self, loop.end).atexit = False
+        weakref.finalize(self, _end, loop).atexit = False
 
     def __next__(self) -> Batch:
-        self._loop.ask()
+        self._loop.ask(time.perf_counter())
         try:
             batch = super().__next__()
         except StopIteration:
-            self._loop.end()
+            _end(self._loop)
             # Of an iteration that another one has ended, or `close`, this raises what the loader has to tell.
             return next(self._batches)
         except BaseException:
-            self._loop.end()
+            _end(self._loop)
             raise
-        self._loop.receive(batch)
+        self._loop.receive(batch.epoch, batch.step, time.perf_counter())
         return batch
 
 
 class _InTurn:
     """Without overlap: each batch is read and sent when it is asked for."""
 
-    def __init__(self, batches: Iterator[Batch], upload: Upload, loop: _Loop) -> None:
+    def __init__(self, batches: Iterator[Batch], upload: Upload, loop: _Recorder) -> None:
         self._batches = batches
         self._upload = upload
         self._loop = loop
-        weakref.finalize(self, loop.end).atexit = False
+        weakref.finalize(self, _end, loop).atexit = False
 
     def __iter__(self) -> _InTurn:
         return self
 
     def __next__(self) -> Batch:
-        self._loop.ask()
+        self._loop.ask(time.perf_counter())
         try:
             with self._upload.using():
                 sent = self._upload.send(next(self._batches))
         except BaseException:
-            self._loop.end()
+            _end(self._loop)
             raise
         batch: Batch = self._upload.receive(sent)
-        self._loop.receive(batch)
+        self._loop.receive(batch.epoch, batch.step, time.perf_counter())
         return batch

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ._prefetch import Prefetcher
-from .report import STEPS, Report, Step
+from ._twinbuf import _Recorder
+from .report import Report
 
 T = TypeVar("T")
 
@@ -150,47 +151,35 @@ class _Record:
     line: str
     workers: int
     own: Callable[[], Report] | None
+    loop: _Recorder = field(default_factory=lambda: _Recorder(time.perf_counter()))
     epochs: int = 0
-    batches: int = 0
-    wall: float = 0.0
-    wait: float = 0.0
-    compute: float = 0.0
     load: float = 0.0
     wait_cpu: float = 0.0  # of the loop's thread
     process_cpu: float = 0.0  # of all threads, waiting or not
-    first_wait: float = 0.0
-    first_compute: float = 0.0
     overlapped: float = 0.0
     prefetched: bool = False
     depth: bool = False
-    start: float = 0.0
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=STEPS))
 
     def report(self) -> Report:
-        blocked = self.wait - self.wait_cpu
-        load = self.load if self.prefetched else self.wait
-        if self.workers and blocked > self.wait_cpu and blocked > (1 - 1 / _WORTH_IT) * self.wall:
-            load = self.wall  # the workers are busy all the time, or as good as that
+        figures = self.loop.figures()
+        wall, wait = figures["wall"], figures["wait"]
+        blocked = wait - self.wait_cpu
+        load = self.load if self.prefetched else wait
+        if self.workers and blocked > self.wait_cpu and blocked > (1 - 1 / _WORTH_IT) * wall:
+            load = wall  # the workers are busy all the time, or as good as that
         own = self.own() if self.own is not None else None
         ahead = self.prefetched or self.workers > 0 or (own is not None and own.overlap)
-        figures: dict[str, Any] = {
+        figures |= {
             "name": self.name,
             "epochs": self.epochs,
-            "batches": self.batches,
-            "wall": self.wall,
-            "wait": self.wait,
-            "compute": self.compute,
             "load": load if own is None else own.load,
-            "first_wait": self.first_wait,
-            "first_compute": self.first_compute,
             "overlap": ahead,
-            "steps": tuple(self.steps),
             "with_prefetch": None if ahead or own is not None else self.overlapped,
         }
         if figures["with_prefetch"] is not None:
             # Two processors may share a core, which shows nowhere, and then the work of both sides may take
             # as long side by side as one after the other.
-            least = min(self.wall, self.process_cpu / max(1.0, _processors() / 2))
+            least = min(wall, self.process_cpu / max(1.0, _processors() / 2))
             figures["with_prefetch_at_worst"] = max(self.overlapped, least)
         advice = self._advice(Report(advice="", **figures)) if own is None else own.advice
         return Report(advice=advice, **figures)
@@ -201,7 +190,7 @@ class _Record:
             return "Nothing was measured."
         if report.with_prefetch is not None and report.wall > _WORTH_IT * report.with_prefetch:
             held = ""
-            if self.wait_cpu > 0.5 * self.wait:
+            if self.wait_cpu > 0.5 * report.wait:
                 held = " If loading is Python code that holds the GIL, use worker processes instead."
             return f"{self.line}: put `tb.prefetch(...)` in place of `tb.watch(...)`.{held}"
         if gain > _WORTH_IT and 2 * report.first_wait > report.wall - report.ideal:
@@ -233,82 +222,58 @@ class _Epoch:
         self._loading = loading
         self._loaded = 0.0
         self._step = -1
-        self._asked: float | None = None
+        self._asked = False
         self._cpu = 0.0
         self._process_cpu: float | None = None
-        self._received: float | None = None
-        self._wait = 0.0
-        self._seen: float | None = None
+        self._times = record.loop.times()
         self._ahead = _Ahead()
 
     def ask(self) -> None:
         """The loop wants an item: it is done with the one before."""
-        now = time.perf_counter()
         record = self._record
-        if self._received is not None:
-            compute = now - self._received
-            record.compute += compute
-            if record.batches == 1:
-                record.first_compute = compute
-            self._ahead.use(compute)
-            start = self._received - self._wait - record.start
-            record.steps.append(Step(record.epochs - 1, self._step, start, self._wait, compute))
-            self._received = None
-        self._asked = now
-        if self._seen is None:
-            record.epochs += 1
-            self._asked = self._seen = now - self._begun
-            if record.epochs == 1:
-                record.start = self._seen
-        self._count(now)
-        self._cpu = time.thread_time()
+        record.loop.ask(time.perf_counter() - self._begun)
         if self._process_cpu is None:
             self._process_cpu = time.process_time()
+            record.epochs += 1
+        self._ahead.use(self._since()[1])
+        self._begun, self._asked = 0.0, True
+        self._cpu = time.thread_time()
 
     def receive(self) -> None:
         """The loop has an item."""
-        self._waited()
         self._step += 1
-        record = self._record
-        record.batches += 1
-        if record.batches == 1:
-            record.first_wait = self._wait
-        self._received = self._seen
+        self._record.loop.receive(self._record.epochs - 1, self._step, time.perf_counter())
+        self._waited()
 
     def end(self) -> None:
         """The iterable has ended or failed, or the loop has left it."""
-        if self._received is not None:
-            self.ask()
-        if self._asked is not None:
+        self._record.loop.end(time.perf_counter())
+        if self._asked:
             self._waited()
-        if self._record.batches:
-            print(self._record.report(), file=sys.stderr)
+        report = self._record.report()
+        if report.batches:
+            print(report, file=sys.stderr)
+
+    def _since(self) -> tuple[float, float]:
+        """Return the seconds that the loop waited and computed since the last call."""
+        (wait, compute), self._times = self._times, self._record.loop.times()
+        return self._times[0] - wait, self._times[1] - compute
 
     def _waited(self) -> None:
-        assert self._asked is not None
-        now = time.perf_counter()
-        self._wait = now - self._asked
-        self._asked = None
-        self._count(now)
+        self._asked = False
         record = self._record
-        record.wait += self._wait
         record.wait_cpu += time.thread_time() - self._cpu
         assert self._process_cpu is not None
         cpu, self._process_cpu = self._process_cpu, time.process_time()
         record.process_cpu += self._process_cpu - cpu
         before = self._ahead.wall
-        self._ahead.load(self._wait)
+        self._ahead.load(self._since()[0])
         record.overlapped += self._ahead.wall - before
         if self._loading is not None:
             record.prefetched = True
             loaded = self._loading()[0]
             record.load += loaded - self._loaded
             self._loaded = loaded
-
-    def _count(self, now: float) -> None:
-        assert self._seen is not None
-        self._record.wall += now - self._seen
-        self._seen = now
 
 
 class _Ahead:

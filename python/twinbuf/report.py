@@ -15,9 +15,6 @@ __all__ = ["Report", "Step"]
 # By how much loading must exceed computing, or the other way round, to decide alone. The same as in Rust.
 BOUND = 1.25
 
-# The steps that are kept for the trace; a loader keeps as many.
-STEPS = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -15,8 +15,9 @@ use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting};
+use crate::batch::checkpoint::Checkpoint;
 use crate::error::Error;
-use crate::loader::checkpoint::Checkpoint;
+use crate::observe::log::{Event, What};
 use crate::observe::trace::Track;
 use crate::slot::{BatchMeta, Naming, Ticket};
 use crate::transform::RecordType;
@@ -149,7 +150,7 @@ struct Copies {
     time: Duration,
     bytes: u64,
     /// The last copies: more than there are slots, so that the batch in use is among them.
-    last: VecDeque<(Ticket, Instant, Duration)>,
+    last: VecDeque<(Ticket, Event)>,
 }
 
 /// Larger batches are copied in chunks of this size while the rest is being read: large enough for a copy at full speed,
@@ -174,16 +175,20 @@ impl CopyLog {
                 None => return,
             }
         };
-        let end = time.start + time.took;
-        let id = copies.naming.id(ticket);
-        copies.track.span("gpu_transfer", id, time.start, end);
+        // The host's clock and the device's are aligned to about the time of a call, and the bounds of `CopyTime::start` move
+        // single copies. A stream runs one after the other: from the end of the one before no copy began earlier.
+        let before = copies.last.back().map(|(_, event)| event.end);
+        let start = before.map_or(time.start, |end| end.max(time.start));
+        let (batch, end) = (copies.naming.id(ticket), start + time.took);
+        let event = Event { what: What::Transfer, batch, start, end, bytes };
+        copies.track.add(&event);
         copies.track.write_if_due(end);
         copies.time += time.took;
         copies.bytes += bytes as u64;
         if copies.last.len() == LAST {
             copies.last.pop_front();
         }
-        copies.last.push_back((ticket, end, time.took));
+        copies.last.push_back((ticket, event));
     }
 }
 
@@ -196,7 +201,7 @@ impl sealed::Backend for Cuda {
     type Slots = HostSide;
     type Batches = DeviceSide;
 
-    const WAIT: &'static str = "gpu_queue_wait";
+    const WAIT: What = What::DeviceWait;
 
     fn device_depth(&self) -> usize {
         self.device_depth
@@ -396,10 +401,10 @@ impl Batches for DeviceSide {
         (copies.time, copies.bytes)
     }
 
-    fn copied(&self, ticket: Ticket) -> Option<(Instant, Duration)> {
+    fn copied(&self, ticket: Ticket) -> Option<(Instant, Instant)> {
         let copies = self.log.lock();
-        let this = copies.last.iter().find(|(copied, ..)| *copied == ticket);
-        this.map(|&(_, end, took)| (end, took))
+        let this = copies.last.iter().find(|(copied, _)| *copied == ticket);
+        this.map(|(_, event)| (event.start, event.end))
     }
 
     fn copy_thread(&self) -> Option<ThreadId> {

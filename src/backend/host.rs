@@ -10,10 +10,11 @@ use twinbuf_core::{
 use twinbuf_mmap::Buffer;
 
 use super::adaptive::Adaptive;
+use super::batch::Batch;
 use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};
 use crate::error::Error;
-use crate::loader::batch::Batch;
+use crate::observe::log::What;
 use crate::slot::{BatchMeta, Slot};
 
 /// Batches stay in host memory: [`Batch`](crate::Batch) is bytes.
@@ -29,7 +30,7 @@ impl sealed::Backend for Host {
     type Slots = Producer<'static, Slot<Buffer>, Adaptive>;
     type Batches = Consumer<'static, Slot<Buffer>, Adaptive>;
 
-    const WAIT: &'static str = "queue_wait";
+    const WAIT: What = What::Wait;
 
     fn make(self, sides: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let lanes = 0..sides.lanes;
@@ -62,7 +63,7 @@ impl<T: Send + 'static> sealed::Backend for Values<T> {
     type Slots = Producer<'static, Slot<Value<T>>, Adaptive>;
     type Batches = Consumer<'static, Slot<Value<T>>, Adaptive>;
 
-    const WAIT: &'static str = "queue_wait";
+    const WAIT: What = What::Wait;
 
     fn make(self, _: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let slots = self.0.map(|value| Slot::new(Value(value)));

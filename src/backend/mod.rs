@@ -1,6 +1,7 @@
 //! Where batches end up: in host slots, or on from there in the slots of a device.
 
 pub(crate) mod adaptive;
+pub(crate) mod batch;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod host;
@@ -38,6 +39,7 @@ pub(crate) mod sealed {
 
     use super::{NoSlot, Received, Sides, Waiting};
     use crate::error::Error;
+    use crate::observe::log::What;
     use crate::slot::{BatchMeta, Ticket};
 
     /// Makes the two sides.
@@ -47,8 +49,8 @@ pub(crate) mod sealed {
         type Slots: Slots<Content = Self::Content>;
         type Batches: Batches;
 
-        /// The name of the wait for a batch in the trace.
-        const WAIT: &'static str;
+        /// The wait for a batch.
+        const WAIT: What;
 
         /// Slots beside the host slots, of the same size.
         fn device_depth(&self) -> usize {
@@ -126,8 +128,8 @@ pub(crate) mod sealed {
             (Duration::ZERO, 0)
         }
 
-        /// When this batch's copy was done, and how long it took; `None` if it is under way, or none is made.
-        fn copied(&self, _: Ticket) -> Option<(Instant, Duration)> {
+        /// From when to when this batch was copied; `None` if it is under way, or none is made.
+        fn copied(&self, _: Ticket) -> Option<(Instant, Instant)> {
             None
         }
 

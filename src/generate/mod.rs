@@ -10,20 +10,19 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use twinbuf_core::KeptSlot;
-use twinbuf_mmap::BatchIndices;
 
 use crate::backend::Waiting;
 use crate::backend::adaptive::Adaptive;
 use crate::backend::host::{Value, Values};
 use crate::backend::sealed::SlotGuard;
 use crate::error::{At, BoxError, Error};
-use crate::loader::builder::HELD_TIMEOUT;
 use crate::observe::breakdown::Breakdown;
+use crate::observe::log::What;
 use crate::observe::report::Report;
 use crate::observe::trace::Trace;
 use crate::slot::{Naming, Origin, Slot, Ticket};
 use crate::stage::worker::{Load, Source};
-use crate::stage::{self, Stage};
+use crate::stage::{self, HELD_TIMEOUT, Stage};
 
 /// Makes rounds of data with a closure: round `N + 1` on a thread while the caller trains on round `N`.
 ///
@@ -229,18 +228,19 @@ struct Maker<T>(Make<T>);
 
 impl<T> Source<T> for Maker<T> {
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = T>) -> Result<usize, Error> {
-        let Load { ticket, naming, .. } = load;
+        let Load { ticket, naming, who, .. } = load;
+        *who = "closure";
         (self.0)(ticket.epoch, slot.content())
             .map_err(|source| Error::Load { at: naming.at(ticket), source })?;
         Ok(size_of::<T>())
     }
 
-    fn records(&self, _: Ticket) -> Option<Origin> {
-        None
+    fn log(&self) -> (What, &'static str) {
+        (What::Generate, "generate")
     }
 
-    fn bytes(&self, _: &BatchIndices) -> usize {
-        0
+    fn records(&self, _: Ticket) -> (Option<Origin>, usize) {
+        (None, size_of::<T>())
     }
 }
 
@@ -333,7 +333,7 @@ impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
         let called = Instant::now();
         self.generator.stage.asked(ticket, called);
         let found = self.grant().and_then(|()| {
-            self.generator.stage.recorder().prepared(called.elapsed());
+            self.generator.stage.recorder().prepared(Instant::now());
             match self.generator.stage.receive(ticket, Waiting::Block) {
                 Poll::Ready(found) => found,
                 Poll::Pending => unreachable!("a wait that blocks ends with a round or an error"),

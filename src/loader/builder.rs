@@ -11,28 +11,24 @@ use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
 use super::Loader;
-use super::checkpoint::Identity;
 use super::fields;
-use super::layout;
-use super::memory::MemoryLimit;
 use super::reader::{FieldReader, Reader, Transforming};
 use super::schedule::Schedule;
 use super::sizes::{Depths, Part, Sizes};
 #[cfg(feature = "cuda")]
 use crate::backend::Cuda;
 use crate::backend::{Backend, Host, MAX_HOST_DEPTH, too_large};
+use crate::batch::checkpoint::Identity;
+use crate::batch::layout;
+use crate::batch::memory::MemoryLimit;
 use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
 use crate::slot::Naming;
 use crate::stage::worker::Source;
-use crate::stage::{self, Stage};
+use crate::stage::{self, HELD_TIMEOUT, Stage};
 use crate::transform::{RecordTransform, RecordType};
-
-/// Default wait for a batch that is held: longer than any step but the largest models', so that handing batches to
-/// other threads is no race.
-pub(crate) const HELD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most workers: more than one machine has processors to spare for one loader.
 pub(super) const MAX_WORKERS: usize = 64;

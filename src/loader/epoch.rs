@@ -9,10 +9,11 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::Loader;
-use super::checkpoint::{Checkpoint, Start};
 use super::schedule::Begun;
 use crate::backend::{Backend, Host, Waiting};
+use crate::batch::checkpoint::{Checkpoint, Start};
 use crate::error::{Error, Reading};
+use crate::observe::recorder::StepTimes;
 use crate::observe::report::Report;
 use crate::slot::Ticket;
 
@@ -246,6 +247,12 @@ impl<'l, B: Backend> Epochs<'l, B> {
         self.loader.report()
     }
 
+    /// Returns the times of the last steps; see [`Loader::recent_steps`].
+    #[must_use]
+    pub fn recent_steps(&self) -> Vec<StepTimes> {
+        self.loader.recent_steps()
+    }
+
     /// Returns the position after the last batch that was received; see [`Loader::checkpoint`].
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
@@ -277,9 +284,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
                 self.end();
                 return Poll::Ready(None);
             }
-            let now = Instant::now();
-            self.loader.stage.asked(self.next, now);
-            self.loader.stage.recorder().epoch_ended(now);
+            self.loader.stage.next_epoch(Instant::now());
             let (ordinal, epoch) = (self.next.ordinal + 1, self.next.epoch + 1);
             let steps = self.loader.schedule.plan.steps();
             self.next = Ticket { ordinal, epoch, step: 0, steps, ..self.next };
@@ -306,7 +311,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
         self.loader.identity = self.loader.schedule.identity.clone();
         self.loader.position = (self.next.epoch, self.next.step);
         self.loader.epochs_begun += 1;
-        self.loader.stage.recorder().began(self.next);
+        self.loader.stage.recorder().began(self.next, Instant::now());
     }
 
     fn end(&mut self) {

@@ -1,14 +1,10 @@
 //! The loader: epochs as iterators of batches, read ahead of their use.
 
-pub(crate) mod batch;
-pub(crate) mod builder;
-pub(crate) mod checkpoint;
+mod builder;
 mod epoch;
 mod fields;
-pub(crate) mod layout;
 #[cfg(feature = "cuda")]
 mod local;
-mod memory;
 mod reader;
 mod schedule;
 mod sizes;
@@ -21,25 +17,26 @@ use std::time::Duration;
 
 use twinbuf_mmap::Plan;
 
-pub use self::batch::{Batch, MiniBatch, Numbers};
 pub use self::builder::LoaderBuilder;
+pub use crate::backend::batch::{Batch, MiniBatch, Numbers};
 
-pub use self::checkpoint::Checkpoint;
-use self::checkpoint::{Identity, Start};
 pub use self::epoch::Epochs;
 pub use self::fields::Fields;
 #[cfg(feature = "cuda")]
 pub use self::local::context_from_env;
-pub use self::memory::MemoryLimit;
 use self::schedule::Schedule;
 pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
 #[cfg(feature = "cuda")]
 pub use crate::backend::{Cuda, DeviceBatch};
+pub use crate::batch::checkpoint::Checkpoint;
+use crate::batch::checkpoint::{Identity, Start};
+pub use crate::batch::memory::MemoryLimit;
 pub use crate::dataset::Locator;
 use crate::error::Error;
 pub use crate::error::{At, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::live::LiveReport;
+use crate::observe::recorder::StepTimes;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
 pub use crate::slot::BatchMeta;
@@ -186,6 +183,13 @@ impl<B: Backend> Loader<B> {
     #[must_use]
     pub fn report(&self) -> Report {
         self.stage.report().with_reading(&self.files)
+    }
+
+    /// Returns the times of the last steps, up to [`STEPS`](crate::observe::STEPS), the oldest first. The step under way is
+    /// not one of them.
+    #[must_use]
+    pub fn recent_steps(&self) -> Vec<StepTimes> {
+        self.stage.recent_steps()
     }
 
     /// Returns a handle of the report, for a loop whose iterator has the loader, and for other threads.

@@ -11,7 +11,8 @@ use super::sizes::Stage;
 use crate::backend::sealed::SlotGuard;
 use crate::dataset::Dataset;
 use crate::error::{At, BoxError, Error};
-use crate::slot::{LoadStats, Origin, Ticket};
+use crate::observe::log::What;
+use crate::slot::{LoadTimes, Origin, Ticket};
 use crate::stage::progress::Progress;
 use crate::stage::worker::{Load, Source};
 use crate::transform::{Context, RecordTransform};
@@ -43,11 +44,16 @@ pub(crate) struct FieldReader {
 }
 
 impl Source<[u8]> for Reader {
+    fn log(&self) -> (What, &'static str) {
+        (What::Read, "read")
+    }
+
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
-        let Load { ticket, records, naming, stats, offsets, who, progress } = load;
+        let Load { ticket, records, naming, times, offsets, who, progress } = load;
         let at = || naming.at(ticket);
         // A call that was left long ago: the batch will be discarded.
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
+        *who = "data set";
         self.begin(ticket);
         let mut slot = Filling { slot, flushed: 0 };
         let (mut len, io_calls) = (0, Records::read_calls());
@@ -56,27 +62,27 @@ impl Source<[u8]> for Reader {
             let asks = Asks { progress, field: index, at: &at };
             let ragged = layout.fields[index].is_ragged();
             let mut own = Vec::new();
-            len = field.load(plan, range, &mut slot, ragged.then_some(&mut own), &asks, stats, who)?;
+            len = field.load(plan, range, &mut slot, ragged.then_some(&mut own), &asks, times, who)?;
             if ragged {
                 offsets.resize(index + 1, Vec::new());
                 offsets[index] = own;
             }
         }
-        stats.io_calls = Records::read_calls() - io_calls;
+        times.io_calls = Records::read_calls() - io_calls;
         Ok(len)
     }
 
-    fn records(&self, ticket: Ticket) -> Option<Origin> {
-        self.schedule.batch(ticket)
-    }
-
-    fn bytes(&self, records: &BatchIndices) -> usize {
-        self.fields.iter().fold(0, |sum, field| {
-            let lengths = field.ragged.then(|| field.dataset.lengths(records)).flatten();
-            let own =
-                lengths.map_or_else(|| bytes(records.len(), field.record_bytes), |all| all.iter().sum());
-            sum.saturating_add(own)
-        })
+    fn records(&self, ticket: Ticket) -> (Option<Origin>, usize) {
+        let origin = self.schedule.batch(ticket);
+        let bytes = origin.as_ref().map_or(0, |Origin { plan, .. }| {
+            self.fields.iter().fold(0, |sum: usize, field| {
+                let lengths = field.ragged.then(|| field.dataset.lengths(plan)).flatten();
+                let own =
+                    lengths.map_or_else(|| bytes(plan.len(), field.record_bytes), |all| all.iter().sum());
+                sum.saturating_add(own)
+            })
+        });
+        (origin, bytes)
     }
 }
 
@@ -124,7 +130,7 @@ impl FieldReader {
         slot: &mut Filling<'_>,
         mut offsets: Option<&mut Vec<usize>>,
         asks: &Asks<'_>,
-        stats: &mut LoadStats,
+        times: &mut LoadTimes,
         who: &mut &'static str,
     ) -> Result<usize, Error> {
         let Self { dataset, files, record_bytes, out_bytes, ragged, transforms, .. } = self;
@@ -159,7 +165,7 @@ impl FieldReader {
                 let made = transform(transforms, &part, &mut lengths, slot.bytes(start..out.end))
                     .map_err(|source| Error::Transform { at: Some((asks.at)()), source })?;
                 *who = "data set";
-                stats.transform += began.elapsed();
+                times.transform += began.elapsed();
                 start + made
             } else {
                 asks.read(&mut **dataset, files.as_deref(), &part, wanted, slot.bytes(start..out.end))?;

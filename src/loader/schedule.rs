@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use twinbuf_mmap::{BatchIndices, Plan, RemainingEpoch};
 
-use super::checkpoint::Identity;
-use super::layout::Layout;
+use crate::batch::checkpoint::Identity;
+use crate::batch::layout::Layout;
 use crate::slot::{Origin, Ticket};
 
 /// The batches of a loader, shared by all its threads.

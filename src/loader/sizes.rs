@@ -4,9 +4,9 @@ use std::fmt;
 
 use twinbuf_mmap::{LastBatch, Plan};
 
-use super::layout::Layout;
-use super::memory::{MemoryLimit, Taken};
 use crate::backend::too_large;
+use crate::batch::layout::Layout;
+use crate::batch::memory::{MemoryLimit, Taken};
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::transform::{RecordTransform, RecordType};

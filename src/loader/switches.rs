@@ -4,8 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::builder::{LoaderBuilder, MAX_WORKERS};
-use super::memory::MemoryLimit;
 use crate::backend::{Backend, MAX_HOST_DEPTH};
+use crate::batch::memory::MemoryLimit;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;

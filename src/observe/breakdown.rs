@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::log::{Event, What};
 use super::pause::pause;
 use super::phases::{Summary, Table};
 
@@ -191,10 +192,15 @@ impl Breakdown {
         }
     }
 
-    /// Counts a time of the step that began at `start`.
-    pub(crate) fn add_from(&self, name: &'static str, start: Instant, time: Duration) {
-        if self.is_on() {
-            self.count(name, start, time);
+    /// Counts an event of a loader: its phases, and the wait that its step begins with.
+    pub(crate) fn add_event(&self, event: &Event) {
+        let Some(mut inner) = self.lock() else { return };
+        match event.what {
+            What::Wait | What::DeviceWait => inner.table().begin(event.start),
+            What::Read | What::Generate => inner.table().count("load", event.start, event.time()),
+            What::Transform => inner.table().count("transform", event.start, event.time()),
+            What::Transfer => inner.table().count("h2d", event.start, event.time()),
+            _ => {}
         }
     }
 

@@ -80,15 +80,23 @@ impl fmt::Display for Report {
         let row = |f: &mut fmt::Formatter<'_>, name, stage: StageTimes| {
             writeln!(f, "{name:<9} {:>10} {:>10}", time(stage.busy), time(stage.waiting))
         };
-        row(f, if self.generated { "generate" } else { "read" }, self.read)?;
+        write!(
+            f,
+            "{:<9} {:>10} {:>10}",
+            if self.generated { "generate" } else { "read" },
+            time(self.read.busy),
+            time(self.read.waiting)
+        )?;
+        match self.read_rate() {
+            rate if rate > 0.0 && !self.generated => writeln!(f, "    at {} GB/s", digits(rate / 1e9))?,
+            _ => writeln!(f)?,
+        }
         if !self.transform.is_zero() {
             writeln!(f, "transform {:>10}", time(self.transform))?;
         }
         if self.transfer_bytes > 0 {
-            let seconds = self.transfer.max(Duration::from_nanos(1)).as_secs_f64();
-            #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-            let each_second = size((self.transfer_bytes as f64 / seconds) as u64); // to read, not to calculate with
-            writeln!(f, "transfer  {:>10}    at {each_second}/s", time(self.transfer))?;
+            let rate = digits(self.transfer_rate() / 1e9);
+            writeln!(f, "transfer  {:>10} {:>10}    at {rate} GB/s", time(self.transfer), "")?;
         }
         if !self.device.is_zero() {
             writeln!(f, "device    {:>10}    of the caller's waiting", time(self.device))?;

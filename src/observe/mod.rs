@@ -3,7 +3,8 @@
 pub(crate) mod breakdown;
 mod display;
 pub(crate) mod live;
-pub(crate) mod pause;
+pub(crate) mod log;
+mod pause;
 mod phases;
 pub(crate) mod recorder;
 pub(crate) mod report;
@@ -12,5 +13,6 @@ pub(crate) mod trace;
 
 pub use self::breakdown::{Breakdown, Validation};
 pub use self::live::LiveReport;
+pub use self::recorder::{LoopRecorder, STEPS, StepTimes};
 pub use self::report::{BOUND_RATIO, EPOCHS, EpochTimes, Report, StageTimes, Verdict};
 pub use self::trace::Trace;

@@ -40,9 +40,14 @@ struct Times {
 }
 
 impl Table {
+    /// The step that is under way began at `start`, or before.
+    pub(super) fn begin(&mut self, start: Instant) {
+        self.begun = Some(self.begun.map_or(start, |begun| begun.min(start)));
+    }
+
     /// Counts a time of the step that is under way, or that began at `start`.
     pub(super) fn count(&mut self, name: &'static str, start: Instant, time: Duration) {
-        self.begun = Some(self.begun.map_or(start, |begun| begun.min(start)));
+        self.begin(start);
         let phase = match self.phases.iter_mut().position(|phase| phase.name == name) {
             Some(at) => &mut self.phases[at],
             None => {

@@ -1,52 +1,76 @@
-//! The recorder is told what happens to each batch, and keeps the report, the trace, the spans and the breakdown.
+//! The recorders of the caller and of the loading threads: they append events to the log, and hand each to what is made
+//! from it.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::pause::{self, Pauses};
-use super::report::{EPOCHS, EpochTimes, Report};
+use super::log::{Event, What};
+use super::pause::{self, Interval};
+use super::report::{Report, StageTimes};
 use super::spans::{self, Span};
 use super::trace::Track;
-use crate::slot::{BatchMeta, LoadStats, Naming, Ticket};
+use crate::slot::{BatchId, BatchMeta, LoadTimes, Naming, Ticket};
 
-/// When a batch's copy to the device was done, and how long it took.
-pub(crate) type Copy = Option<(Instant, Duration)>;
+/// How many steps are kept.
+pub const STEPS: usize = 1024;
 
-/// The caller's side: asked, received, released, ended.
+/// A step of the caller's loop: a batch from its load to its release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct StepTimes {
+    /// The epoch of the batch, or the number of the round.
+    pub epoch: u64,
+    /// Its step within the epoch; 0 for a round.
+    pub step: u64,
+    /// From the first time that the caller asked for any batch to when it asked for this one.
+    pub start: Duration,
+    /// Reading and transforming the batch, by the loading thread.
+    pub load: Duration,
+    /// The caller: waiting for the batch and for its copy, and using it.
+    pub train: StageTimes,
+}
+
+/// The caller's log: a loop that asks for batches and uses them.
 pub(crate) struct Recorder {
-    pub(crate) report: Report,
+    report: Report,
     pub(crate) breakdown: Breakdown,
+    steps: VecDeque<StepTimes>,
     track: Track,
     naming: Naming,
-    /// The name of the wait for a batch in the trace.
-    wait: &'static str,
+    /// The wait for a batch.
+    wait: What,
     epoch: Option<Epoch>,
-    /// Up to when the report has counted the wall-clock time: from the first time a batch was asked for.
-    counted: Option<Instant>,
     /// Since when the caller has been asking for the next batch.
-    asked: Option<Instant>,
-    /// While it asks for a batch.
-    waiting: Option<Span>,
+    asked: Option<Asked>,
     in_use: Option<InUse>,
-    /// When the first batch was asked for since the caller began.
+    /// When the first batch was asked for.
+    first: Option<Instant>,
+    /// When the first batch was asked for since the caller began again.
     since: Option<Instant>,
-    pauses: Arc<Pauses>,
 }
 
 struct Epoch {
-    /// Its first batch.
-    ticket: Ticket,
+    id: BatchId,
     started: Instant,
     span: Span,
-    /// What the report had before it.
-    before: EpochTimes,
+}
+
+/// The batch that the caller asks for.
+struct Asked {
+    id: BatchId,
+    at: Instant,
+    span: Span,
 }
 
 /// The batch that the caller has.
 struct InUse {
     ticket: Ticket,
+    load: Duration,
     asked: Instant,
     received: Instant,
 }
@@ -55,83 +79,99 @@ impl Recorder {
     pub(crate) fn new(
         track: Track,
         naming: Naming,
-        wait: &'static str,
+        wait: What,
         breakdown: Breakdown,
         overlap: bool,
         workers: usize,
     ) -> Self {
         let report = Report::new(naming.rounds, overlap, workers);
-        Self {
-            report,
-            breakdown,
-            track,
-            naming,
-            wait,
-            epoch: None,
-            counted: None,
-            asked: None,
-            waiting: None,
-            in_use: None,
-            since: None,
-            pauses: Arc::default(),
-        }
+        let (epoch, asked, in_use, first, since, steps) = (None, None, None, None, None, VecDeque::new());
+        Self { report, breakdown, steps, track, naming, wait, epoch, asked, in_use, first, since }
+    }
+
+    /// Appends an event of the caller's.
+    fn append(&mut self, what: What, batch: BatchId, (start, end): Interval, bytes: usize) -> Duration {
+        let event = Event { what, batch, start, end, bytes };
+        self.report.add(&event);
+        self.breakdown.add_event(&event);
+        self.track.add(&event);
+        event.time()
+    }
+
+    /// Returns the report so far, the epoch under way included.
+    pub(crate) fn report(&self) -> Report {
+        let mut report = self.report.clone();
+        report.by_epoch.retain(|row| row.batches > 0);
+        report
+    }
+
+    /// Returns the last steps, up to [`STEPS`], the oldest first.
+    pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
+        self.steps.iter().copied().collect()
     }
 
     /// The epoch of `first` begins with that batch.
-    pub(crate) fn began(&mut self, first: Ticket) {
-        self.report.epochs += 1;
-        let before = EpochTimes::so_far(&self.report, first.epoch);
-        let (started, span) = (Instant::now(), spans::epoch(first.epoch));
-        self.epoch = Some(Epoch { ticket: first, started, span, before });
+    pub(crate) fn began(&mut self, first: Ticket, now: Instant) {
+        self.report.began(first.epoch);
+        let id = BatchId { step: None, ..self.naming.id(first) };
+        self.epoch = Some(Epoch { id, started: now, span: spans::epoch(first.epoch) });
     }
 
-    /// The caller asks for a batch, perhaps not for the first time: its use of the one before is over.
-    pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copied: impl Fn(Ticket) -> Copy) {
+    /// Returns the batch whose use is over if the caller asks now.
+    pub(crate) fn in_use(&self) -> Option<Ticket> {
+        self.in_use.as_ref().map(|in_use| in_use.ticket)
+    }
+
+    /// The caller asks for a batch, perhaps not for the first time: its use of the one before is over, whose copy ran
+    /// as told.
+    pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {
         if self.asked.is_none() {
-            self.asked = Some(now);
-            if self.since.is_none() {
-                self.since = Some(now);
-                self.pauses.watch();
-            }
-            self.released(now, copied);
-            let parent = self.epoch.as_ref().map(|epoch| &epoch.span);
-            self.waiting = Some(spans::wait(parent, ticket.epoch, ticket.step));
+            self.first.get_or_insert(now);
+            self.since.get_or_insert(now);
+            self.released(now, copy);
+            let epoch = self.epoch.as_ref().map(|epoch| &epoch.span);
+            let span = spans::wait(epoch, ticket.epoch, ticket.step);
+            self.asked = Some(Asked { id: self.naming.id(ticket), at: now, span });
         }
     }
 
-    /// The caller spent this time on its own behalf before it began to wait.
-    pub(crate) fn prepared(&mut self, time: Duration) {
-        self.report.train.busy += time;
-        self.asked = self.asked.map(|asked| asked + time);
-    }
-
-    /// Runs a wait for a batch within its span.
-    pub(crate) fn wait<R>(&self, wait: impl FnOnce() -> R) -> R {
-        match &self.waiting {
-            Some(span) => span.in_scope(wait),
-            None => wait(),
+    /// The caller prepared the batch that it has asked for before it began to wait.
+    pub(crate) fn prepared(&mut self, now: Instant) {
+        if let Some(Asked { id, at, .. }) = &mut self.asked {
+            let (id, asked) = (*id, std::mem::replace(at, now));
+            self.append(What::Prepare, id, (asked, now), 0);
         }
     }
 
-    /// The caller has the batch that it asked for.
-    pub(crate) fn received(&mut self, meta: &BatchMeta, now: Instant, copy: Copy) {
-        let ticket = meta.ticket;
+    /// The span of the wait for a batch.
+    pub(crate) fn waiting(&self) -> Option<Span> {
+        self.asked.as_ref().map(|asked| asked.span.clone())
+    }
+
+    /// The caller has the batch that it asked for; a copy that is over ran as told.
+    pub(crate) fn received(&mut self, meta: &BatchMeta, now: Instant, copy: Option<Interval>) {
+        let (load, id) = (meta.load, self.naming.id(meta.ticket));
         let bytes = meta.result.as_ref().map_or(0, |&bytes| bytes);
-        let asked = self.asked.take().unwrap_or(now);
-        self.waiting = None;
-        // The step begins when it is asked for, not when the last of the loader's phases does.
-        self.breakdown.add_from("load", asked, meta.stats.busy());
-        if let (true, Some((_, took))) = (self.breakdown.is_on(), copy) {
-            // Without overlap the copy is done by now.
-            self.breakdown.add("h2d", took);
+        // The loading thread has them in its row of the trace.
+        for event in load.events(What::Read, id) {
+            self.report.add(&event);
+            self.breakdown.add_event(&event);
         }
-        self.report.add(&meta.stats, bytes, now - asked);
-        self.in_use = Some(InUse { ticket, asked, received: now });
-        self.pauses.begin(now);
-        let id = self.naming.id(ticket);
-        self.track.span(self.wait, id, asked, now);
+        if let Some((start, end)) = copy {
+            self.breakdown.add_event(&Event { what: What::Transfer, batch: id, start, end, bytes });
+        }
+        self.report.io_calls(load.io_calls);
+        self.in_use_from(meta.ticket, load.end.saturating_duration_since(load.start), now, bytes);
         self.track.taken(id);
         self.track.write_if_due(now);
+    }
+
+    /// The caller has the batch that it asked for, whose load took so long.
+    fn in_use_from(&mut self, ticket: Ticket, load: Duration, now: Instant, bytes: usize) {
+        let asked = self.asked.take().map_or(now, |asked| asked.at);
+        self.report.received(bytes);
+        self.append(self.wait, self.naming.id(ticket), (asked, now), bytes);
+        self.in_use = Some(InUse { ticket, load, asked, received: now });
     }
 
     /// A batch was released unseen: it had failed, or was loaded for a call that was left early.
@@ -140,123 +180,169 @@ impl Recorder {
     }
 
     /// The caller is done with its batch.
-    fn released(&mut self, now: Instant, copied: impl Fn(Ticket) -> Copy) {
-        let pauses = self.pauses.end();
-        let paused = pause::total(&pauses);
-        self.report.wall += now.saturating_duration_since(self.counted.unwrap_or(now)).saturating_sub(paused);
-        self.counted = Some(now);
-        let Some(InUse { ticket, asked, received }) = self.in_use.take() else { return };
-        let mut used = (now - received).saturating_sub(paused);
-        let mut from = received;
-        if let Some((copied, _)) = copied(ticket) {
-            // The caller has its batch before the copy is done: its own work began only then.
-            let waited = copied.saturating_duration_since(received).min(used);
-            used -= waited;
-            from += waited;
-            self.report.train.waiting += waited;
+    pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
+        let Some(InUse { ticket, load, asked, received }) = self.in_use.take() else { return };
+        let (id, mut from) = (self.naming.id(ticket), received);
+        let mut train = StageTimes { busy: Duration::ZERO, waiting: received - asked };
+        // The caller has its batch before the copy is done: its own work began only then.
+        if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
+            from = copied.min(now);
+            train.waiting += self.append(What::CopyWait, id, (received, from), 0);
         }
-        self.report.train.busy += used;
+        self.track.used(id, from);
+        let pauses = if self.since.is_some() { pause::pauses(received) } else { Vec::new() };
+        for (start, end) in pauses {
+            if start > from {
+                train.busy += self.append(What::Use, id, (from, start), 0);
+            }
+            if end > from {
+                self.append(What::Pause, id, (start.max(from), end), 0);
+                from = end;
+            }
+        }
+        train.busy += self.append(What::Use, id, (from, now), 0);
+        if self.epoch.is_some() {
+            self.append(What::Step, id, (asked, now), 0);
+        }
         if self.report.batches == 1 {
             self.report.first = self.report.train;
         }
-        let id = self.naming.id(ticket);
-        let used_from = from;
-        // The names of the waits say what was waited for: a free batch, or its copy.
-        if from > received {
-            self.track.span("gpu_copy_wait", id, received, from);
+        if self.steps.len() == STEPS {
+            self.steps.pop_front();
         }
-        for (start, end) in pauses {
-            if start > from {
-                self.track.span("train", id, from, start);
-            }
-            self.track.span("pause", id, start, end);
-            from = from.max(end);
-        }
-        self.track.span("train", id, from, now);
-        if !self.naming.rounds {
-            self.track.span("chunk", id, asked, now);
-        }
-        self.track.used(id, used_from);
-    }
-
-    /// Returns the report so far, the epoch under way included.
-    pub(crate) fn report(&self) -> Report {
-        let mut report = self.report.clone();
-        if let (Some(Epoch { ticket, before, .. }), false) = (&self.epoch, self.naming.rounds) {
-            let row = EpochTimes::so_far(&report, ticket.epoch).since(before);
-            push(&mut report.by_epoch, row);
-        }
-        report
+        let start = asked - self.first.unwrap_or(asked);
+        self.steps.push_back(StepTimes { epoch: id.epoch, step: ticket.step, start, load, train });
     }
 
     /// The epoch is over.
     pub(crate) fn epoch_ended(&mut self, now: Instant) {
-        if let (Some(Epoch { ticket, started, before, .. }), false) = (self.epoch.take(), self.naming.rounds)
-        {
-            let row = EpochTimes::so_far(&self.report, ticket.epoch).since(&before);
-            push(&mut self.report.by_epoch, row);
-            let id = crate::slot::BatchId { step: None, ..self.naming.id(ticket) };
-            self.track.span("epoch", id, started, now);
+        if let Some(Epoch { id, started, .. }) = self.epoch.take() {
+            self.append(What::Epoch, id, (started, now), 0);
         }
     }
 
     /// The caller asks for no more batches.
-    pub(crate) fn ended(&mut self, now: Instant, copied: impl Fn(Ticket) -> Copy) {
-        if self.counted.is_some() {
-            self.released(now, copied);
+    pub(crate) fn ended(&mut self, now: Instant, copy: Option<Interval>) {
+        self.released(now, copy);
+        // It may have asked for one that did not come.
+        if let Some(Asked { id, at, .. }) = self.asked.take() {
+            self.append(self.wait, id, (at, now), 0);
         }
         self.epoch_ended(now);
         self.track.flush();
-        (self.counted, self.asked, self.waiting) = (None, None, None);
         if let Some(since) = self.since.take() {
-            self.pauses.unwatch();
             pause::pause((since, now));
         }
     }
 }
 
-/// Adds a row, unless nothing came of the epoch.
-fn push(rows: &mut Vec<EpochTimes>, row: EpochTimes) {
-    if row.batches > 0 {
-        if rows.len() == EPOCHS {
-            rows.remove(0);
+/// Records where the time of a loop goes that iterates over something else than a loader.
+///
+/// ```
+/// use std::time::Instant;
+/// use twinbuf::observe::LoopRecorder;
+///
+/// let mut recorder = LoopRecorder::new();
+/// let mut lines = "a\nb\nc".lines();
+/// for step in 0.. {
+///     recorder.asked(Instant::now());
+///     let Some(line) = lines.next() else { break };
+///     recorder.received(0, step, Instant::now());
+///     assert_eq!(line.len(), 1); // use it
+/// }
+/// recorder.ended(Instant::now());
+/// assert_eq!(recorder.report().batches, 3);
+/// ```
+pub struct LoopRecorder {
+    recorder: Recorder,
+    next: Ticket,
+}
+
+impl LoopRecorder {
+    /// Makes a recorder of a loop that has not begun.
+    #[must_use]
+    pub fn new() -> Self {
+        let next = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: 0, last: 0 };
+        let track = Track::new(None, 0, "");
+        let recorder = Recorder::new(track, Naming::default(), What::Wait, Breakdown::off(), false, 1);
+        Self { recorder, next }
+    }
+
+    /// The loop asks for an item: its use of the one before is over.
+    pub fn asked(&mut self, at: Instant) {
+        self.recorder.asked(self.next, at, None);
+        // It is of no loader: it pauses for none, and none pauses for it.
+        self.recorder.since = None;
+    }
+
+    /// The loop has the item that it asked for. The first one of an iteration, or of another epoch, begins an epoch.
+    pub fn received(&mut self, epoch: u64, step: u64, at: Instant) {
+        self.next = Ticket { epoch, step, ..self.next };
+        if self.recorder.epoch.as_ref().is_none_or(|begun| begun.id.epoch != epoch) {
+            self.recorder.epoch_ended(at);
+            self.recorder.began(self.next, at);
         }
-        rows.push(row);
+        self.recorder.in_use_from(self.next, Duration::ZERO, at, 0);
+    }
+
+    /// There are no more items, or the loop has ended.
+    pub fn ended(&mut self, at: Instant) {
+        self.recorder.ended(at, None);
+    }
+
+    /// Reports where the time went so far; the loads are not known.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.recorder.report()
+    }
+
+    /// Returns the last steps, up to [`STEPS`], the oldest first.
+    #[must_use]
+    pub fn recent_steps(&self) -> Vec<StepTimes> {
+        self.recorder.recent_steps()
     }
 }
 
-/// The loading side: started, loaded.
+impl Default for LoopRecorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for LoopRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoopRecorder").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+/// The log of a thread that loads.
 pub(crate) struct LoadRecorder {
     track: Track,
-    /// The name of a load in the trace.
-    span: &'static str,
     naming: Naming,
+    /// What it does: reads, or generates.
+    what: What,
     /// Loads so far, failed ones too; the caller's side reads it for its report. Not `u64`: some 32-bit processors
     /// have no atomics of 64 bits.
     loads: Arc<AtomicUsize>,
 }
 
 impl LoadRecorder {
-    pub(crate) fn new(track: Track, span: &'static str, naming: Naming, loads: Arc<AtomicUsize>) -> Self {
-        Self { track, span, naming, loads }
+    pub(crate) fn new(track: Track, what: What, naming: Naming, loads: Arc<AtomicUsize>) -> Self {
+        Self { track, naming, what, loads }
     }
 
-    /// The load of a batch begins.
-    pub(crate) fn started(&self) {
+    /// The load of a batch of so many bytes begins. Returns its span.
+    pub(crate) fn began(&self, ticket: Ticket, bytes: usize) -> Span {
         // Relaxed: a count. Handing over the slot makes it visible in time.
         self.loads.fetch_add(1, Ordering::Relaxed);
+        spans::load(ticket.epoch, ticket.step, bytes)
     }
 
-    pub(crate) fn loaded(&mut self, ticket: Ticket, start: Instant, end: Instant, stats: &LoadStats) {
-        let id = self.naming.id(ticket);
-        // Both go on part by part. The trace shows how long each took, one after the other.
-        let read = end - stats.transform;
-        self.track.span(self.span, id, start, read);
-        if !stats.transform.is_zero() {
-            self.track.span("transform", id, read, end);
+    pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
+        for event in load.events(self.what, self.naming.id(ticket)) {
+            self.track.add(&event);
         }
-        self.track.filled(id, start, read);
-        self.track.write_if_due(end);
+        self.track.write_if_due(load.end);
     }
 
     /// Before something that may take long.

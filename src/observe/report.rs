@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use twinbuf_mmap::{ReadChoice, ReadStats, Reader};
 
-use crate::slot::LoadStats;
+use super::log::{Event, What};
 
 /// What one stage did with its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,31 +73,6 @@ pub struct EpochTimes {
     pub train: StageTimes,
 }
 
-impl EpochTimes {
-    /// All epochs so far, as if they were one.
-    pub(crate) fn so_far(report: &Report, epoch: u64) -> Self {
-        let &Report { batches, bytes, io_calls, wall, train, .. } = report;
-        let load = report.read.busy + report.transform;
-        Self { epoch, batches, bytes, io_calls, wall, load, train }
-    }
-
-    /// What came since `before`.
-    pub(crate) fn since(self, before: &Self) -> Self {
-        Self {
-            epoch: self.epoch,
-            batches: self.batches - before.batches,
-            bytes: self.bytes - before.bytes,
-            io_calls: self.io_calls - before.io_calls,
-            wall: self.wall.saturating_sub(before.wall),
-            load: self.load.saturating_sub(before.load),
-            train: StageTimes {
-                busy: self.train.busy.saturating_sub(before.train.busy),
-                waiting: self.train.waiting.saturating_sub(before.train.waiting),
-            },
-        }
-    }
-}
-
 /// Where the time of a loader's epochs went, up to now.
 ///
 /// All times are wall-clock times, measured on every batch that the caller received.
@@ -131,6 +106,8 @@ pub struct Report {
     pub batches: u64,
     /// Their bytes, as they stood in the slots.
     pub bytes: u64,
+    /// The bytes that were read for them: those of their records in the files or data sets, before any transform.
+    pub read_bytes: u64,
     /// Batches whose load was started, for the caller or ahead of it.
     pub loads: u64,
     /// System calls that read the files of [`Records`](crate::Records), for these batches; 0 if another data set reads
@@ -194,15 +171,63 @@ impl Report {
         self
     }
 
+    /// An epoch began: it has a row from its first batch on.
+    pub(crate) fn began(&mut self, epoch: u64) {
+        self.epochs += 1;
+        self.by_epoch.retain(|row| row.batches > 0);
+        if self.by_epoch.len() == EPOCHS {
+            self.by_epoch.remove(0);
+        }
+        self.by_epoch.push(EpochTimes { epoch, ..EpochTimes::default() });
+    }
+
     /// A batch was received.
-    pub(crate) fn add(&mut self, stats: &LoadStats, bytes: usize, waited: Duration) {
+    pub(crate) fn received(&mut self, bytes: usize) {
         self.batches += 1;
         self.bytes += bytes as u64;
-        self.read.busy += stats.read;
-        self.read.waiting += stats.waited;
-        self.transform += stats.transform;
-        self.train.waiting += waited;
-        self.io_calls += stats.io_calls;
+        if let Some(row) = self.by_epoch.last_mut() {
+            row.batches += 1;
+            row.bytes += bytes as u64;
+        }
+    }
+
+    /// System calls read a batch.
+    pub(crate) fn io_calls(&mut self, calls: u64) {
+        self.io_calls += calls;
+        if let Some(row) = self.by_epoch.last_mut() {
+            row.io_calls += calls;
+        }
+    }
+
+    /// Adds an event of the log up.
+    pub(crate) fn add(&mut self, event: &Event) {
+        let (time, mut none) = (event.time(), EpochTimes::default());
+        let row = self.by_epoch.last_mut().unwrap_or(&mut none);
+        match event.what {
+            What::Wait | What::DeviceWait | What::CopyWait => {
+                self.train.waiting += time;
+                row.train.waiting += time;
+            }
+            What::Use | What::Prepare => {
+                self.train.busy += time;
+                row.train.busy += time;
+            }
+            What::Read | What::Generate => {
+                self.read.busy += time;
+                self.read_bytes += event.bytes as u64;
+            }
+            What::Transform => self.transform += time,
+            What::SlotWait => self.read.waiting += time,
+            What::Epoch | What::Step | What::Pause | What::Transfer => {}
+        }
+        match event.what {
+            What::Wait | What::DeviceWait | What::CopyWait | What::Use | What::Prepare => {
+                self.wall += time;
+                row.wall += time;
+            }
+            What::Read | What::Generate | What::Transform => row.load += time,
+            _ => {}
+        }
     }
 
     /// Returns the time that reading, transforming, copying to the device and the caller's work take one after the
@@ -268,6 +293,18 @@ impl Report {
         if self.wall.is_zero() { 0.0 } else { self.batches as f64 / self.wall.as_secs_f64() }
     }
 
+    /// Bytes that the loading threads read in a second while all of them read; 0 before the first batch.
+    #[must_use]
+    pub fn read_rate(&self) -> f64 {
+        rate(self.read_bytes, self.each(self.read.busy))
+    }
+
+    /// Bytes that were copied to the device in a second of copying; 0 without a device.
+    #[must_use]
+    pub fn transfer_rate(&self) -> f64 {
+        rate(self.transfer_bytes, self.transfer)
+    }
+
     /// Recommends a change: one sentence that names the option, if one helps.
     #[must_use]
     pub fn advice(&self) -> &'static str {
@@ -320,6 +357,10 @@ impl Report {
             Verdict::Balanced
         }
     }
+}
+
+fn rate(bytes: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { bytes as f64 / time.as_secs_f64() }
 }
 
 fn ratio(a: Duration, b: Duration) -> f64 {

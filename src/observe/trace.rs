@@ -4,8 +4,8 @@
 //! written is always a list of whole events, so the file can be opened while the program runs and after a
 //! kill. The bracket comes when the loader is dropped, and makes it plain JSON. Each event is one line.
 //!
-//! A rank is a process of the trace, so that the files of several ranks can be put together: numbers of
-//! processes and ids of arrows differ between ranks. Times count from when the file was opened, because
+//! A loader of a rank is a process of the trace. The files of several ranks can be put together: numbers of processes and
+//! ids of arrows differ between ranks. Times count from when the file was opened, because
 //! microseconds since 1970 with three decimals do not fit a `f64`, which is what the viewers read; the event
 //! `clock_origin` is the time of that start.
 
@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::log::{Event, What};
 use crate::slot::BatchId;
 use crate::thread::ForkGuard;
 
@@ -34,24 +35,26 @@ pub struct Trace {
 impl Trace {
     /// Writes a Chrome trace of the first 5 epochs to the file `path`, which is created anew.
     ///
-    /// Row `train`, the caller: `epoch`; within it one `chunk` per step, made up of `queue_wait` (the caller waits for
-    /// the batch; on a device `gpu_queue_wait`, then `gpu_copy_wait` until it is copied) and `train` (the caller uses
-    /// it), interrupted by `pause` where another loader is iterated meanwhile. Row `read`, the loading thread:
-    /// `disk_load` (one batch from the disk into its slot) and, if there is one, `transform`. Row `upload`:
-    /// `gpu_transfer`. Each event has the epoch and the step in its `args`. An arrow leads from a batch's load to its
-    /// use. The counter `full host slots` is the number of batches that are ready for the caller; at 0 it waits, or
-    /// would if it asked now.
+    /// Each loader is a process of the trace, named `NAME rank R of W`, or `twinbuf rank R of W` without a name, with these
+    /// rows:
     ///
-    /// The rank is the trace's process, named `twinbuf rank R of W`. The event `clock_origin` has the time at which
-    /// the clock started, in microseconds since 1970 (`unix_us`), and the system's process number.
+    /// | row | events |
+    /// | --- | --- |
+    /// | `train`, the caller | `epoch N`; in it a `chunk` for each step, made up of `queue_wait` (the caller waits for the batch; on a device `gpu_queue_wait`, then `gpu_copy_wait` until it is copied) and `train` (the caller uses it), interrupted by `pause` where another loader is iterated meanwhile; `before` of a generator, the hook |
+    /// | `read`, a loading thread | `disk_load` (a batch from the disk into its slot) and `transform`; or `generate` |
+    /// | `upload`, the copies | `gpu_transfer` |
+    ///
+    /// Each event has the epoch, the step and the bytes in its `args`. An arrow leads from a batch's load to its use. The
+    /// counter `full host slots` is the number of batches that are ready for the caller; at 0 it waits, or would if it
+    /// asked now. The event `clock_origin` has the time at which the clock started, in microseconds since 1970
+    /// (`unix_us`), and the system's process number.
     ///
     /// Recording takes about 0.1 us per event, and a write every 16 KiB. A row is written with its first batch, then
     /// with a batch if the last write is 250 ms old, and after an epoch. A program that is killed loses what has not
     /// been written and the events that had not ended.
     ///
-    /// Loaders and generators of one process may share a path. Each gets its own rows, named after the loader:
-    /// `valid: train`. The list ends when the last of them is closed or dropped. Another process needs another path.
-    /// A process forked from the loader's records nothing.
+    /// Loaders and generators of one process may share a path. The list ends when the last of them is closed or dropped.
+    /// Another process needs another path. A process forked from the loader's records nothing.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), epochs: 5 }
@@ -85,7 +88,7 @@ impl Trace {
         let file = match shared.filter(|file| !file.sink.is_foreign()) {
             Some(file) => file,
             None => {
-                let file = Arc::new(TraceFile::create(self.path, rank, world)?);
+                let file = Arc::new(TraceFile::create(self.path, rank)?);
                 open.push((path, Arc::downgrade(&file)));
                 file
             }
@@ -97,13 +100,20 @@ impl Trace {
             // As a JSON string has them.
             Some(loader) => {
                 let plain = |c: char| if matches!(c, '"' | '\\') || c.is_control() { '_' } else { c };
-                loader.chars().map(plain).chain(": ".chars()).collect()
+                loader.chars().map(plain).collect()
             }
-            None if index == 0 => String::new(),
-            None => format!("loader {}: ", index + 1),
+            None if index == 0 => "twinbuf".to_string(),
+            None => format!("loader {}", index + 1),
         };
-        let counter = format!("{name}full host slots");
-        Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, name, counter, full: Mutex::new(0) }))
+        let pid = rank + world * index;
+        // A thread is named in each, because Perfetto makes one of the process's number where none is.
+        let tid = ROWS * index + 1;
+        file.write(&format!(
+            r#",
+{{"name":"process_name","ph":"M","pid":{pid},"tid":{tid},"args":{{"name":"{name} rank {rank} of {world}"}}}},
+{{"name":"process_sort_index","ph":"M","pid":{pid},"tid":{tid},"args":{{"sort_index":{pid}}}}}"#
+        ));
+        Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, pid, full: Mutex::new(0) }))
     }
 }
 
@@ -111,7 +121,7 @@ impl Trace {
 static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
 
 impl TraceFile {
-    fn create(path: PathBuf, rank: u64, world: u64) -> Result<Self, (PathBuf, io::Error)> {
+    fn create(path: PathBuf, rank: u64) -> Result<Self, (PathBuf, io::Error)> {
         let file = match File::create(&path) {
             Ok(file) => file,
             Err(source) => return Err((path, source)),
@@ -119,12 +129,9 @@ impl TraceFile {
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
         let sink = ForkGuard::new(Mutex::new(Sink { file, whole: 0, error: None }));
-        let trace = Self { path, rank, start, ended: false, loaders: AtomicUsize::new(0), sink };
-        // A thread is named in each, because Perfetto makes one of the process's number where none is.
+        let trace = Self { path, start, ended: false, loaders: AtomicUsize::new(0), sink };
         let first = format!(
             r#"[
-{{"name":"process_name","ph":"M","pid":{rank},"tid":1,"args":{{"name":"twinbuf rank {rank} of {world}"}}}},
-{{"name":"process_sort_index","ph":"M","pid":{rank},"tid":1,"args":{{"sort_index":{rank}}}}},
 {{"name":"clock_origin","ph":"M","pid":{rank},"tid":1,"args":{{"unix_us":{unix_us},"process":{}}}}}"#,
             std::process::id()
         );
@@ -149,10 +156,8 @@ pub(crate) struct LoaderTrace {
     epochs: u64,
     /// Loaders that opened the file before this one.
     index: u64,
-    /// What the names of its rows begin with.
-    name: String,
-    /// The name of its counter.
-    counter: String,
+    /// The number of its process in the trace, which no other rank or loader has.
+    pid: u64,
     /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no
     /// atomic, so that the count's changes and their times are in the same order: a viewer shows the latest.
     full: Mutex<i64>,
@@ -162,7 +167,6 @@ pub(crate) struct LoaderTrace {
 #[derive(Debug)]
 struct TraceFile {
     path: PathBuf,
-    rank: u64,
     start: Instant,
     /// The list has its closing bracket.
     ended: bool,
@@ -266,10 +270,9 @@ impl Track {
     pub(crate) fn new(trace: Option<Arc<LoaderTrace>>, id: u32, name: &str) -> Self {
         let (mut common, mut buffer) = (String::new(), String::new());
         if let Some(trace) = trace.as_deref() {
-            let rank = trace.file.rank;
+            let pid = trace.pid;
             let id = ROWS * trace.index + u64::from(id);
-            let name = format!("{}{name}", trace.name);
-            common = format!(r#"","pid":{rank},"tid":{id},"ts":"#);
+            common = format!(r#"","pid":{pid},"tid":{id},"ts":"#);
             buffer.reserve(BUFFER + 1024);
             for (event, arg) in [
                 ("thread_name", format!(r#""name":"{name}""#)),
@@ -278,7 +281,7 @@ impl Track {
                 // Writing to a `String` does not fail.
                 let _ = write!(
                     buffer,
-                    ",\n{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{rank},\"tid\":{id},\"args\":{{{arg}}}}}"
+                    ",\n{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{id},\"args\":{{{arg}}}}}"
                 );
             }
             trace.file.write(&buffer);
@@ -287,29 +290,32 @@ impl Track {
         Self { trace, common, buffer, written: None }
     }
 
-    /// Something that went on from `start` to `end`.
-    pub(crate) fn span(&mut self, name: &str, place: BatchId, start: Instant, end: Instant) {
-        let Some(origin) = self.recorded(place) else { return };
+    /// Writes an event of the log. One that fills a host slot begins an arrow.
+    pub(crate) fn add(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
+        let (Some(origin), Some(name)) = (self.recorded(batch), what.name()) else { return };
+        // A viewer gives each name its color.
+        let epoch = (what == What::Epoch).then(|| format!("{name} {}", batch.epoch));
+        let name = epoch.as_deref().unwrap_or(name);
         self.begin(name, "X", start.saturating_duration_since(origin));
         self.buffer.push_str(r#","dur":"#);
         self.micros(end.saturating_duration_since(start));
         self.buffer.push_str(r#","args":{"epoch":"#);
-        self.number(place.epoch);
-        if let Some(step) = place.step {
+        self.number(batch.epoch);
+        if let Some(step) = batch.step {
             self.buffer.push_str(r#","step":"#);
             self.number(step);
         }
+        if bytes > 0 {
+            self.buffer.push_str(r#","bytes":"#);
+            self.number(bytes as u64);
+        }
         self.end("}");
-    }
-
-    /// The batch of `place` was put into a host slot by the span from `start` to `end`: an arrow begins in
-    /// it, and one slot more is full.
-    pub(crate) fn filled(&mut self, place: BatchId, start: Instant, end: Instant) {
-        let Some(origin) = self.recorded(place) else { return };
-        // Just inside the span, where no other begins, so that it is this one that the arrow is bound to.
-        let at = end.checked_sub(Duration::from_nanos(1)).map_or(start, |at| at.max(start));
-        self.arrow("s", place, at.saturating_duration_since(origin));
-        self.full(origin, 1);
+        if matches!(what, What::Read | What::Generate) {
+            // Just inside the span, where no other begins, so that it is this one that the arrow is bound to.
+            let at = end.checked_sub(Duration::from_nanos(1)).map_or(start, |at| at.max(start));
+            self.arrow("s", batch, at.saturating_duration_since(origin));
+            self.full(origin, 1);
+        }
     }
 
     /// The caller takes the batch of `place` over, or is done with one that it does not want: one slot fewer
@@ -352,10 +358,10 @@ impl Track {
 
     /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
     fn arrow(&mut self, end: &str, place: BatchId, at: Duration) {
-        let (rank, index) = self.trace.as_deref().map_or((0, 0), |trace| (trace.file.rank, trace.index));
+        let pid = self.trace.as_deref().map_or(0, |trace| trace.pid);
         // Unique as far as the viewers' 64 bits go: two batches with more in common would share an arrow, no more.
         let batch = (place.ordinal & 0xffff) << 32 | (place.step.unwrap_or(0) & 0xffff_ffff);
-        let id = (rank & 0xfff) << 52 | (index & 0xf) << 48 | batch;
+        let id = (pid & 0xffff) << 48 | batch;
         self.begin("batch", end, at);
         self.buffer.push_str(r#","cat":"batch","bp":"e","id":"0x"#);
         // Writing to a `String` does not fail.
@@ -371,7 +377,7 @@ impl Track {
             *full += change;
             (Instant::now(), *full)
         };
-        self.begin(&trace.counter, "C", now.saturating_duration_since(origin));
+        self.begin("full host slots", "C", now.saturating_duration_since(origin));
         self.buffer.push_str(r#","args":{"slots":"#);
         // Never negative: what is taken was filled before.
         self.number(full.unsigned_abs());
@@ -419,5 +425,26 @@ impl Track {
 impl Drop for Track {
     fn drop(&mut self) {
         self.flush();
+    }
+}
+
+impl What {
+    /// Its name in the trace; what has none is not written: it is the gap between others.
+    fn name(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Epoch => "epoch",
+            Self::Step => "chunk",
+            Self::Wait => "queue_wait",
+            Self::DeviceWait => "gpu_queue_wait",
+            Self::CopyWait => "gpu_copy_wait",
+            Self::Prepare => "before",
+            Self::Use => "train",
+            Self::Pause => "pause",
+            Self::SlotWait => return None,
+            Self::Read => "disk_load",
+            Self::Generate => "generate",
+            Self::Transform => "transform",
+            Self::Transfer => "gpu_transfer",
+        })
     }
 }

@@ -25,8 +25,9 @@ use crate::dataset::Locator;
 use crate::error::{Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::live::{LiveReport, Publisher};
-use crate::observe::recorder::{LoadRecorder, Recorder};
+use crate::observe::recorder::{LoadRecorder, Recorder, StepTimes};
 use crate::observe::report::Report;
+use crate::observe::spans::Span;
 use crate::observe::trace::{LoaderTrace, Track};
 use crate::slot::{BatchMeta, Naming, Ticket};
 use crate::thread::{ForkGuard, JoinOnDrop};
@@ -72,6 +73,10 @@ struct Running<B: Backend> {
     recorder: Recorder,
     trace: Option<Arc<LoaderTrace>>,
 }
+
+/// Default wait for a batch that is held: longer than any step but the largest models', so that handing batches to
+/// other threads is no race.
+pub(crate) const HELD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long dropping a stage waits for a load that is going on.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -200,8 +205,8 @@ impl<B: Backend> Lanes<B> {
         }
     }
 
-    /// When this batch's copy to the device was done, and how long it took.
-    fn copied(&self, ticket: Ticket) -> Option<(Instant, Duration)> {
+    /// When this batch was copied to the device, if that is done.
+    fn copied(&self, ticket: Ticket) -> Option<(Instant, Instant)> {
         self.lanes.iter().find_map(|lane| lane.copied(ticket))
     }
 
@@ -255,15 +260,15 @@ impl<B: Backend> Stage<B> {
         let mut sides =
             Sides { lanes, slot, host_depth, lent, overlap, trace: sides_trace, naming: sides_naming, sum };
         let loads = Arc::new(AtomicUsize::new(0));
-        let (row, span) = if naming.rounds { ("generate", "generate") } else { ("read", "disk_load") };
         let gate = Arc::new(Gate::new(steps, lanes));
         let mut feed = Feed::Threads(Threads { gate: gate.clone(), join: Vec::new() });
         let mut batches = Vec::with_capacity(lanes);
         let made = backend.make(&mut sides)?;
         for (lane, (source, (slots, received))) in sources.into_iter().zip(made).enumerate() {
+            let (what, row) = source.log();
             let (id, row) = sides.row(lane, row);
             let track = Track::new(trace.clone(), id, &row);
-            let recorder = LoadRecorder::new(track, span, naming.clone(), loads.clone());
+            let recorder = LoadRecorder::new(track, what, naming.clone(), loads.clone());
             let worker = Worker { source, naming: naming.clone(), recorder };
             match &mut feed {
                 Feed::Threads(threads) if overlap => {
@@ -329,6 +334,11 @@ impl<B: Backend> Stage<B> {
         self.running.recorder.report().with_transfers(loads, time, bytes)
     }
 
+    /// The last steps.
+    pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
+        self.running.recorder.recent_steps()
+    }
+
     /// A handle of the report, which is kept up to date from now on.
     pub(crate) fn live_report(&mut self) -> LiveReport {
         let so_far = self.report();
@@ -344,13 +354,23 @@ impl<B: Backend> Stage<B> {
     /// The caller asks for the batch of `ticket`: the use of the one before is over.
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant) {
         let Running { lanes, recorder, .. } = &mut *self.running;
-        recorder.asked(ticket, now, |ticket| lanes.copied(ticket));
+        let copy = recorder.in_use().and_then(|ticket| lanes.copied(ticket));
+        recorder.asked(ticket, now, copy);
+    }
+
+    /// The epoch of the batch in use is over, and that of `next` begins.
+    pub(crate) fn next_epoch(&mut self, now: Instant) {
+        let Running { lanes, recorder, .. } = &mut *self.running;
+        let copy = recorder.in_use().and_then(|ticket| lanes.copied(ticket));
+        recorder.released(now, copy);
+        recorder.epoch_ended(now);
     }
 
     /// The epoch is over, or the caller gives it up.
     pub(crate) fn ended(&mut self, now: Instant) {
         let Running { lanes, recorder, feed, .. } = &mut *self.running;
-        recorder.ended(now, |ticket| lanes.copied(ticket));
+        let copy = recorder.in_use().and_then(|ticket| lanes.copied(ticket));
+        recorder.ended(now, copy);
         if let Feed::Inline(inline) = feed {
             inline.0.recorder.flush();
         }
@@ -376,7 +396,7 @@ impl<B: Backend> Stage<B> {
             loop {
                 match slots.acquire_within(waiting.patience(self.held_timeout)) {
                     Ok(mut slot) => {
-                        let (meta, _) = worker.load(ticket, &mut slot, None, None);
+                        let meta = worker.load(ticket, &mut slot, None, None);
                         // If the backend has failed, the receiving side has the error.
                         let _ = slot.commit(meta);
                     }
@@ -394,18 +414,17 @@ impl<B: Backend> Stage<B> {
                 break;
             }
         }
+        let _waiting = recorder.waiting().map(Span::entered);
         loop {
             let received = found.take().unwrap_or_else(|| {
-                recorder.wait(|| {
-                    if mem::take(&mut look) {
-                        let found = lanes.receive(ticket, &mut Waiting::Try, Duration::ZERO);
-                        if !matches!(found, Received::NotYet | Received::SlotHeld) {
-                            there = trace.is_none();
-                            return found;
-                        }
+                if mem::take(&mut look) {
+                    let found = lanes.receive(ticket, &mut Waiting::Try, Duration::ZERO);
+                    if !matches!(found, Received::NotYet | Received::SlotHeld) {
+                        there = trace.is_none();
+                        return found;
                     }
-                    lanes.receive(ticket, &mut waiting, self.held_timeout)
-                })
+                }
+                lanes.receive(ticket, &mut waiting, self.held_timeout)
             });
             let mut batch = match received {
                 Received::Batch(batch) => batch,

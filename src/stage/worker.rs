@@ -3,28 +3,26 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use twinbuf_mmap::BatchIndices;
-
 use super::gate::Gate;
 use super::progress::Progress;
 use crate::backend::NoSlot;
 use crate::backend::sealed::{SlotGuard, Slots};
 use crate::error::Error;
+use crate::observe::log::What;
 use crate::observe::recorder::LoadRecorder;
-use crate::observe::spans;
-use crate::slot::{BatchMeta, LoadStats, Naming, Origin, Ticket};
+use crate::slot::{BatchMeta, LoadTimes, Naming, Origin, Ticket};
 use crate::thread::panic_message;
 
 /// Where batches come from: a data set, or a closure that makes them.
 pub(crate) trait Source<C: ?Sized>: Send {
+    /// What a load is in the log, and what the thread's row is called.
+    fn log(&self) -> (What, &'static str);
+
     /// Puts the batch into `slot`, and returns its bytes, with those that were flushed.
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = C>) -> Result<usize, Error>;
 
-    /// Which records the batch is made of, if it is made of records.
-    fn records(&self, ticket: Ticket) -> Option<Origin>;
-
-    /// The bytes of the batch before a transform.
-    fn bytes(&self, records: &BatchIndices) -> usize;
+    /// Which records the batch is made of, if it is made of records, and its bytes before a transform.
+    fn records(&self, ticket: Ticket) -> (Option<Origin>, usize);
 }
 
 /// One call of [`Source::load`].
@@ -32,10 +30,10 @@ pub(crate) struct Load<'a> {
     pub(crate) ticket: Ticket,
     pub(crate) records: Option<&'a Origin>,
     pub(crate) naming: &'a Naming,
-    /// Filled in by the source, but for the time it took as a whole.
-    pub(crate) stats: &'a mut LoadStats,
     /// As in [`BatchMeta`].
     pub(crate) offsets: &'a mut Vec<Vec<usize>>,
+    /// Where the source says how long the transforms took, and how many system calls it made.
+    pub(crate) times: &'a mut LoadTimes,
     /// Whose code runs, to be named if it panics.
     pub(crate) who: &'a mut &'static str,
     /// Where a loading thread tells what it reads.
@@ -50,33 +48,31 @@ pub(crate) struct Worker<C: ?Sized> {
 }
 
 impl<C: ?Sized> Worker<C> {
-    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded; and when that
-    /// was. The wait for it began at `since`, if there was one.
+    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded. The wait for it began at `since`, if there was one.
     pub(crate) fn load(
         &mut self,
         ticket: Ticket,
         slot: &mut dyn SlotGuard<Content = C>,
         since: Option<Instant>,
         progress: Option<&Progress>,
-    ) -> (BatchMeta, Instant) {
+    ) -> BatchMeta {
         let Self { source, naming, recorder } = self;
-        let (mut stats, mut offsets) = (LoadStats::default(), Vec::new());
-        let mut who = if naming.rounds { "closure" } else { "data set" };
-        let records = source.records(ticket);
-        let plan = records.as_ref().map(|records| &records.plan);
-        let span = spans::load(ticket.epoch, ticket.step, plan.map_or(0, |plan| source.bytes(plan)));
-        recorder.started();
+        let mut offsets = Vec::new();
+        let mut who = "source";
+        let (records, bytes) = source.records(ticket);
+        let span = recorder.began(ticket, bytes).entered();
         let start = Instant::now();
+        let since = since.map_or(start, |since| since.min(start));
+        let mut times = LoadTimes { since, start, end: start, transform: Duration::ZERO, io_calls: 0, bytes };
         if let Some(progress) = progress {
             progress.began(start);
         }
-        stats.waited = since.map_or(Duration::ZERO, |since| start.saturating_duration_since(since));
         // A source that panicked is called again only if the caller goes on. What it then does is up to it, and
         // memory-safe.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
-            let (records, stats, who) = (records.as_ref(), &mut stats, &mut who);
-            let load = Load { ticket, records, naming, stats, offsets: &mut offsets, who, progress };
-            span.in_scope(|| source.load(load, slot))
+            let (records, times, who) = (records.as_ref(), &mut times, &mut who);
+            let offsets = &mut offsets;
+            source.load(Load { ticket, records, naming, times, offsets, who, progress }, slot)
         }));
         let result = loaded.unwrap_or_else(|panic| {
             Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
@@ -84,10 +80,10 @@ impl<C: ?Sized> Worker<C> {
         if let Some(progress) = progress {
             progress.end();
         }
-        let end = Instant::now();
-        stats.read = (end - start).saturating_sub(stats.transform);
-        recorder.loaded(ticket, start, end, &stats);
-        (BatchMeta { ticket, records, offsets, result, stats }, end)
+        drop(span);
+        times.end = Instant::now();
+        recorder.loaded(ticket, &times);
+        BatchMeta { ticket, records, offsets, result, load: times }
     }
 
     /// A loading thread: takes the next batch whenever it has a slot and leave, until the gate is closed or the receiver
@@ -95,7 +91,7 @@ impl<C: ?Sized> Worker<C> {
     pub(crate) fn run<S: Slots<Content = C>>(mut self, thread: usize, gate: &Gate, mut slots: S) {
         // Dropped last, and by a panic too.
         let _left = Left(gate);
-        let mut epoch = None;
+        let mut before: Option<Ticket> = None;
         let mut asked = Instant::now();
         loop {
             // The wait for a slot may be long.
@@ -110,15 +106,13 @@ impl<C: ?Sized> Worker<C> {
                 gate.waits_for_slot(thread, false);
             }
             let Some((ticket, resumed)) = gate.start(thread, || self.recorder.flush()) else { break };
-            // The trace of an epoch that has been read is complete in the file. Rounds are too many for that.
-            if epoch.replace((ticket.generation, ticket.epoch)).is_some_and(|last| last.1 != ticket.epoch)
-                && !self.naming.rounds
-            {
+            // The trace of an epoch that has been read is complete in the file. Epochs of one step are too many for that.
+            if before.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.steps > 1) {
                 self.recorder.flush();
             }
             let (since, progress) = (Some(asked.max(resumed)), Some(gate.progress(thread)));
-            let (meta, end) = self.load(ticket, &mut slot, since, progress);
-            asked = end;
+            let meta = self.load(ticket, &mut slot, since, progress);
+            asked = meta.load.end;
             if meta.result.is_err() {
                 gate.failed(ticket);
             }

@@ -3,6 +3,8 @@
 
 #![allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)] // each test binary uses its part
 
+pub mod trace;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

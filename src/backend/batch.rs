@@ -10,11 +10,11 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::KeptSlot;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
-use super::checkpoint::Checkpoint;
-use super::layout::fits;
-use super::memory::Taken;
-use crate::backend::adaptive::Adaptive;
-use crate::backend::too_large;
+use super::adaptive::Adaptive;
+use super::too_large;
+use crate::batch::checkpoint::Checkpoint;
+use crate::batch::layout::fits;
+use crate::batch::memory::Taken;
 use crate::error::{At, Error};
 use crate::slot::{BatchMeta, Slot};
 use crate::transform::RecordType;
@@ -338,18 +338,6 @@ tuple_of_numbers!(1: A 0);
 tuple_of_numbers!(2: A 0, B 1);
 tuple_of_numbers!(3: A 0, B 1, C 2);
 tuple_of_numbers!(4: A 0, B 1, C 2, D 3);
-
-impl BatchMeta {
-    /// The position after the batch.
-    pub(crate) fn checkpoint(&self) -> Checkpoint {
-        let identity = &self.records().identity;
-        Checkpoint {
-            identity: Some((**identity).clone()),
-            epoch: self.ticket.epoch,
-            step: self.ticket.step + 1,
-        }
-    }
-}
 
 impl From<KeptSlot<'static, Slot<Buffer>, Adaptive>> for Batch {
     #[doc(hidden)]

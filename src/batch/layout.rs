@@ -16,16 +16,16 @@ pub(crate) struct Layout {
     /// The room for the records of each field that differ in length; 0 where they do not.
     rooms: Vec<usize>,
     /// What the slots take of a limit: each slot has this layout, so that the last of them gives it back.
-    pub(super) taken: Option<Taken>,
+    pub(crate) taken: Option<Taken>,
     /// Whether the caller gave the memory.
-    pub(super) lent: bool,
+    pub(crate) lent: bool,
 }
 
 /// Fields begin at multiples of it.
 const ALIGN: usize = 64;
 
 impl Layout {
-    pub(super) fn new(fields: Vec<RecordType>, rooms: Vec<usize>) -> Self {
+    pub(crate) fn new(fields: Vec<RecordType>, rooms: Vec<usize>) -> Self {
         Self { fields, rooms, taken: None, lent: false }
     }
 
@@ -52,7 +52,7 @@ impl Layout {
 /// Whether elements of this type may be taken as values of type `T`: as themselves or arrays of them, as bytes, and
 /// those of 16 bits without a type in Rust as their bits. Types that are no numbers, such as a caller's `struct`, need
 /// only have the alignment of the elements and be a whole number of them.
-pub(super) fn fits<T: AnyBitPattern>(dtype: Option<DType>) -> bool {
+pub(crate) fn fits<T: AnyBitPattern>(dtype: Option<DType>) -> bool {
     const NUMBERS: [&str; 12] =
         ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "u64", "i64", "f64", "f16", "bf16"];
     let Some(dtype) = dtype else { return true };

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How much memory the slots of loaders may take: [`LoaderBuilder::memory_limit`](super::LoaderBuilder::memory_limit).
+/// How much memory the slots of loaders may take: [`LoaderBuilder::memory_limit`](crate::loader::LoaderBuilder::memory_limit).
 ///
 /// A number of bytes is the limit of one loader. Clones of a `MemoryLimit` are one limit for all loaders that are built
 /// with them, as for training and validation.
@@ -41,7 +41,7 @@ impl MemoryLimit {
     }
 
     /// Takes so many bytes until the result is dropped, or tells the limit and how many others have.
-    pub(super) fn take(self, bytes: u64) -> Result<Taken, (u64, u64)> {
+    pub(crate) fn take(self, bytes: u64) -> Result<Taken, (u64, u64)> {
         let mut taken = self.lock();
         match taken.checked_add(bytes).filter(|&sum| sum <= self.bytes) {
             Some(sum) => *taken = sum,
@@ -52,7 +52,7 @@ impl MemoryLimit {
     }
 
     /// Returns the limit of this process's environment: the same one for each loader that asks for so many bytes.
-    pub(super) fn of_process(bytes: u64) -> Self {
+    pub(crate) fn of_process(bytes: u64) -> Self {
         static LIMIT: Mutex<Option<MemoryLimit>> = Mutex::new(None);
         let mut limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
         match &*limit {
@@ -76,14 +76,14 @@ impl From<&Self> for MemoryLimit {
 
 /// A loader's part of a limit.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(crate) struct Taken {
     limit: MemoryLimit,
     bytes: u64,
 }
 
 impl Taken {
     /// Takes more of the same limit, or tells the limit and how much is taken.
-    pub(super) fn more(&self, bytes: u64) -> Result<Self, (u64, u64)> {
+    pub(crate) fn more(&self, bytes: u64) -> Result<Self, (u64, u64)> {
         self.limit.clone().take(bytes)
     }
 }
