@@ -4,6 +4,8 @@
 //!   one array of `.npz` or one tensor of `safetensors` (features of these names). A record is a row or a window over rows ([`Cut`]).
 //!   Opening checks every header against the file's real size.
 //! - [`RaggedRecords`] describes records of varying length: a data file with an index of offsets, or Megatron-LM's.
+//! - `Tensors` (feature `safetensors`) finds the tensors of a model by name: `safetensors`, their index, and GGUF.
+//!   `GroupReader` reads groups of them.
 //! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
 //!   any [`BatchIndices`] in O(1), the same on every machine. To resume, ask for another step.
 //! - [`Reader`] reads the batches of one loop into your buffer and asks the system for those that come next. What fits in
@@ -67,6 +69,8 @@ mod file;
 mod files;
 mod fingerprint;
 mod format;
+#[cfg(feature = "safetensors")]
+mod groups;
 mod limit;
 mod page;
 mod plan;
@@ -83,10 +87,16 @@ pub use dtype::DType;
 pub use error::{Error, FormatError};
 pub use files::files;
 pub use format::{ByteRange, Cut, RaggedRecords};
+#[cfg(feature = "safetensors")]
+pub use format::{Tensor, Tensors};
+#[cfg(feature = "safetensors")]
+pub use groups::Groups;
 pub use plan::{
     BatchIndices, LastBatch, PartialEpoch, Plan, PlanBuilder, PlanError, RankError, RemainingEpoch, Shuffle,
 };
 pub use reader::cached::HINT_CHUNK;
+#[cfg(feature = "safetensors")]
+pub use reader::groups::GroupReader;
 pub use reader::mode::ReadMode;
 pub use reader::stats::{ReadChoice, ReadStats};
 pub use reader::{ReadOptions, Reader};

@@ -48,7 +48,7 @@ impl Layout {
 /// Whether elements of this type may be taken as values of type `T`: as themselves or arrays of them, as bytes, and
 /// those of 16 bits without a type in Rust as their bits. Types that are no numbers, such as a caller's `struct`, need
 /// only have the alignment of the elements and be a whole number of them.
-pub(super) fn fits<T: AnyBitPattern>(dtype: Option<DType>) -> bool {
+pub(crate) fn fits<T: AnyBitPattern>(dtype: Option<DType>) -> bool {
     const NUMBERS: [&str; 12] =
         ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "u64", "i64", "f64", "f16", "bf16"];
     let Some(dtype) = dtype else { return true };

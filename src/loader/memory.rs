@@ -40,8 +40,14 @@ impl MemoryLimit {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes that nobody has taken.
+    #[cfg(feature = "safetensors")]
+    pub(crate) fn left(&self) -> u64 {
+        self.bytes.saturating_sub(self.taken())
+    }
+
     /// Takes so many bytes until the result is dropped, or tells the limit and how many others have.
-    pub(super) fn take(self, bytes: u64) -> Result<Taken, (u64, u64)> {
+    pub(crate) fn take(self, bytes: u64) -> Result<Taken, (u64, u64)> {
         let mut taken = self.lock();
         match taken.checked_add(bytes).filter(|&sum| sum <= self.bytes) {
             Some(sum) => *taken = sum,
@@ -76,7 +82,7 @@ impl From<&Self> for MemoryLimit {
 
 /// A loader's part of a limit.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(crate) struct Taken {
     limit: MemoryLimit,
     bytes: u64,
 }

@@ -8,7 +8,7 @@ mod fields;
 pub(crate) mod layout;
 #[cfg(feature = "cuda")]
 mod local;
-mod memory;
+pub(crate) mod memory;
 mod reader;
 mod schedule;
 mod sizes;

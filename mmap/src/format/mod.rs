@@ -1,5 +1,7 @@
 //! File formats: where in a file an array in C order lies, and how it is cut into records.
 
+#[cfg(feature = "safetensors")]
+mod gguf;
 mod headerless;
 mod known;
 mod llm_c;
@@ -10,10 +12,14 @@ mod npz;
 mod ragged;
 #[cfg(feature = "safetensors")]
 mod safetensors;
+#[cfg(feature = "safetensors")]
+mod tensors;
 
 use std::path::Path;
 
 pub use ragged::{ByteRange, RaggedRecords};
+#[cfg(feature = "safetensors")]
+pub use tensors::{Tensor, Tensors};
 
 use crate::file::DataFile;
 use crate::records::{Kind, Layout};

@@ -56,7 +56,7 @@ struct RaggedFile {
 /// Bytes of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ByteRange {
-    /// The index of the file in [`RaggedRecords::paths`].
+    /// The index of the file: in [`RaggedRecords::paths`], or in `Tensors::paths`.
     pub file: usize,
     /// Offsets from the start of the file. May be empty.
     pub bytes: Range<u64>,
