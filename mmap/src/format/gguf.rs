@@ -19,6 +19,8 @@ pub(super) const MAGIC: &[u8] = b"GGUF";
 const AXES: u32 = 4;
 /// Longest name of a tensor or key. ggml has 64 bytes for tensors, and the format 65 535 for keys.
 const NAME: u64 = 65_535;
+/// Longest header: that of a `safetensors` file. Vocabularies take some tens of megabytes.
+const LONGEST: u64 = 100_000_000;
 /// Arrays of arrays, one inside the other. Writers write none.
 const NESTED: u32 = 8;
 /// Bytes that are read at once.
@@ -130,13 +132,24 @@ struct Header<'f> {
 }
 
 impl Header<'_> {
+    /// Where the next bytes end, if the header may have so many and the file does.
+    fn end(&self, bytes: Option<u64>) -> Result<u64, Error> {
+        let end = bytes.and_then(|bytes| self.at.checked_add(bytes)).unwrap_or(u64::MAX);
+        let path = || self.file.path.clone();
+        if end > self.file.len {
+            return Err(FormatError::HeaderCutOff { path: path(), wanted: end, found: self.file.len }.into());
+        }
+        if end > LONGEST {
+            return Err(
+                FormatError::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found: end }.into()
+            );
+        }
+        Ok(end)
+    }
+
     /// The next `len` bytes.
     fn take(&mut self, len: u64) -> Result<&[u8], Error> {
-        let end = self.at.saturating_add(len);
-        if end > self.file.len {
-            let (path, wanted, found) = (self.file.path.clone(), end, self.file.len);
-            return Err(FormatError::HeaderCutOff { path, wanted, found }.into());
-        }
+        let end = self.end(Some(len))?;
         // It is at most a name, or the size of a number.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let within = |from: u64, at: u64| usize::try_from(at - from).unwrap_or(usize::MAX);
@@ -173,12 +186,7 @@ impl Header<'_> {
 
     /// Skips so many bytes without reading them.
     fn skip(&mut self, bytes: Option<u64>) -> Result<(), Error> {
-        let end = bytes.and_then(|bytes| self.at.checked_add(bytes)).unwrap_or(u64::MAX);
-        if end > self.file.len {
-            let (path, wanted, found) = (self.file.path.clone(), end, self.file.len);
-            return Err(FormatError::HeaderCutOff { path, wanted, found }.into());
-        }
-        self.at = end;
+        self.at = self.end(bytes)?;
         Ok(())
     }
 
@@ -207,7 +215,11 @@ impl Header<'_> {
 
     /// One tensor, with its bytes counted from the start of the data, and where that is.
     fn tensor(&mut self, file: usize) -> Result<(Tensor, u64), Error> {
+        let start = self.at;
         let name = self.name()?;
+        if name.is_empty() {
+            return Err(self.bad(start, "a tensor with a name", "none"));
+        }
         let at = self.at;
         let axes = self.u32()?;
         if axes > AXES {
