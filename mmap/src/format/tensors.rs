@@ -254,7 +254,7 @@ fn listed(file: &DataFile, found: Vec<Tensor>, mut names: HashSet<String>) -> Re
 }
 
 /// Reads an index: the files that it names, each with its tensors.
-fn index(path: &Path) -> Result<BTreeMap<PathBuf, HashSet<String>>, Error> {
+fn index(path: &Path) -> Result<Vec<(PathBuf, HashSet<String>)>, Error> {
     let file = DataFile::open(path)?;
     let bad = |offset: usize, wanted, found: &str| {
         let (path, offset, found) = (path.to_owned(), offset as u64, excerpt(found.as_bytes()));
@@ -277,22 +277,23 @@ fn index(path: &Path) -> Result<BTreeMap<PathBuf, HashSet<String>>, Error> {
         return Err(bad(0, "`weight_map`, from names of tensors to names of files", "none"));
     };
     let folder = path.parent().unwrap_or(Path::new(""));
-    let mut files: BTreeMap<PathBuf, HashSet<String>> = BTreeMap::new();
+    let mut files: BTreeMap<String, HashSet<String>> = BTreeMap::new();
     for (name, file) in map {
         let file = file.as_str().unwrap_or_default();
+        if let Some(names) = files.get_mut(file) {
+            names.insert(name);
+            continue;
+        }
         // Nothing but a name: an index from elsewhere does not choose files outside of its folder.
         let mut parts = Path::new(file).components();
         let (Some(Component::Normal(_)), None) = (parts.next(), parts.next()) else {
-            return Err(bad(
-                0,
-                "the name of a file in the folder of the index",
-                &format!("{file:?} for {name:?}"),
-            ));
+            let found = format!("{file:?} for {name:?}");
+            return Err(bad(0, "the name of a file in the folder of the index", &found));
         };
-        files.entry(folder.join(file)).or_default().insert(name);
+        files.insert(file.to_owned(), HashSet::from([name]));
     }
     if files.is_empty() {
         return Err(bad(0, "at least one tensor in `weight_map`", "none"));
     }
-    Ok(files)
+    Ok(files.into_iter().map(|(file, names)| (folder.join(file), names)).collect())
 }
