@@ -7,7 +7,7 @@ cargo clippy --workspace --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 python3 ci/circles.py --test
 python3 ci/circles.py core/src mmap/src cuda/src cuda/sim/src src cli/src bench/src bench/disk/src \
-  bench/loaders/src bench/cudarc/src adapters/{burn,candle,ndarray,ranks}/src \
+  bench/loaders/src bench/cudarc/src bench/weights/src adapters/{burn,candle,ndarray,ranks}/src \
   python/src
 python3 ci/names.py
 python3 bench/tables.py --check

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::excerpt;
 use super::ragged::ByteRange;
-use super::tensors::Tensor;
+use super::tensor::Tensor;
 use crate::file::DataFile;
 use crate::{DType, Error, FormatError};
 

@@ -13,13 +13,17 @@ mod ragged;
 #[cfg(feature = "safetensors")]
 mod safetensors;
 #[cfg(feature = "safetensors")]
+mod tensor;
+#[cfg(feature = "safetensors")]
 mod tensors;
 
 use std::path::Path;
 
 pub use ragged::{ByteRange, RaggedRecords};
 #[cfg(feature = "safetensors")]
-pub use tensors::{Tensor, Tensors};
+pub use tensor::Tensor;
+#[cfg(feature = "safetensors")]
+pub use tensors::Tensors;
 
 use crate::file::DataFile;
 use crate::records::{Kind, Layout};

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::tensors::Tensor;
+use super::tensor::Tensor;
 use super::{Array, ByteRange, excerpt, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, FormatError, Options, Records};

@@ -1,6 +1,5 @@
 //! The tensors of a model by name: `safetensors`, their index, and GGUF. Only headers are read.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -8,12 +7,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::ragged::ByteRange;
 use super::safetensors::Header;
+use super::tensor::Tensor;
 use super::{excerpt, gguf};
 use crate::file::DataFile;
 use crate::shard::Shard;
-use crate::{DType, Error, FormatError, limit};
+use crate::{Error, FormatError, limit};
 
 /// The longest index: as long as the longest header of a `safetensors` file.
 const LONGEST: u64 = 100_000_000;
@@ -53,71 +52,6 @@ struct Model {
     shards: Vec<Shard>,
     /// Sorted by name.
     tensors: Vec<Tensor>,
-}
-
-/// One tensor of a model: its name, type and shape, and where its bytes are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
-    pub(super) name: Box<str>,
-    pub(super) dtype: Option<DType>,
-    pub(super) format: Cow<'static, str>,
-    pub(super) shape: Box<[usize]>,
-    pub(super) range: ByteRange,
-}
-
-impl Tensor {
-    /// Returns its name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns the type of its elements. `None` for a type that is bytes here: floats of 4 and 6 bits, some of 8 bits, and
-    /// the blocks of GGUF.
-    #[must_use]
-    pub const fn dtype(&self) -> Option<DType> {
-        self.dtype
-    }
-
-    /// Returns the type in the words of the format: `BF16`, `F8_E8M0`, `Q4_K`.
-    #[must_use]
-    pub fn format_type(&self) -> &str {
-        &self.format
-    }
-
-    /// Returns the elements along each axis, in C order; empty for a single number.
-    #[must_use]
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// Returns where its bytes are; the file is an index into [`Tensors::paths`].
-    #[must_use]
-    pub const fn range(&self) -> &ByteRange {
-        &self.range
-    }
-
-    /// Bytes in it.
-    #[must_use]
-    pub const fn len(&self) -> u64 {
-        self.range.bytes.end - self.range.bytes.start
-    }
-
-    /// Whether it has no bytes: an axis is 0.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// As `bf16 [2, 3]`, with the format's own name where Rust has none.
-impl fmt::Display for Tensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.dtype {
-            Some(dtype) => write!(f, "{dtype} {:?}", self.shape),
-            None => write!(f, "{} {:?}", self.format, self.shape),
-        }
-    }
 }
 
 impl Tensors {
