@@ -133,6 +133,17 @@ pub enum Error {
         /// What was asked for.
         found: String,
     },
+    /// A group of tensors has no such tensor, or one of another type than was asked for.
+    Tensor {
+        /// The group: pass and step.
+        at: At,
+        /// The name that was asked for.
+        name: String,
+        /// What the group has: names of its tensors, or the tensor's type and shape.
+        wanted: String,
+        /// What was asked for, or how many tensors have this name.
+        found: String,
+    },
     /// A batch is not a whole number of values of the requested type.
     Cast {
         /// The batch.
@@ -253,6 +264,9 @@ impl Error {
             Self::Upload { at, .. } => write!(f, "{at}: the batch could not be copied to the device"),
             Self::Field { at, field, wanted, found } => {
                 write!(f, "{at}: field {field}: wanted {wanted}, found {found}")
+            }
+            Self::Tensor { at, name, wanted, found } => {
+                write!(f, "{at}: tensor {name:?}: wanted {wanted}, found {found}")
             }
             Self::Cast { at, wanted, found } => {
                 write!(f, "{at}: wanted a whole number of {wanted}, found {found} bytes")

@@ -7,6 +7,7 @@
 //! * [`transform`]: changes records on their way into the slot. `LoaderBuilder::cuda` (feature `cuda`): copies them to
 //!   a device, on a separate stream.
 //! * [`generate`](generate()): the same overlap for data that is made by code. [`Breakdown`]: a step, phase by phase.
+//! * `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
 //! * [`Report`]: where the time went, and how much overlap can still gain. Often that is nothing, because the
 //!   compute dominates, and the report tells you. [`observe::Trace`]: the same as a picture, for Perfetto.
 //! * Errors come in order, once, with path and offset; a truncated file is an error, never a signal.
@@ -42,7 +43,7 @@
 //! | feature | is |
 //! | --- | --- |
 //! | `cuda` | `LoaderBuilder::cuda`; needs no toolkit, and a driver only when it is used |
-//! | `safetensors` | `Records::open_safetensors`, `open_safetensors_each` |
+//! | `safetensors` | `Records::open_safetensors`, `open_safetensors_each`; `stream()` and the tensors of models |
 //! | `serde` | [`Checkpoint`] and [`Plan`] can be saved, [`Report`] written |
 //! | `stream` | [`loader::Epochs`] is a `futures_core::Stream` |
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate of that name |
@@ -56,6 +57,8 @@ pub mod loader;
 pub mod observe;
 mod slot;
 mod stage;
+#[cfg(feature = "safetensors")]
+pub mod stream;
 mod thread;
 pub mod transform;
 
@@ -64,6 +67,8 @@ pub use error::{BoxError, Error};
 pub use generate::generate;
 pub use loader::{Batch, Checkpoint, Loader};
 pub use observe::{Breakdown, Report};
+#[cfg(feature = "safetensors")]
+pub use stream::stream;
 pub use twinbuf_core as ring;
 #[cfg(feature = "cuda")]
 pub use twinbuf_cuda as cuda;

@@ -5,6 +5,8 @@
 //!   Opening checks every header against the file's real size.
 //! - [`RaggedRecords`] describes records of varying length: a data file with an index of offsets, or Megatron-LM's.
 //!   [`Ranges`] is what both are to a reader: which bytes of which files.
+//! - `Tensors` (feature `safetensors`) finds the tensors of a model by name: `safetensors`, their index, and GGUF.
+//!   `GroupReader` reads groups of them.
 //! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
 //!   any [`BatchIndices`] in O(1), the same on every machine. To resume, ask for another step.
 //! - [`Reader`] reads the batches of one loop into your buffer and asks the system for those that come next. What fits in
@@ -67,6 +69,8 @@ mod file;
 mod files;
 mod fingerprint;
 mod format;
+#[cfg(feature = "safetensors")]
+mod groups;
 mod limit;
 mod page;
 mod plan;
@@ -82,12 +86,18 @@ pub use cache::Residency;
 pub use dtype::DType;
 pub use error::{Error, FormatError};
 pub use files::files;
+#[cfg(feature = "safetensors")]
+pub use format::{ByteRange, Tensor, Tensors};
 pub use format::{Cut, RaggedRecords};
+#[cfg(feature = "safetensors")]
+pub use groups::Groups;
 pub use plan::{
     BatchIndices, LastBatch, PartialEpoch, Plan, PlanBuilder, PlanError, RankError, RemainingEpoch, Shuffle,
 };
 pub use ranges::{Location, Ranges};
 pub use reader::cached::HINT_CHUNK;
+#[cfg(feature = "safetensors")]
+pub use reader::groups::GroupReader;
 pub use reader::mode::ReadMode;
 pub use reader::stats::{ReadChoice, ReadStats};
 pub use reader::{ReadOptions, Reader};

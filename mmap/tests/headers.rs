@@ -5,6 +5,9 @@
 mod body;
 #[path = "fuzz_bodies/ragged.rs"]
 mod ragged;
+#[cfg(feature = "safetensors")]
+#[path = "fuzz_bodies/tensors.rs"]
+mod tensors;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -220,5 +223,39 @@ proptest! {
             bytes.truncate(cut.index(bytes.len()));
         }
         frugal(|| ragged::ragged(&bytes));
+    }
+}
+
+/// Models that are right: GGUF of every type, `safetensors`, and an index.
+#[cfg(feature = "safetensors")]
+const MODELS: [(u8, &[u8]); 3] = [
+    (0, include_bytes!("fixtures/types.gguf")),
+    (0, include_bytes!("fixtures/many.safetensors")),
+    (1, br#"{"metadata":{"total_size":2},"weight_map":{"a":"a","b":"b"}}"#),
+];
+
+#[cfg(feature = "safetensors")]
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn models_with_a_few_bytes_changed(
+        which in 0..MODELS.len(), changes in prop::collection::vec((any::<Index>(), spice()), 0..4),
+        cut in any::<Index>(), shorten: bool,
+    ) {
+        let (kind, bytes) = MODELS[which];
+        let mut bytes = [&[kind][..], bytes].concat();
+        // Most of the bytes are data, so that changes go to the header.
+        let header = bytes.len().min(2400);
+        for (at, new) in &changes {
+            let at = 1 + at.index(header - 1);
+            for (old, &new) in bytes[at..].iter_mut().zip(new) {
+                *old = new;
+            }
+        }
+        if shorten {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        frugal(|| tensors::tensors(&bytes));
     }
 }

@@ -51,8 +51,8 @@ impl sealed::Backend for Host {
     }
 }
 
-/// Values that a closure makes, in the two slots that it was given.
-pub(crate) struct Values<T>(pub(crate) [T; 2]);
+/// Values that a source makes, in the slots that it was given.
+pub(crate) struct Values<T>(pub(crate) Vec<T>);
 
 /// A value as the content of a slot.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl<T: Send + 'static> sealed::Backend for Values<T> {
     const WAIT: What = What::Wait;
 
     fn make(self, _: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
-        let slots = self.0.map(|value| Slot::new(Value(value)));
+        let slots: Vec<_> = self.0.into_iter().map(|value| Slot::new(Value(value))).collect();
         Ok(vec![HeapRing::with_wait(slots, Adaptive::for_threads(2)).into_handles()])
     }
 }

@@ -40,6 +40,12 @@ impl MemoryLimit {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes that nobody has taken.
+    #[cfg(feature = "safetensors")]
+    pub(crate) fn left(&self) -> u64 {
+        self.bytes.saturating_sub(self.taken())
+    }
+
     /// Takes so many bytes until the result is dropped, or tells the limit and how many others have.
     pub(crate) fn take(self, bytes: u64) -> Result<Taken, (u64, u64)> {
         let mut taken = self.lock();

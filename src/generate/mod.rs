@@ -218,7 +218,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
             slots: (size_of::<T>(), slots.len(), &"2 slots"),
             lent: None,
         };
-        let stage = Stage::start(Values(slots), vec![Box::new(Maker(make))], options)?;
+        let stage = Stage::start(Values(slots.into()), vec![Box::new(Maker(make))], options)?;
         Ok(Generator { stage, hook, next: 0, granted: 0 })
     }
 }

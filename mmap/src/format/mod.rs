@@ -1,5 +1,7 @@
 //! File formats: where in a file an array in C order lies, and how it is cut into records.
 
+#[cfg(feature = "safetensors")]
+mod gguf;
 mod headerless;
 mod known;
 mod llm_c;
@@ -10,10 +12,18 @@ mod npz;
 mod ragged;
 #[cfg(feature = "safetensors")]
 mod safetensors;
+#[cfg(feature = "safetensors")]
+mod tensor;
+#[cfg(feature = "safetensors")]
+mod tensors;
 
 use std::path::Path;
 
 pub use ragged::RaggedRecords;
+#[cfg(feature = "safetensors")]
+pub use tensor::{ByteRange, Tensor};
+#[cfg(feature = "safetensors")]
+pub use tensors::Tensors;
 
 use crate::file::DataFile;
 use crate::ranges::{Kind, Layout, Places};

@@ -5,7 +5,8 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::{Array, excerpt, open};
+use super::tensor::Tensor;
+use super::{Array, ByteRange, excerpt, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, FormatError, Options, Records};
 
@@ -113,14 +114,14 @@ impl Options {
 }
 
 /// The header, which precedes the tensors.
-struct Header {
+pub(super) struct Header {
     /// The first byte after it.
     end: u64,
     tensors: Metadata,
 }
 
 impl Header {
-    fn read(file: &DataFile) -> Result<Self, Error> {
+    pub(super) fn read(file: &DataFile) -> Result<Self, Error> {
         let path = || file.path.clone();
         let prefix = file.header(0, PREFIX)?;
         let found = prefix.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
@@ -174,31 +175,51 @@ impl Header {
             }
             .into());
         };
-        let dtype = match info.dtype {
-            Dtype::BOOL => DType::Bool,
-            Dtype::U8 => DType::U8,
-            Dtype::I8 => DType::I8,
-            Dtype::U16 => DType::U16,
-            Dtype::I16 => DType::I16,
-            Dtype::F8_E4M3 => DType::F8E4M3,
-            Dtype::F8_E5M2 => DType::F8E5M2,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::Bf16,
-            Dtype::U32 => DType::U32,
-            Dtype::I32 => DType::I32,
-            Dtype::F32 => DType::F32,
-            Dtype::U64 => DType::U64,
-            Dtype::I64 => DType::I64,
-            Dtype::F64 => DType::F64,
-            Dtype::C64 => DType::C64,
-            other => {
-                let offset = PREFIX as u64;
-                return Err(
-                    FormatError::UnsupportedType { path: path(), offset, found: other.to_string() }.into()
-                );
-            }
+        let Some(dtype) = dtype(info.dtype) else {
+            let (path, offset, found) = (path(), PREFIX as u64, info.dtype.to_string());
+            return Err(FormatError::UnsupportedType { path, offset, found }.into());
         };
         let shape = info.shape.iter().map(|&axis| axis as u64).collect();
         Ok(Array { offset: self.end + info.data_offsets.0 as u64, dtype, shape })
     }
+
+    /// All tensors: the name, what it is, and where it is in the file.
+    pub(super) fn all(&self, file: usize) -> Vec<Tensor> {
+        let tensors = self.tensors.tensors().into_iter();
+        tensors
+            .map(|(name, info)| {
+                let (start, end) = info.data_offsets;
+                Tensor {
+                    name: name.into(),
+                    dtype: dtype(info.dtype),
+                    format: info.dtype.to_string().into(),
+                    shape: info.shape.as_slice().into(),
+                    range: ByteRange { file, bytes: self.end + start as u64..self.end + end as u64 },
+                }
+            })
+            .collect()
+    }
+}
+
+/// The type in Rust's words. `None`: floats of 4 and 6 bits, and floats of 8 bits that [`DType`] does not have.
+fn dtype(of: Dtype) -> Option<DType> {
+    Some(match of {
+        Dtype::BOOL => DType::Bool,
+        Dtype::U8 => DType::U8,
+        Dtype::I8 => DType::I8,
+        Dtype::U16 => DType::U16,
+        Dtype::I16 => DType::I16,
+        Dtype::F8_E4M3 => DType::F8E4M3,
+        Dtype::F8_E5M2 => DType::F8E5M2,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::Bf16,
+        Dtype::U32 => DType::U32,
+        Dtype::I32 => DType::I32,
+        Dtype::F32 => DType::F32,
+        Dtype::U64 => DType::U64,
+        Dtype::I64 => DType::I64,
+        Dtype::F64 => DType::F64,
+        Dtype::C64 => DType::C64,
+        _ => return None,
+    })
 }

@@ -7,6 +7,8 @@
 mod around;
 pub(crate) mod cached;
 pub(crate) mod direct;
+#[cfg(feature = "safetensors")]
+pub(crate) mod groups;
 mod memory;
 pub(crate) mod mode;
 pub(crate) mod queue;

@@ -1,0 +1,269 @@
+//! The header of GGUF files, of versions 2 and 3 (`docs/gguf.md` of ggml): which tensors a file has, and where.
+//!
+//! Metadata are skipped but for the alignment. No crate was found that checks what it reads, keeps nothing else and has few
+//! dependencies.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::excerpt;
+use super::tensor::ByteRange;
+use super::tensor::Tensor;
+use crate::file::DataFile;
+use crate::{DType, Error, FormatError};
+
+/// The first four bytes of a file.
+pub(super) const MAGIC: &[u8] = b"GGUF";
+
+/// The most axes of a tensor (`GGML_MAX_DIMS`).
+const AXES: u32 = 4;
+/// Longest name of a tensor or key. ggml has 64 bytes for tensors, and the format 65 535 for keys.
+const NAME: u64 = 65_535;
+/// Longest header: that of a `safetensors` file. Vocabularies take some tens of megabytes.
+const LONGEST: u64 = 100_000_000;
+/// Arrays of arrays, one inside the other. Writers write none.
+const NESTED: u32 = 8;
+/// Bytes that are read at once.
+const READ: usize = 256 << 10;
+
+/// Each type: its number, its name, elements in a block and bytes in a block (`GGML_QUANT_SIZES` of the package `gguf`), and
+/// what it is in Rust. `Q8_1` is left out: it is never in a file.
+type Row = (u32, &'static str, u64, u64, Option<DType>);
+const TYPES: [Row; 33] = [
+    (0, "F32", 1, 4, Some(DType::F32)),
+    (1, "F16", 1, 2, Some(DType::F16)),
+    (2, "Q4_0", 32, 18, None),
+    (3, "Q4_1", 32, 20, None),
+    (6, "Q5_0", 32, 22, None),
+    (7, "Q5_1", 32, 24, None),
+    (8, "Q8_0", 32, 34, None),
+    (10, "Q2_K", 256, 84, None),
+    (11, "Q3_K", 256, 110, None),
+    (12, "Q4_K", 256, 144, None),
+    (13, "Q5_K", 256, 176, None),
+    (14, "Q6_K", 256, 210, None),
+    (15, "Q8_K", 256, 292, None),
+    (16, "IQ2_XXS", 256, 66, None),
+    (17, "IQ2_XS", 256, 74, None),
+    (18, "IQ3_XXS", 256, 98, None),
+    (19, "IQ1_S", 256, 50, None),
+    (20, "IQ4_NL", 32, 18, None),
+    (21, "IQ3_S", 256, 110, None),
+    (22, "IQ2_S", 256, 82, None),
+    (23, "IQ4_XS", 256, 136, None),
+    (24, "I8", 1, 1, Some(DType::I8)),
+    (25, "I16", 1, 2, Some(DType::I16)),
+    (26, "I32", 1, 4, Some(DType::I32)),
+    (27, "I64", 1, 8, Some(DType::I64)),
+    (28, "F64", 1, 8, Some(DType::F64)),
+    (29, "IQ1_M", 256, 56, None),
+    (30, "BF16", 1, 2, Some(DType::Bf16)),
+    (34, "TQ1_0", 256, 54, None),
+    (35, "TQ2_0", 256, 66, None),
+    (39, "MXFP4", 32, 17, None),
+    (40, "NVFP4", 64, 36, None),
+    (41, "Q1_0", 128, 18, None),
+];
+
+/// The tensors of a file, which is number `index` of the model.
+pub(super) fn tensors(file: &DataFile, index: usize) -> Result<Vec<Tensor>, Error> {
+    let mut header = Header { file, at: MAGIC.len() as u64, read: Vec::new(), from: 0 };
+    let version = header.u32()?;
+    if !(2..=3).contains(&version) {
+        let (wanted, found) = ("2 or 3, in little-endian order".to_owned(), version.to_string());
+        let (path, offset) = (file.path.clone(), MAGIC.len() as u64);
+        return Err(FormatError::BadVersion { path, offset, wanted, found }.into());
+    }
+    let (count, keys) = (header.u64()?, header.u64()?);
+    let mut align = 32;
+    for _ in 0..keys {
+        let key = header.name()?;
+        let kind = header.u32()?;
+        let at = header.at;
+        if key == "general.alignment" && kind == 4 {
+            align = u64::from(header.u32()?);
+            if !align.is_power_of_two() {
+                return Err(header.bad(at, "a power of two as `general.alignment`", &align.to_string()));
+            }
+        } else {
+            header.skip_value(kind, NESTED)?;
+        }
+    }
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let at = header.at;
+        let (tensor, offset) = header.tensor(index)?;
+        if offset % align != 0 {
+            return Err(header.bad(at, "an offset that is a multiple of the alignment", &offset.to_string()));
+        }
+        all.push((tensor, at));
+    }
+    // The data begins at a multiple of the alignment, and offsets count from there.
+    let start = header.at.checked_next_multiple_of(align).unwrap_or(u64::MAX);
+    all.sort_unstable_by_key(|(tensor, _)| (tensor.range.bytes.start, tensor.range.bytes.end));
+    let mut end = 0;
+    for (tensor, at) in &mut all {
+        let bytes = &mut tensor.range.bytes;
+        if bytes.start < end && !bytes.is_empty() {
+            return Err(header.bad(*at, "tensors that do not overlap", &tensor.name));
+        }
+        end = end.max(bytes.end);
+        match bytes.end.checked_add(start).filter(|&end| end <= file.len) {
+            Some(end) => *bytes = start + bytes.start..end,
+            None => {
+                let (path, wanted) = (file.path.clone(), start.saturating_add(bytes.end));
+                let (offset, wanted) = (start, wanted.saturating_sub(start));
+                let found = file.len.saturating_sub(start);
+                return Err(FormatError::DataLength { path, offset, wanted, found }.into());
+            }
+        }
+    }
+    Ok(all.into_iter().map(|(tensor, _)| tensor).collect())
+}
+
+/// A header as far as it has been parsed.
+struct Header<'f> {
+    file: &'f DataFile,
+    /// Where in the file the parsing is.
+    at: u64,
+    /// Bytes that have been read, from this offset on.
+    read: Vec<u8>,
+    from: u64,
+}
+
+impl Header<'_> {
+    /// Where the next bytes end, if the header may have so many and the file does.
+    fn end(&self, bytes: Option<u64>) -> Result<u64, Error> {
+        let end = bytes.and_then(|bytes| self.at.checked_add(bytes)).unwrap_or(u64::MAX);
+        let path = || self.file.path.clone();
+        if end > self.file.len {
+            return Err(FormatError::HeaderCutOff { path: path(), wanted: end, found: self.file.len }.into());
+        }
+        if end > LONGEST {
+            return Err(
+                FormatError::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found: end }.into()
+            );
+        }
+        Ok(end)
+    }
+
+    /// The next `len` bytes.
+    fn take(&mut self, len: u64) -> Result<&[u8], Error> {
+        let end = self.end(Some(len))?;
+        // It is at most a name, or the size of a number.
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let within = |from: u64, at: u64| usize::try_from(at - from).unwrap_or(usize::MAX);
+        if self.at < self.from || end > self.from + self.read.len() as u64 {
+            let left = usize::try_from(self.file.len - self.at).unwrap_or(usize::MAX);
+            self.read.resize(READ.max(len).min(left), 0);
+            self.file.read_exact(&mut self.read, self.at)?;
+            self.from = self.at;
+        }
+        let start = within(self.from, self.at);
+        self.at = end;
+        Ok(&self.read[start..start + len])
+    }
+
+    fn u32(&mut self) -> Result<u32, Error> {
+        Ok(self.take(4)?.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte)))
+    }
+
+    fn u64(&mut self) -> Result<u64, Error> {
+        Ok(self.take(8)?.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    }
+
+    fn name(&mut self) -> Result<String, Error> {
+        let at = self.at;
+        let len = self.u64()?;
+        if len > NAME {
+            let (path, offset) = (self.file.path.clone(), at);
+            return Err(FormatError::HeaderTooLong { path, offset, wanted: NAME, found: len }.into());
+        }
+        let name = self.take(len)?.to_vec();
+        String::from_utf8(name)
+            .map_err(|error| self.bad(at + 8, "a name in UTF-8", &String::from_utf8_lossy(error.as_bytes())))
+    }
+
+    /// Skips so many bytes without reading them.
+    fn skip(&mut self, bytes: Option<u64>) -> Result<(), Error> {
+        self.at = self.end(bytes)?;
+        Ok(())
+    }
+
+    /// Skips a value of a type that is given by its number.
+    fn skip_value(&mut self, kind: u32, nested: u32) -> Result<(), Error> {
+        let at = self.at;
+        match (kind, size(kind)) {
+            (_, Some(size)) => self.skip(Some(size)),
+            (8, _) => {
+                let len = self.u64()?;
+                self.skip(Some(len))
+            }
+            (9, _) if nested > 0 => {
+                let (kind, count) = (self.u32()?, self.u64()?);
+                if let Some(size) = size(kind) {
+                    return self.skip(count.checked_mul(size));
+                }
+                for _ in 0..count {
+                    self.skip_value(kind, nested - 1)?;
+                }
+                Ok(())
+            }
+            _ => Err(self.bad(at, "a value of a known type", &format!("type {kind}"))),
+        }
+    }
+
+    /// One tensor, with its bytes counted from the start of the data, and where that is.
+    fn tensor(&mut self, file: usize) -> Result<(Tensor, u64), Error> {
+        let start = self.at;
+        let name = self.name()?;
+        if name.is_empty() {
+            return Err(self.bad(start, "a tensor with a name", "none"));
+        }
+        let at = self.at;
+        let axes = self.u32()?;
+        if axes > AXES {
+            return Err(self.bad(at, "at most 4 axes", &axes.to_string()));
+        }
+        let mut ne = Vec::new();
+        for _ in 0..axes {
+            ne.push(self.u64()?);
+        }
+        let at_type = self.at;
+        let kind = self.u32()?;
+        let offset = self.u64()?;
+        let Some(&(_, format, block, block_bytes, dtype)) = TYPES.iter().find(|row| row.0 == kind) else {
+            let (path, found) = (self.file.path.clone(), format!("GGUF type {kind}"));
+            return Err(FormatError::UnsupportedType { path, offset: at_type, found }.into());
+        };
+        // ggml lists the axis that varies fastest first; blocks are along it.
+        let first = ne.first().copied().unwrap_or(1);
+        let elements = ne.iter().try_fold(1_u64, |all, &axis| all.checked_mul(axis));
+        let bytes = elements.and_then(|all| (all / block).checked_mul(block_bytes));
+        let end = bytes.and_then(|bytes| offset.checked_add(bytes));
+        let shape: Option<Vec<usize>> = ne.iter().rev().map(|&axis| usize::try_from(axis).ok()).collect();
+        let (Some(end), Some(shape), 0) = (end, shape, first % block) else {
+            let (path, wanted) = (self.file.path.clone(), "whole blocks, and fewer than 2^64 bytes");
+            return Err(FormatError::BadShape { path, wanted, found: ne }.into());
+        };
+        let range = ByteRange { file, bytes: Range { start: offset, end } };
+        let (name, shape, format) = (name.into(), shape.into(), Cow::Borrowed(format));
+        Ok((Tensor { name, dtype, format, shape, range }, offset))
+    }
+
+    fn bad(&self, offset: u64, wanted: &'static str, found: &str) -> Error {
+        let (path, found) = (self.file.path.clone(), excerpt(found.as_bytes()));
+        FormatError::BadHeader { path, offset, wanted, found }.into()
+    }
+}
+
+/// Bytes of a value of a type that has a size.
+const fn size(kind: u32) -> Option<u64> {
+    Some(match kind {
+        0 | 1 | 7 => 1,
+        2 | 3 => 2,
+        4..=6 => 4,
+        10..=12 => 8,
+        _ => return None,
+    })
+}

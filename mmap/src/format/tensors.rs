@@ -1,0 +1,235 @@
+//! The tensors of a model by name: `safetensors`, their index, and GGUF. Only headers are read.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::safetensors::Header;
+use super::tensor::Tensor;
+use super::{excerpt, gguf};
+use crate::file::DataFile;
+use crate::ranges::Places;
+use crate::shard::Shard;
+use crate::{Error, FormatError, limit};
+
+/// The longest index: as long as the longest header of a `safetensors` file.
+const LONGEST: u64 = 100_000_000;
+
+/// The tensors of a model: what each is, and its bytes in which file.
+///
+/// Feature `safetensors`. The files may be `safetensors`, GGUF, or the `model.safetensors.index.json` of a model in
+/// several files. Each file is opened once, and only its header is read. A clone is another handle of the same files.
+///
+/// The files must not be written to meanwhile; a read of a truncated file is [`Error::Truncated`].
+///
+/// ```
+/// use twinbuf_mmap::{DType, Tensors};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// let header = r#"{"layers.0.up":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},
+///                  "layers.0.scale":{"dtype":"F8_E8M0","shape":[],"data_offsets":[12,13]}}"#;
+/// let mut file = (header.len() as u64).to_le_bytes().to_vec();
+/// file.extend(header.bytes());
+/// file.extend([0; 13]);
+/// std::fs::write(&path, &file)?;
+///
+/// let model = Tensors::open([&path])?;
+/// let up = model.get("layers.0.up")?;
+/// assert_eq!((up.dtype(), up.shape(), up.len()), (Some(DType::Bf16), &[2, 3][..], 12));
+/// let scale = model.get("layers.0.scale")?; // a type that Rust lacks: bytes
+/// assert_eq!((scale.dtype(), scale.format_type(), scale.len()), (None, "F8_E8M0", 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Tensors(Arc<Model>);
+
+struct Model {
+    /// The first path that was given, for errors.
+    path: PathBuf,
+    shards: Vec<Shard>,
+    /// Sorted by name.
+    tensors: Vec<Tensor>,
+}
+
+impl Tensors {
+    /// Opens a model. Each path is a `safetensors` file, a GGUF file, or an index of `safetensors` files, whose name ends in
+    /// `.json`.
+    ///
+    /// Of the files of an index, those tensors belong to the model that the index lists for that file. The files are in the
+    /// folder of the index. A tensor's type does not matter, except in GGUF, where it determines the size.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoPaths`]; those of opening a file, also one that an index names: [`Error::NotFound`],
+    /// [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`], [`Error::Read`]; and
+    ///
+    /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadMagic`],
+    ///   [`FormatError::BadVersion`];
+    /// - [`FormatError::BadHeader`]: what cannot be parsed, and tensors that overlap or are in two files;
+    /// - [`FormatError::DataLength`]: the tensors do not end where the file does;
+    /// - [`FormatError::UnsupportedType`]: a GGUF type whose size is not known;
+    /// - [`FormatError::NoTensor`]: an index lists a tensor that its file does not have.
+    pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
+        let mut files: Vec<(PathBuf, Option<HashSet<String>>)> = Vec::new();
+        let mut first = None;
+        for path in paths {
+            let path = path.as_ref();
+            first.get_or_insert_with(|| path.to_owned());
+            if path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json")) {
+                files.extend(index(path)?.into_iter().map(|(path, names)| (path, Some(names))));
+            } else {
+                files.push((path.to_owned(), None));
+            }
+        }
+        let path = first.ok_or(Error::NoPaths)?;
+        let mut model = Model { path, shards: Vec::new(), tensors: Vec::new() };
+        let kept = limit::kept(files.len());
+        let mut before = 0_u64;
+        for (path, names) in files {
+            let mut file = DataFile::open(&path)?;
+            let found = tensors_of(&file, model.shards.len())?;
+            match names {
+                Some(names) => model.tensors.extend(listed(&file, found, names)?),
+                None => model.tensors.extend(found),
+            }
+            #[cfg(unix)]
+            let map = crate::shard::map(&*file.file()?, file.len);
+            let hints_wait = crate::system::hints_wait(&*file.file()?);
+            if model.shards.len() >= kept {
+                file.give_back();
+            }
+            let bytes = 0..file.len;
+            model.shards.push(Shard {
+                #[cfg(unix)]
+                map,
+                hints_wait,
+                file,
+                at: Places::Strided(0),
+                bytes,
+                first: 0,
+                records: 0,
+                before,
+            });
+            before = before.saturating_add(model.shards.last().map_or(0, |shard| shard.bytes.end));
+        }
+        model.tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        if let Some([first, twice]) = model.tensors.windows(2).find(|two| two[0].name == two[1].name) {
+            let path = |tensor: &Tensor| model.shards[tensor.range.file].file.path.clone();
+            let found = format!("{:?}, as in {:?}", twice.name, path(first));
+            let (path, wanted) = (path(twice), "names that no other file has");
+            return Err(
+                FormatError::BadHeader { path, offset: 0, wanted, found: excerpt(found.as_bytes()) }.into()
+            );
+        }
+        Ok(Self(Arc::new(model)))
+    }
+
+    /// Finds a tensor by its name.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::NoTensor`], with the names that the model has.
+    pub fn get(&self, name: &str) -> Result<&Tensor, Error> {
+        self.find(name).map(|index| &self.0.tensors[index])
+    }
+
+    /// Returns all tensors, sorted by name.
+    #[must_use]
+    pub fn all(&self) -> &[Tensor] {
+        &self.0.tensors
+    }
+
+    /// Returns the files, in the order in which they were given; those of an index by name.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.0.shards.iter().map(Shard::path)
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Result<usize, Error> {
+        let Model { path, tensors, .. } = &*self.0;
+        tensors.binary_search_by(|tensor| (*tensor.name).cmp(name)).map_err(|_| {
+            let found = tensors.iter().map(|tensor| tensor.name.to_string()).collect();
+            FormatError::NoTensor { path: path.clone(), wanted: name.to_owned(), found }.into()
+        })
+    }
+
+    pub(crate) fn shards(&self) -> &[Shard] {
+        &self.0.shards
+    }
+}
+
+impl fmt::Debug for Tensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Model { path, shards, tensors } = &*self.0;
+        f.debug_struct("Tensors")
+            .field("path", path)
+            .field("files", &shards.len())
+            .field("tensors", &tensors.len())
+            .finish()
+    }
+}
+
+/// The tensors of one file.
+fn tensors_of(file: &DataFile, index: usize) -> Result<Vec<Tensor>, Error> {
+    let start = file.header(0, 4.min(usize::try_from(file.len).unwrap_or(4)))?;
+    if start == gguf::MAGIC { gguf::tensors(file, index) } else { Ok(Header::read(file)?.all(index)) }
+}
+
+/// Those of a file's tensors that an index lists for it.
+fn listed(file: &DataFile, found: Vec<Tensor>, mut names: HashSet<String>) -> Result<Vec<Tensor>, Error> {
+    let (listed, others): (Vec<_>, Vec<_>) =
+        found.into_iter().partition(|tensor| names.remove(&*tensor.name));
+    // The first by name, for the same error each time.
+    let Some(wanted) = names.into_iter().min() else { return Ok(listed) };
+    let mut found: Vec<String> = listed.iter().chain(&others).map(|tensor| tensor.name.to_string()).collect();
+    found.sort_unstable();
+    Err(FormatError::NoTensor { path: file.path.clone(), wanted, found }.into())
+}
+
+/// Reads an index: the files that it names, each with its tensors.
+fn index(path: &Path) -> Result<Vec<(PathBuf, HashSet<String>)>, Error> {
+    let file = DataFile::open(path)?;
+    let bad = |offset: usize, wanted, found: &str| {
+        let (path, offset, found) = (path.to_owned(), offset as u64, excerpt(found.as_bytes()));
+        Error::from(FormatError::BadHeader { path, offset, wanted, found })
+    };
+    let len = match usize::try_from(file.len) {
+        Ok(len) if file.len <= LONGEST => len,
+        _ => {
+            let (path, found) = (path.to_owned(), file.len);
+            return Err(FormatError::HeaderTooLong { path, offset: 0, wanted: LONGEST, found }.into());
+        }
+    };
+    let text = file.header(0, len)?;
+    let mut index: Value = serde_json::from_slice(&text).map_err(|error| {
+        let lines = text.split_inclusive(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
+        let offset = lines.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1);
+        bad(offset.min(len), "the index of a model, in JSON", &error.to_string())
+    })?;
+    let Some(Value::Object(map)) = index.get_mut("weight_map").map(Value::take) else {
+        return Err(bad(0, "`weight_map`, from names of tensors to names of files", "none"));
+    };
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut files: BTreeMap<String, HashSet<String>> = BTreeMap::new();
+    for (name, file) in map {
+        let file = file.as_str().unwrap_or_default();
+        if let Some(names) = files.get_mut(file) {
+            names.insert(name);
+            continue;
+        }
+        // Nothing but a name: an index from elsewhere does not choose files outside of its folder.
+        let mut parts = Path::new(file).components();
+        let (Some(Component::Normal(_)), None) = (parts.next(), parts.next()) else {
+            let found = format!("{file:?} for {name:?}");
+            return Err(bad(0, "the name of a file in the folder of the index", &found));
+        };
+        files.insert(file.to_owned(), HashSet::from([name]));
+    }
+    if files.is_empty() {
+        return Err(bad(0, "at least one tensor in `weight_map`", "none"));
+    }
+    Ok(files.into_iter().map(|(file, names)| (folder.join(file), names)).collect())
+}

@@ -1,0 +1,207 @@
+//! Groups of tensors that are used together, such as the layers of a model: what is read for each, and where it goes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::{Error, Tensor, Tensors};
+
+/// Runs begin at as far into a block of memory as they do into a block of the file: then a disk writes each byte to its
+/// place. The largest block of a disk.
+const BLOCK: usize = 4096;
+
+/// Where a tensor begins that is not at a multiple of its element's size in the file.
+const ALIGN: usize = 64;
+
+/// Bytes between two tensors in a file that are read with them: a block, because a disk reads whole blocks.
+const GAP: u64 = BLOCK as u64;
+
+/// Lists of tensors that are read and used together, in the order of use: the layers of a model.
+///
+/// Made by [`Tensors::groups_by`] or [`Tensors::groups`]. It describes and reads nothing; a clone is cheap.
+///
+/// In the memory of a group each tensor begins at a multiple of its element's size. Tensors that follow each other in a
+/// file do so in memory, and are one read.
+#[derive(Clone)]
+pub struct Groups {
+    tensors: Tensors,
+    groups: Arc<[Group]>,
+}
+
+/// One group.
+struct Group {
+    /// Each tensor, and where it begins in the group's memory. In the caller's order.
+    tensors: Vec<(usize, usize)>,
+    runs: Vec<Run>,
+    /// Bytes of memory.
+    bytes: usize,
+}
+
+/// Bytes of a file, and where they go in the memory of a group.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) file: usize,
+    pub(crate) bytes: Range<u64>,
+    pub(crate) to: usize,
+}
+
+impl Tensors {
+    /// Puts the tensors with the same key into one group. Groups are in the order of their keys, and the tensors of a
+    /// group in the order of the files. A tensor whose key is `None` is left out.
+    ///
+    /// ```
+    /// # fn f(model: &twinbuf_mmap::Tensors) -> Result<(), twinbuf_mmap::Error> {
+    /// // "model.layers.17.mlp.up_proj.weight" is of layer 17.
+    /// let layer = |name: &str| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<u32>().ok();
+    /// let layers = model.groups_by(layer)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooLarge`] if memory cannot hold a group.
+    pub fn groups_by<K: Ord>(&self, mut key: impl FnMut(&str) -> Option<K>) -> Result<Groups, Error> {
+        let mut groups: BTreeMap<K, Vec<usize>> = BTreeMap::new();
+        for (index, tensor) in self.all().iter().enumerate() {
+            if let Some(key) = key(tensor.name()) {
+                groups.entry(key).or_default().push(index);
+            }
+        }
+        for tensors in groups.values_mut() {
+            self.sort(tensors);
+        }
+        Groups::new(self, groups.into_values())
+    }
+
+    /// Makes groups of tensors that are listed by name. A tensor may be in several groups.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::NoTensor`](crate::FormatError::NoTensor) for a name that the model does not have; [`Error::TooLarge`] if memory cannot hold a
+    /// group.
+    pub fn groups<G>(&self, lists: impl IntoIterator<Item = G>) -> Result<Groups, Error>
+    where
+        G: IntoIterator<Item: AsRef<str>>,
+    {
+        let find = |list: G| list.into_iter().map(|name| self.find(name.as_ref())).collect();
+        let lists: Vec<Vec<usize>> = lists.into_iter().map(find).collect::<Result<_, _>>()?;
+        Groups::new(self, lists)
+    }
+
+    /// Sorts tensors by their places in the files.
+    fn sort(&self, tensors: &mut [usize]) {
+        tensors.sort_by_key(|&index| {
+            let range = self.all()[index].range();
+            (range.file, range.bytes.start, range.bytes.end)
+        });
+    }
+}
+
+impl Groups {
+    fn new(tensors: &Tensors, lists: impl IntoIterator<Item = Vec<usize>>) -> Result<Self, Error> {
+        let groups: Result<Vec<_>, _> = lists.into_iter().map(|list| Group::new(tensors, list)).collect();
+        Ok(Self { tensors: tensors.clone(), groups: groups?.into() })
+    }
+
+    /// The number of groups.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Whether there is no group.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Bytes of memory that a group takes, with the gaps between its tensors. 0 if there is no such group.
+    #[must_use]
+    pub fn bytes(&self, group: usize) -> usize {
+        self.groups.get(group).map_or(0, |group| group.bytes)
+    }
+
+    /// Returns the tensors of a group, each with its place in the group's memory. Empty if there is no such group.
+    #[must_use]
+    pub fn tensors(&self, group: usize) -> impl ExactSizeIterator<Item = (&Tensor, Range<usize>)> {
+        let tensors = self.groups.get(group).map_or(&[][..], |group| &group.tensors);
+        tensors.iter().map(|&(index, at)| {
+            let tensor = &self.tensors.all()[index];
+            // It fits the memory, as the group does.
+            (tensor, at..at + usize::try_from(tensor.len()).unwrap_or(0))
+        })
+    }
+
+    /// The files.
+    pub(crate) const fn model(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    /// What is read for a group; `None` if there is no such group.
+    pub(crate) fn runs(&self, group: usize) -> Option<&[Run]> {
+        self.groups.get(group).map(|group| &*group.runs)
+    }
+
+    /// Bytes of files in all groups.
+    pub(crate) fn data(&self) -> u64 {
+        let runs = self.groups.iter().flat_map(|group| &group.runs);
+        runs.fold(0, |sum, run| sum.saturating_add(run.bytes.end - run.bytes.start))
+    }
+}
+
+impl Group {
+    fn new(model: &Tensors, list: Vec<usize>) -> Result<Self, Error> {
+        let mut sorted = list.clone();
+        model.sort(&mut sorted);
+        sorted.dedup();
+        let mut places = BTreeMap::new();
+        let (mut runs, mut end): (Vec<(Run, bool)>, usize) = (Vec::new(), 0);
+        for index in sorted {
+            let tensor = &model.all()[index];
+            let range = tensor.range();
+            let too_large = || Error::TooLarge { path: model.shards()[range.file].file.path.clone() };
+            let len = usize::try_from(tensor.len()).map_err(|_| too_large())?;
+            if len == 0 {
+                // Where any type may be.
+                places.insert(index, 0);
+                continue;
+            }
+            let start = range.bytes.start;
+            let in_place = start % tensor.dtype().map_or(1, |dtype| dtype.size() as u64) == 0;
+            if let Some((run, true)) = runs.last_mut() {
+                if in_place && run.file == range.file && start <= run.bytes.end.saturating_add(GAP) {
+                    let more = range.bytes.end.max(run.bytes.end) - run.bytes.end;
+                    let at = usize::try_from(start - run.bytes.start).map_err(|_| too_large())?;
+                    run.bytes.end += more;
+                    places.insert(index, run.to + at);
+                    end = usize::try_from(more)
+                        .ok()
+                        .and_then(|more| end.checked_add(more))
+                        .ok_or_else(too_large)?;
+                    continue;
+                }
+            }
+            let (align, skip) = if in_place {
+                // Below BLOCK.
+                (BLOCK, usize::try_from(start % BLOCK as u64).unwrap_or(0))
+            } else {
+                (ALIGN, 0)
+            };
+            let to = end.checked_next_multiple_of(align).and_then(|to| to.checked_add(skip));
+            let to = to.ok_or_else(too_large)?;
+            end = to.checked_add(len).ok_or_else(too_large)?;
+            places.insert(index, to);
+            runs.push((Run { file: range.file, bytes: range.bytes.clone(), to }, in_place));
+        }
+        let tensors = list.into_iter().map(|index| (index, places[&index])).collect();
+        Ok(Self { tensors, runs: runs.into_iter().map(|(run, _)| run).collect(), bytes: end })
+    }
+}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Groups").field("tensors", &self.tensors).field("len", &self.len()).finish()
+    }
+}

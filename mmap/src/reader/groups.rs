@@ -1,0 +1,141 @@
+//! Reads groups of tensors: byte ranges that are not records, in an order that only the caller knows.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use super::direct::Direct;
+use super::source::Source;
+use super::stats::{ReadChoice, ReadStats};
+use super::stream::{Stream, Wanted};
+use crate::ranges::Stretch;
+use crate::{Error, Groups, ReadMode, limit};
+
+/// Memory for short reads past the page cache, ahead and now. Long ones go straight to their place, and nothing is read
+/// ahead here: the caller's slots are.
+const LANES: [u64; 2] = [1 << 20, 4 << 20];
+
+/// Reads groups of tensors, each into memory of the caller.
+///
+/// Make one for each loop that reads. A read through it is as long as a group, and starts when it is asked for: to read a
+/// group while another is used, read it on another thread, as `twinbuf::stream` does.
+///
+/// ```
+/// # fn f(model: &twinbuf_mmap::Tensors) -> Result<(), twinbuf_mmap::Error> {
+/// use twinbuf_mmap::{Buffer, GroupReader, ReadMode};
+///
+/// let groups = model.groups([["embed.weight"], ["head.weight"]])?;
+/// let mut memory = Buffer::new(groups.bytes(0).max(groups.bytes(1))).expect("memory");
+/// let reader = GroupReader::new(groups, ReadMode::Auto, memory.len() as u64)?;
+/// reader.read(0, &mut memory)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct GroupReader {
+    groups: Groups,
+    source: Source,
+    choice: ReadChoice,
+    stats: Mutex<ReadStats>,
+}
+
+impl GroupReader {
+    /// Bytes of memory that a reader takes, at most.
+    pub const MEMORY: u64 = LANES[0] + LANES[1];
+
+    /// Makes a reader of `groups`, and decides how the files are read.
+    ///
+    /// In [`ReadMode::Auto`] they are read through the page cache if all groups fit there, in the memory that is left when
+    /// `own` bytes are taken: those that the caller reads into. If not, all of them are read past it.
+    ///
+    /// # Errors
+    ///
+    /// In [`ReadMode::Direct`] those of [`Reader::new`](crate::Reader::new).
+    pub fn new(groups: Groups, mode: ReadMode, own: u64) -> Result<Self, Error> {
+        Self::with_memory(groups, mode, own, limit::memory_left())
+    }
+
+    /// The same with so much memory left.
+    fn with_memory(groups: Groups, mode: ReadMode, own: u64, left: Option<u64>) -> Result<Self, Error> {
+        let (data, shards) = (groups.data(), groups.model().shards());
+        let fits =
+            |left: u64| data.saturating_add(own.saturating_mul(limit::ranks_here())) <= left - left / 16;
+        let kept = || shards.iter().all(|shard| shard.file.is_kept() && !shard.hints_wait);
+        let direct = match mode {
+            ReadMode::Pread => false,
+            ReadMode::Direct => true,
+            ReadMode::Auto => left.is_some_and(|left| !fits(left)) && kept(),
+        };
+        let mut source = Source::cached();
+        if direct {
+            let mut blocks = Vec::new();
+            let files: Result<_, _> =
+                shards.iter().map(|shard| Direct::open(&shard.file, &mut blocks)).collect();
+            match files {
+                Ok(files) => {
+                    let stream = Some(Stream::new(files, LANES));
+                    source = Source { cached: 0, stream, straight: true, ..source };
+                }
+                // What keeps a file from being opened again is no error as long as it is read.
+                Err(_) if mode == ReadMode::Auto => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let cached = if source.stream.is_some() { 0 } else { data };
+        let choice = ReadChoice { data, cached, left: left.filter(|_| mode == ReadMode::Auto) };
+        Ok(Self { groups, source, choice, stats: Mutex::default() })
+    }
+
+    /// Reads a group to the front of `out`. Returns [`Groups::bytes`]. `out` should begin at a page, as a
+    /// [`Buffer`](crate::Buffer) does: then the disk writes to it and nothing is copied.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchRecord`] if there is no such group; [`Error::BufferTooSmall`], before anything is read.
+    /// [`Error::Truncated`] if a file has become shorter, [`Error::Read`] if the system fails; the contents of `out` are
+    /// then unspecified.
+    pub fn read(&self, group: usize, out: &mut [u8]) -> Result<usize, Error> {
+        let Some(runs) = self.groups.runs(group) else {
+            return Err(Error::NoSuchRecord { wanted: group as u64, found: self.groups.len() as u64 });
+        };
+        let bytes = self.groups.bytes(group);
+        let found = out.len() as u64;
+        let out = out.get_mut(..bytes).ok_or(Error::BufferTooSmall { wanted: bytes as u64, found })?;
+        let wanted = runs.iter().map(|run| {
+            let at = Stretch { shard: run.file, bytes: run.bytes.clone(), own_end: run.bytes.end };
+            Ok(Wanted { at, to: run.to })
+        });
+        let mut stats = ReadStats::default();
+        let read = self.source.fill(self.groups.model().shards(), wanted, out, &mut stats);
+        if read.is_ok() {
+            stats.bytes = runs.iter().map(|run| run.bytes.end - run.bytes.start).sum();
+        }
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
+        read.map(|()| bytes)
+    }
+
+    /// Returns the groups.
+    #[must_use]
+    pub const fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Returns what it has read so far.
+    #[must_use]
+    pub fn stats(&self) -> ReadStats {
+        let mut stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.disk += self.source.stream.as_ref().map_or(0, Stream::bytes);
+        stats
+    }
+
+    /// Returns how it reads, and why.
+    #[must_use]
+    pub const fn choice(&self) -> ReadChoice {
+        self.choice
+    }
+}
+
+impl fmt::Debug for GroupReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { groups, choice, .. } = self;
+        f.debug_struct("GroupReader").field("groups", groups).field("choice", choice).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,305 @@
+//! Tensors of models: every byte of every type by its name, and faults that are typed errors.
+
+#![cfg(feature = "safetensors")]
+
+#[path = "fuzz_bodies/tensors.rs"]
+#[allow(dead_code, reason = "`headers` has the rest")]
+mod body;
+
+use std::path::{Path, PathBuf};
+
+use twinbuf_mmap::{Buffer, DType, Error, FormatError, GroupReader, ReadMode, Tensors};
+
+/// A `safetensors` file with these tensors: name, type, shape, bytes. Byte `i` of the data is `i * 7 + seed`.
+fn model(seed: usize, tensors: &[(&str, &str, &str, usize)]) -> Vec<u8> {
+    let (mut header, mut end) = (Vec::new(), 0);
+    for (name, dtype, shape, bytes) in tensors {
+        let range = format!("{end},{}", end + bytes);
+        header.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{range}]}}"#));
+        end += bytes;
+    }
+    let header = format!("{{{}}}", header.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    file.extend((0..end).map(|at| u8::try_from((at * 7 + seed) % 256).unwrap()));
+    file
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn index(folder: &Path, map: &str) -> PathBuf {
+    write(folder, "model.safetensors.index.json", format!(r#"{{"weight_map":{{{map}}}}}"#).as_bytes())
+}
+
+fn format_error(found: Result<Tensors, Error>) -> FormatError {
+    match found {
+        Err(Error::Format(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn types_that_rust_lacks_are_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(
+        folder.path(),
+        "model.safetensors",
+        &model(
+            3,
+            &[
+                ("f4", "F4", "[3,2]", 3),
+                ("f6", "F6_E2M3", "[4]", 3),
+                ("f6.b", "F6_E3M2", "[8]", 6),
+                ("scale", "F8_E8M0", "[]", 1),
+                ("fnuz", "F8_E4M3FNUZ", "[2]", 2),
+                ("e4m3", "F8_E4M3", "[2]", 2),
+                ("empty", "F32", "[0,7]", 0),
+                ("one", "F64", "[]", 8),
+                ("bf16", "BF16", "[2,2]", 8),
+            ],
+        ),
+    );
+    let model = Tensors::open([&path]).unwrap();
+    let what = |name| {
+        let tensor = model.get(name).unwrap();
+        (tensor.dtype(), tensor.format_type().to_owned(), tensor.shape().to_vec(), tensor.len())
+    };
+    assert_eq!(what("f4"), (None, "F4".to_owned(), vec![3, 2], 3));
+    assert_eq!(what("scale"), (None, "F8_E8M0".to_owned(), vec![], 1));
+    assert_eq!(what("e4m3"), (Some(DType::F8E4M3), "F8_E4M3".to_owned(), vec![2], 2));
+    assert_eq!(what("empty"), (Some(DType::F32), "F32".to_owned(), vec![0, 7], 0));
+    assert_eq!(what("one"), (Some(DType::F64), "F64".to_owned(), vec![], 8));
+    // `one` and `bf16` begin at odd places of the file, and at multiples of their size in memory.
+    assert_eq!(model.get("one").unwrap().range().bytes.start % 8, (8 + path_header(&path) + 17) % 8);
+    body::read(&model);
+}
+
+/// Bytes of the header of a `safetensors` file.
+fn path_header(path: &Path) -> u64 {
+    u64::from_le_bytes(std::fs::read(path).unwrap()[..8].try_into().unwrap())
+}
+
+/// Written by llama.cpp's own package, and compared with what it reads.
+#[test]
+fn every_type_of_gguf() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let model = Tensors::open([fixtures.join("types.gguf")]).unwrap();
+    body::read(&model);
+    let groups = model.groups_by(|name| Some(name.to_owned())).unwrap();
+    let reader = GroupReader::new(groups.clone(), ReadMode::Auto, 0).unwrap();
+    let expected = std::fs::read_to_string(fixtures.join("gguf.txt")).unwrap();
+    assert_eq!(expected.lines().count(), model.all().len());
+    for line in expected.lines() {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let group = model.all().iter().position(|tensor| tensor.name() == fields[0]).expect("the name");
+        let mut memory = Buffer::new(groups.bytes(group)).unwrap();
+        reader.read(group, &mut memory).unwrap();
+        let (tensor, at) = groups.tensors(group).next().unwrap();
+        let hex: String = memory[at].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!((tensor.format_type(), &*hex), (fields[1], fields[3]), "{}", fields[0]);
+        // The package shows bytes as the last axis of a type that is blocks.
+        let shape: Vec<String> = tensor.shape().iter().map(ToString::to_string).collect();
+        assert_eq!(shape.join(","), fields[2], "{}", fields[0]);
+    }
+}
+
+#[test]
+fn a_model_in_several_files_by_its_index() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = [("l.0.a", "F32", "[2]", 8), ("l.0.b", "U8", "[3]", 3)];
+    write(folder.path(), "x-1.safetensors", &model(0, &tensors));
+    write(
+        folder.path(),
+        "x-2.safetensors",
+        &model(9, &[("l.1.a", "F32", "[2]", 8), ("unlisted", "U8", "[1]", 1)]),
+    );
+    let map = r#""l.1.a":"x-2.safetensors","l.0.b":"x-1.safetensors","l.0.a":"x-1.safetensors""#;
+    let model = Tensors::open([index(folder.path(), map)]).unwrap();
+    let names: Vec<&str> = model.all().iter().map(twinbuf_mmap::Tensor::name).collect();
+    assert_eq!((names, model.paths().len()), (vec!["l.0.a", "l.0.b", "l.1.a"], 2));
+    body::read(&model);
+    let groups = model.groups([vec!["l.1.a", "l.0.b"], vec!["l.0.a", "l.0.a"]]).unwrap();
+    let names = |group| groups.tensors(group).map(|(tensor, _)| tensor.name()).collect::<Vec<_>>();
+    assert_eq!((names(0), names(1), names(2)), (vec!["l.1.a", "l.0.b"], vec!["l.0.a", "l.0.a"], vec![]));
+    let error = model.groups([["l.2.a"]]).unwrap_err();
+    assert!(
+        matches!(&error, Error::Format(FormatError::NoTensor { wanted, .. }) if wanted == "l.2.a"),
+        "{error}"
+    );
+}
+
+#[test]
+fn faults_of_an_index_are_typed() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(matches!(Tensors::open::<&Path>([]), Err(Error::NoPaths)));
+    let missing = Tensors::open([index(at, r#""a":"gone.safetensors""#)]);
+    assert!(matches!(missing, Err(Error::NotFound { path }) if path == at.join("gone.safetensors")));
+    for name in ["../x", "/etc/passwd", "a/b", "", ".", ".."] {
+        let error = format_error(Tensors::open([index(at, &format!(r#""a":"{name}""#))]));
+        assert!(matches!(error, FormatError::BadHeader { offset: 0, .. }), "{name:?}: {error}");
+    }
+    let error = format_error(Tensors::open([index(at, "")]));
+    assert!(matches!(error, FormatError::BadHeader { .. }), "{error}");
+    let error = format_error(Tensors::open([write(at, "x.json", b"{\"weight_map\":\n  {\"a\" 7}}")]));
+    assert!(matches!(error, FormatError::BadHeader { offset: 22, .. }), "{error:?}");
+    write(at, "x.safetensors", &model(0, &[("a", "U8", "[1]", 1)]));
+    let error = format_error(Tensors::open([index(at, r#""a":"x.safetensors","b":"x.safetensors""#)]));
+    let FormatError::NoTensor { path, wanted, found } = error else { panic!("{error}") };
+    assert_eq!((path, &*wanted, found), (at.join("x.safetensors"), "b", vec!["a".to_owned()]));
+    // Two files with the same name.
+    write(at, "y.safetensors", &model(0, &[("a", "U8", "[1]", 1)]));
+    let error = format_error(Tensors::open([at.join("x.safetensors"), at.join("y.safetensors")]));
+    assert!(matches!(&error, FormatError::BadHeader { found, .. } if found.contains("\\\"a\\\"")), "{error}");
+}
+
+#[test]
+fn faults_of_safetensors_are_typed() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |bytes: &[u8]| format_error(Tensors::open([write(folder.path(), "x.safetensors", bytes)]));
+    // Two tensors that overlap.
+    let header = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 6]].concat();
+    assert!(matches!(open(&file), FormatError::BadHeader { offset: 8, .. }));
+    let good = model(0, &[("a", "U8", "[9]", 9)]);
+    for len in 0..good.len() {
+        let error = open(&good[..len]);
+        let cut = matches!(error, FormatError::HeaderCutOff { .. } | FormatError::DataLength { .. });
+        assert!(cut, "{len}: {error}");
+    }
+    assert!(matches!(open(&[0xFF; 20]), FormatError::HeaderTooLong { offset: 0, .. }));
+}
+
+/// A GGUF file with these tensors: name, axes, type, offset. `data` bytes follow.
+fn gguf(tensors: &[(&str, &[u64], u32, u64)], data: usize) -> Vec<u8> {
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend(0_u64.to_le_bytes());
+    for (name, axes, kind, offset) in tensors {
+        file.extend((name.len() as u64).to_le_bytes());
+        file.extend(name.bytes());
+        file.extend(u32::try_from(axes.len()).unwrap().to_le_bytes());
+        file.extend(axes.iter().flat_map(|axis| axis.to_le_bytes()));
+        file.extend(kind.to_le_bytes());
+        file.extend(offset.to_le_bytes());
+    }
+    file.resize(file.len().next_multiple_of(32) + data, 1);
+    file
+}
+
+#[test]
+fn faults_of_gguf_are_typed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    let try_open = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        Tensors::open([&path])
+    };
+    let open = |bytes: &[u8]| format_error(try_open(bytes));
+    let good = gguf(&[("a", &[4], 24, 0), ("b", &[], 24, 32), ("c", &[5, 0], 0, 32)], 33);
+    let model = try_open(&good).unwrap();
+    assert_eq!((model.get("b").unwrap().shape(), model.get("c").unwrap().shape()), (&[][..], &[0, 5][..]));
+    body::read(&model);
+    for len in 4..good.len() {
+        let error = open(&good[..len]);
+        let cut = matches!(error, FormatError::HeaderCutOff { .. } | FormatError::DataLength { .. });
+        assert!(cut, "{len}: {error}");
+    }
+    let at = |error| match error {
+        FormatError::BadHeader { offset, wanted, .. } => (offset, wanted),
+        other => panic!("{other}"),
+    };
+    // The first tensor begins at byte 24, and its number of axes is at 33.
+    assert_eq!(
+        at(open(&gguf(&[("a", &[40], 24, 0), ("b", &[4], 24, 32)], 64))),
+        (57, "tensors that do not overlap")
+    );
+    assert_eq!(at(open(&gguf(&[("a", &[4], 24, 8)], 64))).0, 24);
+    assert_eq!(at(open(&gguf(&[("a", &[1; 5], 24, 0)], 64))), (33, "at most 4 axes"));
+    assert_eq!(at(open(&gguf(&[("", &[1], 24, 0)], 64))), (24, "a tensor with a name"));
+    let error = open(&gguf(&[("a", &[4], 77, 0)], 64));
+    assert!(matches!(error, FormatError::UnsupportedType { offset: 45, .. }), "{error}");
+    for axes in [&[u64::MAX, 3][..], &[33]] {
+        assert!(matches!(open(&gguf(&[("a", axes, 2, 0)], 64)), FormatError::BadShape { .. }));
+    }
+    assert!(matches!(open(&gguf(&[("a", &[1 << 50], 24, 0)], 64)), FormatError::DataLength { .. }));
+    let with = |at: usize, bytes: &[u8]| {
+        let mut file = good.clone();
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+        file
+    };
+    assert!(matches!(open(&with(4, &[1])), FormatError::BadVersion { offset: 4, .. }));
+    assert!(matches!(open(&with(4, &[0, 0, 0, 3])), FormatError::BadVersion { .. }));
+    // Counts and lengths that no file has.
+    for at in [8, 16] {
+        let error = open(&with(at, &[0xFF; 8]));
+        let cut = matches!(error, FormatError::HeaderCutOff { .. } | FormatError::HeaderTooLong { .. });
+        assert!(cut || matches!(error, FormatError::BadHeader { .. }), "{error}");
+    }
+    assert!(matches!(open(&with(24, &[0xFF; 8])), FormatError::HeaderTooLong { offset: 24, .. }));
+}
+
+/// Past the page cache and through it, with runs that are short and long and at odd places.
+#[test]
+fn all_ways_to_read_give_the_same_bytes() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let long = (5 << 20) + 1234;
+    let tensors: Vec<(String, usize)> =
+        (0..24).map(|at| (format!("l.{}.{at}", at % 3), [700, 65_537, long, 1][at / 6] + at)).collect();
+    let listed: Vec<_> =
+        tensors.iter().map(|(name, len)| (&**name, "U8", format!("[{len}]"), *len)).collect();
+    let listed: Vec<_> =
+        listed.iter().map(|(name, dtype, shape, len)| (*name, *dtype, &**shape, *len)).collect();
+    let path = write(folder.path(), "model.safetensors", &model(5, &listed));
+    let file = std::fs::read(&path).unwrap();
+    let model = Tensors::open([&path]).unwrap();
+    let groups = model.groups_by(|name| name.split('.').nth(1).map(str::to_owned)).unwrap();
+    assert_eq!(groups.len(), 3);
+    for mode in [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct] {
+        let reader = match GroupReader::new(groups.clone(), mode, 0) {
+            Err(error) if mode == ReadMode::Direct => {
+                eprintln!("not checked: {error}");
+                continue;
+            }
+            reader => reader.unwrap(),
+        };
+        for group in [0, 1, 2, 1, 0] {
+            let mut memory = Buffer::new(groups.bytes(group)).unwrap();
+            reader.read(group, &mut memory).unwrap();
+            for (tensor, at) in groups.tensors(group) {
+                let bytes = &tensor.range().bytes;
+                let expected =
+                    &file[usize::try_from(bytes.start).unwrap()..usize::try_from(bytes.end).unwrap()];
+                assert!(memory[at] == *expected, "{mode:?} {}", tensor.name());
+            }
+        }
+        let mut small = [0; 10];
+        assert!(matches!(reader.read(0, &mut small), Err(Error::BufferTooSmall { found: 10, .. })));
+        assert!(matches!(reader.read(3, &mut small), Err(Error::NoSuchRecord { wanted: 3, found: 3 })));
+        if mode == ReadMode::Direct {
+            assert_eq!((reader.choice().cached, reader.choice().data > 0), (0, true));
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_truncated_is_a_typed_error() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = write(folder.path(), "x.safetensors", &model(0, &[("a", "U8", "[6000000]", 6_000_000)]));
+    let model = Tensors::open([&path]).unwrap();
+    let groups = model.groups([["a"]]).unwrap();
+    let mut memory = Buffer::new(groups.bytes(0)).unwrap();
+    let readers: Vec<_> = [ReadMode::Pread, ReadMode::Direct]
+        .into_iter()
+        .filter_map(|mode| GroupReader::new(groups.clone(), mode, 0).ok())
+        .collect();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(4_500_001).unwrap();
+    for reader in readers {
+        let error = reader.read(0, &mut memory).unwrap_err();
+        assert!(matches!(error, Error::Truncated { offset: 4_500_001, .. }), "{error}");
+    }
+}

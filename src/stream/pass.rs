@@ -1,0 +1,204 @@
+//! Passes: an iterator of groups, read ahead of their use.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::iter::FusedIterator;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::TensorStream;
+use super::group::{Group, Place};
+use crate::backend::Waiting;
+use crate::error::Error;
+use crate::slot::Ticket;
+
+/// The groups of one pass; see [`TensorStream::pass`].
+///
+/// After an error it ends. As an iterator it sleeps until the next group is in memory; the other methods are those of
+/// [`Epochs`](crate::loader::Epochs). With the feature `stream` it is a `futures_core::Stream` too.
+#[must_use = "groups are delivered only by iterating"]
+pub struct Pass<'s> {
+    stream: &'s mut TensorStream,
+    /// The groups, and which of them is next.
+    order: Vec<usize>,
+    at: usize,
+    /// The next group that comes through a slot.
+    next: Ticket,
+    /// Of an order that is none.
+    failed: Option<Error>,
+    ended: bool,
+}
+
+impl<'s> Pass<'s> {
+    pub(super) fn new(stream: &'s mut TensorStream) -> Self {
+        let pass = stream.passes;
+        let (order, failed) = match stream.schedule.pass(pass) {
+            Ok(order) => (order, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        stream.passes += 1;
+        let next = match stream.flowing.take().filter(|_| failed.is_none()) {
+            Some(next) => next,
+            None => Self::begin(stream, pass, failed.is_none()),
+        };
+        stream.stage.recorder().began(next, Instant::now());
+        Self { stream, order, at: 0, next, failed, ended: false }
+    }
+
+    /// Begins a series of passes with this one.
+    fn begin(stream: &mut TensorStream, pass: u64, read: bool) -> Ticket {
+        let generation = stream.stage.next_generation();
+        let there = stream.kept.iter().flatten().count() == stream.schedule.kept();
+        // All groups come through the slots until each of those that are kept has done so.
+        let steps = if there { stream.schedule.streamed() } else { stream.schedule.groups().len() as u64 };
+        let last = if stream.cycle { u64::MAX } else { pass };
+        let next = Ticket { generation, seq: 0, ordinal: pass, epoch: pass, step: 0, steps, last };
+        if let (Some(gate), true, false) = (stream.stage.gate(), read, stream.stage.is_orphaned()) {
+            gate.begin(next);
+        }
+        next
+    }
+
+    /// Returns the next group if it is in memory, [`Poll::Pending`] if not. Without overlap it is read now.
+    ///
+    /// # Errors
+    ///
+    /// As those of the iterator, within the result.
+    pub fn try_next(&mut self) -> Poll<Option<Result<Group, Error>>> {
+        self.advance(Waiting::Try)
+    }
+
+    /// Returns the next group if it is in memory within `timeout`, [`Poll::Pending`] if not. Nothing is lost: the group
+    /// comes with a later call.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Group, Error>>> {
+        match Instant::now().checked_add(timeout) {
+            Some(deadline) => self.advance(Waiting::Until(deadline)),
+            None => Poll::Ready(self.next()),
+        }
+    }
+
+    /// Returns the next group, or [`Poll::Pending`] if it is not in memory; the task of `cx` is then woken later.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Group, Error>>> {
+        self.advance(Waiting::Poll(cx))
+    }
+
+    /// Waits for the next group as a task, without blocking the thread. Dropping the future loses nothing.
+    pub async fn next_async(&mut self) -> Option<Result<Group, Error>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<Group, Error>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(error) = self.failed.take() {
+            self.end(false);
+            return Poll::Ready(Some(Err(error)));
+        }
+        let (stage, schedule) = (&mut self.stream.stage, &self.stream.schedule);
+        let at = stage.naming().at(self.next);
+        if stage.is_orphaned() {
+            self.ended = true;
+            return Poll::Ready(Some(Err(Error::Forked { at })));
+        }
+        let Some(&group) = self.order.get(self.at) else {
+            self.end(true);
+            return Poll::Ready(None);
+        };
+        let mut place = None;
+        if self.next.steps < self.order.len() as u64 {
+            // Those that are kept do not come through the slots any more.
+            place = self.stream.kept[group].clone().map(Place::Kept);
+        }
+        if place.is_none() {
+            let Poll::Ready(found) = stage.receive(self.next, waiting) else { return Poll::Pending };
+            let slot = match found {
+                Ok(slot) => slot,
+                Err(error) => {
+                    self.end(false);
+                    return Poll::Ready(Some(Err(error)));
+                }
+            };
+            self.next.step += 1;
+            self.next.seq += 1;
+            debug_assert_eq!(slot.content.0.group, group, "both sides count the same steps");
+            place = Some(match &slot.content.0.kept {
+                Some(kept) => {
+                    let kept = kept.clone();
+                    self.stream.kept[group] = Some(kept.clone());
+                    Place::Kept(kept)
+                }
+                None => Place::Slot(slot),
+            });
+        }
+        self.at += 1;
+        Poll::Ready(place.map(|place| Ok(Group::new(place, schedule.groups(), group, at))))
+    }
+
+    /// The pass is over, or given up.
+    fn end(&mut self, whole: bool) {
+        self.ended = true;
+        let TensorStream { stage, schedule, cycle, flowing, .. } = &mut *self.stream;
+        if stage.is_foreign() {
+            return;
+        }
+        stage.ended(Instant::now());
+        if whole && *cycle {
+            let Ticket { ordinal, epoch, .. } = self.next;
+            let steps = schedule.streamed();
+            *flowing = Some(Ticket { ordinal: ordinal + 1, epoch: epoch + 1, step: 0, steps, ..self.next });
+        } else if let Some(gate) = stage.gate() {
+            gate.retract();
+        }
+    }
+}
+
+impl Iterator for Pass<'_> {
+    type Item = Result<Group, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.advance(Waiting::Block) {
+            Poll::Ready(item) => item,
+            Poll::Pending => unreachable!("a wait that blocks ends with a group or an error"),
+        }
+    }
+
+    /// Exact, unless an error ends the iteration early.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = if self.ended { 0 } else { self.order.len() - self.at };
+        (left.min(1), Some(left.max(usize::from(self.failed.is_some()))))
+    }
+}
+
+impl FusedIterator for Pass<'_> {}
+
+#[cfg(feature = "stream")]
+impl futures_core::Stream for Pass<'_> {
+    type Item = Result<Group, Error>;
+
+    fn poll_next(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pass::poll_next(self.get_mut(), cx)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        Iterator::size_hint(self)
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end(self.failed.is_none() && self.at == self.order.len());
+        }
+    }
+}
+
+impl fmt::Debug for Pass<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pass")
+            .field("pass", &self.next.epoch)
+            .field("at", &self.at)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,387 @@
+//! Streams of tensors: every byte, in every order, with groups that are kept and groups that are read each pass; and what
+//! happens when groups are held, passes given up and files cut.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use twinbuf::loader::MemoryLimit;
+use twinbuf::stream::{Group, Groups, ReadMode, StreamBuilder, Tensors};
+use twinbuf::{Error, mmap, stream};
+
+/// Bytes for reads past the page cache, of which a limit counts all.
+const LANES: u64 = mmap::GroupReader::MEMORY;
+
+/// A model of layers in one file: tensor `up` of layer `n` has `sizes[n]` numbers of 16 bits, `n * 1000 + i`, and `down` has
+/// four of 32 bits.
+struct Model {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    /// The numbers of each layer.
+    numbers: Vec<Vec<u16>>,
+}
+
+impl Model {
+    fn new(sizes: &[usize]) -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = folder.path().join("model.safetensors");
+        let (mut header, mut data) = (Vec::new(), Vec::new());
+        for (layer, &size) in sizes.iter().enumerate() {
+            let mut add = |name: &str, dtype: &str, count: usize, bytes: Vec<u8>| {
+                let (start, end) = (data.len(), data.len() + bytes.len());
+                header.push(format!(
+                    r#""m.{layer}.{name}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[{start},{end}]}}"#
+                ));
+                data.extend(bytes);
+            };
+            add("down", "F32", 4, [layer as f32; 4].map(f32::to_le_bytes).concat());
+            add("mlp.up", "BF16", size, (0..size).flat_map(|i| number(layer, i).to_le_bytes()).collect());
+        }
+        let header = format!("{{{}}}", header.join(","));
+        let header = format!("{header:width$}", width = header.len().next_multiple_of(8));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        file.extend(data);
+        std::fs::write(&path, file).unwrap();
+        let numbers = sizes.iter().enumerate();
+        let numbers = numbers.map(|(layer, &size)| (0..size).map(|i| number(layer, i)).collect()).collect();
+        Self { _folder: folder, path, numbers }
+    }
+
+    fn groups(&self) -> Groups {
+        let layer = |name: &str| name.split('.').nth(1)?.parse::<u32>().ok();
+        Tensors::open([&self.path]).unwrap().groups_by(layer).unwrap()
+    }
+
+    fn check(&self, group: &Group, number: usize) {
+        assert_eq!(group.number(), number);
+        let up = group.tensor("mlp.up").unwrap().cast::<u16>().unwrap();
+        assert!(up == self.numbers[number], "layer {number}");
+        let down = group.tensor(&format!("m.{number}.down")).unwrap().cast::<f32>().unwrap();
+        assert_eq!(down, [number as f32; 4]);
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "a pattern")]
+fn number(layer: usize, i: usize) -> u16 {
+    (layer * 1000 + i * 7) as u16
+}
+
+const SIZES: [usize; 6] = [40_000, 3, 0, 2_500_000, 70_000, 9];
+
+/// Every way to read, each checked for three passes.
+#[test]
+fn every_byte_in_every_way() {
+    let model = Model::new(&SIZES);
+    for mode in [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct] {
+        for (cycle, overlap, depth) in
+            [(true, true, 2), (false, true, 2), (true, false, 2), (true, true, 1), (true, true, 4)]
+        {
+            for keep in [0, 1, 3, 5, 6] {
+                let builder =
+                    stream(model.groups()).read_mode(mode).overlap(overlap).host_depth(depth).keep(keep);
+                let builder = if cycle { builder.cycle() } else { builder };
+                let mut layers = match builder.build() {
+                    Err(error @ Error::Open(_)) if mode == ReadMode::Direct => {
+                        return eprintln!("not checked: {error}");
+                    }
+                    layers => layers.unwrap(),
+                };
+                assert_eq!(layers.kept(), keep);
+                for pass in 0..3 {
+                    let mut count = 0;
+                    for (number, group) in layers.pass().enumerate() {
+                        let group = group.unwrap();
+                        model.check(&group, number);
+                        assert_eq!(group.pass(), pass);
+                        count += 1;
+                    }
+                    assert_eq!(count, SIZES.len());
+                }
+                // What was kept was read once. In a cycle more may have been read ahead.
+                let loads = layers.report().loads;
+                let streamed = (SIZES.len() - keep) as u64;
+                let least = SIZES.len() as u64 + 2 * streamed;
+                assert!((least..=least + depth as u64).contains(&loads), "{loads} loads, keep {keep}");
+                layers.close().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn any_order_and_no_gap_between_passes() {
+    let model = Model::new(&SIZES);
+    for keep in [0, 2] {
+        let back_and_forth =
+            |pass: u64, step: usize| if pass % 2 == 0 { step } else { SIZES.len() - 1 - step };
+        let mut layers = stream(model.groups()).cycle().order(back_and_forth).keep(keep).build().unwrap();
+        for pass in 0..4 {
+            for (step, group) in layers.pass().enumerate() {
+                model.check(&group.unwrap(), back_and_forth(pass, step));
+            }
+        }
+    }
+    // The first group of the next pass is read while nobody asks for it.
+    let mut layers = stream(model.groups()).cycle().build().unwrap();
+    layers.pass().for_each(drop);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while layers.report().loads < SIZES.len() as u64 + 2 {
+        assert!(Instant::now() < deadline, "nothing was read ahead: {}", layers.report().loads);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_order_that_is_none_is_refused() {
+    let model = Model::new(&SIZES);
+    for order in [|_, _| 0, |_, step| step + 1] {
+        let mut layers = stream(model.groups()).cycle().order(order).build().unwrap();
+        let mut pass = layers.pass();
+        let error = pass.next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Option { option: "order", .. }), "{error}");
+        assert!(pass.next().is_none());
+    }
+}
+
+/// A group that is held keeps its bytes while all the others go through the other slots.
+#[test]
+fn a_group_that_is_held_is_never_overwritten() {
+    let model = Model::new(&SIZES);
+    let mut layers = stream(model.groups()).cycle().host_depth(3).build().unwrap();
+    let mut pass = layers.pass();
+    let held = pass.next().unwrap().unwrap();
+    // Slots are filled in turn: two more fit beside the one that is held.
+    for number in 1..3 {
+        model.check(&pass.next().unwrap().unwrap(), number);
+    }
+    assert!(matches!(pass.next_timeout(Duration::from_millis(20)), Poll::Pending));
+    model.check(&held, 0);
+    drop(held);
+    for number in 3..SIZES.len() {
+        model.check(&pass.next().unwrap().unwrap(), number);
+    }
+    assert!(pass.next().is_none());
+}
+
+#[test]
+fn a_group_that_is_held_for_ever_is_a_typed_error() {
+    let model = Model::new(&SIZES);
+    let builder = || stream(model.groups()).held_timeout(Duration::from_millis(30));
+    for (depth, overlap) in [(2, true), (3, true), (2, false), (1, true)] {
+        let mut layers = builder().host_depth(depth).overlap(overlap).build().unwrap();
+        let mut pass = layers.pass();
+        let held: Vec<Group> = (0..depth).map(|_| pass.next().unwrap().unwrap()).collect();
+        let error = pass.next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::SlotHeld { option: "host_depth", .. }), "{error}");
+        assert!(pass.next().is_none());
+        drop(pass);
+        layers.close().unwrap();
+        // They outlive their stream.
+        held.iter().enumerate().for_each(|(number, group)| model.check(group, number));
+    }
+    // Those that stay in memory have no slot, so any number of them may be held.
+    let mut layers = builder().keep(SIZES.len()).build().unwrap();
+    let held: Vec<Group> = layers.pass().map(Result::unwrap).collect();
+    drop(layers);
+    held.iter().enumerate().for_each(|(number, group)| model.check(group, number));
+}
+
+#[test]
+fn a_pass_may_be_given_up_anywhere() {
+    let model = Model::new(&SIZES);
+    for cycle in [false, true] {
+        for keep in [0, 2, 6] {
+            let builder = stream(model.groups()).keep(keep);
+            let mut layers = if cycle { builder.cycle() } else { builder }.build().unwrap();
+            for taken in [1, 0, 4, 6, 2, 3, 5] {
+                let mut pass = layers.pass();
+                for number in 0..taken {
+                    model.check(&pass.next().unwrap().unwrap(), number);
+                }
+            }
+            let all: Vec<usize> = layers.pass().map(|group| group.unwrap().number()).collect();
+            assert_eq!(all, [0, 1, 2, 3, 4, 5]);
+            layers.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_stream_is_dropped_in_mid_read() {
+    let model = Model::new(&[3_000_000; 4]);
+    for mode in [ReadMode::Pread, ReadMode::Auto] {
+        for taken in 0..3 {
+            let mut layers = stream(model.groups()).cycle().read_mode(mode).build().unwrap();
+            let mut pass = layers.pass();
+            let group = (0..taken).map(|_| pass.next().unwrap().unwrap()).last();
+            drop(pass);
+            drop(layers);
+            if let Some(group) = group {
+                model.check(&group, taken - 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_is_a_typed_error() {
+    let model = Model::new(&[3_000_000; 4]);
+    let end = std::fs::metadata(&model.path).unwrap().len();
+    let mut layers: Vec<_> = [ReadMode::Pread, ReadMode::Direct]
+        .into_iter()
+        .filter_map(|mode| stream(model.groups()).name("weights").cycle().read_mode(mode).build().ok())
+        .collect();
+    std::fs::File::options().write(true).open(&model.path).unwrap().set_len(end - 7_000_000).unwrap();
+    for layers in &mut layers {
+        for _again in 0..2 {
+            let mut pass = layers.pass();
+            for number in 0..2 {
+                model.check(&pass.next().unwrap().unwrap(), number);
+            }
+            let error = pass.next().unwrap().unwrap_err();
+            let Error::Load { at, source } = &error else { panic!("{error}") };
+            assert_eq!((at.loader.as_deref(), at.step), (Some("weights"), Some(2)));
+            let source = source.downcast_ref::<mmap::Error>();
+            let found =
+                matches!(source, Some(mmap::Error::Truncated { offset, .. }) if *offset == end - 7_000_000);
+            assert!(found, "{error}");
+            assert!(pass.next().is_none());
+        }
+    }
+}
+
+#[test]
+fn the_limit_counts_all_of_it() {
+    let model = Model::new(&[500_000; 8]);
+    let groups = model.groups();
+    let layer = groups.bytes(0).max(groups.bytes(1)) as u64;
+    let build = |limit: u64, set: &dyn Fn(StreamBuilder) -> StreamBuilder| {
+        let limit = MemoryLimit::new(limit);
+        let built = set(stream(model.groups()).cycle().memory_limit(&limit)).build();
+        (built, limit)
+    };
+    let (refused, limit) = build(LANES + layer, &|builder| builder);
+    let error = refused.unwrap_err();
+    assert!(matches!(error, Error::Memory { wanted, .. } if wanted > limit.taken()), "{error}");
+    assert_eq!(limit.taken(), 0);
+    // Sizes differ by up to a page from layer to layer.
+    let page = 4096 * 8;
+    for (room, kept) in [(2, 0), (3, 1), (6, 4), (8, 8), (9, 8)] {
+        let (layers, limit) = build(LANES + room * layer + page, &|builder| builder);
+        let mut layers = layers.unwrap();
+        assert_eq!(layers.kept(), kept, "{room} layers");
+        assert!(limit.taken() <= LANES + room * layer + page);
+        let mut last = None;
+        for _pass in 0..3 {
+            for (number, group) in layers.pass().enumerate() {
+                let group = group.unwrap();
+                model.check(&group, number);
+                last = Some(group);
+            }
+        }
+        let taken = limit.taken();
+        drop(layers);
+        assert_eq!(limit.taken(), taken, "the last group counts");
+        drop(last);
+        assert_eq!(limit.taken(), 0);
+    }
+    let (layers, _) = build(LANES + 9 * layer, &|builder| builder.keep(1));
+    assert_eq!(layers.unwrap().kept(), 1);
+}
+
+/// A second pass over groups that are all kept reads nothing.
+#[test]
+fn what_fits_is_read_once() {
+    let model = Model::new(&[300_000; 5]);
+    for mode in [ReadMode::Auto, ReadMode::Direct] {
+        let Ok(mut layers) = stream(model.groups()).cycle().read_mode(mode).memory_limit(1 << 30).build()
+        else {
+            continue;
+        };
+        layers.pass().for_each(|group| drop(group.unwrap()));
+        let first = layers.report();
+        for _pass in 0..2 {
+            for (number, group) in layers.pass().enumerate() {
+                model.check(&group.unwrap(), number);
+            }
+        }
+        let report = layers.report();
+        assert_eq!((report.loads, report.reading.bytes), (first.loads, first.reading.bytes));
+        assert_eq!(report.reading.disk, first.reading.disk);
+        assert!(report.reading.bytes >= 3_000_000);
+    }
+}
+
+#[test]
+fn tensors_are_found_by_name_and_type() {
+    let model = Model::new(&[5, 6]);
+    let tensors = Tensors::open([&model.path]).unwrap();
+    let both = tensors.groups([["m.0.mlp.up", "m.1.mlp.up", "m.0.down"]]).unwrap();
+    let mut layers = stream(both).build().unwrap();
+    let group = layers.pass().next().unwrap().unwrap();
+    let names: Vec<_> = group.tensors().map(|view| view.name()).collect();
+    assert_eq!(names, ["m.0.mlp.up", "m.1.mlp.up", "m.0.down"]);
+    assert_eq!(group.tensor("down").unwrap().cast::<f32>().unwrap(), [0.0; 4]);
+    assert_eq!(group.tensor("down").unwrap().cast::<u8>().unwrap().len(), 16);
+    for name in ["up", "p", "", "m.1.down", "m"] {
+        let error = group.tensor(name).unwrap_err();
+        assert!(matches!(&error, Error::Tensor { name: found, .. } if found == name), "{error}");
+    }
+    let error = group.tensor("m.0.mlp.up").unwrap().cast::<f32>().unwrap_err();
+    assert_eq!(error.to_string(), "epoch 0, step 0: tensor \"m.0.mlp.up\": wanted bf16 [5], found f32");
+    let error = group.tensor("m.0.mlp.up").unwrap().cast::<[u16; 2]>().unwrap_err();
+    assert!(matches!(error, Error::Cast { found: 10, .. }), "{error}");
+}
+
+#[test]
+fn options_that_cannot_work_are_refused() {
+    let model = Model::new(&[5]);
+    let none = Tensors::open([&model.path]).unwrap().groups_by(|_| None::<u8>).unwrap();
+    assert!(matches!(stream(none).build(), Err(Error::Option { option: "groups", .. })));
+    for depth in [0, 9] {
+        let built = stream(model.groups()).host_depth(depth).build();
+        assert!(matches!(built, Err(Error::Option { option: "host_depth", .. })));
+    }
+}
+
+#[test]
+fn a_task_waits_for_groups() {
+    let model = Arc::new(Model::new(&SIZES));
+    let mut layers = stream(model.groups()).cycle().build().unwrap();
+    for _pass in 0..3 {
+        let mut pass = layers.pass();
+        let mut number = 0;
+        while let Some(group) = pollster::block_on(pass.next_async()) {
+            let (group, model) = (group.unwrap(), model.clone());
+            // On another thread, which drops it.
+            std::thread::spawn(move || model.check(&group, number)).join().unwrap();
+            number += 1;
+        }
+        assert_eq!(number, SIZES.len());
+    }
+}
+
+#[test]
+fn a_trace_and_a_report_show_passes_as_epochs() {
+    let model = Model::new(&SIZES);
+    let path = model.path.with_extension("json");
+    let mut layers = stream(model.groups()).cycle().trace(&path).build().unwrap();
+    for _pass in 0..2 {
+        layers.pass().for_each(drop);
+    }
+    let report = layers.report();
+    assert_eq!((report.epochs, report.batches), (2, 12));
+    assert!(report.to_string().contains("page cache"), "{report}");
+    layers.close().unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let spans = trace["traceEvents"].as_array().unwrap_or_else(|| trace.as_array().unwrap());
+    let named = |name: &str| spans.iter().filter(|span| span["name"] == name).count();
+    assert!(
+        named("disk_load") >= 12 && named("queue_wait") == 12,
+        "{} {}",
+        named("disk_load"),
+        named("queue_wait")
+    );
+}
