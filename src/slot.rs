@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use twinbuf_mmap::BatchIndices;
 
 use crate::error::{At, Error};
 use crate::loader::checkpoint::Identity;
 use crate::loader::layout::Layout;
+use crate::observe::cpu::Share;
 
 /// A slot of the ring: the content of one batch, and what is known about it.
 ///
@@ -20,11 +21,13 @@ pub struct Slot<T> {
     pub(crate) content: T,
     /// `None` until the slot has been filled once.
     pub(crate) meta: Option<BatchMeta>,
+    /// When the batch was dropped, and on which thread.
+    pub(crate) freed: Option<(Instant, usize)>,
 }
 
 impl<T> Slot<T> {
     pub(crate) fn new(content: T) -> Self {
-        Self { content, meta: None }
+        Self { content, meta: None, freed: None }
     }
 
     pub(crate) fn meta(&self) -> &BatchMeta {
@@ -115,6 +118,20 @@ pub(crate) struct LoadStats {
     pub(crate) waited: Duration,
     /// System calls that read files.
     pub(crate) io_calls: u64,
+    /// When the load began.
+    pub(crate) started: Option<Instant>,
+    /// Of the load, if it was looked at.
+    pub(crate) cpu: Option<Share>,
+    /// When the batch that had the slot before freed it.
+    pub(crate) freed: Option<Freed>,
+}
+
+/// When the slot of a batch was freed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Freed {
+    pub(crate) ticket: Ticket,
+    pub(crate) at: Instant,
+    pub(crate) thread: usize,
 }
 
 impl LoadStats {

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
+use super::cpu::Clock;
+use super::history::{History, LOOK};
 use super::pause::{self, Pauses};
+use super::replay::Settings;
 use super::report::{EPOCHS, EpochTimes, Report};
 use super::spans::{self, Span};
 use super::trace::Track;
@@ -33,6 +36,7 @@ pub(crate) struct Recorder {
     /// When the first batch was asked for since the caller began.
     since: Option<Instant>,
     pauses: Arc<Pauses>,
+    history: History,
 }
 
 struct Epoch {
@@ -57,10 +61,11 @@ impl Recorder {
         naming: Naming,
         wait: &'static str,
         breakdown: Breakdown,
-        overlap: bool,
-        workers: usize,
+        settings: Settings,
+        device_depth: usize,
     ) -> Self {
-        let report = Report::new(naming.rounds, overlap, workers);
+        let by_breakdown = !settings.overlap && breakdown.is_on();
+        let report = Report { by_breakdown, ..Report::new(naming.rounds, settings, device_depth) };
         Self {
             report,
             breakdown,
@@ -74,6 +79,7 @@ impl Recorder {
             in_use: None,
             since: None,
             pauses: Arc::default(),
+            history: History::default(),
         }
     }
 
@@ -91,6 +97,7 @@ impl Recorder {
             self.asked = Some(now);
             if self.since.is_none() {
                 self.since = Some(now);
+                self.history.began(self.epoch.as_ref().map_or(now, |epoch| epoch.started));
                 self.pauses.watch();
             }
             self.released(now, copied);
@@ -127,6 +134,7 @@ impl Recorder {
         }
         self.report.add(&meta.stats, bytes, now - asked);
         self.in_use = Some(InUse { ticket, asked, received: now });
+        self.history.received(meta, asked, now);
         self.pauses.begin(now);
         let id = self.naming.id(ticket);
         self.track.span(self.wait, id, asked, now);
@@ -146,9 +154,11 @@ impl Recorder {
         self.report.wall += now.saturating_duration_since(self.counted.unwrap_or(now)).saturating_sub(paused);
         self.counted = Some(now);
         let Some(InUse { ticket, asked, received }) = self.in_use.take() else { return };
+        let copy = copied(ticket);
+        self.history.released(now, &pauses, copy);
         let mut used = (now - received).saturating_sub(paused);
         let mut from = received;
-        if let Some((copied, _)) = copied(ticket) {
+        if let Some((copied, _)) = copy {
             // The caller has its batch before the copy is done: its own work began only then.
             let waited = copied.saturating_duration_since(received).min(used);
             used -= waited;
@@ -182,6 +192,14 @@ impl Recorder {
     /// Returns the report so far, the epoch under way included.
     pub(crate) fn report(&self) -> Report {
         let mut report = self.report.clone();
+        // A read that hangs shows while it does.
+        let waits = self.asked.map(|asked| (asked, Instant::now().max(asked)));
+        if let (Some((asked, now)), Some(counted)) = (waits, self.counted) {
+            report.wall += now.saturating_duration_since(counted);
+            report.train.waiting += now - asked;
+        }
+        let first = self.epoch.as_ref().map(|epoch| epoch.ticket);
+        report.recent = self.history.recent(first.zip(waits)).into();
         if let (Some(Epoch { ticket, before, .. }), false) = (&self.epoch, self.naming.rounds) {
             let row = EpochTimes::so_far(&report, ticket.epoch).since(before);
             push(&mut report.by_epoch, row);
@@ -234,17 +252,24 @@ pub(crate) struct LoadRecorder {
     /// Loads so far, failed ones too; the caller's side reads it for its report. Not `u64`: some 32-bit processors
     /// have no atomics of 64 bits.
     loads: Arc<AtomicUsize>,
+    /// When the clocks of the processors were last read.
+    looked: Option<Instant>,
 }
 
 impl LoadRecorder {
     pub(crate) fn new(track: Track, span: &'static str, naming: Naming, loads: Arc<AtomicUsize>) -> Self {
-        Self { track, span, naming, loads }
+        Self { track, span, naming, loads, looked: None }
     }
 
-    /// The load of a batch begins.
-    pub(crate) fn started(&self) {
+    /// The load of a batch begins. Returns the clocks if it is time to look at them.
+    pub(crate) fn started(&mut self, now: Instant) -> Option<Clock> {
         // Relaxed: a count. Handing over the slot makes it visible in time.
         self.loads.fetch_add(1, Ordering::Relaxed);
+        if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
+            return None;
+        }
+        self.looked = Some(now);
+        Clock::now()
     }
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, start: Instant, end: Instant, stats: &LoadStats) {

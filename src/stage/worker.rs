@@ -63,8 +63,8 @@ impl<C: ?Sized> Worker<C> {
         let records = source.records(ticket);
         let plan = records.as_ref().map(|records| &records.plan);
         let span = spans::load(ticket.epoch, ticket.step, plan.map_or(0, |plan| source.bytes(plan)));
-        recorder.started();
         let start = Instant::now();
+        let clock = recorder.started(start);
         if let Some(progress) = progress {
             progress.began(start);
         }
@@ -84,6 +84,8 @@ impl<C: ?Sized> Worker<C> {
         }
         let end = Instant::now();
         stats.read = (end - start).saturating_sub(stats.transform);
+        stats.started = Some(start);
+        stats.cpu = clock.and_then(|clock| clock.since(end - start));
         recorder.loaded(ticket, start, end, &stats);
         (BatchMeta { ticket, records, result, stats }, end)
     }
