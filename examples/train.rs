@@ -269,7 +269,7 @@ fn one_run(
         load_s: per_epoch(report.read.busy),
         compute_s: per_epoch(report.train.busy),
         wait_s: per_epoch(report.train.waiting),
-        ideal_s: per_epoch(report.ideal()),
+        ideal_s: per_epoch(report.read.busy.max(report.train.busy)),
         batches: report.batches,
         io_ops: report.io_calls,
         order_hash: format!("{:016x}", order.0),

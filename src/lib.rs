@@ -8,7 +8,7 @@
 //!   a device, on a separate stream.
 //! * [`generate`](generate()): the same overlap for data that is made by code. [`Breakdown`]: a step, phase by phase.
 //! * `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
-//! * [`Report`]: where the time went, and how much overlap can still gain. Often that is nothing, because the
+//! * [`Report`]: where the time went, and what other options would gain, replayed. Often that is nothing, because the
 //!   compute dominates, and the report tells you. [`observe::Trace`]: the same as a picture, for Perfetto.
 //! * Errors come in order, once, with path and offset; a truncated file is an error, never a signal.
 //! * It does **not** decode, shuffle in memory or make tensors: a batch is bytes, or the numbers that

@@ -10,6 +10,7 @@ use twinbuf_mmap::BatchIndices;
 use crate::batch::checkpoint::{Checkpoint, Identity};
 use crate::batch::layout::Layout;
 use crate::error::{At, Error};
+use crate::observe::cpu::Share;
 
 /// A slot of the ring: the content of one batch, and what is known about it.
 ///
@@ -21,11 +22,13 @@ pub struct Slot<T> {
     pub(crate) content: T,
     /// `None` until the slot has been filled once.
     pub(crate) meta: Option<BatchMeta>,
+    /// When the batch was dropped, and on which thread.
+    pub(crate) freed: Option<(Instant, usize)>,
 }
 
 impl<T> Slot<T> {
     pub(crate) fn new(content: T) -> Self {
-        Self { content, meta: None }
+        Self { content, meta: None, freed: None }
     }
 
     pub(crate) fn meta(&self) -> &BatchMeta {
@@ -148,6 +151,18 @@ pub(crate) struct LoadTimes {
     pub(crate) io_calls: u64,
     /// Bytes before the transforms.
     pub(crate) bytes: usize,
+    /// Of the load, if it was looked at.
+    pub(crate) cpu: Option<Share>,
+    /// When the batch that had the slot before freed it.
+    pub(crate) freed: Option<Freed>,
+}
+
+/// When the slot of a batch was freed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Freed {
+    pub(crate) ticket: Ticket,
+    pub(crate) at: Instant,
+    pub(crate) thread: usize,
 }
 
 impl fmt::Display for At {

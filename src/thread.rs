@@ -105,3 +105,11 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "(a panic without a message)".to_string())
 }
+
+/// A number of the calling thread, which no other thread has while this one lives.
+pub(crate) fn this_thread() -> usize {
+    thread_local! {
+        static MARK: u8 = const { 0 };
+    }
+    MARK.try_with(|mark| std::ptr::from_ref(mark).addr()).unwrap_or(0)
+}

@@ -1,10 +1,8 @@
 //! `twinbuf`: looks at files of records, measures what overlap would gain on them, reads traces back.
 
 mod data;
-mod html;
 mod inspect;
 mod probe;
-mod search;
 mod summary;
 mod text;
 mod timeline;

@@ -1,24 +1,26 @@
-//! `twinbuf probe`: what overlap would gain on these files, on this disk, with steps of a given length.
+//! `twinbuf probe`: what training on these files waits for, with steps of a given length, and which options of the loader
+//! make it faster.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
-use twinbuf::observe::Verdict;
+use twinbuf::observe::Settings;
 use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle};
 
 use crate::data::{Format, Shape, parts, tells};
-use crate::search::{Found, Setting};
 use crate::text;
 
-/// Measures what overlapping the reading of these files with compute would gain
+/// Measures what training on these files waits for, and which options of the loader make it faster
 ///
-/// Reads a part of an epoch twice: batch by batch with the compute after each, then with the next batch read
-/// ahead. A busy loop takes the place of the compute.
+/// Reads a part of an epoch twice, as a first and as a later epoch, with the loader's defaults and a busy loop for the
+/// compute. Replays what it measured with other options, and measures the one that gains most.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The files, one data set
@@ -35,22 +37,25 @@ pub(crate) struct Options {
     /// Which tensor of safetensors files, or which array of .npz
     #[arg(long, value_name = "NAME")]
     tensor: Option<String>,
-    /// In which order the records come: sequential, chunks:N (runs of N records, shuffled) or records (shuffled
-    /// one by one)
+    /// In which order the records come: sequential, chunks:N (runs of N records, shuffled), window:N,W (shuffled
+    /// among W chunks of N records) or records (shuffled one by one)
     #[arg(long, default_value = "sequential", value_parser = Way::from_str)]
     order: Way,
     /// Batches to measure
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// How often; each round reads them both ways
+    /// How often
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Drop the files from the page cache first, so that the disk is measured
+    /// Drop the files from the page cache before the first epoch, so that the disk is measured
     #[arg(long)]
     cold: bool,
     /// Read past the page cache, in the loader's `ReadMode::Direct`
     #[arg(long, conflicts_with = "cold")]
     direct: bool,
+    /// Write a page for any browser here, about the last round; replaces no file but an older page
+    #[arg(long, value_name = "OUT")]
+    html: Option<PathBuf>,
     /// Write JSON
     #[arg(long)]
     json: bool,
@@ -63,13 +68,18 @@ impl FromStr for Way {
     type Err = String;
 
     fn from_str(way: &str) -> Result<Self, String> {
-        let chunks = way.strip_prefix("chunks:").map(str::parse);
-        Ok(Self(match (way, chunks) {
-            ("sequential", _) => Shuffle::None,
-            ("records", _) => Shuffle::Full,
-            (_, Some(Ok(records @ 1..))) => Shuffle::Chunks { records },
-            _ => return Err("wanted sequential, chunks:N with N at least 1, or records".to_string()),
-        }))
+        let number = |text: &str| text.parse().ok().filter(|&number: &u64| number > 0);
+        let found = match way.split_once(':') {
+            None if way == "sequential" => Some(Shuffle::None),
+            None if way == "records" => Some(Shuffle::Full),
+            Some(("chunks", records)) => number(records).map(|records| Shuffle::Chunks { records }),
+            Some(("window", sizes)) => sizes.split_once(',').and_then(|(records, chunks)| {
+                Some(Shuffle::Window { chunk_records: number(records)?, window_chunks: number(chunks)? })
+            }),
+            _ => None,
+        };
+        let wanted = "wanted sequential, chunks:N, window:N,W with numbers of at least 1, or records";
+        found.map(Self).ok_or_else(|| wanted.to_string())
     }
 }
 
@@ -80,7 +90,7 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// What was measured; times in seconds, of several rounds their medians.
+/// What was measured; times in seconds.
 #[derive(Serialize)]
 struct Figures {
     records: u64,
@@ -90,96 +100,102 @@ struct Figures {
     steps: u64,
     epoch_steps: u64,
     rounds: u64,
-    /// Of the bytes to read, in the page cache before a run: the most; unknown if the system does not tell, or
+    /// Of the bytes to read, in the page cache before the first epoch: the most; unknown if the system does not tell, or
     /// if they are read past it.
     cached_percent: Option<f64>,
-    /// A batch on average, as `compute_s`: of a file that is read on the system reads ahead, and then most batches are
-    /// loaded at once and some take all the time.
+    compute_s: f64,
+    first: Epoch,
+    second: Epoch,
+    /// What the replays recommend, if all rounds agree.
+    tried: Option<Tried>,
+    /// The lines of a program.
+    lines: Vec<String>,
+}
+
+/// The batches read for the first time, or again; of several rounds the medians.
+#[derive(Serialize)]
+struct Epoch {
+    /// Loading a batch on average.
     load_s: f64,
-    load_median_s: f64,
-    load_min_s: f64,
-    load_max_s: f64,
     /// Bytes a second at `load_s`.
     load_rate: f64,
-    compute_s: f64,
-    serial_s: f64,
-    ideal_s: f64,
-    overlapped_s: f64,
-    gain_possible: f64,
-    gain_measured: f64,
+    wall_s: f64,
     /// The rounds' least and most.
-    gain_range: [f64; 2],
+    wall_range: [f64; 2],
+    /// Without overlap, replayed.
+    serial_s: f64,
     verdict: String,
-    /// Options of the loader.
-    #[serde(flatten)]
-    search: Option<Found>,
+}
+
+/// Options, measured in turn with the defaults.
+#[derive(Serialize)]
+struct Tried {
+    calls: String,
+    predicted_s: f64,
+    /// Of later epochs: the rounds' least and most, with the defaults and with the options.
+    defaults_range: [f64; 2],
+    range: [f64; 2],
+    /// Whether every round was faster than all with the defaults, and the first epoch was not slower.
+    recommended: bool,
 }
 
 /// More of the bytes in memory than this, in percent, and the disk was not what was measured.
 const COLD: f64 = 1.0;
 
+/// The first epoch may be slower by this much where later ones are faster.
+const FIRST: f64 = 1.02;
+
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let (records, call) = open(options)?;
     let records = Arc::new(records);
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
-    let reader = |mode| Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode));
-    // The one that the loader does not choose for files of this size.
-    let fits = reader(ReadMode::Auto).is_ok_and(|reader| reader.memory() == 0);
-    let other = if fits { ReadMode::Direct } else { ReadMode::Pread };
-    let base =
-        Setting { mode: (options.direct && other == ReadMode::Direct).then_some(other), ..Setting::DEFAULT };
-    let second = match reader(other) {
-        Err(error) if base.mode.is_some() => return Err(error.into()),
-        second => second.ok().map(|_| other),
-    };
-    let steps = options.steps.min(plan.steps());
+    let mode = if options.direct { ReadMode::Direct } else { ReadMode::Auto };
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))?;
     // What is in the cache does not count for reads past it.
-    let direct = base.mode.is_some() || !fits;
-    let told = !direct && options.files.iter().all(|path| tells(path));
-    // Files that are cold are made so again before each run, because the one before has filled the cache. Those that are
-    // larger than memory are cold in each epoch.
-    let evict =
-        options.cold || !fits || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
-    let one_run = |setting, overlap| -> Result<Run, BoxError> {
-        if evict {
-            records.evict()?;
-        }
-        one_run(&records, plan, steps, (setting, overlap), options.compute_ms)
-    };
+    let past = options.direct || reader.memory() > 0;
+    drop(reader);
+    let steps = options.steps.min(plan.steps());
+    let told = !past && options.files.iter().all(|path| tells(path));
+    // Files that are cold are made so again before each round, because the one before has filled the cache.
+    let evict = options.cold || past || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
+    let probe = Probe { records: &records, plan, mode, steps, compute: options.compute_ms, evict, told };
 
-    let mut runs = Vec::new();
-    for _ in 0..options.rounds {
-        for overlap in [false, true] {
-            if evict {
-                records.evict()?;
-            }
-            let cached = cached(&records, &plan, steps, told);
-            runs.push(Run { cached, ..one_run(base, overlap)? });
-        }
+    let runs = (0..options.rounds).map(|_| probe.run(None)).collect::<Result<Vec<_>, _>>()?;
+    let mut found = figures(&records, &plan, &runs);
+    let mut proposed = runs.iter().map(|run| run.second.recommended().map(|found| found.settings));
+    let first = proposed.next().flatten();
+    if let Some(settings) = first.filter(|_| proposed.all(|other| other == first)) {
+        found.tried = Some(probe.verify(settings, &runs)?);
     }
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let settings = Setting::all(options.order.0, second, processors);
-    let mut measured: Vec<(Setting, Vec<f64>)> = settings.into_iter().map(|one| (one, Vec::new())).collect();
-    for _ in 0..options.rounds {
-        for (setting, walls) in &mut measured {
-            walls.push(seconds(one_run(*setting, true)?.report.wall));
-        }
-    }
-    measured.iter_mut().for_each(|(_, walls)| walls.sort_by(f64::total_cmp));
-    let (mut figures, verdict) = figures(&records, &plan, &runs);
     let order = match options.order.0 {
-        Shuffle::Full => ".shuffle(Shuffle::Full).seed(42)".to_string(),
-        Shuffle::Chunks { records } => format!(".shuffle(Shuffle::Chunks {{ records: {records} }}).seed(42)"),
-        _ => String::new(),
+        Shuffle::None => String::new(),
+        shuffle => format!(".shuffle(Shuffle::{shuffle:?}).seed(42)"),
     };
-    let plan = format!("Plan::builder(data.len()).batch({}){order}.build()?", options.batch);
-    figures.search = Some(Found::new(&measured, &call, &plan));
-    Ok(if options.json {
-        serde_json::to_string_pretty(&figures)? + "\n"
-    } else {
-        let hinted = runs.iter().any(|run| run.report.reading.hints > 0);
-        sentences(options, &figures, verdict, hinted)?
-    })
+    let tried = found.tried.as_ref().filter(|tried| tried.recommended);
+    let calls = tried.map_or(String::new(), |tried| tried.calls.clone());
+    let read_mode = if options.direct { ".read_mode(ReadMode::Direct)" } else { "" };
+    found.lines = vec![
+        format!("let data = {call};"),
+        format!("let plan = Plan::builder(data.len()).batch({}){order}.build()?;", options.batch),
+        format!("let mut loader = Loader::builder(data, plan){read_mode}{calls}.build()?;"),
+    ];
+    if let (Some(path), Some(run)) = (&options.html, runs.last()) {
+        put(path, &run.both.html()).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(if options.json { serde_json::to_string_pretty(&found)? + "\n" } else { sentences(options, &found)? })
+}
+
+/// Writes the page, but over no other file than a page: with `--html *.bin` the shell names a file of data here.
+fn put(path: &Path, page: &str) -> io::Result<()> {
+    const START: &[u8] = b"<!DOCTYPE html>";
+    if fs::metadata(path).is_ok_and(|found| found.is_file()) {
+        let mut start = Vec::new();
+        fs::File::open(path)?.take(START.len() as u64).read_to_end(&mut start)?;
+        if !start.is_empty() && start != START {
+            return Err(io::Error::other("wanted a page to write over, or no file, found something else"));
+        }
+    }
+    fs::write(path, page)
 }
 
 /// The files, and the call that opens them in a program.
@@ -249,40 +265,94 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
     Ok((records, shape.call(files, format, &tensor)))
 }
 
+/// How the files are read.
+struct Probe<'a> {
+    records: &'a Arc<Records>,
+    plan: Plan,
+    mode: ReadMode,
+    steps: u64,
+    compute: Duration,
+    /// Before each round.
+    evict: bool,
+    /// Whether the system tells what is in the page cache.
+    told: bool,
+}
+
+/// One round: two epochs of one loader.
 struct Run {
-    report: Report,
-    /// From asking for a batch to having it.
-    loads: Vec<Duration>,
+    first: Report,
+    second: Report,
+    both: Report,
     /// In percent; `None` if the system does not tell.
     cached: Option<f64>,
 }
 
-fn one_run(
-    records: &Arc<Records>,
-    plan: Plan,
-    steps: u64,
-    (setting, overlap): (Setting, bool),
-    compute: Duration,
-) -> Result<Run, BoxError> {
-    let builder = setting.apply(Loader::builder(records.clone(), plan));
-    let mut loader = builder.overlap(overlap).build()?;
-    let mut loads = Vec::new();
-    let mut epoch = loader.epoch(0);
-    for _ in 0..steps {
-        let asked = Instant::now();
-        let Some(batch) = epoch.next() else { break };
-        let batch = batch?;
-        loads.push(asked.elapsed());
-        let end = Instant::now() + compute;
-        while Instant::now() < end {
-            std::hint::spin_loop();
+impl Probe<'_> {
+    /// A round with a new loader.
+    fn run(&self, settings: Option<Settings>) -> Result<Run, BoxError> {
+        if self.evict {
+            self.records.evict()?;
         }
-        drop(batch);
+        let cached = cached(self.records, &self.plan, self.steps, self.told);
+        let mut builder = Loader::builder(self.records.clone(), self.plan).read_mode(self.mode);
+        if let Some(Settings { overlap, depth, workers }) = settings {
+            builder = builder.overlap(overlap).host_depth(depth);
+            // Only data sets that can be read by several threads take the option.
+            builder = if workers > 1 { builder.workers(workers) } else { builder };
+        }
+        let mut loader = builder.build()?;
+        let mut pass = || -> Result<Report, BoxError> {
+            let mut batches = 0;
+            // The same batches twice: in a later epoch of a part of the files, others would be cold again.
+            for batch in loader.epoch(0).take(usize::try_from(self.steps)?) {
+                let _batch = batch?;
+                let end = Instant::now() + self.compute;
+                while Instant::now() < end {
+                    std::hint::spin_loop();
+                }
+                batches += 1;
+            }
+            Ok(loader.report().of_last(batches))
+        };
+        let (first, second) = (pass()?, pass()?);
+        let both = loader.report();
+        loader.close()?;
+        Ok(Run { first, second, both, cached })
     }
-    drop(epoch);
-    let report = loader.report();
-    loader.close()?;
-    Ok(Run { report, loads, cached: None })
+
+    /// Measures the settings in turn with the defaults.
+    fn verify(&self, settings: Settings, runs: &[Run]) -> Result<Tried, BoxError> {
+        let (mut defaults, mut others) = (Vec::new(), Vec::new());
+        for _ in runs {
+            defaults.push(self.run(None)?);
+            others.push(self.run(Some(settings))?);
+        }
+        let walls = |runs: &[Run], epoch: fn(&Run) -> &Report| sorted(runs.iter().map(epoch).map(wall));
+        let [before, after] = [&defaults, &others].map(|runs| walls(runs, |run| &run.second));
+        let [first, first_after] = [&defaults, &others].map(|runs| median(&walls(runs, |run| &run.first)));
+        let all_before = sorted(before.iter().copied().chain(runs.iter().map(|run| wall(&run.second))));
+        let predicted = runs.iter().filter_map(|run| run.second.predict(settings));
+        let (defaults_range, range) = (ends(&all_before), ends(&after));
+        Ok(Tried {
+            calls: calls(settings),
+            predicted_s: median(&sorted(predicted.map(|found| seconds(found.wall)))),
+            defaults_range,
+            range,
+            recommended: range[1] < defaults_range[0] && first_after <= first * FIRST,
+        })
+    }
+}
+
+/// The calls of the builder that set what differs from the defaults.
+fn calls(Settings { overlap, depth, workers }: Settings) -> String {
+    let mut calls = if overlap { String::new() } else { ".overlap(false)".to_string() };
+    if workers > 1 {
+        calls.push_str(&format!(".workers({workers})"));
+    }
+    if depth != 2 {
+        calls.push_str(&format!(".host_depth({depth})"));
+    }
+    calls
 }
 
 /// How much of the batches to read is in the page cache, in percent.
@@ -295,53 +365,55 @@ fn cached(records: &Records, plan: &Plan, steps: u64, told: bool) -> Option<f64>
     Some(text::percent(resident as f64, pages as f64))
 }
 
-fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
-    // Round by round, so that a machine that drifts moves both sides of a ratio.
-    let rounds: Vec<_> = runs.chunks_exact(2).map(|pair| (&pair[0], &pair[1])).collect();
-    let serial = |value: fn(&Report) -> f64| sorted(rounds.iter().map(|(run, _)| value(&run.report)));
-    let gain = sorted(rounds.iter().map(|(a, b)| seconds(a.report.wall) / seconds(b.report.wall)));
-    let loads = sorted(rounds.iter().flat_map(|(run, _)| &run.loads).copied().map(seconds));
-    let ends = |sorted: &[f64]| [sorted.first(), sorted.last()].map(|end| end.copied().unwrap_or_default());
-    let [load_min_s, load_max_s] = ends(&loads);
-    let load_s = median(&sorted(rounds.iter().map(|(run, _)| {
-        let all: Duration = run.loads.iter().sum();
-        seconds(all) / run.loads.len().max(1) as f64
-    })));
+fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
     let batch_bytes = plan.batch_records() * records.record_bytes() as u64;
-    let figures = Figures {
+    let epoch = |of: fn(&Run) -> &Report| {
+        let reports: Vec<&Report> = runs.iter().map(of).collect();
+        let walls = sorted(reports.iter().copied().map(wall));
+        let loads = reports.iter().filter_map(|report| report.by_epoch.last());
+        let load_s = median(&sorted(loads.map(|row| seconds(row.load) / row.batches.max(1) as f64)));
+        let off = |report: &&Report| {
+            let settings = Settings { overlap: false, ..report.settings() };
+            report.predict(settings).map(|found| seconds(found.wall))
+        };
+        // That of the round with the median time.
+        let mut by_wall = reports.clone();
+        by_wall.sort_by(|a, b| wall(a).total_cmp(&wall(b)));
+        Epoch {
+            load_s,
+            load_rate: batch_bytes as f64 / load_s.max(1e-9),
+            wall_s: median(&walls),
+            wall_range: ends(&walls),
+            serial_s: median(&sorted(reports.iter().filter_map(off))),
+            verdict: by_wall
+                .get(by_wall.len() / 2)
+                .map(|report| report.verdict().to_string())
+                .unwrap_or_default(),
+        }
+    };
+    let compute = |run: &Run| seconds(run.both.train.busy) / run.both.batches.max(1) as f64;
+    Figures {
         records: records.len(),
         record_bytes: records.record_bytes() as u64,
         batch: plan.batch_records(),
-        steps: rounds[0].0.report.batches,
+        steps: runs.first().map_or(0, |run| run.both.batches / 2),
         epoch_steps: plan.steps(),
-        rounds: rounds.len() as u64,
+        rounds: runs.len() as u64,
         cached_percent: runs
             .iter()
             .map(|run| run.cached)
             .try_fold(0.0, |most: f64, run| Some(most.max(run?))),
-        load_s,
-        load_median_s: median(&loads),
-        load_min_s,
-        load_max_s,
-        load_rate: batch_bytes as f64 / load_s,
-        compute_s: median(&serial(|report| seconds(report.train.busy) / report.batches as f64)),
-        serial_s: median(&serial(|report| seconds(report.wall))),
-        ideal_s: median(&serial(|report| seconds(report.ideal()))),
-        overlapped_s: median(&sorted(rounds.iter().map(|(_, run)| seconds(run.report.wall)))),
-        // Of the stages alone: what passes between them no overlap hides.
-        gain_possible: median(&serial(Report::possible_speedup)),
-        gain_measured: median(&gain),
-        gain_range: ends(&gain),
-        verdict: String::new(),
-        search: None,
-    };
-    // Of the round whose possible gain is the median one.
-    let nearest = rounds.iter().map(|(run, _)| &run.report).min_by(|a, b| {
-        let far = |report: &Report| (report.possible_speedup() - figures.gain_possible).abs();
-        far(a).total_cmp(&far(b))
-    });
-    let verdict = nearest.map_or(Verdict::Unmeasured, Report::verdict);
-    (Figures { verdict: verdict.to_string(), ..figures }, verdict)
+        compute_s: median(&sorted(runs.iter().map(compute))),
+        first: epoch(|run| &run.first),
+        second: epoch(|run| &run.second),
+        tried: None,
+        lines: Vec::new(),
+    }
+}
+
+/// What the batches of the report took.
+fn wall(report: &Report) -> f64 {
+    report.predict(report.settings()).map_or(0.0, |found| seconds(found.measured))
 }
 
 /// At least a nanosecond: no run is faster, and so every ratio is a number.
@@ -360,13 +432,12 @@ fn median(sorted: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
-fn sentences(
-    options: &Options,
-    found: &Figures,
-    verdict: Verdict,
-    hinted: bool,
-) -> Result<String, std::fmt::Error> {
-    let Figures { serial_s, ideal_s, overlapped_s, gain_possible, gain_measured, .. } = found;
+/// The least and the most of sorted values.
+fn ends(sorted: &[f64]) -> [f64; 2] {
+    [sorted.first(), sorted.last()].map(|end| end.copied().unwrap_or_default())
+}
+
+fn sentences(options: &Options, found: &Figures) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     writeln!(
         out,
@@ -385,7 +456,7 @@ fn sentences(
             out,
             "WARNING: the system does not tell whether the page cache holds the files: perhaps no disk was measured"
         )?,
-        Some(cached) if cached <= COLD => writeln!(out, "from a cold page cache")?,
+        Some(cached) if cached <= COLD => writeln!(out, "first from a cold page cache")?,
         Some(cached) if options.cold => writeln!(
             out,
             "WARNING: {cached:.0} % could not be dropped from the page cache (only in memory, or mapped \
@@ -397,85 +468,71 @@ fn sentences(
         )?,
     }
     let ms = |seconds: f64| seconds * 1000.0;
+    writeln!(out, "compute {:.2} ms a batch, by a busy loop", ms(found.compute_s))?;
     writeln!(
         out,
-        "load       {:>10.2} ms a batch (median {:.2}, least {:.2}, most {:.2}); {}/s",
-        ms(found.load_s),
-        ms(found.load_median_s),
-        ms(found.load_min_s),
-        ms(found.load_max_s),
-        text::bytes(found.load_rate as u64),
+        "{:<7} {:>13} {:>13} {:>10} {:>23} {:>16}  decides",
+        "epoch", "load a batch", "read", "measured", "least to most", "without overlap"
     )?;
-    writeln!(out, "compute    {:>10.2} ms a batch, by a busy loop", ms(found.compute_s))?;
-    writeln!(out, "in turn    {:>10.2} ms, measured", ms(*serial_s))?;
-    writeln!(out, "ideal      {:>10.2} ms, the longer of all load and all compute", ms(*ideal_s))?;
-    writeln!(out, "overlapped {:>10.2} ms, measured", ms(*overlapped_s))?;
-    let why = match verdict {
-        Verdict::ComputeBound => "the compute decides, and a faster disk would change little",
-        Verdict::DiskBound => "the disk decides, and overlap can hide no more than the compute",
-        Verdict::Balanced => {
-            "load and compute take about as long as each other, where overlap gains the most"
+    for (name, epoch) in [("first", &found.first), ("later", &found.second)] {
+        let [least, most] = epoch.wall_range.map(ms);
+        writeln!(
+            out,
+            "{name:<7} {:>10.2} ms {:>11}/s {:>7.1} ms {:>20} ms {:>13.1} ms  {}",
+            ms(epoch.load_s),
+            text::bytes(epoch.load_rate as u64),
+            ms(epoch.wall_s),
+            format!("{least:.1} to {most:.1}"),
+            ms(epoch.serial_s),
+            epoch.verdict,
+        )?;
+    }
+    match &found.tried {
+        None => writeln!(out, "The defaults: in the replays no option gains 3 % in every round.")?,
+        Some(Tried { calls, predicted_s, defaults_range, range, recommended }) => {
+            let [[least, most], [before, before_most]] = [range, defaults_range].map(|range| range.map(ms));
+            let found = if *recommended { "recommended" } else { "not faster in every round: the defaults" };
+            writeln!(
+                out,
+                "{calls}: {found}. Later epochs {:.1} ms by the replay, {least:.1} to {most:.1} ms measured, with the \
+                 defaults {before:.1} to {before_most:.1} ms.",
+                ms(*predicted_s)
+            )?;
         }
-        _ => "nothing was measured",
-    };
-    writeln!(out, "{verdict}: {why}.")?;
-    let saved = |gain: &f64| (1.0 - 1.0 / gain) * 100.0;
-    writeln!(
-        out,
-        "Overlap can save {:.0} % of the time at most ({gain_possible:.2} x as fast).",
-        saved(gain_possible),
-    )?;
-    let [least, most] = found.gain_range;
-    let range = if found.rounds > 1 { format!("; {least:.2} to {most:.2}") } else { String::new() };
-    if *gain_measured > 1.0 {
-        write!(out, "It saved {:.0} % ({gain_measured:.2} x as fast{range})", saved(gain_measured))?;
-    } else {
-        write!(out, "It saved nothing here ({gain_measured:.2} x as fast{range})")?;
     }
-    let more = if *gain_measured > 1.05 * gain_possible { more(hinted) } else { "" };
-    writeln!(out, "{more}.")?;
-    if let Some(search) = &found.search {
-        search.write(&mut out)?;
-    }
+    found.lines.iter().try_for_each(|line| writeln!(out, "    {line}"))?;
     Ok(out)
-}
-
-/// Why more was gained than overlap can.
-fn more(hinted: bool) -> &'static str {
-    if hinted {
-        ": more than that, because the page hints make the reading itself faster, or because the machine was not \
-         quiet"
-    } else {
-        // In order, past the page cache and out of it the loader asks for no pages.
-        ": more than that, because the machine was not quiet"
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Three batches that the system had read ahead and one that it had not.
     #[test]
-    fn the_rate_is_that_of_all_batches() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("data.bin");
-        std::fs::write(&path, [0; 4000]).unwrap();
-        let records = Records::open([path], 100).unwrap();
-        let plan = Plan::builder(records.len()).batch(10).build().unwrap();
-        let run = || {
-            let mut report = Report::default();
-            report.batches = 4;
-            Run { report, loads: [0, 0, 40, 0].map(Duration::from_millis).to_vec(), cached: None }
-        };
-        let (found, _) = figures(&records, &plan, &[run(), run()]);
-        assert_eq!((found.load_s, found.load_rate), (0.01, 100_000.0), "1000 bytes in 10 ms");
-        assert_eq!((found.load_min_s, found.load_max_s), (1e-9, 0.04));
+    fn orders_are_read() {
+        for (way, wanted) in [
+            ("sequential", Some(Shuffle::None)),
+            ("records", Some(Shuffle::Full)),
+            ("chunks:20", Some(Shuffle::Chunks { records: 20 })),
+            ("window:20,4", Some(Shuffle::Window { chunk_records: 20, window_chunks: 4 })),
+            ("window:20", None),
+            ("window:0,4", None),
+            ("chunks:", None),
+            ("", None),
+        ] {
+            assert_eq!(Way::from_str(way).ok().map(|way| way.0), wanted, "{way}");
+        }
     }
 
     #[test]
-    fn page_hints_are_named_only_where_there_were_some() {
-        assert!(more(true).contains("page hints"));
-        assert!(!more(false).contains("page hints"));
+    fn only_what_differs_from_the_defaults_is_set() {
+        let defaults = Settings { overlap: true, depth: 2, workers: 1 };
+        for (settings, wanted) in [
+            (defaults, ""),
+            (Settings { overlap: false, ..defaults }, ".overlap(false)"),
+            (Settings { depth: 3, workers: 2, ..defaults }, ".workers(2).host_depth(3)"),
+        ] {
+            assert_eq!(calls(settings), wanted);
+        }
     }
 }

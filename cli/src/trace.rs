@@ -1,12 +1,9 @@
-//! `twinbuf trace`: where the time of a traced run went, as text, JSON or a page to look at.
+//! `twinbuf trace`: where the time of a traced run went, as text or JSON.
 
-use std::fs;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use twinbuf::BoxError;
 
-use crate::html;
 use crate::summary::Summary;
 use crate::timeline::Timeline;
 
@@ -21,9 +18,6 @@ pub(crate) struct Options {
     /// Waits as long as this are stalls
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = milliseconds)]
     stall_ms: f64,
-    /// Write a page with the timeline here, for any browser; replaces no file but an older page
-    #[arg(long, value_name = "OUT")]
-    html: Option<PathBuf>,
     /// Write JSON
     #[arg(long)]
     json: bool,
@@ -39,21 +33,5 @@ fn milliseconds(text: &str) -> Result<f64, String> {
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let timeline = Timeline::read(&options.files)?;
     let summary = Summary::of(&timeline, options.stall_ms);
-    if let Some(path) = &options.html {
-        let page = html::page(&timeline, &summary);
-        put(path, &page).map_err(|error| format!("{}: {error}", path.display()))?;
-    }
     Ok(if options.json { serde_json::to_string_pretty(&summary)? + "\n" } else { summary.print()? })
-}
-
-/// Writes the page, but over no other file than a page: with `--html *.json` the shell names a trace here.
-fn put(path: &Path, page: &str) -> io::Result<()> {
-    if fs::metadata(path).is_ok_and(|found| found.is_file()) {
-        let mut start = Vec::new();
-        fs::File::open(path)?.take(html::START.len() as u64).read_to_end(&mut start)?;
-        if !start.is_empty() && start != html::START.as_bytes() {
-            return Err(io::Error::other("wanted a page to write over, or no file, found something else"));
-        }
-    }
-    fs::write(path, page)
 }

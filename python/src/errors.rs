@@ -207,10 +207,19 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
 
 /// The names of options as Python has them.
 pub(crate) fn in_python(text: &str) -> String {
-    text.replace("`host_depth`", "`depth`")
-        .replace("`overlap(true)`", "`overlap=True`")
-        .replace("`overlap(false)`", "`overlap=False`")
-        .replace("set `Options::partial`", "open whole files")
+    let text = text.replace("set `Options::partial`", "open whole files");
+    // Every other part is code.
+    let code = |(at, part): (usize, &str)| match part.strip_suffix(')').and_then(|call| call.split_once('('))
+    {
+        Some(("host_depth", depth)) if at % 2 == 1 => format!("depth={depth}"),
+        Some(("workers", workers)) if at % 2 == 1 => format!("workers={workers}"),
+        Some(("overlap", on)) if at % 2 == 1 => {
+            format!("overlap={}", if on == "true" { "True" } else { "False" })
+        }
+        _ if part == "host_depth" => "depth".to_string(),
+        _ => part.to_string(),
+    };
+    text.split('`').enumerate().map(code).collect::<Vec<_>>().join("`")
 }
 
 /// Logs a warning by `logging.getLogger("twinbuf")`.

@@ -49,7 +49,7 @@ pub(crate) fn report<'py>(
     figures.set_item("overlap", report.overlap)?;
     figures.set_item("depth", depth)?;
     figures.set_item("workers", report.workers)?;
-    figures.set_item("advice", in_python(report.advice()))?;
+    figures.set_item("advice", in_python(&report.advice()))?;
     figures.set_item("bytes", report.bytes)?;
     figures.set_item("text", in_python(&report.to_string()))?;
     py.import("twinbuf.report")?.getattr("Report")?.call((), Some(&figures))

@@ -5,6 +5,7 @@ use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::KeptSlot;
@@ -17,6 +18,7 @@ use crate::batch::layout::fits;
 use crate::batch::memory::Taken;
 use crate::error::{At, Error};
 use crate::slot::{BatchMeta, Slot};
+use crate::thread::this_thread;
 use crate::transform::RecordType;
 
 /// The bytes of one batch, in their slot: record after record, in the plan's order, as the transform left them.
@@ -343,6 +345,13 @@ impl From<KeptSlot<'static, Slot<Buffer>, Adaptive>> for Batch {
     #[doc(hidden)]
     fn from(slot: KeptSlot<'static, Slot<Buffer>, Adaptive>) -> Self {
         Self { slot }
+    }
+}
+
+/// The report takes into account how long batches hold their slots.
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.slot.freed = Some((Instant::now(), this_thread()));
     }
 }
 

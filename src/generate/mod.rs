@@ -218,7 +218,8 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
             slots: (size_of::<T>(), slots.len(), &"2 slots"),
             lent: None,
         };
-        let stage = Stage::start(Values(slots.into()), vec![Box::new(Maker(make))], options)?;
+        let mut stage = Stage::start(Values(slots.into()), vec![Box::new(Maker(make))], options)?;
+        stage.recorder().lockstep(hook.is_some());
         Ok(Generator { stage, hook, next: 0, granted: 0 })
     }
 }

@@ -9,7 +9,7 @@ use super::report::{EpochTimes, Report, StageTimes, Verdict};
 /// Epochs that are printed.
 const ROWS: usize = 8;
 
-fn count(many: u64, one: &str, more: &str) -> String {
+pub(super) fn count(many: u64, one: &str, more: &str) -> String {
     format!("{many} {}", if many == 1 { one } else { more })
 }
 
@@ -25,7 +25,7 @@ fn digits(value: f64) -> String {
 }
 
 /// A time in the unit that gives it digits: microseconds, milliseconds or seconds.
-fn time(time: Duration) -> String {
+pub(super) fn time(time: Duration) -> String {
     match time.as_secs_f64() {
         0.0 => "0".to_string(),
         s @ ..1e-3 => format!("{} µs", digits(s * 1e6)),
@@ -53,12 +53,13 @@ impl fmt::Display for Verdict {
             Self::TransformBound => "TransformBound",
             Self::TransferBound => "TransferBound",
             Self::GenerationBound => "GenerationBound",
+            Self::HeldBound => "HeldBound",
             Self::Balanced => "Balanced",
         })
     }
 }
 
-/// A few lines of text: the times of both stages, then the verdict and what overlap can still gain.
+/// A few lines of text: the times of both stages, then the verdict and the advice.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.generated {
@@ -123,16 +124,8 @@ impl fmt::Display for Report {
             write!(f, "read: {} from disk, {} from memory", size(disk), size(memory))?;
             writeln!(f, "; {} hinted in {}", size(hinted), time(hint_time))?;
         }
-        writeln!(
-            f,
-            "{}: one after the other {}, at best {} ({:.2} x). Better overlap can still gain {:.1} %.",
-            self.verdict(),
-            time(self.serial()),
-            time(self.ideal()),
-            self.possible_speedup(),
-            (1.0 - 1.0 / self.remaining_speedup()) * 100.0,
-        )?;
-        f.write_str(self.advice())
+        write!(f, "{}. ", self.verdict())?;
+        f.write_str(&self.advice())
     }
 }
 

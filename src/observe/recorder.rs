@@ -8,8 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
+use super::cpu::Clock;
+use super::history::{History, LOOK};
 use super::log::{Event, What};
 use super::pause::{self, Interval};
+use super::replay::Settings;
 use super::report::{Report, StageTimes};
 use super::spans::{self, Span};
 use super::trace::Track;
@@ -52,9 +55,11 @@ pub(crate) struct Recorder {
     first: Option<Instant>,
     /// When the first batch was asked for since the caller began again.
     since: Option<Instant>,
+    history: History,
 }
 
 struct Epoch {
+    first: Ticket,
     id: BatchId,
     started: Instant,
     span: Span,
@@ -81,12 +86,19 @@ impl Recorder {
         naming: Naming,
         wait: What,
         breakdown: Breakdown,
-        overlap: bool,
-        workers: usize,
+        settings: Settings,
+        device_depth: usize,
     ) -> Self {
-        let report = Report::new(naming.rounds, overlap, workers);
+        let by_breakdown = !settings.overlap && breakdown.is_on();
+        let report = Report { by_breakdown, ..Report::new(naming.rounds, settings, device_depth) };
         let (epoch, asked, in_use, first, since, steps) = (None, None, None, None, None, VecDeque::new());
-        Self { report, breakdown, steps, track, naming, wait, epoch, asked, in_use, first, since }
+        let history = History::default();
+        Self { report, breakdown, steps, track, naming, wait, epoch, asked, in_use, first, since, history }
+    }
+
+    /// Whether the rounds of a generator wait for a hook of the caller.
+    pub(crate) fn lockstep(&mut self, lockstep: bool) {
+        self.report.lockstep = lockstep;
     }
 
     /// Appends an event of the caller's.
@@ -101,6 +113,13 @@ impl Recorder {
     /// Returns the report so far, the epoch under way included.
     pub(crate) fn report(&self) -> Report {
         let mut report = self.report.clone();
+        // A read that hangs shows while it does.
+        let waits = self.asked.as_ref().map(|asked| (asked.at, Instant::now().max(asked.at)));
+        if let (Some((start, end)), Some(Asked { id, .. })) = (waits, &self.asked) {
+            report.add(&Event { what: self.wait, batch: *id, start, end, bytes: 0 });
+        }
+        let first = self.epoch.as_ref().map(|epoch| epoch.first);
+        report.recent = self.history.recent(first.zip(waits)).into();
         report.by_epoch.retain(|row| row.batches > 0);
         report
     }
@@ -114,7 +133,7 @@ impl Recorder {
     pub(crate) fn began(&mut self, first: Ticket, now: Instant) {
         self.report.began(first.epoch);
         let id = BatchId { step: None, ..self.naming.id(first) };
-        self.epoch = Some(Epoch { id, started: now, span: spans::epoch(first.epoch) });
+        self.epoch = Some(Epoch { first, id, started: now, span: spans::epoch(first.epoch) });
     }
 
     /// Returns the batch whose use is over if the caller asks now.
@@ -127,7 +146,10 @@ impl Recorder {
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {
         if self.asked.is_none() {
             self.first.get_or_insert(now);
-            self.since.get_or_insert(now);
+            if self.since.is_none() {
+                self.since = Some(now);
+                self.history.began(self.epoch.as_ref().map_or(now, |epoch| epoch.started));
+            }
             self.released(now, copy);
             let epoch = self.epoch.as_ref().map(|epoch| &epoch.span);
             let span = spans::wait(epoch, ticket.epoch, ticket.step);
@@ -161,6 +183,8 @@ impl Recorder {
             self.breakdown.add_event(&Event { what: What::Transfer, batch: id, start, end, bytes });
         }
         self.report.io_calls(load.io_calls);
+        let asked = self.asked.as_ref().map_or(now, |asked| asked.at);
+        self.history.received(meta, asked, now);
         self.in_use_from(meta.ticket, load.end.saturating_duration_since(load.start), now, bytes);
         self.track.taken(id);
         self.track.write_if_due(now);
@@ -191,6 +215,7 @@ impl Recorder {
         }
         self.track.used(id, from);
         let pauses = if self.since.is_some() { pause::pauses(received) } else { Vec::new() };
+        self.history.released(now, &pauses, copy);
         for (start, end) in pauses {
             if start > from {
                 train.busy += self.append(What::Use, id, (from, start), 0);
@@ -264,7 +289,9 @@ impl LoopRecorder {
     pub fn new() -> Self {
         let next = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: 0, last: 0 };
         let track = Track::new(None, 0, "");
-        let recorder = Recorder::new(track, Naming::default(), What::Wait, Breakdown::off(), false, 1);
+        let settings = Settings { overlap: false, depth: 1, workers: 1 };
+        let (naming, breakdown) = (Naming::default(), Breakdown::off());
+        let recorder = Recorder::new(track, naming, What::Wait, breakdown, settings, 0);
         Self { recorder, next }
     }
 
@@ -324,11 +351,13 @@ pub(crate) struct LoadRecorder {
     /// Loads so far, failed ones too; the caller's side reads it for its report. Not `u64`: some 32-bit processors
     /// have no atomics of 64 bits.
     loads: Arc<AtomicUsize>,
+    /// When the clocks of the processors were last read.
+    looked: Option<Instant>,
 }
 
 impl LoadRecorder {
     pub(crate) fn new(track: Track, what: What, naming: Naming, loads: Arc<AtomicUsize>) -> Self {
-        Self { track, naming, what, loads }
+        Self { track, naming, what, loads, looked: None }
     }
 
     /// The load of a batch of so many bytes begins. Returns its span.
@@ -336,6 +365,15 @@ impl LoadRecorder {
         // Relaxed: a count. Handing over the slot makes it visible in time.
         self.loads.fetch_add(1, Ordering::Relaxed);
         spans::load(ticket.epoch, ticket.step, bytes)
+    }
+
+    /// Returns the clocks at the beginning of a load if it is time to look at them.
+    pub(crate) fn clock(&mut self, now: Instant) -> Option<Clock> {
+        if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
+            return None;
+        }
+        self.looked = Some(now);
+        Clock::now()
     }
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {

@@ -1,4 +1,4 @@
-//! Where the time went, and what overlap can still gain.
+//! Where the time went.
 
 use std::time::Duration;
 
@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use twinbuf_mmap::{ReadChoice, ReadStats, Reader};
 
+use super::history::Recent;
 use super::log::{Event, What};
+use super::replay::Settings;
 
 /// What one stage did with its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,35 +21,28 @@ pub struct StageTimes {
     pub waiting: Duration,
 }
 
-/// Which stage decides how long an epoch takes.
+/// What decides how long an epoch takes: the stage that shortens it if it is faster. See [`Report::verdict`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Verdict {
     /// Nothing was measured yet.
     Unmeasured,
-    /// The caller's own work is at least [`BOUND_RATIO`] times the reading: a faster loader changes little.
+    /// The caller's own work: a faster loader changes little.
     ComputeBound,
-    /// Reading and transforming is at least [`BOUND_RATIO`] times the caller's own work, and the reading is the larger
-    /// part of it: overlap hides the work, not the disk.
+    /// Reading.
     DiskBound,
-    /// Reading and transforming is at least [`BOUND_RATIO`] times the caller's own work, and the transform is the
-    /// larger part of it: a faster disk changes little.
+    /// The transform: a faster disk changes little.
     TransformBound,
-    /// Copying to the device is at least [`BOUND_RATIO`] times everything else that goes on beside it.
+    /// Copying to the device.
     TransferBound,
-    /// Of a [`Generator`](crate::generate::Generator): making the rounds is at least [`BOUND_RATIO`] times the
-    /// caller's own work.
+    /// Of a [`Generator`](crate::generate::Generator): making the rounds.
     GenerationBound,
-    /// None of them is so much longer than the others: here overlap gains the most, up to half of the time.
+    /// Other threads, to which the caller passes the batches on: their slots are free only when those are done.
+    HeldBound,
+    /// Several of them about equally, or only all of them together.
     Balanced,
 }
-
-/// From this speedup on an option is worth naming: below it, runs differ as much by themselves.
-const WORTH_IT: f64 = 1.05;
-
-/// By how much one stage must exceed the other to be said to decide alone.
-pub const BOUND_RATIO: f64 = 1.25;
 
 /// The number of epochs of which a report has rows.
 pub const EPOCHS: usize = 64;
@@ -115,7 +110,8 @@ pub struct Report {
     pub io_calls: u64,
     /// The number of loading threads; 1 if the caller loads. `read` and `transform` add up the time of all threads.
     pub workers: u64,
-    /// From the first time that a batch of each epoch was asked for to its end, added up; the batch in use not yet.
+    /// From the first time that a batch of each epoch was asked for to its end, added up; a wait that is under way is
+    /// part of it, the batch in use not yet.
     pub wall: Duration,
     /// Reading: disk to host slot, with the hints; waiting for a free slot.
     pub read: StageTimes,
@@ -145,11 +141,27 @@ pub struct Report {
     /// Whether a thread loads ahead of the caller: `false` also where the environment or a breakdown turned it off.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub overlap: bool,
+    /// Host slots of each loading thread, and slots on the device.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) depth: usize,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) device_depth: usize,
+    /// A breakdown turned the overlap off.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) by_breakdown: bool,
+    /// A round is started only when the caller has the one before.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) lockstep: bool,
+    /// The last batches.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) recent: Arc<Recent>,
 }
 
 impl Report {
-    pub(crate) fn new(rounds: bool, overlap: bool, workers: usize) -> Self {
-        Self { generated: rounds, overlap, workers: workers as u64, ..Self::default() }
+    pub(crate) fn new(rounds: bool, settings: Settings, device_depth: usize) -> Self {
+        let Settings { overlap, depth, workers } = settings;
+        let workers = workers as u64;
+        Self { generated: rounds, overlap, workers, depth, device_depth, ..Self::default() }
     }
 
     /// What is counted elsewhere.
@@ -158,8 +170,8 @@ impl Report {
         // both wait for what stands behind them.
         let before = self.load_each().max(transfer);
         let unexplained = self.train.waiting.saturating_sub(before);
-        let behind = self.each(self.read.waiting) >= unexplained / 2
-            && self.train.waiting > before.mul_f64(BOUND_RATIO);
+        let behind =
+            self.each(self.read.waiting) >= unexplained / 2 && self.train.waiting > before.mul_f64(1.25);
         let device = if transfer_bytes > 0 && behind { self.train.waiting } else { Duration::ZERO };
         Self { loads, transfer, transfer_bytes, device, ..self }
     }
@@ -230,19 +242,6 @@ impl Report {
         }
     }
 
-    /// Returns the time that reading, transforming, copying to the device and the caller's work take one after the
-    /// other.
-    #[must_use]
-    pub fn serial(&self) -> Duration {
-        let [_, transfer, train] = self.stages();
-        self.read.busy + self.transform + transfer + train
-    }
-
-    /// A reading thread's share of the loads, the copies to the device, and the caller's work.
-    fn stages(&self) -> [Duration; 3] {
-        [self.load_each(), self.transfer, self.train.busy + self.device]
-    }
-
     /// What each of the workers has of a time that is of all of them.
     fn each(&self, all: Duration) -> Duration {
         all / u32::try_from(self.workers.max(1)).unwrap_or(u32::MAX)
@@ -250,32 +249,6 @@ impl Report {
 
     fn load_each(&self) -> Duration {
         self.each(self.read.busy + self.transform)
-    }
-
-    /// Returns what perfect overlap would take: the longest of the loads, the copies to the device and the caller's
-    /// work, each added up, the loads divided by the number of [`workers`](Self::workers). No overlap takes less,
-    /// with however many slots.
-    ///
-    /// Two slots come near it where the batches are alike. Where now the one and now the other takes longer, more of
-    /// them are needed. And the first load of an epoch and its last use have nothing beside them: where epochs have
-    /// very few batches, that much is out of reach.
-    #[must_use]
-    pub fn ideal(&self) -> Duration {
-        self.stages().into_iter().max().unwrap_or_default()
-    }
-
-    /// Returns how many times faster perfect overlap is than one stage after the other: `serial / ideal`, from 1 to
-    /// the number of stages and of workers beyond the first together.
-    #[must_use]
-    pub fn possible_speedup(&self) -> f64 {
-        ratio(self.serial(), self.ideal())
-    }
-
-    /// Returns how many times faster perfect overlap would have been: `wall / ideal`. Overlap can gain no more than
-    /// this.
-    #[must_use]
-    pub fn remaining_speedup(&self) -> f64 {
-        ratio(self.wall, self.ideal()).max(1.0)
     }
 
     /// Returns the accelerator utilization as `MLPerf` Storage defines it: the caller's compute time over the total
@@ -304,67 +277,10 @@ impl Report {
     pub fn transfer_rate(&self) -> f64 {
         rate(self.transfer_bytes, self.transfer)
     }
-
-    /// Recommends a change: one sentence that names the option, if one helps.
-    #[must_use]
-    pub fn advice(&self) -> &'static str {
-        let remaining = self.remaining_speedup();
-        match self.verdict() {
-            Verdict::Unmeasured => "Nothing was measured.",
-            _ if !self.overlap && self.possible_speedup() > WORTH_IT => "Set `overlap(true)`: it is off.",
-            _ if self.overlap && self.wall > self.serial().mul_f64(BOUND_RATIO) => {
-                "It took longer than one stage after the other: steps this short are dominated by waking threads, or \
-                 other programs use the processors. Try `overlap(false)`, or larger batches."
-            }
-            _ if remaining > WORTH_IT && self.first.waiting * 2 > self.wall.saturating_sub(self.ideal()) => {
-                "Most of that is the wait for the first batch, which nothing hides."
-            }
-            _ if remaining > WORTH_IT && self.overlap => {
-                "Raise `host_depth`: single batches take longer than the others."
-            }
-            Verdict::ComputeBound => "The compute decides: no option of the loader makes this faster.",
-            Verdict::DiskBound => {
-                "The disk decides: try another `ReadMode`, smaller records, or a faster disk; or, if the data set \
-                 decodes, more `workers`."
-            }
-            Verdict::TransformBound => {
-                "The transform decides: raise `workers`, make it cheaper, or store its result."
-            }
-            Verdict::TransferBound => "The copy to the device decides: send smaller numbers.",
-            Verdict::GenerationBound => "The closure decides: make it faster.",
-            Verdict::Balanced => "The stages are balanced: only making both faster helps.",
-        }
-    }
-
-    /// Returns which stage limits the run.
-    #[must_use]
-    pub fn verdict(&self) -> Verdict {
-        let [load, transfer, train] = self.stages().map(|time| time.as_secs_f64());
-        let dominates = |stage: f64, a: f64, b: f64| stage >= BOUND_RATIO * a.max(b);
-        if self.batches == 0 || self.serial().is_zero() {
-            Verdict::Unmeasured
-        } else if dominates(train, load, transfer) {
-            Verdict::ComputeBound
-        } else if dominates(transfer, load, train) {
-            Verdict::TransferBound
-        } else if dominates(load, transfer, train) {
-            match self.generated {
-                true => Verdict::GenerationBound,
-                false if self.transform > self.read.busy => Verdict::TransformBound,
-                false => Verdict::DiskBound,
-            }
-        } else {
-            Verdict::Balanced
-        }
-    }
 }
 
 fn rate(bytes: u64, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { bytes as f64 / time.as_secs_f64() }
-}
-
-fn ratio(a: Duration, b: Duration) -> f64 {
-    if b.is_zero() { 1.0 } else { a.as_secs_f64() / b.as_secs_f64() }
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use crate::error::{Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::live::{LiveReport, Publisher};
 use crate::observe::recorder::{LoadRecorder, Recorder, StepTimes};
+use crate::observe::replay::Settings;
 use crate::observe::report::Report;
 use crate::observe::spans::Span;
 use crate::observe::trace::{LoaderTrace, Track};
@@ -284,7 +285,10 @@ impl<B: Backend> Stage<B> {
             batches.push(received);
         }
         let track = Track::new(trace.clone(), 1, "train");
-        let recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, overlap, lanes);
+        let (option, slots) = batches[0].slots();
+        let (depth, device_depth) = if option == "host_depth" { (slots, 0) } else { (host_depth, slots) };
+        let settings = Settings { overlap, depth, workers: lanes };
+        let recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, settings, device_depth);
         let ending = Ending(gate.clone(), batches.iter().filter_map(Batches::copy_thread).collect());
         let lanes = Lanes { lanes: batches, gate, generation: 0, stale: false };
         let running = ForkGuard::new(Running { ending, lanes, feed, recorder, trace });

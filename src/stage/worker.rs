@@ -62,8 +62,18 @@ impl<C: ?Sized> Worker<C> {
         let (records, bytes) = source.records(ticket);
         let span = recorder.began(ticket, bytes).entered();
         let start = Instant::now();
+        let clock = recorder.clock(start);
         let since = since.map_or(start, |since| since.min(start));
-        let mut times = LoadTimes { since, start, end: start, transform: Duration::ZERO, io_calls: 0, bytes };
+        let mut times = LoadTimes {
+            since,
+            start,
+            end: start,
+            transform: Duration::ZERO,
+            io_calls: 0,
+            bytes,
+            cpu: None,
+            freed: None,
+        };
         if let Some(progress) = progress {
             progress.began(start);
         }
@@ -82,6 +92,7 @@ impl<C: ?Sized> Worker<C> {
         }
         drop(span);
         times.end = Instant::now();
+        times.cpu = clock.and_then(|clock| clock.since(times.end - start));
         recorder.loaded(ticket, &times);
         BatchMeta { ticket, records, offsets, result, load: times }
     }

@@ -1,4 +1,4 @@
-//! `twinbuf trace`: its sums and its page, of traces that are whole, cut off or none.
+//! `twinbuf trace`: its sums, of traces that are whole, cut off or none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -166,60 +166,6 @@ fn a_trace_that_was_cut_off_is_read_as_far_as_it_goes() {
     assert!(read > 20);
 }
 
-/// The page holds every span, and needs nothing but itself.
-/// `trace --html *.json` names the first trace as the page.
-#[test]
-fn a_page_replaces_a_page_and_nothing_else() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
-    let [first, second] = known(folder);
-    let before = fs::read(&first).unwrap();
-    for files in [["--html", "rank0.json", "rank1.json"], ["rank0.json", "--html", "rank0.json"]] {
-        let Output { status, stderr, .. } = twinbuf(folder, &[&["trace"], &files[..]].concat());
-        let stderr = String::from_utf8(stderr).unwrap();
-        assert_eq!((status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
-        has(&stderr, &["rank0.json: wanted"]);
-        assert_eq!(fs::read(&first).unwrap(), before, "{files:?}");
-    }
-    let out = folder.join("page.html");
-    for there in [None, Some(""), Some("<!DOCTYPE html>\n<p>an older page")] {
-        if let Some(there) = there {
-            fs::write(&out, there).unwrap();
-        }
-        text(folder, &["trace", "rank1.json", "--html", "page.html"]);
-        assert!(fs::read_to_string(&out).unwrap().ends_with("</html>\n"), "in place of {there:?}");
-    }
-    assert!(second.exists());
-}
-
-#[test]
-fn the_page_of_a_trace_stands_alone() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = folder.path();
-    known(folder);
-    text(folder, &["trace", "rank0.json", "rank1.json", "--html", "out.html"]);
-    let page = fs::read_to_string(folder.join("out.html")).unwrap();
-    has(
-        &page,
-        &[
-            "<title>disk_load, epoch 7, step 0: 3.000 ms at 0.100 ms</title>",
-            "<title>queue_wait, epoch 7, step 0: 4.000 ms at 1.000 ms</title>",
-            "epoch 7</text>",
-            "rank 1 &lt;read&gt;</text>",
-            "<td class=\"t\">train<td>0.002<td>28.4<td>0.004<td>57.3",
-            "</html>",
-        ],
-    );
-    assert_eq!(page.matches("<title>train").count(), 4);
-    assert_eq!(page.matches("<title>disk_load").count(), 6);
-    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
-    for forbidden in ["<script", "http", "<read>", "NaN", "inf\""] {
-        assert!(!page.contains(forbidden), "{forbidden}");
-    }
-    let error = twinbuf(folder, &["trace", "rank0.json", "--html", "no/such/folder.html"]);
-    assert_eq!(error.status.code(), Some(2));
-}
-
 /// Records that cost nothing.
 struct Nothing;
 
@@ -247,7 +193,7 @@ fn a_trace_by_the_loader_is_read_back() {
         assert_eq!(loader.epoch(epoch).count(), 400);
     }
     loader.close().unwrap();
-    let found = json(folder.path(), &["trace", "trace.json", "--json", "--html", "out.html"]);
+    let found = json(folder.path(), &["trace", "trace.json", "--json"]);
     assert_eq!((&found["epochs"], &found["steps"]), (&2.into(), &800.into()));
     assert_eq!((&found["unread_lines"], &found["open_files"]), (&0.into(), &serde_json::json!([])));
     let tracks = found["tracks"].as_array().unwrap();
@@ -258,6 +204,4 @@ fn a_trace_by_the_loader_is_read_back() {
     // `epoch`, and `chunk`, `queue_wait` and `train` of each step.
     assert_eq!(tracks[0]["spans"], 2 + 3 * 800);
     assert_eq!(tracks[1]["spans"], 800);
-    let page = fs::read_to_string(folder.path().join("out.html")).unwrap();
-    assert!((20..=101 + 5).contains(&page.matches("<svg").count()), "a line holds some of the steps");
 }

@@ -1,123 +1,158 @@
 //! Figures, verdicts and advice of reports.
 
-use super::*;
+use std::time::Instant;
 
-fn report(read_ms: u64, train_ms: u64, wall_ms: u64) -> Report {
-    let ms = Duration::from_millis;
+use super::*;
+use crate::observe::history::Seen;
+use crate::slot::Ticket;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What is measured of batches that take so long to read and to use, as a replay of them tells.
+fn report(overlap: bool, read: &[u64], train: u64) -> Report {
+    let settings = Settings { overlap, depth: 2, workers: 1 };
+    let origin = Instant::now();
+    let (mut now, mut units) = (origin, Vec::new());
+    let (mut loaded, mut freed) = (origin, vec![origin; 2]);
+    for (step, &read) in read.iter().enumerate() {
+        let asked = now;
+        let start = if overlap { loaded.max(freed[step]) } else { now };
+        loaded = start + ms(read);
+        let received = now.max(loaded);
+        now = received + ms(train);
+        freed.push(now);
+        let ticket =
+            Ticket { generation: 1, seq: step as u64, ordinal: 0, epoch: 0, step: 0, steps: 9, last: 0 };
+        units.push(Seen {
+            ticket,
+            by: 0,
+            began: (step == 0).then_some(origin),
+            loaded: Some(start),
+            read: ms(read),
+            transform: ms(0),
+            copied: None,
+            asked,
+            received,
+            released: now,
+            paused: ms(0),
+            slept: None,
+            freed: None,
+        });
+    }
+    // Half of a processor for each.
+    let share = crate::observe::cpu::Share { wall: ms(10), cpu: ms(5), delay: ms(0) };
     Report {
-        batches: 1,
-        wall: ms(wall_ms),
-        read: StageTimes { busy: ms(read_ms), waiting: ms(0) },
-        train: StageTimes { busy: ms(train_ms), waiting: ms(0) },
-        ..Report::default()
+        batches: units.len() as u64,
+        wall: now - origin,
+        recent: Recent { units, loads: share, uses: share }.into(),
+        ..Report::new(false, settings, 0)
     }
 }
 
 #[test]
-fn the_verdict_names_the_stage_that_decides() {
+fn the_verdict_is_the_stage_that_saves_most() {
     assert_eq!(Report::default().verdict(), Verdict::Unmeasured);
-    for (read, train, verdict) in [
-        (0, 0, Verdict::Unmeasured), // by a clock too coarse for it
-        (100, 10_000, Verdict::ComputeBound),
-        (100, 125, Verdict::ComputeBound),
-        (100, 124, Verdict::Balanced),
-        (100, 100, Verdict::Balanced),
-        (124, 100, Verdict::Balanced),
-        (125, 100, Verdict::DiskBound),
-        (10_000, 100, Verdict::DiskBound),
+    for (overlap, read, train, verdict) in [
+        (false, 0, 0, Verdict::Unmeasured), // by a clock too coarse for it
+        (false, 10, 100, Verdict::ComputeBound),
+        (false, 100, 110, Verdict::Balanced),
+        (false, 110, 100, Verdict::Balanced),
+        (false, 100, 10, Verdict::DiskBound),
+        (true, 100, 100, Verdict::Balanced),
+        (true, 100, 110, Verdict::ComputeBound),
+        (true, 110, 100, Verdict::DiskBound),
     ] {
-        assert_eq!(report(read, train, 0).verdict(), verdict, "read {read}, train {train}");
+        let found = report(overlap, &[read; 50], train);
+        assert_eq!(found.verdict(), verdict, "{overlap}, read {read}, train {train}");
     }
+    // One read of a second among short ones.
+    let mut reads = [1; 100];
+    reads[40] = 1000;
+    assert_eq!(report(true, &reads, 3).verdict(), Verdict::DiskBound);
+}
+
+#[test]
+fn what_was_measured_is_predicted_for_the_same_settings() {
+    for overlap in [false, true] {
+        let found = report(overlap, &[10, 30, 20, 40, 10, 10], 20);
+        let same = found.predict(found.settings()).unwrap();
+        assert_eq!((same.wall, same.measured, same.batches), (found.wall, found.wall, 6), "{overlap}");
+    }
+    let found = report(true, &[10; 10], 10);
+    let off = found.predict(Settings { overlap: false, ..found.settings() }).unwrap();
+    assert_eq!((off.wall, off.waiting), (ms(200), ms(100)));
+    assert!((off.gain() - (1.0 - 200.0 / 110.0)).abs() < 1e-9);
+    assert_eq!(Report::default().predict(found.settings()), None);
+}
+
+#[test]
+fn the_advice_is_the_smallest_change_that_gains() {
+    let off = report(false, &[10; 100], 10);
+    let advice = off.advice();
+    assert!(advice.starts_with("Set `overlap(true)`: 49 % less, 1.01"), "{advice}");
+    assert!(advice.ends_with(" s in place of 2.000 s for the last 100 batches (replayed)."), "{advice}");
+    let by_breakdown = Report { by_breakdown: true, ..off };
+    assert!(by_breakdown.advice().starts_with("Turn the breakdown off"), "{by_breakdown}");
+
+    // Reading waits for a disk or a service: twice as many wait for it at the same time.
+    let found = report(true, &[20; 100], 10).recommended().unwrap();
+    assert_eq!(found.settings, Settings { overlap: true, depth: 2, workers: 2 });
+    // Each tenth batch takes longer than two slots hide.
+    let tenth: Vec<_> = (0..100).map(|step| if step % 10 == 5 { 40 } else { 10 }).collect();
+    let found = report(true, &tenth, 20).recommended().unwrap();
+    assert_eq!(found.settings, Settings { overlap: true, depth: 3, workers: 1 });
+    // Of files, which are on one disk.
+    let choices = vec![];
+    let alone = Report { choices, ..report(true, &[10; 100], 100) };
+    assert_eq!(alone.recommended(), None);
+    assert_eq!(alone.advice(), "No option of the loader gains 3 %: the compute decides.");
+    assert_eq!(Report::default().advice(), "Nothing was measured.");
+}
+
+#[test]
+fn epochs_of_one_batch_are_asked_for_at_once() {
+    let mut found = report(false, &[10; 20], 10);
+    found.overlap = true;
+    let mut recent = (*found.recent).clone();
+    recent.units.iter_mut().for_each(|seen| seen.began = Some(seen.asked));
+    found.recent = recent.into();
+    assert_eq!(found.recommended(), None, "no option helps: {found}");
+    let advice = found.advice();
+    assert!(advice.starts_with("Ask for all epochs at once, with `epochs(..)`: 48 % less, "), "{advice}");
 }
 
 #[test]
 fn time_that_both_sides_wait_is_the_devices() {
-    let ms = Duration::from_millis;
     let stage = |busy, waiting| StageTimes { busy: ms(busy), waiting: ms(waiting) };
     let of = |read: StageTimes, train: StageTimes, transfer| {
         let report = Report { batches: 1, wall: ms(4000), read, train, ..Report::default() };
-        report.with_transfers(1, ms(transfer), u64::from(transfer > 0))
+        report.with_transfers(1, ms(transfer), u64::from(transfer > 0)).device
     };
     // Only enqueued: the caller waits for the device, and so does the reader.
-    let enqueued = of(stage(1000, 3000), stage(10, 3990), 500);
-    assert_eq!((enqueued.device, enqueued.verdict()), (ms(3990), Verdict::ComputeBound));
-    assert!((enqueued.remaining_speedup() - 1.0).abs() < 1e-9, "better overlap gains nothing: {enqueued}");
+    assert_eq!(of(stage(1000, 3000), stage(10, 3990), 500), ms(3990));
     // Waits that have another cause.
-    for (read, train, transfer, verdict) in [
-        (stage(3900, 100), stage(10, 3990), 500, Verdict::DiskBound),
-        (stage(1000, 3000), stage(10, 3990), 3900, Verdict::TransferBound),
-        (stage(1000, 3000), stage(3900, 100), 500, Verdict::ComputeBound),
-        (stage(2000, 0), stage(10, 3990), 1990, Verdict::Balanced), // without overlap
-        (stage(1000, 3000), stage(10, 3990), 0, Verdict::DiskBound), // without a device
+    for (read, train, transfer) in [
+        (stage(3900, 100), stage(10, 3990), 500),
+        (stage(1000, 3000), stage(10, 3990), 3900),
+        (stage(1000, 3000), stage(3900, 100), 500),
+        (stage(2000, 0), stage(10, 3990), 1990), // without overlap
+        (stage(1000, 3000), stage(10, 3990), 0), // without a device
     ] {
-        let report = of(read, train, transfer);
-        assert_eq!((report.device, report.verdict()), (ms(0), verdict), "{report}");
+        assert_eq!(of(read, train, transfer), ms(0));
     }
 }
 
 #[test]
-fn nothing_takes_less_than_its_longest_stage() {
-    let ms = Duration::from_millis;
-    let stage = |busy, waiting| StageTimes { busy: ms(busy), waiting: ms(waiting) };
-    // Only enqueued: when the caller is done with a batch its copy is still on its way.
-    let (read, train) = (stage(200, 3800), stage(10, 3990));
-    let enqueued = Report { batches: 10, wall: ms(4000), read, train, overlap: true, ..Report::default() };
-    let report = enqueued.with_transfers(10, ms(3900), 1);
-    assert_eq!((report.verdict(), report.ideal()), (Verdict::TransferBound, ms(3900)), "{report}");
-    assert!(report.to_string().contains("Better overlap can still gain 2.5 %."), "{report}");
-    assert!(report.to_string().ends_with("send smaller numbers."), "{report}");
-    // A transform is the reading thread's work.
-    let transformed = Report { transform: ms(900), ..self::report(200, 1000, 2000) };
-    assert_eq!(transformed.ideal(), ms(1100), "{transformed}");
-}
-
-#[test]
 fn accelerator_utilization_leaves_the_first_step_aside() {
-    let ms = Duration::from_millis;
     let first = StageTimes { busy: ms(10), waiting: ms(190) };
+    let train = StageTimes { busy: ms(610), waiting: ms(0) };
     // 1000 ms in all, 200 of them the first step; 10 + 600 ms of compute.
-    let report = Report { batches: 61, first, ..report(500, 610, 1000) };
+    let report = Report { batches: 61, wall: ms(1000), train, first, ..Report::default() };
     assert!((report.au().unwrap() - 600.0 / 800.0).abs() < 1e-9, "{report}");
     assert!((report.batches_per_second() - 61.0).abs() < 1e-9);
     assert!(report.to_string().contains("61.0 a second, AU 0.750\n"), "{report}");
     assert_eq!(Report { batches: 1, ..report }.au(), None);
     assert_eq!(Report::default().au(), None);
-}
-
-#[test]
-fn the_gains_are_ratios_to_perfect_overlap() {
-    let balanced = report(1000, 1000, 2000);
-    assert!((balanced.possible_speedup() - 2.0).abs() < 1e-9);
-    assert!((balanced.remaining_speedup() - 2.0).abs() < 1e-9);
-    assert!(balanced.to_string().contains("Better overlap can still gain 50.0 %."), "{balanced}");
-    assert_eq!(balanced.advice(), "Set `overlap(true)`: it is off.");
-    let overlapped = Report { overlap: true, ..balanced };
-    assert!(overlapped.advice().starts_with("Raise `host_depth`"), "{overlapped}");
-    let first = StageTimes { busy: Duration::ZERO, waiting: Duration::from_millis(600) };
-    let cold = Report { first, ..overlapped };
-    assert!(cold.advice().contains("the first batch"), "{cold}");
-
-    // Compute 99 to 1: there is nothing to gain, with overlap or without.
-    let dominated = report(10, 990, 991);
-    assert!((dominated.possible_speedup() - 1000.0 / 990.0).abs() < 1e-9);
-    assert!(dominated.to_string().contains("ComputeBound"), "{dominated}");
-    assert!(dominated.to_string().contains("Better overlap can still gain 0.1 %."), "{dominated}");
-    assert!(dominated.to_string().ends_with("no option of the loader makes this faster."), "{dominated}");
-
-    // Slower than without: no overlap is to be made better then.
-    let small = Report { overlap: true, ..report(3, 2, 22) };
-    assert!(small.to_string().starts_with("0 epochs, 1 batch, "), "{small}");
-    assert!(small.to_string().starts_with("0 epochs, 1 batch, 0 B in 22.00 ms, "), "{small}");
-    assert!(small.advice().contains("waking threads"), "{small}");
-    // Without a thread there is none to wake.
-    assert!(!Report { overlap: false, ..small }.advice().contains("waking"));
-    assert!(!report(1, 100, 220).advice().contains("waking"), "{}", report(1, 100, 220));
-
-    // The first read took its time and failed.
-    let nothing = Report { epochs: 1, wall: Duration::from_millis(22), ..Report::default() };
-    assert!(nothing.to_string().contains("Better overlap can still gain 0.0 %."), "{nothing}");
-
-    // Hints make a read look shorter than the disk was busy: never a gain below nothing.
-    assert!((report(500, 1000, 900).remaining_speedup() - 1.0).abs() < 1e-9);
-    assert!((Report::default().possible_speedup() - 1.0).abs() < 1e-9);
 }

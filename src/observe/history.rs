@@ -1,0 +1,246 @@
+//! The last batches as they were measured, for [`replay`](super::replay).
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::cpu::{Clock, Share};
+use super::pause::{self, Interval};
+use super::replay::{Hold, Unit};
+use crate::slot::{BatchMeta, Freed, Ticket};
+use crate::thread::this_thread;
+
+/// The batches that are remembered: about a second of short steps, an hour of long ones.
+pub(super) const RECENT: usize = 1024;
+
+/// How often the clocks of the processors are read: twice for each look, which takes about a microsecond.
+pub(crate) const LOOK: Duration = Duration::from_millis(1);
+
+/// When a batch's copy to the device was done, and how long it took.
+type Copy = Option<(Instant, Duration)>;
+
+/// One batch.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Seen {
+    pub(super) ticket: Ticket,
+    /// The thread that received it.
+    pub(super) by: usize,
+    /// When the caller began to iterate, if this is the first batch since.
+    pub(super) began: Option<Instant>,
+    pub(super) loaded: Option<Instant>,
+    pub(super) read: Duration,
+    pub(super) transform: Duration,
+    pub(super) copied: Copy,
+    pub(super) asked: Instant,
+    pub(super) received: Instant,
+    pub(super) released: Instant,
+    pub(super) paused: Duration,
+    /// How long its slot was free before the loading thread, which waited for that, went on.
+    pub(super) slept: Option<Duration>,
+    /// When its slot was free, and the thread that freed it, if that is known.
+    pub(super) freed: Option<(Instant, usize)>,
+}
+
+/// What the caller's side keeps.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    units: VecDeque<Seen>,
+    in_use: Option<Seen>,
+    began: Option<Instant>,
+    loads: Share,
+    uses: Share,
+    /// The clocks when the batch in use was received, and when they were last read.
+    clock: Option<Clock>,
+    looked: Option<Instant>,
+}
+
+/// A copy of it.
+#[derive(Clone, Default, PartialEq)]
+pub(super) struct Recent {
+    pub(super) units: Vec<Seen>,
+    pub(super) loads: Share,
+    pub(super) uses: Share,
+}
+
+impl History {
+    /// The caller begins to iterate.
+    pub(crate) fn began(&mut self, at: Instant) {
+        self.began = Some(at);
+    }
+
+    pub(crate) fn received(&mut self, meta: &BatchMeta, asked: Instant, now: Instant) {
+        let load = &meta.load;
+        if let Some(share) = load.cpu {
+            self.loads.add(share);
+        }
+        if let Some(Freed { ticket, at, thread }) = load.freed {
+            let same = |seen: &&mut Seen| {
+                (seen.ticket.generation, seen.ticket.seq) == (ticket.generation, ticket.seq)
+            };
+            // It is one of the last.
+            if let Some(seen) = self.units.iter_mut().rev().find(same) {
+                seen.freed = Some((at, thread));
+            }
+        }
+        let slept = load.freed.and_then(|freed| {
+            let slept = load.start.saturating_duration_since(freed.at);
+            (slept < load.start - load.since).then_some(slept)
+        });
+        self.in_use = Some(Seen {
+            ticket: meta.ticket,
+            by: this_thread(),
+            began: self.began.take(),
+            loaded: Some(load.start),
+            read: (load.end - load.start).saturating_sub(load.transform),
+            transform: load.transform,
+            copied: None,
+            asked,
+            received: now,
+            released: now,
+            paused: Duration::ZERO,
+            slept,
+            freed: None,
+        });
+        if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
+            (self.looked, self.clock) = (Some(now), Clock::now());
+        }
+    }
+
+    /// The caller is done with the batch in use, which was copied to the device and used from then on.
+    pub(crate) fn released(&mut self, now: Instant, pauses: &[Interval], copied: Option<Interval>) {
+        let Some(mut seen) = self.in_use.take() else { return };
+        (seen.released, seen.paused, seen.copied) =
+            (now, pause::total(pauses), copied.map(|(start, end)| (end, end - start)));
+        if let Some(clock) = self.clock.take().filter(|_| pauses.is_empty()) {
+            clock.since(now - seen.received).into_iter().for_each(|share| self.uses.add(share));
+        }
+        if self.units.len() == RECENT {
+            self.units.pop_front();
+        }
+        self.units.push_back(seen);
+    }
+
+    /// A copy, with the batch that the caller has been waiting for from the one time to the other: as one that takes that
+    /// long to load. Its epoch began with `first`.
+    pub(super) fn recent(&self, waits: Option<(Ticket, (Instant, Instant))>) -> Recent {
+        let mut units: Vec<_> = self.units.iter().cloned().collect();
+        units.extend(waits.map(|(first, (asked, now))| {
+            let next = |last: &Seen| Ticket { step: last.ticket.step + 1, ..last.ticket };
+            let last = self.units.back().filter(|last| last.ticket.epoch == first.epoch);
+            Seen {
+                ticket: last.map_or(first, next),
+                by: this_thread(),
+                began: self.began,
+                loaded: Some(asked),
+                read: now - asked,
+                transform: Duration::ZERO,
+                copied: None,
+                asked,
+                received: now,
+                released: now,
+                paused: Duration::ZERO,
+                slept: None,
+                freed: None,
+            }
+        }));
+        Recent { units, loads: self.loads, uses: self.uses }
+    }
+}
+
+/// Their number: there are too many to read.
+impl fmt::Debug for Recent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Recent({} batches)", self.units.len())
+    }
+}
+
+impl Seen {
+    pub(super) fn epoch(&self) -> u64 {
+        self.ticket.epoch
+    }
+
+    pub(super) fn step(&self) -> u64 {
+        self.ticket.step
+    }
+
+    /// When the caller had it, copied to the device if there is one.
+    pub(super) fn used_from(&self) -> Instant {
+        match self.copied {
+            Some((copied, _)) => copied.clamp(self.received, self.released),
+            None => self.received,
+        }
+    }
+
+    /// From asking for it to asking for the next.
+    pub(super) fn wall(&self) -> Duration {
+        (self.released - self.asked).saturating_sub(self.paused)
+    }
+}
+
+impl Recent {
+    /// How many nanoseconds pass until threads that sleep are awake: the caller after a load, and a loading thread after a
+    /// slot was freed. `None` for what never happened.
+    pub(super) fn wakes(&self) -> [Option<f64>; 2] {
+        let [mut caller, mut loader] = [(Duration::ZERO, 0_u32); 2];
+        for seen in &self.units {
+            let Some(loaded) = seen.loaded.map(|start| start + seen.read + seen.transform) else { continue };
+            if loaded > seen.asked {
+                caller = (caller.0 + seen.received.saturating_duration_since(loaded), caller.1 + 1);
+            }
+            loader = seen.slept.map_or(loader, |slept| (loader.0 + slept, loader.1 + 1));
+        }
+        [caller, loader].map(|(sum, count)| (count > 0).then(|| sum.as_nanos() as f64 / f64::from(count)))
+    }
+
+    /// The batches for a replay. Loads and uses take the given parts of the time that they took.
+    pub(super) fn units(&self, load: f64, train: f64) -> Vec<Unit> {
+        let nanos = |time: Duration| time.as_nanos() as f64;
+        let between = |from: Instant, to: Instant| nanos(to.saturating_duration_since(from));
+        // Until when each other thread had what it was lent.
+        let mut threads: Vec<(usize, Instant)> = Vec::new();
+        let unit = |(at, seen): (usize, &Seen)| {
+            let used_from = seen.used_from();
+            let paused = nanos(seen.paused);
+            let hold = match seen.freed {
+                Some((freed, _)) if freed <= seen.released => {
+                    Hold::Kept { later: 0, used: between(used_from, freed) * train }
+                }
+                Some((freed, thread)) if thread == seen.by => {
+                    let later = self.units[at + 1..].iter().take_while(|next| next.received <= freed);
+                    let later = later.count();
+                    let used = between(self.units[at + later].used_from(), freed) * train;
+                    Hold::Kept { later, used }
+                }
+                Some((freed, thread)) => {
+                    let index = threads.iter().position(|&(other, _)| other == thread).unwrap_or_else(|| {
+                        threads.push((thread, seen.received));
+                        threads.len() - 1
+                    });
+                    let from = threads[index].1.max(seen.received);
+                    threads[index].1 = threads[index].1.max(freed);
+                    Hold::Lent { thread: index, service: between(from, freed) }
+                }
+                None => Hold::Use,
+            };
+            Unit {
+                lead: seen.began.map(|began| between(began, seen.asked)),
+                read: nanos(seen.read) * load,
+                transform: nanos(seen.transform) * load,
+                transfer: seen.copied.map_or(0.0, |(_, took)| nanos(took)),
+                train: (between(used_from, seen.released) - paused).max(0.0) * train,
+                paused,
+                hold,
+            }
+        };
+        let mut units: Vec<Unit> = self.units.iter().enumerate().map(unit).collect();
+        // The slots of the last batches were not needed again: they were held as those before were.
+        let known = self.units.iter().rposition(|seen| seen.freed.is_some());
+        let (known, last) = units.split_at_mut(known.map_or(0, |known| known + 1));
+        if let Some(Unit { hold: hold @ (Hold::Lent { .. } | Hold::Kept { later: 1.., .. }), .. }) =
+            known.last()
+        {
+            last.iter_mut().for_each(|unit| unit.hold = *hold);
+        }
+        units
+    }
+}

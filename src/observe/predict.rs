@@ -1,0 +1,360 @@
+//! What replays tell: the time with other settings, the change that gains most, and the stage that decides.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::display::{count, time};
+use super::history::Recent;
+use super::replay::{Hold, Machine, Outcome, Scale, Settings, Unit, replay};
+use super::report::{Report, Verdict};
+use crate::backend::MAX_HOST_DEPTH;
+
+/// What the last batches would have taken with other settings; made by [`Report::predict`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Prediction {
+    /// The settings.
+    pub settings: Settings,
+    /// The batches that were replayed: the last ones, up to 1024.
+    pub batches: u64,
+    /// What they took as they were measured.
+    pub measured: Duration,
+    /// What they would have taken.
+    pub wall: Duration,
+    /// The part of `wall` in which the caller would have waited for batches.
+    pub waiting: Duration,
+    /// How long the loading threads would have waited for slots, added up.
+    pub for_slots: Duration,
+}
+
+impl Prediction {
+    /// Returns the part of the measured time that the settings save: 0.25 for a quarter; negative if they take longer.
+    #[must_use]
+    pub fn gain(&self) -> f64 {
+        1.0 - self.wall.as_secs_f64() / self.measured.as_secs_f64().max(1e-9)
+    }
+}
+
+/// A change that gains less is not worth naming: runs differ as much by themselves.
+const WORTH_IT: f64 = 0.03;
+
+/// A smaller change is preferred to one that gains so much more of the measured time.
+const NEAR: f64 = 0.05;
+
+/// How much faster a stage is made to see what that gains.
+const FASTER: f64 = 0.9;
+
+/// By how much the gain of one stage must exceed that of the others for it to decide alone.
+const ALONE: f64 = 1.25;
+
+/// Nanoseconds until a thread that sleeps is awake, where none was measured.
+const WAKE: f64 = 30e3;
+
+/// The batches to replay, and what they ran on.
+struct Model {
+    units: Vec<Unit>,
+    machine: Machine,
+    /// As it was measured.
+    settings: Settings,
+    measured: f64,
+    /// What is measured over what is replayed with the same settings.
+    ratio: f64,
+}
+
+impl Model {
+    fn of(report: &Report) -> Self {
+        let Recent { units: seen, loads, uses } = &*report.recent;
+        let settings = report.settings();
+        let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
+        let threads = if settings.overlap { settings.workers + 1 } else { 1 };
+        // With threads enough to fill the processors, a thread waits for one that has another of these. If there are
+        // fewer threads, it waits for another program, which stays as it is.
+        let crowded = threads as f64 > processors;
+        let [load, train] = [loads, uses].map(|share| {
+            let (wall, delay) = (share.wall.as_secs_f64(), share.delay.as_secs_f64());
+            if crowded && wall > 0.0 { 1.0 - delay / wall } else { 1.0 }
+        });
+        let cpu = |share: &super::cpu::Share, part: f64| {
+            let wall = share.wall.as_secs_f64() * part;
+            // A thread that was not looked at may need all of a processor.
+            if wall > 0.0 { (share.cpu.as_secs_f64() / wall).min(1.0) } else { 1.0 }
+        };
+        let mut units = report.recent.units(load, train);
+        if !report.device.is_zero() {
+            // The device has each batch after the caller, who only enqueues work.
+            let threads = units.iter().map(|unit| match unit.hold {
+                Hold::Lent { thread, .. } => thread + 1,
+                _ => 0,
+            });
+            let thread = threads.max().unwrap_or(0);
+            let service = report.device.as_nanos() as f64 / report.batches.max(1) as f64;
+            units.iter_mut().for_each(|unit| unit.hold = Hold::Lent { thread, service });
+        }
+        // Where threads wait for a processor the replay lets them wait.
+        let longest = if crowded { 3.0 * WAKE } else { f64::INFINITY };
+        let awake =
+            |measured: Option<f64>| measured.filter(|_| settings.overlap).unwrap_or(WAKE).min(longest);
+        let [wake, start] = report.recent.wakes();
+        let machine = Machine {
+            processors,
+            load_cpu: cpu(loads, load),
+            train_cpu: cpu(uses, train),
+            shared_disk: !report.choices.is_empty(),
+            device_depth: report.device_depth,
+            lockstep: report.lockstep,
+            wake: awake(wake),
+            start: awake(start),
+        };
+        let measured: Duration = seen.iter().map(super::history::Seen::wall).sum();
+        let measured = measured.as_nanos() as f64;
+        let mut model = Self { units, machine, settings, measured, ratio: 1.0 };
+        if let Some(found) = model.run(settings, Scale::MEASURED).filter(|found| found.wall > 0.0) {
+            model.ratio = measured / found.wall;
+        }
+        model
+    }
+
+    fn run(&self, settings: Settings, scale: Scale) -> Option<Outcome> {
+        replay(&self.units, &self.machine, settings, scale)
+    }
+
+    fn predict(&self, settings: Settings) -> Option<Prediction> {
+        if self.units.is_empty() {
+            return None;
+        }
+        let found = self.run(settings, Scale::MEASURED)?;
+        // What no thread explains has threads as its cause: without any there is none.
+        let ratio = if settings.overlap == self.settings.overlap { self.ratio } else { 1.0 };
+        Some(Prediction {
+            settings,
+            batches: self.units.len() as u64,
+            measured: nanos(self.measured),
+            wall: nanos(found.wall * ratio),
+            waiting: nanos(found.waiting * ratio),
+            for_slots: nanos(found.for_slots),
+        })
+    }
+
+    /// The settings worth a try, the smallest change first: in slots, then in threads.
+    fn candidates(&self, generated: bool) -> Vec<Settings> {
+        let now = self.settings;
+        let mut all = vec![Settings { overlap: !now.overlap, ..now }];
+        if generated {
+            return all;
+        }
+        for workers in [0, 1, 2, 4].map(|more| now.workers + more) {
+            for depth in [0, 1, 2, 4].map(|more| (now.depth + more).min(MAX_HOST_DEPTH.max(now.depth))) {
+                all.push(Settings { overlap: true, depth, workers });
+            }
+        }
+        let slots =
+            |settings: &Settings| if settings.overlap { settings.depth * settings.workers } else { 0 };
+        all.sort_by_key(|settings| (slots(settings), settings.workers));
+        all.dedup();
+        all.retain(|settings| *settings != now);
+        all
+    }
+
+    /// The smallest change that gains, if none gains much more.
+    fn recommended(&self, generated: bool) -> Option<Prediction> {
+        let candidates = self.candidates(generated);
+        let found: Vec<_> = candidates.into_iter().filter_map(|settings| self.predict(settings)).collect();
+        let best = found.iter().map(|found| found.wall).min()?;
+        let near = best + nanos(self.measured * NEAR);
+        found.into_iter().find(|found| found.gain() >= WORTH_IT && found.wall <= near)
+    }
+
+    /// With all iterations as one.
+    fn at_once(&mut self) -> Option<Prediction> {
+        let calls = self.units.iter_mut().skip(1).filter_map(|unit| unit.lead.take()).count();
+        if calls == 0 { None } else { self.predict(self.settings) }
+    }
+
+    /// How much of the time each stage saves if it is faster: read, transform, transfer, train, other threads.
+    fn gains(&self) -> Option<[f64; 5]> {
+        let wall = self.run(self.settings, Scale::MEASURED)?.wall;
+        let same = Scale::MEASURED;
+        let faster = [
+            Scale { read: FASTER, ..same },
+            Scale { transform: FASTER, ..same },
+            Scale { transfer: FASTER, ..same },
+            Scale { train: FASTER, ..same },
+            Scale { lent: FASTER, ..same },
+        ];
+        let mut gains = [0.0; 5];
+        for (gain, scale) in gains.iter_mut().zip(faster) {
+            *gain = if wall > 0.0 { 1.0 - self.run(self.settings, scale)?.wall / wall } else { 0.0 };
+        }
+        Some(gains)
+    }
+}
+
+fn nanos(time: f64) -> Duration {
+    Duration::try_from_secs_f64(time * 1e-9).unwrap_or_default()
+}
+
+impl Report {
+    /// Returns the settings that were measured.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        let workers = usize::try_from(self.workers).unwrap_or(usize::MAX);
+        Settings { overlap: self.overlap, depth: self.depth, workers }
+    }
+
+    /// Predicts what the last batches, up to 1024, would have taken with other settings: their measured times are
+    /// replayed in a simulation of the loader. Takes about a millisecond.
+    ///
+    /// Loads and uses that compute share the processors. Files are on one disk, of which more workers do not make
+    /// more. What it cannot take into account: times that are not the same under other settings, for example because the
+    /// system reads ahead.
+    ///
+    /// `None` if nothing was measured, or if the caller would wait for a slot that it keeps.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use twinbuf::{Report, observe::Settings};
+    /// # fn f(report: &Report) {
+    /// if let Some(found) = report.predict(Settings { workers: 2, ..report.settings() }) {
+    ///     println!("2 workers: {:?} in place of {:?}", found.wall, found.measured);
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn predict(&self, settings: Settings) -> Option<Prediction> {
+        Model::of(self).predict(settings)
+    }
+
+    /// Limits what is replayed to the last batches: for example to an epoch after the first, which filled the page cache.
+    #[must_use]
+    pub fn of_last(mut self, batches: usize) -> Self {
+        let units = &self.recent.units;
+        let units = units[units.len().saturating_sub(batches)..].to_vec();
+        self.recent = Recent { units, ..(*self.recent).clone() }.into();
+        self
+    }
+
+    /// Several predictions, for a table.
+    pub(super) fn predict_all(&self, all: impl Iterator<Item = Settings>) -> Vec<Option<Prediction>> {
+        let model = Model::of(self);
+        all.map(|settings| model.predict(settings)).collect()
+    }
+
+    /// Returns the smallest change that gains at least 3 %, unless others gain another 5 % or more.
+    ///
+    /// More overlap, slots or workers are tried, up to [`MAX_HOST_DEPTH`](crate::loader::MAX_HOST_DEPTH) slots and 4
+    /// workers more; and no overlap.
+    #[must_use]
+    pub fn recommended(&self) -> Option<Prediction> {
+        Model::of(self).recommended(self.generated)
+    }
+
+    /// Recommends a change, in one sentence: that of [`recommended`](Self::recommended) with the time that it saves, or why
+    /// none helps.
+    #[must_use]
+    pub fn advice(&self) -> String {
+        let mut model = Model::of(self);
+        let recommended = model.recommended(self.generated);
+        let verdict = verdict(&model, self.generated);
+        if !self.generated && verdict != Verdict::Unmeasured {
+            let least = recommended.map_or(1.0, |found| 1.0 - found.gain());
+            let at_once = model.at_once().filter(|found| 1.0 - found.gain() <= least - WORTH_IT);
+            if let Some(found) = at_once {
+                return format!("Ask for all epochs at once, with `epochs(..)`: {}", gains(&found));
+            }
+        }
+        if let Some(found) = recommended {
+            return format!("{}: {}", change(self, found.settings), gains(&found));
+        }
+        let why = match verdict {
+            Verdict::Unmeasured => return "Nothing was measured.".to_string(),
+            Verdict::ComputeBound => "the compute decides",
+            Verdict::DiskBound => {
+                "the disk decides: try another `ReadMode`, smaller records, or a faster disk"
+            }
+            Verdict::TransformBound => "the transform decides: make it cheaper, or store its result",
+            Verdict::TransferBound => "the copy to the device decides: send smaller numbers",
+            Verdict::GenerationBound => "the closure decides: make it faster",
+            Verdict::HeldBound => "the threads that use the batches decide: make them faster",
+            Verdict::Balanced => "the stages are balanced, and only making both faster helps",
+        };
+        format!("No option of the loader gains 3 %: {why}.")
+    }
+
+    /// Returns what decides how long the run takes: the stage that saves most if it is faster, in a replay of the last
+    /// batches.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        if self.recent.units.is_empty() {
+            return Verdict::Unmeasured;
+        }
+        verdict(&Model::of(self), self.generated)
+    }
+}
+
+fn verdict(model: &Model, generated: bool) -> Verdict {
+    let read = if generated { Verdict::GenerationBound } else { Verdict::DiskBound };
+    let stages =
+        [read, Verdict::TransformBound, Verdict::TransferBound, Verdict::ComputeBound, Verdict::HeldBound];
+    let Some([read, transform, transfer, train, lent]) = model.gains().filter(|_| model.measured > 0.0)
+    else {
+        return Verdict::Unmeasured;
+    };
+    // One thread does both.
+    let load = read + transform;
+    let sides = [load, transfer, train, lent];
+    let [first, second] =
+        sides.iter().fold(
+            [0.0; 2],
+            |[first, second], &gain| {
+                if gain > first { [gain, first] } else { [first, second.max(gain)] }
+            },
+        );
+    // One that is not reached by the others, or that several share.
+    if first < WORTH_IT || first < ALONE * second {
+        return Verdict::Balanced;
+    }
+    if load == first {
+        return if transform > read { stages[1] } else { stages[0] };
+    }
+    match [transfer, train, lent].iter().position(|&gain| gain == first) {
+        Some(at) => stages[at + 2],
+        None => Verdict::Balanced,
+    }
+}
+
+/// What it gains, as the end of a sentence.
+fn gains(found: &Prediction) -> String {
+    let Prediction { batches, measured, wall, .. } = *found;
+    let batches = count(batches, "batch", "batches");
+    format!(
+        "{:.0} % less, {} in place of {} for the last {batches} (replayed).",
+        found.gain() * 100.0,
+        time(wall),
+        time(measured)
+    )
+}
+
+/// The calls that change the settings.
+fn change(report: &Report, to: Settings) -> String {
+    let from = report.settings();
+    if to.overlap && !from.overlap && report.by_breakdown {
+        return "Turn the breakdown off, which turns the overlap off".to_string();
+    }
+    let mut calls = String::new();
+    let mut call = |text: String| {
+        let and = if calls.is_empty() { "Set " } else { " and " };
+        let _ = write!(calls, "{and}`{text}`");
+    };
+    if to.overlap != from.overlap {
+        call(format!("overlap({})", to.overlap));
+    }
+    if to.workers != from.workers {
+        call(format!("workers({})", to.workers));
+    }
+    if to.depth != from.depth {
+        call(format!("host_depth({})", to.depth));
+    }
+    calls
+}
