@@ -398,7 +398,7 @@ impl<T, W: Wait> fmt::Debug for Producer<'_, T, W> {
     }
 }
 
-/// A free slot to fill in place. Only one can be open at a time.
+/// A free slot to fill in place. Only one `WriteSlot` exists at a time.
 ///
 /// **Dropping it does not hand it over**: half-filled data must not reach the consumer. Call
 /// [`commit`](WriteSlot::commit). (A [`ReadSlot`](crate::ReadSlot) differs: dropping it *does* give the slot back.)
