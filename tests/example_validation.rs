@@ -1,4 +1,4 @@
-//! The example `validation`: loaders with names, switches of their own, one trace and one memory limit.
+//! The example `validation`: named loaders, each with its switches, one trace and one memory limit.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn run(folder: &Path, variables: &[(&str, &str)]) -> Output {
-    // `cargo test` builds the example beside this test.
+    // `cargo test` builds the example next to this test.
     let mut path = std::env::current_exe().unwrap();
     path.pop();
     path.pop();
@@ -19,7 +19,7 @@ fn run(folder: &Path, variables: &[(&str, &str)]) -> Output {
 fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("data.bin"), vec![1; 1000 * 1024]).unwrap();
-    // 4 slots of 16 KiB; without overlap a loader has as many.
+    // 4 slots of 16 KiB. Without overlap a loader has the same number.
     let variables =
         [("TWINBUF_TRACE", "trace.json"), ("TWINBUF_VALID_OVERLAP", "0"), ("TWINBUF_MEMORY", "64KiB")];
     let Output { status, stdout, stderr } = run(folder.path(), &variables);
@@ -40,7 +40,7 @@ fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
     let mut names: Vec<&str> = rows.values().copied().collect();
     names.sort_unstable();
     assert_eq!(names, ["train: read", "train: train", "valid: read", "valid: train"]);
-    // Without overlap a load lies in the wait of its own loader.
+    // Without overlap a load is part of its loader's wait.
     let of = |row: &str, name: &str| -> Vec<(f64, f64)> {
         let here =
             |event: &&Value| event["name"] == name && rows.get(&event["tid"].as_u64().unwrap()) == Some(&row);

@@ -398,7 +398,7 @@ fn the_copy_thread_and_a_capture_on_another_thread_let_each_other_be() {
         // The strictest mode, and the default of frameworks.
         captured.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
         for value in 1..=8 {
-            commit(&mut slots, BYTES, value).unwrap(); // committed only after the copy thread has waited for earlier copies
+            commit(&mut slots, BYTES, value).unwrap(); // committed once the copy thread has waited for earlier copies
             assert_eq!(batches.recv().unwrap().unwrap().seq(), u64::from(value) - 1);
         }
         // SAFETY: the stream exists, and is being captured.
