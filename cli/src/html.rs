@@ -1,7 +1,7 @@
-//! The timeline as a page that needs nothing else: SVG in HTML, no script, no network.
+//! The timeline as a self-contained page: SVG in HTML, no script, no network.
 //!
-//! Time runs like text, in lines of equal length, so that hundreds of steps can be read without scrolling
-//! sideways; each line has a row for every track.
+//! Time runs like text, in lines of equal length, so hundreds of steps can be read without horizontal scrolling. Each
+//! line has a row for every track.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -10,21 +10,21 @@ use crate::summary::{Cause, Row, Summary, Wait};
 use crate::text;
 use crate::timeline::{Span, Timeline, Track};
 
-/// How a page begins.
+/// The start of a page.
 pub(crate) const START: &str = "<!DOCTYPE html>";
-/// Steps in a line of the timeline, where the lines suffice.
+/// Steps per line of the timeline, unless there are too many lines.
 const STEPS: usize = 16;
-/// The most lines: of a longer run each holds more steps.
+/// The maximum number of lines: in a longer run each line has more steps.
 const LINES: usize = 100;
-/// Pixels: of a line, of the names before it, of a row and between two of them.
+/// Pixels: width of a line, of the names before it, height of a row and of the gap between two rows.
 const WIDTH: f64 = 1200.0;
 const NAMES: f64 = 130.0;
 const ROW: f64 = 18.0;
 const GAP: f64 = 4.0;
-/// Above the rows: epochs, and times.
+/// Space above the rows, for epochs and times.
 const HEAD: f64 = 26.0;
 
-/// Colours that differ for the colour-blind too (Okabe and Ito, "Color Universal Design", 2008).
+/// Colors that color-blind readers can distinguish too (Okabe and Ito, "Color Universal Design", 2008).
 const COLOURS: [(&str, &str); 7] = [
     ("train", "#009e73"),
     ("disk_load", "#0072b2"),
@@ -87,7 +87,7 @@ fn steps_of(track: &Track) -> usize {
     steps.len()
 }
 
-/// When each epoch began, by its first span: that of the whole epoch is missing if it never ended.
+/// The start of each epoch, from its first span: the span of the whole epoch is missing if the epoch never ended.
 fn epochs_of(timeline: &Timeline) -> BTreeMap<u64, f64> {
     let mut epochs = BTreeMap::new();
     for span in timeline.tracks.iter().flat_map(|track| &track.spans) {
@@ -160,7 +160,7 @@ fn colour(name: &str) -> &'static str {
     COLOURS.iter().find(|(known, _)| *known == name).map_or(OTHERS, |(_, colour)| colour)
 }
 
-/// Every kind of span that there is, with its colour; and the pattern of the waits, for all pictures of the page.
+/// Every kind of span in the timeline, with its color; and the pattern of the waits, for all pictures of the page.
 fn legend(out: &mut String, timeline: &Timeline) -> fmt::Result {
     let spans = timeline.tracks.iter().flat_map(|track| &track.spans);
     let mut names: Vec<&str> = spans.filter(|span| !span.is_frame()).map(|span| &*span.name).collect();
@@ -188,7 +188,7 @@ fn legend(out: &mut String, timeline: &Timeline) -> fmt::Result {
 struct Line<'t> {
     timeline: &'t Timeline,
     epochs: &'t BTreeMap<u64, f64>,
-    /// Times are told from here.
+    /// The zero of the time axis.
     origin: f64,
     from: f64,
     to: f64,
@@ -230,7 +230,7 @@ impl Line<'_> {
         let process = &self.timeline.processes[track.process];
         let process = process.strip_prefix("twinbuf ").unwrap_or(process);
         let name = if self.timeline.processes.len() > 1 {
-            // `rank 1 of 2` is long for every row.
+            // `rank 1 of 2` is too long for every row.
             format!("{} {}", process.split(" of ").next().unwrap_or(process), track.name)
         } else {
             track.name.clone()
@@ -243,7 +243,7 @@ impl Line<'_> {
             Escaped(&name),
             WIDTH - NAMES
         )?;
-        // Up to where bars too narrow to be told apart have been drawn, and of what name.
+        // The end of the drawn bars that are too narrow to tell apart, and their name.
         let mut drawn = (f64::NEG_INFINITY, "");
         for span in &track.spans {
             if span.is_frame() || span.start >= self.to || span.end() < self.from {
@@ -261,9 +261,9 @@ impl Line<'_> {
     }
 }
 
-/// Text beside a line at `x`: to its right, or to its left where the picture ends.
+/// Text next to a line at `x`: to its right, or to its left at the edge of the picture.
 fn label(out: &mut String, x: f64, y: u32, text: &str) -> fmt::Result {
-    // About seven pixels a character.
+    // About seven pixels per character.
     let (x, anchor) = match x + 3.0 + 7.0 * text.len() as f64 {
         end if end > WIDTH => (x - 3.0, " text-anchor=\"end\""),
         _ => (x + 3.0, ""),
@@ -287,7 +287,7 @@ fn bar(out: &mut String, span: &Span, (x, y): (f64, f64), width: f64, origin: f6
     write!(out, "</title></rect>")?;
     if let (Some(step), false) = (span.step, span.is_wait()) {
         let step = step.to_string();
-        // About seven pixels a digit.
+        // About seven pixels per digit.
         if width > 7.0 * step.len() as f64 + 4.0 {
             write!(
                 out,
@@ -300,14 +300,14 @@ fn bar(out: &mut String, span: &Span, (x, y): (f64, f64), width: f64, origin: f6
     writeln!(out)
 }
 
-/// Between two times of the axis: 1, 2 or 5 times a power of ten microseconds, for at most 12 of them.
+/// The distance of two marks on the axis: 1, 2 or 5 times a power of ten microseconds, for at most 12 marks.
 fn tick(long: f64) -> f64 {
     let least = (long / 12.0).max(1.0);
     let power = 10_f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power).find(|tick| *tick >= least).unwrap_or(least)
 }
 
-/// Text of the trace as text of the page.
+/// Escapes text of the trace for the page.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {

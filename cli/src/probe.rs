@@ -1,4 +1,4 @@
-//! `twinbuf probe`: what overlap would gain on these files, on this disk, with steps of a given length.
+//! `twinbuf probe`: the gain of overlap on these files, on this disk, with steps of a given length.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -17,8 +17,8 @@ use crate::text;
 
 /// Measures what overlapping the reading of these files with compute would gain
 ///
-/// Reads a part of an epoch twice: batch by batch with the compute after each, then with the next batch read
-/// ahead. A busy loop takes the place of the compute.
+/// Reads a part of an epoch twice: first each batch followed by its compute, then with the next batch read ahead. A
+/// busy loop replaces the compute.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The files, one data set
@@ -27,28 +27,27 @@ pub(crate) struct Options {
     /// Records in a batch
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
-    /// Milliseconds that a training step computes
+    /// Milliseconds of compute per training step
     #[arg(long, value_name = "C", value_parser = milliseconds)]
     compute_ms: Duration,
     #[command(flatten)]
     shape: Shape,
-    /// Which tensor of safetensors files, or which array of .npz
+    /// Name of the tensor in safetensors files, or of the array in .npz files
     #[arg(long, value_name = "NAME")]
     tensor: Option<String>,
-    /// In which order the records come: sequential, chunks:N (runs of N records, shuffled) or records (shuffled
-    /// one by one)
+    /// Order of the records: sequential, chunks:N (runs of N records, shuffled) or records (shuffled one by one)
     #[arg(long, default_value = "sequential", value_parser = Way::from_str)]
     order: Way,
     /// Batches to measure
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// How often; each round reads them both ways
+    /// Number of rounds; each round reads the batches both ways
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Drop the files from the page cache first, so that the disk is measured
+    /// Drop the files from the page cache first, to measure the disk
     #[arg(long)]
     cold: bool,
-    /// Read past the page cache, in the loader's `ReadMode::Direct`
+    /// Read past the page cache, with the loader's `ReadMode::Direct`
     #[arg(long, conflicts_with = "cold")]
     direct: bool,
     /// Write JSON
@@ -80,26 +79,26 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// What was measured; times in seconds, of several rounds their medians.
+/// The measurement. Times are in seconds; with several rounds they are medians.
 #[derive(Serialize)]
 struct Figures {
     records: u64,
     record_bytes: u64,
     batch: u64,
-    /// Batches measured, and those of a whole epoch.
+    /// Batches measured; `epoch_steps` is for a whole epoch.
     steps: u64,
     epoch_steps: u64,
     rounds: u64,
-    /// Of the bytes to read, in the page cache before a run: the most; unknown if the system does not tell, or
-    /// if they are read past it.
+    /// The maximum percentage of the bytes to read that was in the page cache before a run. `None` if the system does
+    /// not report it, or if the reads bypass the page cache.
     cached_percent: Option<f64>,
-    /// A batch on average, as `compute_s`: of a file that is read on the system reads ahead, and then most batches are
-    /// loaded at once and some take all the time.
+    /// The mean per batch, like `compute_s`. The system reads ahead in a file that is read sequentially: most batches
+    /// are then loaded at once and a few take all the time.
     load_s: f64,
     load_median_s: f64,
     load_min_s: f64,
     load_max_s: f64,
-    /// Bytes a second at `load_s`.
+    /// Bytes per second at `load_s`.
     load_rate: f64,
     compute_s: f64,
     serial_s: f64,
@@ -107,7 +106,7 @@ struct Figures {
     overlapped_s: f64,
     gain_possible: f64,
     gain_measured: f64,
-    /// The rounds' least and most.
+    /// The minimum and maximum of the rounds.
     gain_range: [f64; 2],
     verdict: String,
     /// Options of the loader.
@@ -115,7 +114,7 @@ struct Figures {
     search: Option<Found>,
 }
 
-/// More of the bytes in memory than this, in percent, and the disk was not what was measured.
+/// If a larger percentage of the bytes was in memory, the disk was not what was measured.
 const COLD: f64 = 1.0;
 
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
@@ -123,7 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let records = Arc::new(records);
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
     let reader = |mode| Reader::new(records.clone(), &plan, ReadOptions::new().mode(mode));
-    // The one that the loader does not choose for files of this size.
+    // The read mode that the loader does not choose for files of this size.
     let fits = reader(ReadMode::Auto).is_ok_and(|reader| reader.memory() == 0);
     let other = if fits { ReadMode::Direct } else { ReadMode::Pread };
     let base =
@@ -133,11 +132,11 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         second => second.ok().map(|_| other),
     };
     let steps = options.steps.min(plan.steps());
-    // What is in the cache does not count for reads past it.
+    // Cached pages do not matter for reads past the page cache.
     let direct = base.mode.is_some() || !fits;
     let told = !direct && options.files.iter().all(|path| tells(path));
-    // Files that are cold are made so again before each run, because the one before has filled the cache. Those that are
-    // larger than memory are cold in each epoch.
+    // Cold files are evicted before each run, because the run before has filled the cache. Files larger than memory are
+    // cold in each epoch.
     let evict =
         options.cold || !fits || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
     let one_run = |setting, overlap| -> Result<Run, BoxError> {
@@ -201,7 +200,7 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
                 [only] => only.clone(),
                 [] => return Err(format!("{path}: no {part}s: wanted at least one").into()),
                 names => {
-                    // A model may have thousands.
+                    // A model may have thousands of tensors.
                     let (shown, more) = names.split_at(names.len().min(16));
                     let shown = shown.join(", ");
                     let more =
@@ -225,7 +224,7 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
             .into());
         }
         (Format::Raw, None) if shape.record_bytes.is_some() => {
-            // Its header is no record.
+            // Its header is not a record.
             if let found @ (Format::Npy | Format::Npz | Format::Safetensors | Format::LlmC) =
                 Format::of(&files[0])?
             {
@@ -251,9 +250,9 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
 
 struct Run {
     report: Report,
-    /// From asking for a batch to having it.
+    /// From requesting a batch to having it.
     loads: Vec<Duration>,
-    /// In percent; `None` if the system does not tell.
+    /// In percent; `None` if the system does not report it.
     cached: Option<f64>,
 }
 
@@ -285,7 +284,7 @@ fn one_run(
     Ok(Run { report, loads, cached: None })
 }
 
-/// How much of the batches to read is in the page cache, in percent.
+/// The percentage of the batches to read that is in the page cache.
 fn cached(records: &Records, plan: &Plan, steps: u64, told: bool) -> Option<f64> {
     let (mut pages, mut resident) = (0, 0);
     for step in 0..steps {
@@ -296,7 +295,7 @@ fn cached(records: &Records, plan: &Plan, steps: u64, told: bool) -> Option<f64>
 }
 
 fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
-    // Round by round, so that a machine that drifts moves both sides of a ratio.
+    // Round by round, so a drift of the machine affects both sides of a ratio.
     let rounds: Vec<_> = runs.chunks_exact(2).map(|pair| (&pair[0], &pair[1])).collect();
     let serial = |value: fn(&Report) -> f64| sorted(rounds.iter().map(|(run, _)| value(&run.report)));
     let gain = sorted(rounds.iter().map(|(a, b)| seconds(a.report.wall) / seconds(b.report.wall)));
@@ -328,14 +327,14 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
         serial_s: median(&serial(|report| seconds(report.wall))),
         ideal_s: median(&serial(|report| seconds(report.ideal()))),
         overlapped_s: median(&sorted(rounds.iter().map(|(_, run)| seconds(run.report.wall)))),
-        // Of the stages alone: what passes between them no overlap hides.
+        // From the stages alone: no overlap hides the time between them.
         gain_possible: median(&serial(Report::possible_speedup)),
         gain_measured: median(&gain),
         gain_range: ends(&gain),
         verdict: String::new(),
         search: None,
     };
-    // Of the round whose possible gain is the median one.
+    // From the round with the median possible gain.
     let nearest = rounds.iter().map(|(run, _)| &run.report).min_by(|a, b| {
         let far = |report: &Report| (report.possible_speedup() - figures.gain_possible).abs();
         far(a).total_cmp(&far(b))
@@ -344,7 +343,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> (Figures, Verdict) {
     (Figures { verdict: verdict.to_string(), ..figures }, verdict)
 }
 
-/// At least a nanosecond: no run is faster, and so every ratio is a number.
+/// At least a nanosecond: no run is faster, and every ratio is then a number.
 fn seconds(time: Duration) -> f64 {
     time.as_secs_f64().max(1e-9)
 }
@@ -355,7 +354,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Of sorted values; the upper one of two in the middle.
+/// The median of sorted values; the upper one if two are in the middle.
 fn median(sorted: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
@@ -440,13 +439,13 @@ fn sentences(
     Ok(out)
 }
 
-/// Why more was gained than overlap can.
+/// The reason why more was gained than overlap allows.
 fn more(hinted: bool) -> &'static str {
     if hinted {
         ": more than that, because the page hints make the reading itself faster, or because the machine was not \
          quiet"
     } else {
-        // In order, past the page cache and out of it the loader asks for no pages.
+        // For sequential reads, past the page cache and out of it, the loader sends no hints.
         ": more than that, because the machine was not quiet"
     }
 }
@@ -455,7 +454,7 @@ fn more(hinted: bool) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Three batches that the system had read ahead and one that it had not.
+    /// Three batches that the system had read ahead, and one that it had not.
     #[test]
     fn the_rate_is_that_of_all_batches() {
         let folder = tempfile::tempdir().unwrap();

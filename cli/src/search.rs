@@ -1,5 +1,4 @@
-//! Which options of the loader are fastest on these files: each is measured in turn, and the best is printed as lines of
-//! a program.
+//! Finds the fastest loader options for these files: measures each one and prints the best as lines of a program.
 
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -10,7 +9,7 @@ use twinbuf::mmap::ReadMode;
 /// Options that differ from the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// `None`: what the files' size makes the loader choose.
+    /// `None`: the loader chooses by the files' size.
     pub(crate) mode: Option<ReadMode>,
     pub(crate) workers: usize,
     pub(crate) hints: Hints,
@@ -20,17 +19,17 @@ pub(crate) struct Setting {
 pub(crate) enum Hints {
     Default,
     Off,
-    /// Mebibytes of the window.
+    /// Mebibytes of the prefetch window.
     Window(u64),
 }
 
 impl Setting {
     pub(crate) const DEFAULT: Self = Self { mode: None, workers: 1, hints: Hints::Default };
 
-    /// All that are worth a measurement, the defaults first; with the other read mode, if the system has it.
+    /// All settings worth a measurement, the defaults first; also the other read mode, if the system has it.
     pub(crate) fn all(shuffle: Shuffle, other: Option<ReadMode>, processors: usize) -> Vec<Self> {
         let mut all = vec![Self::DEFAULT];
-        // In order the system reads ahead, and the loader hints nothing.
+        // For sequential reads the system reads ahead, and the loader sends no hints.
         if shuffle != Shuffle::None {
             let hints = [Hints::Off, Hints::Window(8), Hints::Window(128)];
             all.extend(hints.map(|hints| Self { hints, ..Self::DEFAULT }));
@@ -79,7 +78,7 @@ impl Setting {
     }
 }
 
-/// What was measured of the options, in seconds.
+/// The measurement of the options, in seconds.
 #[derive(Serialize)]
 pub(crate) struct Found {
     options: Vec<Row>,
@@ -95,11 +94,11 @@ struct Row {
     most_s: f64,
 }
 
-/// By so much the best must be faster than the defaults: runs differ as much by themselves.
+/// The best setting must be this much faster than the defaults, because runs vary by about the same.
 const WORTH_IT: f64 = 1.05;
 
 impl Found {
-    /// From the runs of each setting, the defaults first; each sorted. `open` is the call that opens the files.
+    /// Chooses from the runs of each setting, each sorted, the defaults first. `open` is the call that opens the files.
     pub(crate) fn new(runs: &[(Setting, Vec<f64>)], open: &str, plan: &str) -> Self {
         let median = |runs: &[f64]| runs.get(runs.len() / 2).copied().unwrap_or(f64::MAX);
         let rows = runs.iter().map(|(setting, runs)| Row {

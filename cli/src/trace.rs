@@ -10,9 +10,9 @@ use crate::html;
 use crate::summary::Summary;
 use crate::timeline::Timeline;
 
-/// Shows where the time of a traced run went; the traces of several ranks are put on one clock
+/// Shows where the time of a traced run went; puts the traces of several ranks on one clock
 ///
-/// Reads what `Profile::chrome` wrote, also of a program that was killed.
+/// Reads the file of `Profile::chrome`, even of a program that was killed.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The traces
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     /// Waits as long as this are stalls
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = milliseconds)]
     stall_ms: f64,
-    /// Write a page with the timeline here, for any browser; replaces no file but an older page
+    /// Write a page with the timeline to this path, for any browser; replaces only an older page
     #[arg(long, value_name = "OUT")]
     html: Option<PathBuf>,
     /// Write JSON
@@ -46,7 +46,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     Ok(if options.json { serde_json::to_string_pretty(&summary)? + "\n" } else { summary.print()? })
 }
 
-/// Writes the page, but over no other file than a page: with `--html *.json` the shell names a trace here.
+/// Writes the page, but replaces only a page: with `--html *.json` the shell puts a trace here.
 fn put(path: &Path, page: &str) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|found| found.is_file()) {
         let mut start = Vec::new();
