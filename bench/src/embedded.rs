@@ -15,7 +15,7 @@ use bbqueue::traits::notifier::maitake::MaiNotSpsc;
 use bbqueue::traits::notifier::polling::Polling;
 use bbqueue::traits::notifier::{AsyncNotifier, Notifier};
 use bbqueue::traits::storage::Storage;
-// Links the critical section of std, which embassy's mutex calls.
+// Links the critical section of std, for embassy's mutex.
 use critical_section as _;
 use embassy_sync::blocking_mutex::raw::{CriticalSectionRawMutex, RawMutex};
 use embassy_sync::zerocopy_channel::{Channel, Receiver, Sender};
@@ -52,8 +52,8 @@ struct Zerocopy<M: RawMutex + 'static, P: 'static> {
     channel: UnsafeCell<Option<Channel<'static, M, P>>>,
 }
 
-// SAFETY: both cells are opened once, by `zerocopy`. After that they are reached only through the two ends, which are
-// made for two threads.
+// SAFETY: both cells are opened once, by `zerocopy`. After that only the two ends reach them, and the ends are made for
+// two threads.
 unsafe impl<M: RawMutex + Sync, P: Send> Sync for Zerocopy<M, P> {}
 // SAFETY: as above; the last of the two ends drops slots that may cross threads.
 unsafe impl<M: RawMutex + Send, P: Send> Send for Zerocopy<M, P> {}

@@ -69,7 +69,7 @@ struct PingPong {
 }
 
 // SAFETY: side i writes value i before it increments word i with Release. It writes again only after it has
-// seen the other side's word increment, which happens after the other side has read.
+// seen the other side's word increment, and the other side increments after it has read.
 unsafe impl Sync for PingPong {}
 
 /// One direction of a ping-pong; `FUTEX`: sleeps at once and always wakes.

@@ -171,8 +171,8 @@ queue!(RingbufBlocking: BlockingTx<T>, BlockingRx<T>, ringbuf_blocking::Blocking
 /// heapless's ends borrow their queue for their whole life. Here each end owns a share of it.
 struct Heapless<const N: usize>;
 struct HeaplessCell<T, const N: usize>(UnsafeCell<heapless::spsc::Queue<T, N>>);
-// SAFETY: the cell is opened once, by `pair`. After that it is reached only through the two ends, which are
-// made for two threads.
+// SAFETY: the cell is opened once, by `pair`. After that only the two ends reach it, and the ends are made
+// for two threads.
 unsafe impl<T: Send, const N: usize> Sync for HeaplessCell<T, N> {}
 // The end is the first field, so it is dropped before the queue.
 struct HeaplessTx<T: 'static, const N: usize>(heapless::spsc::Producer<'static, T>, Arc<HeaplessCell<T, N>>);

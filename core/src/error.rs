@@ -8,7 +8,7 @@ use core::fmt;
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Closed;
 
-/// Why an acquire without a wait, or with a limited wait, returned no slot.
+/// Why a non-blocking or timed acquire returned no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
@@ -25,15 +25,15 @@ pub enum TryAcquireError {
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum RecvError {
-    /// The producer is gone, and this place is not the end that `finish` sets: the producer was dropped without
-    /// `finish`, or a slot that it reserved was leaked or is still open. The data received so far may be incomplete.
+    /// The producer is gone, and the data does not end here: it was dropped without `finish`, or the slot at this place
+    /// was reserved and is still open or leaked. The data received so far may be incomplete.
     Abandoned,
     /// The producer reserved this slot and dropped it without a commit. Returned once, in the slot's place in the
     /// order; the next call continues with the next slot.
     Cancelled,
 }
 
-/// Why a receive without a wait, or with a limited wait, returned neither a slot nor the end of the data.
+/// Why a non-blocking or timed receive returned neither a slot nor the end of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]

@@ -258,7 +258,8 @@ impl State {
         self.0 & Self::RX_GONE != 0
     }
 
-    /// Whether a handle or the guard of this slot was leaked. Valid once none of them can be alive: see the module.
+    /// Whether a handle or the guard of this slot was leaked. Meaningful only when none of them can be alive: see the
+    /// module.
     #[must_use]
     pub const fn is_leaked(self) -> bool {
         let both_gone = self.0 & Self::TX_GONE != 0 && self.0 & Self::RX_GONE != 0;

@@ -1,8 +1,8 @@
 //! The atomics and cells of the ring. The only file that depends on `cfg(loom)` and `cfg(shuttle)`.
 //!
-//! In a normal build these are the types of `core`, at no cost. With `cfg(loom)` (set by the package `tests/loom`,
-//! which compiles this crate a second time) they come from `tests/loom/checked.rs`. With `cfg(shuttle)` (set by the
-//! package `tests/shuttle`) the atomics are shuttle's, which runs long random schedules.
+//! In a normal build these are the types of `core`, at no cost. With `cfg(loom)` they come from
+//! `tests/loom/checked.rs`; the package `tests/loom` sets it and compiles this crate a second time. With
+//! `cfg(shuttle)`, set by the package `tests/shuttle`, the atomics are shuttle's, for long random schedules.
 
 #[cfg(not(loom))]
 mod plain {

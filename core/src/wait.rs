@@ -1,4 +1,4 @@
-//! How a blocked side waits: a strategy modeled on an address wait, which can be implemented without `std`.
+//! How a blocked side waits: a strategy modeled on an address wait. It can be implemented without `std`.
 //!
 //! | strategy | needs | a waiting side | choose it when |
 //! | --- | --- | --- | --- |
@@ -227,8 +227,8 @@ mod with_std {
     }
 
     impl Backoff {
-        /// Spins for `spins` rounds, then sleeps. One round is one load of the word and one pause of the processor
-        /// (about 10 to 50 ns).
+        /// Makes a strategy that spins for `spins` rounds, then sleeps. One round is one load of the word and one pause
+        /// of the processor (about 10 to 50 ns).
         ///
         /// ```
         /// use twinbuf_core::{Backoff, DoubleBuffer};

@@ -159,8 +159,8 @@ impl<M: 'static> Drop for Turn<'_, M> {
 }
 
 impl<M: 'static> HostSlot<'_, M> {
-    /// Hands over the first `len` bytes, to be copied to the device, and the value `meta`, which the batch's
-    /// [`Lease`](crate::Lease) returns. `len` may be 0: a reader can report its errors in order as empty batches.
+    /// Hands over the first `len` bytes, to be copied to the device, and the value `meta`, to be returned by the
+    /// batch's [`Lease`](crate::Lease). `len` may be 0: a reader can report its errors in order as empty batches.
     ///
     /// # Errors
     ///

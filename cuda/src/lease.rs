@@ -20,7 +20,7 @@ mod view;
 
 pub use view::View;
 
-/// A type that a batch can be viewed as in device memory: every bit pattern is a value of it.
+/// An element type for views of a batch in device memory: every bit pattern is a valid value.
 pub trait Element: DeviceRepr + AnyBitPattern {}
 
 impl<T: DeviceRepr + AnyBitPattern> Element for T {}
@@ -31,14 +31,14 @@ const PER_THREAD: usize = 2;
 /// One batch in device memory, in its slot.
 ///
 /// Dropping it records an event on every stream that used the batch, and the next copy into the slot waits for those
-/// events. Drop it as soon as the work that reads the batch is *enqueued*. Dropping does not block; only if an event
-/// cannot be recorded does it wait for that stream. Leases may be dropped in any order and on any thread. If a lease is
-/// leaked (`mem::forget`), its slot is never refilled.
+/// events. Drop it as soon as the work that reads the batch is *enqueued*. Dropping blocks only if an event cannot be
+/// recorded: it then waits for that stream. Leases may be dropped in any order and on any thread. If a lease is leaked
+/// (`mem::forget`), its slot is never refilled.
 ///
 /// **If one of those streams is being captured** into a graph when the lease is dropped, the slot stays held, because
 /// an event recorded now would belong to the graph. The first receive after the end of the capture releases it. Until
-/// then, a receive whose turn it is returns [`Error::SlotHeld`]. If the uploader and its leases are dropped before
-/// that, the slot's memory is leaked.
+/// then, a receive that reaches this slot returns [`Error::SlotHeld`]. If the uploader and its leases are dropped
+/// before that, the slot's memory is leaked.
 ///
 /// Every call, and the drop, restores the calling thread's current context.
 ///

@@ -787,7 +787,7 @@ def register(registered):
 
 
 def wake(registered):
-    """Starts from a registration: only paths on which the wake takes the old or the new one. `empty` covers the other."""
+    """Starts from a registration. Covers the paths on which the wake takes a waker; `empty` covers the other."""
     take = cell('take', REGISTERED, TAKING, 't')
     return [
         take if registered else [cell('nothing', 0, 0, 'n'), when('okn', 0, take)],

@@ -179,7 +179,7 @@ pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Resul
     cold_run(path, data::open(path)?, plan, way, compute)
 }
 
-/// The same for `records`, which nobody else has open.
+/// The same for `records`. No other owner has them open.
 pub fn cold_run(
     path: &Path,
     records: Arc<Records>,

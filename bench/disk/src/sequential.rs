@@ -52,7 +52,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         let ours = subjects.len();
         subjects.extend(peers(path, &records, mib));
         measure::run(&mut table, &subjects, effort.part(2), || Ok(Duration::ZERO))?;
-        // The best peer of each round, which ran at about the same time.
+        // The best peer of each round: it ran at about the same time.
         table.reference = (ours..table.rows.len()).collect();
         for name in ["loader", "loader, Direct"] {
             if let Some([low, ratio, high]) = table.row(name).and_then(|row| table.ratio(row, 0)) {

@@ -1,9 +1,9 @@
 //! burn's `DataLoader`, built by its `DataLoaderBuilder`.
 //!
 //! The dataset is the epoch in its order, so nothing is shuffled a second time. Its items are those of
-//! [`Lender::record`], and the batcher passes on the one that has the batch. This copies less than items of bytes,
-//! which a batcher would put together. It also keeps errors: a dataset can return them, a batcher cannot. The result is
-//! the batch's memory and not a tensor, which would cost one more copy.
+//! [`Lender::record`], and the batcher passes on the one that has the batch. This copies less than putting items of
+//! bytes together in the batcher. It also keeps errors: a dataset can return them, a batcher cannot. The result is the
+//! batch's memory; a tensor would cost one more copy.
 //!
 //! In 0.22 the only other setting is the number of workers. Each worker gets a contiguous part of the epoch's batches:
 //! with two workers, a half each. They are delivered as they come, up to 100 of them (`MAX_QUEUED_ITEMS` in

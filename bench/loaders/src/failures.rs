@@ -103,7 +103,7 @@ impl Found {
     }
 }
 
-/// The message without the folder, which differs between machines; only the ends of a backtrace.
+/// The message without the folder, because that differs between machines; only the ends of a backtrace.
 fn short(words: &str, file: &Path) -> String {
     let folder = file.parent().map_or(String::new(), |folder| format!("{}/", folder.display()));
     let words = words.trim().replace(&folder, "");

@@ -55,7 +55,7 @@ impl Process {
         command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
         // A separate process group, to kill it with its workers.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: between fork and exec only `prctl` is called, which is async-signal-safe.
+        // SAFETY: between fork and exec only `prctl` is called. It is async-signal-safe.
         unsafe { command.pre_exec(sys::sharp_timers) };
         let mut child = command.spawn().map_err(|error| format!("{}: {error}", program[0]))?;
         let stdin = child.stdin.take().ok_or("a child without its pipe")?;

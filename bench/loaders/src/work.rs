@@ -124,7 +124,7 @@ pub struct Work {
     /// The CPU time that each record takes where it is read, like decoding.
     #[serde(rename = "decode_us", with = "micros")]
     pub decode: Duration,
-    /// Whether to compute digest and sum, which takes time.
+    /// Whether to compute digest and sum; this takes time.
     pub verify: bool,
     /// The fault, and its step (from 0) in the first epoch.
     pub fail: Option<(Fault, u64)>,

@@ -365,7 +365,7 @@ impl Control {
 }
 
 /// Stops the device ([`Control::hold`]); dropping it resumes the device. Declare it after everything whose drop waits
-/// for the device, so that a panicking test resumes the device first.
+/// for the device: a panicking test then resumes the device first.
 #[derive(Debug)]
 pub struct Held(Control);
 

@@ -66,7 +66,7 @@ impl Fixture {
     }
 }
 
-/// Shuffled, so that hints and reads are both at work.
+/// Shuffled: hints and reads are both at work.
 fn plan() -> Plan {
     Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Full).seed(5).build().unwrap()
 }
