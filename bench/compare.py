@@ -4,14 +4,14 @@
     bench/compare.py HEAD~1
     bench/compare.py v0.1.0 --rounds 25 --only 'spin/stream 8 B/twinbuf'
 
-Builds `handoff` twice, here and in a checkout of REV under bench/target, each from its own sources, then runs the two
-programs alternately: old, new, new, old, and so on. Prints, for each subject that both have, the ratio new / old of the
+Builds `handoff` twice, here and in a checkout of REV under bench/target, each from its sources. Then runs the two
+programs alternately: old, new, new, old, and so on. For each subject that both have, prints the ratio new / old of the
 programs' figures in one round: its median over the rounds and its quartiles. A program's figure is the median of its
-samples, or with `--by min` the least of them, which a busy machine disturbs less. The floor is the same source in both,
-and its row shows what the comparison can tell: a ratio within the floor's quartiles is no difference.
+samples or, with `--by min`, their minimum, less affected by a busy machine. The floor is the same source in both. Its
+row shows the resolution of the comparison: a ratio within the floor's quartiles is no difference.
 
-Ends with status 1 if a subject of ours is slower: if the lower quartile of its ratio is above 1.05 and above the floor's
-upper quartile.
+Ends with status 1 if a twinbuf subject is slower: if the lower quartile of its ratio is above 1.05 and above the
+floor's upper quartile.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def checkout(name):
 
 
 def build(tree, name):
-    """The program of that tree. One target folder for both, so that the peers are compiled once."""
+    """The program of that tree. Both trees share one target folder: the peers are compiled once."""
     manifest = tree / "bench" / "Cargo.toml"
     command = ["cargo", "build", "--release", "--locked", "--bin", "handoff", "--manifest-path", manifest]
     run(*command, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
@@ -67,7 +67,7 @@ def measure(program, options, by, out):
     lines = (out / "handoff.csv").read_text().splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     key = ("wait", "measure", "subject", "way")
-    # A row with a field too many: a name with a comma, which revisions before this script wrote without quotes.
+    # A row with one field too many: a name with a comma, written without quotes by revisions before this script.
     return {tuple(row[k] for k in key): (row["role"], float(row[by])) for row in rows if None not in row}
 
 

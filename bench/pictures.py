@@ -44,7 +44,7 @@ class Picture:
         )
 
     def bar(self, x, y, width, values, end, style, text):
-        """A bar to the median, a line from quartile to quartile, and the text behind both."""
+        """A bar to the median, a line from quartile to quartile, and the text after both."""
         low, middle, high = (width * min(value / end, 1.0) for value in values)
         self.rect(x, y - 10, middle, 12, style)
         if low < high:
@@ -61,7 +61,7 @@ class Picture:
 
 
 def wrapped(text, width=135):
-    """Lines of at most so many characters."""
+    """Lines of at most this many characters."""
     lines = [""]
     for word in text.split(" "):
         if len(lines[-1]) + len(word) >= width:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fills the tables of the READMEs from bench/results, so that their numbers are those files'.
+"""Fills the tables of the READMEs with the numbers of the files in bench/results.
 
     python3 bench/tables.py            # writes what stands between `<!-- table NAME begin -->` and `... end -->`
-    python3 bench/tables.py --check    # changes nothing; fails if a table is not what the files say
+    python3 bench/tables.py --check    # changes nothing; fails if a table differs from the files
 
-Where a figure has two others in brackets behind it, it is the median of the rounds, and they are the quartiles. Ratios
-are of figures of the same round.
+A figure followed by two others in brackets is the median of the rounds, followed by the quartiles. Ratios are of
+figures of the same round.
 """
 
 import csv
@@ -20,7 +20,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "bench" / "README.md"]
 
 
 def read(name):
-    """The head of a file (its first comment) and its rows; no rows if there is no such file."""
+    """The head of a file (its first comment) and its rows; no rows if the file does not exist."""
     path = RESULTS / name
     if not path.exists():
         return "", []
@@ -57,7 +57,7 @@ def spread(values, show=number):
 
 
 def table(columns, rows):
-    """Markdown. The first column is text, the others are aligned to the right."""
+    """Markdown. The first column is text, the others are right-aligned."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -100,12 +100,12 @@ class Loaders:
     def __init__(self):
         self.head, self.rows = read("loaders.csv")
         self.subjects = unique(row["subject"] for row in sorted(self.rows, key=lambda row: row["round"] != "0"))
-        # In the order of loaders-same.csv, which is that of the program.
+        # In the order of loaders-same.csv, the program's order.
         _, same = read("loaders-same.csv")
         order = unique(row["subject"] for row in same)
         same = [row for row in same if not row["error"]]
         self.subjects.sort(key=lambda subject: order.index(subject) if subject in order else len(order))
-        # Whether a subject keeps the order, of those of which that is known.
+        # Whether a subject keeps the order, for subjects with a known result.
         self.order = {}
         for row in same:
             kept = self.order.get(row["subject"], "yes") == "yes" and row["order_right"] == "true"
@@ -169,7 +169,7 @@ def loaders_short():
 
 
 def train():
-    """What the main job printed, with the machine in the first line."""
+    """The output of the main job, with the machine in the first line."""
     path = RESULTS / "train.txt"
     if not path.exists():
         return None

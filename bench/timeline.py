@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the README's picture: the same steps of the main job in turn and with two buffers, from measured traces.
+"""Draws the README's picture: the same steps of the main job, serial and with two buffers, from measured traces.
 
     python3 bench/timeline.py [--first STEP] [--steps N] [--runs N] [--out docs/timeline.svg]
 
-Runs `cargo run --release --example train` in the modes `serial` and `double` by turns, with a trace each, and draws the
-run of each mode in which those steps took the least time. The bars are the spans of its trace: `disk_load` on the
+Runs `cargo run --release --example train` alternately in the modes `serial` and `double`, each with a trace, and draws
+the run of each mode in which those steps took the least time. The bars are the spans of its trace: `disk_load` on the
 reader's row, `train` and `queue_wait` on the trainer's.
 """
 

@@ -1,4 +1,5 @@
-//! The batches are the plan's alone: byte for byte the same with overlap on or off, hinted or not, at any depth.
+//! Only the plan determines the batches: they are identical byte for byte with overlap on or off, with or without
+//! hints, at any depth.
 
 mod common;
 
@@ -40,7 +41,7 @@ fn the_same_bytes_in_every_configuration() {
                 let report = loader.report();
                 assert_eq!((report.batches, report.loads), (11, 11), "one read a batch");
                 assert_eq!(report.bytes, 103 * RECORD as u64);
-                // That it asks when it may: `reading`.
+                // The test `reading` checks that hints are sent when they may be.
                 let may_ask = overlap && hints;
                 assert!(may_ask || report.reading.hints == 0);
                 assert_eq!((report.reading.bytes, report.reading.failed), (report.bytes, 0));
@@ -112,7 +113,7 @@ fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
         let mut loader = builder(&paths).overlap(overlap).host_depth(3).build().unwrap();
         let kept = loader.epoch(0).last().unwrap().unwrap();
         let copy = kept.to_vec();
-        // Two slots are left, and used once each; then it is the turn of the one that is kept.
+        // Two slots are left and used once each; then the kept slot is next.
         let mut next = loader.epoch(1);
         assert_eq!(next.next().unwrap().unwrap().step(), 0);
         assert_eq!(next.next().unwrap().unwrap().step(), 1);
@@ -128,7 +129,7 @@ fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
     }
 }
 
-/// Four batches of an epoch, and little patience with batches that are held.
+/// Four batches per epoch, with a short timeout for held batches.
 fn builder(paths: &[PathBuf]) -> LoaderBuilder {
     Loader::builder(open(paths), plan(16, 4)).held_timeout(Duration::from_millis(1))
 }
@@ -182,7 +183,7 @@ fn every_batch_can_be_kept_in_memory_of_its_own() {
             let batch = epoch.next_timeout(Duration::MAX);
             let Poll::Ready(Some(Ok(batch))) = batch else { panic!("{batch:?}") };
             assert!(epoch.held_for().is_none());
-            // The one slot is held.
+            // The only slot is held.
             assert!(kept.len() == 3 || epoch.try_next().is_pending());
             assert_eq!(epoch.held_for().is_some(), kept.len() < 3);
             let at = batch.as_ptr();
@@ -236,7 +237,7 @@ fn a_batch_that_another_thread_drops_late_is_waited_for() {
         });
         for step in 0..8 {
             if step >= 2 {
-                // Both slots are held: no error, and nothing is lost.
+                // Both slots are held: this is not an error, and nothing is lost.
                 assert!(epoch.try_next().is_pending(), "overlap {overlap}");
                 assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending(), "overlap {overlap}");
                 tell.send(()).unwrap();
@@ -277,8 +278,8 @@ fn options_that_cannot_work_are_refused() {
     assert_eq!(wanted, "a plan for at most the data set's 16 records");
     assert_eq!(found, "one for 17");
 
-    // A batch larger than the address space, because some systems promise any memory that has an address: refused, not an
-    // abort.
+    // A batch larger than the address space, because some systems grant any memory that has an address. It must be
+    // refused, not abort.
     let records = 1 << 39;
     let (data, _) = Faulty::new(records, Fault::None, 0);
     let plan = Plan::builder(records).batch(records).build().unwrap();
@@ -290,7 +291,7 @@ fn options_that_cannot_work_are_refused() {
 #[test]
 fn collecting_more_batches_than_slots_fails_at_once() {
     let (_dir, paths) = files(&[32]);
-    // A wait for a slot would outlast the test.
+    // Waiting for a slot would take longer than the test.
     let build = |depth, workers, overlap| {
         let builder = Loader::builder(open(&paths), plan(32, 4)).host_depth(depth);
         let builder = builder.workers(workers).overlap(overlap);
@@ -306,7 +307,7 @@ fn collecting_more_batches_than_slots_fails_at_once() {
         let stopped: Result<Vec<_>, _> = loader.epoch(1).collect();
         assert!(matches!(stopped, Err(Error::SlotHeld { .. })));
         drop(stopped);
-        // What fits is collected, and the loader goes on.
+        // What fits is collected, and the loader continues.
         assert_eq!(loader.epoch(2).count(), 8);
     }
     let mut loader = build(8, 1, true);

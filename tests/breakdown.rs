@@ -1,4 +1,5 @@
-//! The breakdown: which steps are logged and how, training and validation apart, and nothing at all when it is off.
+//! The breakdown: which steps are logged and how, training and validation separately, and nothing at all when it is
+//! off.
 
 mod common;
 
@@ -61,7 +62,7 @@ fn the_first_ten_steps_and_every_kth_are_logged() {
 fn phases_stand_in_the_order_of_their_first_use_and_make_up_the_step() {
     let (breakdown, lines) = logged(1);
     for step in 0..6u64 {
-        breakdown.add("load", Duration::from_millis(20)); // of the past: the step began then
+        breakdown.add("load", Duration::from_millis(20)); // in the past: the step began then
         assert_eq!(breakdown.phase("forward", || step * 2), step * 2, "its result comes through");
         if step == 2 {
             breakdown.phase("late", || ());
@@ -69,7 +70,7 @@ fn phases_stand_in_the_order_of_their_first_use_and_make_up_the_step() {
         if step % 2 == 1 {
             breakdown.phase("optimizer", || busy(Duration::from_millis(1)));
         }
-        // Again, in two parts, and in another order: added up, and in its old place.
+        // A second time, in two parts and in another order: the times are added, and the phase keeps its place.
         breakdown.phase("forward", || busy(Duration::from_millis(1)));
         breakdown.phase("forward", || busy(Duration::from_millis(1)));
         breakdown.end_step();
@@ -131,7 +132,7 @@ fn a_validation_has_a_rhythm_of_its_own() {
     assert_eq!(heads, ["validation 3/7", "validation 6/7"]);
 }
 
-/// Longer than any machine takes for a test.
+/// Longer than any machine needs for a test.
 const FAR: Duration = Duration::from_secs(1_000_000);
 
 #[test]
@@ -152,7 +153,7 @@ fn validation_is_kept_apart() {
     step("train forward");
     {
         let _left_early = breakdown.validation(10);
-        breakdown.add("forward", FAR); // a batch that is not ended counts for nothing
+        breakdown.add("forward", FAR); // a batch that is not ended is not counted
     }
     {
         let _again = breakdown.validation(4);
@@ -212,7 +213,7 @@ fn a_validation_in_the_middle_of_a_step_is_not_of_the_step() {
     assert!(total <= at_most + 0.001, "{total} ms of {at_most} ms");
 }
 
-/// The milliseconds of each phase of a logged step, which add up to its total.
+/// The milliseconds of each phase of a logged step. They add up to its total.
 fn whole(line: &str) -> Vec<(&str, f64)> {
     let (_, phases) = parse(line);
     let (total, parts) = phases.split_last().unwrap();
@@ -391,7 +392,7 @@ fn a_sink_given_while_another_is_called_is_the_one_that_stays() {
     assert_eq!(*lines.lock().unwrap(), ["old", "new", "new"]);
 }
 
-/// Without that, a sink that panics would be a second panic at once, which ends the process.
+/// Without that, a panic in the sink would be a second panic at once and end the process.
 #[test]
 fn a_validation_that_a_panic_ends_calls_no_sink() {
     let calls = Arc::new(Mutex::new(0));
@@ -412,7 +413,7 @@ fn a_validation_that_a_panic_ends_calls_no_sink() {
     assert_eq!(*calls.lock().unwrap(), 1);
 }
 
-/// Writes nowhere, and uses the breakdown meanwhile.
+/// Discards its output, and uses the breakdown during the write.
 struct Writer(Breakdown);
 
 impl std::fmt::Write for Writer {
@@ -428,7 +429,7 @@ fn what_it_is_displayed_to_may_use_the_breakdown_itself() {
 
     let (breakdown, _) = logged(0);
     let (done, ends) = mpsc::channel();
-    // Elsewhere, so that a lock that is held twice is seen as a failure.
+    // On another thread: a lock that is taken twice then shows as a failure.
     std::thread::spawn(move || {
         write!(Writer(breakdown.clone()), "{breakdown} {breakdown:?}").unwrap();
         done.send(breakdown.to_string()).unwrap();

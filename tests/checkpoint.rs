@@ -1,4 +1,4 @@
-//! Checkpoint files survive savers that run at the same time and are killed.
+//! Checkpoint files survive concurrent savers that are killed.
 
 #![cfg(unix)]
 
@@ -30,7 +30,7 @@ fn checkpoint() -> Checkpoint {
 const PATH: &str = "TWINBUF_TEST_CHECKPOINT";
 const THREADS: usize = 4;
 
-/// A child process: saves one path from several threads until it is killed, and tells of each save.
+/// A child process: saves to one path from several threads until it is killed, and reports each save.
 #[test]
 #[ignore = "started by the other test"]
 fn saver() {
@@ -71,7 +71,7 @@ fn a_file_that_is_saved_by_many_and_killed_always_loads() {
     };
     for kill in 0..kills {
         let mut children: Vec<Child> = (0..4).map(|_| spawn()).collect();
-        // Each child is killed after another number of saves.
+        // Each child is killed after a different number of saves.
         for (i, child) in children.iter_mut().enumerate() {
             let mut told = vec![0; (kill * 7 + i * 13) % 41 + 1];
             child.stderr.as_mut().unwrap().read_exact(&mut told).unwrap();
@@ -94,7 +94,7 @@ fn a_file_that_is_saved_by_many_and_killed_always_loads() {
 fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint.json");
-    // A folder of that name cannot be replaced by a file.
+    // A file cannot replace a folder of that name.
     std::fs::create_dir(&path).unwrap();
     let error = format!("{:#}", checkpoint().save(&path).unwrap_err());
     assert!(error.contains("checkpoint.json"), "{error}");
@@ -102,7 +102,7 @@ fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
     let error = checkpoint().save(folder.path().join("nowhere/checkpoint.json")).unwrap_err();
     assert!(format!("{error:#}").contains("No such file"), "{error:#}");
     assert!(checkpoint().save("..").is_err());
-    // A file of the same folder that is none of this file's temporary ones stays.
+    // Files in the same folder that are not this file's temporary files stay.
     let others = ["checkpoint.json.tmp", ".other.json.1.twinbuf-tmp", ".checkpoint.json.swp"]
         .map(|name| folder.path().join(name));
     for path in &others {

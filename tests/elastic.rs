@@ -1,4 +1,4 @@
-//! Checkpoints that move: loaders with another batch size or another number of ranks go on with what is left.
+//! Checkpoints that move: a loader with another batch size or number of ranks continues with the remaining records.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
@@ -31,7 +31,7 @@ impl Dataset for Numbers {
     }
 }
 
-/// `SplitMix64`, so that a failing history can be told by its number.
+/// `SplitMix64`: a failing history is identified by its number.
 struct Random(u64);
 
 impl Random {
@@ -47,7 +47,8 @@ fn saved(checkpoint: &Checkpoint) -> Checkpoint {
     serde_json::from_str(&serde_json::to_string(checkpoint).unwrap()).unwrap()
 }
 
-/// Up to `steps` steps of one rank, with so many threads, and the checkpoint after them. The records go to `seen`.
+/// Takes up to `steps` steps of one rank with `workers` threads, and returns the checkpoint after them. The records go
+/// to `seen`.
 fn go_on(
     plan: Plan,
     from: &Checkpoint,
@@ -60,7 +61,7 @@ fn go_on(
     let mut loader = builder.build().unwrap();
     let mut epochs = loader.epochs_from(from, from.epoch() + 1).unwrap();
     let (mut taken, promised) = (0, epochs.size_hint().1.unwrap() as u64);
-    // Asked once more than there are batches: a rank without a part in the last step does it by asking.
+    // Asks once more than there are batches: a rank without a part in the last step completes it by asking.
     while steps.is_none_or(|steps| taken < steps) {
         let Some(batch) = epochs.next() else { break };
         let batch = batch.unwrap();
@@ -73,7 +74,7 @@ fn go_on(
     (taken, saved(&epochs.checkpoint()))
 }
 
-/// One epoch over ranks and batches that change at random steps. Returns how often it changed.
+/// One epoch whose ranks and batch size change at random steps. Returns the number of changes.
 fn history(number: u64) -> u32 {
     let mut random = Random(number);
     let (first, records) = (random.below(3) * 17, 1 + random.below(300));
@@ -92,7 +93,7 @@ fn history(number: u64) -> u32 {
     };
     let start = Checkpoint::start();
     let epoch = random.below(3);
-    // Any loader's checkpoint at the start of that epoch.
+    // The checkpoint of any loader at the start of that epoch.
     let Ok(one) = plan(1, 1) else { unreachable!("batches of one record fit") };
     let mut place = Loader::builder(Numbers(one.range().end), one).overlap(false).build().unwrap();
     let mut checkpoint = if epoch == 0 {
@@ -102,7 +103,7 @@ fn history(number: u64) -> u32 {
         place.checkpoint()
     };
 
-    // Mostly without threads, of which there would be thousands.
+    // Usually without threads: there would be thousands.
     let workers = if number % 50 < 4 { 1 + random.below(3) as usize } else { 0 };
     let (mut seen, mut changes) = (Vec::new(), 0);
     let step = loop {
@@ -110,7 +111,7 @@ fn history(number: u64) -> u32 {
         let world = 1 + random.below(3);
         let Ok(plan) = plan(batch, world) else { continue };
         let left = random.below(8);
-        // The last part of the history goes on to the end.
+        // The last part of the history runs to the end.
         let steps = (left > 0).then(|| random.below(records / (batch * world) + 2));
         let before = checkpoint.clone();
         let mut ends = Vec::new();
@@ -122,7 +123,7 @@ fn history(number: u64) -> u32 {
             ends.push(end);
         }
         changes += 1;
-        // A rank that has no part in a last step is behind until it has asked for it.
+        // A rank without a part in the last step is behind until it has asked for it.
         let furthest = ends.iter().max_by_key(|end| (end.epoch(), end.step())).unwrap().clone();
         if furthest.epoch() > before.epoch() {
             assert!(most == 0, "history {number}: the epoch was over");
@@ -185,14 +186,14 @@ fn a_batch_size_that_grows_in_mid_epoch() {
         at += 8;
         assert_eq!(batch.checkpoint().records_seen(), at as u64);
     }
-    // The next epoch is the plan's own.
+    // The next epoch is the plan's regular one.
     let batch = epochs.next().unwrap().unwrap();
     assert_eq!((batch.epoch(), batch.step()), (2, 0));
     assert_eq!(Some(batch.plan()), plan(8).batch(2, 0).as_ref());
     let text = serde_json::to_value(batch.checkpoint()).unwrap();
     assert_eq!(text["before"], serde_json::json!([]));
     drop((batch, epochs));
-    // Back at the size that it began with, nothing of the other is left in the checkpoint.
+    // Back at the original batch size, the checkpoint contains nothing of the other one.
     let mut again = build(4);
     let rest = again.epochs_from(&checkpoint, 2).unwrap();
     assert_eq!(rest.checkpoint(), checkpoint);
@@ -217,7 +218,7 @@ fn steps_after_a_loss_spike_are_skipped() {
         let (epoch, step) = if wanted.1 == 10 { (wanted.0 + 1, 0) } else { wanted };
         assert_eq!((next.epoch(), next.step()), (epoch, step), "{steps} steps");
     }
-    // Of an epoch that was begun with another batch size.
+    // An epoch that was started with another batch size.
     let mut large =
         Loader::builder(Numbers(40), Plan::builder(40).batch(7).build().unwrap()).build().unwrap();
     let mut left = large.epochs_from(&checkpoint.skip(1), 1).unwrap();
@@ -228,7 +229,7 @@ fn steps_after_a_loss_spike_are_skipped() {
     let next = large.epochs_from(&skipped, 1).unwrap().next().unwrap().unwrap();
     assert_eq!(next.cast::<u64>().unwrap(), (30..37).collect::<Vec<u64>>());
     assert_eq!(at(&skipped.skip(1)), (0, 7), "the end of the epoch");
-    // From the start of any training.
+    // The start of any training.
     let mut loader = build();
     let skipped = saved(&Checkpoint::start().skip(4));
     assert_eq!(loader.epochs_from(&skipped, 1).unwrap().count(), 6);
@@ -274,7 +275,7 @@ fn a_past_that_cannot_be_is_refused() {
     let mut bad = good.clone();
     bad["before"] = serde_json::json!([{"batch": 1, "world": 1, "steps": u64::MAX}, {"batch": 1, "world": 1, "steps": 1}]);
     assert!(serde_json::from_value::<Checkpoint>(bad).is_err());
-    // Version 1 had no such field.
+    // Version 1 lacked this field.
     let mut old = good.clone();
     old.as_object_mut().unwrap().remove("before");
     old["version"] = 1.into();

@@ -1,11 +1,11 @@
-//! The main job as a user runs it: what it writes, and what it says of input that cannot work.
+//! The main job as a user runs it: its output, and its messages for invalid input.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// The example's binary, which `cargo test` builds beside this test's.
+/// The example's binary. `cargo test` builds it next to this test's binary.
 fn train(arguments: &[&str]) -> Output {
     let mut path = std::env::current_exe().unwrap();
     path.pop();

@@ -1,10 +1,10 @@
-//! The main job with the upload stage, as a user runs it: without a driver, and with one.
+//! The main job with the upload stage, as a user runs it: with and without a driver.
 
 #![cfg(target_os = "linux")]
 
 use std::process::{Command, Output};
 
-/// The example's binary, which `cargo test` builds beside this test's.
+/// The example's binary. `cargo test` builds it next to this test's binary.
 fn train(arguments: &[&str], preload: Option<&str>) -> Output {
     let mut path = std::env::current_exe().unwrap();
     path.pop();
@@ -16,7 +16,7 @@ fn train(arguments: &[&str], preload: Option<&str>) -> Output {
     command.args(arguments).output().unwrap()
 }
 
-/// Where cargo puts the software driver: beside this test's binary.
+/// The folder in which cargo puts the software driver: that of this test's binary.
 fn simulator() -> String {
     let path = std::env::current_exe().unwrap().with_file_name("libtwinbuf_cuda_sim.so");
     assert!(path.exists(), "{}", path.display());
@@ -54,7 +54,7 @@ fn with_a_driver_every_run_reads_the_same_batches() {
     assert!(stdout.ends_with("same batches in every run\n"), "{stdout}");
     assert_eq!(stdout.matches("order ").count(), 4, "{stdout}");
 
-    // A batch that no memory holds is as large as the data, which it takes as a whole.
+    // A batch that no memory holds. It is as large as the data, so it needs all of it.
     let batch = (1u64 << 54).to_string();
     let output = train(&["--data", data, "--batch", &batch, "--compute-ms", "0"], Some(&simulator()));
     let (stdout, stderr) =

@@ -1,4 +1,4 @@
-//! The example `validation`: loaders with names, switches of their own, one trace and one memory limit.
+//! The example `validation`: named loaders, each with its switches, one trace and one memory limit.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn run(folder: &Path, variables: &[(&str, &str)]) -> Output {
-    // `cargo test` builds the example beside this test.
+    // `cargo test` builds the example next to this test.
     let mut path = std::env::current_exe().unwrap();
     path.pop();
     path.pop();
@@ -20,7 +20,7 @@ fn run(folder: &Path, variables: &[(&str, &str)]) -> Output {
 fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("data.bin"), vec![1; 1000 * 1024]).unwrap();
-    // 4 slots of 16 KiB; without overlap a loader has as many.
+    // 4 slots of 16 KiB. Without overlap a loader has the same number.
     let variables =
         [("TWINBUF_TRACE", "trace.json"), ("TWINBUF_VALID_OVERLAP", "0"), ("TWINBUF_MEMORY", "64KiB")];
     let Output { status, stdout, stderr } = run(folder.path(), &variables);

@@ -1,4 +1,4 @@
-//! What goes wrong while reading arrives once, in order, with its place; and then the epoch is over.
+//! An error while reading arrives once, in order, with its place. Then the epoch is over.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn sequential() -> Plan {
     Plan::builder(STEPS * BATCH).batch(BATCH).build().unwrap()
 }
 
-/// One of two ranks: pages are asked for where batches jump.
+/// One of two ranks: hints are sent where batches jump.
 fn jumping() -> Plan {
     Plan::builder(2 * STEPS * BATCH).batch(BATCH).rank(0, 2).build().unwrap()
 }
@@ -106,7 +106,7 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
                 Loader::builder(open(&paths), sequential()).overlap(overlap).hints(hints).build().unwrap();
             let mut epoch = loader.epoch(0);
             drop(epoch.next().unwrap().unwrap());
-            // In the middle of step 5, which no reader has reached: two slots are ahead at the most.
+            // In the middle of step 5. No reader has reached it: at most two slots are read ahead.
             let cut = 5 * BATCH * RECORD as u64 + 700;
             OpenOptions::new().write(true).open(&paths[0]).unwrap().set_len(cut).unwrap();
             let mut found: Vec<_> = epoch.map(|batch| batch.map(|batch| batch.step())).collect();
@@ -143,7 +143,8 @@ fn close_tells_the_error_that_was_met_ahead_of_a_caller_who_left() {
             let told = loader.close().err().map(|error| format!("{error:#}"));
             let message =
                 format!("epoch 0, step {at}: the batch could not be read: no record {}", at * BATCH);
-            // Heard by then, or met in a slot ahead, or (past the last slot, or just not reached) not met at all.
+            // The error has arrived by then, or was met in a slot ahead, or was not met (past the last slot, or just
+            // not reached).
             if heard {
                 assert_eq!(told, None, "told once, at {at}");
             } else if at >= 3 + depth {
@@ -163,7 +164,7 @@ fn close_waits_for_the_batch_that_is_being_read_and_tells_its_error() {
     let mut epoch = loader.epoch(0);
     let (first, second) = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
     drop((first, second));
-    // The thread has two free slots and an epoch that is wanted: it comes to step 2 whatever happens here.
+    // The thread has two free slots and a requested epoch: it reaches step 2 whatever happens here.
     while epoch.report().loads < 3 {
         std::thread::yield_now();
     }
@@ -181,12 +182,12 @@ fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
             let mut epoch = loader.epoch(0);
             let first = epoch.next().unwrap().unwrap();
             let kept = keep.then_some(first);
-            // As many as there are slots, and one more if the caller's is free again.
+            // As many as there are slots, plus one if the caller's slot is free again.
             let most = depth as u64 + u64::from(!keep);
             while epoch.report().loads < most {
                 std::thread::yield_now();
             }
-            // Not for long: on a busy processor each call waits for all that runs there.
+            // Only briefly: on a busy processor each call waits for everything else that runs there.
             let began = Instant::now();
             for _ in 0..1000 {
                 std::thread::yield_now();
@@ -218,7 +219,7 @@ fn an_error_is_one_sentence_however_it_is_printed() {
     assert_eq!(error.to_string(), wanted);
     assert_eq!(format!("{error:#}"), wanted);
     assert!(std::error::Error::source(&error).is_none(), "a reporter would print the rest twice");
-    // What `main` prints.
+    // The output of `main`.
     let boxed: twinbuf::BoxError = error.into();
     assert_eq!(format!("{boxed:?}"), wanted);
     let missing = paths[0].with_file_name("missing.bin");

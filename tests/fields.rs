@@ -1,4 +1,4 @@
-//! Several data sets in one batch, their records matched by number.
+//! Several data sets in one batch. Their records are matched by number.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
@@ -14,7 +14,7 @@ use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle};
 
 const RECORDS: u64 = 61;
 
-/// Images of three bytes, so that labels after them need a gap, and labels.
+/// Images of three bytes, so the labels after them need a gap; and labels.
 fn pair() -> (TempDir, PathBuf, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let (images, labels) = (dir.path().join("images.bin"), dir.path().join("labels.bin"));
@@ -113,7 +113,7 @@ fn fields_that_do_not_match_are_refused_and_named() {
             short[0].display()
         )
     );
-    // Windows of another number.
+    // A different number of windows.
     let windows = Cut::Windows { rows: 4, stride: 4 };
     let inputs = Records::open_headerless([&labels], DType::I64, windows).unwrap();
     let error = refused(Loader::builder((inputs, open_pair(&images, &labels).0), plan(8)).build());
@@ -171,7 +171,7 @@ fn a_checkpoint_belongs_to_all_fields() {
     let mut again = build(open_pair(&images, &labels));
     let batch = again.epochs_from(&checkpoint, 1).unwrap().next().unwrap().unwrap();
     assert_eq!(batch.step(), 3);
-    // Other labels, or the same files the other way round.
+    // Different labels, or the same files in swapped order.
     let mut bytes = std::fs::read(&labels).unwrap();
     bytes[0] ^= 1;
     let other = labels.with_file_name("other.bin");
@@ -220,7 +220,7 @@ fn no_field_is_refused() {
     assert_eq!(error.to_string(), "option `dataset`: wanted at least one data set, found none");
 }
 
-/// A file of these bytes, and the folder that it is in.
+/// A file of these bytes, and its folder.
 fn file(bytes: &[u8]) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("data.bin");

@@ -1,4 +1,5 @@
-//! The memory limit holds while batches outlive their loader. Alone in its process: it measures its memory.
+//! The memory limit holds while batches outlive their loader. Alone in its process, because it measures the
+//! process's memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -30,7 +31,7 @@ fn plan() -> Plan {
     Plan::builder(64).batch(4).build().unwrap()
 }
 
-/// Bytes of this process in memory.
+/// Resident bytes of this process.
 #[cfg(target_os = "linux")]
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -69,7 +70,7 @@ fn the_limit_holds_whatever_outlives_the_loader() {
     kept.pop();
     assert_eq!(limit.taken(), LIMIT / 2);
 
-    // Memory taken out of its slot, which gets other memory.
+    // Memory taken out of its slot; the slot gets new memory.
     let mut loader = build().unwrap();
     let mut epoch = loader.epoch(0);
     let batch = epoch.next().unwrap().unwrap();
@@ -93,7 +94,7 @@ fn the_limit_holds_whatever_outlives_the_loader() {
     drop(buffers);
     assert_eq!(limit.taken(), 0);
 
-    // Memory that the caller lent stays where it is.
+    // Memory lent by the caller stays in place.
     let slots = (0..2).map(|_| lent()).collect();
     let mut loader = Loader::builder(Ones, plan()).memory_limit(&limit).slots(slots).build().unwrap();
     let batch = loader.epoch(0).next().unwrap().unwrap();
@@ -106,20 +107,20 @@ fn the_limit_holds_whatever_outlives_the_loader() {
     within();
 }
 
-/// Memory as a library for tensors has it.
+/// Memory as a tensor library allocates it.
 fn lent() -> Buffer {
     struct Owner(NonNull<u8>, Layout);
     // SAFETY: the memory belongs to no thread.
     unsafe impl Send for Owner {}
     impl Drop for Owner {
         fn drop(&mut self) {
-            // SAFETY: allocated with this layout, and the buffer that reached it is gone.
+            // SAFETY: allocated with this layout, and the buffer that used it is gone.
             unsafe { dealloc(self.0.as_ptr(), self.1) }
         }
     }
     let layout = Layout::from_size_align(BATCH, 64).unwrap();
-    // SAFETY: the layout is of more than 0 bytes.
+    // SAFETY: the layout has more than 0 bytes.
     let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
-    // SAFETY: the owner keeps the bytes, which are zeros, and nothing else reaches them.
+    // SAFETY: the owner keeps the bytes; they are zeros, and nothing else reaches them.
     unsafe { Buffer::lent(start, BATCH, Owner(start, layout)) }
 }

@@ -1,4 +1,4 @@
-//! The device of a rank, on the software driver. Alone in its process, whose environment it sets.
+//! The device of a rank, on the software driver. Alone in its process, because it sets environment variables.
 
 #![cfg(target_os = "linux")]
 
@@ -16,7 +16,7 @@ fn the_device_is_that_of_the_local_rank() {
     assert_eq!(context_from_env().unwrap().ordinal(), 0);
     set("SLURM_LOCALID", "0");
     assert_eq!(context_from_env().unwrap().ordinal(), 0);
-    // One device: each process sees its own as the first.
+    // One device: each process sees only its device, as the first one.
     set("LOCAL_RANK", "3");
     assert_eq!(context_from_env().unwrap().ordinal(), 0);
     set("LOCAL_RANK", "gpu");

@@ -1,4 +1,4 @@
-//! What a loader takes: memory as spelled out.
+//! The memory of a loader is as documented.
 
 mod common;
 
@@ -22,14 +22,14 @@ fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
         error.to_string(),
         "option `memory_limit`: wanted at least 12288 bytes (3 host slots of 8 records of 512 bytes), found 12287"
     );
-    // Twice the size in the slots, and one batch of before: it is shorter than a part.
+    // Twice the size in the slots, and one untransformed batch: it is shorter than a part.
     let transformed = 2 * slots + 8 * RECORD as u64;
     assert!(build(transformed, true).is_ok());
     let error = build(transformed - 1, true).unwrap_err();
     assert!(error.to_string().contains("1024 bytes and 4096 bytes before the transform)"), "{error}");
 }
 
-/// Without hints and overlap too, reads past the page cache go through memory of the data set's.
+/// Without hints and overlap, reads past the page cache still go through memory of the data set.
 #[test]
 fn what_reads_need_beside_the_slots_counts_without_hints() {
     let (_dir, paths) = files(&[64]);
@@ -59,7 +59,7 @@ fn one_limit_for_several_loaders() {
          16384 are taken"
     );
     assert_eq!(limit.taken(), 2 * slots, "what was refused takes nothing");
-    // A loader that could not be built after all gives its part back.
+    // A loader that could not be built returns its part.
     drop(valid);
     let failed =
         Loader::builder(open(&paths), plan).memory_limit(&limit).trace("/no such folder/trace.json").build();
@@ -68,7 +68,7 @@ fn one_limit_for_several_loaders() {
     assert_eq!(train.epoch(0).count(), 5);
     train.close().unwrap();
     assert_eq!(limit.taken(), 0);
-    // A number is a limit of its own.
+    // A number is a separate limit.
     for _ in 0..2 {
         Loader::builder(open(&paths), plan).memory_limit(slots).build().unwrap();
     }

@@ -17,7 +17,7 @@ fn loader() -> (tempfile::TempDir, Loader) {
     (dir, loader)
 }
 
-/// What a program writes that hides its data.
+/// A program's function that hides its data behind a stream.
 fn batches(loader: Loader) -> impl Stream<Item = Result<Batch, Error>> + Send + Unpin + 'static {
     loader.into_epochs(0..3)
 }
@@ -51,7 +51,7 @@ fn the_loader_comes_back() {
     let mut rest = loader.into_epochs_from(&first, 2).unwrap();
     assert_eq!(rest.next().unwrap().unwrap().step(), 3);
     assert_eq!(rest.count(), 6);
-    // A checkpoint that does not fit gives the loader back.
+    // If the checkpoint does not fit, the loader is returned.
     let (_dir, paths) = files(&[8]);
     let other = Loader::builder(open(&paths), plan(8, 4)).build().unwrap();
     let (other, error) = *other.into_epochs_from(&first, 2).unwrap_err();

@@ -1,4 +1,4 @@
-//! What the system does to a process: forks, signals.
+//! What the system does to a process: forks and signals.
 
 #![cfg(unix)]
 
@@ -10,8 +10,8 @@ use std::sync::mpsc::channel;
 use common::{Gated, at};
 use twinbuf::{Error, Loader, Plan};
 
-/// Runs `child` in a forked process and says whether it returned true. It must not allocate what another thread
-/// may hold the lock of, which glibc's malloc sees to.
+/// Runs `child` in a forked process and returns whether it returned true. The child must not allocate while
+/// another thread may hold the allocator's lock; glibc's malloc takes care of that.
 fn forked(child: impl FnOnce() -> bool) -> bool {
     // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
     match unsafe { libc::fork() } {
@@ -23,7 +23,7 @@ fn forked(child: impl FnOnce() -> bool) -> bool {
         }
         pid => {
             let mut status = 0;
-            // SAFETY: the kernel writes to `status`, which lives.
+            // SAFETY: the kernel writes to `status`, a live local.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
         }
@@ -39,14 +39,14 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     open.send(()).unwrap();
     drop(epoch.next().unwrap().unwrap());
 
-    // The thread waits at the gate for good. A hang here is the alarm's.
+    // The thread waits at the gate forever. The alarm ends a hang here.
     assert!(forked(|| {
         // SAFETY: takes no pointer.
         unsafe { libc::alarm(300) };
         matches!(epoch.next(), Some(Err(Error::Forked { at: found })) if found == at(0, 1))
             && epoch.next().is_none()
     }));
-    // The parent goes on.
+    // The parent continues.
     for step in 1..4 {
         open.send(()).unwrap();
         assert_eq!(epoch.next().unwrap().unwrap().step(), step);
@@ -58,7 +58,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
         matches!(loader.epoch(1).try_next(), std::task::Poll::Ready(Some(Err(Error::Forked { .. }))))
     }));
 
-    // Dropping and closing it there waits for nobody either.
+    // Dropping and closing it in the child waits for nobody either.
     let (_open, gate) = channel();
     let loader = Loader::builder(Gated(gate), plan).build().unwrap();
     assert!(forked(|| {
@@ -83,7 +83,7 @@ fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {
     extern "C" fn count(_: libc::c_int) {
         HANDLED.fetch_add(1, Ordering::Relaxed);
     }
-    // SAFETY: all zeros are a valid `sigaction`; in particular SA_RESTART is off, so that waits see EINTR.
+    // SAFETY: all zeros are a valid `sigaction`; in particular SA_RESTART is off, so waits see EINTR.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = count as extern "C" fn(libc::c_int) as usize;
     // SAFETY: the handler only counts in an atomic, which a handler may.
@@ -98,7 +98,7 @@ fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..4 {
-                // Each batch comes only after the caller, who waits for it, has handled 25 signals.
+                // Each batch comes only after the waiting caller has handled 25 signals.
                 let enough = HANDLED.load(Ordering::Relaxed) + 25;
                 while HANDLED.load(Ordering::Relaxed) < enough {
                     // SAFETY: the caller's thread lives as long as this scope.
@@ -115,7 +115,7 @@ fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {
     assert!(done.load(Ordering::Relaxed) && HANDLED.load(Ordering::Relaxed) >= 100);
 }
 
-/// The names of this process's threads, as the system has them.
+/// The names of this process's threads, as the system reports them.
 #[cfg(target_os = "linux")]
 fn thread_names() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -133,11 +133,11 @@ fn threads_have_the_name_of_their_loader() {
             None => builder,
         };
         let mut loader = builder.build().unwrap();
-        // A thread has its name before it reads.
+        // A thread sets its name before it reads.
         let epoch = loader.epoch(0);
         open.send(()).unwrap();
         epoch.take(1).for_each(drop);
-        // In this order, so that the read ends before the loader does.
+        // In this order: the read ends before the loader does.
         (open, loader)
     };
     let _loaders = [build(Some("valid")), build(None), build(Some("a-very-long-name"))];

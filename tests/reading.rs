@@ -1,4 +1,4 @@
-//! What loaders ask the system for: each for what it reads, whoever else reads the same files.
+//! The hints that loaders send: each loader for its own reads, whoever else reads the same files.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ const RECORD: usize = 4096;
 const RECORDS: usize = 8192;
 const BYTES: u64 = (RECORD * RECORDS) as u64;
 
-/// A file of which nothing is in the page cache. `None`, said aloud, where the file system keeps it there.
+/// A file without any pages in the page cache. `None`, with a message, if the file system keeps it there.
 fn cold_file() -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("data");
@@ -22,7 +22,7 @@ fn cold_file() -> Option<(tempfile::TempDir, PathBuf)> {
     None
 }
 
-/// Takes the file out of the page cache. Tries again, since the kernel leaves a page that it is just looking at itself.
+/// Removes the file from the page cache. Tries again, because the kernel keeps a page that it is using at that moment.
 fn evict(path: &Path) -> bool {
     gone(&Records::open([path], RECORD).unwrap())
 }
@@ -44,7 +44,7 @@ fn loader(data: &Arc<Records>, plan: Plan) -> Loader {
     Loader::builder(data.clone(), plan).hint_window(4 << 20).build().unwrap()
 }
 
-/// The bytes that two loaders asked for, which take turns after `turn` batches.
+/// The bytes requested by two loaders that alternate after `turn` batches.
 fn two_loaders(data: [&Arc<Records>; 2], turn: usize) -> u64 {
     let plans = [windows(0..RECORDS as u64 / 2), windows(RECORDS as u64 / 2..RECORDS as u64)];
     let [mut first, mut second] = [0, 1].map(|which| loader(data[which], plans[which]));
@@ -71,7 +71,7 @@ fn two_loaders_on_one_data_set_ask_for_as_much_as_on_two() {
     assert!(apart <= BYTES * 11 / 10, "{apart} of {BYTES}");
 }
 
-/// As a validation does.
+/// Like a validation.
 #[test]
 fn an_epoch_that_is_repeated_asks_again() {
     let Some((_folder, path)) = cold_file() else { return };
@@ -87,7 +87,7 @@ fn an_epoch_that_is_repeated_asks_again() {
             "{round}: {hinted} - {before}"
         );
         before = hinted;
-        // Its pages are mapped by this data set.
+        // This data set has its pages mapped.
         assert!(gone(&data));
     }
 }

@@ -1,4 +1,4 @@
-//! What a report counts, epoch by epoch, and its JSON: every figure under its field's name.
+//! The counts of a report, epoch by epoch, and its JSON: every figure under its field's name.
 
 mod common;
 
@@ -35,7 +35,8 @@ fn every_system_call_that_reads_is_counted() {
         let mut loader = builder.build().unwrap();
         assert_eq!(loader.report().io_calls, 0, "those of the fingerprint are no batch's");
         assert_eq!(loader.epoch(2).count(), 7);
-        // As many as when this thread reads them: the system decides whether small records are one call.
+        // The same number as when this thread reads them: the system decides whether small records are one
+        // call.
         let (data, before) = (open(&paths), Records::read_calls());
         for batch in (0..plan.steps()).map(|step| plan.batch(2, step).unwrap()) {
             data.read(&batch, &mut [0; 8 * RECORD]).unwrap();
@@ -72,7 +73,7 @@ fn epochs_have_rows_that_add_up() {
     let text = report.to_string();
     assert!(text.contains("\nepoch ") && text.contains("\n9 "), "{text}");
 
-    // The epoch under way has its row too, up to the batch in use.
+    // The current epoch has a row too, up to the batch in use.
     let mut epochs = loader.epochs(6..8);
     let held = epochs.by_ref().nth(6).unwrap().unwrap();
     let report = epochs.report();

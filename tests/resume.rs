@@ -1,4 +1,4 @@
-//! A loader that goes on from a saved state delivers what the first one would have delivered, byte for byte.
+//! A loader that continues from a saved state delivers what the first loader would have delivered, byte for byte.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn plans() -> Vec<Plan> {
     plans
 }
 
-/// As it would be read back another day.
+/// The state as it would be read back later.
 fn saved(state: &Checkpoint) -> Checkpoint {
     serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap()
 }
@@ -39,7 +39,7 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
         for taken in 0..=whole.len() {
             for (overlap, depth) in [(false, 1), (true, 1), (true, 2), (true, 3)] {
                 let case = format!("{plan:?}, after {taken}, overlap {overlap}, depth {depth}");
-                // Saved by one configuration, and restored by another.
+                // Saved by one configuration and restored by another.
                 let mut first = build(!overlap, 2);
                 let mut epoch = first.epoch(4);
                 let mut last = None;
@@ -59,7 +59,7 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
                 let rest: Vec<_> = rest.map(|batch| batch.unwrap().to_vec()).collect();
                 assert!(rest == whole[taken..], "{case}");
                 assert_eq!(second.checkpoint().step(), whole.len() as u64, "{case}");
-                // And from then on as always.
+                // And from then on as usual.
                 let next: Vec<_> = batches(&mut second, 5).into_iter().map(Result::unwrap).collect();
                 assert_eq!(next.len(), whole.len(), "{case}");
             }
@@ -103,7 +103,7 @@ fn no_other_call_changes_where_a_checkpoint_goes_on() {
             (4..10).map(|step| (1, step)).chain((0..20).map(|i| (2 + i / 10, i % 10))).collect();
         assert_eq!(rest, expected);
     }
-    // A training that is over has nothing left, nor has an epoch more steps than it has.
+    // A finished training has nothing left, and an epoch never has extra steps.
     assert_eq!(loader.epochs_from(&checkpoint, 1).unwrap().count(), 0);
     assert_eq!(loader.epochs_from(&checkpoint, 0).unwrap().count(), 0);
     assert_eq!(loader.epoch(1).count(), 10);
@@ -111,7 +111,7 @@ fn no_other_call_changes_where_a_checkpoint_goes_on() {
     assert_eq!((end.epoch(), end.step()), (1, 10));
     assert_eq!(loader.epochs_from(&end, 2).unwrap().count(), 0);
     assert_eq!(loader.epochs_from(&end, 3).unwrap().next().unwrap().unwrap().epoch(), 2);
-    // The start of a training is that of any plan.
+    // The start of a training fits any plan.
     assert_eq!(loader.epochs_from(&Checkpoint::start(), 2).unwrap().count(), 20);
 }
 
@@ -147,13 +147,13 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
     assert!(matches!(error, Error::CheckpointFile { .. }), "{error:?}");
 }
 
-/// Every rank steps as often as the longest one, and asks in vain where it has no batch. Its state after any step
-/// is that of the others, and lets all of them together go on with every record that is left, each once.
+/// Every rank takes as many steps as the longest rank; where it has no batch, its request returns none. Its state after
+/// any step equals that of the others. From it, all ranks together continue with every remaining record, each once.
 #[test]
 fn any_ranks_state_after_a_step_restores_any_other_rank() {
     let (_dir, paths) = files(&[RECORDS]);
     for tail in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
-        // Of the last step's 3 records two ranks have none; of a world of 60 ranks, 7 have none at all.
+        // Of the last step's 3 records two ranks get none; in a world of 60 ranks, 7 get none at all.
         for (batch, world) in [(5, 5), (1, 60)] {
             if tail == LastBatch::Drop && batch * world > RECORDS {
                 continue;
@@ -273,7 +273,7 @@ fn the_last_steps_of_the_longest_plan() {
         state["step"] = (u64::MAX - 2).into();
         state["epoch"] = (u64::MAX - 1).into();
         let checkpoint = serde_json::from_value(state).unwrap();
-        // The second time shows that the first one's end was one.
+        // The second time shows that the first run reached the end.
         for _ in 0..2 {
             let rest = loader.epochs_from(&checkpoint, u64::MAX).unwrap();
             let steps: Vec<u64> = rest.map(|batch| batch.unwrap().step()).collect();

@@ -1,4 +1,4 @@
-//! Several loaders side by side: training and validation, with one trace and with times of their own.
+//! Several loaders at once: training and validation, with one trace and separate times.
 
 mod common;
 
@@ -69,7 +69,7 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     arrows.sort_by_key(ToString::to_string);
     arrows.dedup();
     assert_eq!(arrows.len(), 20, "no two batches share an arrow");
-    // A file that no loader writes any more is made anew.
+    // A file that no loader writes any more is created again.
     drop(build(None));
     assert!(!std::fs::read_to_string(&path).unwrap().contains("va_lid"));
 }
@@ -104,8 +104,8 @@ fn busy(time: Duration) {
     }
 }
 
-/// The times of the training come from sums of measured intervals, so they are compared with one another and never
-/// with a number: a busy machine makes any of them longer.
+/// The times of the training come from sums of measured intervals. They are compared only with one another, never with
+/// a number, because a busy machine makes any of them longer.
 #[test]
 fn a_validation_inside_an_epoch_is_neither_compute_nor_wait() {
     const VALIDATION: Duration = Duration::from_millis(30);
@@ -113,7 +113,7 @@ fn a_validation_inside_an_epoch_is_neither_compute_nor_wait() {
         let (open, mut train) = gated();
         let (open_valid, mut valid) = gated();
         (0..4).for_each(|_| open.send(()).unwrap());
-        // What certainly lies within the validations.
+        // The time that is certainly within the validations.
         let mut validated = Duration::ZERO;
         let mut validate = |time| {
             let started = Instant::now();

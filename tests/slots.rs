@@ -1,4 +1,5 @@
-//! Slots in memory that the caller allocated: batches are in it, and it is given back after the last of them.
+//! Slots in memory that the caller allocated: batches are stored in it, and it is returned after the last of
+//! them.
 
 mod common;
 
@@ -19,7 +20,7 @@ struct Memory([u8; 2 * BATCH]);
 /// Bytes of a batch.
 const BATCH: usize = 4 * RECORD;
 
-/// Counts itself when it is dropped, and only then frees the memory.
+/// Counts its drop, and only then frees the memory.
 struct Lender {
     _memory: Box<Memory>,
     dropped: Arc<AtomicUsize>,
@@ -31,11 +32,11 @@ impl Drop for Lender {
     }
 }
 
-/// `bytes` bytes from `offset` on in memory of their own.
+/// `bytes` bytes from `offset` on, in newly allocated memory.
 fn lent(offset: usize, bytes: usize, dropped: &Arc<AtomicUsize>) -> Buffer {
     let mut memory = Box::new(Memory([0xEE; 2 * BATCH]));
     let start = NonNull::from(&mut memory.0[offset..offset + bytes]).cast();
-    // SAFETY: the box does not move its bytes, which nothing else reaches, and the lender frees them.
+    // SAFETY: the box does not move its bytes, nothing else reaches them, and the lender frees them.
     unsafe { Buffer::lent(start, bytes, Lender { _memory: memory, dropped: dropped.clone() }) }
 }
 
@@ -87,7 +88,7 @@ fn buffers_that_do_not_fit_are_refused() {
     assert_eq!(dropped.load(Ordering::Relaxed), 6, "given back");
 }
 
-/// What the options want, and what is refused beside it.
+/// What the options require, and which combinations are refused.
 #[test]
 fn build_takes_the_wanted_slots_and_no_others() {
     type Set = fn(LoaderBuilder) -> LoaderBuilder;
@@ -106,7 +107,7 @@ fn build_takes_the_wanted_slots_and_no_others() {
     let narrow = dir.path().join("narrow");
     std::fs::write(&narrow, [1; 3 * 5]).unwrap();
     let (_dir, wide) = files(&[5]);
-    // Fewer records than a batch, which are repeated.
+    // Fewer records than a batch: they are repeated.
     let plan = Plan::builder(5).batch(7).last_batch(LastBatch::Wrap).build().unwrap();
     for (case, (set, count, bytes)) in cases.into_iter().enumerate() {
         let builder = || {

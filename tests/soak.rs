@@ -1,4 +1,4 @@
-//! Very many batches: every one right, and no memory for them.
+//! Very many batches: every one is correct, and memory does not grow.
 //!
 //! 10^5 in `cargo test`; 10^6 by `TWINBUF_SOAK_BATCHES=1000000 cargo test --release --test soak`.
 
@@ -7,8 +7,8 @@ mod common;
 use common::{RECORD, files, open, plan, record};
 use twinbuf::Loader;
 
-/// The anonymous memory of this process in KiB, page by page: `VmRSS` is only near it (proc(5)), and has code in it.
-/// Pages that the system has swapped out count: it may fetch them again.
+/// The anonymous memory of this process in KiB, page by page: `VmRSS` is only approximate (proc(5)) and includes code.
+/// Pages that the system has swapped out count: it may load them again.
 #[cfg(target_os = "linux")]
 fn anonymous() -> u64 {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
@@ -23,7 +23,7 @@ fn every_batch_is_right_and_the_memory_stays_the_same() {
         Ok(number) => number.parse().expect("a number of batches"),
         Err(_) => 100_000,
     };
-    // Where huge pages are always on, the kernel may put one in place of a few small ones at any time (khugepaged).
+    // If huge pages are always on, the kernel may replace a few small pages by one at any time (khugepaged).
     // SAFETY: takes no pointer. An older kernel that lacks it returns an error.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     let (_dir, paths) = files(&[600, 424]);
@@ -50,7 +50,7 @@ fn every_batch_is_right_and_the_memory_stays_the_same() {
     assert!(done >= batches && loader.report().batches == done && loader.report().loads == done);
     loader.close().unwrap();
     let after = anonymous();
-    // A byte lost with each batch of the shortest run would be more; the allocator's own ups and downs are less.
+    // A leak of one byte per batch in the shortest run would exceed this; the allocator's normal variation does not.
     let allowed = 64;
     assert!(after <= before + allowed, "{before} KiB after 11 epochs, {after} KiB after {done} batches");
 }

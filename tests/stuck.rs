@@ -1,4 +1,4 @@
-//! Reads that do not return: what the caller is told, and that it can go on without them.
+//! Reads that do not return: what the caller is told, and that it can continue without them.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{RECORD, files, open, record};
 use twinbuf::loader::Locator;
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, Records};
 
-/// Reads that do not return before they are released.
+/// Blocks reads until they are released.
 #[derive(Clone, Default)]
 struct Server(Arc<(Mutex<bool>, Condvar)>);
 
@@ -28,15 +28,15 @@ impl Server {
     }
 }
 
-/// Records of which those from `stuck` on are on the server.
+/// Records on a file server: those from `stuck` on.
 #[derive(Clone)]
 struct Remote {
     records: Arc<Records>,
     stuck: u64,
     server: Server,
-    /// Told of each read that waits, by its first record.
+    /// Gets the first record of each read that waits.
     waits: Sender<u64>,
-    /// Shared by all clones, of which each worker has one.
+    /// Shared by all clones; each worker has one.
     alive: Arc<()>,
     named: bool,
 }
@@ -64,7 +64,8 @@ impl Dataset for Remote {
     }
 }
 
-/// Two files of 20 records each; those from `stuck` on cannot be read. What tells of a read that waits.
+/// Two files of 20 records each; those from `stuck` on cannot be read. Also returns the receiver of the
+/// waiting reads.
 fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<u64>) {
     let (dir, paths) = files(&[20, 20]);
     let (waits, waiting) = channel();
@@ -88,7 +89,7 @@ fn a_caller_that_waits_is_told_what_is_read() {
         }
         waiting.recv().unwrap();
         let before = loop {
-            // The thread of the batch may have been behind another.
+            // The thread of the batch may have been behind another one.
             assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending());
             if let Some(reading) = epoch.reading().filter(|reading| reading.record.is_some()) {
                 break reading;
@@ -114,7 +115,7 @@ fn a_caller_that_waits_is_told_what_is_read() {
         );
         assert!(text.starts_with(&loading), "{text}");
         assert_eq!(text.ends_with("1.bin at byte 2048"), named, "{text}");
-        // It is lost no batch, and nothing is read in the end.
+        // No batch was lost, and no read is pending in the end.
         server.comes_back();
         assert_eq!(epoch.by_ref().map(Result::unwrap).count(), 4);
         assert_eq!(epoch.reading(), None);
@@ -130,7 +131,7 @@ fn a_loader_is_closed_in_time_and_the_thread_left_behind() {
         let mut epoch = loader.epoch(0);
         let kept = epoch.next().unwrap().unwrap();
         drop(epoch.next());
-        // The other worker may have come to its batch before this one.
+        // The other worker may have reached its batch before this one.
         while waiting.recv().unwrap() != 8 {}
         drop(epoch);
         let error = loader.close_timeout(Duration::from_millis(20)).unwrap_err();
@@ -177,14 +178,14 @@ fn a_loader_that_is_dropped_waits_for_a_limited_time() {
     server.comes_back();
 }
 
-/// Not a test by itself: the child of the next one.
+/// Not a test in itself: the child process of the next one.
 #[test]
 #[ignore = "the child of another test"]
 fn child_whose_read_never_returns() {
     let (_dir, remote, waiting) = remote(0, true);
     let mut loader = Loader::builder(remote, plan()).build().unwrap();
     let mut epoch = loader.epoch(0);
-    waiting.recv().unwrap(); // or there is no read to be left behind
+    waiting.recv().unwrap(); // otherwise there is no read to leave behind
     assert!(epoch.next_timeout(Duration::from_millis(20)).is_pending());
     drop(epoch);
     println!("{}", loader.close_timeout(Duration::from_millis(20)).unwrap_err());

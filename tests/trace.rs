@@ -1,4 +1,4 @@
-//! The trace: the events that were promised, nested as they happened, in a file that can be read at any time.
+//! The trace: the documented events, nested as they happened, in a file that can be read at any time.
 
 mod common;
 
@@ -21,8 +21,8 @@ fn events(path: &Path) -> Vec<Value> {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Held while a process is started, which has this one's pipes until it runs its program: an end that a test closes is
-/// not closed meanwhile.
+/// Held while a process is started. Until that process runs its program, it has copies of this one's pipes, so an end
+/// that a test closes would stay open.
 fn starting() -> MutexGuard<'static, ()> {
     static STARTING: Mutex<()> = Mutex::new(());
     STARTING.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,7 +71,7 @@ fn the_events_of_the_first_epochs() {
                 assert_eq!(event["tid"], track, "{event}");
             }
         }
-        // A chunk is its wait and its use, one after the other; the disk was read before its use began.
+        // A chunk consists of its wait and its use, in this order; the disk was read before its use began.
         let span = |event: &Value| {
             let start = event["ts"].as_f64().unwrap();
             (start, start + event["dur"].as_f64().unwrap())
@@ -85,7 +85,7 @@ fn the_events_of_the_first_epochs() {
             assert_eq!(found.len(), 1, "{name}, epoch {epoch}, step {step}");
             found[0]
         };
-        let close = |a: f64, b: f64| (a - b).abs() < 0.002; // the format's own rounding, in microseconds
+        let close = |a: f64, b: f64| (a - b).abs() < 0.002; // the format's rounding, in microseconds
         for epoch in 10..12 {
             for step in 0..5 {
                 let (chunk, wait, train, load) = (
@@ -138,8 +138,8 @@ fn nanos(micros: &Value) -> u64 {
 }
 
 /// The span that an arrow's end is bound to: the innermost one open at its time, as Perfetto's importer finds it
-/// (`json_trace_parser.cc`, `flow_tracker.cc`): spans that begin at a time come before arrows of that time, the
-/// longest first, and a span is open until another begins at its end or later.
+/// (`json_trace_parser.cc`, `flow_tracker.cc`). Spans that begin at a time come before arrows of that time, the longest
+/// first. A span is open until another one begins at its end or later.
 fn bound<'e>(events: &'e [Value], arrow: &Value) -> &'e Value {
     let mut spans: Vec<&Value> = events
         .iter()
@@ -205,8 +205,8 @@ fn the_counter_tells_how_many_slots_are_full() {
             .build()
             .unwrap();
         assert_eq!(loader.epoch(0).count(), 6);
-        // Left early, once a second batch is being read: that is skipped in the next epoch. The epochs after the
-        // recorded ones count for nothing.
+        // Left early, once a second batch is being read: that batch is skipped in the next epoch. The epochs after the
+        // recorded ones are not counted.
         let mut epoch = loader.epoch(1);
         let batch = epoch.next().unwrap().unwrap();
         while overlap && depth > 1 && epoch.report().loads < 6 + 2 {
@@ -314,7 +314,7 @@ fn the_first_batch_is_in_the_file_while_it_is_used() {
             .unwrap();
         let mut epoch = loader.epoch(0);
         let _batch = epoch.next().unwrap().unwrap();
-        // Each side has written before it handed the batch over.
+        // Each side has written its events before it handed the batch over.
         let events = events(&path);
         for name in ["disk_load", "queue_wait"] {
             let found = named(&events, name);
@@ -323,7 +323,7 @@ fn the_first_batch_is_in_the_file_while_it_is_used() {
     }
 }
 
-/// Set for the process that is to be killed: where it writes its trace.
+/// Set for the process to be killed: the path of its trace.
 const VICTIM: &str = "TWINBUF_TEST_TRACE_OF_VICTIM";
 
 #[test]
@@ -334,7 +334,7 @@ fn a_killed_program_leaves_whole_events() {
         assert_eq!(loader.epoch(4).count(), 10);
         let _batch = loader.epoch(5).next();
         println!("\nin the second epoch");
-        // Nobody writes: this waits until it is killed.
+        // Nobody writes to it: this waits until the process is killed.
         let _ = std::io::stdin().read(&mut [0]);
         return;
     }
@@ -391,7 +391,7 @@ fn a_write_that_fails_later_is_told_by_close() {
     for overlap in [false, true] {
         let fifo = dir.path().join(format!("{overlap}.fifo"));
         assert!(spawn(Command::new("mkfifo").arg(&fifo)).wait().unwrap().success());
-        // Reads the first line and is gone: every write after it fails with EPIPE.
+        // Reads the first line and closes: every later write fails with EPIPE.
         let reader = std::thread::spawn({
             let fifo = fifo.clone();
             move || BufReader::new(std::fs::File::open(fifo).unwrap()).read_line(&mut String::new()).unwrap()
@@ -427,7 +427,7 @@ fn a_write_that_only_close_does_is_told_too() {
         let fifo = fifo.clone();
         move || std::fs::File::open(fifo).unwrap()
     });
-    // Without overlap the reading's events wait for a reason to be written, which here is the end.
+    // Without overlap the reader's events wait for a reason to be written; here that is the end.
     let mut loader =
         Loader::builder(open(&paths), plan(160, 8)).overlap(false).trace(Trace::new(&fifo)).build().unwrap();
     let reader = reader.join().unwrap();
@@ -442,7 +442,7 @@ fn a_write_that_only_close_does_is_told_too() {
     }
 }
 
-/// Set for the process that may write files of so many bytes only: where it writes its trace.
+/// Set for the process with a limit on file sizes: the path of its trace.
 const LIMITED: &str = "TWINBUF_TEST_TRACE_OF_LIMITED";
 
 #[test]
@@ -450,9 +450,9 @@ const LIMITED: &str = "TWINBUF_TEST_TRACE_OF_LIMITED";
 fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     if let Some(path) = std::env::var_os(LIMITED) {
         let limit = libc::rlimit { rlim_cur: 40_001, rlim_max: 40_001 };
-        // SAFETY: takes no pointer; the limit is then an error of the write and no signal.
+        // SAFETY: takes no pointer. Without the signal, exceeding the limit is an error of the write.
         assert_ne!(unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) }, libc::SIG_ERR);
-        // SAFETY: the kernel reads `limit`, which lives.
+        // SAFETY: the kernel reads `limit`, a live local.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
         let (dataset, _) = Faulty::new(4000, Fault::None, 0);
         let mut loader = Loader::builder(dataset, plan(4000, 8)).trace(Trace::new(path)).build().unwrap();

@@ -1,4 +1,5 @@
-//! Training on a device and validation on the host in one trace: its rows have names, and their sums are the reports'.
+//! Training on a device and validation on the host in one trace: its rows have names, and their sums equal the reports'
+//! figures.
 
 #![cfg(target_os = "linux")]
 
@@ -52,8 +53,8 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
             .build()
             .unwrap();
         let stream = ctx.new_stream().unwrap();
-        // The device is stopped in the first copy, so that the caller has to wait at least for that one. Without overlap
-        // the loader waits for each itself.
+        // The device is stopped in the first copy, so the caller has to wait at least for that one. Without overlap the
+        // loader itself waits for each copy.
         let mut held = overlap.then(|| sim.hold(0));
         let began = Instant::now();
         let mut epochs = train.epochs(0..2);
@@ -61,15 +62,15 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
             let batch = batch.unwrap();
             if let Some(held) = held.take() {
                 sim.wait_held();
-                // The device's times may be early by what it took from the start to here (`CopyTime::start`).
+                // The device's times may be early by the time from the start to here (`CopyTime::start`).
                 busy(began.elapsed());
                 drop(held);
                 while epochs.report().transfer_bytes == 0 {
-                    std::thread::yield_now(); // before the batch is released, which looks for the end of its copy
+                    std::thread::yield_now(); // until the copy ends: releasing the batch checks that
                 }
             }
             drop(batch.on::<u8>(&stream).unwrap());
-            // The host waits for the copy, as a loop does that reads its loss.
+            // The host waits for the copy, like a training loop that reads its loss.
             stream.synchronize().unwrap();
             busy(Duration::from_millis(1));
             if batch.step() % 4 == 3 {
@@ -82,7 +83,8 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
             }
         }
         drop(epochs);
-        // The copy thread looks at the last copy when it comes to it: the trace will have that, and so must the report.
+        // The copy thread checks the last copy when it gets to it: the trace will include that copy, and the report
+        // must too.
         while train.report().transfer_bytes < train.report().bytes {
             std::thread::yield_now();
         }
@@ -116,7 +118,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         same("valid: train", &["train"], valid_report.train.busy);
         same("valid: train", &["queue_wait"], valid_report.train.waiting);
         same("valid: read", &["disk_load"], valid_report.read.busy);
-        // The validations lie in the training's epochs, and are neither its compute nor its wait.
+        // The validations are within the training's epochs, but are neither its compute nor its wait.
         let paused = of("train: train", &["pause"]);
         assert!(paused >= valid_report.wall.as_secs_f64(), "{paused} of {valid_report}");
         let steps = of("train: train", &["chunk"]) - paused;

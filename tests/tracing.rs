@@ -1,4 +1,4 @@
-//! What a subscriber of the `tracing` crate hears of a loader.
+//! What a subscriber of the `tracing` crate receives from a loader.
 
 mod common;
 
@@ -13,7 +13,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use twinbuf::Loader;
 
-/// A span as it was seen.
+/// A recorded span.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     name: &'static str,
@@ -57,7 +57,7 @@ impl Subscriber for Listener {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let mut seen = Seen { name: span.metadata().name(), ..Seen::default() };
         seen.parent = span.parent().map(Id::into_u64);
-        // An epoch belongs to whatever span the caller is in; the others do not depend on the thread.
+        // An epoch belongs to the caller's current span; the others do not depend on the thread.
         assert_eq!(span.is_contextual(), seen.name == "epoch", "{seen:?}");
         span.record(&mut seen);
         self.spans.lock().unwrap().insert(id, seen);
@@ -86,7 +86,8 @@ impl Subscriber for Listener {
     }
 }
 
-/// One test, because the subscriber is the whole process's: that of a thread would not hear the reading thread.
+/// One test, because the subscriber is global to the process: a thread's subscriber would not see the reading
+/// thread.
 #[test]
 fn spans_of_epochs_loads_and_waits() {
     let listener = Listener::default();
@@ -108,7 +109,7 @@ fn spans_of_epochs_loads_and_waits() {
 
         let epochs = named("epoch");
         assert_eq!(epochs.iter().map(|span| span.fields["epoch"]).collect::<Vec<_>>(), [5, 6]);
-        // Between two batches the caller may enter and leave spans of its own.
+        // Between two batches the caller may enter and leave other spans.
         assert!(epochs.iter().all(|span| span.entered_on.is_empty() && span.parent.is_none()));
 
         let places = [5, 6].into_iter().flat_map(|epoch| (0..4).map(move |step| (epoch, step)));

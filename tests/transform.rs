@@ -40,7 +40,7 @@ fn the_same_numbers_in_every_configuration() {
                 let mut batch = batch.unwrap();
                 assert_eq!(batch.as_ptr().align_offset(64), 0);
                 assert_eq!(batch.cast::<f32>().unwrap(), expected[step], "overlap {overlap}, depth {depth}");
-                batch.cast_mut::<f32>().unwrap().fill(0.0); // nobody else's
+                batch.cast_mut::<f32>().unwrap().fill(0.0); // nobody else uses it
             }
             let report = loader.report();
             assert_eq!(report.loads, 11, "one read a batch");
@@ -52,8 +52,8 @@ fn the_same_numbers_in_every_configuration() {
 
 #[test]
 fn parts_meet_wherever_the_records_end() {
-    // A part is 256 KiB, or 4 MiB past the page cache: records of more than that, of just that, and of sizes that
-    // do not divide it.
+    // A part is 256 KiB, or 4 MiB past the page cache. Tests records larger than that, of exactly that size, and of
+    // sizes that do not divide it.
     for (record_bytes, records, batch) in
         [(300 << 10, 5, 2), (256 << 10, 5, 5), (100_002, 97, 90), (6, 200_000, 99_999)]
     {
@@ -81,7 +81,7 @@ fn parts_meet_wherever_the_records_end() {
     }
 }
 
-/// Fails or panics at the record whose number it is told.
+/// Fails or panics at the record with this number.
 fn cursed(at: u64, panics: bool) -> impl RecordTransform {
     per_record(8, move |record, out, _| {
         let number = u64::from_le_bytes(record[..8].try_into()?);
@@ -171,7 +171,7 @@ fn a_batch_that_is_no_whole_number_of_numbers_says_so() {
     assert_eq!(first(10).unwrap_err(), error);
 }
 
-/// Records of a size that no memory has, or of none.
+/// Records of a size that no memory can hold, or of size zero.
 struct Sized(usize);
 
 impl Dataset for Sized {
@@ -202,7 +202,7 @@ fn records_of_any_size_are_transformed_or_refused() {
     assert!(matches!(error, Error::Transform { at: Some(_), .. }), "{error}");
 }
 
-/// A random augmentation, and which record each slot holds.
+/// A random augmentation that also stores each slot's record number.
 fn augment() -> impl RecordTransform {
     per_record(24, |record, out, context| {
         assert_eq!(record[..8], context.number.to_le_bytes(), "the context is that of the record");
@@ -284,7 +284,7 @@ fn transforms_follow_each_other_and_keep_the_shape() {
             first.chain(second).map(|x| (x.to_bits() >> 16) as u16).collect()
         };
         let expected: Vec<u16> = numbers.chunks_exact(12).flat_map(picture).collect();
-        let ulp = |(a, b): (&u16, &u16)| a.abs_diff(*b) <= 1; // rounded, where the other is cut
+        let ulp = |(a, b): (&u16, &u16)| a.abs_diff(*b) <= 1; // rounded, where the other one is truncated
         assert!(
             found.len() == expected.len() && found.iter().zip(&expected).all(ulp),
             "{found:?}, {expected:?}"

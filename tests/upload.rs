@@ -28,7 +28,7 @@ fn start(seed: u64) -> (Sim, Arc<CudaContext>) {
     (sim, ctx)
 }
 
-/// The batch as the device has it.
+/// The batch's contents on the device.
 fn bytes(batch: &DeviceBatch, stream: &Arc<CudaStream>) -> Vec<u8> {
     let view = batch.on::<u8>(stream).unwrap();
     let mut bytes = vec![0; view.len()];
@@ -40,7 +40,7 @@ fn bytes(batch: &DeviceBatch, stream: &Arc<CudaStream>) -> Vec<u8> {
 #[test]
 fn the_fields_of_a_pair_lie_where_they_are_told() {
     let (_dir, paths) = files(&[30]);
-    // Three bytes of each record, so that the second field begins after a gap.
+    // Three bytes of each record, so the second field begins after a gap.
     let starts = || {
         per_record(3, |record, out, _| {
             out.copy_from_slice(&record[..3]);
@@ -121,7 +121,7 @@ fn the_same_batches_as_without_a_device() {
                     assert!(bytes(&batch, &stream) == expected[step], "step {step}, overlap {overlap}");
                 }
             }
-            // A copy thread looks at its last copies when it comes to them: here they are waited for.
+            // A copy thread checks its last copies when it gets to them: wait for them here.
             while loader.report().transfer_bytes < loader.report().bytes {
                 thread::yield_now();
             }
@@ -141,7 +141,7 @@ fn the_same_batches_as_without_a_device() {
 
 #[test]
 fn reads_past_the_page_cache_fill_page_locked_slots() {
-    // Records of 4 KiB, and of less than a block of the disk, which go through a bounce buffer.
+    // Records of 4 KiB, and of less than a disk block; the latter go through a bounce buffer.
     for record_bytes in [4096, RECORD, 64] {
         let (_dir, paths) = files(&[64, 32]);
         let data = Arc::new(twinbuf::Records::open(&paths, record_bytes).unwrap());
@@ -157,8 +157,8 @@ fn reads_past_the_page_cache_fill_page_locked_slots() {
     }
 }
 
-/// Batches of 20 MiB, in records of 1 MiB and chunks of 8 MiB. Reads a chunk of a batch only once the copies of all chunks
-/// before it in that batch have been issued; fails at one record.
+/// Batches of 20 MiB, in records of 1 MiB and chunks of 8 MiB. Reads a chunk of a batch only after the copies of all
+/// earlier chunks of that batch have been issued. Fails at one record.
 struct Chunked {
     sim: twinbuf_cuda_sim::Control,
     fails_at: Option<u64>,
@@ -288,7 +288,7 @@ fn every_fault_of_the_data_at_every_step_arrives_in_order_and_once() {
     }
 }
 
-/// A life of a loader, up to its first error. How many batches came before it.
+/// A life of a loader, up to its first error. Returns the number of batches before it.
 fn life(builder: LoaderBuilder<Cuda>, stream: &Arc<CudaStream>) -> (u64, Result<(), Error>) {
     let mut received = 0;
     let result = (|| {
@@ -297,7 +297,7 @@ fn life(builder: LoaderBuilder<Cuda>, stream: &Arc<CudaStream>) -> (u64, Result<
             let batch = batch?;
             assert_eq!(batch.step(), received, "in order");
             received += 1;
-            // What fails here is the caller's own call, and no batch is lost by it.
+            // A failure here is the caller's call; no batch is lost by it.
             let _ = batch.on::<u8>(stream);
         }
         loader.close()
@@ -323,7 +323,7 @@ fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
             let (received, result) = life(builder, &stream);
             match &result {
                 Ok(()) => assert_eq!(received, STEPS, "call {k}: a short epoch"),
-                // Before the first batch, or told by `close` after the last.
+                // Before the first batch, or reported by `close` after the last one.
                 Err(Error::Device(_)) => assert!([0, STEPS].contains(&received), "call {k}: {received}"),
                 Err(Error::Upload { at: failed, source }) => {
                     assert_eq!(*failed, at(0, received), "call {k}");
@@ -453,7 +453,7 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
     for line in steps {
         let at = |phase: &str| line.find(phase).unwrap_or_else(|| panic!("no {phase} in {line}"));
         assert!(at(" load ") < at(" h2d ") && at(" h2d ") < at(" forward "), "{line}");
-        // The loader's phases come one after the other, and the step has room for both.
+        // The loader's phases follow one another, and the step has room for both.
         let ms = |phase: &str| -> f64 {
             line[at(phase) + phase.len()..].split(' ').next().and_then(|ms| ms.parse().ok()).unwrap()
         };
@@ -503,9 +503,9 @@ fn a_waker_may_drop_the_loader_on_the_copy_thread() {
     let loader = Loader::builder(Gated(gate), plan).cuda(ctx).build().unwrap();
     is_dropped_by_a_waker(loader, &open);
     while open.send(()).is_ok() {
-        thread::yield_now(); // the reading thread has the gate up to its end, and waits for the copying thread's before
+        thread::yield_now(); // the reading thread keeps the gate until it ends, after the copying thread
     }
-    // Nobody joins the copy thread, which drops the last handles of the driver's at its end.
+    // Nobody joins the copy thread; it drops the last driver handles when it ends.
     while sim.live().leaked() != Live::default() {
         thread::yield_now();
     }

@@ -19,7 +19,7 @@ fn gated() -> (Sender<()>, Loader) {
     (open, Loader::builder(Gated(gate), plan).build().unwrap())
 }
 
-/// Counts wakes, and says of each.
+/// Counts wakes and sends a message for each.
 struct Woken(AtomicUsize, Sender<()>);
 
 impl Wake for Woken {
@@ -47,7 +47,7 @@ fn a_batch_that_is_not_there_is_pending_and_wakes_its_task_once() {
     let Poll::Ready(Some(Ok(first))) = epoch.try_next() else { panic!("woken for nothing") };
     assert_eq!(first.step(), 0);
     drop(first);
-    // The waits may be mixed, and a future that is dropped has lost nothing.
+    // The waits may be mixed, and a dropped future has lost nothing.
     drop(epoch.next_async());
     for step in 1..3 {
         open.send(()).unwrap();
@@ -62,16 +62,16 @@ fn a_batch_that_is_not_there_is_pending_and_wakes_its_task_once() {
 
 #[test]
 fn an_epoch_is_read_from_its_creation_on() {
-    // As a validation set that is warmed while the training goes on.
+    // Like a validation set that is loaded ahead while the training continues.
     let ((open, mut train), (open_valid, mut valid)) = (gated(), gated());
     let mut validation = valid.epoch(0);
     let mut epochs = train.epochs(0..2);
     while epochs.report().loads == 0 || validation.report().loads == 0 {
-        std::thread::yield_now(); // before any batch is asked for
+        std::thread::yield_now(); // before any batch is requested
     }
     open_valid.send(()).unwrap();
     while validation.report().loads < 2 {
-        std::thread::yield_now(); // up to the slots
+        std::thread::yield_now(); // until the slots are full
     }
     assert_eq!(validation.report().wall, Duration::ZERO, "what comes before the first call is nobody's wait");
     (0..8).for_each(|_| open.send(()).unwrap());
@@ -88,7 +88,7 @@ fn a_wait_without_end_is_ended_by_an_error_of_the_data_set() {
     let (open, mut loader) = gated();
     let mut epoch = loader.epoch(0);
     assert!(epoch.try_next().is_pending());
-    drop(open); // the data set's own `recv` fails
+    drop(open); // the data set's `recv` fails
     let error = pollster::block_on(epoch.next_async()).unwrap().unwrap_err();
     assert!(error.to_string().starts_with("epoch 0, step 0: "), "{error}");
     assert!(matches!(epoch.try_next(), Poll::Ready(None)));
@@ -152,7 +152,7 @@ fn a_task_that_gives_up_its_epoch_leaves_the_next_one_alone() {
     drop(earlier);
     let mut later = loader.epoch(1);
     assert!(later.poll_next(&mut Context::from_waker(&second)).is_pending());
-    // The batch that was read for the earlier epoch, and then the one that is wanted.
+    // The batch that was read for the earlier epoch, then the requested one.
     open.send(()).unwrap();
     open.send(()).unwrap();
     let batch = loop {
@@ -164,7 +164,7 @@ fn a_task_that_gives_up_its_epoch_leaves_the_next_one_alone() {
     assert_eq!((batch.epoch(), batch.step()), (1, 0));
     assert_eq!(wakers[0].0.load(Ordering::Relaxed), 0, "the last task that waited is woken");
     drop((batch, later));
-    // The reader may wait at the gate, and the loader's end for the reader.
+    // The reader may wait at the gate, and dropping the loader may wait for the reader.
     drop(open);
 }
 
@@ -183,7 +183,7 @@ fn a_wait_with_a_timeout_ends_and_loses_nothing() {
     assert!(matches!(epoch.next_timeout(LONG), Poll::Ready(None)));
 }
 
-/// Longer than anything takes here; only a failing test waits for it.
+/// Longer than anything takes here. Only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(300);
 
 #[test]

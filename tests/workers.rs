@@ -1,4 +1,4 @@
-//! Several threads that read: the plan's order whatever their number, errors in order, memory as spelled out.
+//! Several reading threads: the plan's order whatever their number, errors in order, memory as documented.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
@@ -15,7 +15,7 @@ use twinbuf::loader::MAX_HOST_DEPTH;
 use twinbuf::transform::{RecordTransform, RecordType, per_record};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan};
 
-/// A random augmentation: the record, changed by numbers that its seed gives.
+/// A random augmentation: changes the record by random numbers from its seed.
 fn augment() -> impl RecordTransform {
     per_record(RECORD, |record, out, context| {
         let mut random = context.seed;
@@ -49,7 +49,7 @@ fn an_epoch_is_the_same_with_any_number_of_workers() {
                 let report = loader.report();
                 assert_eq!((report.batches, report.loads), (33, 33), "one read a batch: {which}");
                 assert_eq!(report.workers, if overlap { workers as u64 } else { 1 }, "{which}");
-                // From the middle of an epoch on, too, and after epochs that were left early.
+                // Also from the middle of an epoch, and after epochs that were left early.
                 for taken in [0, 1, 4, 11] {
                     let epoch = loader.epoch(3).take(taken).map(|batch| batch.unwrap().to_vec());
                     assert!(epoch.eq(expected[..taken].iter().cloned()), "{which}, left after {taken}");
@@ -69,7 +69,7 @@ fn an_epoch_is_the_same_with_any_number_of_workers() {
 struct Failing {
     records: u64,
     at: u64,
-    /// Clones that are alive.
+    /// Live clones.
     _alive: Arc<()>,
 }
 
@@ -113,7 +113,7 @@ fn an_error_comes_in_order_and_the_next_epoch_goes_on() {
                 assert!(format!("{error:#}").starts_with(&expected), "{workers} workers: {error:#}");
                 assert!(found.next().is_none());
             }
-            // Met ahead of a caller who leaves: told when the loader is closed.
+            // Met ahead, after the caller has left: reported when the loader is closed.
             drop(loader.epoch(3));
             let closed = loader.close();
             assert!(matches!(closed, Ok(()) | Err(Error::Load { .. })), "{closed:?}");
@@ -125,7 +125,7 @@ fn an_error_comes_in_order_and_the_next_epoch_goes_on() {
 #[test]
 fn the_first_error_is_told_by_close() {
     let plan = Plan::builder(4).batch(1).build().unwrap();
-    /// Each batch fails, the first one only once the others have.
+    /// Each batch fails; the first one fails only after the others have.
     #[derive(Clone)]
     struct Late(Arc<Barrier>);
     impl Dataset for Late {
@@ -154,7 +154,7 @@ fn the_first_error_is_told_by_close() {
     assert!(format!("{error:#}").ends_with("step 0: the batch could not be read: record 0"), "{error:#}");
 }
 
-/// A batch is read once as many threads as that are reading.
+/// A batch is read once this many threads are reading.
 #[derive(Clone)]
 struct Together(Arc<Barrier>, Arc<AtomicUsize>);
 
@@ -192,7 +192,7 @@ fn batches_are_kept_and_dropped_on_another_thread() {
     let (_dir, paths) = files(&[60]);
     let mut loader = Loader::builder(open(&paths), plan(60, 3)).workers(3).build().unwrap();
     let expected = batches(&mut loader, 0).into_iter().map(Result::unwrap).collect::<Vec<_>>();
-    // All slots of all workers at once, given back in another order.
+    // All slots of all workers at once, returned in another order.
     let (sender, receiver) = std::sync::mpsc::sync_channel::<Vec<twinbuf::Batch>>(0);
     let other = thread::spawn(move || {
         let mut found = Vec::new();
@@ -259,7 +259,7 @@ fn what_cannot_work_is_refused() {
     }
     let error = builder().transform(Alone).workers(2).build().unwrap_err();
     assert!(error.to_string().contains("the transform has no `try_clone`"), "{error}");
-    // One needs no other.
+    // One worker does not need a second one.
     assert_eq!(builder().transform(Alone).build().unwrap().epoch(0).count(), 8);
     assert_eq!(builder().transform(Alone).workers(2).overlap(false).build().unwrap().epoch(0).count(), 8);
 }
@@ -284,7 +284,7 @@ fn memory_is_that_of_all_workers() {
     }
 }
 
-/// Eight-byte records, of which the first of an epoch is read for as long as it takes to read the next few.
+/// Eight-byte records. Reading the first one of an epoch takes as long as reading the next few.
 #[derive(Clone)]
 struct FirstIsSlow {
     while_it_is_read: u64,
@@ -304,7 +304,7 @@ impl Dataset for FirstIsSlow {
         let (read, changed) = &*self.read;
         let mut read = read.lock().unwrap();
         if first == 0 {
-            // Not for ever where the others are left to this thread.
+            // Not forever, in case the others are left to this thread.
             let limit = Duration::from_secs(10);
             let waits = |read: &mut u64| *read < self.while_it_is_read;
             let waited = changed.wait_timeout_while(read, limit, waits).unwrap();
@@ -338,7 +338,7 @@ fn a_worker_that_is_free_takes_the_next_batch() {
     }
 }
 
-/// Record `i` is the number `i`, after a random number of turns of other threads.
+/// Record `i` is the number `i`, after yielding to other threads a random number of times.
 #[derive(Clone)]
 struct Uneven(u64);
 
@@ -377,7 +377,7 @@ fn every_history_of_calls_gives_the_plans_order() {
         let (workers, depth) = (2 + draw(3) as usize, 1 + draw(3) as usize);
         let builder = Loader::builder(Uneven(seed), plan).workers(workers).host_depth(depth);
         let mut loader = builder.build().unwrap();
-        // Fewer than there are workers: one of them has a slot.
+        // Fewer batches than workers are kept, so one worker has a slot.
         let mut kept = Vec::new();
         for _ in 0..6 {
             let end = draw(61);

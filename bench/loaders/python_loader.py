@@ -1,27 +1,27 @@
-"""Loaders for Python over a numpy mapping, as subjects of this benchmark (see src/work.rs for what that is).
+"""Loaders for Python over a numpy mapping, as subjects of this benchmark (src/work.rs defines a subject).
 
     python_loader.py torch|spdl|grain|dataloader_rs WORKERS
 
-Runs whenever a line of JSON comes, such as {"kind": "images", "data": FILE, "order": null, "batch": 32, "epochs": 1,
+Each line of JSON starts a run, such as {"kind": "images", "data": FILE, "order": null, "batch": 32, "epochs": 1,
 "compute_us": 0, "train_us": 0, "decode_us": 0, "verify": false, "fail": null}.
 
-How they are set up:
+Their setup:
 
-- A whole batch is one item, its index an array of the numbers of its records. So there is one call a batch, and no
-  collation of items.
+- A whole batch is one item; its index is an array of record numbers. So there is one call per batch, and no collation
+  of items.
 - torch: `batch_size=None` and a sampler of index arrays ("Disable automatic batching" in the documentation of
-  torch.utils.data). A worker copies from the mapping into the shared memory in which the batch is handed over, as torch's
-  `default_collate` does in a worker. `persistent_workers=True`, so that processes are started once and not once an
-  epoch; `prefetch_factor=2`, the default.
-- spdl: one stage with `concurrency=WORKERS` in a thread pool of as many and `output_order="input"`: what its
-  documentation advises for functions that release the GIL, as the copy does. The sink is the default, 3 batches.
-- grain: `ReadOptions(num_threads=WORKERS)`; 16 threads are its default. A buffer of one batch more than threads: the
-  default of 500 is for records of some KiB.
+  torch.utils.data). A worker copies from the mapping into the shared memory of the batch, like torch's
+  `default_collate` in a worker. `persistent_workers=True`: processes are started once, not once per epoch.
+  `prefetch_factor=2`, the default.
+- spdl: one stage with `concurrency=WORKERS` in a thread pool of the same size and `output_order="input"`, as its
+  documentation advises for functions that release the GIL, like the copy. The sink is the default, 3 batches.
+- grain: `ReadOptions(num_threads=WORKERS)`; 16 threads are its default. The buffer has one batch more than there are
+  threads: the default of 500 is for records of a few KiB.
 - dataloader_rs: `num_workers` threads and `prefetch_depth=2`, the default.
 - Token ids become 32 bits wide, as an embedding takes them.
 
-`batch_sampler` with `__getitems__`, and the sharing strategy `file_system`, were tried for torch on shuffled images and
-could not be told apart from this, on a busy machine.
+`batch_sampler` with `__getitems__`, and the sharing strategy `file_system`, were tried for torch on shuffled images,
+on a busy machine: no difference was measurable.
 """
 
 import gc
@@ -36,7 +36,7 @@ import zlib
 
 import numpy as np
 
-# Tokens of a window, of which the first of the next window is the last.
+# Tokens of a window. The first token of the next window is the last one of this window.
 WINDOW = 1024 + 1
 
 # kind: number of the file, bytes before the first record, shape of a record, numbers from one record to the next,
@@ -52,20 +52,20 @@ class Records:
 
     def __init__(self, work, in_worker=lambda: False):
         number, header, shape, step, self.dtype = KINDS[work["kind"]]
-        # As a plain array: each slice of a `memmap` is made by slow code of its own.
+        # A plain array: slicing a `memmap` runs slow Python code.
         numbers = np.asarray(np.memmap(work["data"], dtype=number, mode="r", offset=header))
         count = (len(numbers) - int(np.prod(shape))) // step + 1
         strides = (step * numbers.itemsize, *np.empty(shape, number).strides)
         self.records = np.lib.stride_tricks.as_strided(numbers, (count, *shape), strides, writeable=False)
-        # Whether this runs in a process of its own.
+        # Whether this runs in a separate process.
         self.in_worker = in_worker
         # The first record of the batch that fails, and how.
         self.fails_at, self.fault = None, None
-        # CPU time a record, and what takes it without the GIL.
+        # CPU time per record, and the function that uses it without the GIL.
         self.decode_s, self.ballast = work["decode_us"] / 1e6, bytes(1 << 15)
 
     def read(self, indices, out=None):
-        """The batch of these records: in `out`, or in an array of its own."""
+        """The batch of these records: in `out`, or in a new array."""
         if self.fails_at == indices[0]:
             self.fail()
         end = time.thread_time() + self.decode_s * len(indices)
@@ -74,10 +74,10 @@ class Records:
         if out is None:
             out = np.empty((len(indices), *self.records.shape[1:]), self.dtype)
         if out.dtype == np.int32:
-            # Not `take`, which would copy the whole map, as its windows overlap.
+            # Not `take`: it would copy the whole map, because its windows overlap.
             out[...] = self.records[indices]
         else:
-            # With mode "raise" it would take a copy more; the indices are right.
+            # Mode "raise" would make one more copy; the indices are valid.
             self.records.take(indices, axis=0, out=out, mode="clip")
         return out
 
@@ -90,13 +90,13 @@ class Records:
 
 
 class Trainer:
-    """A training step that takes CPU time: many small products, each of which gives the GIL away and takes it back."""
+    """A training step that takes CPU time: many small products; each releases the GIL and takes it back."""
 
     def __init__(self, step_s):
         self.numbers = np.linspace(0, 1, 48 * 48, dtype=np.float32).reshape(48, 48)
         self.out = np.empty_like(self.numbers)
         self.products = 100
-        # The fastest of some: a step that is disturbed here would make all of them short.
+        # The fastest of several: a disturbed step here would make all of them short.
         product = min(self.step() for _ in range(10)) / self.products
         self.products = max(1, round(step_s / product))
         begun, steps = time.monotonic(), []
@@ -116,7 +116,7 @@ class Meter:
 
     def __init__(self, work):
         self.work = work
-        # For all that was asked for, and for the batches received.
+        # The total of all requests, and of the received batches.
         self.waited_s, self.wait_s = 0.0, 0.0
         self.started, self.first_s, self.last = 0.0, 0.0, 0.0
         self.cpu_before_s, self.cpu_last_s = 0.0, 0.0
@@ -124,7 +124,7 @@ class Meter:
         self.batches, self.digest, self.sum = 0, 0, 0
 
     def ready(self):
-        """Everything is open: waits for the go."""
+        """Reports that everything is open, and waits for the start."""
         if self.work["train_us"]:
             self.trainer = Trainer(self.work["train_us"] / 1e6)
         print("ready", flush=True)
@@ -132,7 +132,7 @@ class Meter:
         self.started, self.cpu_before_s = time.monotonic(), self.cpu()
 
     def wait(self, call, *args):
-        """What `call` returns; the time that it takes is the caller's wait."""
+        """Returns the result of `call`; its duration is the caller's wait."""
         asked = time.monotonic()
         try:
             return call(*args)
@@ -163,13 +163,13 @@ class Meter:
         self.batches += 1
 
     def cpu(self):
-        """CPU time so far, that of the workers included."""
-        # The clock of another process, as clock_getcpuclockid(3) makes it.
+        """CPU time so far, including the workers'."""
+        # The clock of another process, computed like clock_getcpuclockid(3).
         clocks = [~worker.pid << 3 | 2 for worker in multiprocessing.active_children()]
         return time.process_time() + sum(map(time.clock_gettime, clocks))
 
     def end(self):
-        """After the last batch, while there are workers."""
+        """Called after the last batch, while the workers still exist."""
         self.cpu_last_s = self.cpu()
 
     def verify(self, records):
@@ -198,7 +198,7 @@ class Meter:
 
 
 def batches_of(work, count):
-    """The numbers of the records of each batch; those that fill no whole batch are left out."""
+    """The record numbers of each batch, without those that do not fill a whole batch."""
     order = np.fromfile(work["order"], "<u8").astype(np.int64) if work["order"] else np.arange(count)
     if len(order) != count:
         raise ValueError(f"the order: wanted {count} records, found {len(order)}")
@@ -239,7 +239,7 @@ def use_spdl(work, workers):
     batches = batches_of(work, len(records.records))
 
     def stream():
-        # One pipeline for all epochs, as `repeat_source` makes one: its start and end take tens of milliseconds.
+        # One pipeline for all epochs, like `repeat_source`: its start and end take tens of milliseconds.
         builder = PipelineBuilder().add_source([batch for _ in range(work["epochs"]) for batch in batches])
         builder = builder.pipe(records.read, concurrency=workers, output_order="input").add_sink()
         pipeline = builder.build(num_threads=workers)
@@ -285,12 +285,12 @@ def run(use, workers, work, meter):
         fault, step = work["fail"]
         records.fault, records.fails_at = fault, batches[step][0]
     meter.ready()
-    # Of all epochs. `stream` keeps the loader, and with it its workers, whose CPU time the meter asks for at the end.
+    # For all epochs. `stream` keeps the loader and thus its workers; the meter reads their CPU time at the end.
     batches = meter.wait(iter, stream())
     while (batch := meter.wait(next, batches, None)) is not None:
         meter.take(batch)
     meter.end()
-    # The loader goes here, and with it its workers.
+    # The loader is dropped here, and its workers with it.
 
 
 def maps(file):
@@ -307,12 +307,12 @@ def main():
         try:
             run(USES[library], workers, work, meter)
         except Exception as caught:
-            # Without the trace in between, and the same in each run.
+            # Without the traceback, and the same in each run.
             first, *rest = str(caught).strip().splitlines() or [""]
             words = " ... ".join([f"{type(caught).__name__}: {first}", *rest[-1:]])
             error = re.sub(r"pid(\(s\))? [0-9, ]+", r"pid\1 ...", words)
-        # No page of the file may stay mapped. A thread of dataloader_rs gives the data set up some time after its loader is
-        # gone, and as a class is a cycle, a collection before that would not take it.
+        # No page of the file may stay mapped. A thread of dataloader_rs releases the data set some time after its loader
+        # is gone. A class is a reference cycle, so a collection before that would not free it.
         until = time.monotonic() + 1
         gc.collect()
         while maps(work["data"]) and time.monotonic() < until:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""twinbuf beside other loaders for Python: the same records, shuffled, in one run on one machine.
+"""Compares twinbuf with other loaders for Python: the same records, shuffled, in one run on one machine.
 
     python -m venv target/py && target/py/bin/pip install ./python -r bench/python/requirements.txt
     target/py/bin/python bench/python/loaders.py
@@ -7,10 +7,10 @@
 Options: --rounds N (5), --size-mib N (96), --only REGEX, --dir DIR (the disk that is measured), --out DIR, --verify
 (reads everything once and compares sums, without timing).
 
-Each run is a process of its own (one.py). In a round every subject runs once in each place, in a new order: cold (the
-file is not in the page cache) and warm, without compute and with a trainer that multiplies small matrices, for about as
-long as the plain loop takes to load a warm batch. Prints the medians with their quartiles, and writes
-python.csv (every run) and python.svg into bench/results.
+Each run is a separate process (one.py). In a round every subject runs once in each place, in a new order: cold (the
+file is not in the page cache) and warm; without compute, and with a trainer that multiplies small matrices for about as
+long as the plain loop takes to load a warm batch. Prints the medians with their quartiles, and writes python.csv (every
+run) and python.svg into bench/results.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BAR = {"cold": "#4c86c6", "warm": "#d9a04c"}
 
 
 def make(kind: str, path: Path, mib: int) -> None:
-    """Write whole batches, so that every order uses every record."""
+    """Write whole batches: every order then uses every record."""
     rng = np.random.default_rng(0)
     _, _, shape, step, size = KINDS[kind]
     with path.open("wb") as file:
@@ -66,7 +66,7 @@ def cache(path: Path, cold: bool) -> None:
 
 
 def run(subject: str, kind: str, path: Path, cold: bool, seed: int, *options: str) -> dict[str, Any]:
-    """One run; raises RuntimeError with what the process said if it fails."""
+    """One run; raises RuntimeError with the process's output if it fails."""
     command = [
         sys.executable,
         HERE / "one.py",
@@ -100,7 +100,7 @@ def run(subject: str, kind: str, path: Path, cold: bool, seed: int, *options: st
 
 
 def repeats(kind: str, path: Path) -> int:
-    """Return the trainer's products in the time of the plain loop's warm load of a batch."""
+    """Return the number of the trainer's products that take as long as the plain loop's warm load of a batch."""
     cache(path, cold=False)
     read = Reader(kind, path)
     order = read.order(0)[:30]
@@ -116,7 +116,7 @@ def repeats(kind: str, path: Path) -> int:
 
 
 def measure(args: argparse.Namespace, paths: dict[str, Path]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the runs, and why the subjects were left out that failed once."""
+    """Return the runs, and the reasons why subjects were left out after a failure."""
     rows = []
     names = [name for name in SUBJECTS if re.search(args.only, name)]
     absent: dict[str, str] = {}

@@ -14,7 +14,7 @@ fn main() -> Result<(), BoxError> {
     let data = Arc::new(Records::open([path], record_bytes)?);
     let plan = Plan::builder(data.len()).batch(batch).shuffle(Shuffle::Chunks { records: batch }).build()?;
     let mut loader = Loader::builder(data, plan).build()?;
-    // One epoch for each line, so that the two sides take turns.
+    // One epoch per line of input, so the two sides alternate.
     for (epoch, line) in std::io::stdin().lock().lines().enumerate() {
         line?;
         let start = Instant::now();

@@ -1,9 +1,9 @@
-"""One run of one loader: prints `ready`, waits for a line, and prints what it measured as JSON.
+"""One run of one loader: prints `ready`, waits for a line, and prints its measurements as JSON.
 
     one.py SUBJECT --kind tokens|images --data FILE --seed N [--train REPEATS] [--verify]
 
-CPU time is that of all threads and worker processes, memory what is in no file: `Pss_Anon` and `Pss_Shmem` of
-smaps_rollup, of the process and its workers, on top of what the process had when it was ready.
+CPU time includes all threads and worker processes. Memory is the part that is not file-backed: `Pss_Anon` and
+`Pss_Shmem` of smaps_rollup, of the process and its workers, minus what the process had when it was ready.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from subjects import KINDS, SUBJECTS, Reader
 
 
 def family() -> list[int]:
-    """Return this process and those that it started."""
+    """Return this process and its children."""
     pids = [os.getpid()]
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -29,7 +29,7 @@ def family() -> list[int]:
 
 
 def cpu_s() -> float:
-    # The clock of another process, as clock_getcpuclockid(3) makes it.
+    # The clock of another process, computed like clock_getcpuclockid(3).
     return sum(time.clock_gettime(~pid << 3 | 2) for pid in family())
 
 
@@ -44,7 +44,7 @@ def memory() -> int:
 
 
 class Trainer:
-    """Many small products: a training step that gives the GIL away and takes it back often."""
+    """Many small products: a training step that often releases the GIL and takes it back."""
 
     def __init__(self, repeats: int) -> None:
         self.repeats = repeats
@@ -99,7 +99,7 @@ def main() -> None:
             mib = (memory() - before) / 1024
         if args.train:
             trainer.step()
-        if count == total_batches:  # while there are workers
+        if count == total_batches:  # while the workers exist
             last, cpu = time.perf_counter(), cpu_s()
         del batch, numbers
         asked = time.perf_counter()
@@ -116,7 +116,7 @@ def main() -> None:
         "sum": total,
     }
     print(json.dumps(result), flush=True)
-    # Some have threads that wait for more.
+    # Some have threads that wait for more input.
     os._exit(0)
 
 

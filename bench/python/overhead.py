@@ -1,16 +1,17 @@
-"""What Python costs beside the Rust loader, and whether its threads take the GIL.
+"""The cost of Python on top of the Rust loader, and whether its threads take the GIL.
 
     cargo build --release --manifest-path python/Cargo.toml --example native
     python bench/python/overhead.py [--epochs 200] [--rounds 100] [--only overhead|gil]
 
-Overhead: both sides read the epochs of one plan in turn from a file in the page cache, in batches so small that the
-batch itself costs little. In Python once without looking at a batch, once as an array, once as a tensor. Printed:
-microseconds a batch, medians of the epochs with their quartiles, and the medians of the differences.
+Overhead: both sides alternately read the epochs of one plan from a file in the page cache, in batches so small that the
+batch itself costs little. Python reads them once without using a batch, once as an array, once as a tensor. Prints
+microseconds per batch, medians of the epochs with their quartiles, and the medians of the differences.
 
-GIL: a thread counts in Python on a processor of its own, in short windows that take turns: batches of 16 MiB load here;
-in the Rust program, for the same use of the memory and of the other processors; not at all. Medians of the windows and
-of the differences within a round. Where two processors share a core, the second row is slower than the third by that
-alone. The loop that receives the batches takes the GIL for each; the reading thread does not.
+GIL: a thread counts in Python on a separate processor, in short windows that alternate between three cases: batches of
+16 MiB are loaded here; in the Rust program, for the same use of the memory and of the other processors; not at all.
+Prints medians of the windows and of the differences within a round. If two processors share a core, that alone makes
+the second row slower than the third. The loop that receives the batches takes the GIL for each; the reading thread
+does not.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ RECORD, BATCH, BATCHES = 64, 16, 2000
 
 
 class Native:
-    """The Rust loader in a process of its own."""
+    """The Rust loader in a separate process."""
 
     def __init__(self, path: Path, record: int, batch: int) -> None:
         command = [NATIVE, path, str(record), str(batch)]
@@ -54,7 +55,7 @@ class Native:
 
 
 def nothing(batch: tb.Batch) -> object:
-    """Leave the batch alone."""
+    """Do not use the batch."""
     return None
 
 
@@ -76,7 +77,7 @@ def overhead(folder: Path, epochs: int) -> None:
         "batch.numpy()": tb.Batch.numpy,
         "batch.torch()": tb.Batch.torch,
     }
-    loaders = {name: tb.Loader(data, plan, depth=2) for name in uses}  # as Rust has
+    loaders = {name: tb.Loader(data, plan, depth=2) for name in uses}  # like Rust
     times: dict[str, list[float]] = {"Rust": [], **{name: [] for name in uses}}
     for epoch in range(epochs):
         times["Rust"].append(native.epoch() / 1e3 / BATCHES)
@@ -93,7 +94,7 @@ def overhead(folder: Path, epochs: int) -> None:
 
 
 class Counter:
-    """A thread that counts in Python, on a processor of its own."""
+    """A thread that counts in Python, on a separate processor."""
 
     def __init__(self, processor: set[int]) -> None:
         self.counted, self.stop = 0, False
@@ -122,12 +123,12 @@ class Counter:
 
 
 def gil(folder: Path, rounds: int) -> None:
-    """Print how fast a thread counts beside what."""
+    """Print how fast a thread counts in each of the three cases."""
     path = folder / "large.bin"
     path.write_bytes(bytes(64 << 20))
     data = tb.Records.open(path, 1 << 20)
     first, *others = sorted(os.sched_getaffinity(0))
-    # All that loads is kept away from the processor that counts.
+    # All loading is kept off the processor that counts.
     elsewhere_ = set(others) or {first}
     all_threads = set(os.listdir("/proc/self/task"))
     loader = tb.Loader(data, tb.Plan(data, 16, shuffle=tb.Chunks(16), seed=0))
@@ -161,7 +162,7 @@ def gil(folder: Path, rounds: int) -> None:
     waits: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
         for name in random.sample(list(kinds), len(kinds)):
-            nowhere(time.perf_counter() + 0.02)  # what was read ahead
+            nowhere(time.perf_counter() + 0.02)  # the batches read ahead
             start, counts, cpu = counter.now()
             kinds[name](start + 0.1)
             end, counts_then, cpu_then = counter.now()

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""How near `prefetch` comes to perfect overlap, and whether `watch` foretells it.
+"""How close `prefetch` comes to perfect overlap, and whether `watch` predicts it.
 
     python bench/python/overlap.py [--steps 200] [--rounds 5] [--ms 10] [--only REGEX]
 
-Each round runs a loop as it is, measured by `watch`, and then with `prefetch`, measured again. Loads and uses are
-sleeps, as a network or a device would be waited for, reads of a file that is not in the page cache, or work on a
-processor that releases the GIL. Columns, medians of the rounds with their quartiles:
+Each round runs a loop unchanged, measured by `watch`, and then with `prefetch`, measured again. Loads and uses are
+sleeps (like waiting for a network or a device), reads of a file that is not in the page cache, or work on a processor
+that releases the GIL. Columns, medians of the rounds with their quartiles:
 
-- `wall / longest`: the loop with `prefetch`, over the longer of all loads and all uses of the loop as it is.
-- `wall / longest beside`: the same over loads and uses as long as they were beside each other, in the same run. What is
-  left is the overlap's own: hand-offs, and the first load.
-- `wall / free`: the loop with `prefetch`, over two threads that do all loads and uses without a hand-off. Where both
-  take a processor, this is what the processors allow: other programs, or a shared core, slow both down.
-- `foretold`: how many times faster `watch` expected `prefetch` to be; a range where both sides take processors that may
-  share a core. `reached`: how many it was.
-- `off %`: by how much that is outside the range, of each round; 0 within it.
+- `wall / longest`: the loop with `prefetch`, over the longer of all loads and all uses of the unchanged loop.
+- `wall / longest beside`: the same over the loads and uses as measured while they overlapped, in the same run. The
+  remainder is the cost of the overlap: hand-offs, and the first load.
+- `wall / free`: the loop with `prefetch`, over two threads that do all loads and uses without a hand-off. If both use a
+  processor, this is the limit of the processors: other programs, or a shared core, slow both down.
+- `foretold`: the speedup that `watch` predicted for `prefetch`; a range if both sides use processors that may share a
+  core. `reached`: the actual speedup.
+- `off %`: how far that is outside the range, in each round; 0 within it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BLOCK = bytes(1 << 20)
 
 
 def calibrate() -> float:
-    """Return the blocks that a processor hashes in a second."""
+    """Return the number of blocks that a processor hashes in a second."""
     best = 0.0
     for _ in range(20):
         start = time.perf_counter()
@@ -56,7 +56,7 @@ def hashing(blocks: int) -> None:
 
 
 def free(load: Work, loads: list[float], use: Work, seconds: float) -> float:
-    """Return what all loads and all uses take in two threads that do not wait for each other."""
+    """Return the time of all loads and all uses in two threads that do not wait for each other."""
 
     def all_loads() -> None:
         for each in loads:
@@ -105,7 +105,7 @@ def loop(items: Iterable[object], work: Work, seconds: float) -> float:
 
 
 class Disk:
-    """A file on the disk of TMPDIR, read without the page cache, as it is the first time."""
+    """A file on the disk of TMPDIR, read without the page cache, like a first read."""
 
     def __init__(self, folder: str, mib: int) -> None:
         self.path, self.size = os.path.join(folder, "data"), mib << 20
@@ -153,7 +153,7 @@ def main() -> None:
     disk = Disk(folder.name, 64)
     start = time.perf_counter()
     disk.read(64)
-    # As many MiB as take the time of a step, and a use as long as they took.
+    # As many MiB as can be read in the time of a step, and a use of the same duration.
     rate = 64 / (time.perf_counter() - start)
     mib = max(1, round(ms * rate))
     blocks = [float(mib)] * steps

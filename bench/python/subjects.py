@@ -1,4 +1,4 @@
-"""The loaders that are compared: each yields the batches of one epoch, in a random order without repetition."""
+"""The compared loaders: each yields the batches of one epoch, in a random order without repetition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# Tokens of a window, of which the first of the next window is the last.
+# Tokens of a window. The first token of the next window is the last one of this window.
 WINDOW = 1025
 SIDE = 224
 
@@ -27,7 +27,7 @@ class Reader:
 
     def __init__(self, kind: str, path: Path) -> None:
         dtype, header, shape, step, self.batch = KINDS[kind]
-        # As a plain array: each slice of a `memmap` is made by slow code of its own.
+        # A plain array: slicing a `memmap` runs slow Python code.
         numbers = np.asarray(np.memmap(path, dtype, "r", header))
         count = (len(numbers) - int(np.prod(shape))) // step + 1
         strides = (step * numbers.itemsize, *np.empty(shape, dtype).strides)
@@ -36,7 +36,7 @@ class Reader:
 
     def __call__(self, indices: Any) -> Any:
         if self.tokens:
-            return self.records[indices]  # not `take`: it would copy the whole map, as the windows overlap
+            return self.records[indices]  # not `take`: it would copy the whole map, because the windows overlap
         return self.records.take(indices, axis=0)
 
     def order(self, seed: int) -> list[Any]:
@@ -51,7 +51,7 @@ def plain(kind: str, path: Path, seed: int, workers: int) -> Batches:
 
 
 def torch_loader(kind: str, path: Path, seed: int, workers: int) -> Batches:
-    """A whole batch is one item, so that there is one call a batch, and no collation."""
+    """A whole batch is one item: one call per batch, and no collation."""
     import torch
     from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -60,7 +60,7 @@ def torch_loader(kind: str, path: Path, seed: int, workers: int) -> Batches:
     class Items(Dataset[torch.Tensor]):
         def __getitem__(self, indices: Any) -> torch.Tensor:
             batch = torch.from_numpy(read(indices))
-            # torch hands over what is in shared memory without another copy in the pipe.
+            # torch passes data in shared memory on without another copy in the pipe.
             return batch.share_memory_() if get_worker_info() else batch
 
         def __len__(self) -> int:
@@ -124,7 +124,7 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
     plan = tb.Plan(data, batch=KINDS[kind][4], shuffle="full", seed=seed)
 
     def batches() -> Iterator[Any]:
-        # Made here, so that its slots and its threads count as those of the others.
+        # Created here: its slots and its threads count like those of the others.
         loader = tb.Loader(data, plan, workers=workers)
         for batch in loader.epochs(1):
             yield batch.numpy().reshape(KINDS[kind][4], *KINDS[kind][2])
@@ -132,7 +132,7 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
     return batches()
 
 
-# name: what makes it, and its workers.
+# name: its factory, and its number of workers.
 SUBJECTS: dict[str, tuple[Callable[[str, Path, int, int], Batches], int]] = {
     "plain loop": (plain, 0),
     "torch 0": (torch_loader, 0),

@@ -1,4 +1,4 @@
-//! The two nearest relatives in embedded code, both used in place: `embassy_sync::zerocopy_channel` and bbqueue.
+//! The two closest relatives in embedded code, both used in place: `embassy_sync::zerocopy_channel` and bbqueue.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -15,7 +15,7 @@ use bbqueue::traits::notifier::maitake::MaiNotSpsc;
 use bbqueue::traits::notifier::polling::Polling;
 use bbqueue::traits::notifier::{AsyncNotifier, Notifier};
 use bbqueue::traits::storage::Storage;
-// Links the critical section of std, which embassy's mutex calls.
+// Links the critical section of std, for embassy's mutex.
 use critical_section as _;
 use embassy_sync::blocking_mutex::raw::{CriticalSectionRawMutex, RawMutex};
 use embassy_sync::zerocopy_channel::{Channel, Receiver, Sender};
@@ -24,11 +24,11 @@ use crate::measure::{Role, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Inline, Payload};
 use crate::task::{Async, awaited};
 
-/// The smallest lock between threads: one exchange to take it, one store to give it back. Not reentrant.
+/// The smallest lock between threads: one exchange to take it, one store to release it. Not reentrant.
 struct SpinRawMutex(AtomicBool);
 
-// SAFETY: between the exchange that finds `false` and the store that puts it back, no other thread gets past the
-// loop. Acquire and Release: what was done under the lock is visible to whoever has it next.
+// SAFETY: between the exchange that finds `false` and the store that restores it, no other thread gets past the loop.
+// Acquire and Release: what was done under the lock is visible to its next holder.
 unsafe impl RawMutex for SpinRawMutex {
     const INIT: Self = Self(AtomicBool::new(false));
 
@@ -45,20 +45,20 @@ unsafe impl RawMutex for SpinRawMutex {
     }
 }
 
-/// A channel and the slots that it borrows: words on the line of its state, as in the ring.
+/// A channel and the slots that it borrows. Small slots share the line of its state, as in the ring.
 #[repr(C, align(128))]
 struct Zerocopy<M: RawMutex + 'static, P: 'static> {
     slots: UnsafeCell<[P; 2]>,
     channel: UnsafeCell<Option<Channel<'static, M, P>>>,
 }
 
-// SAFETY: both cells are opened once, by `zerocopy`; after that the two ends are the only way to them, and they are
-// made for two threads.
+// SAFETY: both cells are opened once, by `zerocopy`. After that only the two ends reach them, and the ends are made for
+// two threads.
 unsafe impl<M: RawMutex + Sync, P: Send> Sync for Zerocopy<M, P> {}
 // SAFETY: as above; the last of the two ends drops slots that may cross threads.
 unsafe impl<M: RawMutex + Send, P: Send> Send for Zerocopy<M, P> {}
 
-// Each end owns a share of the channel. The end first: it is dropped before the channel.
+// Each end owns a share of the channel. The end is the first field, so it is dropped before the channel.
 struct ZerocopyTx<M: RawMutex + 'static, P: 'static>(
     Sender<'static, M, P>,
     #[expect(unused)] Arc<Zerocopy<M, P>>,
@@ -73,7 +73,7 @@ fn zerocopy<M: RawMutex, P: Payload>() -> (ZerocopyTx<M, P>, ZerocopyRx<M, P>) {
         Arc::new(Zerocopy { slots: UnsafeCell::new([P::new(), P::new()]), channel: UnsafeCell::new(None) });
     // SAFETY: the only reference ever made to the slots; the channel keeps it and is dropped with them.
     let slots = unsafe { &mut *shared.slots.get() };
-    // SAFETY: the only reference ever made to the channel; the two ends, which have it, keep it alive.
+    // SAFETY: the only reference ever made to the channel; the two ends have it and keep it alive.
     let channel = unsafe { &mut *shared.channel.get() };
     let (tx, rx) = channel.insert(Channel::new(slots)).split();
     (ZerocopyTx(tx, shared.clone()), ZerocopyRx(rx, shared))
@@ -124,7 +124,7 @@ impl<M: RawMutex + Send + Sync, P: Payload> Rx for Async<ZerocopyRx<M, P>> {
     }
 }
 
-/// The bytes of a bbqueue: room for `N` payloads, aligned as they are.
+/// The bytes of a bbqueue: room for `N` payloads, with their alignment.
 #[repr(align(128))]
 struct Room<P, const N: usize>(UnsafeCell<MaybeUninit<[P; N]>>);
 
@@ -141,7 +141,7 @@ impl<P: Payload, const N: usize> Storage for Room<P, N> {
 type Queue<P, const N: usize, A> = BBQueue<Room<P, N>, AtomicCoord, A>;
 type Grants<P, const N: usize, A> = &'static Queue<P, N, A>;
 
-// Each end owns a share of the queue. The end first: it is dropped before the queue.
+// Each end owns a share of the queue. The end is the first field, so it is dropped before the queue.
 struct GrantTx<P: Payload, const N: usize, A: Notifier + 'static>(
     StreamProducer<Grants<P, N, A>>,
     #[expect(unused)] Arc<Queue<P, N, A>>,
@@ -153,8 +153,8 @@ struct GrantRx<P: Payload, const N: usize, A: Notifier + 'static>(
 
 fn bbqueue<P: Inline, const N: usize, A: Notifier + ConstInit>() -> (GrantTx<P, N, A>, GrantRx<P, N, A>) {
     let queue = Arc::new(BBQueue::new_with_storage(Room(UnsafeCell::new(MaybeUninit::uninit()))));
-    // SAFETY: the two ends keep the queue alive and it does not move. Borrowed, since an end that owns its share
-    // (`ArcBBQueue`) counts it up and down for each grant.
+    // SAFETY: the two ends keep the queue alive, and it does not move. Borrowed, because an end that owns its share
+    // (`ArcBBQueue`) increments and decrements the count for each grant.
     let shared: Grants<P, N, A> = unsafe { &*Arc::as_ptr(&queue) };
     (GrantTx(shared.stream_producer(), queue.clone()), GrantRx(shared.stream_consumer(), queue))
 }
@@ -163,17 +163,18 @@ fn bbqueue<P: Inline, const N: usize, A: Notifier + ConstInit>() -> (GrantTx<P, 
 fn write<P: Inline, const N: usize, A: Notifier>(mut grant: StreamGrantW<Grants<P, N, A>>, seq: u64) {
     let place = grant.as_mut_ptr().cast::<MaybeUninit<P>>();
     debug_assert!(grant.len() == P::BYTES && place.is_aligned());
-    // SAFETY: the grant is as large as one payload, and aligned: the room is, and all grants are of this size.
+    // SAFETY: the grant is as large as one payload. It is aligned, because the room is aligned and all grants have this
+    // size.
     P::init(unsafe { &mut *place }, seq);
     grant.commit(P::BYTES);
 }
 
-/// A read grant covers all that lies together; one payload of it is given back.
+/// A read grant covers all contiguous data; one payload of it is released.
 #[inline]
 fn read<P: Inline, const N: usize, A: Notifier>(grant: StreamGrantR<Grants<P, N, A>>) -> u64 {
     let place = grant.as_ptr().cast::<P>();
     debug_assert!(grant.len() >= P::BYTES && place.is_aligned());
-    // SAFETY: as in `write`, which has initialised all of it.
+    // SAFETY: as in `write`, which has initialized all of it.
     let sum = unsafe { &*place }.sum();
     grant.release(P::BYTES);
     sum
@@ -247,7 +248,7 @@ pub fn add(list: &mut Subjects) {
     embassy::<CriticalSectionRawMutex>(list, "embassy");
     embassy::<SpinRawMutex>(list, "embassy, spin lock");
     grants::<2>(list, Role::Peer, "bbqueue");
-    // With room for two, both have to be read before either is written again: a ring of bytes turns round only
-    // where the next grant lies wholly before the reader.
+    // With room for two, both must be read before either is written again: a byte ring wraps around only if the next
+    // grant fits before the reader.
     grants::<3>(list, Role::Reference, "bbqueue of 3");
 }

@@ -1,5 +1,5 @@
-//! The floors: what the hardware and the kernel ask for, with nothing around it. Hand-written, and good for
-//! nothing else: no end, no failure, no other way to wait.
+//! The floors: the cost of the hardware and the kernel alone. Hand-written for this purpose only: no end, no
+//! failure, no other way to wait.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -10,7 +10,7 @@ use crate::measure::{Role, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Payload};
 use crate::sys;
 
-/// Two flags and two slots, the flags (and small slots) on one line: plain loads and stores, no
+/// Two flags and two slots, with the flags (and small slots) on one line. Plain loads and stores, no
 /// read-modify-write.
 #[repr(C, align(128))]
 struct Flags<P> {
@@ -18,8 +18,8 @@ struct Flags<P> {
     slots: [UnsafeCell<P>; 2],
 }
 
-// SAFETY: a slot is touched by the sender while its flag is 0 and by the receiver while it is 1, and each of
-// them sets the flag to the other value, with Release, when it is done.
+// SAFETY: the sender touches a slot while its flag is 0, the receiver while it is 1. Each sets the flag to
+// the other value, with Release, when it is done.
 unsafe impl<P: Send> Sync for Flags<P> {}
 
 struct FlagTx<P>(Arc<Flags<P>>, usize);
@@ -60,7 +60,7 @@ impl<P: Payload> Rx for FlagRx<P> {
     }
 }
 
-/// One word and one value each way, all on one line: for one value in flight.
+/// One word and one value in each direction, all on one line: for one value in flight.
 #[derive(Default)]
 #[repr(C, align(128))]
 struct PingPong {
@@ -68,8 +68,8 @@ struct PingPong {
     values: [UnsafeCell<u64>; 2],
 }
 
-// SAFETY: side i writes value i before it counts up word i, with Release, and not again before it has seen the
-// other side's word count up, which the other side does after it has read.
+// SAFETY: side i writes value i before it increments word i with Release. It writes again only after it has
+// seen the other side's word increment, and the other side increments after it has read.
 unsafe impl Sync for PingPong {}
 
 /// One direction of a ping-pong; `FUTEX`: sleeps at once and always wakes.
@@ -108,7 +108,7 @@ impl<const FUTEX: bool> Rx for Ping<FUTEX> {
             }
         }
         self.2 = self.2.wrapping_add(1);
-        // SAFETY: the other side has counted up and now waits for our word.
+        // SAFETY: the other side has incremented its word and now waits for ours.
         unsafe { *self.0.values[self.1].get() }
     }
 }

@@ -1,4 +1,4 @@
-//! Hand-offs at depth two: twinbuf, its peers and the floor, in one process. See the README beside.
+//! Hand-offs at depth two: twinbuf, its peers and the floor, in one process. See the README in this package.
 
 mod embedded;
 mod floor;
@@ -61,7 +61,7 @@ fn options() -> Result<Options, Box<dyn std::error::Error>> {
             other => return Err(other.unexpected().into()),
         }
     }
-    // One processor is there at least; the same one twice says that it is the only one.
+    // There is at least one processor. The same one twice means that it is the only one.
     let cpus = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
     let ms = Duration::from_millis;
     let effort = if quick {
@@ -74,7 +74,7 @@ fn options() -> Result<Options, Box<dyn std::error::Error>> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = options()?;
-    // A queue that is made by value with slots of a MiB passes over the stack of its maker.
+    // Creating a queue by value with slots of one MiB uses its creator's stack.
     let bench = thread::Builder::new().stack_size(256 << 20).spawn(move || bench(&options))?;
     bench.join().expect("the benchmark").map_err(Into::into)
 }
@@ -93,7 +93,7 @@ fn bench(options: &Options) -> io::Result<()> {
     }
     if let Some(only) = &options.only {
         report::select(&mut subjects, |id| only.is_match(id));
-        // Rather than write figures of nothing over those that are there.
+        // Do not overwrite existing figures with empty ones.
         if subjects.is_empty() {
             return Err(io::Error::other(format!("--only: no subject matches {only}; see --list")));
         }

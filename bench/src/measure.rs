@@ -1,4 +1,4 @@
-//! How it is measured: two pinned threads a sample, and all subjects in rounds.
+//! The method: two pinned threads per sample, and all subjects in rounds.
 
 use std::hint::black_box;
 use std::marker::PhantomData;
@@ -14,21 +14,21 @@ pub trait Tx: Send {
     fn send(&mut self, seq: u64);
 }
 
-/// The receiving end: waits for an item, reads all of it, gives its room back. The item's sum.
+/// The receiving end: waits for an item, reads all of it, frees its room. Returns the item's sum.
 pub trait Rx: Send {
     fn recv(&mut self) -> u64;
 }
 
-/// How a side waits. Only subjects that wait alike are compared.
+/// How a side waits. Only subjects that wait the same way are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Looks again and again, with a pause of the processor (or a yield) in between.
+    /// Polls in a loop, with a pause of the processor (or a yield) in between.
     Spin,
     /// Spins or yields for a while, then sleeps in the kernel.
     SpinPark,
-    /// Sleeps in the kernel at once.
+    /// Sleeps in the kernel immediately.
     Park,
-    /// Polls a future, then spins until the future's waker was called, and polls again.
+    /// Polls a future, then spins until the future's waker is called, and polls again.
     Async,
 }
 
@@ -45,14 +45,14 @@ impl Wait {
     }
 }
 
-/// What is measured.
+/// The quantity to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Items of so many bytes one way as fast as they go: ns a hand-off.
+    /// Items of this many bytes in one direction at full speed: ns per hand-off.
     Stream(usize),
-    /// One item of 8 B there and one back: ns a round trip.
+    /// One item of 8 B in each direction: ns per round trip.
     RoundTrip,
-    /// One side waits while nothing comes: its CPU time in ms per second of waiting.
+    /// One side waits while nothing arrives: its CPU time in ms per second of waiting.
     Idle,
 }
 
@@ -84,12 +84,12 @@ impl Measure {
     }
 }
 
-/// What a subject is to others in its group.
+/// The role of a subject in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// What the ratios are taken to.
+    /// The denominator of the ratios.
     Floor,
-    /// For orientation: hand-written as well, or not quite the same thing.
+    /// For orientation: also hand-written, or not quite the same thing.
     Reference,
     Ours,
     Peer,
@@ -105,7 +105,7 @@ pub struct Sample {
     pub took: Duration,
 }
 
-/// What one sample consists of.
+/// The contents of one sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     pub handoffs: u64,
@@ -121,16 +121,16 @@ pub struct Subject {
     pub measure: Measure,
     pub role: Role,
     pub name: &'static str,
-    /// How the items travel.
+    /// How the items are passed.
     pub way: &'static str,
     run: Run,
     pub handoffs: u64,
-    /// `None` where the round left it out.
+    /// `None` if the round left it out.
     pub samples: Vec<Sample>,
 }
 
 impl Subject {
-    /// Wait, measure, name and way: what `--only` matches.
+    /// Wait, measure, name and way: the text that `--only` matches.
     pub fn id(&self) -> String {
         format!("{}/{}/{}/{}", self.wait.name(), self.measure.name(), self.name, self.way)
     }
@@ -151,7 +151,7 @@ impl Subjects {
         self.0.push(Subject { wait, measure, role, name, way, run, handoffs: 0, samples });
     }
 
-    /// A stream of `P` through what `pair` makes.
+    /// A stream of `P` through the ends made by `pair`.
     pub fn stream<P: Payload, T: Tx, R: Rx>(
         &mut self,
         (wait, role, name, way): (Wait, Role, &'static str, &'static str),
@@ -161,7 +161,7 @@ impl Subjects {
         self.add((wait, Measure::Stream(P::BYTES), role, name, way), move |job| job.stream(of, pair()));
     }
 
-    /// All measures of 8 B through what `pair` makes; no idle wait of async calls.
+    /// All measures of 8 B through the ends made by `pair`; no idle wait for async calls.
     pub fn words<T: Tx, R: Rx>(
         &mut self,
         id: (Wait, Role, &'static str, &'static str),
@@ -173,13 +173,13 @@ impl Subjects {
             let ((tx, back_rx), (back_tx, rx)) = (pair(), pair());
             ((tx, rx), (back_tx, back_rx))
         });
-        // What an async call costs while it waits is its executor's choice; here, a processor.
+        // The cost of a waiting async call depends on its executor; here it is a processor.
         if wait != Wait::Async {
             self.add((wait, Measure::Idle, role, name, way), move |job| job.idle(pair()));
         }
     }
 
-    /// Only the round trip, between two sides that `sides` makes.
+    /// Only the round trip, between two sides made by `sides`.
     pub fn round_trip<T: Tx, R: Rx, U: Tx, S: Rx>(
         &mut self,
         (wait, role, name, way): (Wait, Role, &'static str, &'static str),
@@ -189,11 +189,11 @@ impl Subjects {
     }
 }
 
-/// An item of a MiB that is moved passes over the stack, more than once.
+/// A moved item of one MiB is copied through the stack more than once.
 const STACK: usize = 64 << 20;
 
-/// Runs `near` on the first processor and `far` on the second, started together; what they return is dropped
-/// when both are done, so that no side sees the other one go.
+/// Runs `near` on the first processor and `far` on the second, started together. Drops their results when
+/// both are done, so no side sees the other one end.
 fn both<A: Send, B: Send>(
     cpus: [usize; 2],
     near: impl FnOnce() -> A + Send,
@@ -217,14 +217,14 @@ fn both<A: Send, B: Send>(
     })
 }
 
-/// The two clocks of one side. Each side reads its own: the process's CPU clock lags behind by up to a tick for
-/// threads that run on another processor.
+/// The two clocks of one side. Each side reads its own clocks: the process's CPU clock lags by up to one tick
+/// for threads that run on another processor.
 struct Watch {
     wall: Instant,
     cpu: Duration,
 }
 
-/// What a side took, on the wall and in CPU time.
+/// The duration of one side, in wall time and in CPU time.
 type Took = (Duration, Duration);
 
 impl Watch {
@@ -237,7 +237,7 @@ impl Watch {
     }
 }
 
-/// The sample of `timed`, the side whose clock counts, and of the `other` one.
+/// The sample of `timed`, whose wall clock counts, and of the `other` side.
 fn sample(handoffs: u64, timed: Took, other: Took) -> Sample {
     let (took, cpu) = timed;
     let share = |(wall, cpu): Took| cpu.as_secs_f64() / wall.as_secs_f64();
@@ -245,7 +245,7 @@ fn sample(handoffs: u64, timed: Took, other: Took) -> Sample {
 }
 
 impl Job {
-    /// Hand-offs before the clock starts: the slots' pages and lines are then where they belong.
+    /// Hand-offs before the clock starts. They bring the slots' pages and lines into place.
     fn warm_up(&self) -> u64 {
         self.handoffs / 8 + 8
     }
@@ -338,14 +338,14 @@ impl Job {
 pub struct Effort {
     pub rounds: usize,
     pub idle_rounds: usize,
-    /// What a sample should take.
+    /// The target duration of a sample.
     pub sample: Duration,
     pub idle: Duration,
     pub cpus: [usize; 2],
 }
 
-/// Measures all subjects in rounds. In a round the groups come in a new order, and so do the subjects of each:
-/// whatever disturbs the machine for a while disturbs them alike.
+/// Measures all subjects in rounds. Each round runs the groups in a new order, and the subjects of each group
+/// too: a temporary disturbance of the machine affects them alike.
 pub fn run(subjects: &mut [Subject], effort: &Effort, mut progress: impl FnMut(&str)) {
     let job = |handoffs| Job { handoffs, idle: effort.idle, cpus: effort.cpus };
     for (i, subject) in (1..).zip(subjects.iter_mut()) {
@@ -377,7 +377,7 @@ pub fn run(subjects: &mut [Subject], effort: &Effort, mut progress: impl FnMut(&
     progress("");
 }
 
-/// So many hand-offs that a sample takes about `target`, where nothing disturbs it: by the fastest of three.
+/// The number of hand-offs for an undisturbed sample of about `target`: from the fastest of three runs.
 fn enough(run: &Run, job: impl Fn(u64) -> Job, target: Duration) -> u64 {
     let mut handoffs = 64;
     loop {

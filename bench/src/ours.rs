@@ -1,4 +1,4 @@
-//! twinbuf under each of its wait strategies, always in place.
+//! twinbuf with each of its wait strategies, always in place.
 
 use twinbuf_core::{Backoff, Consumer, HeapRing, Park, Producer, Ring, Spin};
 
@@ -39,7 +39,7 @@ impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Async<Consumer<'static, P,
     }
 }
 
-/// As a `static` ring: left behind, with its two slots, once a measurement.
+/// A `static` ring: leaked, with its two slots, once per measurement.
 fn ring<P: Payload, W>() -> (Producer<'static, P, W>, Consumer<'static, P, W>)
 where
     W: twinbuf_core::Wait + Default + Send + Sync + 'static,
@@ -70,7 +70,7 @@ pub fn add(list: &mut Subjects) {
     let id = (Wait::Spin, Role::Ours, "twinbuf Spin, owned", "in place");
     list.words(id, owned::<u64>);
 
-    // The strategy is never called to wait: `Spin` alone makes a wake-up free of system calls, as tasks have it.
+    // The strategy is never called to wait: only `Spin` makes a wake-up free of system calls, as for tasks.
     let id = (Wait::Async, Role::Ours, "twinbuf", "in place");
     list.words(id, || awaited(ring::<u64, Spin>()));
     list.stream::<Block4K, _, _>(id, || awaited(ring::<Block4K, Spin>()));

@@ -1,5 +1,5 @@
-//! What is handed over. One function writes a block and one reads it, never inlined: every subject runs the
-//! same machine code on its payload.
+//! The items to hand over. One function writes a block and one reads it, neither is inlined: every subject
+//! runs the same machine code on its payload.
 
 use std::mem::MaybeUninit;
 
@@ -16,7 +16,7 @@ pub trait Payload: Send + Sync + Sized + 'static {
     fn expected(seq: u64) -> u64;
 }
 
-/// A payload without a heap: it can be written where nothing was before.
+/// A payload without heap memory: it can be written to uninitialized memory.
 pub trait Inline: Payload {
     /// Writes all of `place`.
     fn init(place: &mut MaybeUninit<Self>, seq: u64);
@@ -59,7 +59,7 @@ impl Inline for u64 {
     }
 }
 
-/// A buffer of so many words, aligned as buffers for files and devices are: at least to a cache line.
+/// A buffer of this many words, aligned like buffers for files and devices: at least to a cache line.
 #[repr(C, align(128))]
 pub struct Block<const WORDS: usize>([u64; WORDS]);
 
@@ -87,7 +87,7 @@ impl<const WORDS: usize> Payload for Block<WORDS> {
 
     #[inline]
     fn fill(&mut self, seq: u64) {
-        // SAFETY: one type is transparent over the other, and only initialised words are written.
+        // SAFETY: one type is a transparent wrapper of the other, and only initialized words are written.
         Self::init(unsafe { &mut *std::ptr::from_mut(self).cast() }, seq);
     }
 
@@ -106,8 +106,8 @@ impl<const WORDS: usize> Payload for Block<WORDS> {
 impl<const WORDS: usize> Inline for Block<WORDS> {
     #[inline]
     fn init(place: &mut MaybeUninit<Self>, seq: u64) {
-        // SAFETY: a block is its words, at the same address and of the same size; uninitialised ones are
-        // allowed in both types.
+        // SAFETY: a block consists of its words, at the same address and of the same size. Uninitialized
+        // words are allowed in both types.
         let words = unsafe { &mut *place.as_mut_ptr().cast::<[MaybeUninit<u64>; WORDS]>() };
         write_words(words, seq);
     }

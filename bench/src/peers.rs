@@ -1,9 +1,9 @@
 //! The peers, each used as its documentation recommends.
 //!
-//! A queue that takes items by value gets a large item in three ways, of which the report names the best:
-//! *moved* (the array itself travels), *recycled boxes* (two boxes go round, back through a second queue of
-//! the same kind) and *fresh boxes* (the sender allocates, the receiver frees). A queue that shows its slots
-//! is used in place as well.
+//! A queue that takes items by value passes a large item in three ways, and the report names the best one:
+//! *moved* (the array itself is passed), *recycled boxes* (two boxes circulate and return through a second
+//! queue of the same kind) and *fresh boxes* (the sender allocates, the receiver frees). A queue that exposes
+//! its slots is used in place as well.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -16,7 +16,7 @@ use ringbuf::traits::{Consumer as _, Observer as _, Producer as _, Raw as _, Spl
 use crate::measure::{Role, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Inline, Payload, fresh};
 
-/// A queue of two, by value, whose calls wait.
+/// A queue of two, by value, with calls that wait.
 trait Queue: 'static {
     type Tx<T: Send + 'static>: Send;
     type Rx<T: Send + 'static>: Send;
@@ -26,7 +26,7 @@ trait Queue: 'static {
     fn recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> T;
 }
 
-/// A queue of two, by value, whose calls do not wait.
+/// A queue of two, by value, with calls that do not wait.
 trait TryQueue: 'static {
     type Tx<T: Send + 'static>: Send;
     type Rx<T: Send + 'static>: Send;
@@ -34,7 +34,7 @@ trait TryQueue: 'static {
     fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>);
     fn try_send<T: Send + 'static>(tx: &mut Self::Tx<T>, item: T) -> Result<(), T>;
     fn try_recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> Option<T>;
-    /// Whether a `try_send` would fail, as far as the queue can tell without an item.
+    /// Whether a `try_send` would fail, if the queue can tell that without an item.
     fn is_full<T: Send + 'static>(tx: &Self::Tx<T>) -> bool;
 }
 
@@ -51,7 +51,7 @@ impl<Q: TryQueue> Queue for Busy<Q> {
 
     #[inline]
     fn send<T: Send + 'static>(tx: &mut Q::Tx<T>, mut item: T) {
-        // A large item is not offered in vain: each time it would be moved in and back.
+        // Do not try to send a large item to a full queue: each attempt would move it in and back.
         while size_of::<T>() > 64 && Q::is_full(tx) {
             spin_loop();
         }
@@ -139,7 +139,7 @@ try_queue!(Ringbuf: ringbuf::HeapProd<T>, ringbuf::HeapCons<T>, ringbuf::HeapRb:
     |tx, item| tx.try_push(item), |rx| rx.try_pop(), |tx| tx.is_full());
 
 try_queue!(TryKanal: kanal::Sender<T>, kanal::Receiver<T>, kanal::bounded(2),
-    // `try_send` itself would drop an item that has no room.
+    // `try_send` itself would drop an item if there is no room.
     |tx, item| {
         let mut item = Some(item);
         tx.try_send_option(&mut item).expect("the receiver is there");
@@ -168,13 +168,13 @@ type BlockingRx<T> = ringbuf_blocking::BlockingCons<BlockingRb<T>>;
 queue!(RingbufBlocking: BlockingTx<T>, BlockingRx<T>, ringbuf_blocking::BlockingHeapRb::new(2).split(),
     |tx, item| tx.push(item), |rx| rx.pop());
 
-/// heapless's ends borrow their queue for as long as they live: here each end owns a share of it.
+/// heapless's ends borrow their queue for their whole life. Here each end owns a share of it.
 struct Heapless<const N: usize>;
 struct HeaplessCell<T, const N: usize>(UnsafeCell<heapless::spsc::Queue<T, N>>);
-// SAFETY: the cell is opened once, by `pair`; after that the two ends are the only way to it, and they are
-// made for two threads.
+// SAFETY: the cell is opened once, by `pair`. After that only the two ends reach it, and the ends are made
+// for two threads.
 unsafe impl<T: Send, const N: usize> Sync for HeaplessCell<T, N> {}
-// The end first: it is dropped before the queue.
+// The end is the first field, so it is dropped before the queue.
 struct HeaplessTx<T: 'static, const N: usize>(heapless::spsc::Producer<'static, T>, Arc<HeaplessCell<T, N>>);
 struct HeaplessRx<T: 'static, const N: usize>(heapless::spsc::Consumer<'static, T>, Arc<HeaplessCell<T, N>>);
 
@@ -184,7 +184,7 @@ impl<const N: usize> TryQueue for Heapless<N> {
 
     fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>) {
         let queue = Arc::new(HeaplessCell(UnsafeCell::new(heapless::spsc::Queue::new())));
-        // SAFETY: the only reference ever made; it is used by the two ends alone, which keep the queue alive.
+        // SAFETY: the only reference ever made. Only the two ends use it, and they keep the queue alive.
         let (tx, rx) = unsafe { &mut *queue.0.get() }.split();
         (HeaplessTx(tx, queue.clone()), HeaplessRx(rx, queue))
     }
@@ -207,7 +207,7 @@ impl<const N: usize> TryQueue for Heapless<N> {
     }
 }
 
-/// An end through which the array itself travels.
+/// An end that passes the array itself.
 struct MovedTx<Q: Queue, P: Inline>(Q::Tx<P>);
 struct MovedRx<Q: Queue, P: Inline>(Q::Rx<P>);
 
@@ -230,7 +230,7 @@ impl<Q: Queue, P: Inline> Rx for MovedRx<Q, P> {
     }
 }
 
-/// An end of two queues: filled boxes go through the first, read ones come back through the second.
+/// An end of two queues: filled boxes go through the first, read ones return through the second.
 struct RecycledTx<Q: Queue, P: Inline>(Q::Tx<Box<P>>, Q::Rx<Box<P>>);
 struct RecycledRx<Q: Queue, P: Inline>(Q::Rx<Box<P>>, Q::Tx<Box<P>>);
 
@@ -262,7 +262,7 @@ impl<Q: Queue, P: Inline> Rx for RecycledRx<Q, P> {
     }
 }
 
-/// An end through which boxes go one way: the sender allocates, the receiver frees.
+/// An end that passes boxes in one direction: the sender allocates, the receiver frees.
 struct FreshTx<Q: Queue, P: Inline>(Q::Tx<Box<P>>);
 struct FreshRx<Q: Queue, P: Inline>(Q::Rx<Box<P>>);
 
@@ -285,7 +285,7 @@ impl<Q: Queue, P: Inline> Rx for FreshRx<Q, P> {
     }
 }
 
-/// A queue that shows its slots: how to wait for the next one and fill or read it in place.
+/// A queue that exposes its slots: how to wait for the next one and fill or read it in place.
 macro_rules! in_place {
     ([$($p:ident: $bound:path)?] $tx:ty, |$t:ident, $seq:ident| $send:expr; $rx:ty, |$r:ident| $recv:expr) => {
         impl<$($p: $bound)?> Tx for $tx {
@@ -305,7 +305,7 @@ macro_rules! in_place {
     };
 }
 
-/// Looks until there is something.
+/// Polls until there is something.
 #[inline]
 fn busy<R>(mut look: impl FnMut() -> Option<R>) -> R {
     loop {
@@ -372,7 +372,7 @@ in_place!([P: Inline] BlockingTx<P>, |tx, seq| {
     ringbuf_recv!(rx)
 });
 
-/// Slots stay as they are between two uses.
+/// Slots keep their contents between two uses.
 struct Keep;
 
 impl<P: Payload> thingbuf::Recycle<P> for Keep {
@@ -426,7 +426,7 @@ pub fn add(list: &mut Subjects) {
     by_value::<Busy<ArrayQueue>>(list, Wait::Spin, "crossbeam-queue");
     by_value::<Busy<Ringbuf>>(list, Wait::Spin, "ringbuf");
     by_value::<Busy<Heapless<3>>>(list, Wait::Spin, "heapless");
-    // Its documentation advises a power of two, of which one slot stays empty: three items, not two.
+    // Its documentation advises a power of two, and one slot stays empty: three items, not two.
     list.words((Wait::Spin, Role::Reference, "heapless of 3", "moved"), moved::<Busy<Heapless<4>>, u64>);
     by_value::<Busy<TryKanal>>(list, Wait::Spin, "kanal");
     by_value::<Busy<TryFlume>>(list, Wait::Spin, "flume");

@@ -1,4 +1,4 @@
-//! What comes out: a table for people, a CSV for `bench/tables.py` and `bench/pictures.py`.
+//! The output: a table for people, and a CSV for `bench/tables.py` and `bench/pictures.py`.
 
 use std::fmt::Write as _;
 
@@ -35,7 +35,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     quartiles(values)[1]
 }
 
-/// The lower quartile, the median and the upper quartile, each interpolated between its neighbours.
+/// The lower quartile, the median and the upper quartile, each interpolated between its two nearest values.
 fn quartiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -103,7 +103,7 @@ impl<'a> Report<'a> {
         .filter(|(.., rows)| !rows.is_empty())
     }
 
-    /// For people. Markdown, so that it can be pasted.
+    /// For people: Markdown, ready to be pasted.
     pub fn table(&self) -> String {
         let mut out = format!("{}\n", self.head);
         for (wait, measure, rows) in self.groups() {
@@ -152,7 +152,7 @@ impl<'a> Report<'a> {
         for row in &self.rows {
             let Subject { wait, measure, role, name, way, handoffs, samples, .. } = row.subject;
             let role = format!("{role:?}").to_lowercase();
-            // Quoted: some have the separator in them.
+            // Quoted, because some contain the separator.
             let [low, ratio, high] = row
                 .ratio
                 .map_or_else(Default::default, |quartiles| quartiles.map(|ratio| format!("{ratio:.4}")));

@@ -1,4 +1,4 @@
-//! What is asked of the system: processors, CPU clocks, the futex, the machine's name.
+//! System queries and calls: processors, CPU clocks, the futex, the machine's name.
 
 use std::fs;
 use std::mem::{size_of, zeroed};
@@ -19,7 +19,7 @@ pub fn processors() -> Vec<usize> {
     (0..size).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
 }
 
-/// Keeps the calling thread on one processor.
+/// Pins the calling thread to one processor.
 pub fn pin(cpu: usize) {
     // SAFETY: as in `processors`.
     let mut set: libc::cpu_set_t = unsafe { zeroed() };
@@ -44,7 +44,7 @@ pub fn thread_cpu() -> Duration {
 pub fn futex_wait(word: &AtomicU32, expected: u32) {
     let forever = ptr::null::<libc::timespec>();
     let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word is valid for the call; EAGAIN and EINTR mean "look again", which the caller does.
+    // SAFETY: the word is valid for the call. EAGAIN and EINTR mean "look again", and the caller does.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, expected, forever) };
 }
 
@@ -80,7 +80,7 @@ pub fn machine() -> String {
     )
 }
 
-/// How many processes wanted a processor in the last minute: a noisy machine shows here.
+/// The number of processes that wanted a processor in the last minute: it shows a noisy machine.
 pub fn load() -> String {
     fs::read_to_string("/proc/loadavg").unwrap_or_default().split(' ').next().unwrap_or("?").to_owned()
 }

@@ -1,4 +1,4 @@
-//! Async calls without an executor: a future is polled on the thread that waits for it.
+//! Async calls without an executor: the waiting thread polls the future.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ impl Wake for Woken {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Release: what was done before the wake is visible to the poll that follows it.
+        // Release: what was done before the wake is visible to the next poll.
         self.0.store(true, Ordering::Release);
     }
 }
@@ -33,7 +33,7 @@ impl Task {
         Self { woken, waker }
     }
 
-    /// Polls, then looks at the flag until the waker was called, and polls again.
+    /// Polls, then watches the flag until the waker is called, and polls again.
     #[inline]
     pub fn block_on<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
@@ -51,13 +51,13 @@ impl Task {
     }
 }
 
-/// An end whose async calls are used, and the task that runs them.
+/// An end with async calls, and the task that runs them.
 pub struct Async<E> {
     pub end: E,
     pub task: Task,
 }
 
-/// Both ends of a pair, each in a task of its own.
+/// Both ends of a pair, each with a separate task.
 pub fn awaited<T, R>((tx, rx): (T, R)) -> (Async<T>, Async<R>) {
     (Async { end: tx, task: Task::new() }, Async { end: rx, task: Task::new() })
 }

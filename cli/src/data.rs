@@ -1,4 +1,4 @@
-//! Files as records: the format is found by how a file begins.
+//! Files as records: the format is recognized by the first bytes of a file.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,12 +10,12 @@ use twinbuf::{BoxError, Records};
 
 use crate::text::quoted;
 
-/// Recognizes a file's format by its first bytes.
+/// A file's format, recognized by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Format {
     Npy,
-    /// A zip archive: of `.npy` files, as far as its beginning tells.
+    /// A zip archive: assumed to contain `.npy` files.
     Npz,
     Safetensors,
     /// Tokens after llm.c's header.
@@ -27,7 +27,7 @@ pub(crate) enum Format {
 impl Format {
     /// The format of a file.
     pub(crate) fn of(path: &Path) -> Result<Self, BoxError> {
-        // Refuses what is no file, and what is empty, in its own words; a FIFO would keep `File::open` waiting.
+        // Refuses an empty file, or a path that is not a file, with its error message; a FIFO would block `File::open`.
         Records::open([path], 1)?;
         let failed = |error| format!("{}: {error}", path.display());
         let mut start = Vec::new();
@@ -35,7 +35,7 @@ impl Format {
         Ok(Self::of_start(&start))
     }
 
-    /// By the first nine bytes of a file, or all of a shorter one.
+    /// The format of a file with these first nine bytes, or all bytes of a shorter file.
     fn of_start(start: &[u8]) -> Self {
         // These are the magic numbers of `Records::open_llm_c`.
         const LLM_C: [i32; 2] = [20_240_520, 20_240_801];
@@ -53,13 +53,13 @@ impl Format {
             }
         }
         match start.split_first_chunk() {
-            // The length of a header, and its opening brace.
+            // The length of a header, followed by its opening brace.
             Some((header, b"{")) if u64::from_le_bytes(*header) <= LONGEST => Self::Safetensors,
             _ => Self::Raw,
         }
     }
 
-    /// What its parts are called, if it has parts with names.
+    /// The name for the format's parts, if they have names.
     pub(crate) fn parts(self) -> Option<&'static str> {
         match self {
             Self::Npz => Some("array"),
@@ -79,17 +79,17 @@ impl Format {
     }
 }
 
-/// How to take files that do not say themselves what their records are.
+/// How to read files that do not describe their records.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Shape {
-    /// Bytes of a record: takes the files as plain bytes, whatever they begin with
+    /// Bytes of a record: reads the files as plain bytes, whatever their format
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "dtype")]
     pub(crate) record_bytes: Option<u64>,
-    /// Type of the elements, e.g. u16, one of which is a record: takes the files as plain bytes too
+    /// Type of the elements, e.g. u16; one element is a record. Reads the files as plain bytes too
     #[arg(long, value_parser = dtype)]
     pub(crate) dtype: Option<DType>,
-    /// Tokens of a sequence: a record is that many inputs and the target of the last, one every T tokens; of llm.c's
-    /// files, or with --dtype
+    /// Tokens of a sequence: a record has T inputs and the target of the last one; one record starts every T tokens.
+    /// For llm.c's files, or with --dtype
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "record_bytes")]
     pub(crate) sequence: Option<u64>,
 }
@@ -101,7 +101,7 @@ impl Shape {
         Ok(Cut::sequence(tokens))
     }
 
-    /// The call that opens the files, as a program has it.
+    /// The call that opens the files in a program.
     pub(crate) fn call(&self, paths: &[PathBuf], format: Format, tensor: &str) -> String {
         let paths: Vec<String> = paths.iter().map(|path| quoted(path)).collect();
         let paths = format!("[{}]", paths.join(", "));
@@ -124,12 +124,12 @@ impl Shape {
         }
     }
 
-    /// The format to take a file as.
+    /// The format to read a file as.
     pub(crate) fn format(&self, path: &Path) -> Result<Format, BoxError> {
         if self.record_bytes.is_some() || self.dtype.is_some() { Ok(Format::Raw) } else { Format::of(path) }
     }
 
-    /// Opens files of one format; of those with parts the one by that name.
+    /// Opens files of one format. If the format has parts, opens the part with that name.
     pub(crate) fn open(&self, paths: &[PathBuf], format: Format, tensor: &str) -> Result<Records, BoxError> {
         let cut = self.cut()?;
         let options = Records::options();
@@ -149,10 +149,10 @@ impl Shape {
     }
 }
 
-/// A named part of a file, and its records or why there are none.
+/// A named part of a file, and its records or the reason why there are none.
 pub(crate) type Part = (String, Result<Records, Error>);
 
-/// The arrays or tensors of a file, by name, sorted, each opened when the iterator reaches it. The file's header is
+/// The arrays or tensors of a file, sorted by name. Each is opened when the iterator reaches it. The file's header is
 /// checked first.
 pub(crate) fn parts(path: &Path, format: Format) -> Result<Box<dyn Iterator<Item = Part> + '_>, BoxError> {
     Ok(match format {
@@ -162,13 +162,13 @@ pub(crate) fn parts(path: &Path, format: Format) -> Result<Box<dyn Iterator<Item
     })
 }
 
-/// Whether the kernel tells this process what is cached of a file (`can_do_mincore` in its `mm/mincore.c`): to
-/// others it says that everything is.
+/// Whether the kernel tells this process what is cached of a file (`can_do_mincore` in its `mm/mincore.c`). It tells
+/// other processes that everything is cached.
 #[cfg(unix)]
 pub(crate) fn tells(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let owner = |path: &Path| fs::metadata(path).ok().map(|found| found.uid());
-    // A process's own folder belongs to whom it acts as. Opening changes nothing in the file.
+    // A process's folder in `/proc` belongs to its effective user. Opening changes nothing in the file.
     owner(path).is_some() && owner(path) == owner(Path::new("/proc/self"))
         || fs::OpenOptions::new().append(true).open(path).is_ok()
 }
@@ -178,7 +178,7 @@ pub(crate) fn tells(_: &Path) -> bool {
     true
 }
 
-/// The type by the name that it prints.
+/// The type with this printed name.
 fn dtype(name: &str) -> Result<DType, String> {
     use DType::{Bf16, Bool, C64, C128, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     let all = [Bool, U8, I8, U16, I16, F16, Bf16, U32, I32, F32, U64, I64, F64, C64, C128];

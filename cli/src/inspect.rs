@@ -1,4 +1,4 @@
-//! `twinbuf inspect`: what files hold, how much of them is in memory, how far the system reads ahead.
+//! `twinbuf inspect`: the contents of files, how much of them is in memory, and the system's read-ahead.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -35,7 +35,7 @@ struct Found {
     device: Option<Device>,
 }
 
-/// Records of a file: all of it, or one of its arrays or tensors.
+/// The records of a whole file, or of one of its arrays or tensors.
 #[derive(Serialize)]
 struct Array {
     tensor: Option<String>,
@@ -47,7 +47,7 @@ struct Array {
 #[serde(untagged)]
 enum Content {
     Records(Layout),
-    /// Why it cannot be taken as records.
+    /// The reason why it cannot be read as records.
     None {
         error: String,
     },
@@ -60,7 +60,7 @@ struct Layout {
     dtype: String,
     shape: Vec<usize>,
     bytes: u64,
-    /// At the end of the file, too few for a record.
+    /// Bytes at the end of the file that do not fill a record.
     bytes_left: u64,
 }
 
@@ -71,13 +71,13 @@ enum Cache {
         pages: u64,
         resident: u64,
     },
-    /// Why it cannot be told.
+    /// The reason why it is unknown.
     Unknown {
         unknown: String,
     },
 }
 
-/// What the block device under a file reports, in KiB.
+/// The limits that the block device of a file reports, in KiB.
 #[derive(Serialize)]
 struct Device {
     #[serde(serialize_with = "text::path")]
@@ -108,7 +108,7 @@ fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
     let arrays = if format.parts().is_some() {
         parts(path, format)?
             .map(|(name, records)| Array {
-                // One tensor that is a single number does not spoil the others.
+                // One tensor that is a single number does not make the others fail.
                 content: match records {
                     Ok(records) => Content::Records(Layout::of(&records, 0)),
                     Err(error) => Content::None { error: error.to_string() },
@@ -118,7 +118,7 @@ fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
             .collect()
     } else {
         let records = shape.open(&[path.to_path_buf()], format, "")?;
-        // Of plain bytes; the other formats are opened whole or not at all.
+        // Only for plain bytes; the other formats are opened completely or not at all.
         let left = if format == Format::Raw { file_bytes - records.bytes() } else { 0 };
         vec![Array { tensor: None, content: Content::Records(Layout::of(&records, left)) }]
     };
@@ -194,7 +194,7 @@ impl Found {
                     "  device      read-ahead {read_ahead_kib} KiB{largest} ({})",
                     folder.display()
                 )?;
-                // What one hint can start is the larger of the two; see `twinbuf::mmap::HINT_CHUNK`.
+                // One hint can start the larger of the two; see `twinbuf::mmap::HINT_CHUNK`.
                 let most = (*read_ahead_kib).max(largest_request_kib.unwrap_or(0));
                 let piece = HINT_CHUNK.get() as u64 >> 10;
                 if most < piece {
@@ -211,7 +211,7 @@ impl Found {
     }
 }
 
-/// How much of a file is in the page cache, if that can be told.
+/// How much of a file is in the page cache, if the system reports it.
 fn cache(path: &Path) -> Result<Cache, BoxError> {
     let unknown = |why: &str| Ok(Cache::Unknown { unknown: why.to_string() });
     if !tells(path) {
@@ -223,14 +223,14 @@ fn cache(path: &Path) -> Result<Cache, BoxError> {
     }
 }
 
-/// The device by its number: `queue` has both limits, also for its partitions; `bdi` has one, for file systems
-/// over several devices too.
+/// Finds the device by its number: `queue` has both limits, also for partitions; `bdi` has one, also for file
+/// systems over several devices.
 #[cfg(target_os = "linux")]
 fn device(path: &Path) -> Option<Device> {
     use std::os::linux::fs::MetadataExt;
     let number = |file: PathBuf| fs::read_to_string(file).ok()?.trim().parse().ok();
     let dev = fs::metadata(path).ok()?.st_dev();
-    // As glibc's `gnu_dev_major` and `gnu_dev_minor` take it apart.
+    // Split like glibc's `gnu_dev_major` and `gnu_dev_minor`.
     let (major, minor) = (dev >> 8 & 0xfff | dev >> 32 & !0xfff, dev & 0xff | dev >> 12 & !0xff);
     let block = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     [
@@ -243,7 +243,7 @@ fn device(path: &Path) -> Option<Device> {
     .find_map(|folder| {
         let read_ahead_kib = number(folder.join("read_ahead_kb"))?;
         let largest_request_kib = number(folder.join("max_sectors_kb"));
-        // As the system calls it, without links and steps back.
+        // The real path, without links and `..`.
         let folder = folder.canonicalize().unwrap_or(folder);
         Some(Device { folder, read_ahead_kib, largest_request_kib })
     })

@@ -1,4 +1,4 @@
-//! `twinbuf`: looks at files of records, measures what overlap would gain on them, reads traces back.
+//! `twinbuf`: inspects files of records, measures what overlap would gain on them, reads traces back.
 
 mod data;
 mod inspect;
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use twinbuf::BoxError;
 
-/// Files of records for training: what is in them, what overlap gains on them, where the time of a run went.
+/// Files of records for training: their contents, the gain of overlap on them, where the time of a run went.
 #[derive(Parser)]
 #[command(name = "twinbuf", version, subcommand_required = true, arg_required_else_help = false)]
 struct Args {
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes on one line. A cause that its error has printed already is left out.
+/// An error and its causes on one line. Causes that the error has printed already are left out.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
@@ -61,7 +61,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     line
 }
 
-/// Writes `text` out. Whoever has stopped reading has seen enough.
+/// Writes `text` to standard output. A reader that has closed it is not an error.
 fn say(text: &str) -> Result<(), BoxError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -72,7 +72,7 @@ fn say(text: &str) -> Result<(), BoxError> {
     }
 }
 
-/// As one line: clap lists arguments on lines of their own, and adds its usage.
+/// Joins it to one line: clap puts arguments on separate lines, and adds its usage.
 fn first_paragraph(message: &str) -> String {
     let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
     let line = lines.collect::<Vec<_>>().join(" ");

@@ -29,12 +29,12 @@ pub(crate) struct Options {
     /// Records in a batch
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
-    /// Milliseconds that a training step computes
+    /// Milliseconds of compute per training step
     #[arg(long, value_name = "C", value_parser = milliseconds)]
     compute_ms: Duration,
     #[command(flatten)]
     shape: Shape,
-    /// Which tensor of safetensors files, or which array of .npz
+    /// Name of the tensor in safetensors files, or of the array in .npz files
     #[arg(long, value_name = "NAME")]
     tensor: Option<String>,
     /// In which order the records come: sequential, chunks:N (runs of N records, shuffled), window:N,W (shuffled
@@ -50,7 +50,7 @@ pub(crate) struct Options {
     /// Drop the files from the page cache before the first epoch, so that the disk is measured
     #[arg(long)]
     cold: bool,
-    /// Read past the page cache, in the loader's `ReadMode::Direct`
+    /// Read past the page cache, with the loader's `ReadMode::Direct`
     #[arg(long, conflicts_with = "cold")]
     direct: bool,
     /// Write a page for any browser here, about the last round; replaces no file but an older page
@@ -96,7 +96,7 @@ struct Figures {
     records: u64,
     record_bytes: u64,
     batch: u64,
-    /// Batches measured, and those of a whole epoch.
+    /// Batches measured; `epoch_steps` is for a whole epoch.
     steps: u64,
     epoch_steps: u64,
     rounds: u64,
@@ -139,7 +139,7 @@ struct Tried {
     recommended: bool,
 }
 
-/// More of the bytes in memory than this, in percent, and the disk was not what was measured.
+/// If a larger percentage of the bytes was in memory, the disk was not what was measured.
 const COLD: f64 = 1.0;
 
 /// The first epoch may be slower by this much where later ones are faster.
@@ -217,7 +217,7 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
                 [only] => only.clone(),
                 [] => return Err(format!("{path}: no {part}s: wanted at least one").into()),
                 names => {
-                    // A model may have thousands.
+                    // A model may have thousands of tensors.
                     let (shown, more) = names.split_at(names.len().min(16));
                     let shown = shown.join(", ");
                     let more =
@@ -241,7 +241,7 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
             .into());
         }
         (Format::Raw, None) if shape.record_bytes.is_some() => {
-            // Its header is no record.
+            // Its header is not a record.
             if let found @ (Format::Npy | Format::Npz | Format::Safetensors | Format::LlmC) =
                 Format::of(&files[0])?
             {
@@ -355,7 +355,7 @@ fn calls(Settings { overlap, depth, workers }: Settings) -> String {
     calls
 }
 
-/// How much of the batches to read is in the page cache, in percent.
+/// The percentage of the batches to read that is in the page cache.
 fn cached(records: &Records, plan: &Plan, steps: u64, told: bool) -> Option<f64> {
     let (mut pages, mut resident) = (0, 0);
     for step in 0..steps {
@@ -416,7 +416,7 @@ fn wall(report: &Report) -> f64 {
     report.predict(report.settings()).map_or(0.0, |found| seconds(found.measured))
 }
 
-/// At least a nanosecond: no run is faster, and so every ratio is a number.
+/// At least a nanosecond: no run is faster, and every ratio is then a number.
 fn seconds(time: Duration) -> f64 {
     time.as_secs_f64().max(1e-9)
 }
@@ -427,7 +427,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Of sorted values; the upper one of two in the middle.
+/// The median of sorted values; the upper one if two are in the middle.
 fn median(sorted: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }

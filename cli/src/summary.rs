@@ -1,4 +1,4 @@
-//! What `twinbuf trace` reports of a timeline: totals per track, causes of waits, the longest stalls.
+//! The report of `twinbuf trace` on a timeline: totals per track, causes of waits, the longest stalls.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::text;
 use crate::timeline::{Stall, Timeline};
 
-/// Stalls listed one by one.
+/// The maximum number of stalls listed individually.
 const MOST: usize = 10;
 
 /// Totals of a timeline; times in seconds.
@@ -39,11 +39,11 @@ pub(crate) struct Row {
     pub(crate) waits_for_slots: bool,
 }
 
-/// What the caller of a process waited for.
+/// The cause of the waits of a process's caller.
 #[derive(Serialize)]
 pub(crate) struct Cause {
     pub(crate) process: String,
-    /// The work on the batch that went on meanwhile; `None` if there was none.
+    /// The work on the batch during the wait; `None` if there was none.
     pub(crate) during: Option<String>,
     pub(crate) waited_s: f64,
 }
@@ -118,7 +118,7 @@ impl Summary {
         }
     }
 
-    /// What is missing, in words.
+    /// A description of what is missing.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for path in &self.open_files {

@@ -1,16 +1,16 @@
-//! Numbers and paths as people read them.
+//! Numbers and paths in readable form.
 
 use std::path::{Path, PathBuf};
 
 use serde::Serializer;
 
-/// Text from a file or a path on one line, with control characters escaped, so that it cannot command the terminal.
+/// Text from a file or a path, on one line with control characters escaped: it must not control the terminal.
 pub(crate) fn printable(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escaped).collect()
 }
 
-/// A path as a string in a program.
+/// A path as a string literal of a program.
 pub(crate) fn quoted(path: &std::path::Path) -> String {
     format!("{:?}", path.display().to_string())
 }
@@ -28,7 +28,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
 }
 
-/// A path as JSON can have it: what is no UTF-8 in it is replaced.
+/// A path as JSON: invalid UTF-8 is replaced.
 pub(crate) fn path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&path.display())
 }

@@ -1,4 +1,4 @@
-//! A trace read back: spans on tracks, and who waited for what.
+//! A trace read back: spans on tracks, and what each wait was for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use twinbuf::BoxError;
 
-/// Spans that the caller waits in. Those of the other sides are the gaps between their spans.
+/// Spans in which the caller waits. The waits of the other sides are the gaps between their spans.
 const WAITS: [&str; 3] = ["queue_wait", "gpu_queue_wait", "gpu_copy_wait"];
-/// Microseconds that no run lasts, about 30 years: sums of less are exact enough and far from infinite.
+/// A limit in microseconds that no run exceeds, about 30 years: sums below it are accurate enough and far from
+/// infinite.
 const LONGEST: f64 = 1e15;
-/// Bytes of a line at most. An event has some hundred; without an end to its lines a file of data would have to
-/// fit the memory.
+/// The maximum bytes of a line. An event has a few hundred. Without a limit, a data file without line ends would have
+/// to fit in memory.
 const LINE: u64 = 1 << 20;
-/// Spans that are made up of others.
+/// Spans that consist of others.
 const FRAMES: [&str; 2] = ["epoch", "chunk"];
 
-/// Something that went on, in microseconds since the earliest trace began.
+/// A span of time, in microseconds since the earliest trace began.
 #[derive(Debug)]
 pub(crate) struct Span {
     pub(crate) name: String,
@@ -41,7 +42,7 @@ impl Span {
         FRAMES.contains(&&*self.name)
     }
 
-    /// For how long both go on.
+    /// The time that the two overlap.
     fn common(&self, other: &Self) -> f64 {
         (self.end().min(other.end()) - self.start.max(other.start)).max(0.0)
     }
@@ -50,15 +51,15 @@ impl Span {
 /// One side of a loader.
 #[derive(Debug)]
 pub(crate) struct Track {
-    /// Which of the processes it belongs to.
+    /// The index of its process.
     pub(crate) process: usize,
     pub(crate) name: String,
-    /// In the order of their starts, the longer first.
+    /// In the order of their starts; longer spans first.
     pub(crate) spans: Vec<Span>,
 }
 
 impl Track {
-    /// What it did itself, in order.
+    /// The track's work, in order.
     pub(crate) fn work(&self) -> impl Iterator<Item = &Span> {
         self.spans.iter().filter(|span| !span.is_wait() && !span.is_frame())
     }
@@ -72,8 +73,8 @@ impl Track {
         sum(self.work().map(|span| span.long))
     }
 
-    /// Microseconds of waiting: its own spans of that kind; on a track without them the gaps between one batch's
-    /// work and the next one's of the same epoch.
+    /// Microseconds of waiting: its wait spans or, on a track without them, the gaps between one batch's work and the
+    /// next one's in the same epoch.
     pub(crate) fn waiting(&self) -> f64 {
         if self.waits().next().is_some() {
             return sum(self.waits().map(|span| span.long));
@@ -84,7 +85,7 @@ impl Track {
     }
 }
 
-/// Of no times 0, where `Iterator::sum` has -0, which is printed so.
+/// 0 for an empty iterator. `Iterator::sum` would return -0, and that would be printed.
 fn sum(times: impl Iterator<Item = f64>) -> f64 {
     times.fold(0.0, |sum, time| sum + time)
 }
@@ -96,22 +97,22 @@ pub(crate) struct Timeline {
     pub(crate) processes: Vec<String>,
     /// Process by process.
     pub(crate) tracks: Vec<Track>,
-    /// Lines that are no event: the last one of a program that was killed, or what does not belong there.
+    /// Lines that are not an event: the last line of a killed program, or foreign text.
     pub(crate) unread: u64,
-    /// Files that have no end: their programs were killed, or still run.
+    /// Files without an end: their programs were killed or are still running.
     pub(crate) open: Vec<PathBuf>,
 }
 
-/// A wait of the caller, and what went on meanwhile with the batch that it waited for.
+/// A wait of the caller, and the work on its batch during the wait.
 #[derive(Debug)]
 pub(crate) struct Stall<'t> {
     pub(crate) process: usize,
     pub(crate) span: &'t Span,
-    /// The work, and how many of the microseconds it took; the most first.
+    /// The work and its microseconds, the longest first.
     pub(crate) during: Vec<(&'t str, f64)>,
 }
 
-/// A line of the file. What is not asked for may be anything.
+/// A line of the file. Fields that are not needed may be anything.
 #[derive(Deserialize)]
 struct Event {
     #[serde(default)]
@@ -139,8 +140,8 @@ struct Args {
 }
 
 impl Timeline {
-    /// Reads traces, each of them an event a line as [`twinbuf::observe::Trace`] writes it, and brings them onto one
-    /// clock. A file that was cut off is read as far as it goes.
+    /// Reads traces and puts them on one clock. Each has one event per line, as [`twinbuf::observe::Trace`] writes it.
+    /// A truncated file is read up to its end.
     pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, BoxError> {
         let mut timeline = Self::default();
         let mut parts = Vec::new();
@@ -149,7 +150,7 @@ impl Timeline {
         }
         let first = parts.iter().filter_map(|part| part.origin).min().unwrap_or(0);
         for part in parts {
-            // A trace that does not say when it began is taken to have begun with the first.
+            // A trace without a start time is assumed to have started with the first one.
             let shift = part.origin.map_or(0.0, |origin| (origin - first) as f64);
             for (pid, process) in part.processes {
                 let number = timeline.processes.len();
@@ -202,7 +203,7 @@ impl Timeline {
         Ok(part)
     }
 
-    /// When the first span begins and the last one ends, in microseconds.
+    /// The start of the first span and the end of the last one, in microseconds.
     pub(crate) fn extent(&self) -> (f64, f64) {
         let spans = || self.tracks.iter().flat_map(|track| &track.spans);
         let start = spans().map(|span| span.start).fold(f64::INFINITY, f64::min);
@@ -236,8 +237,8 @@ impl Timeline {
         stalls
     }
 
-    /// Of each process the microseconds that its caller waited, by what went on with the batch meanwhile; `None`
-    /// where nothing did.
+    /// For each process, the microseconds that its caller waited, by the simultaneous work on the batch; `None` if
+    /// there was none.
     pub(crate) fn waited_for(&self) -> BTreeMap<(usize, Option<&str>), f64> {
         let mut sums = BTreeMap::new();
         for Stall { process, span, during } in self.stalls() {
@@ -246,7 +247,7 @@ impl Timeline {
                 *sums.entry((process, Some(name))).or_default() += common;
                 left -= common;
             }
-            // Spans of two tracks may go on at the same time.
+            // Spans of two tracks may overlap.
             *sums.entry((process, None)).or_default() += left.max(0.0);
         }
         sums
@@ -257,10 +258,10 @@ fn no_spans(path: &Path) -> String {
     format!("{}: no spans: wanted a trace by twinbuf, one event a line", path.display())
 }
 
-/// What one file holds.
+/// The contents of one file.
 #[derive(Default)]
 struct Part {
-    /// When its clock began, in microseconds since 1970.
+    /// The zero of its clock, in microseconds since 1970.
     origin: Option<u64>,
     processes: BTreeMap<u64, Process>,
 }

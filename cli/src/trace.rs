@@ -7,9 +7,9 @@ use twinbuf::BoxError;
 use crate::summary::Summary;
 use crate::timeline::Timeline;
 
-/// Shows where the time of a traced run went; the traces of several ranks are put on one clock
+/// Shows where the time of a traced run went; puts the traces of several ranks on one clock
 ///
-/// Reads what `Profile::chrome` wrote, also of a program that was killed.
+/// Reads the file of `Profile::chrome`, even of a program that was killed.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The traces

@@ -16,19 +16,20 @@ use crate::wait::{Spin, Wait, WaitUntil};
 ///
 /// # One slot, or several
 ///
-/// A receive returns the next slot as a [`ReadSlot`], which borrows the consumer: one slot at a time. [`ReadSlot::keep`]
-/// turns it into a [`KeptSlot`], so that the next slot can be received while this one is still in use, on this thread
-/// or another.
+/// A receive returns the next slot as a [`ReadSlot`] that borrows the consumer: one slot at a time. [`ReadSlot::keep`]
+/// turns it into a [`KeptSlot`]. The next slot can then be received while this one is still in use, on this thread or
+/// another.
 ///
-/// Slots come in turn. A kept slot lets `N - 1` further slots be received; then its own slot is next. Every receive
-/// **waits until it is dropped**, as it waits for a slot to be filled, and a task is woken: do not wait for a slot that
-/// this very thread keeps. [`try_recv`](Consumer::try_recv) and [`is_held`](Consumer::is_held) tell without waiting. Once
-/// the producer is gone the end is returned even while slots are kept.
+/// Slots are reused in order. While a slot is kept, `N - 1` further slots can be received; then its own slot is next.
+/// Every receive **waits until the kept slot is dropped**, as it waits for a slot to be filled, and a waiting task is
+/// woken. Do not wait for a slot that the same thread keeps. [`try_recv`](Consumer::try_recv) and
+/// [`is_held`](Consumer::is_held) report a held slot without waiting. Once the producer is gone, the end is returned
+/// even while slots are kept.
 ///
 /// The consumer belongs to one thread or task at a time: it is `Send`, and not `Sync`.
 ///
-/// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed).
-/// That is allowed at any time, also while slots are kept.
+/// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed). The
+/// consumer may be dropped at any time, also while slots are kept.
 pub struct Consumer<'r, T, W: Wait = Spin> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
@@ -46,13 +47,13 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         &mut self.share
     }
 
-    /// Returns the next slot if it is filled now, `None` at the end of the data. Never waits: one atomic load, and at a
-    /// cancelled place its release.
+    /// Returns the next slot if it is filled now, `None` at the end of the data. Never waits. Costs one atomic load; a
+    /// cancelled slot is also released.
     ///
     /// # Errors
     ///
-    /// [`Empty`](TryRecvError::Empty) while it is not filled, [`Held`](TryRecvError::Held) while a [`KeptSlot`] of the
-    /// lap before holds it; the others as [`recv`](Consumer::recv).
+    /// [`Empty`](TryRecvError::Empty) while the slot is not filled; [`Held`](TryRecvError::Held) while a [`KeptSlot`]
+    /// of the previous lap holds it; otherwise the errors of [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -77,19 +78,19 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// Waits until the next slot is filled and returns it; `None` at the end of the data, after the last slot that the
-    /// producer committed before [`finish`](crate::Producer::finish), and at every further call.
+    /// Waits until the next slot is filled and returns it. Returns `None` at the end of the data: after the last slot
+    /// that the producer committed before [`finish`](crate::Producer::finish), and on every later call.
     ///
     /// # Errors
     ///
-    /// [`Abandoned`](RecvError::Abandoned) where the producer is gone and the next place is neither filled nor the
-    /// end; also at every further call, unless a [`ReservedSlot`](crate::ReservedSlot) is committed there later.
+    /// [`Abandoned`](RecvError::Abandoned) if the producer is gone and the next place is neither filled nor the end.
+    /// Later calls return it too, unless a [`ReservedSlot`](crate::ReservedSlot) is committed there in the meantime.
     /// [`Cancelled`](RecvError::Cancelled) once, in the place of a slot that was reserved and dropped.
     ///
     /// # Panics
     ///
-    /// If the next place was cancelled and waking the producer's task panics (its `Waker` is foreign code); the place
-    /// has then been passed. The same holds for all calls that receive.
+    /// If the next place was cancelled and waking the producer's task panics (its `Waker` is foreign code). The place
+    /// has been passed by then. The same holds for all calls that receive.
     ///
     /// # Examples
     ///
@@ -112,12 +113,12 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.take(seen)
     }
 
-    /// Waits until the next slot is filled, at most for `timeout`, and returns it; `None` at the end of the data.
+    /// Waits until the next slot is filled, for at most `timeout`, and returns it; `None` at the end of the data.
     ///
     /// # Errors
     ///
-    /// When the time is over: [`Empty`](TryRecvError::Empty) if the slot is not filled, [`Held`](TryRecvError::Held) if
-    /// a [`KeptSlot`] still holds it. The others as [`recv`](Consumer::recv).
+    /// At the timeout: [`Empty`](TryRecvError::Empty) if the slot is not filled, [`Held`](TryRecvError::Held) if a
+    /// [`KeptSlot`] still holds it. Otherwise the errors of [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -137,12 +138,12 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// Waits until the next slot is filled, at most until `deadline`, and returns it; `None` at the end of the data. A
-    /// slot that is filled is returned even if the deadline has passed.
+    /// Waits until the next slot is filled, but not past `deadline`, and returns it; `None` at the end of the data. A
+    /// filled slot is returned even if the deadline has passed.
     ///
     /// # Errors
     ///
-    /// As [`recv_timeout`](Consumer::recv_timeout).
+    /// Same as [`recv_timeout`](Consumer::recv_timeout).
     ///
     /// # Examples
     ///
@@ -167,16 +168,16 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// Returns the next slot, or arranges for the task of `cx` to be woken when it is filled; `None` at the end of the
+    /// Returns the next slot, or registers the task of `cx` to be woken when it is filled; `None` at the end of the
     /// data.
     ///
-    /// A slot that a [`KeptSlot`] holds is pending too: dropping that wakes the task.
+    /// A slot that a [`KeptSlot`] holds is pending too: dropping that guard wakes the task.
     ///
-    /// Only the waker of the last call is woken; one that was left by an earlier call is dropped.
+    /// Only the waker of the latest call is kept; the waker of an earlier call is dropped.
     ///
     /// # Errors
     ///
-    /// As [`recv`](Consumer::recv).
+    /// Same as [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -194,13 +195,13 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     }
 
     /// Waits as a task until the next slot is filled and returns it; `None` at the end of the data. Dropping the future
-    /// loses nothing.
+    /// loses no slot.
     ///
     /// The future is `Send` if the consumer is, so a task may be moved between threads while it waits.
     ///
     /// # Errors
     ///
-    /// As [`recv`](Consumer::recv).
+    /// Same as [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -225,13 +226,13 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
 
     /// Iterates over the slots in order, each [kept](ReadSlot::keep), until the producer finishes.
     ///
-    /// An item does not borrow the iterator: items may be sent to other threads, and the iterator waits for them where
-    /// they are late. A [`Cancelled`](RecvError::Cancelled) item is followed by the next slot; after
-    /// [`Abandoned`](RecvError::Abandoned) the iterator ends.
+    /// An item does not borrow the iterator, so items may be sent to other threads. The iterator waits if the next slot
+    /// is still kept. After a [`Cancelled`](RecvError::Cancelled) item the iterator continues with the next slot; after
+    /// [`Abandoned`](RecvError::Abandoned) it ends.
     ///
     /// # Errors
     ///
-    /// As [`recv`](Consumer::recv).
+    /// Same as [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -251,7 +252,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         Iter { consumer: self, ended: false }
     }
 
-    /// Whether the next slot is held by a [`KeptSlot`] of the lap before, so that a receive would wait for that.
+    /// Whether a [`KeptSlot`] of the previous lap holds the next slot. A receive would wait for that guard.
     ///
     /// ```
     /// let mut ring = twinbuf_core::Ring::new([0; 1]);
@@ -274,14 +275,15 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.ring.len()
     }
 
-    /// Returns the number of slots that were handed over and have not been released, cancelled and kept ones included.
-    /// The same on both sides.
+    /// Returns the number of slots that were handed over and have not been released. Cancelled and kept slots count.
+    /// Both sides return the same number.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ring.full()
     }
 
-    /// Whether every slot that was handed over has been released. Not a sign of the end: only a receive is.
+    /// Whether every slot that was handed over has been released. This does not mean that the data ended; only a
+    /// receive reports the end.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -297,7 +299,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.at = self.at.next(self.ring.len());
     }
 
-    /// Acts on the state in which the next slot was found, neither empty nor held.
+    /// Acts on the state in which the next slot was found. The slot is neither empty nor held.
     #[inline]
     fn take(&mut self, seen: State) -> Result<Option<ReadSlot<'_, 'r, T, W>>, RecvError> {
         match seen.for_consumer(self.at.lap) {
@@ -351,7 +353,7 @@ fn ready(seen: State, lap: Lap) -> bool {
 
 impl<T, W: Wait> Drop for Consumer<'_, T, W> {
     fn drop(&mut self) {
-        // Dropped once the producer is told: what drops a waker is foreign code, which may panic.
+        // The waker is dropped after the producer has been told: dropping a waker runs foreign code, which may panic.
         let _waker = self.ring.unregister(Side::Consumer);
         let at = self.at;
         self.ring.end(|index| State::close(at.lap_at(index)), Side::Producer);
@@ -401,10 +403,11 @@ impl<'c, 'r, T, W: Wait> IntoIterator for &'c mut Consumer<'r, T, W> {
 
 /// A filled slot, to be used in place; the producer gets it back when it is dropped.
 ///
-/// **Dropping it releases the slot**: progress must not depend on a call. (A [`WriteSlot`](crate::WriteSlot) differs:
-/// dropping it does *not* hand it over.) Leaking it changes nothing: the next receive returns the same slot.
+/// **Dropping it releases the slot**, so progress does not depend on an explicit call. (A
+/// [`WriteSlot`](crate::WriteSlot) differs: dropping it does *not* hand it over.) Leaking it changes nothing: the next
+/// receive returns the same slot.
 ///
-/// It borrows the consumer, so that one slot is read at a time, and none outlives its handle:
+/// It borrows the consumer. One slot is read at a time, and no guard outlives its handle:
 ///
 /// ```compile_fail,E0505
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
@@ -420,10 +423,10 @@ pub struct ReadSlot<'c, 'r, T, W: Wait = Spin> {
 }
 
 impl<'r, T, W: Wait> ReadSlot<'_, 'r, T, W> {
-    /// Turns this guard into one that does not borrow the consumer, so that the next slot can be received while this one
+    /// Turns this guard into one that does not borrow the consumer. The next slot can then be received while this one
     /// is in use.
     ///
-    /// No wait. No atomic operation, but for a ring on the heap one that counts the guard as an owner.
+    /// Does not wait. Does no atomic operation, except on a ring on the heap: one that counts the guard as an owner.
     ///
     /// # Examples
     ///
@@ -448,7 +451,8 @@ impl<'r, T, W: Wait> ReadSlot<'_, 'r, T, W> {
         KeptSlot { slot, seen, lap, seq, share }
     }
 
-    /// Returns the number of this hand-off, from 0: that of the [`WriteSlot`](crate::WriteSlot) it was filled by.
+    /// Returns the number of this hand-off, from 0: the [`seq`](crate::WriteSlot::seq) of the guard that filled the
+    /// slot.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -476,8 +480,8 @@ impl<T, W: Wait> Deref for ReadSlot<'_, '_, T, W> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot was found filled on the consumer's lap, so it is the consumer's until the release in our drop,
-        // and this guard is the only one for it: it holds the consumer, and with it the cursor. A `&mut` would need
+        // SAFETY: the slot was found filled on the consumer's lap, so it belongs to the consumer until our drop
+        // releases it. This guard is the only one: it holds the consumer, and with it the cursor. A `&mut` would need
         // `&mut self`.
         unsafe { self.consumer.slot().value() }
     }
@@ -499,14 +503,14 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, '_, T, W> {
 
 /// A filled slot that does not borrow the consumer; made by [`ReadSlot::keep`] and by iterating.
 ///
-/// **Dropping it releases the slot**, on any thread and in any order. It may outlive the consumer. From the handles of a
-/// [`HeapRing`](crate::HeapRing) or of a `static` ring it is `'static` and keeps the ring alive, so it fits into a task, a
-/// tensor or a foreign object.
+/// **Dropping it releases the slot**, on any thread and in any order. It may outlive the consumer. A guard from the
+/// handles of a [`HeapRing`](crate::HeapRing) or of a `static` ring is `'static` and keeps the ring alive, so it can be
+/// held by a task, a tensor or a foreign object.
 ///
-/// A guard that is leaked (`mem::forget`) costs its slot, which is never handed out again, by any call of any kind of
-/// ring. Receives then wait at its place until the producer is gone.
+/// If the guard is leaked (`mem::forget`), no call of any kind of ring hands its slot out again. Receives then wait at
+/// its place until the producer is gone.
 ///
-/// It does not outlive a ring that is borrowed:
+/// It does not outlive a borrowed ring:
 ///
 /// ```compile_fail,E0505
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
@@ -526,8 +530,8 @@ pub struct KeptSlot<'r, T, W: Wait = Spin> {
     share: Share<'r, T, W>,
 }
 
-/// The sides that may wait for a kept slot: the producer for the slot to come free, the consumer, one lap ahead, for it
-/// to be filled again.
+/// The sides that may wait for a kept slot: the producer waits until the slot is free; the consumer, one lap ahead,
+/// waits until it is filled again.
 const BOTH: &[Side] = &[Side::Producer, Side::Consumer];
 
 impl<T, W: Wait> KeptSlot<'_, T, W> {
@@ -551,9 +555,9 @@ impl<T, W: Wait> Deref for KeptSlot<'_, T, W> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot was found filled on the consumer's lap, so it is the consumer's until the release in our drop,
-        // and the consumer's cursor has moved on: this guard is the only one for this lap. A `&mut` would need
-        // `&mut self`.
+        // SAFETY: the slot was found filled on the consumer's lap, so it belongs to the consumer until our drop
+        // releases it. The consumer's cursor has moved on, so this guard is the only one for this lap. A `&mut` would
+        // need `&mut self`.
         unsafe { self.slot.value() }
     }
 }

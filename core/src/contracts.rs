@@ -1,6 +1,6 @@
 //! Programs that must not compile, as doctests.
 //!
-//! The value of a slot goes both ways, so its type can neither be narrowed nor widened:
+//! A slot's value is both written and read, so its type is invariant:
 //!
 //! ```compile_fail
 //! use twinbuf_core::Producer;
@@ -23,7 +23,7 @@
 //! fn shorter<'r, 's>(ring: &'r HeapRing<&'static str, Park>) -> &'r HeapRing<&'s str, Park> { ring }
 //! ```
 //!
-//! The same with types that are the same, so that the failures above are those of the lifetimes:
+//! Controls: the same functions with equal types compile, so the failures above are due to the lifetimes:
 //!
 //! ```
 //! use twinbuf_core::{Consumer, HeapRing, KeptSlot, Park, Producer, ReservedSlot};
@@ -34,8 +34,8 @@
 //! fn ring<'r>(ring: &'r HeapRing<&'static str, Park>) -> &'r HeapRing<&'static str, Park> { ring }
 //! ```
 //!
-//! The last share of a ring on the heap may be given up on any thread: what is dropped there must be `Send`, and both
-//! sides use the strategy at once:
+//! The last share of a ring on the heap may be dropped on any thread, so its values and its strategy must be `Send`.
+//! Both sides use the strategy at the same time, so it must be `Sync`:
 //!
 //! ```compile_fail,E0277
 //! use twinbuf_core::HeapRing;
@@ -64,7 +64,7 @@
 //! fn handles(wait: Local) { let _ = HeapRing::with_wait([0], wait).into_handles(); }
 //! ```
 //!
-//! A strategy cannot write the word that it waits on, in any way that safe code has:
+//! Safe code in a strategy has no way to write to the word that it waits on:
 //!
 //! ```compile_fail,E0614
 //! fn write(word: twinbuf_core::Word<'_>) { *word = 1; }

@@ -1,8 +1,8 @@
-//! The traits of `embedded-dma`: a guard as the buffer of a DMA transfer.
+//! Implements the traits of `embedded-dma`: a guard is the buffer of a DMA transfer.
 //!
-//! A transfer owns its buffer and can be leaked while the engine runs, so memory that is given to an engine must stay
-//! reserved for as long as the guard is not dropped. That holds for guards that are `'static`, from owned handles and
-//! from [`try_split_static`](crate::Ring::try_split_static). A borrowed ring can be freed after its guard was leaked, so
+//! A transfer owns its buffer and can be leaked while the engine runs. Memory given to an engine must therefore stay
+//! reserved until the guard is dropped. That holds for `'static` guards: those of owned handles and of
+//! [`try_split_static`](crate::Ring::try_split_static). A borrowed ring can be freed after its guard was leaked, so
 //! guards of a borrowed ring are not buffers:
 //!
 //! ```compile_fail,E0521
@@ -11,8 +11,8 @@
 //! fn start<'r>(slot: ReservedSlot<'r, [u8; 64]>) { buffer(slot) }
 //! ```
 //!
-//! Nor are [`WriteSlot`](crate::WriteSlot) and [`ReadSlot`](crate::ReadSlot): after one was leaked, the next call returns
-//! the same slot.
+//! [`WriteSlot`](crate::WriteSlot) and [`ReadSlot`](crate::ReadSlot) are not buffers either: after one was leaked, the
+//! next call returns the same slot.
 //!
 //! ```compile_fail,E0277
 //! use twinbuf_core::WriteSlot;
@@ -20,7 +20,7 @@
 //! fn start(slot: WriteSlot<'static, 'static, [u8; 64]>) { buffer(slot) }
 //! ```
 //!
-//! The engine may leave any bytes, so a slot that it writes to is of integers ([`WriteTarget`]):
+//! The engine may write any bytes, so a slot that it writes to must hold integers ([`WriteTarget`]):
 //!
 //! ```compile_fail,E0277
 //! use twinbuf_core::ReservedSlot;
@@ -51,11 +51,11 @@ use crate::consumer::KeptSlot;
 use crate::producer::ReservedSlot;
 use crate::wait::Wait;
 
-// SAFETY: the guard points to its slot, which does not move or end before the guard is dropped: the ring is borrowed for
-// `'static`, or the guard has a share of it. Until then no call of either side returns the slot again: the producer has
-// moved on, and its word stays free for a lap that has passed. A guard that is leaked leaves it so for ever, since a
-// ring is split again only when the borrow is over, and taken apart only when no share is left. `T: WriteTarget` is valid
-// for any bytes.
+// SAFETY: the guard points to its slot. The slot does not move and is not freed before the guard is dropped: the ring
+// is borrowed for `'static`, or the guard has a share of it. Until then no call of either side returns the slot again:
+// the producer has moved on, and the slot's word stays free for a lap that has passed. This holds forever if the guard
+// is leaked, because a ring is split again only when the borrow is over, and taken apart only when no share is left.
+// `T: WriteTarget` is valid for any bytes.
 unsafe impl<T: WriteTarget, W: Wait> WriteBuffer for ReservedSlot<'static, T, W> {
     type Word = T::Word;
 
@@ -64,8 +64,8 @@ unsafe impl<T: WriteTarget, W: Wait> WriteBuffer for ReservedSlot<'static, T, W>
     }
 }
 
-// SAFETY: as above, with the consumer in the producer's place: a slot that is kept stays `FULL` until its guard is
-// dropped, so the producer does not write to it.
+// SAFETY: as above, with the consumer in the producer's place: a kept slot stays `FULL` until its guard is dropped, so
+// the producer does not write to it.
 unsafe impl<T: ReadTarget, W: Wait> ReadBuffer for KeptSlot<'static, T, W> {
     type Word = T::Word;
 

@@ -1,20 +1,20 @@
-//! Why a call handed over nothing.
+//! The reasons why a call returned no slot.
 
 use core::error::Error;
 use core::fmt;
 
-/// The consumer is gone: nothing reads what is filled from now on.
+/// The consumer is gone: nothing will read what is committed from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Closed;
 
-/// Why an acquire that does not wait, or waits for a limited time, returned no slot.
+/// Why a non-blocking or timed acquire returned no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum TryAcquireError {
     /// The next slot is still in use: the consumer has not released it, or a [`ReservedSlot`](crate::ReservedSlot) of
-    /// the lap before still holds it.
+    /// the previous lap still holds it.
     Full,
     /// The consumer is gone.
     Closed,
@@ -25,22 +25,22 @@ pub enum TryAcquireError {
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum RecvError {
-    /// The producer is gone, and this place is not the end that `finish` sets: the producer was dropped without
-    /// `finish`, or a slot that it reserved was leaked or is still open. What has been received may not be all.
+    /// The producer is gone, and the data does not end here: it was dropped without `finish`, or the slot at this place
+    /// was reserved and is still open or leaked. The data received so far may be incomplete.
     Abandoned,
     /// The producer reserved this slot and dropped it without a commit. Returned once, in the slot's place in the
-    /// order; the next call returns what follows.
+    /// order; the next call continues with the next slot.
     Cancelled,
 }
 
-/// Why a receive that does not wait, or waits for a limited time, returned neither a slot nor the end of the data.
+/// Why a non-blocking or timed receive returned neither a slot nor the end of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum TryRecvError {
     /// The producer has not committed the next slot yet.
     Empty,
-    /// The next slot is held by a [`KeptSlot`](crate::KeptSlot) of the lap before: it must be dropped first.
+    /// A [`KeptSlot`](crate::KeptSlot) of the previous lap holds the next slot: drop that guard first.
     Held,
     /// See [`RecvError::Abandoned`].
     Abandoned,

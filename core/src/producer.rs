@@ -14,20 +14,20 @@ use crate::wait::{Spin, Wait, WaitUntil};
 
 /// The side of a ring that fills slots.
 ///
-/// Dropping a producer tells the consumer that it was *abandoned*: a panic, an early return or a lost error can
-/// never look like the end of the data. Only [`finish`](Producer::finish) is the end.
+/// Dropping a producer tells the consumer that the data was *abandoned*. A panic, an early return or a lost error can
+/// never look like the end of the data; only [`finish`](Producer::finish) is the end.
 ///
 /// # One slot, or several
 ///
-/// [`acquire`](Producer::acquire) returns the next slot as a [`WriteSlot`], which borrows the producer: one slot at a
-/// time, and giving it up leaves the ring as it was. [`WriteSlot::reserve`] turns it into a [`ReservedSlot`] and moves
-/// the producer on, so that the next slot can be acquired while this one is being filled, on this thread or another.
+/// [`acquire`](Producer::acquire) returns the next slot as a [`WriteSlot`] that borrows the producer: one slot at a
+/// time, and dropping it leaves the ring as it was. [`WriteSlot::reserve`] turns it into a [`ReservedSlot`] and moves
+/// the producer on. The next slot can then be acquired while this one is being filled, on this thread or another.
 ///
-/// The producer belongs to one thread or task at a time: it is `Send`, and not `Sync`, and so is a [`WriteSlot`].
+/// The producer belongs to one thread or task at a time: it is `Send` and not `Sync`. So is a [`WriteSlot`].
 ///
 /// # Cancelling
 ///
-/// Every wait for a slot may be given up: a timeout, a dropped future, a dropped [`WriteSlot`] leave the ring as it
+/// Every wait for a slot can be given up. A timeout, a dropped future or a dropped [`WriteSlot`] leaves the ring as it
 /// was, and the next call gets the same slot.
 pub struct Producer<'r, T, W: Wait = Spin> {
     ring: RingRef<'r, T, W>,
@@ -42,12 +42,12 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Self { ring, at: Cursor::START, finished: false, share }
     }
 
-    /// Returns the next slot if it is free now. Never waits: at most one atomic load.
+    /// Returns the next slot if it is free now. Never waits. Costs at most one atomic load.
     ///
     /// # Errors
     ///
-    /// [`Full`](TryAcquireError::Full) while the consumer has not released it, or a [`ReservedSlot`] of the lap before
-    /// holds it; [`Closed`](TryAcquireError::Closed) once the consumer is gone.
+    /// [`Full`](TryAcquireError::Full) while the consumer has not released the slot, or a [`ReservedSlot`] of the
+    /// previous lap holds it; [`Closed`](TryAcquireError::Closed) once the consumer is gone.
     ///
     /// # Examples
     ///
@@ -72,8 +72,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
 
     /// Waits until the next slot is free and returns it.
     ///
-    /// With a [`ReservedSlot`] for each slot of the ring, that is until the oldest of them was committed *and* the
-    /// consumer has released it: do not wait for a guard that this very thread holds.
+    /// If every slot of the ring has a [`ReservedSlot`], this waits until the oldest one has been committed *and* the
+    /// consumer has released it. Do not wait for a guard that the same thread holds.
     ///
     /// # Errors
     ///
@@ -96,12 +96,12 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.write_slot(seen)
     }
 
-    /// Waits until the next slot is free, at most for `timeout`, and returns it.
+    /// Waits until the next slot is free, for at most `timeout`, and returns it.
     ///
     /// # Errors
     ///
-    /// [`Full`](TryAcquireError::Full) when the time is over and the slot still in use,
-    /// [`Closed`](TryAcquireError::Closed) once the consumer is gone.
+    /// [`Full`](TryAcquireError::Full) if the slot is still in use at the timeout, [`Closed`](TryAcquireError::Closed)
+    /// once the consumer is gone.
     ///
     /// # Examples
     ///
@@ -124,12 +124,12 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         }
     }
 
-    /// Waits until the next slot is free, at most until `deadline`, and returns it. A slot that is free is returned
-    /// even if the deadline has passed.
+    /// Waits until the next slot is free, but not past `deadline`, and returns it. A free slot is returned even if the
+    /// deadline has passed.
     ///
     /// # Errors
     ///
-    /// As [`acquire_timeout`](Producer::acquire_timeout).
+    /// Same as [`acquire_timeout`](Producer::acquire_timeout).
     ///
     /// # Examples
     ///
@@ -151,9 +151,9 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         }
     }
 
-    /// Returns the next slot, or arranges for the task of `cx` to be woken when it is free.
+    /// Returns the next slot, or registers the task of `cx` to be woken when it is free.
     ///
-    /// Only the waker of the last call is woken; one that was left by an earlier call is dropped.
+    /// Only the waker of the latest call is kept; the waker of an earlier call is dropped.
     ///
     /// # Errors
     ///
@@ -172,7 +172,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.poll_free(cx).map(|seen| self.write_slot(seen))
     }
 
-    /// Waits as a task until the next slot is free and returns it. Dropping the future loses nothing.
+    /// Waits as a task until the next slot is free and returns it. Dropping the future loses no slot.
     ///
     /// # Errors
     ///
@@ -203,15 +203,16 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.write_slot(seen)
     }
 
-    /// Waits for the next slot, lets `fill` fill it in place, and commits it.
+    /// Waits for the next slot, calls `fill` to fill it in place, and commits it.
     ///
     /// # Errors
     ///
-    /// [`Closed`] once the consumer is gone; if it goes while `fill` runs, what that returned is dropped.
+    /// [`Closed`] once the consumer is gone. If the consumer goes while `fill` runs, the value that `fill` returned is
+    /// dropped.
     ///
     /// # Panics
     ///
-    /// If `fill` does; the slot was then not committed.
+    /// If `fill` panics; the slot is not committed then.
     ///
     /// # Examples
     ///
@@ -229,11 +230,11 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Ok(result)
     }
 
-    /// Ends the data: the consumer receives what was committed, then `None`.
+    /// Ends the data: the consumer receives all committed slots, then `None`.
     ///
-    /// Finish after the last commit. At the place of a [`ReservedSlot`] that is still open the consumer reads
-    /// [`Abandoned`](crate::RecvError::Abandoned), since an open guard and a leaked one look alike. A commit that
-    /// comes later is still delivered to a consumer that asks again.
+    /// Call it after the last commit. At the place of a [`ReservedSlot`] that is still open the consumer reads
+    /// [`Abandoned`](crate::RecvError::Abandoned), because an open guard and a leaked one look alike. A later commit is
+    /// still delivered if the consumer calls again.
     ///
     /// # Examples
     ///
@@ -267,8 +268,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.ring.len()
     }
 
-    /// Returns the number of slots that were handed over and have not been released, cancelled ones included. The same
-    /// on both sides.
+    /// Returns the number of slots that were handed over and have not been released. Cancelled slots count. Both sides
+    /// return the same number.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -293,13 +294,13 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.len() == 0
     }
 
-    /// Ends both handles of a [`HeapRing`](crate::HeapRing) and returns its slots, in the order and, but for
-    /// those of a few bytes, the memory that they had.
+    /// Ends both handles of a [`HeapRing`](crate::HeapRing) and returns its slots in order. They stay in the memory
+    /// that they had, except slots of a few bytes.
     ///
     /// # Errors
     ///
-    /// Both handles, as they were, if they are not of the same ring, if they borrow it, or if a guard of it is still
-    /// alive (or leaked).
+    /// Returns both handles unchanged if they belong to different rings, if they borrow their ring, or if a guard of it
+    /// is still alive (or leaked).
     ///
     /// # Examples
     ///
@@ -320,7 +321,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         if !self.share.is_all_with(consumer.share_mut()) {
             return Err((self, consumer));
         }
-        // The handles end while both shares are here, so that the ring is alive until both have.
+        // The handles end while both shares are here: the ring stays alive until both have ended.
         let shares = (self.share.take(), consumer.share_mut().take());
         drop((self, consumer));
         drop(shares.0);
@@ -332,7 +333,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.ring.slot(self.at)
     }
 
-    /// The guard of the next slot, which the caller found free or closed in state `seen`.
+    /// Returns the guard of the next slot. The caller found it free or closed in state `seen`.
     #[inline]
     fn write_slot(&mut self, seen: State) -> Result<WriteSlot<'_, 'r, T, W>, Closed> {
         if seen.is_closed() { Err(Closed) } else { Ok(WriteSlot { producer: self, seen }) }
@@ -374,7 +375,7 @@ fn free_or_closed(seen: State, lap: Lap) -> bool {
 
 impl<T, W: Wait> Drop for Producer<'_, T, W> {
     fn drop(&mut self) {
-        // Dropped once the consumer is told: what drops a waker is foreign code, which may panic.
+        // The waker is dropped after the consumer has been told: dropping a waker runs foreign code, which may panic.
         let _waker = self.ring.unregister(Side::Producer);
         let (finished, at) = (self.finished, self.at);
         let bits = |index| {
@@ -397,18 +398,18 @@ impl<T, W: Wait> fmt::Debug for Producer<'_, T, W> {
     }
 }
 
-/// A free slot, to be filled in place; the only one that is being filled.
+/// A free slot to fill in place. Only one `WriteSlot` exists at a time.
 ///
-/// **Dropping it does not hand it over**: half-filled data must not leak out. Call
+/// **Dropping it does not hand it over**: half-filled data must not reach the consumer. Call
 /// [`commit`](WriteSlot::commit). (A [`ReadSlot`](crate::ReadSlot) differs: dropping it *does* give the slot back.)
 ///
-/// Dropping it, or leaking it, leaves the ring as it was: the next acquire returns **the same slot**. A device that
-/// may still write to the slot then needs the other kind of guard, a [`ReservedSlot`], whose slot is never handed out
-/// again unless the guard is committed or dropped.
+/// Dropping or leaking it leaves the ring as it was: the next acquire returns **the same slot**. If a device may still
+/// write to the slot, use a [`ReservedSlot`] instead: its slot is handed out again only after that guard was committed
+/// or dropped.
 ///
-/// The value is what the consumer left in the slot, or what the ring was made with: a buffer to reuse.
+/// The value is whatever the consumer left in the slot, or the initial value: a buffer to reuse.
 ///
-/// It borrows the producer, so that one slot is filled at a time, and none outlives its handle:
+/// It borrows the producer. One slot is filled at a time, and no guard outlives its handle:
 ///
 /// ```compile_fail,E0505
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
@@ -433,7 +434,7 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
     ///
     /// # Panics
     ///
-    /// If waking the consumer's task does (its `Waker` is foreign code); the slot has then been handed over.
+    /// If waking the consumer's task panics (its `Waker` is foreign code). The slot has been handed over by then.
     ///
     /// # Examples
     ///
@@ -454,10 +455,10 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
         if old.is_closed() { Err(Closed) } else { Ok(()) }
     }
 
-    /// Turns this guard into one that does not borrow the producer, and moves the producer on to the next slot.
+    /// Turns this guard into one that does not borrow the producer, and moves the producer to the next slot.
     ///
-    /// Several slots can then be filled at once, on any threads, and committed in any order; the consumer receives
-    /// them in the order in which they were reserved. No atomic operation, no wait.
+    /// Several slots can then be filled at once, on any threads, and committed in any order. The consumer receives them
+    /// in the order in which they were reserved. Does no atomic operation on the slot and does not wait.
     ///
     /// # Examples
     ///
@@ -508,8 +509,8 @@ impl<T, W: Wait> Deref for WriteSlot<'_, '_, T, W> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot was found free on the producer's lap, so it is the producer's until `commit`, and this guard
-        // is the only one for it: it holds the producer, and with it the cursor. A `&mut` would need `&mut self`.
+        // SAFETY: the slot was found free on the producer's lap, so it belongs to the producer until `commit`. This
+        // guard is the only one for it: it holds the producer, and with it the cursor. A `&mut` would need `&mut self`.
         unsafe { self.producer.slot().value() }
     }
 }
@@ -528,20 +529,20 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, '_, T, W> {
     }
 }
 
-/// A slot that is being filled while the producer goes on; made by [`WriteSlot::reserve`].
+/// A slot that is filled while the producer moves on to the next one; made by [`WriteSlot::reserve`].
 ///
-/// Several may be open at once. They may be sent to other threads and committed in any order: the consumer receives
-/// them in the order of their [`seq`](ReservedSlot::seq), and waits for one that is late. A guard from owned or
-/// `static` handles is `'static`, keeps the ring alive and may outlive its producer.
+/// Several may be open at once. They may be sent to other threads and committed in any order. The consumer receives
+/// them in the order of their [`seq`](ReservedSlot::seq) and waits for one that is late. A guard from owned or `static`
+/// handles is `'static`, keeps the ring alive and may outlive its producer.
 ///
-/// * **Committed:** the consumer receives it in its turn.
-/// * **Dropped:** the consumer reads [`Cancelled`](crate::RecvError::Cancelled) in its turn, once; what follows is not
+/// * **Committed:** the consumer receives it at its place in the order.
+/// * **Dropped:** the consumer reads [`Cancelled`](crate::RecvError::Cancelled) at its place, once; later slots are not
 ///   affected.
-/// * **Leaked** (`mem::forget`): the slot is never handed out again, by any call of any kind of ring, and a ring on the
-///   heap is never freed. That is the promise to give to a DMA engine or a driver that may still write to it; the memory
-///   of a borrowed [`Ring`](crate::Ring) itself is its owner's, so give those a `ReservedSlot<'static, ..>`. The consumer
-///   waits at its place, and reads [`Abandoned`](crate::RecvError::Abandoned) there once the producer is gone, however it
-///   went.
+/// * **Leaked** (`mem::forget`): no call of any kind of ring hands the slot out again, and a ring on the heap is never
+///   freed. A DMA engine or a driver that may still write to the slot can rely on this. The memory of a borrowed
+///   [`Ring`](crate::Ring) belongs to the ring's owner, so give engines and drivers a `ReservedSlot<'static, ..>`. The
+///   consumer waits at the slot's place. Once the producer is gone, with or without `finish`, it reads
+///   [`Abandoned`](crate::RecvError::Abandoned) there.
 ///
 /// ```
 /// use twinbuf_core::{HeapRing, RecvError};
@@ -566,12 +567,12 @@ pub struct ReservedSlot<'r, T, W: Wait = Spin> {
     share: Share<'r, T, W>,
 }
 
-/// The sides that may wait for a reserved slot: the consumer for the slot to be filled, the producer, one lap ahead,
-/// for it to come free.
+/// The sides that may wait for a reserved slot: the consumer waits until the slot is filled; the producer, one lap
+/// ahead, waits until it is free again.
 const BOTH: &[Side] = &[Side::Consumer, Side::Producer];
 
 impl<T, W: Wait> ReservedSlot<'_, T, W> {
-    /// Hands the slot over to the consumer, which receives it in its turn.
+    /// Hands the slot over to the consumer, to be received at its place in the order.
     ///
     /// # Errors
     ///
@@ -579,18 +580,18 @@ impl<T, W: Wait> ReservedSlot<'_, T, W> {
     ///
     /// # Panics
     ///
-    /// If waking a task does (its `Waker` is foreign code); the slot has then been handed over.
+    /// If waking a task panics (its `Waker` is foreign code). The slot has been handed over by then.
     #[inline]
     pub fn commit(self) -> Result<(), Closed> {
         let mut this = ManuallyDrop::new(self);
-        // Kept up to the end of this call.
+        // Keeps the ring alive until this call ends.
         let _share = core::mem::replace(&mut this.share, Share::BORROWED);
         let lap = this.at.lap;
         let old = this.slot.hand_over(this.seen, BOTH, |s| s.commit(lap), || ());
         if old.is_closed() { Err(Closed) } else { Ok(()) }
     }
 
-    /// Returns the number of this hand-off, from 0: its place in the order in which the consumer receives.
+    /// Returns the number of this hand-off, from 0. The consumer receives slots in this order.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.at.seq
@@ -610,9 +611,9 @@ impl<T, W: Wait> Deref for ReservedSlot<'_, T, W> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot was found free on the producer's lap, and the producer's cursor has moved on: it does not
-        // find the slot free again before this guard commits or cancels, and this guard is the only one. A `&mut`
-        // would need `&mut self`.
+        // SAFETY: the slot was found free on the producer's lap, and the producer's cursor has moved on. It does not
+        // find the slot free again before this guard commits or cancels, and this guard is the only one. A `&mut` would
+        // need `&mut self`.
         unsafe { self.slot.value() }
     }
 }

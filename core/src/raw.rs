@@ -1,11 +1,11 @@
-//! What both handles and their guards are made of: pointers into a ring, and the steps of [`state`](crate::state)
-//! done atomically.
+//! The parts that both handles and their guards share: pointers into a ring, and the steps of [`state`](crate::state)
+//! applied atomically.
 //!
 //! # The orderings
 //!
-//! A hand-off publishes with a Release read-modify-write of the slot's word and is taken with an Acquire load
-//! of the same word. So is the end of a handle: what was done before it is visible to the side that learns of it.
-//! That is all: there is no fence and nothing is `SeqCst`.
+//! A hand-off publishes with a Release read-modify-write of the slot's word, and the other side takes it with an
+//! Acquire load of the same word. The end of a handle works the same way: what a side did before its end is visible to
+//! the side that sees the end. There is no fence, and nothing is `SeqCst`.
 //!
 //! # Why no wakeup is lost
 //!
@@ -14,20 +14,20 @@
 //!
 //! * *The waiter first:* it has added `WAITER`; the next change of the word replaces a state with `WAITER` and so
 //!   wakes it. The strategy may not sleep through that ([`Wait`]'s contract).
-//! * *The other side first:* the waiter's compare-exchange fails, it looks at what it found instead, and does
+//! * *The other side first:* the waiter's compare-exchange fails. The waiter looks at the value that it found and does
 //!   not sleep.
 //!
 //! A `WAITER` left behind by a wait that timed out or was cancelled costs the next hand-off one needless wake.
 //!
 //! Both sides can wait for the same slot. While a reserved slot is open, the consumer waits for its commit and the
-//! producer, one lap ahead, for its release. While a kept slot is held, the producer waits for its release and the
-//! consumer, one lap ahead, for the commit that follows. The hand-off clears the one `WAITER` bit of both, so it wakes
-//! both, and the one that has to wait longer announces itself again.
+//! producer, one lap ahead, waits for its release. While a kept slot is held, the producer waits for its release and
+//! the consumer, one lap ahead, waits for the next commit. Both share one `WAITER` bit. The hand-off clears it and
+//! wakes both sides; the side that must wait longer sets the bit again.
 //!
 //! # Why the end comes in order
 //!
-//! `finish` and the drop of a handle set their bits on *every* word. The consumer learns of the end from the
-//! word that it would read next, and there `FULL` wins: all that was committed before is delivered first.
+//! `finish` and the drop of a handle set their bits on *every* word. The consumer reads the end from the word that it
+//! would read next, and there `FULL` wins: everything committed before the end is delivered first.
 
 #[cfg(feature = "alloc")]
 use alloc::{boxed::Box, vec::Vec};
@@ -45,7 +45,7 @@ use crate::sync::{AtomicU32, Ordering, UnsafeCell, const_fn};
 use crate::wait::{Wait, WaitUntil, Word};
 use crate::waker::WakerCell;
 
-/// Everything a ring has for waiting sides.
+/// The parts of a ring that serve waiting sides.
 pub(crate) struct Waiting<W> {
     pub(crate) strategy: W,
     producer: WakerCell,
@@ -74,10 +74,10 @@ pub(crate) enum Side {
     Consumer,
 }
 
-/// A ring on the heap, which its handles and guards own together.
+/// A ring on the heap, owned jointly by its handles and guards.
 #[cfg(feature = "alloc")]
 pub(crate) struct Block<T, W> {
-    /// Of shares, the first one included. Two handles and one guard a slot are the most there can be.
+    /// The number of shares, including the first. The maximum is two handles and one guard per slot.
     count: AtomicU32,
     pub(crate) memory: Memory<T>,
     pub(crate) waiting: Waiting<W>,
@@ -93,9 +93,9 @@ impl<T, W> Block<T, W> {
 /// The words and slots of a ring on the heap.
 #[cfg(feature = "alloc")]
 pub(crate) enum Memory<T> {
-    /// Small slots are on the cache line of their words, as in a `Ring`: a hand-off moves one line and not two.
+    /// Small slots share the cache line of their words, as in a `Ring`: a hand-off moves one line and not two.
     Together(Box<Line<T>>),
-    /// Others are where their vector has them.
+    /// Larger slots stay in the memory of their vector.
     Apart(HeapWords, Box<[UnsafeCell<T>]>),
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Line<T> {
 impl<T> Line<T> {
     const MOST: usize = 4;
 
-    // Not inlined, as below: a caller with large values has no room for them on its stack.
+    // Not inlined, like `take_values` below: the stack of a caller with large values has no room for them.
     #[inline(never)]
     fn new(values: Vec<T>) -> Box<Self> {
         let slots = [const { MaybeUninit::uninit() }; Line::<()>::MOST];
@@ -127,7 +127,7 @@ impl<T> Line<T> {
     #[inline(never)]
     fn take_values(&mut self) -> Vec<T> {
         let len = core::mem::take(&mut self.len);
-        // SAFETY: the first `len` are initialized, and no longer the line's, whose length is 0 now.
+        // SAFETY: the first `len` are initialized. The line no longer owns them: its length is 0 now.
         self.slots[..len].iter().map(|slot| unsafe { slot.assume_init_read() }.into_inner()).collect()
     }
 }
@@ -212,19 +212,20 @@ impl<T, W> Share<'_, T, W> {
 
 #[cfg(feature = "alloc")]
 impl<T, W> Share<'_, T, W> {
-    /// The first share of this new block, whose values must not outlive `'r`.
+    /// Makes the first share of this new block. The block's values must not outlive `'r`.
     pub(crate) fn first(block: Box<Block<T, W>>) -> (NonNull<Block<T, W>>, Self) {
         let block = NonNull::from(Box::leak(block));
         (block, Self { block: Some(block), ..Self::BORROWED })
     }
 
-    /// Whether this and `other` are all the shares there are of one ring. Then no other thread can make a third one
-    /// while the caller has both.
+    /// Whether this share and `other` are the only shares of one ring. No other thread can make a third one while the
+    /// caller has both.
     pub(crate) fn is_all_with(&self, other: &Self) -> bool {
         let (Some(ours), Some(theirs)) = (self.block, other.block) else { return false };
         // SAFETY: the block lives as long as a share of it, such as ours.
         let count = &unsafe { ours.as_ref() }.count;
-        // Relaxed: the caller gives one of the two up, which acquires what the guards did that gave up theirs.
+        // Relaxed: the caller drops one of the two, and that acquires everything that earlier shares did before their
+        // drop.
         ours == theirs && count.load(Ordering::Relaxed) == 2
     }
 
@@ -233,10 +234,10 @@ impl<T, W> Share<'_, T, W> {
         core::mem::replace(self, Self::BORROWED)
     }
 
-    /// The slots of the ring of which this is the last share.
+    /// Takes the slots out of the ring. The caller has its last share.
     pub(crate) fn into_slots(self) -> Option<Vec<T>> {
         let block = core::mem::ManuallyDrop::new(self).block?;
-        // Relaxed: the caller found it by `is_all_with`, and gave the other one up.
+        // Relaxed: the caller checked with `is_all_with` and has dropped the other share.
         // SAFETY: the block lives as long as a share of it, such as ours.
         debug_assert_eq!(unsafe { block.as_ref() }.count.load(Ordering::Relaxed), 1);
         // SAFETY: made by `Box::leak`, and this was the last share.
@@ -247,14 +248,14 @@ impl<T, W> Share<'_, T, W> {
 
 #[cfg(feature = "alloc")]
 impl<T, W> Drop for Share<'_, T, W> {
-    /// Small enough to be inlined into the drop of a guard, which then stays in registers.
+    /// Small enough to be inlined into the drop of a guard. The guard then stays in registers.
     #[inline]
     fn drop(&mut self) {
         #[inline(never)]
         fn give_up<T, W>(block: NonNull<Block<T, W>>) {
             // SAFETY: the block lives as long as a share of it, such as ours.
             let count = &unsafe { block.as_ref() }.count;
-            // AcqRel: what every other share did comes before the last one frees the block.
+            // AcqRel: what every other share did happens before the last one frees the block.
             if count.fetch_sub(1, Ordering::AcqRel) == 1 {
                 // SAFETY: made by `Box::leak`, and this was the last share.
                 drop(unsafe { Box::from_raw(block.as_ptr()) });
@@ -266,14 +267,15 @@ impl<T, W> Drop for Share<'_, T, W> {
     }
 }
 
-// SAFETY: a share is a pointer to a block of which every thread may free the last share: `HeapRing::into_handles`, which
-// makes it, asks for `T: Send` and `W: Send + Sync`. A borrowed ring's is nothing.
+// SAFETY: a share is a pointer to a block, and any thread may free the block with the last share.
+// `HeapRing::into_handles` creates all shares and requires `T: Send` and `W: Send + Sync`. A share of a borrowed ring
+// is empty.
 unsafe impl<T, W> Send for Share<'_, T, W> {}
-// SAFETY: a shared reference to a share gives access to its count alone.
+// SAFETY: a shared reference to a share gives access to its count only.
 unsafe impl<T, W> Sync for Share<'_, T, W> {}
 
-// A panic leaves counts, words and cursors as they are between two calls. A value that is half filled is not handed over; it
-// can be seen again by the next fill, hence `T: UnwindSafe`.
+// A panic leaves counts, words and cursors as they are between two calls. A half-filled value is not handed over, but
+// the next fill can see it again: hence `T: UnwindSafe`.
 impl<T, W> UnwindSafe for Share<'_, T, W> {}
 impl<T, W> RefUnwindSafe for Share<'_, T, W> {}
 impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for RingRef<'_, T, W> {}
@@ -283,10 +285,11 @@ impl<T: UnwindSafe, W: RefUnwindSafe> RefUnwindSafe for SlotRef<'_, T, W> {}
 
 /// A reference to a ring without its depth in the type. Its owner borrows the ring for `'r` or has a [`Share`].
 ///
-/// Made of pointers: a function that is passed a reference, be it in a struct, may rely on it up to its end, and
-/// the last of the handles and guards that own a ring frees it within the call that it was passed to.
+/// It holds pointers, not references. A function may rely on any reference passed to it, even inside a struct, until
+/// the function returns. But the last handle or guard of an owned ring frees the ring within the call that received
+/// that handle or guard.
 pub(crate) struct RingRef<'r, T, W> {
-    /// As many as there are slots, and at least one.
+    /// One per slot, and at least one.
     words: NonNull<[AtomicU32]>,
     slots: NonNull<[UnsafeCell<T>]>,
     waiting: NonNull<Waiting<W>>,
@@ -301,7 +304,7 @@ impl<T, W> Clone for RingRef<'_, T, W> {
 
 impl<T, W> Copy for RingRef<'_, T, W> {}
 
-// SAFETY: as for `Sync` of `Ring`, which this is a reference to.
+// SAFETY: this refers to a ring: see `Sync` of `Ring`.
 unsafe impl<T: Send, W: Sync> Send for RingRef<'_, T, W> {}
 
 impl<'r, T, W> RingRef<'r, T, W> {
@@ -315,11 +318,11 @@ impl<'r, T, W> RingRef<'r, T, W> {
         }
     }
 
-    /// The slot at which a handle is.
+    /// The slot at the handle's position.
     #[inline]
     pub(crate) fn slot(self, at: Cursor) -> SlotRef<'r, T, W> {
         debug_assert!(at.index < self.len());
-        // SAFETY: a cursor starts at 0 and is advanced with this ring's length, so that its index stays below.
+        // SAFETY: a cursor starts at 0 and advances with this ring's length, so its index stays below that length.
         let word = unsafe { self.words().get_unchecked(at.index) };
         // SAFETY: the ring is alive: see the type.
         let slots = unsafe { self.slots.as_ref() };
@@ -363,25 +366,25 @@ impl<'r, T, W> RingRef<'r, T, W> {
 
     /// How many slots are filled and not released.
     pub(crate) fn full(self) -> usize {
-        // Relaxed: a number that may be old when it is returned; nothing is read by it.
+        // Relaxed: the number may be outdated when it is returned; no value is read because of it.
         self.words().iter().filter(|word| State::from_bits(word.load(Ordering::Relaxed)).is_full()).count()
     }
 
-    /// Takes out the waker that `side` has registered: its handle is gone.
+    /// Takes out the waker that `side` registered. Called when the side's handle is dropped.
     pub(crate) fn unregister(self, side: Side) -> Option<Waker> {
         self.waiting().cell(side).unregister()
     }
 }
 
 impl<T, W: Wait> RingRef<'_, T, W> {
-    /// One side is gone: `bits` of each place on its word, then a wake for the other `side` if it waits for one.
+    /// Ends one side: sets the `bits` of each index on its word, then wakes the other `side` if it waits.
     pub(crate) fn end(self, bits: impl Fn(usize) -> State, side: Side) {
         let waiting = self.waiting();
         let mut any_waiter = false;
         for (index, word) in self.words().iter().enumerate() {
-            // A read-modify-write on every word, free or full: a waiter that was not there yet will find
-            // the bits when it announces itself. Release: whatever this side did before it went, such as
-            // leaving an error where the other one looks for it, is visible to the side that reads the bits.
+            // A read-modify-write on every word, free or full: a waiter that arrives later finds the bits when it
+            // announces itself. Release: whatever this side did before its end, such as storing an error for the other
+            // side, is visible to the side that reads the bits.
             let old = State::from_bits(word.fetch_or(bits(index).bits(), Ordering::Release));
             if old.has_waiter() {
                 any_waiter = true;
@@ -394,12 +397,12 @@ impl<T, W: Wait> RingRef<'_, T, W> {
     }
 }
 
-/// The position of a handle: the slot it handles next, its lap, and how many it has handled.
+/// The position of a handle: the slot that it handles next, its lap, and the number of hand-offs so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
     pub(crate) index: usize,
     pub(crate) lap: Lap,
-    /// The number of hand-offs so far, which numbers the next one.
+    /// The number of hand-offs so far, and thus the number of the next one.
     pub(crate) seq: u64,
 }
 
@@ -439,7 +442,7 @@ impl<T, W> Clone for SlotRef<'_, T, W> {
 
 impl<T, W> Copy for SlotRef<'_, T, W> {}
 
-// SAFETY: as for `Sync` of `Ring`. A guard is made of this, and may be used and dropped on another thread.
+// SAFETY: see `Sync` of `Ring`. A guard holds this, and may be used and dropped on another thread.
 unsafe impl<T: Send, W: Sync> Send for SlotRef<'_, T, W> {}
 // SAFETY: a shared guard gives out `&T` and nothing else.
 unsafe impl<T: Send + Sync, W: Sync> Sync for SlotRef<'_, T, W> {}
@@ -469,7 +472,7 @@ impl<T, W> SlotRef<'_, T, W> {
         unsafe { self.waiting.as_ref() }
     }
 
-    /// The state of the slot now. Acquire: if the slot is ours, what the other side did to the value is visible.
+    /// The state of the slot now. Acquire: if the slot is ours, what the other side did to the value is visible to us.
     #[inline]
     pub(crate) fn state(self) -> State {
         State::from_bits(self.word().load(Ordering::Acquire))
@@ -505,11 +508,10 @@ impl<T, W> SlotRef<'_, T, W> {
 }
 
 impl<T, W: Wait> SlotRef<'_, T, W> {
-    /// Hands the slot to the other side by `step` and wakes `sides` if one waits; returns the state that was
-    /// replaced.
+    /// Hands the slot to the other side by `step` and wakes `sides` if one waits. Returns the replaced state.
     ///
-    /// `seen` is what the word is expected to be. `before_wake` runs between the two: a wake may panic (it runs
-    /// foreign code), and by then the handle must have moved on.
+    /// `seen` is the expected value of the word. `before_wake` runs between the hand-off and the wake: a wake may panic
+    /// (it runs foreign code), so the handle must move on before it.
     #[inline]
     pub(crate) fn hand_over(
         self,
@@ -518,14 +520,14 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         step: impl Fn(State) -> State,
         before_wake: impl FnOnce(),
     ) -> State {
-        // Our last access to the value; nothing for the processor, but where the models check that it is.
+        // Our last access to the value. It compiles to nothing, but lets the models check the access.
         self.cell().with_mut(|_| ());
         let word = self.word();
         let mut seen = seen.bits();
-        // A loop, since the other side may add its sticky bits, and either side `WAITER`, at any time; nothing else
-        // in the word can change while the slot is ours, so it repeats at most four times.
-        // Release: what we did to the value comes before the other side's next access. Acquire on failure: what
-        // is found instead may be the other side's end, and what it did before that is to be visible.
+        // A loop, because the other side may add its sticky bits, and either side `WAITER`, at any time. Nothing else
+        // in the word can change while the slot is ours, so it repeats at most four times. Release: what we did to the
+        // value happens before the other side's next access. Acquire on failure: the value found may contain the other
+        // side's end, and what that side did before its end must be visible.
         while let Err(now) = word.compare_exchange(
             seen,
             step(State::from_bits(seen)).bits(),
@@ -579,7 +581,7 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         if ready(seen) {
             return Poll::Ready(seen);
         }
-        // First the waker, then the announcement: a side that finds the announcement finds the waker.
+        // The waker comes first, then the announcement: a side that finds the announcement also finds the waker.
         self.waiting().cell(side).register(waker);
         let mut seen = self.state();
         loop {
@@ -593,13 +595,13 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         }
     }
 
-    /// Adds `WAITER` to the word if it still is `seen`; otherwise returns what it is.
+    /// Adds `WAITER` to the word if it is still `seen`; otherwise returns its current state.
     fn announce(self, seen: State) -> Result<(), State> {
         if seen.has_waiter() {
             return Ok(());
         }
-        // Relaxed: nothing is published; the word's modification order alone decides which side came first. Acquire
-        // on failure: what is found instead may mean that the slot is ours.
+        // Relaxed: nothing is published; the word's modification order alone decides which side came first. Acquire on
+        // failure: the value found may mean that the slot is ours.
         match self.word().compare_exchange(
             seen.bits(),
             seen.announce().bits(),
@@ -612,15 +614,15 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
     }
 }
 
-/// Wakes the threads that wait on `word` and the tasks of these sides. Takes two pointers and not a [`SlotRef`], which
-/// would be written to the stack for each hand-off.
+/// Wakes the threads that wait on `word` and the tasks of these sides. Takes two pointers instead of a [`SlotRef`],
+/// because every hand-off would write a `SlotRef` to the stack.
 #[cold]
 fn wake<W: Wait>(waiting: &Waiting<W>, word: Word<'_>, sides: &[Side]) {
     waiting.strategy.wake(word);
     wake_each(waiting, sides);
 }
 
-/// Wakes the tasks of these sides; the later ones also if the waker of an earlier one panics.
+/// Wakes the tasks of these sides. If an earlier waker panics, the later ones are still woken.
 fn wake_each<W>(waiting: &Waiting<W>, sides: &[Side]) {
     struct Rest<'a, W>(&'a Waiting<W>, &'a [Side]);
     impl<W> Drop for Rest<'_, W> {
@@ -639,7 +641,7 @@ pub(crate) trait Patience<W> {
     /// The wait is over.
     type Over;
 
-    /// Whether it is, with the word still at `seen`.
+    /// Returns `Some` if the wait is over while the word is still `seen`.
     fn over(&self, strategy: &W, seen: State) -> Option<Self::Over>;
     fn wait(&self, strategy: &W, word: Word<'_>, expected: u32);
 }

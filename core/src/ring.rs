@@ -1,4 +1,4 @@
-//! The ring itself: the slots, their words, and how the two handles are made.
+//! The ring: its slots, their words, and the creation of the two handles.
 
 #[cfg(feature = "alloc")]
 use alloc::{boxed::Box, vec::Vec};
@@ -15,22 +15,22 @@ use crate::state::State;
 use crate::sync::{self, AtomicU32, Ordering, UnsafeCell, const_fn};
 use crate::wait::{Spin, Wait};
 
-/// A ring of two slots: one is filled while the other is used.
+/// A ring of two slots: one is filled while the other one is used.
 pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 
-/// `N` fixed slots (default: two), handed back and forth between one producer and one consumer.
+/// `N` fixed slots (default: two) that one producer and one consumer hand back and forth.
 ///
-/// The slots hold values of `T` that are made once, filled in place, read in place and recycled: nothing is
-/// moved, allocated or dropped by a hand-off. A `T` that can be partly filled carries its own length.
+/// The slots hold values of `T` that are created once, filled in place, read in place and reused. A hand-off moves,
+/// allocates and drops nothing. If a `T` can be partly filled, it must carry its own length.
 ///
 /// A ring is used through its two handles: borrowed ([`split`](Ring::split)) or from a `static`
 /// ([`try_split_static`](Ring::try_split_static)).
 ///
-/// The slots are inside this type, next to their words: the fastest layout for small values, and one that needs no
+/// The slots are stored inside this type, next to their words. This is the fastest layout for small values and needs no
 /// allocator. For slots on the heap, handles that own their ring, or a depth known at run time, use a `HeapRing`.
 ///
-/// If a guard is leaked, a ring that is dropped leaks the values of its slots. The memory of the ring itself belongs to
-/// whoever owns it: give the address of a slot to a device only if the ring is a `static` or on the heap.
+/// A ring that is dropped after a guard was leaked leaks the values of its slots. The memory of the ring itself belongs
+/// to its owner: give the address of a slot to a device only if the ring is a `static` or on the heap.
 ///
 /// # Examples
 ///
@@ -58,7 +58,7 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 /// });
 /// ```
 ///
-/// A slot that is not `Send` cannot cross threads, and neither can its ring's handles:
+/// If the slot type is not `Send`, the ring's handles cannot cross threads either:
 ///
 /// ```compile_fail,E0277
 /// let mut ring = twinbuf_core::DoubleBuffer::new([std::rc::Rc::new(1), std::rc::Rc::new(2)]);
@@ -66,7 +66,7 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 /// std::thread::scope(|s| { s.spawn(move || drop(tx)); });
 /// ```
 ///
-/// There is one producer and one consumer; a second pair needs the first one's end:
+/// There is one producer and one consumer. The first pair must end before a second one can be made:
 ///
 /// ```compile_fail,E0499
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
@@ -74,10 +74,10 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 /// let (tx2, rx2) = ring.split();
 /// drop((tx, rx));
 /// ```
-// The words first, and the slots right behind them: the words share one cache line (apart from each other
-// they cost three lines a hand-off instead of one), small slots ride on the same line, and the alignment
-// keeps the neighbours away. The line is 128 bytes where processors fetch pairs of 64 (Intel's Optimization
-// Reference Manual on the spatial prefetcher) or have lines of 128 (Apple, POWER), 32 on small cores.
+// The words come first, with the slots right behind them. All words share one cache line (spread out they cost three
+// lines per hand-off instead of one), small slots fit on the same line, and the alignment keeps other data away. The
+// line is 128 bytes where processors fetch pairs of 64 (Intel's Optimization Reference Manual on the spatial
+// prefetcher) or have lines of 128 (Apple, POWER), and 32 on small cores.
 #[repr(C)]
 #[cfg_attr(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "powerpc64"), repr(align(128)))]
 #[cfg_attr(any(target_arch = "arm", target_arch = "riscv32"), repr(align(32)))]
@@ -99,9 +99,9 @@ pub struct Ring<T, const N: usize = 2, W = Spin> {
     taken: AtomicU32,
 }
 
-// SAFETY: through a shared ring a slot's value is reached only by the side that owns the slot, one thread at a
-// time, and handed over with Release and Acquire: as if it were sent. Hence `T: Send`, and no `T: Sync`. The
-// strategy is called from both sides at once: `W: Sync`.
+// SAFETY: through a shared ring, only the side that owns a slot reaches its value, one thread at a time, and the slot
+// is handed over with Release and Acquire, as if it were sent. Hence `T: Send` and not `T: Sync`. Both sides call the
+// strategy at the same time: `W: Sync`.
 unsafe impl<T: Send, const N: usize, W: Sync> Sync for Ring<T, N, W> {}
 
 // See `Share`.
@@ -111,7 +111,7 @@ impl<T, const N: usize> Ring<T, N, Spin> {
     const_fn! {
         /// Makes a ring of these slots whose blocking calls [`Spin`]. Each slot starts with the value given here.
         ///
-        /// `const`, so that a ring can be a `static`. Other strategies: [`with_wait`](Ring::with_wait).
+        /// `const`, so a ring can be a `static`. For other strategies use [`with_wait`](Ring::with_wait).
         ///
         /// A ring of no slots does not compile:
         ///
@@ -127,7 +127,7 @@ impl<T, const N: usize> Ring<T, N, Spin> {
 
 impl<T, const N: usize, W> Ring<T, N, W> {
     const_fn! {
-        /// Makes a ring of these slots whose blocking calls wait by `wait`.
+        /// Makes a ring of these slots whose blocking calls use the strategy `wait`.
         ///
         /// ```
         /// use twinbuf_core::{DoubleBuffer, Park};
@@ -145,9 +145,9 @@ impl<T, const N: usize, W> Ring<T, N, W> {
         }
     }
 
-    /// Whether a handle or a guard of the last pair was leaked. None of them can be alive.
+    /// Whether a handle or a guard of the last pair was leaked. None of them can still be alive.
     fn is_leaked(&mut self) -> bool {
-        // Relaxed: with `&mut`, all that was done through handles and guards comes before this.
+        // Relaxed: `&mut` means that everything done through handles and guards happened before this.
         let leaked = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed)).is_leaked();
         self.taken.load(Ordering::Relaxed) != 0 && self.words.iter().any(leaked)
     }
@@ -163,13 +163,13 @@ impl<T, const N: usize, W> Drop for Ring<T, N, W> {
 }
 
 impl<T, const N: usize, W: Wait> Ring<T, N, W> {
-    /// Returns the two handles, which borrow the ring: no allocation, and the ring can be split again when they are
+    /// Returns the two handles, which borrow the ring. Does not allocate. The ring can be split again when they are
     /// gone.
     ///
-    /// Every slot is free, whatever an earlier pair of handles left unread. But if one of those handles or a guard
-    /// ([`ReservedSlot`](crate::ReservedSlot), [`KeptSlot`](crate::KeptSlot)) was leaked, the ring has ended for good: the
-    /// producer gets [`Closed`](crate::Closed) and the consumer [`Abandoned`](crate::RecvError::Abandoned), because
-    /// somebody may still use the slot.
+    /// Every slot is free, even if an earlier pair of handles left it unread. But if one of those handles or a guard
+    /// ([`ReservedSlot`](crate::ReservedSlot), [`KeptSlot`](crate::KeptSlot)) was leaked, the ring has ended
+    /// permanently, because the slot may still be in use: the producer gets [`Closed`](crate::Closed) and the consumer
+    /// gets [`Abandoned`](crate::RecvError::Abandoned).
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0, 0]);
@@ -189,9 +189,9 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
         handles(self.by_ref(), Share::BORROWED)
     }
 
-    /// Returns the two handles of a ring that lives for ever, such as a `static`; once.
+    /// Returns the two handles of a ring that is never freed, such as a `static`. Succeeds once.
     ///
-    /// `None` if the ring was split before, in whatever way.
+    /// `None` if the ring was split before, by this call or by [`split`](Ring::split).
     ///
     /// ```
     /// use twinbuf_core::DoubleBuffer;
@@ -204,8 +204,8 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
     /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
     pub fn try_split_static(&'static self) -> Option<(Producer<'static, T, W>, Consumer<'static, T, W>)> {
-        // Relaxed: only who comes first. The slots are as they were made; whoever hands this `&'static` to
-        // another thread has made that visible too.
+        // Relaxed: this only decides which caller is first. The slots still have their initial values, and whoever
+        // passed this `&'static` to another thread made them visible too.
         if self.taken.swap(1, Ordering::Relaxed) != 0 {
             return None;
         }
@@ -217,10 +217,10 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
     }
 }
 
-/// A ring on the heap, of a depth that is known at run time, whose handles own it.
+/// A ring on the heap. Its depth is chosen at run time, and its handles own it.
 ///
-/// The slots are those of a `Vec`, in the memory that it has: nothing moves, however large a slot is. Only slots of a few
-/// bytes move to the cache line of their words. The handles are the same as a [`Ring`]'s.
+/// The slots are the elements of a `Vec` and stay in its memory: large slots do not move. Only slots of a few bytes
+/// move to the cache line of their words. The handles are the same types as a [`Ring`]'s.
 ///
 /// # Examples
 ///
@@ -254,18 +254,18 @@ impl<T> HeapRing<T, crate::Park> {
     ///
     /// # Panics
     ///
-    /// As [`with_wait`](HeapRing::with_wait).
+    /// Same as [`with_wait`](HeapRing::with_wait).
     #[must_use]
     pub fn new(slots: impl Into<Vec<T>>) -> Self {
         Self::with_wait(slots, crate::Park)
     }
 
-    /// Makes a ring of `depth` slots, each with what `slot` returns for its index, whose blocking calls
-    /// [`Park`](crate::Park).
+    /// Makes a ring of `depth` slots whose blocking calls [`Park`](crate::Park). Slot `i` starts with the value of
+    /// `slot(i)`.
     ///
     /// # Panics
     ///
-    /// As [`with_wait`](HeapRing::with_wait).
+    /// Same as [`with_wait`](HeapRing::with_wait).
     #[must_use]
     pub fn from_fn(depth: usize, slot: impl FnMut(usize) -> T) -> Self {
         Self::new((0..depth).map(slot).collect::<Vec<_>>())
@@ -274,13 +274,13 @@ impl<T> HeapRing<T, crate::Park> {
 
 #[cfg(feature = "alloc")]
 impl<T, W> HeapRing<T, W> {
-    /// Makes a ring of these slots whose blocking calls wait by `wait`.
+    /// Makes a ring of these slots whose blocking calls use the strategy `wait`.
     ///
-    /// A vector with room to spare is first cut to its length, which may move the slots within the heap.
+    /// A vector with spare capacity is first shrunk to its length. This may move the slots within the heap.
     ///
     /// # Panics
     ///
-    /// If there is no slot, or more than 2³¹.
+    /// If there are no slots, or more than 2³¹.
     #[must_use]
     pub fn with_wait(slots: impl Into<Vec<T>>, wait: W) -> Self {
         let slots = slots.into();
@@ -289,8 +289,8 @@ impl<T, W> HeapRing<T, W> {
         Self(Box::new(Block::new(slots, wait)))
     }
 
-    /// Returns the two handles, which own the ring together: it is freed with the last of the handles and guards. A ring
-    /// of which a guard is leaked is never freed.
+    /// Returns the two handles, which own the ring jointly. The ring is freed with the last of its handles and guards.
+    /// If a guard is leaked, the ring is never freed.
     #[must_use]
     pub fn into_handles<'r>(self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
     where
@@ -298,7 +298,7 @@ impl<T, W> HeapRing<T, W> {
         W: Wait + Send + Sync + 'r,
     {
         let (block, share) = Share::first(self.0);
-        // SAFETY: the block does not move, and each handle, and each guard that is made by one, keeps a share of it.
+        // SAFETY: the block does not move. Each handle keeps a share of it, and so does each guard made by a handle.
         let block = unsafe { block.as_ref() };
         handles(RingRef::new(block.memory.words(), block.memory.slots(), &block.waiting), share)
     }

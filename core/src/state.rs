@@ -1,8 +1,7 @@
 //! The protocol: the bits of a slot's word, and every step the word can take. No atomics here.
 //!
-//! Each slot of a ring has one 32-bit word. The ring applies the functions of this module to that word
-//! atomically; the oracle of the property tests and of the fuzz target compiles this file again and calls the same
-//! functions.
+//! Each slot of a ring has one 32-bit word. The ring applies the functions of this module to that word atomically. The
+//! oracle of the property tests and of the fuzz target compiles this file a second time and calls the same functions.
 //!
 //! # States
 //!
@@ -22,18 +21,18 @@
 //! A *free* slot belongs to the producer, a `FULL` one to the consumer. The owner of a slot is the only one that
 //! touches its value and the only one that moves the word along the diagram; the other side may only add bits.
 //!
-//! `LAP` is the parity of the lap for which a free slot waits, or in which a full one was filled.
+//! `LAP` is a parity: of the lap that a free slot waits for, or of the lap in which a full slot was filled.
 //!
-//! `CANCELLED` marks the place of a reserved slot that was dropped without a commit: there is nothing to read, and
-//! the consumer releases it as soon as it finds it.
+//! `CANCELLED` marks a reserved slot that was dropped without a commit: there is nothing to read, and the consumer
+//! releases the slot as soon as it finds it.
 //!
 //! `WAITER` may be added by either side in either state: a thread or a task waits until this word changes. The next
 //! hand-off clears the bit and must wake.
 //!
 //! `TX_GONE`, `TX_ODD`, `TX_DONE`, `RX_GONE` and `RX_ODD` are *sticky*: they are set once, when a handle is dropped,
-//! and kept by every hand-off. `TX_GONE` and `RX_GONE` are set on all words. `TX_ODD` and `RX_ODD` are set with them
-//! where the lap of that handle's next visit to the slot is odd. `TX_DONE` is set on one word, the one that `finish`
-//! leaves unfilled.
+//! and every hand-off keeps them. `TX_GONE` and `RX_GONE` are set on all words. `TX_ODD` and `RX_ODD` are set with them
+//! on the words whose next visit by that handle is in an odd lap. `TX_DONE` is set on one word: that of the slot that
+//! `finish` leaves unfilled.
 //!
 //! | bits | producer, on its lap | consumer, on its lap |
 //! | --- | --- | --- |
@@ -47,29 +46,29 @@
 //!
 //! # Why one lap bit is enough
 //!
-//! Both sides visit the slots in order. When the consumer comes back to a slot whose guard is still alive, the word
-//! is `FULL` of the lap before, because the producer cannot refill a slot that was not released. When the producer
-//! comes back to a slot that it reserved and has not committed, the word is free for the lap before, because the
-//! consumer cannot release a slot that was not filled. Neither side is ever two laps ahead, so one bit of parity
-//! separates the two laps. A leaked guard costs its slot; it never leads to a second reference.
+//! Both sides visit the slots in order. When the consumer returns to a slot whose guard is still alive, the word is
+//! `FULL` of the previous lap, because the producer cannot refill a slot that was not released. When the producer
+//! returns to a slot that it reserved and has not committed, the word is free for the previous lap, because the
+//! consumer cannot release a slot that was not filled. Neither side is ever two laps ahead, so one bit of parity tells
+//! the two laps apart. A leaked guard costs its slot; it never leads to a second reference.
 //!
 //! # How a leaked guard is found
 //!
-//! When both handles and all guards of a borrowed ring must be gone, because its owner has the ring to itself again,
-//! each word tells whether one of them was leaked: a handle that was dropped left `TX_GONE` or `RX_GONE`, a slot that
-//! the producer passed without a commit is free for a lap other than `TX_ODD`, and a slot that the consumer passed
-//! without a release is `FULL` of a lap other than `RX_ODD`. The ring then never hands out a slot again.
+//! The owner of a borrowed ring gets exclusive access again only after both handles and all guards are gone or leaked.
+//! Each word then shows a leak: a dropped handle has set `TX_GONE` or `RX_GONE`; a slot that the producer passed
+//! without a commit is free for a lap other than `TX_ODD`; a slot that the consumer passed without a release is `FULL`
+//! of a lap other than `RX_ODD`. After a leak the ring never hands out a slot again.
 //!
 //! # Why `Finished` is bound to one place
 //!
-//! A producer may finish while a slot that it reserved is still open, or leaked. If the end could be read at any
-//! free slot, the consumer would read it at the open one and miss what was committed behind it. It reads
-//! `Finished` only at the place after the last reservation; at an open place it reads `Abandoned`. A commit that
-//! comes even later is still delivered, because `FULL` wins.
+//! A producer may finish while a slot that it reserved is still open, or leaked. If every free slot could mean the end,
+//! the consumer would see the end at the open slot and miss the slots committed behind it. So it reads `Finished` only
+//! at the place after the last reservation; at an open place it reads `Abandoned`. An even later commit is still
+//! delivered, because `FULL` wins.
 
 use core::fmt;
 
-/// The parity of a handle's lap around the ring: flips each time its index wraps to zero.
+/// The parity of a handle's lap around the ring. Flips each time the handle's index wraps to zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Lap(u32);
@@ -96,7 +95,7 @@ impl fmt::Debug for Lap {
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct State(u32);
 
-/// What the producer may do with the slot it would fill next.
+/// What the producer may do with the slot that it would fill next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum ProducerView {
@@ -106,23 +105,23 @@ pub enum ProducerView {
     Full,
     /// The producer reserved it one lap ago and has not committed it yet.
     Reserved,
-    /// The consumer is gone: nothing reads what is filled now.
+    /// The consumer is gone: nothing will read what is filled now.
     Closed,
 }
 
-/// What the consumer may do with the slot it would read next.
+/// What the consumer may do with the slot that it would read next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum ConsumerView {
     /// The slot is filled: read it.
     Full,
-    /// The producer reserved the slot and dropped it without a commit: release it and go on.
+    /// The producer reserved the slot and dropped it without a commit: release it and take the next one.
     Cancelled,
     /// Not filled yet.
     Empty,
     /// The producer called `finish` and everything before it has been received.
     Finished,
-    /// The producer is gone, and this place was neither committed nor the end that `finish` set.
+    /// The producer is gone, and this place was neither committed nor marked as the end by `finish`.
     Abandoned,
     /// The slot is still held by the consumer's own guard of the previous lap.
     Held,
@@ -175,7 +174,7 @@ impl State {
         self.0
     }
 
-    /// This word with `bits` set as well: the end of a handle, in whatever state the slot is. The ring does it by
+    /// Returns this word with `bits` set as well: the end of a handle, in any state of the slot. The ring does this by
     /// `fetch_or`.
     #[allow(dead_code)] // for the oracle
     #[must_use]
@@ -209,7 +208,7 @@ impl State {
         } else if self.0 & Self::TX_GONE == 0 {
             if self.0 & Self::FULL != 0 { ConsumerView::Held } else { ConsumerView::Empty }
         } else if self.0 & (Self::TX_DONE | Self::TX_ODD) == Self::finish(lap).0 & !Self::TX_GONE {
-            // Also where the slot is held: a producer that is gone cannot have refilled it, so nothing follows.
+            // Also if the slot is held: a producer that is gone cannot have refilled it, so no data follows.
             ConsumerView::Finished
         } else {
             ConsumerView::Abandoned
@@ -228,7 +227,7 @@ impl State {
         State(self.0 & Self::STICKY | Self::FULL | Self::CANCELLED | lap.0)
     }
 
-    /// The consumer gives back the slot that was filled on lap `lap`: it is free for the lap that follows. Clears
+    /// The consumer gives back the slot that was filled on lap `lap`. The slot is free for the next lap. Clears
     /// `WAITER`: see [`State::has_waiter`].
     #[must_use]
     pub const fn release(self, lap: Lap) -> State {
@@ -247,7 +246,7 @@ impl State {
         self.0 & Self::WAITER != 0
     }
 
-    /// Whether the slot is filled and not released, be there something to read or a cancelled place.
+    /// Whether the slot is filled and not released. A cancelled slot counts as filled.
     #[must_use]
     pub const fn is_full(self) -> bool {
         self.0 & Self::FULL != 0
@@ -259,7 +258,8 @@ impl State {
         self.0 & Self::RX_GONE != 0
     }
 
-    /// Whether a handle was leaked, or the guard of this slot, once none can be alive: see the module.
+    /// Whether a handle or the guard of this slot was leaked. Meaningful only when none of them can be alive: see the
+    /// module.
     #[must_use]
     pub const fn is_leaked(self) -> bool {
         let both_gone = self.0 & Self::TX_GONE != 0 && self.0 & Self::RX_GONE != 0;
@@ -268,7 +268,7 @@ impl State {
     }
 }
 
-/// The names of the set bits, as in `FULL|LAP|WAITER`, with `free` in the place of a `FULL` that is not set.
+/// The names of the set bits, such as `FULL|LAP|WAITER`; `free` if `FULL` is not set.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMES: [(u32, &str); 9] = [

@@ -1,9 +1,8 @@
-//! The atomics and cells that the ring is made of. The only file that knows `cfg(loom)` and
-//! `cfg(shuttle)`.
+//! The atomics and cells of the ring. The only file that depends on `cfg(loom)` and `cfg(shuttle)`.
 //!
-//! Built plainly, these are `core`'s, at no cost. Built with `cfg(loom)` (by the package `tests/loom`, which compiles this
-//! crate a second time) they are those of `tests/loom/checked.rs`. With `cfg(shuttle)` (the package `tests/shuttle`) the
-//! atomics are shuttle's, which draws long schedules at random.
+//! In a normal build these are the types of `core`, at no cost. With `cfg(loom)` they come from
+//! `tests/loom/checked.rs`; the package `tests/loom` sets it and compiles this crate a second time. With
+//! `cfg(shuttle)`, set by the package `tests/shuttle`, the atomics are shuttle's, for long random schedules.
 
 #[cfg(not(loom))]
 mod plain {
@@ -22,7 +21,7 @@ mod plain {
         sync::atomic::{AtomicU32, Ordering},
     };
 
-    /// A cell whose accesses say whether they read or write, so that loom can check them.
+    /// A cell whose accesses are marked as reads or writes, for loom to check.
     #[repr(transparent)]
     #[derive(Debug)]
     pub struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
@@ -51,11 +50,11 @@ mod plain {
         [const { AtomicU32::new(0) }; N]
     }
 
-    /// Words that fill a cache line: see `Ring` for the 128 bytes.
+    /// The number of words in a cache line: see `Ring` for the 128 bytes.
     #[cfg(feature = "alloc")]
     pub const LINE: usize = 128 / size_of::<AtomicU32>();
 
-    /// The cells around these values, in the memory that the vector already has.
+    /// Wraps these values in cells, in the vector's own memory.
     #[cfg(feature = "alloc")]
     #[must_use]
     pub fn heap_cells<T>(values: Vec<T>) -> Box<[UnsafeCell<T>]> {
@@ -64,7 +63,7 @@ mod plain {
         unsafe { Box::from_raw(values as *mut [UnsafeCell<T>]) }
     }
 
-    /// The values in these cells, in the memory that the cells had.
+    /// Unwraps the values from these cells, in the cells' own memory.
     #[cfg(feature = "alloc")]
     #[must_use]
     pub fn heap_values<T>(cells: Box<[UnsafeCell<T>]>) -> Vec<T> {
@@ -80,7 +79,7 @@ mod plain {
         unsafe { transmute_copy(&values) }
     }
 
-    /// A function that is `const`, but for loom, whose atomics cannot be made in a constant.
+    /// Defines a function that is `const`, except for loom: loom's atomics cannot be created in a constant.
     macro_rules! const_fn {
         ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => { $(#[$meta])* $vis const fn $($rest)* };
     }
@@ -96,7 +95,7 @@ mod checked;
 #[cfg(loom)]
 pub use checked::*;
 
-/// Words whose number is known at run time, next to each other on cache lines that hold nothing else.
+/// Words whose number is known at run time, contiguous on cache lines that hold nothing else.
 #[cfg(feature = "alloc")]
 #[derive(Debug)]
 pub struct HeapWords {
@@ -108,7 +107,7 @@ pub struct HeapWords {
 impl HeapWords {
     #[must_use]
     pub fn new(len: usize) -> Self {
-        // Whole lines, and room to begin on a line's first word.
+        // Whole lines, plus room to start on the first word of a line.
         let room = len.next_multiple_of(LINE) + LINE - 1;
         Self { memory: (0..room).map(|_| AtomicU32::new(0)).collect(), len }
     }

@@ -1,4 +1,4 @@
-//! How a blocked side waits: a strategy with the shape of an address wait, so that it exists without `std`.
+//! How a blocked side waits: a strategy modeled on an address wait. It can be implemented without `std`.
 //!
 //! | strategy | needs | a waiting side | choose it when |
 //! | --- | --- | --- | --- |
@@ -14,7 +14,7 @@ use core::time::Duration;
 
 use crate::sync::{self, AtomicU32, Ordering};
 
-/// The word of a slot, as a wait strategy gets to see it: it can be read and its address taken, and not written.
+/// The word of a slot, as a wait strategy sees it: it can read the word and take its address, but not write it.
 ///
 /// The ring owns the word. A strategy that could store to it could hand one slot to both sides.
 ///
@@ -58,25 +58,25 @@ impl fmt::Debug for Word<'_> {
 
 /// A strategy for waiting until a word changes.
 ///
-/// The ring calls it only on the slow path: after it saw that the slot is not ready. It first asks
-/// [`relax`](Wait::relax), as long as that returns `true`; then it sets the word's `WAITER` bit and calls
-/// [`wait`](Wait::wait). A side that changes a word in which it finds `WAITER` calls [`wake`](Wait::wake).
-/// A strategy that never leaves `relax` thus costs the other side nothing.
+/// The ring calls it only on the slow path, after it found that the slot is not ready. The ring first calls
+/// [`relax`](Wait::relax) until that returns `false`. Then it sets the word's `WAITER` bit and calls
+/// [`wait`](Wait::wait). A side that changes a word and finds `WAITER` there calls [`wake`](Wait::wake). If `relax`
+/// never returns `false`, the other side has no cost.
 ///
 /// # Contract
 ///
-/// A wake that is issued after the word changed must end a wait that began before: comparing the word and falling
-/// asleep are one step with respect to `wake`, as in `futex(2)`. Where the two are not one step (an event register,
-/// a flag), the change of the word must be visible to a waiter before the event is: `wake` begins with a barrier
-/// that orders the store before the event (`DSB` before `SEV` on ARM), and the waiter's next read of the word comes
-/// after the event that it took (as after `WFE`). Waking for no reason is allowed.
+/// A wake issued after the word changed must end every wait that began before it: with respect to `wake`, comparing the
+/// word and falling asleep are one step, as in `futex(2)`. If they are not one step (an event register, a flag), a
+/// waiter must see the change of the word before it sees the event. So `wake` begins with a barrier that orders the
+/// store before the event (`DSB` before `SEV` on ARM), and the waiter's next read of the word comes after the event
+/// that it took (as after `WFE`). Spurious wakes are allowed.
 ///
 /// Breaking the contract makes a ring hang. It never makes it unsound, so implementing this trait is safe.
 ///
 /// # Examples
 ///
-/// On a microcontroller, with the event register of its core (`wait for event`, `send event`): an event that is sent
-/// between the comparison and the instruction stays in the register and ends the wait at once.
+/// On a microcontroller, with the event register of its core (`wait for event`, `send event`): an event sent between
+/// the comparison and the instruction stays in the register and ends the wait at once.
 ///
 /// ```
 /// use twinbuf_core::{DoubleBuffer, Wait, Word};
@@ -105,13 +105,13 @@ impl fmt::Debug for Word<'_> {
 /// # rx.recv().unwrap();
 /// ```
 pub trait Wait {
-    /// Called when the word was found unchanged; `round` counts the times that this wait was told `true` before.
+    /// Called when the word was found unchanged. `round` is how often this wait got `true` before.
     ///
-    /// `true`: look again at once (after whatever pause was made in here). `false`: announce and wait.
+    /// Return `true` to look at the word again, after any pause made here. Return `false` to announce the waiter and
+    /// sleep.
     fn relax(&self, round: u32) -> bool;
 
-    /// Blocks until `word` is no longer `expected`, until a [`wake`](Wait::wake) on it, or for any shorter
-    /// time.
+    /// Blocks until `word` is no longer `expected`, or until a [`wake`](Wait::wake) on it. May return earlier.
     fn wait(&self, word: Word<'_>, expected: u32);
 
     /// Wakes every thread that waits on `word`. Must not panic: it runs where handles are dropped.
@@ -120,12 +120,12 @@ pub trait Wait {
 
 /// A strategy that can also stop waiting at a given time.
 ///
-/// The clock is the strategy's: `std::time::Instant` for those of this crate, ticks on a system without.
+/// The strategy chooses the clock: `std::time::Instant` for the strategies of this crate, ticks on a system without it.
 ///
 /// # Examples
 ///
-/// A strategy of a system that counts ticks. The counter wraps, so a deadline has come when it lies in the half of
-/// the range behind the counter:
+/// A strategy of a system that counts ticks. The counter wraps, so a deadline has passed if it is less than half the
+/// range behind the counter:
 ///
 /// ```
 /// use core::sync::atomic::{AtomicU32, Ordering};
@@ -168,20 +168,21 @@ pub trait WaitUntil: Wait {
     /// A point in time on a clock that does not go back.
     type Instant: Copy;
 
-    /// The point in time `timeout` from now; `None` if the clock cannot express it: the call waits without a limit.
+    /// Returns the point in time `timeout` from now. `None` if the clock cannot express it: the call then waits without
+    /// a limit.
     fn after(&self, timeout: Duration) -> Option<Self::Instant>;
 
-    /// Whether `deadline` has come.
+    /// Whether `deadline` has passed.
     fn expired(&self, deadline: Self::Instant) -> bool;
 
-    /// As [`Wait::wait`], but no longer than until `deadline` (or hardly longer).
+    /// Same as [`Wait::wait`], but ends at `deadline` or shortly after.
     fn wait_until(&self, word: Word<'_>, expected: u32, deadline: Self::Instant);
 }
 
-/// Looks again and again, with the processor's hint for such loops in between.
+/// Polls the word in a loop, with the processor's spin hint between polls.
 ///
-/// The fastest hand-off where each side has a core to itself. On one processor a wait takes the rest of the time slice:
-/// a round trip takes about 8 ms of CPU time.
+/// This is the fastest hand-off if each side has a core to itself. If both sides share one processor, a wait uses up
+/// the rest of its time slice: a round trip takes about 8 ms of CPU time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin;
 
@@ -211,10 +212,11 @@ mod with_std {
     use super::{Spin, Wait, WaitUntil, Word, address};
     use crate::sync;
 
-    /// Sleeps in the kernel at once: a waiting side uses no CPU.
+    /// Sleeps in the kernel immediately: a waiting side uses no CPU.
     ///
-    /// On 64-bit Linux both calls are one `futex(2)` on the slot's word: no lock, no allocation. Elsewhere it is the
-    /// wait of `parking_lot_core`, which takes a lock of its table for each call and allocates once per thread.
+    /// On 64-bit Linux, a wait and a wake are one `futex(2)` call each on the slot's word, without a lock or an
+    /// allocation. Elsewhere they use `parking_lot_core`, which locks its table on each call and allocates once per
+    /// thread.
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Park;
 
@@ -225,8 +227,8 @@ mod with_std {
     }
 
     impl Backoff {
-        /// Spins `spins` rounds, each one look at the word and one pause of the processor (some 10 to 50 ns),
-        /// then sleeps.
+        /// Makes a strategy that spins for `spins` rounds, then sleeps. One round is one load of the word and one pause
+        /// of the processor (about 10 to 50 ns).
         ///
         /// ```
         /// use twinbuf_core::{Backoff, DoubleBuffer};
@@ -238,10 +240,10 @@ mod with_std {
         }
     }
 
-    /// As many rounds as take about as long as a wake-up by the kernel: the spinning then costs at most as
-    /// much as it could save (Karlin et al., "Empirical studies of competitive spinning", SOSP 1991). That needs a
-    /// processor for each side: on one processor all spinning is for nothing, and a round trip takes about 57 µs of CPU
-    /// time where [`Park`] takes 4 (AMD EPYC, `taskset -c 0`).
+    /// About as long as a wake-up by the kernel takes: the spinning then costs at most as much as it could save (Karlin
+    /// et al., "Empirical studies of competitive spinning", SOSP 1991). This needs a processor for each side. On one
+    /// processor all spinning is wasted, and a round trip takes about 57 µs of CPU time, compared with 4 for [`Park`]
+    /// (AMD EPYC, `taskset -c 0`).
     impl Default for Backoff {
         fn default() -> Self {
             Self::new(1000)
@@ -283,7 +285,7 @@ mod with_std {
         }
     }
 
-    /// The std clock for a strategy, and how it waits until a deadline.
+    /// Implements `WaitUntil` with the std clock.
     macro_rules! std_clock {
         ($strategy:ty, $wait_until:expr) => {
             impl WaitUntil for $strategy {
@@ -325,7 +327,7 @@ mod address {
         });
         let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
         let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // All its results mean "look again": woken, changed before (EAGAIN), a signal (EINTR), the time is over.
+        // All results mean "look again": woken, changed before (EAGAIN), a signal (EINTR), timed out.
         // SAFETY: the word is borrowed for the call, which only reads it; the timeout is null or a local.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, timeout) };
     }
@@ -348,8 +350,8 @@ mod address {
 
     pub(super) fn wait(word: Word<'_>, expected: u32, deadline: Option<Instant>) {
         let unchanged = || word.load() == expected;
-        // SAFETY: the key is the address of a word that the caller borrows for the whole call, so that no other use
-        // of parking_lot_core has the same key; the closures neither panic nor park.
+        // SAFETY: the key is the address of a word that the caller borrows for the whole call, so no other use of
+        // parking_lot_core has the same key. The closures neither panic nor park.
         unsafe { park(word.as_ptr().addr(), unchanged, || {}, |_, _| {}, DEFAULT_PARK_TOKEN, deadline) };
     }
 

@@ -1,4 +1,4 @@
-//! The place where one task leaves its `Waker` for the other side of the ring.
+//! A cell where one task leaves its `Waker` for the other side of the ring.
 //!
 //! A ring has two cells: the producer registers in one, the consumer in the other. One *registrant* at a time (the
 //! calls that register take the handle by `&mut`); any number of threads may wake.
@@ -15,16 +15,16 @@
 //! | yes | no | being emptied by a wake | the registrant's |
 //! | yes | yes | being emptied by a wake | the registered waker |
 //!
-//! * *Register:* take the last registration back, if it is still there (`REGISTERED` off), write to a place that is
-//!   the registrant's, publish it (`REGISTERED` on). The waker that is displaced is dropped, not woken: the task
-//!   that polled last is the one that is woken.
-//! * *Wake:* with a registration and no wake under way, `REGISTERED` becomes `TAKING`: the waker is moved out, then
-//!   `TAKING` goes off, then the task is woken. With a wake under way and a newer registration, `AGAIN` asks that
-//!   wake to go round once more. With nothing registered, the word is written as it is.
+//! * *Register:* take back the last registration if it is still there (clear `REGISTERED`), write to a place that
+//!   belongs to the registrant, publish it (set `REGISTERED`). The displaced waker is dropped, not woken: only the task
+//!   that polled last is woken.
+//! * *Wake:* with a registration and no wake in progress, `REGISTERED` becomes `TAKING`: the waker is moved out,
+//!   `TAKING` is cleared, then the task is woken. With a wake in progress and a newer registration, `AGAIN` makes that
+//!   wake run once more. With nothing registered, the word is written back unchanged.
 //!
-//! In every state one place is the registrant's, and a publication can only fail because a wake made progress. So
-//! registering never waits for a wake that was interrupted: an executor that polls inside an interrupt handler, on
-//! the one core whose main thread is in the middle of a wake, registers and returns.
+//! In every state one place belongs to the registrant, and a publication can fail only because a wake made progress. So
+//! registering never waits for an interrupted wake: if an executor polls inside an interrupt handler, on the only core,
+//! while the main thread is in the middle of a wake, it registers and returns.
 //!
 //! # Why no wakeup is lost
 //!
@@ -33,22 +33,22 @@
 //! `WAITER` in what it replaced, wakes (K: a read-modify-write of this cell's word, also when it finds nothing to
 //! wake). Both R and K modify this cell's word, so one comes first.
 //!
-//! * *R first:* K finds the registration and wakes it, or finds a wake under way that has taken it or that `AGAIN`
-//!   sends round once more.
-//! * *K first:* R acquires what K released, so C happens before A: what A reads is C's word or a later one, and the
-//!   task does not sleep.
+//! * *R first:* K finds the registration and wakes it, or finds a wake in progress that has taken it or that `AGAIN`
+//!   makes run once more.
+//! * *K first:* R acquires what K released, so C happens before A: A reads C's word or a later one, and the task does
+//!   not sleep.
 
 use core::task::Waker;
 
 use crate::sync::{AtomicU32, Ordering, UnsafeCell, const_fn};
 
-/// The index of the place that was published last, or that is being emptied.
+/// The index of the place that was published last or is being emptied.
 const LAST: u32 = 1;
-/// A waker is registered: in place `LAST`, or in the other one while `TAKING`.
+/// A waker is registered: in place `LAST`, or in the other place while `TAKING` is set.
 const REGISTERED: u32 = 1 << 1;
-/// A wake moves the waker out of place `LAST`.
+/// A wake is moving the waker out of place `LAST`.
 const TAKING: u32 = 1 << 2;
-/// Another wake came while `TAKING`, after the newer registration.
+/// Another wake came while `TAKING` was set, after the newer registration.
 const AGAIN: u32 = 1 << 3;
 
 #[derive(Debug)]
@@ -57,8 +57,8 @@ pub(crate) struct WakerCell {
     places: [UnsafeCell<Option<Waker>>; 2],
 }
 
-// SAFETY: a place is touched only by the side to which `state` gives it (see the table), and `state` changes with
-// Release and Acquire; `Waker` itself may be moved to, dropped on and woken from any thread.
+// SAFETY: only the side to which `state` gives a place touches it (see the table), and `state` changes with Release and
+// Acquire. `Waker` itself may be moved to, dropped on and woken from any thread.
 unsafe impl Sync for WakerCell {}
 
 impl WakerCell {
@@ -68,18 +68,18 @@ impl WakerCell {
         }
     }
 
-    /// Leaves a clone of `waker` for one `wake`, in the place of what was registered before.
+    /// Stores a clone of `waker` for one `wake`, replacing an earlier registration.
     ///
     /// Only one thread at a time may register or unregister.
     pub(crate) fn register(&self, waker: &Waker) {
         let (mut seen, own) = self.take_back();
-        // The place that the last registration was in, or the one that no wake is emptying. It stays ours until it
-        // is published: a wake begins only where something is registered.
+        // The place of the last registration, or a place that no wake is emptying. It stays ours until it is published:
+        // a wake begins only where something is registered.
         let place = own.unwrap_or(if seen & TAKING == 0 { seen & LAST } else { !seen & LAST });
         let kept =
             own.is_some() && self.with(place, |cell| cell.as_ref().is_some_and(|old| old.will_wake(waker)));
-        // Foreign code: `clone` may panic or wake this cell; nothing is registered meanwhile. The displaced waker is
-        // dropped at the end, when the new one is published.
+        // Foreign code: `clone` may panic or wake this cell, but nothing is registered at this point. The displaced
+        // waker is dropped at the end, after the new one is published.
         let _displaced = (!kept).then(|| {
             let new = waker.clone();
             self.with(place, |cell| cell.replace(new))
@@ -89,8 +89,8 @@ impl WakerCell {
                 0 => REGISTERED | place,
                 _ => seen | REGISTERED,
             };
-            // Release: the waker is stored before a wake can take it. Acquire: what the wakes before us did to the
-            // slot's word is visible to our next look at it (K before R).
+            // Release: the waker is stored before a wake can take it. Acquire: what earlier wakes did to the slot's
+            // word is visible when we look at it next (K before R).
             match self.state.compare_exchange(seen, published, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
                 // A wake has ended.
@@ -99,7 +99,7 @@ impl WakerCell {
         }
     }
 
-    /// Wakes the registered task, if there is one, and forgets it.
+    /// Wakes the registered task, if there is one, and removes the registration.
     pub(crate) fn wake(&self) {
         loop {
             let (waker, again) = self.take();
@@ -114,23 +114,23 @@ impl WakerCell {
         }
     }
 
-    /// Takes out the registered waker: its handle is gone. As `register`, one thread at a time.
+    /// Takes out the registered waker, for a handle that ends. Like `register`, one thread at a time.
     pub(crate) fn unregister(&self) -> Option<Waker> {
         let (_, own) = self.take_back();
         own.and_then(|place| self.with(place, Option::take))
     }
 
-    /// The registrant takes its last registration back, if no wake has taken it: what the word is now, and the place
-    /// of that registration, which is the registrant's from here on.
+    /// The registrant takes its last registration back if no wake has taken it. Returns the word's new value, and the
+    /// place of that registration. The place belongs to the registrant from now on.
     fn take_back(&self) -> (u32, Option<u32>) {
-        // Acquire, here and below: a wake that emptied the place that we write to next has ended.
+        // Acquire, here and below: the wake that emptied the place that we write to next has ended.
         let mut seen = self.state.load(Ordering::Acquire);
         while seen & REGISTERED != 0 {
             let place = if seen & TAKING == 0 { seen & LAST } else { !seen & LAST };
-            // With `AGAIN`, if it is there: a registration that follows may be woken once too often, as it may where the
-            // wake has seen `AGAIN` already.
+            // `AGAIN` is kept if it is set: a later registration may then be woken once too often, which also happens
+            // if the wake has already seen `AGAIN`.
             let without = seen & !REGISTERED;
-            // Relaxed: the place holds what we stored ourselves.
+            // Relaxed: we stored the contents of the place ourselves.
             match self.state.compare_exchange(seen, without, Ordering::Relaxed, Ordering::Acquire) {
                 Ok(_) => return (without, Some(place)),
                 Err(now) => seen = now,
@@ -139,18 +139,18 @@ impl WakerCell {
         (seen, None)
     }
 
-    /// Moves the registered waker out; `true` if another wake came meanwhile, for a newer registration.
+    /// Moves the registered waker out. Returns `true` if another wake came in the meantime, for a newer registration.
     fn take(&self) -> (Option<Waker>, bool) {
         let mut seen = self.state.load(Ordering::Relaxed);
         loop {
             let next = match seen & (TAKING | REGISTERED) {
                 REGISTERED => seen & !REGISTERED | TAKING,
-                // Written as it is, so that the next publication acquires what we did before.
+                // Written back unchanged: the next publication acquires what we did before this.
                 0 | TAKING => seen,
                 _ => seen | AGAIN,
             };
-            // Acquire: the registration that stored the waker comes before our taking it. Release: what we did to the
-            // slot's word comes before the look of a registrant that publishes after this.
+            // Acquire: the registration that stored the waker happens before we take it. Release: what we did to the
+            // slot's word happens before the next look of a registrant that publishes after this.
             match self.state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) if next & TAKING != 0 && seen & TAKING == 0 => break,
                 Ok(_) => return (None, false),
@@ -165,7 +165,7 @@ impl WakerCell {
                 // The newer registration is in the other place.
                 _ => (seen & !(TAKING | AGAIN)) ^ LAST,
             };
-            // Release: the place is empty before the registrant writes to it.
+            // Release: the place is emptied before the registrant writes to it.
             match self.state.compare_exchange(seen, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return (waker, seen & AGAIN != 0),
                 Err(now) => seen = now,
@@ -173,7 +173,7 @@ impl WakerCell {
         }
     }
 
-    /// The contents of a place that `state` gives to the caller's side.
+    /// Accesses a place that `state` gives to the caller's side.
     fn with<R>(&self, place: u32, f: impl FnOnce(&mut Option<Waker>) -> R) -> R {
         let [zero, one] = &self.places;
         let cell = if place == 0 { zero } else { one };
@@ -182,7 +182,7 @@ impl WakerCell {
     }
 }
 
-/// Goes on with a wake whose waker panicked.
+/// Continues a wake whose waker panicked.
 struct WakeOnDrop<'a>(&'a WakerCell);
 
 impl Drop for WakeOnDrop<'_> {

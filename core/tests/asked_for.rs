@@ -1,4 +1,4 @@
-//! What users of other in-place channels ask for.
+//! Requests of users of other in-place channels.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use twinbuf_core::{
     Closed, DoubleBuffer, HeapRing, Park, RecvError, ReservedSlot, Ring, TryAcquireError, TryRecvError,
 };
 
-/// A slot that was filled can be given up: it is reused, and the consumer does not see it (thingbuf#70).
+/// A filled slot can be given up: it is reused, and the consumer does not see it (thingbuf#70).
 #[test]
 fn a_filled_slot_is_cancelled() {
     let (mut tx, mut rx) = HeapRing::new([vec![], vec![]]).into_handles();
@@ -24,7 +24,7 @@ fn a_filled_slot_is_cancelled() {
     assert_eq!(*rx.recv().unwrap().unwrap(), [4]);
 }
 
-/// So can one of several that are being filled; its place is told, once.
+/// One of several slots being filled can be given up too. The consumer is told of its place, once.
 #[test]
 fn a_reserved_slot_is_cancelled() {
     let (mut tx, mut rx) = HeapRing::new([0; 3]).into_handles();
@@ -65,7 +65,8 @@ fn the_ring_is_closed_while_a_slot_is_borrowed() {
     assert!(rx.recv().unwrap().is_none());
     assert_eq!(*slot, 7);
 
-    // The producer goes while a reserved slot is filled: its place is not the end, until it is committed.
+    // The producer goes while a reserved slot is being filled: its place is not the end, and a later commit
+    // is received.
     let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let slot = tx.acquire().unwrap().reserve();
     tx.finish();
@@ -75,7 +76,7 @@ fn the_ring_is_closed_while_a_slot_is_borrowed() {
     assert!(rx.recv().unwrap().is_none());
 }
 
-/// A leaked reservation is never taken for the end, and its slot never handed out again.
+/// A leaked reservation is never taken for the end, and its slot is never handed out again.
 #[test]
 fn a_leaked_reservation_hides_nothing() {
     let mut ring = DoubleBuffer::new([0, 0]);
@@ -113,14 +114,14 @@ fn the_memory_of_a_leaked_guard_is_never_handed_out_again() {
             tx.finish();
             assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
         }
-        drop(ring); // nor is what its slots own freed
+        drop(ring); // nor are the values of its slots dropped
         assert_eq!(drops.get(), 0);
     }
 
     // A ring on the heap is not taken apart, and never freed.
     let drops = Arc::new(());
     let (mut tx, rx) = HeapRing::from_fn(2, |_| drops.clone()).into_handles();
-    // Never dropped, in a place where a search for leaks finds it.
+    // Never dropped, and stored where a leak checker finds it.
     static LEAKED: Mutex<Vec<ReservedSlot<'static, Arc<()>, Park>>> = Mutex::new(Vec::new());
     LEAKED.lock().unwrap().push(tx.acquire().unwrap().reserve());
     let (tx, rx) = tx.reunite(rx).unwrap_err();
@@ -135,7 +136,7 @@ fn the_memory_of_a_leaked_guard_is_never_handed_out_again() {
     assert!(RING.try_split_static().is_none());
 }
 
-/// What comes late is no leak: a ring whose guards end after its handles is as new after that.
+/// A late drop is no leak: a ring whose guards are dropped after its handles is like new afterwards.
 #[test]
 fn a_late_guard_is_no_leak() {
     for commit in [true, false] {
@@ -160,7 +161,7 @@ fn a_late_guard_is_no_leak() {
     }
 }
 
-/// What costs nothing to leak: the ring is as new after that.
+/// Leaks that cost nothing: the ring is like new afterwards.
 #[test]
 fn a_leaked_borrowing_guard_costs_nothing() {
     let drops = Cell::new(0);

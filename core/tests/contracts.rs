@@ -1,4 +1,5 @@
-//! What the types promise: which of them may go to another thread, live how long, and survive a panic.
+//! The contracts of the types: which of them can be sent to another thread, how long they live, and which are
+//! unwind-safe.
 
 use std::cell::Cell;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -11,8 +12,8 @@ use twinbuf_core::{
     Ring, TryAcquireError, TryRecvError, Wait, Word, WriteSlot,
 };
 
-/// Compiles only if `$type` is none of the traits. (If it is one, there are two impls of `Ambiguous` for it,
-/// and the compiler cannot tell which `hint` is meant.)
+/// Compiles only if `$type` implements none of the traits. (If it implements one, it has two impls of `Ambiguous`, and
+/// the compiler cannot choose a `hint`.)
 macro_rules! assert_not {
     ($type:ty: $($trait:path),+) => {$({
         trait Ambiguous<Impl> {
@@ -98,7 +99,8 @@ fn what_a_task_awaits_may_go_to_another_thread() {
     send(&rx.recv_async());
 }
 
-/// Both sides call the strategy at once, so it must be `Sync`; a handle does not own it, so it need not be `Send`.
+/// Both sides call the strategy at the same time, so it must be `Sync`. A handle does not own it, so it need not be
+/// `Send`.
 #[test]
 fn a_strategy_is_shared_by_both_sides() {
     fn send<T: Send>() {}
@@ -120,8 +122,8 @@ fn a_strategy_is_shared_by_both_sides() {
     assert_not!(KeptSlot<'_, u64, With<OneThread>>: Send, Sync);
 }
 
-/// Covariant in the ring's lifetime. That nothing is covariant in the value is in `core/src/contracts.rs`: the value
-/// goes both ways.
+/// Covariant in the ring's lifetime. `core/src/contracts.rs` checks that nothing is covariant in the value, because the
+/// value is both written and read.
 #[test]
 fn a_guard_may_be_kept_for_a_shorter_time() {
     fn shorter<'s>(slot: KeptSlot<'static, u64>, _: &'s u64) -> KeptSlot<'s, u64> {
@@ -156,7 +158,7 @@ fn guards_of_owned_and_of_static_handles_are_static() {
 fn a_ring_is_split_once_if_it_lives_for_ever() {
     let ring: &'static mut DoubleBuffer<u64> = Box::leak(Box::new(DoubleBuffer::new([0, 0])));
     drop(ring.split());
-    static KEPT: OnceLock<&'static DoubleBuffer<u64>> = OnceLock::new(); // for the search for leaks
+    static KEPT: OnceLock<&'static DoubleBuffer<u64>> = OnceLock::new(); // for the leak checker
     let ring = KEPT.get_or_init(|| ring);
     assert!(ring.try_split_static().is_none(), "it was split before");
 }

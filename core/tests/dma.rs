@@ -1,4 +1,5 @@
-//! Guards as buffers of a DMA engine: where they point, and what becomes of one that is leaked while the engine runs.
+//! Guards as buffers of a DMA engine: where they point, and what happens to a guard that is leaked while the engine
+//! runs.
 
 use std::sync::Mutex;
 
@@ -10,7 +11,7 @@ type Block = [u16; 8];
 /// The engine writes to a buffer.
 fn engine_writes((address, words): (*mut u16, usize), value: u16) {
     for word in 0..words {
-        // SAFETY: within a slot whose guard is not dropped, and through which nobody reads now.
+        // SAFETY: within a slot whose guard has not been dropped, and nobody reads the slot now.
         unsafe { address.wrapping_add(word).write_volatile(value) };
     }
 }
@@ -35,10 +36,10 @@ fn the_consumer_reads_what_the_engine_wrote() {
     }
 }
 
-/// Guards that are never dropped: leaked, in a place where a leak checker finds them.
+/// Leaked guards, stored where a leak checker finds them.
 static LEAKED: Mutex<Vec<ReservedSlot<'static, Block>>> = Mutex::new(Vec::new());
 
-/// The engine writes up to the end, and no call on either side returns its slot.
+/// The engine keeps writing to the end, and no call on either side returns its slot.
 fn a_leaked_target_is_never_handed_out(tx: Producer<'static, Block>, rx: Consumer<'static, Block>) {
     let (mut tx, mut rx) = (tx, rx);
     let first = tx.acquire().unwrap().reserve();
@@ -62,10 +63,10 @@ fn a_leaked_target_is_never_handed_out(tx: Producer<'static, Block>, rx: Consume
             read += 1;
         }
     }
-    assert_eq!((filled, read), (3, 1)); // the ring has come to the leaked place from both sides
+    assert_eq!((filled, read), (3, 1)); // both sides of the ring have reached the leaked slot
     assert_eq!(tx.try_acquire().unwrap_err(), TryAcquireError::Full);
     drop((tx, rx));
-    engine_writes(target, 9); // not freed either: an address sanitizer sees it
+    engine_writes(target, 9); // not freed either: an address sanitizer would report it
 }
 
 #[test]

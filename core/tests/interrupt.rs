@@ -1,9 +1,9 @@
-//! An executor in an interrupt handler, on the one core that it interrupts: here a signal handler that polls, while the
-//! main thread is anywhere in a release, in its wake too.
+//! An executor in an interrupt handler, on the one core that it interrupts. Here the handler is a signal handler that
+//! polls. It interrupts the main thread anywhere in a release, including the release's wake.
 //!
-//! The handler runs to its end before the main thread goes on, so a wait for the main thread would never end
-//! in it. Each run of the handler polls at most [`MOST`] times: once more than there are wakes, since a poll that finds
-//! nothing must have left a waker that the interrupted wake, or the next one, finds.
+//! The handler finishes before the main thread continues, so a wait for the main thread inside it would never end. Each
+//! run of the handler polls at most [`MOST`] times: once more than there are wakes, because a poll that finds nothing
+//! must have left a waker that the interrupted wake, or the next one, finds.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::cell::UnsafeCell;
@@ -33,14 +33,14 @@ impl Wake for Task {
     }
 }
 
-/// What the handler has; no other code touches it once the signals come.
+/// The state of the handler. No other code touches it once signals arrive.
 struct Executor {
     tx: Producer<'static, u64, Spin>,
     task: Arc<Task>,
     waker: Waker,
     sent: u64,
     timer: libc::timer_t,
-    /// How many runs in succession found nothing released.
+    /// The number of consecutive runs that found nothing released.
     vain: u32,
 }
 
@@ -52,24 +52,25 @@ static EXECUTOR: Shared = Shared(UnsafeCell::new(MaybeUninit::uninit()));
 static MOST_POLLS: AtomicU64 = AtomicU64::new(0);
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
-/// One run may fill both slots (a poll each), find that the ring is full (a poll), and be woken within.
+/// One run may fill both slots (one poll each), find the ring full (one poll), and be woken in between.
 const MOST: u64 = 8;
 const HANDOFFS: u64 = 100_000;
 
-/// The first time from the end of one run to the next signal: the main thread releases a slot many times in between.
+/// The initial time from the end of one run to the next signal. The main thread releases a slot many times within it.
 const EVERY: Duration = Duration::from_micros(37);
 
-/// Sets the timer for one signal, so that the main thread has the time in between to itself however slow the machine is.
-/// Doubled for each run in vain: a slow one needs more than `EVERY` to come back from the handler.
+/// Sets the timer for one signal. The main thread has the time until then to itself, even on a slow machine: the time
+/// is doubled for each run in vain, because a slow machine needs more than `EVERY` to return from the handler.
 fn arm(executor: &Executor) {
     let after = EVERY * (1 << executor.vain.min(14));
     let after = libc::timespec { tv_sec: 0, tv_nsec: after.as_nanos().try_into().expect("below a second") };
     let spec = libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: after };
-    // SAFETY: the timer is there until the test ends, the pointer is a local's; a handler may call it (signal-safety(7)).
+    // SAFETY: the timer exists until the test ends; the pointer is to a local; a handler may call this
+    // (signal-safety(7)).
     assert_eq!(unsafe { libc::timer_settime(executor.timer, 0, &raw const spec, ptr::null_mut()) }, 0);
 }
 
-/// Runs the task, woken or not, and then until it is not woken any more.
+/// Runs the task, woken or not, and repeats while it has been woken.
 extern "C" fn on_signal(_: libc::c_int) {
     // SAFETY: no other code touches the cell while the timer runs; the signal is blocked while its handler runs.
     let executor = unsafe { &mut *EXECUTOR.0.get() };
@@ -110,10 +111,10 @@ fn an_executor_in_an_interrupt_is_not_kept_busy() {
     // SAFETY: zero is a valid value of all of its fields.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = on_signal as *const () as usize;
-    // SAFETY: the handler has the signature that is asked for; the pointer is a local's.
+    // SAFETY: the handler has the required signature; the pointer is to a local.
     let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()) };
     assert_eq!(set, 0);
-    // The signal is this thread's, and comes anywhere in the loop below.
+    // The signal is sent to this thread, and may arrive anywhere in the loop below.
     let mut timer: libc::timer_t = ptr::null_mut();
     // SAFETY: zero is a valid value of all of its fields.
     let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -1,4 +1,4 @@
-//! What a ring takes of the stack and of the heap.
+//! How much stack and heap a ring takes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,7 +16,7 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does it all.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
@@ -42,7 +42,7 @@ static ALLOCATOR: Counting = Counting;
 /// The slots of two rings, each far larger than the thread's stack.
 const HUGE: usize = 64 << 20;
 
-/// On a stack of 256 KiB: slots that are vectors, and slots that are arrays, made by a vector that is zeroed in place.
+/// On a stack of 256 KiB: slots that are vectors, and slots that are arrays in a vector that is zeroed in place.
 #[test]
 fn slots_larger_than_the_stack() {
     let small = thread::Builder::new().stack_size(256 << 10);
@@ -67,14 +67,15 @@ fn slots_larger_than_the_stack() {
     test.unwrap().join().unwrap();
 }
 
-/// How many allocations `f` makes on this thread.
+/// The number of allocations that `f` makes on this thread.
 fn allocations(f: impl FnOnce()) -> u64 {
     let before = ALLOCATIONS.get();
     f();
     ALLOCATIONS.get() - before
 }
 
-/// Neither those that find their slot nor those that sleep for it. (Elsewhere `parking_lot_core` makes its table.)
+/// Hand-offs allocate nothing, whether they find their slot ready or sleep for it. (Elsewhere `parking_lot_core`
+/// allocates its table.)
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #[test]
 fn hand_offs_do_not_allocate() {
@@ -108,11 +109,11 @@ fn hand_offs_do_not_allocate() {
     assert_eq!(counts, [0, 0]);
 }
 
-/// Whether the consumer waits; found out without an allocation.
+/// Whether the consumer waits. Does not allocate.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn waited_for(tx: &impl std::fmt::Debug) -> bool {
     use std::fmt::Write;
-    /// Finds a word in what is written to it.
+    /// Looks for a word in the text written to it.
     struct Find(bool);
     impl Write for Find {
         fn write_str(&mut self, text: &str) -> std::fmt::Result {
@@ -125,7 +126,7 @@ fn waited_for(tx: &impl std::fmt::Debug) -> bool {
     find.0
 }
 
-/// The words of a ring share cache lines with nothing else, however many they are, and each is there.
+/// The words of a ring share cache lines with nothing else, whatever their number, and all of them work.
 #[test]
 fn words_fill_lines_of_their_own() {
     /// Records the address of each word that is waited for.

@@ -1,6 +1,6 @@
-//! Any sequence of operations does what the oracle foretells.
+//! Checks that any sequence of operations does what the oracle predicts.
 //!
-//! `PROPTEST_CASES` sets how many sequences. The long run:
+//! `PROPTEST_CASES` sets the number of sequences. The long run:
 //!
 //! ```sh
 //! PROPTEST_CASES=1000000 cargo test --release -p twinbuf-core --test property
@@ -17,9 +17,9 @@ fn those(which: impl Fn(&Operation) -> bool) -> impl Strategy<Value = Operation>
     select(Operation::all().iter().copied().filter(which).collect::<Vec<_>>())
 }
 
-/// Operations that go on with a ring, and now and then one that takes a handle away.
+/// Mostly operations that keep a ring running, with an occasional one that takes a handle away.
 fn operations() -> impl Strategy<Value = Vec<Operation>> {
-    // Weighted, or the many ways to acquire would leave few slots to anything else.
+    // Weighted: otherwise the many ways to acquire would leave few slots for anything else.
     let operation = prop_oneof![
         8 => those(|operation| !Operation::ENDINGS.contains(operation)),
         4 => those(|operation| matches!(operation, Operation::Receive(..))),
@@ -38,7 +38,7 @@ fn start() -> impl Strategy<Value = Start> {
 proptest! {
     #![proptest_config(Config {
         cases: 4000,
-        // A path of its own: the default asks for a `src` directory beside the test.
+        // An explicit path: the default requires a `src` directory next to the test.
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/property.seeds"))),
         ..Config::default()
     })]

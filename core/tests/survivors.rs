@@ -1,4 +1,4 @@
-//! Promises of the wait strategies that a single thread can check; `tools/mutate.py` breaks each of them.
+//! Contracts of the wait strategies that a single thread can check. `tools/mutate.py` breaks each of them.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use twinbuf_core::{
     Word,
 };
 
-/// A strategy that its test looks into.
+/// A strategy that its test can inspect.
 struct Shared<'a, W>(&'a W);
 
 impl<W: Wait> Wait for Shared<'_, W> {
@@ -38,7 +38,7 @@ impl<W: WaitUntil> WaitUntil for Shared<'_, W> {
     }
 }
 
-/// A deadline is over as soon as the clock shows it.
+/// A deadline has passed as soon as the clock shows it.
 #[test]
 fn a_deadline_that_has_come_is_over() {
     fn over(strategy: &impl WaitUntil<Instant = Instant>) {
@@ -53,10 +53,10 @@ fn a_deadline_that_has_come_is_over() {
     over(&Backoff::default());
 }
 
-/// `round` counts the times that one wait was told `true`, over all its sleeps, and starts anew with the next wait.
+/// `round` counts how often one wait got `true`, over all its sleeps, and restarts with the next wait.
 #[test]
 fn rounds_are_counted_over_a_whole_wait() {
-    /// Is told `true` twice before each sleep, and gives up after three sleeps.
+    /// Returns `true` twice before each sleep, and gives up after three sleeps.
     #[derive(Default)]
     struct Log(RefCell<(Vec<u32>, u32)>);
 
@@ -95,7 +95,7 @@ fn rounds_are_counted_over_a_whole_wait() {
     }
 }
 
-/// The spinning strategies spin, for as many rounds as they promise; the one that sleeps does not.
+/// The spinning strategies spin for the documented number of rounds; the sleeping one does not spin.
 #[test]
 fn each_strategy_relaxes_as_it_promises() {
     for round in [0, 1, 1000, u32::MAX] {
@@ -110,7 +110,7 @@ fn each_strategy_relaxes_as_it_promises() {
     assert!((100..=2000).contains(&spins), "{spins}");
 }
 
-/// What comes in the last moment is delivered: the slot is looked at before the deadline.
+/// A slot that is filled at the last moment is delivered: the wait checks the slot before the deadline.
 #[test]
 fn a_slot_that_comes_with_the_deadline_is_delivered() {
     static PRODUCER: Mutex<Option<Producer<'static, u64, Late>>> = Mutex::new(None);
@@ -149,7 +149,7 @@ fn a_slot_that_comes_with_the_deadline_is_delivered() {
     assert_eq!(rx.recv_timeout(Duration::ZERO).unwrap_err(), TryRecvError::Empty);
 }
 
-/// Each error says what it is about.
+/// Each error message names its cause.
 #[test]
 fn messages() {
     let texts = [

@@ -1,4 +1,4 @@
-//! The ring among real threads: every way to make one, every way to wait, and what a wait costs.
+//! The ring with real threads: every way to make one, every way to wait, and the cost of a wait.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -17,7 +17,7 @@ use twinbuf_core::{
 /// Longer than any test.
 const FAR: Duration = Duration::from_secs(1 << 20);
 
-/// Enough that both sides wait many times; fewer where an interpreter runs them.
+/// Enough for both sides to wait many times; fewer under an interpreter.
 const MANY: u64 = if cfg!(miri) { 30 } else { 2000 };
 
 fn fill<W: Wait>(tx: &mut Producer<'_, u64, W>, value: u64) {
@@ -52,7 +52,7 @@ async fn receive_async<W: Wait>(rx: &mut Consumer<'_, u64, W>) {
     assert!(rx.recv_async().await.expect("the producer finishes").is_none());
 }
 
-/// Returns when the other side has announced that it waits for the slot at which this handle stands.
+/// Returns once the other side has announced that it waits for this handle's next slot.
 fn until_waited_for(handle: &impl Debug) {
     while !format!("{handle:?}").contains("WAITER") {
         thread::yield_now();
@@ -77,8 +77,8 @@ fn the_ring_outlives_the_first_of_its_owned_handles() {
     assert!(rx.recv().unwrap().is_none());
 }
 
-/// Freed within a call that was passed the handle: nothing in a handle may be a reference into the ring. Plainly
-/// run, that cannot be seen; Miri sees it.
+/// The ring is freed within a call that received the handle, so nothing in a handle may be a reference into the ring. A
+/// normal run cannot show a violation; Miri does.
 #[test]
 fn the_last_of_the_owned_handles_frees_the_ring() {
     for producer_is_last in [true, false] {
@@ -124,7 +124,7 @@ fn a_borrowed_ring_of_any_depth_and_strategy() {
     with::<2>(Backoff::default());
 }
 
-/// A producer that waits for this slot goes on when a thread that never saw the consumer drops its guard.
+/// A producer waits for this slot, and continues when a thread that never saw the consumer drops the guard.
 #[test]
 fn a_third_thread_releases() {
     let mut ring = Ring::with_wait([0], Park);
@@ -160,7 +160,7 @@ fn a_wait_ends_with_its_timeout() {
         assert_eq!(tx.acquire_deadline(deadline).unwrap_err(), TryAcquireError::Full);
         assert!(Instant::now() >= deadline);
 
-        // What is there is given whatever the time; nothing was lost by the wait.
+        // A filled slot is returned whatever the timeout; the wait lost nothing.
         assert_eq!(*rx.recv_timeout(Duration::ZERO).unwrap().unwrap(), 1);
         assert_eq!(*rx.recv_deadline(start).unwrap().unwrap(), 2);
         assert!(tx.acquire_timeout(Duration::ZERO).is_ok());
@@ -174,7 +174,7 @@ fn a_wait_ends_with_its_timeout() {
 
 #[test]
 fn a_wait_with_a_far_timeout_ends_with_the_hand_off() {
-    // The first is too far away for the clock, the second is not.
+    // The first timeout is too long for the clock, the second is not.
     for timeout in [Duration::MAX, FAR] {
         let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
         thread::scope(|scope| {
@@ -195,7 +195,7 @@ fn a_wait_with_a_far_timeout_ends_with_the_hand_off() {
     }
 }
 
-/// Every wait of one side ends when the other side goes.
+/// Every wait of one side ends when the other side is dropped.
 #[test]
 fn the_end_wakes_who_waits() {
     fn with(wait: impl WaitUntil + Sync) {
@@ -278,7 +278,7 @@ fn a_dropped_future_leaves_the_slot_for_the_next() {
     fill(&mut tx, 1);
     fill(&mut tx, 2);
     assert!(pin!(tx.acquire_async()).poll(&mut cx).is_pending());
-    // A future that has its slot and is never asked for it.
+    // A future that has its slot but is never polled for it.
     drop(rx.recv_async());
     assert_eq!(*rx.recv().unwrap().unwrap(), 1);
     assert_eq!(block_on(tx.acquire_async()).unwrap().seq(), 2);
@@ -301,22 +301,22 @@ fn a_producer_that_panics_is_not_the_end_of_the_data() {
     assert!(producer.join().is_err());
 }
 
-/// While the other side works, a parked one uses (nearly) none of the processor.
+/// While the other side works, a parked side uses almost no CPU time.
 ///
-/// Measured in CPU time on both sides, so that it does not matter how busy the machine is.
+/// Measured in CPU time on both sides, so a busy machine does not affect the result.
 #[cfg(target_os = "linux")]
 mod cpu_time {
     use super::*;
 
-    /// What the other side uses while it is waited for.
+    /// The CPU time that the other side uses during the wait.
     const WORK: Duration = Duration::from_millis(200);
-    /// What the wait may use of that. A side that spins would use as much as the other one works.
+    /// The CPU time that the wait may use in this time. A side that spins would use as much as the other side.
     const WAIT: Duration = Duration::from_millis(10);
 
     /// The CPU time that this thread has used.
     fn used() -> Duration {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the pointer is that of a local variable.
+        // SAFETY: the pointer is to a local variable.
         let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
         assert_eq!(result, 0);
         let [seconds, nanos] = [time.tv_sec, time.tv_nsec].map(|part| part.try_into().expect("not negative"));
@@ -328,7 +328,7 @@ mod cpu_time {
         while used() - start < WORK {}
     }
 
-    /// How much CPU time `wait` uses on this thread.
+    /// The CPU time that `wait` uses on this thread.
     fn cost(wait: impl FnOnce()) -> Duration {
         let start = used();
         wait();
@@ -381,7 +381,7 @@ mod cpu_time {
         waiting_side_sleeps(Backoff::default());
     }
 
-    /// Short time-outs sleep too: as many as fill `WORK`, of which none is met.
+    /// Short timeouts sleep too. There are enough of them to fill `WORK`, and no slot arrives in any of them.
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no clock for CPU time")]
     fn short_timeouts() {
@@ -391,7 +391,7 @@ mod cpu_time {
         assert!(cost < WAIT, "four waits of {each:?} used {cost:?}");
     }
 
-    /// So does a wait for a slot that another thread keeps.
+    /// A wait for a slot that another thread keeps sleeps too.
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no clock for CPU time")]
     fn held() {
@@ -417,7 +417,7 @@ mod cpu_time {
     }
 }
 
-/// The guards of different slots may be with different threads at once.
+/// Guards of different slots may be held by different threads at the same time.
 #[test]
 fn two_guards_with_two_threads() {
     let mut ring = DoubleBuffer::with_wait([0, 0], Park);
@@ -429,7 +429,7 @@ fn two_guards_with_two_threads() {
             let sum = scope.spawn(|| take.into_iter().map(|slot| *slot).sum::<u64>());
             (give, sum)
         });
-        // The iterator waits where they are late.
+        // The iterator waits for late guards.
         for slot in &mut rx {
             let slot = slot.expect("the producer finishes");
             (if *slot % 2 == 0 { &even } else { &odd }).0.send(slot).unwrap();
@@ -443,7 +443,7 @@ fn two_guards_with_two_threads() {
     });
 }
 
-/// A task that waits for a slot that another thread keeps is woken by its release: it never polls in a loop.
+/// A task that waits for a slot kept by another thread is woken by its release. It never polls in a loop.
 #[test]
 fn a_task_awaits_a_kept_slot() {
     use std::sync::Arc;

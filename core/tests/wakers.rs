@@ -36,7 +36,7 @@ fn poll<W: Wait>(rx: &mut Consumer<'_, u64, W>, waker: &Waker) -> Poll<u64> {
     rx.poll_recv(&mut Context::from_waker(waker)).map(|slot| *slot.unwrap().unwrap())
 }
 
-/// Two tasks that take turns in polling one consumer do not wake each other: the one that polled last is woken.
+/// Two tasks that take turns polling one consumer do not wake each other: only the latest one is woken.
 #[test]
 fn a_task_that_displaces_another_does_not_wake_it() {
     let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
@@ -49,7 +49,7 @@ fn a_task_that_displaces_another_does_not_wake_it() {
     assert_eq!(tasks.each_ref().map(|task| task.0.load(Relaxed)), [0, 1]);
 }
 
-/// A combinator that makes a new waker for each poll: one wake for one hand-off, and one poll for each wake.
+/// A combinator that makes a new waker for each poll gets one wake per hand-off, and polls once per wake.
 #[test]
 fn a_new_waker_for_every_poll_costs_no_further_poll() {
     const HANDOFFS: u32 = 100;
@@ -104,7 +104,7 @@ fn wakers_that_differ_by_their_functions_differ() {
     );
 }
 
-/// A task that polls within its own wake, as an executor in an interrupt does, registers for the next hand-off.
+/// A task that polls within its wake, as an executor in an interrupt does, registers for the next hand-off.
 #[test]
 fn a_task_polls_within_the_wake() {
     use std::sync::Mutex;
@@ -136,10 +136,10 @@ fn a_task_polls_within_the_wake() {
     }
     assert!((0..100).eq(task.received.lock().unwrap().iter().copied()));
     assert_eq!(task.polls.load(Relaxed), 201, "one poll finds the value, the next one waits");
-    drop(task.rx.lock().unwrap().take()); // the waker holds the task that holds the consumer
+    drop(task.rx.lock().unwrap().take()); // the waker owns the task, and the task owns the consumer
 }
 
-/// A producer that waits for the slot that it has reserved itself goes on when that is received.
+/// A producer waits for the slot that it has reserved itself, and continues when the consumer has released it.
 #[test]
 fn a_producer_awaits_its_own_reservation() {
     let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
@@ -160,7 +160,7 @@ fn a_producer_awaits_its_own_reservation() {
     drop(second);
 }
 
-/// Both sides are told of the other's end though the waker that a handle leaves behind panics.
+/// Both sides learn of the other's end even if the waker that a handle leaves behind panics.
 #[test]
 fn a_waker_panics_when_it_is_dropped_with_its_handle() {
     let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
@@ -181,7 +181,7 @@ fn a_waker_panics_when_it_is_dropped_with_its_handle() {
     }
 }
 
-/// A task that polls again while its waker is registered does not clone it again, and leaves nothing to be woken twice.
+/// A task that polls again while its waker is registered does not clone the waker again, and is not woken twice.
 #[test]
 fn a_waker_is_cloned_once_a_registration() {
     static CLONES: AtomicU32 = AtomicU32::new(0);
@@ -209,7 +209,7 @@ fn a_waker_is_cloned_once_a_registration() {
     }
 }
 
-/// The release of a kept slot wakes the consumer that waits for it, and the producer that waits for it too.
+/// The release of a kept slot wakes both the consumer and the producer that wait for it.
 #[test]
 fn a_release_wakes_both_sides() {
     let (mut tx, mut rx) = HeapRing::new([0]).into_handles();

@@ -37,15 +37,17 @@ impl<M: 'static> DeviceBatches<M> {
     /// Receives the next batch, waiting until its copy has been issued. Returns `None` after
     /// [`finish`](crate::HostSlots::finish).
     ///
-    /// The copy may still be running: the streams that use the batch wait for it, the host does not. If the copy fails,
+    /// The copy may still be running. The streams that use the batch wait for it; the host does not. If the copy fails,
     /// CUDA reports the error from every later call, and the next receive returns it.
     ///
     /// # Errors
     ///
-    /// After all batches that came before: the error that ended the uploader, or [`Error::Abandoned`] if the host slots
-    /// were dropped without `finish`; every later call returns it too. [`Error::SlotHeld`] if a lease holds the next
-    /// device slot in turn, was leaked with it, or was dropped while a stream that used it is being captured: waiting for
-    /// it could block forever. With `overlap(false)`, [`Error::Empty`] if nothing was committed.
+    /// After all earlier batches: the error that ended the uploader, or [`Error::Abandoned`] if the host slots were
+    /// dropped without `finish`. Every later call returns the same error.
+    ///
+    /// [`Error::SlotHeld`] if the next device slot in turn is held by a lease, was leaked with its lease, or belonged
+    /// to a lease that was dropped while a stream that used it is being captured: waiting for it could block forever.
+    /// With `overlap(false)`, [`Error::Empty`] if nothing was committed.
     pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         if !self.overlap() {
             return self.try_recv();
@@ -64,19 +66,19 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// # Errors
     ///
-    /// [`Error::Empty`] if its copy has not been issued; otherwise as [`recv`](DeviceBatches::recv).
+    /// [`Error::Empty`] if its copy has not been issued; otherwise same as [`recv`](DeviceBatches::recv).
     pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         self.shared.release_captured(None);
         let received = self.ring.try_recv().map(|slot| slot.map(ReadSlot::keep));
         self.lease(received)
     }
 
-    /// Receives the next batch, or arranges for the task of `cx` to be woken when its copy has been issued. Where a lease
-    /// holds the next device slot, the drop of that lease wakes the task too.
+    /// Receives the next batch, or registers the task of `cx` to be woken when its copy has been issued. If a lease
+    /// holds the next device slot, dropping that lease wakes the task too.
     ///
     /// # Errors
     ///
-    /// As [`recv`](DeviceBatches::recv), but for [`Error::SlotHeld`].
+    /// Same as [`recv`](DeviceBatches::recv), except that [`Error::SlotHeld`] is not returned.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
         if !self.overlap() {
             return Poll::Ready(self.try_recv());
@@ -88,8 +90,8 @@ impl<M: 'static> DeviceBatches<M> {
         received.map(|received| self.lease(received.map_err(TryRecvError::from)))
     }
 
-    /// What to return if the slot in turn is held because of a capture: no call may wait for it, because only the next
-    /// call releases it.
+    /// What to return if a capture holds the slot in turn. No call may wait for that slot, because only the next call
+    /// releases it.
     fn held_by_a_capture(&mut self) -> Option<Result<Option<Lease<M>>, Error>> {
         let before = self.next.checked_sub(self.ring.depth() as u64);
         self.shared.release_captured(before).then(|| match self.try_recv() {
@@ -110,7 +112,7 @@ impl<M: 'static> DeviceBatches<M> {
             })),
             Err(TryRecvError::Empty) => Err(Error::Empty),
             Err(TryRecvError::Held) => Err(self.held()),
-            // Device slots are not reserved, so none is cancelled.
+            // Device slots are never reserved, so none is cancelled.
             Err(_abandoned) => Err(self.fate.get().cloned().unwrap_or(Error::Abandoned)),
         }
     }

@@ -1,4 +1,4 @@
-//! The context of a device, as an error where cudarc panics.
+//! The context of a device. Returns errors where cudarc panics.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use crate::error::Error;
 
 /// Returns the primary context of device `ordinal`, counted from 0. Frameworks share this context.
 ///
-/// It is [`CudaContext::new`] with errors in place of its panics. The calling thread's current context stays as it was.
+/// Same as [`CudaContext::new`], with errors in place of its panics. The calling thread's current context stays as it
+/// was.
 ///
 /// # Errors
 ///
@@ -36,7 +37,7 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
         let wanted = format!("0 to {}", devices - 1);
         return Err(Error::Option { option: "ordinal", wanted, found: ordinal.to_string() });
     }
-    // `CudaContext::new` makes the new context current, and leaves it so.
+    // `CudaContext::new` makes the new context current and does not restore the old one.
     let _current = Current::keep()?;
     check("cuDevicePrimaryCtxRetain", CudaContext::new(ordinal))
 }

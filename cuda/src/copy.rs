@@ -31,12 +31,12 @@ pub(crate) struct Copies<H> {
     running: VecDeque<Running<H>>,
     /// Holds the chunks of the batch that is being copied, until its last chunk is committed.
     open: Vec<H>,
-    /// Empty vectors, reused by later batches.
+    /// Empty vectors, to be reused by later batches.
     spare: Vec<Vec<H>>,
     /// Whether a copy of that batch has been enqueued.
     started: bool,
-    /// The most copies in flight: the smaller of the two depths. With more, an event would be recorded again before the
-    /// end of its previous copy was seen.
+    /// The maximum number of copies in flight: the smaller of the two depths. With more, an event could be recorded
+    /// again before the end of its previous copy was seen.
     limit: usize,
 }
 
@@ -167,7 +167,7 @@ impl<H> Copies<H> {
         let Some(Running { seq, bytes, start, copied, issued, mut held }) = self.running.pop_front() else {
             return Ok(true);
         };
-        // Release the slot first: the reader may be waiting for it, and the caller's code may take long.
+        // Release the slot first: the reader may be waiting for it, and the caller's code may run long.
         held.clear();
         self.spare.push(held);
         if let (Some(on_copied), Some(clock), Some(start), Some(copied), 1..) =
@@ -183,7 +183,7 @@ impl<H> Copies<H> {
         Ok(true)
     }
 
-    /// Whether another copy has to wait for the oldest one.
+    /// Whether the oldest copy must end before another one may be issued.
     fn is_full(&self) -> bool {
         self.running.len() >= self.limit
     }
@@ -210,15 +210,15 @@ impl<H> Copies<H> {
         Ok(())
     }
 
-    /// How long to sleep before the copies are queried again; `None` if none is in flight. Grows with the time that the
-    /// newest copy has been in flight.
+    /// How long to sleep before the copies are queried again; `None` if none is in flight. The pause grows with the
+    /// time that the newest copy has been in flight.
     fn pause(&self) -> Option<Duration> {
         let newest = self.running.back()?;
         Some((newest.issued.elapsed() / 8).clamp(Duration::from_micros(50), Duration::from_millis(5)))
     }
 
-    /// Waits for the copy stream, also after an error. Returns `false` if that fails: a copy may still be running, so its
-    /// host slot is leaked, and neither refilled nor freed.
+    /// Waits for the copy stream, even after an error. Returns `false` if that fails. A copy may still be running then,
+    /// so its host slot is leaked: neither refilled nor freed.
     pub(crate) fn settle(&mut self) -> bool {
         if self.running.is_empty() && self.open.is_empty() {
             return true;
@@ -226,7 +226,7 @@ impl<H> Copies<H> {
         let settled = self.stream.settle().is_ok();
         let held = (mem::take(&mut self.running), mem::take(&mut self.open));
         if !settled {
-            // A leaked guard keeps its ring alive, and so the memory.
+            // A leaked guard keeps its ring alive, and thus the memory.
             mem::forget(held);
         }
         settled

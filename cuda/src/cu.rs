@@ -1,7 +1,7 @@
 //! The driver's calls, the copy stream and events, with our errors.
 //!
-//! Built on cudarc's lower layers, because its safe objects panic on errors, or keep them for a later call, where we
-//! return them.
+//! Built on cudarc's lower layers. Its safe objects panic on errors or keep them for a later call; this crate returns
+//! them.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -13,10 +13,10 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 use crate::driver::check;
 use crate::error::Error;
 
-/// Makes `ctx` current on the calling thread and leaves it current: for threads of our own. Handles of default streams
-/// are resolved in the current context.
+/// Makes `ctx` current on the calling thread and leaves it current. For threads that this crate creates. Handles of
+/// default streams are resolved in the current context.
 ///
-/// Not `CudaContext::bind_to_thread`, which also returns errors that drops elsewhere in the program left behind.
+/// `CudaContext::bind_to_thread` would not do: it also returns errors that drops elsewhere in the program left behind.
 pub(crate) fn bind(ctx: &CudaContext) -> Result<(), Error> {
     if check("cuCtxGetCurrent", result::ctx::get_current())? != Some(ctx.cu_ctx()) {
         // SAFETY: the context is alive while its `CudaContext` is.
@@ -52,10 +52,10 @@ impl Current {
         Ok(Self { before, _here: PhantomData })
     }
 
-    /// The same before freeing something. Tries twice: the first call may have returned an error of earlier work, and
-    /// nothing can be freed without a current context.
+    /// Same as `enter`, before freeing something. Tries twice: the first call may have returned an error of earlier
+    /// work, and nothing can be freed without a current context.
     pub(crate) fn enter_to_free(ctx: &CudaContext) -> Option<Self> {
-        // If the second call fails too, so does the free, and the memory stays until the context ends.
+        // If the second call fails too, so does the free. The memory then stays until the context ends.
         Self::enter(ctx).or_else(|_| Self::enter(ctx)).ok()
     }
 }
@@ -69,7 +69,7 @@ impl Drop for Current {
     }
 }
 
-/// Lets the calling thread wait and free while any stream is being captured into a graph, until this is dropped.
+/// Allows the calling thread to wait and free while any stream is being captured into a graph, until this is dropped.
 ///
 /// A capture in `GLOBAL` mode forbids "potentially unsafe" calls to every thread, and one such call invalidates the
 /// capture (CUDA driver API, `cuThreadExchangeStreamCaptureMode`). An uploader never waits for captured work and never
@@ -81,7 +81,7 @@ pub(crate) struct BesideCaptures {
 }
 
 impl BesideCaptures {
-    /// `None` if the driver refuses. Copies need the mode only during a capture, and their own calls fail then.
+    /// `None` if the driver refuses. Copies need the mode only during a capture, and then their own calls fail.
     pub(crate) fn enter() -> Option<Self> {
         let relaxed = || exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
         // Twice, because the first call may have returned an error of earlier work.
@@ -103,8 +103,8 @@ fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMo
     Some(mode)
 }
 
-/// Whether work in `stream` becomes part of a graph now, or cannot be enqueued because of a capture: a blocking stream's,
-/// if `stream` is the legacy default stream.
+/// Whether work in `stream` becomes part of a graph now, or cannot be enqueued because of a capture. If `stream` is the
+/// legacy default stream, a capture on any blocking stream counts.
 ///
 /// # Safety
 ///
@@ -190,8 +190,8 @@ pub(crate) unsafe fn copy_to_device(
     check("cuMemcpyHtoDAsync", result.result())
 }
 
-/// The copy stream. Not one of cudarc's: creating those raises a count that turns on event tracking for every call in
-/// the context.
+/// The copy stream. Not cudarc's stream type: creating one raises a count that turns on event tracking for every call
+/// in the context.
 pub(crate) struct Stream {
     raw: CUstream,
     ctx: Arc<CudaContext>,

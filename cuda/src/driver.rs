@@ -1,4 +1,5 @@
-//! The driver: loaded here before cudarc loads it, because cudarc panics if there is none; and its errors as ours.
+//! The driver: loads it before cudarc does, because cudarc panics if there is none, and converts its errors to this
+//! crate's.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -11,7 +12,7 @@ use libloading::Library;
 
 use crate::error::Error;
 
-/// The names to try, in cudarc's order, so that both find the same library. `libcuda.so` exists if the development files
+/// The names to try, in cudarc's order: both must find the same library. `libcuda.so` exists if the development files
 /// or the toolkit's stub are installed; the driver alone installs only `libcuda.so.1`.
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
@@ -29,15 +30,15 @@ pub(crate) struct Driver {
     library: &'static str,
     init: unsafe extern "C" fn(c_uint) -> u32,
     device_count: unsafe extern "C" fn(*mut c_int) -> u32,
-    // The first version of this function, which every driver has. cudarc, built for CUDA 13, calls the second version,
-    // which drivers before 12.8 lack, and panics there.
+    // The first version of this function; every driver has it. cudarc, built for CUDA 13, calls the second version and
+    // panics on drivers before 12.8, which lack it.
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> u32,
     error_name: unsafe extern "C" fn(u32, *mut *const c_char) -> u32,
 }
 
 /// Converts cudarc's result of a driver call.
 ///
-/// The code's name comes from the driver, not from cudarc's enum, which may lack the codes of a newer driver.
+/// The code's name comes from the driver: cudarc's enum may lack the codes of a newer driver.
 pub(crate) fn check<T>(call: &'static str, result: Result<T, DriverError>) -> Result<T, Error> {
     result.map_err(|DriverError(found)| {
         let code = found as u32;

@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 /// The error that ended an uploader, shared by both of its sides. Set once, before either side sees the end.
 pub(crate) type Fate = OnceLock<Error>;
 
-/// Why there is no driver, no uploader, no slot or no batch.
+/// Why a call returned no driver, no uploader, no slot or no batch.
 ///
-/// A driver error ends an uploader. Batches copied before it are still delivered; after them, both sides return that
-/// same error from every call.
+/// A driver error ends an uploader. Batches copied before it are still delivered. After them, every call on both sides
+/// returns that same error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -59,29 +59,29 @@ pub enum Error {
         /// The system's error.
         kind: io::ErrorKind,
     },
-    /// The stream belongs to another context than the uploader.
+    /// The stream belongs to a different context than the uploader.
     OtherContext,
-    /// The stream is the per-thread default stream. Its handle names a different stream on every thread, so a lease,
-    /// which may move between threads, could not order its release. Copy the batch with
-    /// [`Lease::into_owned`](crate::Lease::into_owned), which accepts it, or use a stream from `ctx.new_stream()` or
-    /// `ctx.default_stream()`.
+    /// The stream is the per-thread default stream. Its handle names a different stream on every thread, and a lease
+    /// may move between threads, so its release could not be ordered. Copy the batch with
+    /// [`Lease::into_owned`](crate::Lease::into_owned), which accepts this stream, or use a stream from
+    /// `ctx.new_stream()` or `ctx.default_stream()`.
     PerThreadStream,
     /// The stream is being captured into a graph: captured work cannot wait for a copy, and the next copy cannot wait for
     /// captured work. Use the batch on the stream that launches the graph.
     Captured,
-    /// The next device slot in turn is held by a lease that is still alive or was leaked, or that was dropped while a
+    /// The next device slot in turn is held by a lease that is alive or leaked, or by a lease that was dropped while a
     /// stream that used it is being captured.
     SlotHeld {
         /// The number of device slots.
         device_depth: usize,
     },
-    /// The next batch is not ready. With `overlap(false)`, where the same thread commits and receives, `recv` returns
-    /// this too, because waiting would never end.
+    /// The next batch is not ready. With `overlap(false)` the same thread commits and receives, so `recv` returns this
+    /// too: waiting would never end.
     Empty,
     /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`, or
     /// [`on_copied`](crate::Uploader::on_copied) panicked: the batches received so far may not be all of them.
     Abandoned,
-    /// The [`DeviceBatches`](crate::DeviceBatches) were dropped: no one receives what is committed.
+    /// The [`DeviceBatches`](crate::DeviceBatches) were dropped: nothing will receive what is committed.
     Closed,
 }
 

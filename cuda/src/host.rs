@@ -15,7 +15,7 @@ use crate::slot::{HostBuf, Layout};
 
 /// Fills host slots; made by [`Uploader::build`](crate::Uploader::build).
 ///
-/// Call [`finish`](HostSlots::finish) at the end of the data. If it is dropped without that, the other side receives
+/// Call [`finish`](HostSlots::finish) at the end of the data. Without it, dropping this makes the other side receive
 /// [`Error::Abandoned`] after the last batch, because the data may be incomplete.
 pub struct HostSlots<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
@@ -27,8 +27,8 @@ pub struct HostSlots<M: 'static> {
 }
 
 enum Side<M: 'static> {
-    /// The copy thread copies committed slots. The queue holds the chunks of the slot that is being filled; it is kept
-    /// here, so that nothing is allocated per batch.
+    /// The copy thread copies committed slots. The queue holds the chunks of the slot being filled. It is stored here
+    /// to avoid an allocation per batch.
     Ahead(Producer<'static, HostBuf<M>, Park>, Reserved<M>),
     /// `commit` copies them.
     ByHand(Box<ByHand<M>>),
@@ -41,8 +41,8 @@ pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // The caller's code on the copy thread, such as a waker, may drop the last side. A thread cannot join itself; it
-        // ends on its own.
+        // The caller's code on the copy thread, such as a waker, may drop the last side. A thread cannot join itself;
+        // it ends without being joined.
         let other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
         if let Some(thread) = self.0.take().filter(other) {
             // A panic in `on_copied` was reported by the panic hook, and both sides see the end.
@@ -72,8 +72,8 @@ impl<M: 'static> HostSlots<M> {
     /// # Errors
     ///
     /// The error that ended the uploader, or [`Error::Closed`] if the [`DeviceBatches`](crate::DeviceBatches) were
-    /// dropped. With `overlap(false)` also [`Error::SlotHeld`] if the next device slot is held by a lease: the caller has
-    /// to drop it first.
+    /// dropped. With `overlap(false)` also [`Error::SlotHeld`] if a lease holds the next device slot: drop that lease
+    /// first.
     pub fn acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
         let Self { side, layout, device_depth, fate, .. } = self;
         let ended = || fate.get().cloned().unwrap_or(Error::Closed);
@@ -83,7 +83,7 @@ impl<M: 'static> HostSlots<M> {
                     Slot::Whole(ring.acquire().map_err(|_| ended())?)
                 } else {
                     let chunks = Chunks(reserved);
-                    // Those of a slot that was forgotten.
+                    // The chunks of a forgotten slot.
                     chunks.0.clear();
                     for _ in 0..layout.chunks() {
                         chunks.0.push_back(ring.acquire().map_err(|_| ended())?.reserve());
@@ -103,7 +103,7 @@ impl<M: 'static> HostSlots<M> {
     pub fn finish(self) {
         match self.side {
             Side::Ahead(ring, reserved) => {
-                // Those of a slot that was forgotten: the end comes after them.
+                // The chunks of a forgotten slot. The end comes after them.
                 drop(reserved);
                 ring.finish();
             }
@@ -159,13 +159,13 @@ impl<M: 'static> Drop for Turn<'_, M> {
 }
 
 impl<M: 'static> HostSlot<'_, M> {
-    /// Hands over the first `len` bytes, which are copied to the device, with the value `meta`, which the batch's
-    /// [`Lease`](crate::Lease) returns. `len` may be 0: a reader can report its own errors, in order, as empty batches.
+    /// Hands over the first `len` bytes, to be copied to the device, and the value `meta`, to be returned by the
+    /// batch's [`Lease`](crate::Lease). `len` may be 0: a reader can report its errors in order as empty batches.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if the slot is shorter than `len`. The error that ended the uploader, or [`Error::Closed`]. The
-    /// batch is not handed over then.
+    /// [`Error::Option`] if the slot is shorter than `len`. The error that ended the uploader, or [`Error::Closed`]. In
+    /// all these cases the batch is not handed over.
     pub fn commit(mut self, len: usize, meta: M) -> Result<(), Error> {
         if len > self.layout.bytes {
             let wanted = format!("at most the slot's {} bytes", self.layout.bytes);
@@ -175,8 +175,8 @@ impl<M: 'static> HostSlot<'_, M> {
         let closed = |_| fate.get().cloned().unwrap_or(Error::Closed);
         // Write-combined memory needs no fence here. On x86 the ring hands over with a locked instruction, which drains
         // the write-combining buffers (Intel SDM, volume 3, "Memory Types"). On aarch64 such memory is Normal
-        // Non-cacheable: the ring's release orders the stores before the hand-over, and the driver's barrier before it
-        // starts the copy engine comes after that (Arm ARM, B2.3).
+        // Non-cacheable: the ring's release orders the stores before the hand-over, and the driver's barrier before
+        // starting the copy engine comes after that (Arm ARM, B2.3).
         match slot {
             Slot::Chunks(chunks) => {
                 while let Some(mut chunk) = chunks.0.pop_front() {
@@ -202,12 +202,13 @@ impl<M: 'static> HostSlot<'_, M> {
         }
     }
 
-    /// Starts the copy of every complete [chunk](crate::Uploader::chunk_bytes) within the slot's first `filled` bytes,
-    /// while the rest is being filled.
+    /// Starts the copy of every complete [chunk](crate::Uploader::chunk_bytes) within the slot's first `filled` bytes.
+    /// The caller keeps filling the rest.
     ///
-    /// **The slot then dereferences to what follows them**: its first [`flushed`](HostSlot::flushed) bytes are no longer
-    /// accessible. `filled` still counts from the slot's original start. The last chunk is copied by
-    /// [`commit`](HostSlot::commit). If the slot is dropped instead, the batch is not handed over.
+    /// **Afterwards the slot dereferences to the bytes after those chunks**: its first [`flushed`](HostSlot::flushed)
+    /// bytes are no longer accessible. `filled` still counts from the slot's original start.
+    /// [`commit`](HostSlot::commit) copies the last chunk. If the slot is dropped instead, the batch is not handed
+    /// over.
     ///
     /// # Errors
     ///
@@ -222,7 +223,7 @@ impl<M: 'static> HostSlot<'_, M> {
         if until <= self.flushed {
             return Ok(());
         }
-        // From here on these bytes are not written to, even if a call below fails.
+        // These bytes are not written to from here on, even if a call below fails.
         let mut part = self.flushed..until;
         let count = part.len() / chunk;
         self.flushed = until;
@@ -244,7 +245,7 @@ impl<M: 'static> HostSlot<'_, M> {
         }
     }
 
-    /// Bytes at the slot's start that [`flush`](HostSlot::flush) has handed over.
+    /// The number of bytes at the slot's start that [`flush`](HostSlot::flush) has handed over.
     #[must_use]
     pub fn flushed(&self) -> usize {
         self.flushed

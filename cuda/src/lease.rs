@@ -20,7 +20,7 @@ mod view;
 
 pub use view::View;
 
-/// A type that a batch can be viewed as in device memory: every bit pattern is a value of it.
+/// An element type for views of a batch in device memory: every bit pattern is a valid value.
 pub trait Element: DeviceRepr + AnyBitPattern {}
 
 impl<T: DeviceRepr + AnyBitPattern> Element for T {}
@@ -30,17 +30,17 @@ const PER_THREAD: usize = 2;
 
 /// One batch in device memory, in its slot.
 ///
-/// Dropping it records an event on every stream that it was used on, and the next copy into the slot waits for those
-/// events: so drop it as soon as the work that reads it is *enqueued*. Dropping does not block, unless an event cannot be
-/// recorded; then it waits for that stream. Leases may be dropped in any order and on any thread. A leaked lease
-/// (`mem::forget`) costs its slot, which is never refilled.
+/// Dropping it records an event on every stream that used the batch, and the next copy into the slot waits for those
+/// events. Drop it as soon as the work that reads the batch is *enqueued*. Dropping blocks only if an event cannot be
+/// recorded: it then waits for that stream. Leases may be dropped in any order and on any thread. If a lease is leaked
+/// (`mem::forget`), its slot is never refilled.
 ///
-/// **If one of those streams is being captured** into a graph when the lease is dropped, the slot stays held, because an
-/// event recorded now would belong to the graph. The first receive after the end of the capture releases it; until then
-/// a receive whose turn it is returns [`Error::SlotHeld`]. If the uploader and its leases are dropped before that, the
-/// slot's memory is leaked.
+/// **If one of those streams is being captured** into a graph when the lease is dropped, the slot stays held, because
+/// an event recorded now would belong to the graph. The first receive after the end of the capture releases it. Until
+/// then, a receive that reaches this slot returns [`Error::SlotHeld`]. If the uploader and its leases are dropped
+/// before that, the slot's memory is leaked.
 ///
-/// Every call, and the drop, leaves the calling thread's current context as it was.
+/// Every call, and the drop, restores the calling thread's current context.
 ///
 /// `M` is the value committed with the batch. It is dropped with the lease.
 pub struct Lease<M: 'static> {
@@ -51,12 +51,12 @@ pub struct Lease<M: 'static> {
 
 type Slot<M> = KeptSlot<'static, DeviceBuf<M>, Park>;
 
-/// What an uploader's leases and its receiving side share.
+/// State that an uploader's leases and its receiving side share.
 pub(crate) struct Shared<M: 'static> {
     pub(crate) ctx: Arc<CudaContext>,
     /// `None` if copies are not timed.
     pub(crate) clock: Option<Arc<Clock>>,
-    /// The legacy default stream, for [`View`]s: see there.
+    /// The legacy default stream, for [`View`]s: see `DeviceSlice::stream` of [`View`].
     elsewhere: Arc<CudaStream>,
     /// Slots of leases that were dropped while a stream that used them was being captured.
     captured: Mutex<Vec<Slot<M>>>,
@@ -65,18 +65,17 @@ pub(crate) struct Shared<M: 'static> {
 impl<M: 'static> Shared<M> {
     pub(crate) fn new(ctx: Arc<CudaContext>, clock: Option<Arc<Clock>>) -> Self {
         let legacy = ptr::without_provenance_mut(view::LEGACY);
-        // SAFETY: every context has this stream as long as it exists.
+        // SAFETY: this stream exists in every context as long as the context does.
         let elsewhere = unsafe { ctx.wrap_borrowed_stream(legacy) };
         Self { ctx, clock, elsewhere, captured: Mutex::default() }
     }
 
     fn captured(&self) -> MutexGuard<'_, Vec<Slot<M>>> {
-        // Nothing in a locked section is the caller's code.
+        // No locked section runs the caller's code.
         self.captured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the slots that were held because of a capture that has ended. Returns whether that of batch `seq` is still
-    /// held.
+    /// Releases the slots held by captures that have ended. Returns whether the slot of batch `seq` is still held.
     pub(crate) fn release_captured(&self, seq: Option<u64>) -> bool {
         let mut captured = self.captured();
         captured.retain(|slot| !slot.end_uses());
@@ -96,30 +95,30 @@ impl<M: 'static> Lease<M> {
 
     /// Views the batch as elements of type `T`, for use on `stream`.
     ///
-    /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after the work that was
-    /// enqueued on `stream` before the lease is dropped. Call this once for each stream that uses the batch; repeated
+    /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after all work that was
+    /// enqueued on `stream` before the lease was dropped. Call this once for each stream that uses the batch; repeated
     /// calls for one stream cost nothing. cudarc's safe copies of the [`View`] on another stream are ordered too, but
     /// block the host.
     ///
-    /// To use a batch in a graph, copy it into memory of the graph's before the launch: captured work would find another
-    /// batch in the slot.
+    /// To use a batch in a graph, copy it into the graph's own memory before the launch: captured work would find
+    /// another batch in the slot.
     ///
     /// # Errors
     ///
-    /// [`Error::OtherContext`]; [`Error::PerThreadStream`]; [`Error::Option`] if the batch is not a whole number of `T`;
-    /// [`Error::Captured`] while `stream` is being captured, or any blocking stream if it is the default stream: the
-    /// capture continues. [`Error::Driver`] if the stream could not be made to wait, in which case the batch must not be
-    /// used on it.
+    /// [`Error::OtherContext`]; [`Error::PerThreadStream`]; [`Error::Option`] if the batch is not a whole number of
+    /// `T`; [`Error::Captured`] while `stream` is being captured or, if it is the default stream, while any blocking
+    /// stream is: the capture stays valid. [`Error::Driver`] if the stream could not be made to wait; do not use the
+    /// batch on that stream then.
     pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
         self.on_range(0..self.len(), stream)
     }
 
-    /// Views a range of the batch's bytes as elements of type `T`; otherwise as [`on`](Lease::on). For batches of several
-    /// fields.
+    /// Views a range of the batch's bytes as elements of type `T`; otherwise same as [`on`](Lease::on). For batches of
+    /// several fields.
     ///
     /// # Errors
     ///
-    /// As [`on`](Lease::on); [`Error::Option`] if the range is out of bounds or not aligned for `T`.
+    /// Same as [`on`](Lease::on); also [`Error::Option`] if the range is out of bounds or not aligned for `T`.
     pub fn on_range<T: Element>(
         &self,
         bytes: Range<usize>,
@@ -129,19 +128,19 @@ impl<M: 'static> Lease<M> {
         self.view(bytes, stream)
     }
 
-    /// Copies the batch, on the device and on `stream`, into new memory: for frameworks that own their memory. The host
-    /// does not wait. The slot is refilled once that copy is done.
+    /// Copies the batch into new memory, on the device and on `stream`, for frameworks that own their memory. The host
+    /// does not wait. The slot can be refilled once that copy is done.
     ///
-    /// The per-thread default stream is accepted, because its use ends within this call. The slice itself is bound to
-    /// it, as every slice that cudarc allocates on that stream: cudarc frees it on the per-thread stream of the thread
-    /// that drops it. Drop it on this thread, or synchronize this thread's stream first.
+    /// The per-thread default stream is accepted, because its use ends within this call. But the returned slice is
+    /// bound to it, like every slice that cudarc allocates on that stream: cudarc frees it on the per-thread stream of
+    /// the thread that drops it. Drop it on this thread, or synchronize this thread's stream first.
     ///
     /// The memory comes from cudarc (`cuMemAllocAsync` if the device supports it).
     ///
     /// # Errors
     ///
-    /// As [`on`](Lease::on), without [`Error::PerThreadStream`]; [`Error::Driver`] if there is no memory,
-    /// [`Error::Option`] if the batch is empty.
+    /// Same as [`on`](Lease::on), without [`Error::PerThreadStream`]; also [`Error::Driver`] if there is not enough
+    /// memory, [`Error::Option`] if the batch is empty.
     pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
         // `self` is dropped here, on the thread where the stream's handle was used.
         let view = self.view::<T>(0..self.len(), stream)?;
@@ -150,7 +149,7 @@ impl<M: 'static> Lease<M> {
             return Err(Error::Option { option: "self", wanted, found });
         }
         let _current = Current::enter(&self.shared.ctx)?;
-        // Without memory pools the allocation is not a stream's, and could break a capture.
+        // Without memory pools the allocation belongs to no stream and could break a capture.
         let _beside = BesideCaptures::enter();
         // SAFETY: the copy below fills it before it is returned.
         let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
@@ -158,8 +157,9 @@ impl<M: 'static> Lease<M> {
         Ok(owned)
     }
 
-    /// Returns the batch's device address, for use on `stream` by code that does not use cudarc; otherwise as
-    /// [`on`](Lease::on). A null `stream` is the *legacy* default stream, regardless of how the other code was compiled.
+    /// Returns the batch's device address, for code that uses it on `stream` without cudarc; otherwise same as
+    /// [`on`](Lease::on). A null `stream` is the *legacy* default stream, whatever default the other code was compiled
+    /// with.
     ///
     /// # Safety
     ///
@@ -173,7 +173,7 @@ impl<M: 'static> Lease<M> {
     pub unsafe fn on_raw(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
         self.refuse_per_thread(stream)?;
         let _current = Current::enter(&self.shared.ctx)?;
-        // SAFETY: the caller guarantees the stream, whose handle names the same stream on every thread; its context has
+        // SAFETY: the caller guarantees the stream; its handle names the same stream on every thread. Its context has
         // just been entered.
         unsafe { self.slot().use_on(stream, None) }?;
         Ok(self.slot().address())
@@ -205,7 +205,7 @@ impl<M: 'static> Lease<M> {
         meta
     }
 
-    /// Returns the value committed with the batch, to modify or move out.
+    /// Returns a mutable reference to the value committed with the batch, to modify it or move it out.
     #[must_use]
     pub fn meta_mut(&mut self) -> &mut M {
         let meta = self.slot.as_mut().and_then(|slot| slot.meta.as_mut());
@@ -228,8 +228,8 @@ impl<M: 'static> Lease<M> {
         unsafe { cu::is_complete(self.slot().copied.raw()) }
     }
 
-    /// Returns when the batch was copied. `None` while the copy runs, if the batch is empty, or if the uploader does not take
-    /// [`times`](crate::Uploader::times). Does not wait.
+    /// Returns when the batch was copied. `None` while the copy runs, if the batch is empty, or if
+    /// [`times`](crate::Uploader::times) is off. Does not wait.
     ///
     /// # Errors
     ///
@@ -244,8 +244,8 @@ impl<M: 'static> Lease<M> {
         unsafe { clock.time(start.raw(), self.slot().copied.raw(), self.slot().issued) }
     }
 
-    /// Blocks until the copy is done, and returns when it ran, as [`copied`](Lease::copied). Streams do not need this; it
-    /// is for a host that runs one stage after the other.
+    /// Blocks until the copy is done, then returns the same as [`copied`](Lease::copied). Streams do not need this
+    /// call. It is for a host that runs one stage after the other.
     ///
     /// # Errors
     ///
@@ -264,7 +264,7 @@ impl<M: 'static> Lease<M> {
         if stream.addr() == PER_THREAD { Err(Error::PerThreadStream) } else { Ok(()) }
     }
 
-    /// `on_range` for a stream whose handle names the same stream until the lease is dropped.
+    /// Implements `on_range` for a stream whose handle names the same stream until the lease is dropped.
     fn view<T: Element>(&self, bytes: Range<usize>, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
         if *stream.context() != self.shared.ctx {
             return Err(Error::OtherContext);

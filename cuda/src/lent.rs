@@ -1,4 +1,4 @@
-//! Host slots in memory that the caller allocated: a tensor library's memory, or pages that the caller registered.
+//! Host slots in memory that the caller allocated: the memory of a tensor library, or pages that the caller registered.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -15,8 +15,8 @@ pub struct Host {
 impl Host {
     /// Makes a slot of `len` bytes at `start`, of any alignment.
     ///
-    /// `lender` keeps the memory allocated. It is dropped, on any thread, when the uploader no longer uses the memory.
-    /// If the memory is page-locked, copies from it run asynchronously; otherwise the driver stages them first.
+    /// `lender` keeps the memory allocated. The uploader drops it, on any thread, when it no longer uses the memory. If
+    /// the memory is page-locked, copies from it run asynchronously; otherwise the driver stages them first.
     ///
     /// # Safety
     ///

@@ -1,21 +1,20 @@
 //! Uploads batches from the host to a CUDA device while the previous batch is in use: page-locked host slots, device
 //! slots, and a copy stream.
 //!
-//! * [`Uploader`] builds the two sides: [`HostSlots`], which the reading side fills, and [`DeviceBatches`], which the
-//!   training side receives. Both hand-overs, reader to copy thread and copy thread to trainer, are
-//!   [`twinbuf_core::Ring`]s.
-//! * A [`Lease`] is one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and returns a [`View`]
-//!   for cudarc's copies and kernels. Dropping the lease makes the next copy into that memory wait for that stream.
-//!   [`on_raw`](Lease::on_raw) serves other frameworks, [`into_owned`](Lease::into_owned) those that need a
+//! * [`Uploader`] builds the two sides: the reading side fills [`HostSlots`], and the training side receives
+//!   [`DeviceBatches`]. Both hand-overs, reader to copy thread and copy thread to trainer, are [`twinbuf_core::Ring`]s.
+//! * A [`Lease`] is one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and returns a
+//!   [`View`] for cudarc's copies and kernels. Dropping the lease makes the next copy into that memory wait for that
+//!   stream. For other frameworks use [`on_raw`](Lease::on_raw), or [`into_owned`](Lease::into_owned) if they need a
 //!   [`CudaSlice`](cudarc::driver::CudaSlice).
 //! * Between the first batch and the last, only the copy thread waits on the host, asleep, and the device is never
 //!   synchronized as a whole. Exceptions: dropping the second side joins the copy thread; dropping a lease waits for a
 //!   stream on which no event can be recorded.
-//! * It leaves the caller's context alone: event tracking, the count of streams, the calling thread's current context,
-//!   and captures on other threads are unchanged.
-//! * A missing driver, the toolkit's stub and a missing device are three different errors of [`context`], and never a
+//! * The caller's context is not changed: event tracking, the count of streams, the calling thread's current context,
+//!   and captures on other threads stay as they are.
+//! * A missing driver, the toolkit's stub and a missing device are three different errors of [`context`], never a
 //!   panic.
-//! * It does **not** read files, convert numbers or make tensors: a batch is bytes, with a value of the caller's.
+//! * It does **not** read files, convert numbers or make tensors: a batch is bytes plus a value of the caller's type.
 //!
 //! # Example
 //!
@@ -28,7 +27,7 @@
 //!
 //! std::thread::spawn(move || {
 //!     for step in 0..100 {
-//!         let mut slot = slots.acquire()?; // page-locked memory, whose previous copy is done
+//!         let mut slot = slots.acquire()?; // page-locked memory; its previous copy is done
 //!         slot[..4096].fill(7); // read a batch into it
 //!         slot.commit(4096, step)?; // the copy starts in the background
 //!     }
@@ -46,8 +45,8 @@
 //!
 //! # The edges
 //!
-//! The copy engine and the compute streams run on their own: each could overwrite what another still reads. Exactly three
-//! waits prevent that, shown for host slot `h` and device slot `d`:
+//! The copy engine and the compute streams run independently: each could overwrite what another still reads. Exactly
+//! three waits prevent that, shown for host slot `h` and device slot `d`:
 //!
 //! ```text
 //! reader        fill h ───┐                                  ┌── fill h again
@@ -60,12 +59,12 @@
 //!                  of the last use                                  (lease dropped)
 //! ```
 //!
-//! 1. **The host waits for `copied`** before the reader refills `h`: the copy thread queries the event, or blocks on it. A
-//!    host function on the stream could not do this, because it does not run after an error.
+//! 1. **The host waits for `copied`** before the reader refills `h`: the copy thread queries the event, or blocks on
+//!    it. A host function on the stream could not do this, because it does not run after an error.
 //! 2. **Every stream that uses the batch waits for `copied`**: [`Lease::on`], once per stream.
-//! 3. **The copy stream waits for `consumed`**, which is recorded on each of those streams when the lease is dropped.
+//! 3. **The copy stream waits for `consumed`**. Dropping the lease records this event on each of those streams.
 //!
-//! cudarc's own event tracking is not involved: the edges are the same with it on or off.
+//! cudarc's event tracking is not involved: the edges are the same with it on or off.
 #![deny(missing_docs)]
 
 mod batches;

@@ -1,4 +1,4 @@
-//! The memory of slots: page-locked, ours or lent, and on the device.
+//! The memory of slots: page-locked (allocated here or by the caller), and on the device.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::error::Error;
 /// Keeps lent memory allocated; dropped when the memory is no longer used.
 pub(crate) type Lender = Box<dyn Send>;
 
-/// A device slot's memory, freed in the copy stream. Not cudarc's `CudaSlice`, which creates two events for cudarc's
+/// A device slot's memory, freed in the copy stream. Not cudarc's `CudaSlice`: that creates two events for cudarc's
 /// tracking.
 pub(crate) struct DeviceBytes {
     start: CUdeviceptr,
@@ -35,7 +35,7 @@ impl DeviceBytes {
         Ok(Self { start, stream: stream.clone(), leaked: false })
     }
 
-    /// Leaves the memory allocated for ever.
+    /// Leaves the memory allocated forever.
     pub(crate) fn leak(&mut self) {
         self.leaked = true;
     }
@@ -52,8 +52,8 @@ impl Drop for DeviceBytes {
         }
         let _current = Current::enter_to_free(self.stream.context());
         if self.stream.context().has_async_alloc() {
-            // SAFETY: allocated by `new` and freed once, in the copy stream: after the copies into it, and after its
-            // uses, which the stream waits for (`DeviceBuf::drop`).
+            // SAFETY: allocated by `new` and freed once, in the copy stream. So the free runs after the copies into the
+            // memory and after its uses, because the stream waits for those (`DeviceBuf::drop`).
             let _ = unsafe { result::free_async(self.start, self.stream.raw()) };
         } else {
             let _beside = BesideCaptures::enter();
@@ -73,13 +73,13 @@ pub(crate) struct HostBytes {
 }
 
 enum Owner {
-    /// Page-locked memory of ours.
+    /// Page-locked memory that this crate allocated.
     Context(Arc<CudaContext>),
     Lender(#[allow(dead_code, reason = "dropped with this")] Lender),
 }
 
-// SAFETY: plain memory; the slot's owner (`HostSlot`) or the guards of its copies (`Copies`) access it. A `Lender` is
-// `Send`.
+// SAFETY: plain memory, accessed only by the slot's owner (`HostSlot`) or by the guards of its copies (`Copies`). A
+// `Lender` is `Send`.
 unsafe impl Send for HostBytes {}
 // SAFETY: as above; the lender is not reachable through `&`.
 unsafe impl Sync for HostBytes {}
@@ -87,7 +87,7 @@ unsafe impl Sync for HostBytes {}
 impl HostBytes {
     /// Allocates `len` bytes, at least one, zeroed. `flags` are `CU_MEMHOSTALLOC_*`. `ctx` is current.
     ///
-    /// The pages are touched here, by the calling thread: so Linux places them on that thread's NUMA node, unless a
+    /// This call touches the pages on the calling thread, so Linux places them on that thread's NUMA node, unless a
     /// policy (`numactl`) places them elsewhere.
     pub(crate) fn new(ctx: &Arc<CudaContext>, len: usize, flags: u32) -> Result<Self, Error> {
         // SAFETY: the memory is zeroed below, before it is read.

@@ -13,11 +13,11 @@ use crate::edge;
 use crate::error::Error;
 use crate::memory::{DeviceBytes, HostBytes};
 
-/// A slot's size, and that of its chunks.
+/// The size of a slot and of its chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(crate) bytes: usize,
-    /// Bytes of a chunk, the unit that is handed over while the slot is being filled.
+    /// Bytes of a chunk: the unit that can be handed over while the rest of the slot is being filled.
     pub(crate) chunk: usize,
 }
 
@@ -28,12 +28,12 @@ impl Layout {
     }
 }
 
-/// A host slot, or one of its chunks: what the ring hands over.
+/// A host slot, or one of its chunks: the unit that the ring hands over.
 pub(crate) struct HostBuf<M> {
     pub(crate) memory: Arc<HostBytes>,
     /// The bytes of the slot to copy.
     pub(crate) piece: Range<usize>,
-    /// The batch's length. Set with the last chunk, as is `meta`.
+    /// The batch's length. Set with the last chunk, like `meta`.
     pub(crate) len: usize,
     /// Whether this is the batch's last chunk.
     pub(crate) last: bool,
@@ -78,8 +78,8 @@ struct UsedOn {
     _owner: Option<Arc<CudaStream>>,
 }
 
-// SAFETY: a handle of the driver, which is thread-safe. The one handle that names a different stream on every thread, the
-// per-thread default stream, is accepted only by `Lease::into_owned`, which ends the use before it returns.
+// SAFETY: a handle of the driver, which is thread-safe. Only the handle of the per-thread default stream names a
+// different stream on every thread. Only `Lease::into_owned` accepts it, and ends the use before it returns.
 unsafe impl Send for UsedOn {}
 
 impl<M> HostBuf<M> {
@@ -96,7 +96,8 @@ impl<M> HostBuf<M> {
         self.last = false;
     }
 
-    /// Sets this chunk to copy what is left of a batch of `len` bytes after the first `flushed` bytes of the slot.
+    /// Sets this chunk to copy the rest of a batch of `len` bytes: everything after the first `flushed` bytes of the
+    /// slot.
     pub(crate) fn set_rest(&mut self, len: usize, flushed: usize, meta: M) {
         self.piece = flushed.min(len)..len;
         self.len = len;
@@ -106,7 +107,7 @@ impl<M> HostBuf<M> {
 }
 
 impl<M> DeviceBuf<M> {
-    /// A slot in `bytes`. `stream` is the copy stream; its context is current.
+    /// Makes a slot of `bytes`. `stream` is the copy stream; its context is current.
     pub(crate) fn new(stream: &Arc<Stream>, bytes: DeviceBytes, timed: bool) -> Result<Self, Error> {
         let ctx = stream.context();
         let start = timed.then(|| Event::new(ctx, CUevent_flags::CU_EVENT_DEFAULT as u32)).transpose()?;
@@ -139,7 +140,7 @@ impl<M> DeviceBuf<M> {
         stream: CUstream,
         owner: Option<Arc<CudaStream>>,
     ) -> Result<(), Error> {
-        // Also of a stream that already uses the batch: its capture may have begun since.
+        // Check a stream that already uses the batch too: its capture may have begun since.
         // SAFETY: the caller guarantees the stream.
         if unsafe { cu::is_captured(stream) }? {
             return Err(Error::Captured);
@@ -148,7 +149,7 @@ impl<M> DeviceBuf<M> {
         if uses.streams.iter().any(|used| used.stream == stream) {
             return Ok(());
         }
-        // Created here, where an error can be returned, and not when the lease is dropped.
+        // Created here and not when the lease is dropped, because only here can an error be returned.
         if uses.consumed.len() == uses.streams.len() {
             uses.consumed.push(Event::new(self.context(), CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?);
         }
@@ -160,7 +161,7 @@ impl<M> DeviceBuf<M> {
         Ok(())
     }
 
-    /// Makes `stream` wait for the copy without remembering it: the caller waits for the use itself.
+    /// Makes `stream` wait for the copy without remembering it: the caller itself waits for the use.
     ///
     /// # Safety
     ///
@@ -173,8 +174,9 @@ impl<M> DeviceBuf<M> {
         Ok(())
     }
 
-    /// Ends the lease: records an event on each stream that used the batch. Returns `false`, and has done nothing, while
-    /// one of those streams is being captured: the event would become part of the graph, and the copy stream with it.
+    /// Ends the lease: records an event on each stream that used the batch. While one of those streams is being
+    /// captured, does nothing and returns `false`: the event would become part of the graph, and the copy stream with
+    /// it.
     pub(crate) fn end_uses(&self) -> bool {
         let uses = &mut *self.uses.borrow_mut();
         if uses.streams.is_empty() {
@@ -224,7 +226,8 @@ impl<M> DeviceBuf<M> {
 }
 
 impl<M> Drop for DeviceBuf<M> {
-    /// Orders the free after the uses. `DeviceBytes` frees the memory in the copy stream, so after the copies too.
+    /// Orders the free after the uses. `DeviceBytes` frees the memory in the copy stream, and therefore after the
+    /// copies too.
     fn drop(&mut self) {
         let _current = Current::enter_to_free(self.stream.context());
         // Twice, because the first call may return an error of earlier work. If a stream that used the slot is still being

@@ -1,4 +1,5 @@
-//! The three edges: with all of them, no access is unordered, for any seed; with one removed, the checker reports it.
+//! Tests of the three edges. With all of them, no access is unordered, for any seed; with one removed, the checker
+//! reports it.
 //!
 //! Unit tests, because only the crate itself can remove an edge.
 
@@ -23,23 +24,23 @@ mod kernels;
 const BATCHES: u32 = 10;
 const BYTES: usize = 512;
 const SEEDS: u64 = 1000;
-/// A real driver knows no seeds; it only gets as many tries.
+/// A real driver has no seeds; this is its number of tries.
 const SEEDS_REAL: u64 = 12;
 const SEEDS_WITHOUT: u64 = 20;
 
-/// What batch `seq` is made of.
+/// The contents of batch `seq`.
 fn pattern(seed: u64, seq: u32) -> impl Iterator<Item = u8> {
     let start = seed.wrapping_mul(31).wrapping_add(u64::from(seq) * 101);
     (0..BYTES as u64).map(move |i| start.wrapping_add(i).to_le_bytes()[0])
 }
 
-/// What the slots are, and how they are handed over.
+/// The kind of slots, and how they are handed over.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slots {
     Whole,
-    /// In four chunks, the first two while the rest is being filled.
+    /// In four chunks. The first two are handed over while the rest is being filled.
     Chunks,
-    /// Somebody else's memory, in chunks.
+    /// Memory of the caller, in chunks.
     Lent,
 }
 
@@ -54,7 +55,7 @@ impl Slots {
             Self::Lent => {
                 let host = (0..host).map(|_| {
                     let memory = HostBytes::new(ctx, BYTES, 0)?;
-                    // SAFETY: the lender has it.
+                    // SAFETY: the lender owns it.
                     Ok(unsafe { lent::Host::new(memory.start(), BYTES, memory) })
                 });
                 uploader.chunk_bytes(BYTES / 4).host_slots(host.collect::<Result<_, Error>>()?)
@@ -63,7 +64,7 @@ impl Slots {
     }
 }
 
-/// Uploads `BATCHES` batches and reads each on one of two streams: what the device had, batch after batch.
+/// Uploads `BATCHES` batches and reads each on one of two streams. Returns what the device had, batch after batch.
 fn train(
     sim: &Sim,
     ctx: &Arc<CudaContext>,
@@ -79,8 +80,9 @@ fn train(
     let seen = HostBytes::new(ctx, BYTES * BATCHES as usize, 0)?;
     let target = seen.start().as_ptr();
     let control = sim.control();
-    // Without an edge the device is stopped until the first batch is in use. A copy that the copy thread has seen done
-    // is before whatever the host enqueues then, edge or not, and on a busy machine that could be every copy.
+    // Without an edge, the device is stopped until the first batch is in use. Otherwise the copy thread may already
+    // have seen a copy complete, and the host's later work then comes after that copy even without the edge. On a busy
+    // machine every copy could end this way.
     let mut held = without.map(|_| sim.hold(0));
     let kernels = without.map(|_| Kernels::new(ctx).unwrap());
     let delay = Duration::from_millis(if sim.is_real() { 20 } else { 2 });
@@ -103,17 +105,17 @@ fn train(
     let mut read = |seq: u32| -> Result<(), Error> {
         let batch = batches.recv()?.expect("as many as were committed");
         assert_eq!((*batch.meta(), batch.seq(), batch.len()), (seq, u64::from(seq), BYTES));
-        // The batches of one slot are used on one stream and the other in turn.
+        // The batches of one slot alternate between the two streams.
         let stream = &streams[seq as usize / 2 % 2];
         assert_eq!(batch.on::<u8>(stream)?.len(), BYTES);
-        // SAFETY: the stream outlives the lease, and this batch is read on it.
+        // SAFETY: the stream outlives the lease, and the batch is read on it.
         let from = unsafe { batch.on_raw(stream.cu_stream()) }?;
-        // SAFETY: as many bytes as there are batches begin there.
+        // SAFETY: the buffer has room for all batches.
         let to = unsafe { target.add(BYTES * seq as usize) };
-        // SAFETY: both are long enough, and the target is read after the streams are done.
+        // SAFETY: both are long enough, and the target is read only after the streams are done.
         let read = || unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, BYTES, stream.cu_stream()) };
-        // Late where the use itself has to be waited for: the next copy finds its slot in use. Early where the next copy
-        // has to be waited for: that one is late, because it waits for the end of this use.
+        // If the edge waits for the use, read late, after the kernels: the next copy then finds its slot in use. If the
+        // edge waits for the copy, read early: the next copy is late, because it waits for the end of this use.
         let spin = || kernels.iter().for_each(|kernels| kernels.spin(stream, delay).unwrap());
         let copied = if without == Some(Edge::UseAfterCopy) {
             let copied = read();
@@ -147,13 +149,13 @@ fn train(
     for stream in &streams {
         stream.synchronize().unwrap();
     }
-    // SAFETY: as many bytes, which nothing writes any more.
+    // SAFETY: the buffer has this many bytes, and nothing writes to them any more.
     let seen = unsafe { std::slice::from_raw_parts(target, BYTES * BATCHES as usize) };
     sim.host_read(&raw const *seen);
     Ok(seen.to_vec())
 }
 
-/// An edge that is missing until this is dropped.
+/// Removes an edge until this is dropped.
 struct Without;
 
 impl Without {
@@ -169,16 +171,16 @@ impl Drop for Without {
     }
 }
 
-/// Runs one seed without this edge; what the checker found, and whether the data were right.
+/// Runs one seed without this edge. Returns what the checker found, and whether the data were right.
 fn run(seed: u64, without: Option<Edge>, tracking: bool) -> (Vec<String>, bool) {
     let overlap = without.is_some() || seed / 64 % 4 != 3;
-    // By hand one thread makes every call: the checker may then tell threads apart, and finds an edge that only a hand-over
-    // between them would make.
+    // By hand, one thread makes every call. The checker may then treat threads separately, and would find an edge that
+    // only a hand-over between them provides.
     let options = Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) };
     let sim = Sim::start(Options { host_threads_apart: !overlap, ..options });
     static HELD: Once = Once::new();
     if sim.is_real() {
-        // Keeps the primary context, which takes long to make and to destroy, for as long as the process runs.
+        // Keeps the primary context for the life of the process, because it takes long to create and to destroy.
         HELD.call_once(|| std::mem::forget(context(0).unwrap()));
     }
     let ctx = context(0).unwrap();
@@ -187,8 +189,8 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool) -> (Vec<String>, bool) 
         unsafe { ctx.disable_event_tracking() };
     }
     let _back = Without::edge(without);
-    // Every pair of depths. The usual one where an edge is missing: with one slot of a kind other waits stand in for some
-    // edges.
+    // Try every pair of depths; only the usual pair if an edge is missing: with one slot of a kind, other waits replace
+    // some edges.
     let pair = ((seed % 8) as usize + 1, (seed / 8 % 8) as usize + 1);
     let depths = if without.is_some() { (2, 2) } else { pair };
     let kind = Slots::ALL[(seed % 3) as usize];
@@ -220,7 +222,8 @@ fn a_missing_edge_is_found_for_every_seed() {
             }
             wrong += u64::from(!equal);
         }
-        // There the data must show it: in every run, unless the machine is too busy for the kernels' delay.
+        // A real driver must show the missing edge in the data: in every run, unless the machine is too busy for the
+        // kernels' delay.
         assert!(!Control::get().is_real() || wrong > 0, "without {edge:?}: the data were right");
         let found = if Control::get().is_real() { 0 } else { SEEDS_WITHOUT };
         println!(

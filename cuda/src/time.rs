@@ -1,4 +1,4 @@
-//! When copies ran: the device's timing events, mapped onto the host's clock.
+//! The times of copies: the device's timing events, mapped to the host's clock.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,18 @@ use crate::cu::{self, Event, Stream};
 use crate::driver::Driver;
 use crate::error::Error;
 
-/// When a copy ran, by the device's clock, mapped onto the host's.
+/// When a copy ran: measured by the device's clock, mapped to the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyTime {
-    /// When it began. Never before the copy was issued, and never so late that it would end after this was computed.
-    /// Within those bounds it is as exact as the device's clock, which is aligned with the host's once, when the
-    /// uploader is built: the two drift apart, and CUDA reports times as a 32-bit float of milliseconds, in steps of
-    /// 0.06 ms after ten minutes and 0.25 ms after an hour.
+    /// When it began. Never before the copy was issued, and never so late that the copy would end after this was
+    /// computed. Within those bounds it is as accurate as the device's clock. That clock is aligned with the host's
+    /// once, when the uploader is built, and then drifts. CUDA reports times as a 32-bit float of milliseconds: in
+    /// steps of 0.06 ms after ten minutes and 0.25 ms after an hour.
     pub start: Instant,
-    /// How long it took, from the events before and after it, to about half a microsecond. On an idle stream the first
-    /// event completes before the copy is enqueued, so this includes the microseconds that the host needs to enqueue it.
+    /// How long it took, measured by the events before and after it, to about half a microsecond. On an idle stream the
+    /// first event completes before the copy is enqueued. The time then includes the microseconds that the host needs
+    /// to enqueue the copy.
     pub took: Duration,
 }
 
@@ -27,7 +28,7 @@ pub struct CopyTime {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Copied {
-    /// The number of its batch, as [`Lease::seq`](crate::Lease::seq).
+    /// The number of its batch: see [`Lease::seq`](crate::Lease::seq).
     pub seq: u64,
     /// Bytes copied, at least one: an empty batch is not copied.
     pub bytes: usize,
@@ -42,7 +43,7 @@ pub(crate) struct Clock {
     driver: &'static Driver,
     base: Event,
     /// Taken just before `base` was recorded on the idle stream. Waiting for `base` and then reading the host's clock
-    /// would add the time to wake up.
+    /// would add the wake-up time.
     at: Instant,
 }
 
@@ -58,7 +59,7 @@ impl Clock {
         Ok(Self { driver, base, at })
     }
 
-    /// When the copy between two events ran, which was issued at `issued`; `None` while it runs.
+    /// The time of the copy between two events, issued at `issued`; `None` while it runs.
     ///
     /// # Safety
     ///
@@ -77,8 +78,8 @@ impl Clock {
         };
         let duration = |ms: f32| Duration::try_from_secs_f64(f64::from(ms) / 1e3).unwrap_or_default();
         let took = duration(took);
-        // The copy is over, so it began at least `took` ago. `issued` is applied last: it holds even if the device
-        // reports too long a time.
+        // The copy is over, so it began at least `took` ago. `issued` is applied last: it holds even if the time that
+        // the device reports is too long.
         let latest = Instant::now().checked_sub(took).unwrap_or(issued);
         Ok(Some(CopyTime { start: (self.at + duration(since)).min(latest).max(issued), took }))
     }
@@ -94,7 +95,7 @@ mod tests {
     use crate::memory::{DeviceBytes, HostBytes};
     use crate::slot::DeviceBuf;
 
-    /// Sets the clocks a second apart, as if they had drifted.
+    /// Sets the clocks a second apart, to simulate drift.
     #[test]
     fn a_copy_begins_after_it_was_issued_and_ends_before_now_whatever_the_clocks_drift() {
         let _sim = Sim::start(Options::default());

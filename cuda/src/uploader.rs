@@ -22,11 +22,12 @@ use crate::time::{Clock, Copied, OnCopied};
 /// Builds the two sides of an upload: [`HostSlots`] and [`DeviceBatches`].
 ///
 /// [`build`](Uploader::build) allocates all memory: `host_depth × slot_bytes` of page-locked host memory and
-/// `device_depth × slot_bytes` of device memory. Nothing is allocated per batch. Page-locking takes long beside a batch:
-/// keep an uploader for many epochs. The host slots are on the NUMA node of the thread that calls `build`, unless a policy
-/// (`numactl`) chooses another: on a machine with several, build on a thread that is bound near the device.
+/// `device_depth × slot_bytes` of device memory. Nothing is allocated per batch. Page-locking takes long compared with
+/// a batch, so keep an uploader for many epochs. The host slots are on the NUMA node of the thread that calls `build`,
+/// unless a policy (`numactl`) chooses another. On a machine with several nodes, call `build` on a thread bound near
+/// the device.
 ///
-/// In a forked child process neither CUDA nor the copy thread works: forget both sides there (`mem::forget`), because
+/// In a forked child process neither CUDA nor the copy thread works. Forget both sides there (`mem::forget`), because
 /// dropping them joins that thread. (`twinbuf`'s loader does this.)
 ///
 /// # Examples
@@ -65,10 +66,10 @@ pub struct Uploader {
 }
 
 impl Uploader {
-    /// The most slots on either side.
+    /// The maximum number of slots on either side.
     pub const MAX_DEPTH: usize = 8;
 
-    /// The most chunks of a slot.
+    /// The maximum number of chunks per slot.
     pub const MAX_CHUNKS: usize = 1024;
 
     /// Makes an uploader in this context for batches of at most `slot_bytes`, with two slots on either side and a copy thread.
@@ -87,15 +88,15 @@ impl Uploader {
         }
     }
 
-    /// Sets the size of the chunks that [`HostSlot::flush`](crate::HostSlot::flush) copies while the rest of the slot is being
-    /// filled, usually 4 to 16 MiB. A slot has at most [`MAX_CHUNKS`](Uploader::MAX_CHUNKS). Default: the whole slot, which
-    /// is copied at `commit`.
+    /// Sets the size of the chunks that [`HostSlot::flush`](crate::HostSlot::flush) copies while the rest of the slot
+    /// is being filled; 4 to 16 MiB is usual. A slot has at most [`MAX_CHUNKS`](Uploader::MAX_CHUNKS) chunks. Default:
+    /// the whole slot, copied at `commit`.
     pub fn chunk_bytes(mut self, bytes: usize) -> Self {
         self.chunk_bytes = Some(bytes);
         self
     }
 
-    /// Uses these host slots, which the caller allocated, in place of [`host_depth`](Uploader::host_depth) new ones.
+    /// Uses these host slots, allocated by the caller, in place of [`host_depth`](Uploader::host_depth) new ones.
     pub fn host_slots(mut self, slots: Vec<lent::Host>) -> Self {
         self.host_depth = slots.len();
         self.host_slots = Some(slots);
@@ -116,34 +117,34 @@ impl Uploader {
         self
     }
 
-    /// Whether the host slots are write-combined: not cached, which may speed up the copy, and makes reading them on the
-    /// host very slow. Default: `false`.
+    /// Whether the host slots are write-combined. Such memory is not cached: the copy may be faster, but reading the
+    /// slots on the host is very slow. Default: `false`.
     pub fn write_combined(mut self, write_combined: bool) -> Self {
         self.write_combined = write_combined;
         self
     }
 
     /// Whether a copy thread issues the copies. Default: `true`. If `false`, [`commit`](crate::HostSlot::commit) issues
-    /// them, and no call waits for another thread: for a caller that drives both sides from one thread.
+    /// them, and no call waits for another thread: use this to drive both sides from one thread.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Whether each copy is timed, for [`Lease::copied`](crate::Lease::copied): this costs one more event per batch, and
-    /// timing events cost more. Default: only with [`on_copied`](Uploader::on_copied).
+    /// Whether each copy is timed, for [`Lease::copied`](crate::Lease::copied). This costs one more event per batch,
+    /// and timing events are slower. Default: `true` with [`on_copied`](Uploader::on_copied), otherwise `false`.
     pub fn times(mut self, times: bool) -> Self {
         self.times = times;
         self
     }
 
-    /// Calls `on_copied` for each completed copy, in order, after its host slot has been released: on the copy thread, or
-    /// in `acquire` with `overlap(false)`. Empty batches are not copied. If it panics, the uploader ends.
+    /// Calls `on_copied` for each completed copy, in order, after its host slot has been released: on the copy thread,
+    /// or in `acquire` with `overlap(false)`. Empty batches are not copied. If it panics, the uploader ends.
     ///
-    /// The call comes when the copies are next polled: soon on the copy thread; with `overlap(false)` as many batches
-    /// late as there are slots. There is no call for copies that still run when the [`DeviceBatches`] are dropped, or,
-    /// with `overlap(false)`, when the [`HostSlots`] are dropped without [`finish`](HostSlots::finish).
-    /// [`Lease::copied`](crate::Lease::copied) returns one batch's time at once.
+    /// The call comes when the copies are next polled: soon on the copy thread; with `overlap(false)`, after as many
+    /// further batches as there are slots. There is no call for copies that still run when the [`DeviceBatches`] are
+    /// dropped, or, with `overlap(false)`, when the [`HostSlots`] are dropped without [`finish`](HostSlots::finish).
+    /// For one batch's time without a delay, use [`Lease::copied`](crate::Lease::copied).
     pub fn on_copied(mut self, on_copied: impl FnMut(Copied) + Send + 'static) -> Self {
         self.on_copied = Some(Box::new(on_copied));
         self
@@ -178,7 +179,7 @@ impl Uploader {
         let driver = Driver::load()?;
         let _current = Current::enter(&ctx)?;
         let _beside = BesideCaptures::enter();
-        // cudarc keeps errors of drops for its next call. Return such an error here, under its own name.
+        // cudarc keeps errors of drops for its next call. Return such an error here, as one of an earlier call.
         check("a call before this uploader's", ctx.check_err())?;
         let stream = Arc::new(Stream::new(&ctx)?);
         let timed = self.times || self.on_copied.is_some();
@@ -214,7 +215,7 @@ impl Uploader {
             let slots = HostSlots::ahead(host_tx, layout, device_depth, fate.clone(), thread.clone());
             (slots, Some(thread))
         } else {
-            // One `HostBuf` per slot: by hand, a slot's chunks are handed over one by one through it.
+            // One `HostBuf` per slot: by hand, it hands over the slot's chunks one by one.
             let host = host.into_iter().step_by(layout.chunks()).collect();
             let copies = Copies::new(stream, clock, self.on_copied, limit);
             let by_hand = ByHand::new(copies, host, device_tx, fate.clone(), shared.clone());

@@ -1,4 +1,5 @@
-//! No batch costs memory: after the first ten, nothing is allocated, whole or in chunks, on any thread.
+//! No batch costs memory: after the first ten batches, nothing is allocated on any thread, for whole slots
+//! and for chunks.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -11,10 +12,11 @@ use twinbuf_cuda::Uploader;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, counted. The software driver has its own, which is not.
+/// The system's allocator, with a counter. The software driver has a separate allocator, which is not
+/// counted.
 struct Counted;
 
-// SAFETY: passes every call on.
+// SAFETY: forwards every call.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);

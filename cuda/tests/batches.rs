@@ -208,7 +208,7 @@ fn receiving_without_waiting_and_by_a_task() {
 
         let (mut slots, mut batches) = uploader(&ctx, false);
         assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Err(Error::Empty))));
-        let held = sim.hold(0); // the device is stopped: the copy has been issued, and is not done
+        let held = sim.hold(0); // the device is stopped: the copy has been issued but is not done
         commit(&mut slots, BYTES, 3).unwrap();
         let lease = batches.try_recv().unwrap().unwrap();
         if !sim.is_real() {
@@ -220,14 +220,13 @@ fn receiving_without_waiting_and_by_a_task() {
     });
 }
 
-/// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns the
-/// batches.
+/// The remains of a task after its executor is gone: only its waker keeps the task, and its future owns the batches.
 struct Task {
     batches: Mutex<Option<DeviceBatches<u64>>>,
     _end: TaskEnd,
 }
 
-/// Dropped behind the batches: whether that panicked.
+/// Dropped after the batches: sends whether that panicked.
 struct TaskEnd(mpsc::Sender<bool>);
 
 impl Drop for TaskEnd {
@@ -246,7 +245,7 @@ fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
         let (sim, ctx) = start(1, false);
         let before = sim.live().leaked();
         let (mut slots, mut batches) = uploader(&ctx, true);
-        let held = sim.hold(0); // so that the copy thread waits for the copy, and has not noticed the drop
+        let held = sim.hold(0); // the copy thread waits for the copy and has not noticed the drop
         commit(&mut slots, BYTES, 1).unwrap();
         drop(batches.recv().unwrap().unwrap());
         slots.finish();
@@ -257,12 +256,12 @@ fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
         assert!(polled || sim.is_real());
         *task.batches.lock().unwrap() = Some(batches);
         drop((waker, task));
-        drop(held); // the end is told to the waker, which is the last one that has the task
+        drop(held); // the waker is called; it is the last owner of the task
         if polled {
             assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
         }
-        // Nobody joins the thread, which frees the last slot at its end; and `/proc` may leave out a thread while another
-        // one ends. `must_end` bounds the wait.
+        // Nobody joins the thread, and it frees the last slot when it ends. `/proc` may also omit a thread while
+        // another one ends. `must_end` bounds the wait.
         while sim.live().leaked() != before {
             thread::yield_now();
         }
@@ -325,7 +324,7 @@ fn a_panic_in_on_copied_by_hand_ends_both_sides() {
     });
 }
 
-/// A device slot's events are recorded again for its next batch, so its times are taken before.
+/// The next batch records a device slot's events again, so its times are read before that.
 #[test]
 fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots() {
     must_end(|| {
@@ -375,7 +374,7 @@ fn on_copied_may_make_another_context_current() {
     must_end(|| {
         for overlap in [true, false] {
             let (_sim, ctx) = start(1, false);
-            // SAFETY: no context is one too.
+            // SAFETY: a null context is allowed.
             let copied = |_| unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
             let (mut slots, mut batches) =
                 Uploader::new(&ctx, BYTES).overlap(overlap).on_copied(copied).build::<u64>().unwrap();
@@ -396,16 +395,16 @@ fn the_copy_thread_and_a_capture_on_another_thread_let_each_other_be() {
         let (_sim, ctx) = start(1, false);
         let (captured, stream) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
         let (mut slots, mut batches) = uploader(&ctx, true);
-        // The strictest mode, and what frameworks capture in unless told otherwise.
+        // The strictest mode, and the default of frameworks.
         captured.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
         for value in 1..=8 {
-            commit(&mut slots, BYTES, value).unwrap(); // only after the copy thread has waited for earlier copies
+            commit(&mut slots, BYTES, value).unwrap(); // committed once the copy thread has waited for earlier copies
             assert_eq!(batches.recv().unwrap().unwrap().seq(), u64::from(value) - 1);
         }
         // SAFETY: the stream exists, and is being captured.
         let graph = unsafe { result::stream::end_capture(captured.cu_stream()) }.unwrap();
         if !graph.is_null() {
-            // SAFETY: it exists, and this is its end.
+            // SAFETY: the graph exists, and is destroyed once.
             unsafe { result::graph::destroy(graph) }.unwrap();
         }
         commit(&mut slots, BYTES, 9).unwrap();
@@ -445,7 +444,7 @@ fn memory_is_what_was_asked_for_after_a_hundred_thousand_batches() {
             }
             drop(batch);
             match seq {
-                10 => later = sim.live(), // one `consumed` event a device slot has been made by now
+                10 => later = sim.live(), // each device slot has its `consumed` event by now
                 99_900 => assert_eq!(sim.live(), later),
                 _ => {}
             }

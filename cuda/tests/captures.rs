@@ -1,5 +1,5 @@
-//! Captures of streams into graphs: each call of the API while a stream is being captured, in every mode. The capture is
-//! never broken, and the uploader works afterwards.
+//! Captures of streams into graphs: each call of the API while a stream is being captured, in every mode. No call
+//! breaks the capture, and the uploader works afterwards.
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
@@ -20,12 +20,12 @@ use twinbuf_cuda_sim::{Control, Failure, Options, Sim};
 const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
 const HELD: Error = Error::SlotHeld { device_depth: 2 };
 
-/// Ends a capture, which nothing has broken.
+/// Ends a capture that must still be valid.
 #[track_caller]
 fn end(captured: sys::CUstream) {
     // SAFETY: the stream exists.
     let graph = unsafe { result::stream::end_capture(captured) }.expect("the capture is broken");
-    // SAFETY: it exists, and this is its end.
+    // SAFETY: the graph exists, and is destroyed once.
     unsafe { result::graph::destroy(graph) }.unwrap();
 }
 
@@ -39,7 +39,7 @@ struct Scene {
     /// `None` after the end.
     slots: Option<HostSlots<u64>>,
     batches: Option<DeviceBatches<u64>>,
-    /// Kept, because freeing it is cudarc's.
+    /// Kept, because cudarc frees it.
     owned: Option<CudaSlice<u8>>,
 }
 
@@ -85,7 +85,7 @@ const CALLS: [(&str, Call); 13] = [
         lease.on::<u8>(&scene.other).unwrap();
     }),
     ("on_raw", |scene| {
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         assert_eq!(unsafe { scene.lease().on_raw(scene.captured.cu_stream()) }, Err(Error::Captured));
     }),
     ("into_owned", |scene| {
@@ -100,7 +100,7 @@ const CALLS: [(&str, Call); 13] = [
     ("a copy of a view's on the captured stream", |scene| {
         let lease = scene.lease();
         let view = lease.on::<u8>(&scene.other).unwrap();
-        // The address that cudarc's copies ask for: none, which the driver refuses.
+        // The address that cudarc's copies ask for: null, so the driver refuses it.
         assert_eq!(cudarc::driver::DevicePtr::device_ptr(&view, &scene.captured).0, 0);
     }),
     ("drop of a lease used elsewhere", |scene| {
@@ -164,7 +164,7 @@ fn each_call_leaves_a_capture_alone_and_the_uploader_works_afterwards() {
     });
 }
 
-/// The slot is released by the first receive after the capture, behind the work that was enqueued before the capture.
+/// The first receive after the capture releases the slot, after the work that was enqueued before the capture.
 #[test]
 fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
     must_end(|| {
@@ -188,7 +188,7 @@ fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
                 drop(lease);
                 commit(&mut slots, BYTES, value + 1).unwrap();
                 assert_eq!(*batches.recv().unwrap().unwrap().meta(), u64::from(value) + 1);
-                // The turn of the slot that is held.
+                // The turn of the held slot.
                 if overlap {
                     commit(&mut slots, BYTES, value + 2).unwrap();
                 } else {
@@ -208,7 +208,8 @@ fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
     });
 }
 
-/// The default stream depends on every blocking stream: while one is being captured, no event can be recorded on it.
+/// The default stream depends on every blocking stream: while one is being captured, no event can be recorded on the
+/// default stream.
 #[test]
 fn a_lease_used_on_the_default_stream_waits_for_the_end_of_a_blocking_streams_capture() {
     must_end(|| {
@@ -263,7 +264,8 @@ fn memory_that_a_captured_stream_may_still_use_is_leaked_and_the_rest_is_freed()
     });
 }
 
-/// The change of the thread's mode, and the question whether a stream is captured, may report an error of earlier work.
+/// Changing the thread's capture mode and querying whether a stream is captured may both report an error of earlier
+/// work.
 #[test]
 fn a_capture_is_whole_though_the_call_that_spares_it_fails_once() {
     must_end(|| {

@@ -1,4 +1,4 @@
-//! No driver, a stub, a driver without a device, a library that is no driver: four errors, in processes of their own,
+//! No driver, a stub, a driver without a device, a library that is no driver: four errors, each in a separate process,
 //! because a driver stays loaded.
 #![cfg(target_os = "linux")]
 
@@ -9,7 +9,7 @@ use twinbuf_cuda_sim::{DRIVER_VARIABLE, Installed, Options, Sim};
 
 const CASE: &str = "TWINBUF_TEST_CASE";
 
-/// The other process. A panic aborts it, as it would with `panic = "abort"`, also one that something catches.
+/// The child process. A panic aborts it, as with `panic = "abort"`, even if something catches the panic.
 #[test]
 #[ignore = "started by the other tests"]
 fn child() {
@@ -45,7 +45,7 @@ fn run(case: &str, set: impl FnOnce(&mut Command)) -> String {
     stdout.into_owned()
 }
 
-/// Whether this machine has a driver of its own, which cannot be hidden from the children.
+/// Whether this machine has a driver, which cannot be hidden from the child processes.
 fn has_driver() -> bool {
     // SAFETY: the CUDA driver may be loaded at any time.
     ["libcuda.so", "libcuda.so.1"].iter().any(|name| unsafe { libloading::Library::new(*name) }.is_ok())
@@ -69,7 +69,7 @@ fn no_driver_is_an_error_with_the_names_tried() {
     }
     let found = run("no driver", |_| ());
     assert!(found.contains("NoDriver"), "{found}");
-    // Each with what the system said.
+    // Each includes the system's message.
     assert!(
         found.contains("no CUDA driver found; tried libcuda.so (cannot open shared object file"),
         "{found}"

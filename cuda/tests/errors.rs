@@ -1,4 +1,4 @@
-//! Every driver call fails in turn, once or from then on: a typed error in order, everything given back, no hang.
+//! Every driver call fails in turn, once or permanently: a typed error in order, everything freed, no hang.
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
@@ -16,13 +16,13 @@ const BATCHES: u64 = 5;
 const BYTES: usize = 64;
 const LAUNCH_FAILED: u32 = 719;
 
-/// What the slots are, and how they are handed over.
+/// The kind of slots, and how they are handed over.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slots {
     Whole,
-    /// The first ones while the rest is being filled.
+    /// The first ones are handed over while the rest is being filled.
     Chunks,
-    /// Host slots of somebody else's memory.
+    /// Host slots in memory of the caller.
     Lent,
 }
 
@@ -36,7 +36,7 @@ impl Slots {
                 let host = (0..2).map(|_| {
                     let mut memory = vec![0_u8; BYTES].into_boxed_slice();
                     let at = NonNull::from(&mut memory[..]).cast();
-                    // SAFETY: the lender has it.
+                    // SAFETY: the lender owns it.
                     unsafe { lent::Host::new(at, BYTES, memory) }
                 });
                 uploader.host_slots(host.collect())
@@ -52,16 +52,16 @@ fn fill_one(slots: &mut HostSlots<u64>, kind: Slots, seq: u64) -> Result<(), Err
     if kind == Slots::Chunks && seq > 0 {
         slot.flush(BYTES / 2)?;
         if seq == 4 {
-            drop(slot); // half of it is under way
+            drop(slot); // half of it is in flight
             slot = slots.acquire()?;
             slot.fill(seq as u8 + 1);
         }
     }
-    let len = if seq == 3 { 0 } else { BYTES }; // an empty one among them
+    let len = if seq == 3 { 0 } else { BYTES }; // one batch is empty
     slot.commit(len, seq)
 }
 
-/// Fills and commits every batch, or as many as the uploader takes.
+/// Fills and commits every batch, or as many as the uploader accepts.
 fn fill(mut slots: HostSlots<u64>, kind: Slots) -> Result<(), Error> {
     for seq in 0..BATCHES {
         fill_one(&mut slots, kind, seq)?;
@@ -70,7 +70,7 @@ fn fill(mut slots: HostSlots<u64>, kind: Slots) -> Result<(), Error> {
     Ok(())
 }
 
-/// Receives one batch, uses it on two streams and makes a copy of it. `Ok(None)`: the end.
+/// Receives one batch, uses it on two streams and copies it. `Ok(None)`: the end.
 fn take(
     batches: &mut DeviceBatches<u64>,
     streams: &[Arc<CudaStream>; 2],
@@ -88,7 +88,7 @@ fn take(
     Ok(Some(()))
 }
 
-/// The whole life of an uploader. The error that either side met, the receiver's first.
+/// The whole life of an uploader. Returns the receiver's error, or else the reader's.
 fn life(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool, kind: Slots) -> Result<(), Error> {
     let uploader = uploader.overlap(overlap).on_copied(|copied| assert_eq!(copied.bytes, BYTES));
     let (mut slots, mut batches) = uploader.build::<u64>()?;
@@ -103,7 +103,7 @@ fn life(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool, kind:
             }
         };
         if taken.is_err() {
-            // The error of the uploader comes again and again; one of a lease or of `on` does not end it.
+            // An error of the uploader is returned by every call; an error of a lease or of `on` does not end it.
             while let Ok(Some(_)) = batches.recv() {}
             assert_eq!(
                 batches.recv().map(|batch| batch.is_some()),
@@ -127,16 +127,16 @@ fn life(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool, kind:
     }
 }
 
-/// What a failure leaves of the driver.
+/// The state of the driver after a failure.
 #[derive(Clone, Copy, PartialEq)]
 enum Driver {
-    /// It works: everything has to be given back, in order.
+    /// It works: everything must be freed, in order.
     Works,
-    /// Every later call fails: nothing can be waited for, and a thread that has no context yet cannot give back.
+    /// Every later call fails: nothing can be waited for, and a thread without a context cannot free.
     IsLost,
 }
 
-/// One life in which `failure` is injected. `false` if it never came to that.
+/// One life in which `failure` is injected. `false` if the failure never occurred.
 fn survives(
     failure: Failure,
     driver: Driver,
@@ -168,17 +168,17 @@ fn survives(
         assert_eq!(leaked, Live::default(), "{description}: not given back, result {result:?}");
     }
     let mut found = sim.violations();
-    // Nothing runs in a lost context, so that its memory may be freed; the checker still knows what was enqueued.
+    // Nothing runs in a lost context, so its memory may be freed. The checker still knows what was enqueued.
     found.retain(|found| driver == Driver::Works || !found.contains("free ("));
     assert_eq!(found, [""; 0], "{description}");
     !injected.is_empty()
 }
 
-/// Calls that cudarc's `CudaStream::alloc` makes for its event tracking after it has the memory: when one fails, it
-/// returns the error and forgets the memory (0.19.10). One allocation is then cudarc's leak.
+/// Calls that cudarc's `CudaStream::alloc` makes for its event tracking after it has the memory. If one fails, it
+/// returns the error and forgets the memory (0.19.10). One allocation is then leaked by cudarc.
 const IN_ALLOC: [&str; 2] = ["cuCtxGetCurrent", "cuEventCreate"];
 
-/// What is there now and was not before.
+/// The resources that exist now and did not exist before.
 fn left(sim: &Sim, before: Live) -> Live {
     let now = sim.live().leaked();
     Live {
@@ -206,7 +206,7 @@ fn every(failure: impl Fn(u64) -> Failure + Send + 'static, driver: Driver) {
                 "overlap {overlap}, tracking {tracking}, {kind:?}: {} failures, {surfaced} came out as errors",
                 nth - 1
             );
-            // Some calls come in some ways of handing over alone.
+            // Some calls occur only with some ways of handing over.
             assert!(surfaced > 0 || nth == 1 || twinbuf_cuda_sim::Control::get().is_real());
         }
     });
@@ -217,7 +217,7 @@ fn any_one_call_may_fail() {
     every(|nth| Failure::call(nth, LAUNCH_FAILED), Driver::Works);
 }
 
-/// As calls do that report an error of earlier work.
+/// The call takes effect, like calls that report an error of earlier work.
 #[test]
 fn any_one_call_on_a_stream_may_take_effect_and_fail() {
     for name in [
@@ -244,8 +244,8 @@ fn any_one_operation_on_the_device_may_fail() {
     every(|nth| Failure::op("any", nth, LAUNCH_FAILED), Driver::IsLost);
 }
 
-/// The call that makes the context a thread's own may report an error of earlier work: host slots are freed all the
-/// same by a thread of the caller's that never had a context.
+/// The call that makes the context current may report an error of earlier work. A thread of the caller that never had a
+/// context still frees host slots.
 #[test]
 fn a_thread_without_a_context_frees_though_its_first_call_fails() {
     must_end(|| {
@@ -255,11 +255,12 @@ fn a_thread_without_a_context_frees_though_its_first_call_fails() {
         }
         let before = sim.live().leaked();
         let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).build::<u64>().unwrap();
-        // A batch shows that the copy thread has begun: until then it has neither its name nor its context.
+        // Receiving a batch shows that the copy thread has started: before that it has neither its name nor its
+        // context.
         slots.acquire().unwrap().commit(BYTES, 0).unwrap();
         drop(batches.recv().unwrap().unwrap());
         drop(batches);
-        // Now the receiver is gone, which the copy thread notices with the next batch. The host slots outlive it.
+        // The receiver is gone; the copy thread notices with the next batch. The host slots outlive it.
         slots.acquire().unwrap().commit(BYTES, 1).unwrap();
         assert_eq!(copy_threads(), 0);
         sim.inject(Failure::api("cuCtxSetCurrent", 1, LAUNCH_FAILED));
@@ -269,7 +270,7 @@ fn a_thread_without_a_context_frees_though_its_first_call_fails() {
     });
 }
 
-/// Also where cudarc has no part in the call.
+/// Also if cudarc has no part in the call.
 #[test]
 fn an_error_has_the_name_that_the_driver_gives_it() {
     let (sim, ctx) = start(1, false);
@@ -318,7 +319,7 @@ fn host_slots_whose_copies_cannot_be_waited_for_are_leaked() {
             }
             let before = sim.live().leaked();
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build::<u8>().unwrap();
-            // Before the copy, so that the copy thread never sees its end.
+            // Fails before the copy, so the copy thread never sees its end.
             for call in ["cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery"] {
                 sim.inject(Failure::api(call, 1, LAUNCH_FAILED).times(u64::MAX));
             }

@@ -1,5 +1,5 @@
-//! Random calls of the public API in random order, on the software driver, against one model: what each call returns,
-//! which bytes each use finds, no access without an order, nothing lost, nothing left behind.
+//! Random calls of the public API in random order, on the software driver, compared with one model: the result of each
+//! call and the bytes that each use finds. No access is unordered, and nothing is lost or leaked.
 //!
 //! `TWINBUF_FUZZ_CASES=3000 cargo test --release -p twinbuf-cuda --test fuzz` for a long run.
 #![cfg(target_os = "linux")]
@@ -55,7 +55,7 @@ fn setup() -> impl Strategy<Value = Setup> {
     )
 }
 
-/// What becomes of a slot after its flushes.
+/// How a slot ends after its flushes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Then {
     Commit,
@@ -63,7 +63,7 @@ enum Then {
     Forget,
 }
 
-/// One call. Leases are chosen by a number, modulo how many there are.
+/// One call. Leases are chosen by a number modulo their count.
 #[derive(Clone, Debug)]
 enum Call {
     Fill {
@@ -72,7 +72,7 @@ enum Call {
         then: Then,
     },
     Receive(u8),
-    /// On one of the streams.
+    /// Use a batch on one of the streams.
     Use(usize, usize),
     UseRaw(usize, usize),
     Own(usize, usize),
@@ -81,9 +81,9 @@ enum Call {
     Leak(usize),
     Begin(usize, u8),
     End(usize),
-    /// No context is current.
+    /// Make no context current.
     Leave,
-    /// The so-manieth driver call from now on fails.
+    /// Make the n-th driver call from now on fail.
     Fail(u64),
 }
 
@@ -118,7 +118,7 @@ enum Ending {
 #[derive(Clone)]
 struct Batch {
     bytes: Vec<u8>,
-    /// Streams whose use its lease's drop has to record.
+    /// Streams whose use must be recorded when the lease is dropped.
     uses: BTreeSet<usize>,
     state: State,
 }
@@ -127,13 +127,13 @@ struct Batch {
 enum State {
     Committed,
     Leased,
-    /// Dropped while a stream was captured.
+    /// The lease was dropped while a stream was captured.
     Captured,
     Released,
 }
 
-/// What one turn of the host slots became, for the copy thread: a batch, or a dropped slot of which some was flushed, or
-/// none was.
+/// The result of one turn of the host slots, for the copy thread: a batch, or a dropped slot, with or without a flushed
+/// part.
 #[derive(Clone, Copy, PartialEq)]
 enum Turn {
     Batch,
@@ -141,16 +141,17 @@ enum Turn {
     Nothing,
 }
 
-/// The model: what is where.
+/// The model: the state of every batch and slot.
 struct Model {
     setup: Setup,
     batches: Vec<Batch>,
     received: usize,
     turns: Vec<Turn>,
-    /// Whether each stream is being captured: two that are not blocking, and the default stream, while a blocking one is.
+    /// Whether each stream is being captured: two non-blocking streams, and the default stream (while a blocking stream
+    /// is).
     captured: [bool; 3],
     failing: bool,
-    /// The uploader has ended by an injected error.
+    /// An injected error has ended the uploader.
     ended: bool,
     leaked: bool,
 }
@@ -163,7 +164,7 @@ impl Model {
             .is_none_or(|before| self.batches.get(before).is_some_and(|batch| batch.state == State::Released))
     }
 
-    /// How many turns the copy thread has taken, or will take without another call.
+    /// The number of turns that the copy thread has taken, or will take without another call.
     fn taken(&self) -> usize {
         let mut seq = 0;
         for (i, turn) in self.turns.iter().enumerate() {
@@ -175,18 +176,18 @@ impl Model {
         self.turns.len()
     }
 
-    /// Whether a free host slot comes without another call.
+    /// Whether a host slot becomes free without another call.
     fn can_acquire(&self) -> bool {
         self.taken() + self.setup.host_depth > self.turns.len()
     }
 
-    /// How many batches are copied without another call.
+    /// The number of batches that are copied without another call.
     fn copied(&self) -> usize {
         let taken = if self.setup.overlap { self.taken() } else { self.turns.len() };
         self.turns[..taken].iter().filter(|turn| **turn == Turn::Batch).count()
     }
 
-    /// A call that releases what a capture has held.
+    /// Records a call that releases the slots held by captures.
     fn release_captured(&mut self) {
         let captured = self.captured;
         for batch in self.batches.iter_mut().filter(|batch| batch.state == State::Captured) {
@@ -196,7 +197,7 @@ impl Model {
         }
     }
 
-    /// Checks a call that should have succeeded. `None`: it has met an injected error.
+    /// Checks a call that should succeed. `None`: it returned an injected error.
     fn expect<T>(&mut self, result: Result<T, Error>, ends: bool) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -226,9 +227,9 @@ struct World {
     slots: Option<HostSlots<u64>>,
     batches: Option<DeviceBatches<u64>>,
     leases: Vec<Lease<u64>>,
-    /// Kept, because freeing them is cudarc's.
+    /// Kept, because cudarc frees them.
     owned: Vec<CudaSlice<u8>>,
-    /// What was launched, and the digest of what it has to find.
+    /// The launched kernels, and the digest of what each must find.
     kernels: Vec<(Kernel, u64)>,
 }
 
@@ -241,7 +242,7 @@ impl World {
         }
         let seq = model.batches.len();
         if model.ended {
-            // The copy thread may not have come to its end yet.
+            // The copy thread may not have reached its end yet.
             let acquired = slots.acquire().map(drop);
             assert!(
                 matches!(acquired, Ok(()) | Err(Error::Driver { code: LAUNCH_FAILED, .. })),
@@ -293,9 +294,9 @@ impl World {
             Then::Drop => drop(slot),
             Then::Forget => {
                 if !chunked && model.setup.overlap {
-                    return; // core's own guard: forgetting it costs its slot, which core's tests cover
+                    return; // core's guard: forgetting it costs its slot; core's tests cover that
                 }
-                // The next acquire gives its chunks up.
+                // The next acquire discards its chunks.
                 std::mem::forget(slot);
             }
         }
@@ -310,12 +311,12 @@ impl World {
         let model = &mut self.model;
         let seq = model.received;
         let comes = seq < model.copied();
-        // Held by the lease of the batch before in that slot: whether another one comes or not.
+        // Held by the lease of the previous batch in that slot, whether or not another batch comes.
         let held = !model.is_free(seq);
         let mut cx = Context::from_waker(Waker::noop());
         let received = loop {
             if model.ended && seq >= model.batches.len() {
-                // What was committed before the error may still come, or not.
+                // Batches committed before the error may or may not still arrive.
                 assert!(!matches!(batches.try_recv(), Ok(Some(_))));
                 return;
             }
@@ -328,7 +329,7 @@ impl World {
                 _ => batches.try_recv(),
             };
             match received {
-                // The copy thread comes to it.
+                // The copy thread will get to it.
                 Err(Error::Empty) if comes && model.setup.overlap => std::thread::yield_now(),
                 received => break received,
             }
@@ -406,7 +407,7 @@ impl World {
         self.released(seq);
     }
 
-    /// The lease of this batch was dropped.
+    /// Records that the lease of this batch was dropped.
     fn released(&mut self, seq: usize) {
         let captured = self.model.captured;
         let batch = &mut self.model.batches[seq];
@@ -440,7 +441,7 @@ impl World {
         }
     }
 
-    /// Ends a capture, which nothing has broken.
+    /// Ends a capture that must still be valid.
     fn end(&mut self, stream: usize) {
         let (raw, flag) = self.capturable(stream);
         while self.model.captured[flag] {
@@ -448,13 +449,13 @@ impl World {
             // SAFETY: the stream exists.
             match unsafe { result::stream::end_capture(raw) } {
                 Ok(_) => self.model.captured[flag] = false,
-                // An injected error; the capture goes on.
+                // An injected error; the capture continues.
                 Err(error) => assert_eq!(error.0 as u32, LAUNCH_FAILED, "a broken capture"),
             }
         }
     }
 
-    /// A stream that may be captured, and which of the streams cannot be used then.
+    /// A stream that may be captured, and the stream that cannot be used during that capture.
     fn capturable(&self, stream: usize) -> (sys::CUstream, usize) {
         if stream == 0 { (self.streams[0].cu_stream(), 0) } else { (self.blocking, 2) }
     }
@@ -482,7 +483,7 @@ impl World {
             }
             Call::Begin(stream, mode) => self.begin(*stream, *mode),
             Call::End(stream) => self.end(*stream),
-            // SAFETY: no context is one too.
+            // SAFETY: a null context is allowed.
             Call::Leave => drop(unsafe { result::ctx::set_current(null_mut()) }),
             Call::Fail(nth) => {
                 if !std::mem::replace(&mut self.model.failing, true) {
@@ -492,7 +493,7 @@ impl World {
         }
     }
 
-    /// The end of the data: everything that can still come does, in order, and then the end.
+    /// The end of the data: everything that can still arrive does, in order, followed by the end.
     fn finish(&mut self, ending: Ending) {
         match ending {
             Ending::DropBatches => {
@@ -510,7 +511,7 @@ impl World {
             self.released(seq);
         }
         if self.model.leaked {
-            return; // its slot never comes again
+            return; // its slot is never used again
         }
         let Some(batches) = &mut self.batches else { return };
         let model = &mut self.model;
@@ -525,7 +526,7 @@ impl World {
                     assert!(matches!(ending, Ending::Finish));
                     break assert_eq!(model.received, model.batches.len(), "batches were lost");
                 }
-                // By hand a capture's slot is released by the receive, and the copy thread may come to it late.
+                // By hand, the receive releases a capture's slot; the copy thread may do so late.
                 Err(Error::SlotHeld { .. }) => std::thread::yield_now(),
                 Err(Error::Abandoned) => {
                     assert!(matches!(ending, Ending::DropSlots));
@@ -556,7 +557,7 @@ fn run(setup: Setup, calls: &[Call], ending: Ending) {
         let host = (0..setup.host_depth).map(|_| {
             let mut memory = vec![0_u8; BYTES].into_boxed_slice();
             let at = NonNull::from(&mut memory[..]).cast();
-            // SAFETY: the lender has it.
+            // SAFETY: the lender owns it.
             unsafe { lent::Host::new(at, BYTES, memory) }
         });
         uploader = uploader.host_slots(host.collect());
@@ -579,7 +580,7 @@ fn run(setup: Setup, calls: &[Call], ending: Ending) {
     calls.iter().for_each(|call| world.call(call));
     world.finish(ending);
     (0..2).for_each(|stream| world.end(stream));
-    // Frees memory of the default stream only where its context is current.
+    // Frees memory of the default stream only while its context is current.
     bind(&world.ctx);
     drop((world.leases, world.slots, world.batches, world.owned));
     let failed = !sim.injected().is_empty();
@@ -588,7 +589,7 @@ fn run(setup: Setup, calls: &[Call], ending: Ending) {
     }
     assert_eq!(copy_threads(), 0);
     let mut found = sim.violations();
-    // After an error, cudarc frees an owned copy without a wait for its stream.
+    // After an error, cudarc frees an owned copy without waiting for its stream.
     found.retain(|found| !world.model.failing || !found.contains("after d2d"));
     assert_eq!(found, [""; 0]);
     sim.drain();

@@ -1,4 +1,4 @@
-//! The GPU report runs to its end, on the software driver: that its figures are there, never what they are.
+//! The GPU report runs to its end on the software driver. Checks that its figures exist, never their values.
 #![cfg(target_os = "linux")]
 
 #[allow(dead_code)]
@@ -117,7 +117,8 @@ fn a_round_has_copies_with_gaps_between_and_is_long_beside_the_waking_of_threads
             assert!(extent.count(size) >= 2, "{size}: {}", extent.count(size));
         }
     }
-    // At the 55 GB/s of PCIe 5 a round of the larger ones is to take 50 ms: threads are woken in tenths of one.
+    // At PCIe 5's 55 GB/s, a round of the larger sizes must take 50 ms, because waking threads takes tenths
+    // of a millisecond.
     let full = gpu_report::Extent::full();
     for &size in full.sizes.iter().filter(|&&size| size >= 1 << 20) {
         assert!(full.count(size) * size >= 55 * 50_000_000, "{size}: {}", full.count(size));

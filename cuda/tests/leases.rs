@@ -28,7 +28,7 @@ fn one_lease_on_several_streams_and_again_on_the_same() {
         if !sim.is_real() {
             assert_eq!(sim.calls_of("cuStreamWaitEvent") - waits, streams.len() as u64, "once a stream");
         }
-        // Enqueued on all of them, without a wait: the slot's next copy has to wait for each.
+        // Enqueued on all streams without a wait: the slot's next copy must wait for each of them.
         for stream in &streams {
             let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
             stream.memcpy_dtod(&batch.on::<u8>(stream).unwrap(), &mut copy).unwrap();
@@ -84,14 +84,14 @@ fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
             // SAFETY: the stream outlives everything here.
             let address = unsafe { leaked.on_raw(other.cu_stream()) }.unwrap();
             let mut copy = other.alloc_zeros::<u8>(BYTES).unwrap();
-            // Not waited for: giving the slot back has to.
+            // Not waited for here: freeing the slot must wait for it.
             other.memcpy_dtod(&leaked.on::<u8>(&other).unwrap(), &mut copy).unwrap();
             std::mem::forget(leaked);
             commit(&mut slots, BYTES, 2).unwrap();
             let second = batches.recv().unwrap().unwrap();
             assert_eq!(bytes(&second, &stream), [2; BYTES]);
             drop(second);
-            // The leaked slot's turn: nothing more arrives, and it still holds what it held.
+            // The leaked slot's turn: nothing more arrives, and the slot still has its contents.
             if overlap {
                 commit(&mut slots, BYTES, 3).unwrap();
             } else {
@@ -103,14 +103,15 @@ fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
             }
             drop(batches);
             if overlap {
-                // The copy thread waits for the leaked slot, and must not any more.
+                // The copy thread waits for the leaked slot, and must stop waiting now.
                 while commit(&mut slots, 1, 4).is_ok() {}
             }
             drop(slots);
             assert_eq!(copy_threads(), 0);
             assert_eq!(other.clone_dtoh(&copy).unwrap(), [1; BYTES]);
             drop((copy, stream, other));
-            // A lease keeps its slots alive, and so does one that is leaked: the device's two. All else is given back.
+            // A lease keeps its slots alive, and so does a leaked lease: the two device slots. Everything else is
+            // freed.
             let after = sim.live().leaked();
             assert_eq!((after.host_allocations, after.threads), (before.host_allocations, before.threads));
             if !sim.is_real() {
@@ -131,7 +132,7 @@ fn without_memory_pools_the_last_use_is_waited_for_whatever_failed_elsewhere() {
     let batch = batches.recv().unwrap().unwrap();
     stream.memcpy_dtod(&batch.on::<u8>(&stream).unwrap(), &mut copy).unwrap();
     drop(batch);
-    // As a drop elsewhere leaves it behind: cudarc's own drops then wait for nothing.
+    // Simulates an error left by a drop elsewhere: cudarc's drops then wait for nothing.
     ctx.record_err(sys::CUresult::CUDA_ERROR_UNKNOWN.result());
     drop((slots, batches));
     assert_eq!(sim.violations(), [""; 0]);
@@ -189,7 +190,7 @@ fn the_per_thread_stream_is_refused_but_for_a_copy_whose_use_ends_in_the_call() 
         commit(&mut slots, BYTES, value).unwrap();
         let batch = batches.recv().unwrap().unwrap();
         assert_eq!(batch.on::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         assert_eq!(unsafe { batch.on_raw(stream.cu_stream()) }, Err(Error::PerThreadStream));
         let owned = batch.into_owned::<u8>(&stream).unwrap();
         assert_eq!(stream.clone_dtoh(&owned).unwrap(), [value; BYTES]);

@@ -1,5 +1,5 @@
-//! What an uploader leaves alone in a context and on a thread that are the caller's: cudarc's event tracking, the
-//! current context, captures on other threads. And what a batch costs in driver calls.
+//! What an uploader must not change in the caller's context and thread: cudarc's event tracking, the current context,
+//! captures on other threads. Also the number of driver calls per batch.
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
@@ -15,10 +15,10 @@ use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
 const BYTES: usize = 1024;
-/// What does not come in this time, a thousand times what it takes, does not come.
+/// Something that does not happen within this time, a thousand times its normal duration, does not happen.
 const MANY_TIMES: Duration = Duration::from_secs(60);
 
-/// The calls that order work, and those that look for a context.
+/// The calls that order work, and those that query a context.
 const CALLS: [&str; 9] = [
     "cuMemcpyHtoDAsync_v2",
     "cuEventRecord",
@@ -35,7 +35,7 @@ fn calls(sim: Control) -> [u64; CALLS.len()] {
     CALLS.map(|name| sim.calls_of(name))
 }
 
-/// The calls of this thread alone.
+/// The calls of this thread only.
 fn own_calls(sim: Control) -> [u64; CALLS.len()] {
     CALLS.map(|name| sim.own_calls_of(name))
 }
@@ -67,7 +67,7 @@ fn the_callers_own_copies_make_the_same_calls_with_an_uploader_alive() {
             let from = stream.alloc_zeros::<u8>(BYTES).unwrap();
             let mut to = stream.alloc_zeros::<u8>(BYTES).unwrap();
             let mut copy = || {
-                let before = own_calls(sim.control()); // the copy thread makes its own meanwhile
+                let before = own_calls(sim.control()); // the copy thread makes separate calls in the meantime
                 stream.memcpy_dtod(&from, &mut to).unwrap();
                 made(before, own_calls(sim.control()))
             };
@@ -132,7 +132,7 @@ fn the_host_slot_is_free_before_the_callback_is_called() {
             .build::<u64>()
             .unwrap();
         commit(&mut slots, 1).unwrap();
-        is_in.recv().unwrap(); // the callback runs, and does not return
+        is_in.recv().unwrap(); // the callback runs and does not return
         let (got, is_free) = mpsc::channel();
         let reader = thread::spawn(move || {
             drop(slots.acquire().unwrap());
@@ -145,9 +145,9 @@ fn the_host_slot_is_free_before_the_callback_is_called() {
     });
 }
 
-/// No context is current, as on a thread that has never used CUDA or uses another context.
+/// Makes no context current, like on a thread that has never used CUDA or uses another context.
 fn leave_context() {
-    // SAFETY: no context is one too.
+    // SAFETY: a null context is allowed.
     unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
 }
 
@@ -165,7 +165,7 @@ fn the_callers_current_context_stays_what_it_was() {
             leave_context();
             let same = twinbuf_cuda::context(0).unwrap();
             assert_no_context("context");
-            drop(same); // binds it, and that is cudarc's
+            drop(same); // cudarc binds it when it is dropped
             leave_context();
             let (mut slots, mut batches) = uploader(&ctx, overlap);
             assert_no_context("build");
@@ -208,7 +208,7 @@ fn the_whole_life_of_an_uploader_leaves_captures_on_other_threads_alone() {
                 // SAFETY: the stream exists, and is being captured.
                 let graph = unsafe { result::stream::end_capture(captured.cu_stream()) }.unwrap();
                 if !graph.is_null() {
-                    // SAFETY: it exists, and this is its end.
+                    // SAFETY: the graph exists, and is destroyed once.
                     unsafe { result::graph::destroy(graph) }.unwrap();
                 }
             });
@@ -230,7 +230,7 @@ fn the_whole_life_of_an_uploader_leaves_captures_on_other_threads_alone() {
     });
 }
 
-/// Waits for its channel, on the device.
+/// Blocks on its channel, inside the device's stream.
 extern "C" fn wait_there(channel: *mut std::ffi::c_void) {
     // SAFETY: the test below passes a receiver that outlives the call.
     let channel = unsafe { &*channel.cast::<mpsc::Receiver<()>>() };
@@ -279,7 +279,7 @@ fn the_calls_of_a_batch() {
                 let batch = batches.recv().unwrap().unwrap();
                 assert_eq!(batch.on::<u8>(&stream).unwrap().len(), BYTES);
                 drop(batch);
-                sim.drain(); // the training of this batch is over when the next one comes
+                sim.drain(); // the training step on this batch is over when the next batch arrives
             };
             (0..8).for_each(|_| round()); // every slot has been used
             let before = calls(sim.control());

@@ -1,4 +1,4 @@
-//! Slots in chunks, and lent ones.
+//! Slots in chunks, and slots in memory of the caller.
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
@@ -16,7 +16,7 @@ use twinbuf_cuda_sim::{Control, Options, Sim};
 
 const CHUNK: usize = 256;
 const BYTES: usize = 5 * CHUNK + 100;
-/// What does not come in this time, a thousand times what it takes, does not come.
+/// Something that does not happen within this time, a thousand times its normal duration, does not happen.
 const MANY_TIMES: Duration = Duration::from_secs(60);
 
 fn bytes<M>(batch: &Lease<M>, stream: &Arc<CudaStream>) -> Vec<u8> {
@@ -47,7 +47,7 @@ fn a_copy_starts_while_the_rest_of_its_slot_is_filled() {
                 assert_eq!((slot.flushed(), slot.len()), (2 * CHUNK, BYTES - 2 * CHUNK));
                 copies += 1;
                 if !sim.is_real() {
-                    wait_for_copies(sim.control(), copies); // two chunks, by one copy, and the slot is not committed
+                    wait_for_copies(sim.control(), copies); // two chunks in one copy; the slot is not committed
                 }
                 assert_eq!(slot[0], value, "what comes after the chunks");
                 let rest = slot.len();
@@ -64,7 +64,7 @@ fn a_copy_starts_while_the_rest_of_its_slot_is_filled() {
                     assert_eq!(sim.calls_of("cuMemcpyHtoDAsync_v2"), copies);
                 }
             }
-            // Shorter than what was handed over: the batch is that short.
+            // Shorter than the flushed part: the batch has that length.
             let mut slot = slots.acquire().unwrap();
             slot.flush(BYTES).unwrap();
             slot.commit(0, 7).unwrap();
@@ -138,7 +138,7 @@ fn a_reader_that_is_gone_half_way_has_abandoned_its_batch() {
     });
 }
 
-/// Counts itself out.
+/// Counts its drop.
 struct Lender<T>(#[allow(dead_code)] T, Arc<AtomicUsize>);
 
 impl<T> Drop for Lender<T> {
@@ -161,7 +161,7 @@ fn lent_slots_are_filled_in_place_and_returned() {
                     let at = NonNull::new(pinned.as_mut_ptr().unwrap()).unwrap();
                     // SAFETY: as many bytes.
                     unsafe { at.write_bytes(0, BYTES + 1) };
-                    // SAFETY: the lender has it.
+                    // SAFETY: the lender owns it.
                     unsafe { lent::Host::new(at, BYTES + 1, Lender(pinned, lent.clone())) }
                 });
             let build = Uploader::new(&ctx, BYTES).host_slots(host.collect());
@@ -224,7 +224,7 @@ fn arguments_that_cannot_work_are_refused_by_name() {
     assert_eq!(batches.recv().unwrap().unwrap().len(), 8);
 }
 
-/// The copy thread itself still holds the slot that comes next in turn: the guard of a copy that has ended meanwhile.
+/// The copy thread itself still holds the next slot in turn: the guard of a copy that has ended in the meantime.
 #[test]
 fn a_slot_dropped_half_way_while_an_earlier_copy_runs_is_followed_by_the_next_batch() {
     must_end(|| {
@@ -290,7 +290,7 @@ fn a_slot_that_is_forgotten_after_a_flush_is_free_again_when_its_copy_is_done() 
     });
 }
 
-/// The memory is the test's own, so that it can look away from what the slot promises.
+/// The memory belongs to the test, so it can break the slot's rules.
 #[test]
 fn what_was_flushed_is_not_copied_again() {
     must_end(|| {
@@ -311,7 +311,7 @@ fn what_was_flushed_is_not_copied_again() {
             }
             wait_for_copies(sim.control(), 1);
             sim.drain();
-            // SAFETY: the copy is done, and the slot does not reach these bytes any more.
+            // SAFETY: the copy is done, and the slot no longer reaches these bytes.
             unsafe { at.write_bytes(9, 2 * CHUNK) };
             slot.commit(BYTES, 1).unwrap();
             assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [1; BYTES]);

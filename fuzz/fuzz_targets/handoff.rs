@@ -1,4 +1,4 @@
-//! Bytes as operations on a ring, against the oracle that the property test uses too.
+//! Bytes as operations on a ring, checked by the same oracle as the property test.
 #![no_main]
 
 #[expect(dead_code, reason = "only its replay is needed here")]

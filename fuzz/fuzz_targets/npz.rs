@@ -11,7 +11,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     body::headers(bytes, |path, cut| {
         let each: Vec<_> = Records::open_npz_each(path, Cut::Rows)?.collect();
         for (name, _) in &each {
-            // By its name alone it is the same.
+            // Opened by its name alone, it is the same.
             match (
                 Records::open_npz([path], name, cut),
                 Records::open_npz_each(path, cut)?.find(|(n, _)| n == name),

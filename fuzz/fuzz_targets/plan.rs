@@ -1,4 +1,4 @@
-//! Bytes as a plan over records, which must cover every record exactly once.
+//! Bytes as a plan over records. The plan must cover every record exactly once.
 #![no_main]
 
 #[path = "../../mmap/tests/fuzz_bodies/plan.rs"]

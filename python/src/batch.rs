@@ -1,4 +1,4 @@
-//! `Batch`: the guard of a slot, and the arrays that look into it.
+//! `Batch`: the guard of a slot, and the arrays that view its memory.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,16 +17,16 @@ use crate::dtype;
 use crate::indices::indices;
 use crate::lease::Lease;
 
-/// One batch, in the slot that it was read into.
+/// One batch, stored in the slot that it was read into.
 ///
-/// Arrays made from it look into the slot: nothing is copied, and they can be written to. The slot is free again when
-/// the batch and all arrays on it are gone. Loops need no more: a name that is bound again lets go of what it had.
+/// Arrays made from it are views of the slot: nothing is copied, and they are writable. The slot is free again once the
+/// batch and all its arrays are gone. A normal loop needs no more than that: rebinding a name drops its old value.
 ///
-/// Data in use is never overwritten. The loader fills its ``depth`` slots in turn. When the next one is still in use, it
-/// waits 0.1 s; then the batch keeps its memory, the slot gets new memory of the same size, and a warning is logged
+/// Data in use is never overwritten. The loader fills its ``depth`` slots in turn. If the next one is still in use, it
+/// waits 0.1 s. Then the batch keeps its memory, the slot gets new memory of the same size, and a warning is logged
 /// once. To keep batches without that wait, copy them: ``batch.numpy().copy()``, ``batch.torch().clone()``.
 ///
-/// A batch of a loader with a ``device`` has left its slot: it is tensors on the device, and may be kept.
+/// A batch of a loader with a ``device`` has left its slot: it consists of tensors on the device, and can be kept.
 ///
 /// Attributes
 /// ----------
@@ -35,8 +35,8 @@ use crate::lease::Lease;
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Batch")]
 pub(crate) struct Batch {
     content: Mutex<Content>,
-    /// A view of the batch itself was taken and is over. Who took it may still use the memory, as
-    /// `torch.frombuffer(batch)` does, as long as it has this object.
+    /// Whether a view of the batch itself was taken and released. Its taker may use the memory as long as it has this
+    /// object, as `torch.frombuffer(batch)` does.
     exported: AtomicBool,
     #[pyo3(get)]
     epoch: u64,
@@ -46,12 +46,12 @@ pub(crate) struct Batch {
 
 enum Content {
     Slot(Arc<Lease>),
-    /// Tensors on a device: one, or a tuple of them.
+    /// One tensor on a device, or a tuple of them.
     Device {
         tensors: Py<PyAny>,
         records: BatchIndices,
     },
-    /// Released; the memory may have to stay until the object goes.
+    /// Released. The memory may have to stay until the object is freed.
     Released {
         _memory: Option<Arc<Lease>>,
     },
@@ -64,7 +64,7 @@ impl Batch {
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
-        // Nothing that holds the lock can panic half-way, waits, or runs Python code.
+        // Code that holds the lock cannot panic half-way, does not wait, and runs no Python code.
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,7 +95,7 @@ impl Batch {
 
     fn replace(&self, content: Content) {
         let old = mem::replace(&mut *self.content(), content);
-        // Without the lock: a tensor that goes may run Python code.
+        // Without the lock: dropping a tensor may run Python code.
         drop(old);
     }
 
@@ -117,10 +117,10 @@ fn released() -> PyErr {
 
 #[pymethods]
 impl Batch {
-    /// The batch as an array of numpy, without a copy: shape ``(records, *shape of a record)``.
+    /// The batch as a numpy array, without a copy: shape ``(records, *shape of a record)``.
     ///
-    /// A tuple of arrays if the loader reads several data sets. Raises TypeError for bfloat16 and 8-bit floats, which
-    /// numpy lacks; `torch` has them.
+    /// A tuple of arrays if the loader reads several data sets. Raises TypeError for bfloat16 and 8-bit floats: numpy
+    /// lacks them; use `torch`.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let lease = slf.get().lease()?;
@@ -129,7 +129,7 @@ impl Batch {
             return Err(PyTypeError::new_err(format!("numpy has no {name}: use `batch.torch()`")));
         }
         let asarray = py.import("numpy")?.getattr("asarray")?;
-        // Of an object that cannot be released before the array is gone.
+        // Made from an object that cannot be released before the array is gone.
         let array = |field| asarray.call1((Field { lease: lease.clone(), field },));
         match lease.views.len() {
             1 => array(0),
@@ -137,7 +137,7 @@ impl Batch {
         }
     }
 
-    /// The batch as a tensor of torch, without a copy: in host memory, or on the loader's ``device``. A tuple, if the
+    /// The batch as a torch tensor, without a copy: in host memory, or on the loader's ``device``. A tuple if the
     /// loader reads several data sets.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
@@ -153,21 +153,21 @@ impl Batch {
         }
     }
 
-    /// The numbers of its records in the data set, in its order, as an array of int64.
+    /// The numbers of the batch's records in the data set, in batch order, as an int64 array.
     #[getter]
     fn indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         indices(py, &self.records()?)
     }
 
-    /// Let go of the slot now. Arrays that were made from the batch keep it until they are gone too.
+    /// Release the slot now. Arrays made from the batch keep it until they are gone too.
     ///
-    /// ``torch.frombuffer(batch)`` and others that take the buffer of the batch itself do not tell when they are done
-    /// with it: where there was one, the slot stays until the batch object is gone too.
+    /// ``torch.frombuffer(batch)`` and other users of the batch's own buffer do not report when they are done with it.
+    /// If there was one, the slot stays until the batch object is gone too.
     fn release(&self) {
         let mut content = self.content();
         let old = mem::replace(&mut *content, Content::Released { _memory: None });
         match old {
-            // Relaxed: the end of a view at the same time finds the lock, and keeps the memory itself.
+            // Relaxed: a view that ends at the same time finds the lock, and then keeps the memory itself.
             Content::Slot(lease) if self.exported.load(Ordering::Relaxed) => {
                 *content = Content::Released { _memory: Some(lease) };
             }
@@ -179,7 +179,7 @@ impl Batch {
         }
     }
 
-    /// These tensors are the batch from now on, and its slot is free.
+    /// Replaces the batch's memory by these tensors. Its slot is free.
     fn _moved(&self, tensors: Py<PyAny>) -> PyResult<()> {
         let records = self.records()?;
         self.replace(Content::Device { tensors, records });
@@ -210,7 +210,7 @@ impl Batch {
         self.release();
     }
 
-    /// The batch for ``from_dlpack`` of any library. Parameters as in the array API standard.
+    /// The batch for ``from_dlpack`` of any library. The parameters are those of the array API standard.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -247,7 +247,7 @@ impl Batch {
 
     /// # Safety
     ///
-    /// Python calls it with a view to fill, as the buffer protocol has it.
+    /// Python calls it with a view to fill, according to the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let lease = slf.get().only()?;
         // SAFETY: as the caller promises.
@@ -260,7 +260,7 @@ impl Batch {
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: as the caller promises.
         let lease = unsafe { taken(view) };
-        // Relaxed: read by a thread that has seen the end of this call, or else the lock below has the memory kept.
+        // Relaxed: a reader has seen the end of this call, or else the lock below keeps the memory.
         self.exported.store(true, Ordering::Relaxed);
         if let Content::Released { _memory: memory @ None } = &mut *self.content() {
             *memory = Some(lease);
@@ -322,7 +322,7 @@ struct Field {
 impl Field {
     /// # Safety
     ///
-    /// Python calls it with a view to fill, as the buffer protocol has it.
+    /// Python calls it with a view to fill, according to the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let Self { lease, field } = slf.get();
         // SAFETY: as the caller promises.
@@ -338,7 +338,7 @@ impl Field {
     }
 }
 
-/// Fills a view of the buffer protocol, which keeps `lease` until it is [`taken`].
+/// Fills a view of the buffer protocol. The view keeps `lease` until it is [`taken`].
 ///
 /// # Safety
 ///
@@ -386,7 +386,7 @@ unsafe fn fill(
     Ok(())
 }
 
-/// Takes back what a view keeps.
+/// Takes back the reference that a view keeps.
 ///
 /// # Safety
 ///
@@ -394,6 +394,6 @@ unsafe fn fill(
 unsafe fn taken(view: *mut ffi::Py_buffer) -> Arc<Lease> {
     // SAFETY: the view was filled.
     let internal = unsafe { (*view).internal };
-    // SAFETY: `fill` put a counted reference there, which is taken back once.
+    // SAFETY: `fill` stored a counted reference there; it is taken back once.
     unsafe { Arc::from_raw(internal.cast::<Lease>().cast_const()) }
 }

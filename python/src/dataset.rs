@@ -19,7 +19,7 @@ use crate::lease::strides;
 use crate::reading::Reading;
 use crate::records::Records;
 
-/// The data sets that `data` is: a tuple is several, matched by number.
+/// The data sets in `data`: a tuple is several data sets, matched by number.
 pub(crate) fn each<'py>(data: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
     match data.cast::<PyTuple>() {
         Ok(fields) => fields.iter().collect(),
@@ -36,7 +36,7 @@ impl Fields for Sets {
     }
 }
 
-/// What a record of one data set is made of: of `Records`, or of what its attributes `dtype` and `shape` say.
+/// The layout of a record of one data set: from `Records`, or from its attributes `dtype` and `shape`.
 pub(crate) fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     if let Ok(records) = data.cast::<Records>() {
         return Ok(records.get().layout());
@@ -68,19 +68,19 @@ pub(crate) fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
 }
 
-/// The loader's one reference to a data set, which all of its threads share: the collector finds cycles by counting
-/// references, and sees those alone that a Python object shows it.
+/// The loader's only reference to a Python data set, shared by all of its threads. The garbage collector finds cycles
+/// by counting references, and sees only those that a Python object reports.
 pub(crate) struct Object(Mutex<Option<Py<PyAny>>>);
 
 impl Object {
     fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        // Held for the length of a count, and by no code of Python.
+        // Held only while a count changes, and never while Python code runs.
         let object = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         object.as_ref().map(|object| object.clone_ref(py))
     }
 
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // What is not shown is not collected this time.
+        // A reference that is not reported is not collected this time.
         self.0.try_lock().map_or(Ok(()), |object| visit.call(&*object))
     }
 
@@ -97,7 +97,7 @@ pub(crate) struct PythonData {
     bytes: usize,
     fingerprint: u64,
     layout: Layout,
-    /// Set if the object kept `out`: then the memory of the slots is never given back.
+    /// Set if the object kept `out`. The memory of the slots is then never freed.
     kept: Arc<AtomicBool>,
 }
 
@@ -133,19 +133,19 @@ impl PythonData {
         let result = object.bind(py).call_method1("read_into", (indices, &view));
         drop(reading);
         if let Err(error) = &result {
-            // What cannot be cleared keeps the view, which is found below.
+            // A frame that cannot be cleared keeps the view; this is detected below.
             let _ = clear_frames(py, error);
         }
         let mut returned = view.call_method0("release").is_ok();
         if returned && is_shared(&view) {
-            // `torch.frombuffer(out)` keeps `out` and not its memory, and a view that was released does no harm: they
-            // look the same. A cycle that is over does neither.
+            // `torch.frombuffer(out)` keeps `out` without an export of its memory, while a released view is harmless:
+            // the two look the same. An unreachable cycle is neither, so collect it first.
             py.import("gc")?.call_method0("collect")?;
             returned = !is_shared(&view);
         }
         drop(view);
         if !returned || lent.get().exports.load(Ordering::Relaxed) > 0 {
-            // Relaxed: read by the thread that drops the loader, which is told of this error before.
+            // Relaxed: read by the thread that drops the loader, after it was told of this error.
             self.kept.store(true, Ordering::Relaxed);
             result?;
             return Err(PyBufferError::new_err(
@@ -156,10 +156,10 @@ impl PythonData {
     }
 }
 
-/// Clears the frames in the traceback of an exception and of those that led to it, because they keep the view.
+/// Clears the frames in the traceback of an exception and of its causes, because they keep the view.
 fn clear_frames(py: Python<'_>, error: &PyErr) -> PyResult<()> {
     let clear = py.import("traceback")?.getattr("clear_frames")?;
-    // Before Python 3.12 the exception itself does not have it yet.
+    // Before Python 3.12 the exception does not have its traceback yet.
     if let Some(traceback) = error.traceback(py) {
         clear.call1((traceback,))?;
     }
@@ -175,9 +175,9 @@ fn clear_frames(py: Python<'_>, error: &PyErr) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether others refer to the view.
+/// Whether there are other references to the view.
 fn is_shared(view: &Bound<'_, PyMemoryView>) -> bool {
-    // SAFETY: an object that lives, of a thread that is attached.
+    // SAFETY: the object is alive, and this thread is attached.
     (unsafe { ffi::Py_REFCNT(view.as_ptr()) }) > 1
 }
 
@@ -202,7 +202,7 @@ impl Dataset for PythonData {
 
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         let bytes = out.len();
-        // The interpreter may be about to exit: then nothing asks for this batch any more.
+        // The interpreter may be about to exit: nothing requests this batch then.
         match Python::try_attach(|py| self.call(py, batch, out)) {
             Some(result) => result?,
             None => return Err("the interpreter is shutting down".into()),
@@ -211,7 +211,7 @@ impl Dataset for PythonData {
     }
 }
 
-/// The slot that is being filled, lent to `read_into` as a buffer.
+/// The slot being filled, lent to `read_into` as a buffer.
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Lent {
     data: *mut u8,
@@ -224,9 +224,9 @@ pub(crate) struct Lent {
     exports: AtomicUsize,
 }
 
-// SAFETY: the memory is lent for the time of one call; `PythonData::call` finds out whether a view outlived it.
+// SAFETY: the memory is lent for one call. `PythonData::call` detects whether a view outlived it.
 unsafe impl Send for Lent {}
-// SAFETY: nothing but the count of exports changes.
+// SAFETY: only the count of exports changes.
 unsafe impl Sync for Lent {}
 
 impl Lent {
@@ -234,7 +234,7 @@ impl Lent {
         let shape = layout.of_records(records);
         let size = layout.dtype.size();
         let strides = strides(&shape, size);
-        // Types without a format are lent as unsigned numbers of their size.
+        // Types without a format are lent as unsigned integers of their size.
         let format = dtype::format(layout.dtype).unwrap_or(if size == 1 { c"B" } else { c"H" });
         Self {
             data: out.as_mut_ptr(),
@@ -252,7 +252,7 @@ impl Lent {
 impl Lent {
     /// # Safety
     ///
-    /// Python calls it with a view to fill, as the buffer protocol has it.
+    /// Python calls it with a view to fill, according to the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let lent = slf.get();
         lent.exports.fetch_add(1, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! Batches as DLPack tensors, version 1.0, and without a version for older readers.
+//! Batches as DLPack tensors: version 1.0, and the unversioned form for older readers.
 //!
-//! The structures are those of dlpack.h. A capsule that nobody has taken the tensor out of deletes it.
+//! The structures are those of dlpack.h. A capsule whose tensor was never taken out deletes the tensor.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -56,12 +56,12 @@ struct Versioned {
     minor: u32,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
-    /// None: the tensor can be written to, and is no copy.
+    /// 0: the tensor is writable, and is not a copy.
     flags: u64,
     tensor: Tensor,
 }
 
-/// What a tensor keeps: its memory, and its axes in DLPack's type.
+/// What a tensor keeps alive: its memory, and its axes in DLPack's type.
 struct Context {
     shape: Box<[i64]>,
     strides: Box<[i64]>,
@@ -71,7 +71,7 @@ struct Context {
 const NAME: &CStr = c"dltensor";
 const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 
-/// A capsule with a tensor that looks into the batch, at the records of one data set.
+/// A capsule with a tensor that views the batch: the records of one data set.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     lease: Arc<Lease>,
@@ -88,7 +88,7 @@ pub(crate) fn capsule<'py>(
         device: Device { kind: HOST.0, id: HOST.1 },
         ndim: context.shape.len() as i32,
         dtype: DataType { code, bits, lanes: 1 },
-        // The boxes do not move with the context.
+        // The boxes stay in place when the context moves.
         shape: context.shape.as_mut_ptr(),
         strides: context.strides.as_mut_ptr(),
         byte_offset: 0,
@@ -98,14 +98,14 @@ pub(crate) fn capsule<'py>(
         let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Versioned));
         let tensor = Box::new(Versioned { major: 1, minor: 0, context, deleter, flags: 0, tensor });
         wrap(py, Box::into_raw(tensor).cast::<c_void>(), NAME_VERSIONED, drop_versioned, |tensor| {
-            // SAFETY: the tensor that was just made.
+            // SAFETY: this is the tensor made above.
             unsafe { delete_versioned(tensor.cast::<Versioned>()) }
         })
     } else {
         let deleter = Some(delete as unsafe extern "C" fn(*mut Managed));
         let tensor = Box::new(Managed { tensor, context, deleter });
         wrap(py, Box::into_raw(tensor).cast::<c_void>(), NAME, drop_plain, |tensor| {
-            // SAFETY: the tensor that was just made.
+            // SAFETY: this is the tensor made above.
             unsafe { delete(tensor.cast::<Managed>()) }
         })
     }
@@ -118,7 +118,7 @@ fn wrap<'py>(
     destructor: ffi::PyCapsule_Destructor,
     delete: impl FnOnce(*mut c_void),
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the pointer is not null, the name lives for ever, and this thread is attached to the interpreter.
+    // SAFETY: the pointer is not null, the name is static, and this thread is attached to the interpreter.
     let capsule = unsafe { ffi::PyCapsule_New(tensor, name.as_ptr(), Some(destructor)) };
     if capsule.is_null() {
         delete(tensor);
@@ -128,7 +128,7 @@ fn wrap<'py>(
     Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
 }
 
-/// Gives the batch up. Any thread may call it, attached to the interpreter or not.
+/// Frees the tensor and its share of the batch. Any thread may call it, attached to the interpreter or not.
 ///
 /// # Safety
 ///
@@ -142,26 +142,26 @@ unsafe extern "C" fn delete(tensor: *mut Managed) {
 
 /// Drops the context while this thread holds the GIL: its slot may own Python objects.
 ///
-/// PyO3 counts its own attachments. torch releases the GIL before it calls a deleter, also below a call into this
-/// library: then the count says "attached" while the thread is not.
+/// PyO3 counts its own attachments. torch releases the GIL before it calls a deleter, even below a call into this
+/// library. The count then says "attached" although the thread is not.
 fn give_up(context: Box<Context>) {
     // SAFETY: may be called at any time.
     if unsafe { ffi::Py_IsInitialized() } == 0 {
-        // No object is freed then.
+        // No Python object is freed then.
         return drop(context);
     }
-    // SAFETY: the interpreter is there; the calls are a pair, on one thread.
+    // SAFETY: the interpreter exists; the two calls are a pair, on one thread.
     let before = unsafe { ffi::PyGILState_Ensure() };
     drop(context);
     // SAFETY: as above.
     unsafe { ffi::PyGILState_Release(before) };
 }
 
-/// As [`delete`].
+/// Same as [`delete`], for a versioned tensor.
 ///
 /// # Safety
 ///
-/// As for [`delete`].
+/// Same as [`delete`].
 unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
     // SAFETY: it was made by `Box::into_raw`, and the caller gives it up.
     let tensor = unsafe { Box::from_raw(tensor) };
@@ -175,7 +175,7 @@ unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
 ///
 /// Python calls it once, with a capsule that [`wrap`] made.
 unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python passes the capsule that goes.
+    // SAFETY: Python passes the capsule that is being freed.
     let tensor = unsafe { unclaimed(capsule, NAME) };
     if !tensor.is_null() {
         // SAFETY: a capsule of this name holds such a tensor.
@@ -183,11 +183,11 @@ unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// As [`drop_plain`].
+/// Same as [`drop_plain`], for a versioned tensor.
 ///
 /// # Safety
 ///
-/// As for [`drop_plain`].
+/// Same as [`drop_plain`].
 unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: Python passes the capsule that goes.
     let tensor = unsafe { unclaimed(capsule, NAME_VERSIONED) };
@@ -197,11 +197,11 @@ unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// What the capsule holds, or null if it has another name by now.
+/// The contents of the capsule, or null if it was renamed.
 ///
 /// # Safety
 ///
-/// `capsule` is one, and this thread is attached to the interpreter.
+/// `capsule` is a capsule, and this thread is attached to the interpreter.
 unsafe fn unclaimed(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
     // SAFETY: as the caller promises.
     if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {

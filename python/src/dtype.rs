@@ -1,4 +1,4 @@
-//! The types of elements in numpy's and DLPack's terms, and what the records of a batch look like.
+//! Element types in numpy's and DLPack's terms, and the layout of a batch's records.
 
 use std::ffi::CStr;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use twinbuf::mmap::DType;
 
-/// What one record is made of.
+/// The layout of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) dtype: DType,
@@ -15,16 +15,16 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Bytes in a record, or `None` if memory has no room for so many.
+    /// Bytes in a record, or `None` if that exceeds the address space.
     pub(crate) fn bytes(&self) -> Option<usize> {
         self.shape.iter().try_fold(self.dtype.size(), |bytes, &axis| bytes.checked_mul(axis))
     }
 }
 
 impl Layout {
-    /// The shape of so many records.
+    /// The shape of this many records.
     pub(crate) fn of_records(&self, records: usize) -> Box<[isize]> {
-        // They lie in memory, so no axis is longer than `isize::MAX`.
+        // They are in memory, so no axis is longer than `isize::MAX`.
         std::iter::once(&records).chain(&self.shape).map(|&axis| axis as isize).collect()
     }
 }
@@ -73,8 +73,8 @@ const ALL: [DType; 17] = [
     DType::C128,
 ];
 
-/// The format of an element for the buffer protocol (PEP 3118, the codes of the module `struct`). `None` for types that
-/// have no code: the 8-bit floats and bfloat16.
+/// The format of an element for the buffer protocol (PEP 3118, the codes of the module `struct`). `None` for types
+/// without a code: the 8-bit floats and bfloat16.
 pub(crate) const fn format(dtype: DType) -> Option<&'static CStr> {
     Some(match dtype {
         DType::Bool => c"?",
@@ -119,7 +119,7 @@ pub(crate) const fn dlpack(dtype: DType) -> (u8, u8) {
     }
 }
 
-/// The type that a name or anything else that `numpy.dtype` takes stands for.
+/// The type named by a string or by anything else that `numpy.dtype` accepts.
 pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
     let text = match dtype.extract::<String>() {
         Ok(text) => text,
@@ -127,7 +127,7 @@ pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         Err(_) => dtype.str()?.to_string().trim_start_matches("torch.").to_owned(),
     };
     if dtype.is_none() {
-        // numpy takes it for float64.
+        // numpy would convert it to float64.
         return Err(PyTypeError::new_err("dtype: wanted the type of a record's elements, found None"));
     }
     let find = |text: &str| ALL.into_iter().find(|&dtype| name(dtype) == text);

@@ -1,6 +1,6 @@
-//! What a loader and its iterators share: the loader of the crate or the iteration that owns it, behind a lock.
+//! State shared by a loader and its iterators: the crate's loader, or the iteration that owns it, behind a lock.
 //!
-//! No call waits with both the lock and the GIL, and none holds the lock for longer than a slice of a wait.
+//! No call waits while it holds both the lock and the GIL. None holds the lock for longer than one slice of a wait.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -42,23 +42,23 @@ pub(crate) struct State {
     pub(crate) run: Run,
     /// Counts iterations: only the newest gets batches.
     pub(crate) iteration: u64,
-    /// Where the next iteration begins, if a state was loaded or an epoch set.
+    /// The start of the next iteration, if a state was loaded or an epoch set.
     pub(crate) resume: Option<Checkpoint>,
     /// The epoch of the next `iter(loader)`.
     pub(crate) next_epoch: u64,
-    /// The batch that a signal kept from the loop: the next one that it gets.
+    /// A batch that a signal withheld from the loop. The loop gets it next.
     pub(crate) put_back: Option<Arc<Lease>>,
-    /// The position before that batch, also when its iteration is over.
+    /// The position before that batch, even after its iteration is over.
     pub(crate) before: Option<Checkpoint>,
     /// The epoch before which the iteration ends.
     pub(crate) end: u64,
-    /// The last iteration came to its end.
+    /// Whether the last iteration reached its end.
     pub(crate) exhausted: bool,
     /// The report of a loader that was closed, and its last steps.
     pub(crate) last_report: (twinbuf::Report, Vec<StepTimes>),
     /// Batches that were handed out and may be in use, in their order, with the number of their iteration.
     pub(crate) leases: VecDeque<(u64, Weak<Lease>)>,
-    /// It was logged that a batch left its slot.
+    /// Whether it was logged that a batch left its slot.
     pub(crate) warned: bool,
 }
 
@@ -66,36 +66,36 @@ pub(crate) struct State {
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     pub(crate) name: Option<String>,
-    /// Of each data set.
+    /// The layout of each data set.
     pub(crate) layouts: Vec<Layout>,
-    /// A thread reads ahead, so that asking for a batch without waiting does not read it.
+    /// A thread reads ahead, so requesting a batch without waiting does not read it.
     pub(crate) overlap: bool,
     pub(crate) process: u32,
-    /// A data set kept the memory of a slot.
+    /// Whether a data set kept the memory of a slot.
     pub(crate) kept: Arc<AtomicBool>,
 }
 
 /// Loaders whose threads must end before the interpreter does.
 static LOADERS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Threads that have let go of the interpreter within a call. Where it exits before they have it back, Python ends them
-/// in the middle of that call (before 3.14), which aborts the process.
+/// Threads that have released the interpreter within a call. If the interpreter exits before they have it back, Python
+/// (before 3.14) ends them in the middle of that call, which aborts the process.
 static DETACHED: AtomicUsize = AtomicUsize::new(0);
 
-/// Has `_close_all` end the loader's thread too.
+/// Registers the loader for `_close_all`, which ends its thread too.
 pub(crate) fn register(shared: &Arc<Shared>) {
     let mut loaders = LOADERS.lock().unwrap_or_else(PoisonError::into_inner);
     loaders.retain(|loader| loader.strong_count() > 0);
     loaders.push(Arc::downgrade(shared));
 }
 
-/// What came of asking for a batch.
+/// The result of requesting a batch.
 pub(crate) enum Asked {
     Batch(Arc<Lease>),
     End,
     NotYet,
     Failed(Box<twinbuf::Error>),
-    /// Another iteration has begun since.
+    /// Another iteration has started since.
     Replaced,
     Closed,
 }
@@ -103,9 +103,9 @@ pub(crate) enum Asked {
 /// Whether a slot was freed.
 pub(crate) enum Freed {
     No,
-    /// Of a batch of an earlier iteration.
+    /// The slot of a batch of an earlier iteration.
     LeftOver,
-    /// Of a batch that this iteration's loop has kept, for the first time or not.
+    /// The slot of a batch that this iteration's loop has kept, for the first time or not.
     Kept {
         first: bool,
     },
@@ -117,7 +117,7 @@ impl Shared {
         self.process != std::process::id()
     }
 
-    /// Refuses what would wait for ever.
+    /// Refuses a call that would wait forever.
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         if self.is_forked() {
             let message = "the loading thread stayed in the process that this one was forked from: build the loader \
@@ -131,7 +131,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The state. Never waits for the lock with the GIL, whose holder may wait for the GIL.
+    /// Accesses the state. Never waits for the lock while holding the GIL: the lock's holder may wait for the GIL.
     pub(crate) fn with<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
         match self.state.try_lock() {
             Ok(mut state) => use_it(&mut state),
@@ -140,9 +140,9 @@ impl Shared {
         }
     }
 
-    /// As `with`, for what may read data or join a thread, which may need the GIL.
+    /// Same as `with`, for calls that may read data or join a thread that needs the GIL.
     pub(crate) fn detached<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
-        // SeqCst: not worth a thought, once a wait.
+        // SeqCst: the cost does not matter once per wait.
         DETACHED.fetch_add(1, Ordering::SeqCst);
         let result = py.detach(|| use_it(&mut self.lock()));
         DETACHED.fetch_sub(1, Ordering::SeqCst);
@@ -203,8 +203,9 @@ impl State {
         self.leases.push_back((self.iteration, Arc::downgrade(lease)));
     }
 
-    /// If the next slot is in use: lets the oldest batch keep its memory, which frees its slot. Waits for it first, as
-    /// long as `patience`, unless it is of an iteration that is over: then a loop variable has it.
+    /// If the next slot is in use, lets the oldest batch keep its memory, which frees its slot. Does so only if the
+    /// slot has been held for `patience`, or at once if the batch belongs to a finished iteration: a loop variable then
+    /// holds it.
     pub(crate) fn free_a_slot(&mut self, patience: Duration) -> Freed {
         let Run::Running(epochs) = &self.run else { return Freed::No };
         let Some(held_for) = epochs.held_for() else { return Freed::No };
@@ -228,7 +229,7 @@ impl State {
         Freed::No
     }
 
-    /// Takes a batch back that the loop did not get.
+    /// Takes back a batch that the loop did not get.
     pub(crate) fn put_back(&mut self, iteration: u64, lease: Arc<Lease>) {
         if self.iteration != iteration || matches!(self.run, Run::Closed) {
             return;
@@ -237,17 +238,17 @@ impl State {
         self.put_back = Some(lease);
     }
 
-    /// Begins the iteration again where it is: the batch after the last one that was received is read again.
+    /// Restarts the iteration at its position: the batch after the last received one is read again.
     fn again(&mut self) {
         let at = self.at();
         self.rest();
         if self.start(at.as_ref(), 0..self.end).is_err() {
-            // What stopped it was told, and is told again by the next iteration.
+            // The error that stopped it was reported, and the next iteration reports it again.
             self.rest();
         }
     }
 
-    /// Ends the iteration; who asks it for a batch is told.
+    /// Ends the iteration; further requests for its batches are told so.
     pub(crate) fn end_iteration(&mut self) {
         self.rest();
         self.iteration += 1;
@@ -260,8 +261,8 @@ impl State {
         self.run = run.into_loader().map_or(Run::Closed, Run::Idle);
     }
 
-    /// Begins an iteration over these epochs, or what a loaded state leaves of them. One of a single epoch is its whole
-    /// if the state is of another.
+    /// Begins an iteration over these epochs, or over what a loaded state leaves of them. An iteration of a single
+    /// epoch covers all of it if the state belongs to another epoch.
     pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<u64, Box<twinbuf::Error>> {
         self.rest();
         self.iteration += 1;
@@ -271,7 +272,7 @@ impl State {
         });
         let start = self.resume.as_ref().map_or(epochs.start, Checkpoint::epoch);
         if start >= epochs.end {
-            // Nothing is left to do, and the place is not lost.
+            // Nothing remains, and the position is not lost.
             return Ok(self.iteration);
         }
         (self.exhausted, self.before) = (false, None);
@@ -308,7 +309,7 @@ impl State {
         }
     }
 
-    /// The place after the last batch that was received, for its state.
+    /// The position after the last received batch, for its state.
     pub(crate) fn position(&self) -> Option<Position> {
         let checkpoint = self.resume.clone().or_else(|| self.before.clone()).or_else(|| self.at())?;
         Some(Position::new(checkpoint, self.exhausted && self.resume.is_none()))
@@ -324,7 +325,7 @@ impl State {
     }
 }
 
-/// The same position but for epoch and step.
+/// The same position with another epoch and step.
 fn moved(at: &Checkpoint, epoch: u64, step: u64) -> Option<Checkpoint> {
     let mut fields = serde_json::to_value(at).ok()?;
     (fields["epoch"], fields["step"]) = (epoch.into(), step.into());
@@ -339,11 +340,11 @@ impl Drop for Shared {
     }
 }
 
-/// Drops a loader, which joins its thread. That may need the GIL to finish a batch.
+/// Drops a loader and joins its thread. The thread may need the GIL to finish a batch.
 pub(crate) fn end(run: Run, kept: &AtomicBool) {
-    // Relaxed: the error that says so was delivered, or the view's memory is not reached by this thread.
+    // Relaxed: the error that reports it was delivered, or this thread does not reach the view's memory.
     if kept.load(Ordering::Relaxed) {
-        // Python code has a view of a slot, which must stay memory for ever.
+        // Python code has a view of a slot, so that memory must stay forever.
         std::mem::forget(run);
         return;
     }
@@ -353,8 +354,8 @@ pub(crate) fn end(run: Run, kept: &AtomicBool) {
     }
 }
 
-/// Ends the threads of all loaders. Registered with `atexit`: a thread that reads a data set written in Python must
-/// not ask for an interpreter that is gone.
+/// Ends the threads of all loaders. Registered with `atexit`: a thread that reads a Python data set must not request an
+/// interpreter that is gone.
 #[pyfunction]
 pub(crate) fn _close_all(py: Python<'_>) {
     let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,7 +1,7 @@
-//! Errors of the crates as Python exceptions.
+//! Converts errors of the crates to Python exceptions.
 //!
-//! The classes are defined in Python (`twinbuf/errors.py`), because those of files derive from `OSError` too, which a
-//! class of the stable interface cannot.
+//! The classes are defined in Python (`twinbuf/errors.py`): the classes for file errors also derive from `OSError`,
+//! which the stable ABI does not allow for a Rust class.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Write};
@@ -15,7 +15,7 @@ use twinbuf::loader::At;
 use twinbuf::mmap;
 use twinbuf::{BoxError, Error};
 
-/// What an exception is made of.
+/// The parts of an exception.
 #[derive(Debug, Default)]
 pub(crate) struct Failure {
     class: &'static str,
@@ -31,7 +31,7 @@ impl Failure {
         Self { class, message: message.into(), ..Self::default() }
     }
 
-    /// An error of the files.
+    /// A file error.
     pub(crate) fn of_file(error: &mmap::Error) -> Self {
         use mmap::Error as E;
         let class = match error {
@@ -42,7 +42,7 @@ impl Failure {
         };
         let (path, offset) = place(error);
         let errno = StdError::source(error).and_then(errno);
-        // Those that have a class of their own have no source.
+        // Errors with a dedicated class have no source.
         let errno = errno.or(match class {
             "MissingFileError" => Some(2),
             "FilePermissionError" => Some(13),
@@ -52,7 +52,7 @@ impl Failure {
     }
 }
 
-/// The path and the offset of an error of the files.
+/// The path and the offset of a file error.
 fn place(error: &mmap::Error) -> (Option<PathBuf>, Option<u64>) {
     use mmap::Error as E;
     match error {
@@ -97,7 +97,7 @@ fn errno(error: &(dyn StdError + 'static)) -> Option<i32> {
     error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error)
 }
 
-/// The error's line and those of its sources.
+/// The error's message followed by those of its sources.
 fn chain(error: &dyn StdError) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
@@ -139,8 +139,8 @@ pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
     raise(py, Failure::new("OptionError", in_python(&error.to_string())))
 }
 
-/// An error of a loader or generator. One that Python code raised comes back as it was, with a note that names the
-/// batch.
+/// An error of a loader or generator. An exception raised by Python code is returned as it was, with a note that names
+/// the batch.
 pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     let whole = in_python(&error.to_string());
     match error {
@@ -173,7 +173,7 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     }
 }
 
-/// Whether Ctrl-C or an exit ended the read, and not what it reads.
+/// Whether Ctrl-C or an exit ended the read, as opposed to an error of the data.
 pub(crate) fn is_interrupt(error: &Error) -> bool {
     let Error::Load { source, .. } = error else { return false };
     let Some(raised) = source.downcast_ref::<PyErr>() else { return false };
@@ -181,18 +181,18 @@ pub(crate) fn is_interrupt(error: &Error) -> bool {
 }
 
 fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
-    // What comes before the cause.
+    // The text before the cause.
     let line = whole.strip_suffix(&format!(": {}", chain(&*source))).unwrap_or(&whole).to_string();
     let source = match source.downcast::<PyErr>() {
         Ok(raised) => {
             let mut raised = *raised;
             if raised.is_instance_of::<PyStopIteration>(py) {
-                // It would end the loop as if there were no more batches (PEP 479).
+                // Without this it would end the loop as if there were no more batches (PEP 479).
                 let stop =
                     mem::replace(&mut raised, PyRuntimeError::new_err("read_into raised StopIteration"));
                 raised.set_cause(py, Some(stop));
             }
-            // A note that cannot be added is no reason to hide the error.
+            // Failing to add a note is no reason to hide the error.
             let _ = raised.value(py).call_method1("add_note", (line,));
             return raised;
         }
@@ -205,7 +205,7 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
     raise(py, Failure { at: Some(at), ..failure })
 }
 
-/// The names of options as Python has them.
+/// Renames options to their Python names.
 pub(crate) fn in_python(text: &str) -> String {
     let text = text.replace("set `Options::partial`", "open whole files");
     // Every other part is code.

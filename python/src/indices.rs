@@ -1,10 +1,10 @@
-//! The records of a batch as numbers.
+//! The records of a batch as an array of numbers.
 
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use twinbuf::BatchIndices;
 
-/// The numbers of a batch's records as an array of numpy.
+/// The numbers of a batch's records as a numpy array.
 pub(crate) fn indices<'py>(py: Python<'py>, batch: &BatchIndices) -> PyResult<Bound<'py, PyAny>> {
     let len = usize::try_from(batch.len())?;
     let bytes = PyByteArray::new_with(py, len * 8, |bytes| {

@@ -1,4 +1,4 @@
-//! The iterator of batches: waits in slices, and between two of them hears signals.
+//! The iterator of batches: waits in slices, and handles signals between two of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::position::Position;
 
-/// The longest that a signal waits to be heard.
+/// The longest time before a signal is handled.
 const SLICE: Duration = Duration::from_millis(50);
-/// How long a slot that is in use is waited for: another thread may be about to let go of it.
+/// How long to wait for a slot in use: another thread may be about to release it.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 pub(crate) fn closed(py: Python<'_>) -> PyErr {
@@ -26,7 +26,7 @@ pub(crate) fn closed(py: Python<'_>) -> PyErr {
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Batches {
     shared: Arc<Shared>,
-    /// The loader's object, which shows the collector what they share.
+    /// The loader object. It reports to the garbage collector what they share.
     loader: Py<PyAny>,
     iteration: u64,
 }
@@ -36,7 +36,7 @@ impl Batches {
         Self { shared, loader, iteration }
     }
 
-    /// The next call gets the batch that this one raises instead of.
+    /// Keeps a batch for the next call, because this call raises an exception instead.
     fn put_back(&self, py: Python<'_>, lease: Arc<Lease>, raised: PyErr) -> PyErr {
         self.shared.with(py, |state| state.put_back(self.iteration, lease));
         raised
@@ -49,7 +49,7 @@ impl Batches {
         slf
     }
 
-    /// The place after the last batch that came from here.
+    /// The position after the last batch that this iterator returned.
     fn _position(&self, py: Python<'_>) -> Option<Position> {
         self.shared.with(py, |state| state.position())
     }
@@ -63,14 +63,15 @@ impl Batches {
         shared.check(py)?;
         let ask = |timeout| move |state: &mut State| shared.ask(state, self.iteration, timeout);
         let mut asked = match shared.overlap {
-            // Most batches are there already: no reason to let go of the GIL, and to wait to get it back.
+            // Most batches are ready already, so there is no reason to release the GIL and wait to get it
+            // back.
             true => shared.with(py, ask(Duration::ZERO)),
             false => shared.detached(py, ask(SLICE)),
         };
         loop {
             match asked {
                 Asked::Batch(lease) => {
-                    // Ctrl-C would lose the batch if it came after this.
+                    // Ctrl-C after this point would lose the batch.
                     return match py.check_signals() {
                         Ok(()) => Ok(Some(Batch::new(lease))),
                         Err(raised) => Err(self.put_back(py, lease, raised)),
@@ -102,7 +103,7 @@ impl Batches {
 
 impl Drop for Batches {
     fn drop(&mut self) {
-        // A loop that was left early: nothing more is read ahead for it.
+        // The loop was left early: nothing more is read ahead for it.
         let (shared, iteration) = (&*self.shared, self.iteration);
         if !shared.is_forked() {
             let rest = |state: &mut State| {

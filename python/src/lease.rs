@@ -1,4 +1,4 @@
-//! The memory of a batch, and the shape in which Python sees it.
+//! The memory of a batch, and its shape in Python.
 
 use std::mem;
 use std::sync::{Mutex, PoisonError};
@@ -8,9 +8,9 @@ use twinbuf::{BatchIndices, Error};
 
 use crate::dtype::Layout;
 
-/// A batch that was handed out. Every array on it holds one reference; the last to go frees the slot.
+/// A batch that was handed out. Every array of it holds one reference; dropping the last one frees the slot.
 pub(crate) struct Lease {
-    /// One of each data set of the loader.
+    /// One view per data set of the loader.
     pub(crate) views: Box<[View]>,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
@@ -19,30 +19,30 @@ pub(crate) struct Lease {
 
 /// The records of one data set, in C order.
 pub(crate) struct View {
-    /// The first byte. It stays where it is as long as the lease lives.
+    /// The first byte. It does not move while the lease exists.
     pub(crate) data: *mut u8,
     pub(crate) bytes: usize,
     pub(crate) dtype: DType,
-    /// Records, then the axes of a record.
+    /// The number of records, followed by the axes of a record.
     pub(crate) shape: Box<[isize]>,
     /// In elements.
     pub(crate) strides: Box<[isize]>,
     pub(crate) byte_strides: Box<[isize]>,
 }
 
-// SAFETY: the memory behind `data` belongs to `memory`, which is `Send`, and which nothing else reaches while the lease
-// lives. What threads do with the arrays on it at the same time is up to Python code, as with any array.
+// SAFETY: the memory behind `data` belongs to `memory`. That is `Send`, and nothing else reaches it while the lease
+// exists. Simultaneous access by several threads to its arrays is up to Python code, as with any array.
 unsafe impl Send for Lease {}
-// SAFETY: as above; all else is not changed after it was made.
+// SAFETY: as above; everything else is immutable after construction.
 unsafe impl Sync for Lease {}
 
-/// What keeps the bytes. They are reached through [`View::data`] alone.
+/// The owner of the bytes. They are accessed only through [`View::data`].
 enum Memory {
     /// A slot of the loader.
     Slot(twinbuf::Batch),
-    /// Taken out of the slot, because the loader needed it.
+    /// Taken out of its slot, because the loader needed the slot.
     Own { _buffer: Buffer, records: BatchIndices },
-    /// Between the two.
+    /// Between the two states.
     Moving,
 }
 
@@ -55,9 +55,9 @@ impl View {
     }
 }
 
-/// The steps along each axis of an array in C order whose elements have this size.
+/// The strides, in elements of this size, of an array in C order.
 pub(crate) fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
-    // Elements are as large as numbers are.
+    // An element has the size of a number, so it fits.
     let mut strides = vec![size as isize; shape.len()].into_boxed_slice();
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis];
@@ -69,7 +69,7 @@ impl Lease {
     pub(crate) fn new(mut batch: twinbuf::Batch, layouts: &[Layout]) -> Result<Self, Error> {
         let whole: &mut [u8] = &mut batch;
         let data = whole.as_mut_ptr();
-        // A batch lies in memory, so its records can be counted.
+        // A batch is in memory, so the number of its records fits.
         let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
         let view = |(field, layout)| {
             let bytes = batch.field::<u8>(field)?;
@@ -81,7 +81,7 @@ impl Lease {
         Ok(Self { views, epoch, step, memory: Mutex::new(Memory::Slot(batch)) })
     }
 
-    /// The numbers of its records.
+    /// The numbers of the batch's records.
     pub(crate) fn records(&self) -> BatchIndices {
         match &*self.memory.lock().unwrap_or_else(PoisonError::into_inner) {
             Memory::Slot(batch) => batch.plan().clone(),
@@ -90,7 +90,8 @@ impl Lease {
         }
     }
 
-    /// Frees the slot, which gets other memory. `None` if that was done before; `Some(false)` if there is no memory.
+    /// Frees the slot, which gets new memory. `None` if that was done before; `Some(false)` if there is not enough
+    /// memory.
     pub(crate) fn leave_slot(&self) -> Option<bool> {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         match mem::replace(&mut *memory, Memory::Moving) {

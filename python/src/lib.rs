@@ -1,4 +1,4 @@
-//! The module `twinbuf._twinbuf`: the loader as Python sees it. What needs no Rust is beside it, in `twinbuf/`.
+//! The module `twinbuf._twinbuf`: the Rust part of the Python package. The rest is in `twinbuf/`.
 
 mod batch;
 mod dataset;
@@ -22,7 +22,7 @@ mod switches;
 
 use pyo3::prelude::*;
 
-/// No part of it relies on the GIL: what is shared is behind locks.
+/// No part relies on the GIL: shared state is behind locks.
 #[pymodule(gil_used = false)]
 mod _twinbuf {
     use super::*;

@@ -24,56 +24,59 @@ use crate::records::Records;
 use crate::report;
 use crate::switches;
 
-/// A batch of fewer bytes is read in about the time that it takes to hand one over.
+/// A smaller batch is read in about the time that it takes to hand it over.
 const SMALL: usize = 8 << 20;
 
-/// Reads the batches of a plan ahead of their use.
+/// Reads the batches of a plan ahead of use.
 ///
-/// A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn, allocated once; nothing
-/// is allocated or copied per batch, and the thread never takes the GIL (unless the data set is written in Python).
+/// A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn. They are allocated
+/// once; nothing is allocated or copied per batch, and the thread never takes the GIL (unless the data set is written
+/// in Python).
 ///
-/// Iterate over ``epochs``, or over the loader itself, epoch after epoch. There is one iteration at a time: beginning
-/// another ends the one before. Switches such as ``TWINBUF_OVERLAP=0`` are taken from the environment; one that changes
-/// an argument is logged. ``repr()`` and `report` have what is in effect.
+/// Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is active:
+/// starting another ends the previous one. The environment can override arguments with switches such as
+/// ``TWINBUF_OVERLAP=0``; each change is logged. ``repr()`` and `report` show the values in effect.
 ///
-/// In a process that was forked from the one that built it, every method but ``len()``, ``plan`` and ``repr()`` raises
-/// `ForkedError`; batches and arrays that were received before stay usable there.
+/// In a process forked from the one that built it, every method except ``len()``, ``plan`` and ``repr()`` raises
+/// `ForkedError`. Batches and arrays received before the fork stay usable there.
 ///
 /// Parameters
 /// ----------
 /// data
 ///     `Records`, or an object with ``__len__``, the ``dtype`` and ``shape`` of a record, and ``read_into(indices,
-///     out)``, which fills ``out`` (a memoryview of shape ``(len(indices), *shape)``) with the records of these numbers
-///     (an array of int64). A tuple of up to four of either, such as images and labels, is matched by number; a batch
-///     is a tuple of arrays then. ``read_into`` fills all of ``out``: what it leaves out is what an earlier batch had
-///     there. ``out``, an array or a tensor on it that outlives the call is a ``BufferError``. It must not use the loader that
-///     it reads for. An attribute ``fingerprint``, a number from 0 to 2**64 - 1, tells the data from other data in a state.
+///     out)``. That method fills ``out`` (a memoryview of shape ``(len(indices), *shape)``) with the records of these
+///     numbers (an int64 array). It must fill all of ``out``: whatever it skips contains data of an earlier batch.
+///     Keeping ``out``, or an array or tensor made from it, after the call raises ``BufferError``. It must not use the
+///     loader that it reads for.
+///
+///     A tuple of up to four data sets, such as images and labels, is matched by number; a batch is then a tuple of
+///     arrays. An optional attribute ``fingerprint``, a number from 0 to 2**64 - 1, identifies the data in a state.
 /// plan
-///     Which records make which batch.
+///     Which records make up each batch.
 /// name
-///     Names the loader in errors, reports and traces, and in its own switches: ``TWINBUF_TRAIN_DEPTH=3``.
+///     Names the loader in errors, reports and traces, and in its switches: ``TWINBUF_TRAIN_DEPTH=3``.
 /// device
 ///     Where batches go: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, any accelerator of torch. A second thread sends
-///     the next batch on a stream of its own while the loop uses this one, from page-locked slots. ``batch.torch()`` is
-///     on the device then, and the current stream waits for it. Two batches are on the device, and those that the loop
-///     keeps. Default: host memory, as ``"cpu"``.
+///     the next batch from page-locked slots, on a separate stream, while the loop uses this one. ``batch.torch()`` is
+///     then on the device, and the current stream waits for it. The device holds two batches, plus those that the loop
+///     keeps. Default: host memory, like ``"cpu"``.
 /// depth
-///     The number of slots, of each worker: 1 to 8. With 1 nothing is read ahead. Default: 2, or 3 where a batch has less
-///     than 8 MiB: a loop has a batch until it gets the next one, and a small one is read in the time that takes.
+///     The number of slots per worker: 1 to 8. With 1 nothing is read ahead. Default: 2, or 3 if a batch is smaller
+///     than 8 MiB: a loop holds a batch until it gets the next one, and a small batch is read within that time.
 ///     ``TWINBUF_DEPTH`` overrides it.
 /// workers
-///     The number of threads that read, each its share of the batches: 1 to 64. One is enough for files; more help a data set
-///     written in Python whose ``read_into`` decodes and lets go of the GIL. It is then called by several threads.
+///     The number of reading threads, each with a share of the batches: 1 to 64. One is enough for files. More help
+///     with a Python data set whose ``read_into`` decodes and releases the GIL; several threads then call it.
 /// overlap
-///     Whether a thread reads ahead. With False each batch is read when it is asked for; the batches are the same.
+///     Whether a thread reads ahead. With False each batch is read when it is requested; the batches are the same.
 /// trace
 ///     A file for a Chrome trace of both threads.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
 pub(crate) struct Loader {
-    /// Iterators have it too, and this object.
+    /// Shared by the iterators and this object.
     shared: Arc<Shared>,
     plan: Py<Plan>,
-    /// The data sets that are written in Python.
+    /// The data sets written in Python.
     objects: Vec<Arc<Object>>,
     /// Sends the batches to a device: `twinbuf._device.Sender`.
     sender: Option<Py<PyAny>>,
@@ -113,7 +116,8 @@ impl Loader {
         }
     }
 
-    /// Ends the thread that sends batches to a device. It may wait for a batch until this iteration is over.
+    /// Ends the thread that sends batches to a device. That thread may be waiting for a batch until this iteration
+    /// ends.
     fn stop_sending(&self, py: Python<'_>) -> PyResult<()> {
         let Some(sender) = &self.sender else { return Ok(()) };
         sender.call_method0(py, "stop")?;
@@ -121,7 +125,7 @@ impl Loader {
         sender.call_method0(py, "join").map(drop)
     }
 
-    /// Logs each argument that the environment has replaced.
+    /// Logs each argument that the environment has overridden.
     fn tell_overridden(&self, py: Python<'_>, depth: usize, workers: usize, overlap: bool) -> PyResult<()> {
         let name = self.shared.name.as_deref();
         let word = |on| if on { "True" } else { "False" };
@@ -135,7 +139,7 @@ impl Loader {
         for (switch, option, argument, found) in options {
             let by = match switches::switch(name, switch) {
                 Some(_) => switch,
-                // It turns the overlap off, and with it the workers.
+                // The breakdown turns the overlap off, and with it the workers.
                 None if switch != "DEPTH" && switches::switch(name, "BREAKDOWN").is_some() => "BREAKDOWN",
                 None => continue,
             };
@@ -198,7 +202,7 @@ impl Loader {
         let builder = builder.from_env().map_err(failed)?;
         let small = builder.wanted_slots().map_err(failed)?.1.size() < SMALL;
         let asked_depth = given_depth.unwrap_or(if small { 3 } else { 2 });
-        // Once more, because the environment wins over the default as well.
+        // Once more, because the environment overrides the default too.
         let builder = builder.host_depth(asked_depth).from_env().map_err(failed)?;
         let wanted = builder.wanted_slots().map_err(failed)?;
         let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
@@ -237,8 +241,8 @@ impl Loader {
 
     /// The batches of several epochs: ``epochs(3)`` is epochs 0, 1 and 2, ``epochs(range(3, 5))`` is 3 and 4.
     ///
-    /// There is no gap between two epochs. After `load_state_dict` it goes on from there: ``epochs(3)`` is what is left
-    /// of three epochs.
+    /// There is no gap between two epochs. After `load_state_dict` the iteration continues from that state:
+    /// ``epochs(3)`` is what remains of three epochs.
     #[pyo3(signature = (epochs, /))]
     fn epochs<'py>(slf: &Bound<'py, Self>, epochs: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (first, end) = match epochs.cast::<PyRange>() {
@@ -259,14 +263,14 @@ impl Loader {
         Self::iterate(slf, first..end, None)
     }
 
-    /// The batches of one epoch, or what is left of it after `load_state_dict`.
+    /// The batches of one epoch, or the rest of it after `load_state_dict`.
     fn epoch<'py>(slf: &Bound<'py, Self>, epoch: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let epoch = whole::<u64>("epoch", epoch)?;
         let next = epoch.saturating_add(1);
         Self::iterate(slf, epoch..next, Some(next))
     }
 
-    /// The batches of the next epoch, from 0 on; of the one that was set; or what is left after `load_state_dict`.
+    /// The batches of the next epoch, starting with 0; of the epoch that was set; or the rest after `load_state_dict`.
     fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, shared) = (slf.py(), &slf.get().shared);
         shared.check(py)?;
@@ -276,7 +280,7 @@ impl Loader {
         Self::iterate(slf, epoch..next, Some(next))
     }
 
-    /// Make ``epoch`` the one that ``iter(loader)`` begins next.
+    /// Make ``epoch`` the next one that ``iter(loader)`` begins.
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
         let (py, epoch) = (epoch.py(), whole("epoch", epoch)?);
         self.shared.check(py)?;
@@ -287,21 +291,21 @@ impl Loader {
         Ok(())
     }
 
-    /// The steps of this rank in an epoch.
+    /// The number of steps of this rank in an epoch.
     fn __len__(&self) -> PyResult<usize> {
         Ok(usize::try_from(self.plan.get().inner.steps())?)
     }
 
-    /// The plan whose batches this loads.
+    /// The plan that determines the batches.
     #[getter]
     fn plan(&self, py: Python<'_>) -> Py<Plan> {
         self.plan.clone_ref(py)
     }
 
-    /// The position after the last batch that was received, as a dict of plain values to save with the model.
+    /// The position after the last received batch, as a dict of plain values to save with the model.
     ///
-    /// Batches that were only read ahead, or sent to a device, do not count. The same for all ranks: any rank resumes
-    /// from any rank's state.
+    /// Batches that were only read ahead, or sent to a device, are not counted. All ranks have the same state: any rank
+    /// resumes from any rank's state.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.shared.check(py)?;
         let position = self.shared.with(py, |state| state.position()).ok_or_else(|| closed(py))?;
@@ -314,14 +318,14 @@ impl Loader {
         position.to_dict(py)
     }
 
-    /// Go on from a state of `state_dict` with the next iteration.
+    /// Continue from a state of `state_dict` with the next iteration.
     ///
     /// Raises `CheckpointError` if the state belongs to another plan or data set; the message names the field that
     /// differs. Depth, overlap, rank, batch size and the number of ranks may differ.
     ///
-    /// Data sets are told apart by the number and size of their records and by a fingerprint. That of files is made of
-    /// the cut of their records and of samples of their bytes, so a change between the samples is not noticed. One
-    /// written in Python has none, unless it has an attribute ``fingerprint``.
+    /// Data sets are identified by the number and size of their records and by a fingerprint. For files the fingerprint
+    /// covers the windows of their records and samples of their bytes, so a change between the samples is not noticed.
+    /// A Python data set has no fingerprint, unless it has an attribute ``fingerprint``.
     #[pyo3(signature = (state, /))]
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.shared.check(py)?;
@@ -333,7 +337,8 @@ impl Loader {
         let (own, found) =
             (self.plan.get().inner.last_batch(), checkpoint.plan().map(twinbuf::Plan::last_batch));
         if found.is_some_and(|found| found != own && own != LastBatch::Drop && found != LastBatch::Drop) {
-            // `drop_last=False` of one rank and of several: as many steps, and the same records before each.
+            // `drop_last=False` of one rank and of several ranks: the same number of steps, and the same records before
+            // each.
             let mut fields = serde_json::to_value(&checkpoint).map_err(wrong)?;
             fields["plan"]["last_batch"] = serde_json::to_value(own).map_err(wrong)?;
             checkpoint = serde_json::from_value(fields).map_err(wrong)?;
@@ -341,7 +346,7 @@ impl Loader {
         let checked = self.shared.with(py, |state| {
             state.rest();
             let Run::Idle(loader) = &mut state.run else { return Ok(false) };
-            // Asks for nothing, and checks that it could.
+            // Reads nothing, and checks that the state is valid.
             drop(loader.epochs_from(&checkpoint, 0)?);
             state.iteration += 1;
             state.next_epoch = checkpoint.epoch() + 1;
@@ -359,7 +364,7 @@ impl Loader {
         }
     }
 
-    /// Where the time went so far.
+    /// Where the time went so far, as a report.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.shared.check(py)?;
         let (report, steps) = self.shared.with(py, |state| state.report());
@@ -370,7 +375,7 @@ impl Loader {
         }
     }
 
-    /// End the thread, and raise an error that no batch has told of. Batches that are in use stay.
+    /// End the thread, and raise an error that no batch has reported. Batches in use stay valid.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.check(py)?;
         self.stop_sending(py)?;
@@ -404,7 +409,7 @@ impl Loader {
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let closed = self.close(py);
-        // The loop's own exception is the one to tell of.
+        // The loop's exception is the one to report.
         if kind.is_none() { closed } else { Ok(()) }
     }
 
@@ -424,7 +429,7 @@ impl Loader {
         visit.call(&self.sender)
     }
 
-    /// Nothing else reaches the loader, its iterators included: no batch is asked for any more.
+    /// Nothing else reaches the loader or its iterators: no further batch is requested.
     fn __clear__(&self) {
         self.objects.iter().for_each(|object| object.clear());
     }

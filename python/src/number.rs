@@ -1,12 +1,12 @@
-//! Whole numbers as arguments: one that cannot be is refused by name, with what was found.
+//! Whole numbers as arguments: an invalid one is refused with the argument's name and the value found.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
 use crate::errors;
 
-/// A whole number that `T` holds. `OptionError`, a `ValueError`, for one that is negative or too large; `TypeError` for
-/// what is no whole number.
+/// A whole number that fits `T`. Raises `OptionError`, a `ValueError`, if it is negative or too large, and `TypeError`
+/// if it is not a whole number.
 pub(crate) fn whole<'py, T>(name: &str, found: &Bound<'py, PyAny>) -> PyResult<T>
 where
     T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
@@ -20,7 +20,7 @@ where
     })
 }
 
-/// As [`whole`], where there is one.
+/// Same as [`whole`], or `None` if there is no number.
 pub(crate) fn whole_or_none<'py, T>(name: &str, found: Option<&Bound<'py, PyAny>>) -> PyResult<Option<T>>
 where
     T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,

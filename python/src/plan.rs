@@ -1,4 +1,4 @@
-//! `Plan`: which records make which batch.
+//! `Plan`: which records make up each batch.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -9,33 +9,34 @@ use crate::errors;
 use crate::indices::indices;
 use crate::number::{whole, whole_or_none};
 
-/// Bytes in a chunk of a windowed shuffle, unless its records are counted: long enough a stretch for any disk.
+/// Bytes in a chunk of a windowed shuffle, unless its records are counted: long enough for sequential reads on any
+/// disk.
 const CHUNK: u64 = 1 << 20;
 
-/// The order of the records of every epoch, cut into batches and split over ranks.
+/// The order of the records in every epoch, cut into batches and split over ranks.
 ///
 /// A plan is a pure function of its arguments: the same batches on any machine, at any depth, after any resumption. It
-/// holds no table.
+/// stores no table.
 ///
 /// Parameters
 /// ----------
 /// data
 ///     The data set, a tuple of several that have the same number of records, or that number. A smaller number makes a
-///     plan of the first records alone; a loader refuses a plan of more records than its data set has.
+///     plan of the first records only. A loader refuses a plan of more records than its data set has.
 /// batch
 ///     Records in a batch of one rank.
 /// shuffle
-///     ``None``: the order of the files. ``"full"``: every record by itself. ``Window(n)``: records mixed over n
-///     chunks from all over the files, which are in memory and are replaced one by one. More and smaller chunks mix
-///     better. ``Chunks(n)``: whole chunks of n records.
+///     ``None``: the order of the files. ``"full"``: every record individually. ``Window(n)``: records are mixed over n
+///     chunks from all over the files. These chunks are in memory and are replaced one by one. More and smaller chunks
+///     mix better. ``Chunks(n)``: whole chunks of n records.
 /// seed
 ///     Seed of the shuffle.
 /// rank, world
-///     This process and the number of them. ``rank="env"`` takes both from the launcher's variables (torchrun, Open
-///     MPI, Slurm and others). Default: rank 0 of 1.
+///     This process and the number of processes. ``rank="env"`` takes both from the launcher's variables (torchrun,
+///     Open MPI, Slurm and others). Default: rank 0 of 1.
 /// drop_last
-///     Whether to leave out the records that do not fill a last step. With False they make a smaller batch, and with
-///     several ranks the last step is filled up from the front of the epoch, so that all ranks have the same number of
+///     Whether to leave out the records that do not fill a last step. With False they make a smaller batch. With
+///     several ranks the last step is filled up from the front of the epoch, so all ranks have the same number of
 ///     steps.
 #[pyclass(frozen, eq, module = "twinbuf", name = "Plan")]
 #[derive(PartialEq)]
@@ -43,9 +44,9 @@ pub(crate) struct Plan {
     pub(crate) inner: twinbuf::Plan,
 }
 
-/// A shuffle that mixes records within windows of ``chunks`` chunks, which come from all over the files.
+/// A shuffle that mixes records within windows of ``chunks`` chunks from all over the files.
 ///
-/// A chunk has ``records`` records; by default as many as 1 MiB holds. The page cache must hold two windows.
+/// A chunk has ``records`` records; by default as many as fit in 1 MiB. The page cache must hold two windows.
 #[pyclass(frozen, eq, module = "twinbuf", name = "Window")]
 #[derive(PartialEq)]
 pub(crate) struct Window {
@@ -71,7 +72,7 @@ impl Window {
     }
 }
 
-/// A shuffle of chunks of ``records`` consecutive records, whose inner order stays.
+/// A shuffle of chunks of ``records`` consecutive records. The order within a chunk is kept.
 #[pyclass(frozen, eq, module = "twinbuf", name = "Chunks")]
 #[derive(PartialEq)]
 pub(crate) struct Chunks {
@@ -111,7 +112,7 @@ impl Plan {
         let records = match whole::<u64>("data", data) {
             Ok(records) => records,
             Err(error) if error.is_instance_of::<PyValueError>(py) => return Err(error),
-            // All of several data sets have as many.
+            // All of several data sets have the same number.
             Err(_) => dataset::each(data).first().map_or(Ok(0), |set| set.len())? as u64,
         };
         let shuffle = shuffle.map_or(Ok(Shuffle::None), |shuffle| shuffle_of(shuffle, data))?;
@@ -146,7 +147,7 @@ impl Plan {
         Ok(Self { inner })
     }
 
-    /// The steps of this rank in an epoch.
+    /// The number of steps of this rank in an epoch.
     fn __len__(&self) -> PyResult<usize> {
         Ok(usize::try_from(self.inner.steps())?)
     }
@@ -172,7 +173,7 @@ impl Plan {
         self.inner.world()
     }
 
-    /// The numbers of the records of one batch, in its order, as an array of int64.
+    /// The numbers of the records of one batch, in batch order, as an int64 array.
     fn indices<'py>(
         &self,
         epoch: &Bound<'py, PyAny>,

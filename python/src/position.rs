@@ -1,4 +1,4 @@
-//! A place in a plan, cheap to take after every batch; made a dict when somebody saves it.
+//! A position in a plan, cheap to take after every batch. It becomes a dict when it is saved.
 
 use pyo3::prelude::*;
 use twinbuf::Checkpoint;
@@ -8,7 +8,7 @@ use crate::errors;
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Position {
     checkpoint: Checkpoint,
-    /// The end of an epoch that was left is the start of the next.
+    /// The end of a finished epoch is the start of the next one.
     exhausted: bool,
 }
 

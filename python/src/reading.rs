@@ -1,15 +1,15 @@
-//! Which loader's `read_into` this thread is in: what waits for that loader would wait for itself.
+//! The loaders whose `read_into` this thread is in: waiting for such a loader would be a deadlock.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 thread_local! {
-    /// The flags by which loaders are told apart; a data set may read from another loader.
+    /// Flags that identify the loaders. A data set may read from another loader.
     static READING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lasts as long as the call of `read_into`.
+/// Exists for the duration of a `read_into` call.
 pub(crate) struct Reading;
 
 impl Reading {

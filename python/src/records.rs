@@ -12,10 +12,10 @@ use crate::dtype::{self, Layout};
 use crate::errors::{self, Failure};
 use crate::number::{whole, whole_or_none};
 
-/// Records of one size in one or several files, numbered through from the first file on.
+/// Records of one size in one or several files, numbered consecutively from the first file on.
 ///
-/// Open them with one of the static methods. Each takes a path or a list of paths; a path may be a folder or a pattern
-/// such as ``train_*.bin``, whose files come in natural order (``9`` before ``10``). All of them check every file's
+/// Open them with one of the static methods. Each takes a path or a list of paths. A path may be a folder or a pattern
+/// such as ``train_*.bin``; its files are taken in natural order (``9`` before ``10``). All methods check every file's
 /// header and length, and none reads the data.
 ///
 /// A record is one row, the array's first axis; `windows` makes records of several rows.
@@ -89,7 +89,7 @@ impl Records {
         Self::open_as(paths, Format::Raw(whole("record_bytes", record_bytes)?), skip_short)
     }
 
-    /// Open files of numbers without a header, as ``numpy.ndarray.tofile`` and nanoGPT write them.
+    /// Open headerless files of numbers, as written by ``numpy.ndarray.tofile`` and nanoGPT.
     ///
     /// A record is one number: use `windows`. Files that begin like another format are refused.
     #[staticmethod]
@@ -125,8 +125,8 @@ impl Records {
 
     /// The same files as windows of ``rows`` rows, one every ``stride`` rows.
     ///
-    /// ``windows(1025, 1024)`` is inputs and targets of 1024 tokens: neighbours share one token. No window reaches from
-    /// one file into the next, and rows at the end of a file that do not fill one are left out.
+    /// ``windows(1025, 1024)`` is inputs and targets of 1024 tokens: adjacent windows share one token. No window
+    /// crosses from one file into the next. Rows at the end of a file that do not fill a window are left out.
     #[pyo3(signature = (rows, stride=None))]
     fn windows(&self, rows: &Bound<'_, PyAny>, stride: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let py = rows.py();
@@ -156,7 +156,7 @@ impl Records {
         PyTuple::new(py, self.inner.shape())
     }
 
-    /// The bytes of all records; what windows share is counted for each.
+    /// The bytes of all records. Bytes shared by several windows are counted for each of them.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.bytes()
@@ -168,7 +168,7 @@ impl Records {
         self.inner.shards().iter().map(|shard| shard.path().to_owned()).collect()
     }
 
-    /// The files that ``skip_short`` left out, because they do not hold one record.
+    /// The files that ``skip_short`` left out, because they are shorter than one record.
     #[getter]
     fn skipped(&self) -> Vec<PathBuf> {
         self.inner.skipped().to_vec()

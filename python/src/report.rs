@@ -1,4 +1,4 @@
-//! The loader's report as the object that Python's loops have too.
+//! The loader's report, as the object that the Python loops use too.
 
 use std::time::Duration;
 

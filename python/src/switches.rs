@@ -1,9 +1,9 @@
-//! What the environment sets in place of arguments. The crate reads and checks it; this tells of it.
+//! Arguments that the environment overrides. The crate reads and checks them; this module reports them.
 
 use std::env;
 use std::ffi::OsString;
 
-/// The value of a switch of all loaders, or of the loader of this name, which comes first.
+/// The value of a switch: the one of the loader with this name, or else the one of all loaders.
 pub(crate) fn switch(loader: Option<&str>, switch: &str) -> Option<OsString> {
     let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     let own = loader.map(|name| name.chars().map(upper).collect::<String>());

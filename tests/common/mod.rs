@@ -1,5 +1,5 @@
-//! What the integration tests share: files of known records, data sets that fail or wait where they are told to, and a
-//! task that nobody runs.
+//! Shared by the integration tests: files of known records, data sets that fail or wait at a chosen place, and a task
+//! that nobody runs.
 
 #![allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)] // each test binary uses its part
 
@@ -19,14 +19,14 @@ use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records,
 /// Bytes of a record in these tests.
 pub const RECORD: usize = 512;
 
-/// Record `i` of every file set: its number, and then bytes that depend on it.
+/// Record `i` of every file set: its number, followed by bytes that depend on it.
 pub fn record(i: u64) -> Vec<u8> {
     let mut bytes = i.to_le_bytes().to_vec();
     bytes.extend((8..RECORD).map(|k| (i as u8).wrapping_mul(31).wrapping_add(k as u8)));
     bytes
 }
 
-/// Files of these numbers of records.
+/// Files with these numbers of records.
 pub fn files(shards: &[u64]) -> (TempDir, Vec<PathBuf>) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut first = 0;
@@ -59,7 +59,7 @@ pub fn open(paths: &[PathBuf]) -> Arc<Records> {
     Arc::new(Records::open(paths, RECORD).unwrap())
 }
 
-/// Both ways to read files, as far as there are both: said aloud where there is no way past the page cache.
+/// Both ways to read files, if the system has both. Prints a message if it has no way past the page cache.
 pub fn modes(data: &Arc<Records>) -> Vec<ReadMode> {
     let plan = Plan::builder(data.len()).build().unwrap();
     match Reader::new(data.ranges(), &plan, ReadOptions::new().mode(ReadMode::Direct)) {
@@ -76,12 +76,12 @@ pub fn modes(data: &Arc<Records>) -> Vec<ReadMode> {
     }
 }
 
-/// Where a batch of a loader without a name is.
+/// The place of a batch of an unnamed loader.
 pub fn at(epoch: u64, step: u64) -> At {
     At { loader: None, epoch, step: Some(step) }
 }
 
-/// The batches of an epoch, copied, up to and with its error.
+/// Copies the batches of an epoch, up to and including its error.
 pub fn batches(loader: &mut Loader, epoch: u64) -> Vec<Result<Vec<u8>, twinbuf::Error>> {
     loader.epoch(epoch).map(|batch| batch.map(|batch| batch.to_vec())).collect()
 }
@@ -147,7 +147,7 @@ impl Drop for Faulty {
     }
 }
 
-/// Eight records without a file, of which a batch is read when the other end of the channel says so.
+/// Eight records without a file. A batch is read when the other end of the channel sends.
 pub struct Gated(pub Receiver<()>);
 
 impl Dataset for Gated {
@@ -165,17 +165,17 @@ impl Dataset for Gated {
     }
 }
 
-/// What an executor leaves of a task when it is gone: the task is kept by its waker alone, and its future owns a `T`.
+/// The remains of a task after its executor is gone: only its waker keeps the task, and its future owns a `T`.
 struct LeftTask<T> {
     owned: Mutex<Option<T>>,
     _end: TaskEnd,
 }
 
-/// Dropped behind what the task owns: whether that panicked.
+/// Dropped after what the task owns: sends whether that panicked.
 struct TaskEnd(Sender<bool>);
 
 impl<T> LeftTask<T> {
-    /// The task, and at its end whether that panicked.
+    /// Returns the task, and a receiver for whether its end panicked.
     fn new() -> (Arc<Self>, Receiver<bool>) {
         let (end, panicked) = channel();
         (Arc::new(Self { owned: Mutex::new(None), _end: TaskEnd(end) }), panicked)
@@ -186,7 +186,7 @@ impl<T> LeftTask<T> {
     }
 }
 
-/// A loader that reads behind a gate is dropped by the waker of a task that waits for it, where its batch is told.
+/// The waker of a task drops the loader that the task waits for, at the moment when its batch is reported.
 pub fn is_dropped_by_a_waker<B: Backend>(loader: Loader<B>, open: &Sender<()>)
 where
     Loader<B>: Send,
@@ -197,12 +197,12 @@ where
     let mut epoch = loader.epoch(0);
     assert!(epoch.poll_next(&mut Context::from_waker(&waker)).is_pending());
     while epoch.report().loads == 0 {
-        std::thread::yield_now(); // of an epoch that is dropped earlier nothing is read
+        std::thread::yield_now(); // an epoch dropped before its first load reads nothing
     }
     drop(epoch);
     task.owns(loader);
     drop((waker, task));
-    open.send(()).unwrap(); // the batch is told to the waker, which is the last one that has the task
+    open.send(()).unwrap(); // the batch is reported to the waker, the last owner of the task
     assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");
 }
 

@@ -1,4 +1,4 @@
-//! A closure or a hook that fails or panics: told once, in order, and tried again.
+//! A closure or a hook that fails or panics: the error is reported once, in order, and the call is repeated.
 
 use super::*;
 
@@ -14,7 +14,7 @@ pub(super) struct Watch {
     calls: Arc<AtomicU64>,
 }
 
-/// Fails `times` times at round `at`, else writes the round's number.
+/// Fails `times` times at round `at`; otherwise writes the round's number.
 pub(super) fn faulty(
     fault: Fault,
     at: u64,
@@ -28,7 +28,7 @@ pub(super) fn faulty(
         calls.fetch_add(1, Ordering::Relaxed);
         if round == at && times > 0 {
             times -= 1;
-            slot.push(u64::MAX); // half made
+            slot.push(u64::MAX); // half complete
             match fault {
                 Fault::Error => return Err(format!("the simulator of round {at} crashed").into()),
                 Fault::Panic => panic!("round {at} is cursed"),
@@ -117,7 +117,7 @@ fn a_fault_met_ahead_of_a_caller_that_left_is_told_in_the_next_call() {
         {
             let mut rounds = generator.rounds(5);
             assert_eq!(rounds.next().unwrap().unwrap().number(), 0);
-            told.recv_timeout(LONG).unwrap(); // round 1 has failed, and is left unheard
+            told.recv_timeout(LONG).unwrap(); // round 1 has failed, and nobody has taken its error
         }
         yield_often();
         let mut rounds = generator.rounds(5);
@@ -186,7 +186,7 @@ fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
             assert_eq!(format!("{error:#}"), text);
             assert!(matches!(error, Error::Hook { at, .. } if at == self::round(round)));
         };
-        // Before the first round, and between two: after every round that was started.
+        // Before the first round, and between two rounds: after every started round.
         told(generator.rounds(9).next().unwrap().unwrap_err(), 0);
         let mut rounds = generator.rounds(9);
         assert_eq!(*rounds.next().unwrap().unwrap(), 0);
@@ -197,7 +197,7 @@ fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
         assert_eq!(*made.lock().unwrap(), [0, 1], "its round is not started");
         let rest: Vec<u64> = generator.rounds(2).map(|round| *round.unwrap()).collect();
         assert_eq!(rest, [2, 3]);
-        // It does not run after the last round, but before the next one that is asked for.
+        // It does not run after the last round, but before the next requested one.
         assert_eq!(*calls.lock().unwrap(), [0, 0, 1, 2, 2, 3]);
         assert_eq!(*generator.rounds(1).next().unwrap().unwrap(), 4);
         assert_eq!(calls.lock().unwrap().last(), Some(&4));
@@ -222,7 +222,7 @@ fn a_hook_that_panics_leaves_its_round_unstarted() {
                 }
             }));
             assert!(panicked.is_err());
-            // The hook for `at` runs while the round before is taken, which is lost with it.
+            // The hook for `at` runs while the previous round is taken. That round is lost with it.
             assert_eq!(found, (0..at.saturating_sub(1)).collect::<Vec<_>>());
             let found: Vec<u64> = generator.rounds(2).map(|round| round.unwrap()[0]).collect();
             assert_eq!(found, [at, at + 1], "overlap {overlap}");

@@ -17,7 +17,7 @@ fn dropped_or_closed_in_any_state_it_joins_the_thread() {
             while started.recv_timeout(LONG).unwrap() < 1 {}
         }),
         ("no slot free", |generator, started| {
-            // Without lockstep: rounds 1 and 2 are made ahead, and the thread waits for a slot.
+            // Without lockstep, rounds 1 and 2 are made ahead, and the thread waits for a slot.
             let mut rounds = generator.rounds(9);
             drop(rounds.next().unwrap().unwrap());
             while started.recv_timeout(LONG).unwrap() < 1 {}
@@ -95,7 +95,7 @@ fn a_caller_that_panics_joins_the_thread() {
     }
 }
 
-/// Runs `child` in a forked process and says whether it returned true. A hang there is the alarm's.
+/// Runs `child` in a forked process and returns whether it returned true. The alarm ends a hang.
 #[cfg(unix)]
 fn forked(child: impl FnOnce() -> bool) -> bool {
     // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
@@ -110,7 +110,7 @@ fn forked(child: impl FnOnce() -> bool) -> bool {
         }
         pid => {
             let mut status = 0;
-            // SAFETY: the kernel writes to `status`, which lives.
+            // SAFETY: the kernel writes to `status`, a live local.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
         }
@@ -129,7 +129,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
                 && rounds.next().is_none()
         }));
         assert_eq!(generator.rounds(5).count(), 5, "the parent goes on");
-        // The fork is in the middle of a call.
+        // The fork happens in the middle of a call.
         let mut rounds = generator.rounds(5);
         drop(rounds.next().unwrap().unwrap());
         assert!(forked(|| {
@@ -144,7 +144,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
 #[test]
 #[cfg(unix)]
 fn a_forked_process_leaves_the_trace_alone() {
-    // A side writes about every 60 rounds: in some of the forked processes a write would fall due at once.
+    // A side writes about every 60 rounds: in some of the forked processes a write would be due immediately.
     const ROUNDS: u64 = 150;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
@@ -161,7 +161,8 @@ fn a_forked_process_leaves_the_trace_alone() {
         for number in 0..ROUNDS {
             assert_eq!(*rounds.next().unwrap().unwrap(), number);
             assert!(forked(|| {
-                // What is left: made there without overlap, and else not to be had, unless nothing is left.
+                // The remaining rounds: without overlap they are made there; otherwise they fail, unless none
+                // remain.
                 let received = rounds.by_ref().take_while(Result::is_ok).count() as u64;
                 received == if overlap { 0 } else { ROUNDS - number - 1 }
             }));

@@ -1,4 +1,4 @@
-//! Rounds made by code: the same in every mode, in order, started when they may be, and never a hang.
+//! Rounds made by code: identical in every mode, in order, started only when allowed, and never a hang.
 
 mod faults;
 mod lives;
@@ -18,11 +18,11 @@ use twinbuf::{BoxError, Error, generate};
 /// Overlap and lockstep.
 const MODES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
-/// Longer than anything takes here; only a failing test waits for it.
+/// Longer than anything takes here. Only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(300);
 
-/// Lets the other threads run, so that one that does not wait when it should is seen. Not for long: on a busy processor each
-/// call waits for all that runs there.
+/// Lets the other threads run, to expose a thread that does not wait when it should. Only briefly: on a busy processor
+/// each call waits for everything else that runs there.
 fn yield_often() {
     let began = Instant::now();
     for _ in 0..2000 {
@@ -72,7 +72,7 @@ where
     if lockstep { builder.before(before) } else { builder }.build().unwrap()
 }
 
-/// A generator whose rounds depend on those before: state as a simulator has it.
+/// A generator whose rounds depend on earlier rounds, like a simulator with state.
 fn simulator() -> impl FnMut(u64, &mut Vec<u64>) -> Result<(), BoxError> + Send + 'static {
     let mut state = 1u64;
     move |round, slot: &mut Vec<u64>| {
@@ -106,7 +106,7 @@ fn the_same_rounds_in_every_mode_however_they_are_asked_for() {
         for calls in [&[24][..], &[1, 23], &[0, 7, 1, 1, 15], &[12, 0, 12]] {
             assert_eq!(of(mode, calls), expected, "{mode:?}, {calls:?}");
         }
-        // Left early: the round that was made ahead comes first in the next call.
+        // Left early: the round made ahead comes first in the next call.
         let mut generator = build(mode, |_| {}, simulator());
         let mut found = Vec::new();
         while found.len() < 24 {
@@ -141,7 +141,8 @@ fn in_lockstep_a_round_sees_the_weights_of_when_the_one_before_it_was_taken() {
                     *trained.lock().unwrap() += 1;
                 }
             }
-            // Left early, the hook for the next round has run: it is made from what the hook saw.
+            // Left early after the hook for the next round has run: that round is made from the state that the hook
+            // saw.
             assert_eq!(found, expected, "overlap {overlap}, left after {left_after}");
         }
     }
@@ -211,7 +212,7 @@ fn a_round_is_made_while_the_one_before_it_is_in_use() {
                 assert_eq!(starts.recv_timeout(LONG), Ok(0));
             }
             if number < 19 {
-                // This round is held until the next has been begun, which in turn ends only while this is held.
+                // This round is held until the next one has begun; that one ends only while this one is held.
                 assert_eq!(starts.recv_timeout(LONG), Ok(number + 1), "lockstep {lockstep}");
                 holding.send(number).unwrap();
             }
@@ -256,7 +257,7 @@ fn left_early_only_what_is_under_way_is_made() {
     let mut generator = build((true, false), |_| {}, make);
     release.send(()).unwrap();
     drop(generator.rounds(100).next().unwrap().unwrap());
-    // Round 1 may or may not be under way; it is let go, and nothing after it may begin.
+    // Round 1 may or may not be in progress. It is released, and no later round may begin.
     for _ in 0..10 {
         release.send(()).unwrap();
     }
@@ -370,7 +371,7 @@ fn the_trace_has_both_sides_of_the_first_rounds() {
         .build()
         .unwrap();
         assert_eq!(generator.rounds(7).count(), 7);
-        // A pause: what has been made so far comes into the file, with the generator still there.
+        // During a pause, everything made so far is written to the file while the generator still exists.
         let deadline = Instant::now() + LONG;
         while std::fs::read_to_string(&path).unwrap().matches(r#""name":"generate","ph":"X""#).count() < 3 {
             assert!(Instant::now() < deadline, "overlap {overlap}: not written");

@@ -2,7 +2,7 @@
 
 Usage: gen.py FOLDER [PATTERN]. Writes the tests whose name contains PATTERN, and prints the paths.
 
-A test is a list of threads, a thread is a list of steps. The machines get the instructions that rustc chooses for
+A test is a list of threads; a thread is a list of steps. The machines get the instructions that rustc generates for
 `core`: see the comments at the classes.
 """
 
@@ -33,7 +33,7 @@ class C:
         inits, bodies = dict(test.init), []
         for i, steps in enumerate(threads):
             self.thread, self.expected, self.locs = i, {}, {}
-            # Reading an expected value back costs an event: only where the test looks at it.
+            # Reading an expected value back costs an event: do it only if the test checks it.
             self.used = {s.reg for s in walk(steps) if isinstance(s, If)}
             self.used |= {reg for thread, reg in re.findall(r'\b(\d+):(\w+)', test.bad) if int(thread) == i}
             body = self.block(steps, '  ')
@@ -93,7 +93,7 @@ class C:
 
 
 class Machine:
-    """One column of instructions for each thread; subclasses give the instructions."""
+    """One column of instructions for each thread. Subclasses define the instructions."""
 
     arch: str
     values: list  # registers
@@ -112,7 +112,7 @@ class Machine:
             inits += [f'{i}:{self.full(self.regs[r])}={UNSET};' for r in regs]
             inits += [f'{i}:{reg}={loc};' for loc, reg in self.where.items()]
             names |= {f'{i}:{r}': f'{i}:{self.full(self.regs[r])}' for r in regs}
-        # A register that a weakened test has no longer is one that is never set.
+        # A register that a weakened test no longer has counts as never set.
         bad = re.sub(r'\d+:\w+', lambda m: names[m[0]], test.bad)
         width = [max(map(len, c)) for c in columns]
         rows = [
@@ -391,7 +391,7 @@ class PowerPc(Machine):
             self.put('lwsync')
 
 
-# The slowest last.
+# The slowest ones last.
 WRITERS = {'C': C, 'A64': AArch64LlSc, 'RISCV': RiscV, 'PPC': PowerPc, 'LSE': AArch64Lse}
 
 
@@ -405,7 +405,7 @@ def main(folder, pattern=''):
                     continue
                 threads = [resolve(steps, ORDERS | changed) for steps in test.threads]
                 path, text = f'{folder}/{language}/{full}.litmus', writer().emit(full, test, threads)
-                # A file that is the same keeps its time, and with it its results.
+                # An unchanged file keeps its time, and thus its results.
                 if not os.path.exists(path) or open(path).read() != text:
                     with open(path, 'w') as f:
                         f.write(text)

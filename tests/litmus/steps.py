@@ -1,6 +1,6 @@
-"""The steps of a litmus test, and what a setting makes of them.
+"""The steps of a litmus test, and the effect of a setting on them.
 
-A compare-exchange has one attempt; where its store fails (LL/SC), the old value reads 98. A register that is not set on
+A compare-exchange has one attempt. If its store fails (LL/SC), the old value reads 98. A register that is not set on
 the path taken reads 99.
 """
 
@@ -44,7 +44,7 @@ class Set:
 
 @dataclass
 class Cas:
-    """Compare-exchange. `ok` is 1 or 0, `old` what was found. Without `old`: not looked at."""
+    """Compare-exchange. `ok` is 1 or 0, `old` the value found. Without `old`, the value is ignored."""
 
     ok: str
     old: str
@@ -81,8 +81,8 @@ class If:
 
 
 def resolve(steps, knobs):
-    """The steps with each knob replaced by its setting. Two settings change the step itself: `torn` makes a load and
-    a store of a read-modify-write, `load` leaves the load alone. An `If` on a knob is decided here."""
+    """The steps with each knob replaced by its setting. Two settings change the step itself: `torn` turns a
+    read-modify-write into a load and a store, `load` keeps only the load. An `If` on a knob is decided here."""
 
     def setting(name):
         return knobs.get(name, name)

@@ -1,4 +1,4 @@
-"""Prints the results of `run.sh` as a table: one row for a test and variant, one column for a model.
+"""Prints the results of `run.sh` as a table: one row per test and variant, one column per model.
 
 Usage: table.py FOLDER [PATTERN]
 """
@@ -8,7 +8,7 @@ import sys
 
 from tests import TESTS
 
-# The column, the language of the test, the model.
+# The column, the language of the test, and the model.
 COLUMNS = [
     ('rc11', 'C', 'rc11'),
     ('c20', 'C', 'c20'),
@@ -29,7 +29,7 @@ UNEXPECTED = '<== unexpected'
 
 
 def rows():
-    """Test, variant, and the reason where the variant is expected to change nothing."""
+    """Test, variant, and the reason if the variant is expected to change nothing."""
     for name, test in TESTS.items():
         reasons = {id(change): reason for change, reason in test.keeps}
         for variant, change in test.variants():
@@ -37,7 +37,7 @@ def rows():
 
 
 def as_expected(name, variant, reason, cells):
-    """Whether these results are what the tests promise."""
+    """Whether these results are those that the tests expect."""
     run = {cell for cell, (_, language, _) in zip(cells, COLUMNS, strict=True) if language in TESTS[name].languages}
     if variant == 'strong' or reason:
         return run == {'-'}

@@ -1,6 +1,6 @@
-"""The litmus tests of the ring's protocol: its steps (`core/src/state.rs`), their orderings, and what must not happen.
+"""The litmus tests of the ring's protocol: its steps (`core/src/state.rs`), their orderings, and forbidden outcomes.
 
-Each test runs as it is (`strong`: no bad outcome, no data race), then with orderings weakened. `weak` lists the
+Each test runs unchanged (`strong`: no bad outcome, no data race), then with weakened orderings. `weak` lists the
 changes that at least one model must notice, `keeps` those that change nothing, with the reason.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from steps import LANGUAGES, Cas, If, Load, Read, Rmw, Set, Store, Write
 
 # The word of a slot: `core/src/state.rs`.
-# Without TX_ODD and RX_ODD, which are set by the exchange that sets TX_GONE and RX_GONE; the bits have other places.
+# Without TX_ODD and RX_ODD: the exchange that sets TX_GONE and RX_GONE also sets these. The bits have other positions.
 FULL, LAP, WAITER, CANCELLED, TX_GONE, TX_DONE, _, RX_GONE = (1 << n for n in range(8))
 STICKY = TX_GONE | TX_DONE | RX_GONE
 EVEN, ODD = 0, LAP
@@ -107,12 +107,12 @@ def look(reg, word='w'):
     return Load(reg, word, 'load')
 
 
-# The orderings on failure that several exchanges share.
+# The failure orderings shared by several exchanges.
 FAILURE = dict(commit='failure', cancel='failure', release='failure', nothing='take_failure', again='take_failure')
 
 
 def exchange(order, new, *seen, word='w', n='', then=()):
-    """A hand-off's loop: one attempt for each state that may be found."""
+    """A hand-off's loop: one attempt for each state that it may find."""
     ok, old = f'ok{n}', f'old{n}'
     first, *rest = seen
     retry = when(old, rest[0], exchange(order, new, *rest, word=word, n=n, then=then)) if rest else []
@@ -140,7 +140,7 @@ def end(reg, bits, word='w'):
     return Rmw('or', reg, word, bits, 'end')
 
 
-# For tests with too many executions on LSE, whose `CAS` may also write where it fails.
+# For tests with too many executions on LSE: its `CAS` may also write if it fails.
 WITHOUT_LSE = tuple(language for language in LANGUAGES if language != 'LSE')
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ PUBLISH, TAKE, NOTHING, AGAIN_, EMPTIED = 'publish', 'take', 'nothing', 'again',
 
 
 def cell(order, seen, new, n, *more):
-    """An exchange of the cell's word, and of (seen, new) in `more` where it fails."""
+    """An exchange of the cell's word, and, if it fails, of (seen, new) in `more`."""
     pairs = dict([(seen, new), *more])
     return exchange(order, pairs.get, *pairs, word='c', n=n)
 
@@ -641,7 +641,7 @@ test(
     [publish(0, REGISTERED), when('okp', 1, announce(EVEN))],
     [commit(EVEN, WAITER), when('ok', 1, when('old', WAITER, cell('nothing', 0, 0, 'n')))],
     bad='0:okp=1 /\\ 0:ok=1 /\\ 1:okn=1 /\\ 1:ok=1 /\\ 1:old=4',
-    # Seen where loads may be reordered with later stores (c20-lb) only.
+    # Visible only where loads may be reordered with later stores (c20-lb).
     weak=[{'nothing': 'acq'}, {'publish': 'rel'}],
 )
 
@@ -777,7 +777,7 @@ test(
 
 
 def register(registered):
-    """With the first load left out: in its place, the failed exchange finds that a wake has begun or ended."""
+    """Leaves the first load out: instead, the failed exchange finds that a wake has begun or ended."""
     to_k0 = [Write('k0', 2), publish(0, REGISTERED)]
     to_k1 = [Write('k1', 2), publish(TAKING, TAKING | REGISTERED, (0, REGISTERED | LAST))]
     if not registered:
@@ -787,7 +787,7 @@ def register(registered):
 
 
 def wake(registered):
-    """From a registration: only where the wake takes one, the old or the new. The other way is that of `empty`."""
+    """Starts from a registration. Covers the paths on which the wake takes a waker; `empty` covers the other."""
     take = cell('take', REGISTERED, TAKING, 't')
     return [
         take if registered else [cell('nothing', 0, 0, 'n'), when('okn', 0, take)],

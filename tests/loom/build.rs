@@ -1,4 +1,4 @@
-//! Sets `cfg(loom)` for this package alone; the source asks for features that this package does not have.
+//! Sets `cfg(loom)` for this package only. The source tests features that this package does not have.
 
 fn main() {
     println!("cargo:rustc-cfg=loom");

@@ -1,6 +1,6 @@
-//! loom's atomics and cells in place of those of `core/src/sync.rs`, which includes this file: loom checks every access
-//! to a cell and explores every value that a load may read. Each access to an atomic is counted, so that a model can
-//! assert how many steps a call takes.
+//! Replaces the atomics and cells of `core/src/sync.rs`, which includes this file, with loom's. loom checks every
+//! access to a cell and explores every value that a load may read. Each access to an atomic is counted: a model can
+//! assert the number of steps of a call.
 
 extern crate std; // for loom's macro
 
@@ -14,7 +14,7 @@ loom::thread_local! {
     static STEPS: Cell<usize> = Cell::new(0);
 }
 
-/// How many atomic accesses this (modelled) thread has made to words and waker cells.
+/// The number of atomic accesses that this (modelled) thread has made to words and waker cells.
 pub fn steps() -> usize {
     STEPS.with(Cell::get)
 }
@@ -37,7 +37,7 @@ impl AtomicU32 {
         self.0.load(order)
     }
 
-    /// Never called by the crate: a mutant of a read-modify-write needs it.
+    /// The crate never calls this: a mutant of a read-modify-write needs it.
     pub fn store(&self, value: u32, order: Ordering) {
         step();
         self.0.store(value, order);
@@ -64,7 +64,7 @@ impl AtomicU32 {
         self.0.fetch_or(bits, order)
     }
 
-    // Not counted as steps of the protocol: the shares of a ring on the heap.
+    // The shares of a ring on the heap. Not counted as steps of the protocol.
     pub fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
         self.0.fetch_add(value, order)
     }

@@ -1,4 +1,4 @@
-//! One cudarc for all: a context that candle or burn made is a context for the loader.
+//! One version of cudarc for all: a context made by candle or burn works for the loader.
 
 use std::sync::Arc;
 

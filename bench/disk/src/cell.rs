@@ -1,4 +1,4 @@
-//! One cell of the scaling grid: cache, batch size, depth and ratio, with a sample for each round.
+//! One cell of the scaling grid: cache, batch size, depth and ratio, with one sample per round.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub const DEPTHS: [usize; 4] = [1, 2, 3, 4];
 pub const RATIOS: [f64; 5] = [0.1, 0.3, 1.0, 3.0, 10.0];
 pub const CACHES: [&str; 2] = ["warm", "cold"];
 
-/// Load and compute that are to be overlapped without loss take at least so long a batch.
+/// Load and compute must each take at least this long per batch to be overlapped without loss.
 const COUNTS: Duration = Duration::from_millis(1);
 
 /// A place in the grid.
@@ -19,25 +19,25 @@ pub struct Cell {
     pub batch: u64,
     pub depth: usize,
     pub ratio: f64,
-    /// One a round.
+    /// One sample per round.
     pub samples: Vec<Sample>,
 }
 
-/// One epoch, and what those beside it say that it could have taken. All in seconds.
+/// One epoch, and the times that neighboring runs predict for it. All in seconds.
 pub struct Sample {
     pub batches: u64,
-    /// Of all batches, by a loader that does not overlap, for a caller that does not compute.
+    /// The load of all batches: without overlap, for a caller that does not compute.
     pub load: f64,
-    /// On one batch.
+    /// Compute per batch.
     pub compute: f64,
     pub wall: f64,
-    /// The longer of all the load and all the compute; at depth 1 both.
+    /// The longer of the total load and the total compute; at depth 1 their sum.
     pub longer: f64,
-    /// That, and what nothing can overlap with: the first load or the last compute.
+    /// The same, plus what nothing can overlap with: the first load or the last compute.
     pub ideal: f64,
-    /// What the steps of the serial loader would take through so many slots, if nothing else took time.
+    /// The time of the serial loader's steps through this many slots, if nothing else took time.
     pub schedule: f64,
-    /// The ideal by the load that the loader itself measured in this very epoch.
+    /// The ideal, computed from the load that the loader measured in this very epoch.
     pub own: f64,
 }
 
@@ -46,7 +46,7 @@ impl Cell {
         median(self.samples.iter().map(of))
     }
 
-    /// The quartiles over the rounds of what the wall time is of the ideal of the same round.
+    /// The quartiles, over the rounds, of the ratio of the wall time to the ideal of the same round.
     pub fn over_ideal(&self) -> [f64; 3] {
         quartiles(self.samples.iter().map(|s| s.wall / s.ideal))
     }

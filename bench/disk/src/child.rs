@@ -1,4 +1,4 @@
-//! Processes of this program itself, which begin together: the parent's side and theirs.
+//! Child processes of this program that start together: the parent's side and the child's side.
 
 use std::env;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -9,7 +9,7 @@ use twinbuf::BoxError;
 /// The first argument of a child.
 pub const CHILD: &str = "child";
 
-/// A child, killed when this is dropped.
+/// A child process, killed when this is dropped.
 pub struct Child {
     process: std::process::Child,
     stdin: ChildStdin,
@@ -40,7 +40,7 @@ impl Child {
         self.line().map(drop)
     }
 
-    /// Lets it go on.
+    /// Releases it.
     pub fn go(&mut self) -> io::Result<()> {
         self.stdin.write_all(b"\n")
     }
@@ -63,13 +63,13 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Fails if it has ended, which is as well.
+        // Fails if the process has ended; that is fine.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// In a child: says that it is ready, and waits for the go.
+/// In a child: reports that it is ready, and waits for the release.
 pub fn wait() -> Result<(), BoxError> {
     println!("ready");
     io::stdout().flush()?;
@@ -77,7 +77,7 @@ pub fn wait() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// In a child: what it found.
+/// In a child: reports its figures.
 pub fn say(figures: &[u64]) {
     let figures: Vec<String> = figures.iter().map(ToString::to_string).collect();
     println!("{}", figures.join(" "));

@@ -1,4 +1,4 @@
-//! The files that are read: random bytes, made once, out of the page cache when it matters.
+//! The files to read: random bytes, created once, removed from the page cache when a run requires it.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -20,10 +20,10 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes of a record.
 pub const RECORD: usize = 4096;
 
-/// Room that is left on the disk.
+/// Space left free on the disk.
 const SPARE: u64 = 1 << 30;
 
-/// A file of `mib` MiB of random bytes in `folder`, which is kept for the next run.
+/// A file of `mib` MiB of random bytes in `folder`. It is kept for the next run.
 pub fn random(folder: &Path, mib: u64) -> Result<PathBuf, BoxError> {
     let path = folder.join(format!("random-{mib}.bin"));
     if fs::metadata(&path).is_ok_and(|found| found.len() == mib * MIB) {
@@ -45,7 +45,7 @@ pub fn random(folder: &Path, mib: u64) -> Result<PathBuf, BoxError> {
     Ok(path)
 }
 
-/// Writes a file beside and renames it: a run that is killed leaves none that looks whole.
+/// Writes to a temporary file and renames it, so a killed run leaves no file that looks complete.
 pub fn whole(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
     let unfinished = path.with_extension("part");
     let mut file = BufWriter::with_capacity(MIB as usize, File::create(&unfinished)?);
@@ -54,8 +54,8 @@ pub fn whole(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<
     fs::rename(&unfinished, path)
 }
 
-/// Memory as other programs leave it: full of single pages of files. What comes into the page cache then finds no
-/// huge pages free, nor many neighbors.
+/// Memory as other programs leave it: full of single pages of files. New data in the page cache then finds no free huge
+/// pages and few adjacent pages.
 pub struct Used {
     holes: File,
     len: u64,
@@ -64,7 +64,7 @@ pub struct Used {
 
 static USED: OnceLock<Used> = OnceLock::new();
 
-/// From now on [`make_cold`] leaves memory as [`Used`] describes.
+/// From now on [`make_cold`] leaves memory in the state that [`Used`] describes.
 pub fn use_memory(folder: &Path) -> Result<(), BoxError> {
     let len = 2 * sys::memory()? / MIB * MIB;
     let holes = Sparse::make(folder, len / MIB)?;
@@ -75,13 +75,13 @@ pub fn use_memory(folder: &Path) -> Result<(), BoxError> {
 }
 
 impl Used {
-    /// Reads so many bytes of holes, page by page, each far from the one before: they come as single pages.
+    /// Reads this many bytes of holes, page by page, each far from the previous one: they come as single pages.
     fn fill(&self, bytes: u64) -> Result<(), BoxError> {
         const PAGE: u64 = 4096;
         let pages = self.len / PAGE;
         let mut page = [0; PAGE as usize];
         for _ in 0..bytes.div_ceil(PAGE) {
-            // A multiplier that has no factor in common with the number of pages visits all of them.
+            // A multiplier coprime to the number of pages visits all of them.
             let number = self.next.fetch_add(1, Relaxed) % pages;
             let place = u128::from(number) * 1_000_000_007 % u128::from(pages);
             self.holes.read_exact_at(&mut page, u64::try_from(place)? * PAGE)?;
@@ -90,7 +90,7 @@ impl Used {
     }
 }
 
-/// A file of `mib` MiB that takes no room, gone when this is dropped.
+/// A file of `mib` MiB that takes no disk space, removed when this is dropped.
 pub struct Sparse(pub PathBuf);
 
 impl Sparse {
@@ -112,12 +112,12 @@ pub fn open(path: &Path) -> Result<Arc<Records>, BoxError> {
     Ok(Arc::new(Records::open([path], RECORD)?))
 }
 
-/// Drops the file from the page cache, and fails if it does not go.
+/// Removes the file from the page cache, and fails if it does not go.
 pub fn make_cold(records: &Records) -> Result<(), BoxError> {
     let mut found = Residency::default();
-    // A page stays that is still on its way from the disk, as what the kernel read ahead for the run before may be: it
-    // is tried for ten seconds; so may what a loader of Python has mapped until it is collected. One page of ten thousand
-    // may stay.
+    // Some pages stay for a while: those still on their way from the disk, such as the kernel's read-ahead of the
+    // previous run, and those that a Python loader has mapped until it is collected. So this tries for ten seconds. One
+    // page in ten thousand may stay.
     for _ in 0..500 {
         records.evict()?;
         found = records.residency()?;
@@ -134,20 +134,20 @@ pub fn make_cold(records: &Records) -> Result<(), BoxError> {
         .into())
 }
 
-/// Takes so much memory, and gives it back at once, so that the pages that the file will come into are real.
+/// Allocates this much memory and frees it at once, so that the pages for the file are backed by the host.
 ///
-/// A virtual machine may tell its host of free memory, two seconds after it became free (`mm/page_reporting.c` in
-/// the kernel's source), and the host takes it away: reading into such pages is several times slower, as if the
-/// disk were. Who reads past the page cache, into a buffer that he has, would not notice.
+/// A virtual machine may report free memory to its host two seconds after it became free (`mm/page_reporting.c` in the
+/// kernel's source), and the host then takes it away. Reading into such pages is several times slower, as if the disk
+/// were slow. A reader that bypasses the page cache, into an existing buffer, would not notice.
 fn back(bytes: u64) -> Result<(), BoxError> {
     let mut memory = MmapMut::map_anon(usize::try_from(bytes)?)?;
-    // Only faster so.
+    // Only for speed.
     let _ = memory.advise(Advice::HugePage);
     memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
     Ok(())
 }
 
-/// Brings the file into the page cache, and fails if it does not fit.
+/// Loads the file into the page cache, and fails if it does not fit.
 pub fn make_warm(records: &Records) -> Result<(), BoxError> {
     let path = records.shards()[0].path();
     let mut block = vec![0; MIB as usize];

@@ -1,4 +1,4 @@
-//! fio, which measures what the disk gives.
+//! fio, to measure the disk's speed.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,11 +15,11 @@ pub struct Fio {
     pub depth: u64,
     /// Past the page cache.
     pub direct: bool,
-    /// Each block of the file once, in random order; or one after the other.
+    /// Each block of the file once in random order, or sequentially.
     pub random: bool,
     /// Bytes of a request.
     pub block: u64,
-    /// Bytes that are read, if not the whole file.
+    /// Bytes to read, if not the whole file.
     pub only: Option<u64>,
 }
 
@@ -29,7 +29,7 @@ impl Fio {
         format!("fio {engine} {depth}{}", if direct { "" } else { ", buffered" })
     }
 
-    /// MiB/s, by its own clock, which does not count its start.
+    /// MiB/s by fio's clock, which excludes its start.
     pub fn run(&self, path: &Path) -> Result<f64, BoxError> {
         let Self { engine, depth, direct, random, block, only } = *self;
         let mut command = Command::new("fio");
@@ -54,7 +54,7 @@ impl Fio {
         })
     }
 
-    /// Whether it works here: fio may not be installed, io_uring may be forbidden.
+    /// Whether it works here: fio may be missing, or io_uring forbidden.
     pub fn works(&self, path: &Path) -> bool {
         let only = Some(self.block.max(MIB));
         Self { only, ..*self }

@@ -1,4 +1,4 @@
-//! What the benchmarks with files share: files cold and warm, rounds, tables, what is asked of the system.
+//! Shared by the file benchmarks: cold and warm files, rounds, tables, system queries.
 
 pub mod data;
 pub mod measure;

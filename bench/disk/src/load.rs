@@ -1,4 +1,4 @@
-//! One epoch through the loader, with what is measured of it.
+//! One epoch through the loader, with its measurements.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub struct Way {
 }
 
 impl Default for Way {
-    /// As the loader's own.
+    /// The loader's defaults.
     fn default() -> Self {
         let (overlap, hints, host_depth) = (true, true, 2);
         let (residency, mode) = (false, ReadMode::default());
@@ -42,7 +42,7 @@ impl Way {
         self.build_over(records, plan)
     }
 
-    /// With slots in memory of `pool`.
+    /// Builds it with slots in memory of `pool`.
     pub fn build_in(self, pool: &Pool, records: Arc<Records>, plan: Plan) -> Result<Loader, BoxError> {
         let builder = self.builder(records, plan);
         let (count, slot) = builder.wanted_slots()?;
@@ -67,12 +67,12 @@ impl Way {
     }
 }
 
-/// Memory for slots of one size, which one loader after the other uses: touched once, when it was new.
+/// Memory for slots of one size, reused by one loader after another. Its pages are touched once, when it is new.
 #[derive(Clone, Default)]
 pub struct Pool(Arc<Mutex<Vec<Buffer>>>);
 
 impl Pool {
-    /// Memory of `bytes` bytes, which comes back here when it is dropped.
+    /// Memory of `bytes` bytes. It returns here when it is dropped.
     fn take(&self, bytes: usize) -> Option<Buffer> {
         let free = self.free().pop();
         let mut memory = match free.filter(|memory| memory.len() == bytes) {
@@ -85,7 +85,7 @@ impl Pool {
         };
         let start = NonNull::from(&mut memory[..]).cast();
         let lender = Lender { pool: self.clone(), memory: Some(memory) };
-        // SAFETY: the memory is initialized; moving its owner into the lender leaves it where it is, and nothing else
+        // SAFETY: the memory is initialized. Moving its owner into the lender leaves it in place, and nothing else
         // reaches it until the lender is dropped.
         Some(unsafe { Buffer::lent(start, bytes, lender) })
     }
@@ -95,7 +95,7 @@ impl Pool {
     }
 }
 
-/// Gives memory back to its pool.
+/// Returns memory to its pool.
 struct Lender {
     pool: Pool,
     memory: Option<Buffer>,
@@ -110,10 +110,10 @@ impl Drop for Lender {
 /// Counts the pages of each batch that are in memory just before it is read.
 struct Counted {
     records: Arc<Records>,
-    /// Reads ahead, if that is measured.
+    /// Reads ahead, if that is being measured.
     reader: Reader,
     plan: Plan,
-    /// All, and without the first batch.
+    /// Of all batches, and without the first batch.
     found: Arc<Mutex<(Residency, Residency)>>,
     first: bool,
 }
@@ -145,10 +145,10 @@ impl Dataset for Counted {
     }
 }
 
-/// What an epoch took.
+/// The figures of an epoch.
 pub struct Ran {
     pub report: Report,
-    /// Pages in memory just before they were read, if they were counted; all, and without the first batch.
+    /// Pages in memory just before they were read, if they were counted: of all batches, and without the first batch.
     pub resident: (Residency, Residency),
     pub wall: Duration,
     /// Waiting for the first batch.
@@ -158,7 +158,8 @@ pub struct Ran {
     pub request: f64,
 }
 
-/// What `read` returns, and the mean size in KiB of the disk's read requests meanwhile, everybody's.
+/// Returns what `read` returns, and the mean size in KiB of the disk's read requests during it. Requests of all
+/// processes count.
 pub fn with_requests<T>(
     path: &Path,
     read: impl FnOnce() -> Result<T, BoxError>,
@@ -171,14 +172,14 @@ pub fn with_requests<T>(
     Ok((read, size))
 }
 
-/// Reads one epoch of the file, from the disk alone, and spends `compute` on each batch.
+/// Reads one epoch of the file, from the disk only, and spends `compute` on each batch.
 ///
-/// The file is opened anew each time: pages that an open one has mapped would not leave the page cache.
+/// The file is opened again each time: pages mapped by an open data set would stay in the page cache.
 pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Result<Ran, BoxError> {
     cold_run(path, data::open(path)?, plan, way, compute)
 }
 
-/// The same of `records`, which nobody else has open.
+/// The same for `records`. No other owner has them open.
 pub fn cold_run(
     path: &Path,
     records: Arc<Records>,
@@ -188,7 +189,7 @@ pub fn cold_run(
 ) -> Result<Ran, BoxError> {
     let found = Arc::new(Mutex::new(<(Residency, Residency)>::default()));
     let mut loader = if way.residency {
-        // As the loader reads it, but for what is not to be asked for.
+        // Reads like the loader, except that hints may be off.
         let options = ReadOptions::new().mode(way.mode).prefetch(if way.hints { 32 * data::MIB } else { 0 });
         let reader = Reader::new(records.ranges(), &plan, options)?;
         let (records, found) = (records.clone(), found.clone());
@@ -219,7 +220,7 @@ pub fn cold_run(
     Ok(Ran { report, resident, wall, first_wait, major_faults, request })
 }
 
-/// Whether the epochs were whole, and took one read for each batch: ceil(N / B) an epoch.
+/// Checks that the epochs were complete, and took one read per batch: ceil(N / B) per epoch.
 pub fn check(report: &Report, plan: &Plan) -> Result<(), BoxError> {
     let wanted = plan.steps() * report.epochs;
     let Report { loads: reads, batches, .. } = *report;
@@ -229,7 +230,7 @@ pub fn check(report: &Report, plan: &Plan) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Adds up the batch, again and again, for so long.
+/// Sums up the batch repeatedly for this long.
 fn work(batch: &[u8], time: Duration) -> u64 {
     let end = Instant::now() + time;
     let mut sum = 0_u64;

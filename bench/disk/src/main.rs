@@ -45,10 +45,10 @@ Usage: disk [options] all | SECTION...
   --out DIR        where the figures go (default: bench/results)
   --help           this text";
 
-/// The sections with the seconds that each may take.
+/// The sections, each with its maximum number of seconds.
 const SECTIONS: [(&str, u64); 6] =
     [("random", 180), ("sequential", 90), ("shuffled", 70), ("resident", 150), ("ranks", 80), ("memory", 60)];
-/// A section by itself.
+/// A section that runs only by itself.
 const SCALING: &str = "scaling";
 
 struct Options {
@@ -103,7 +103,7 @@ fn options() -> Result<Options, BoxError> {
     if options.sections.is_empty() {
         return Err("name a section, or all; see --help".into());
     }
-    // A batch of 1 MiB for each of the ranks, and a multiple of all batches.
+    // A batch of 1 MiB for each of the ranks, and a multiple of all batch sizes.
     if let Some(found) = options.size_mib.filter(|mib| *mib < 64 || !mib.is_multiple_of(64)) {
         return Err(format!("--size-mib: wanted a multiple of 64, found {found}").into());
     }

@@ -1,4 +1,4 @@
-//! Rounds: whatever disturbs the machine for a while disturbs all subjects alike.
+//! Rounds: a temporary disturbance of the machine affects all subjects alike.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use twinbuf::BoxError;
 
 use crate::report::{Row, Table};
 
-/// Something that is measured: what a round needs, to one figure for each column of the table.
+/// Something to measure: takes a round's input, returns one figure for each column of the table.
 pub struct Subject<'a> {
     pub name: String,
     run: Box<dyn Fn(Duration) -> Result<Vec<f64>, BoxError> + 'a>,
@@ -22,17 +22,17 @@ impl<'a> Subject<'a> {
 #[derive(Clone, Copy)]
 pub struct Effort {
     pub rounds: usize,
-    /// No round is begun that would probably end later than so long after the first.
+    /// No round starts if it would probably end later than this long after the first one started.
     pub time: Duration,
 }
 
 impl Effort {
-    /// A part of it, for one table of several.
+    /// A fraction of it, for one of several tables.
     pub fn part(self, parts: u32) -> Self {
         Self { time: self.time / parts, ..self }
     }
 
-    /// Whether there is time for one more round after `done`, the first of which began at `begun`.
+    /// Whether there is time for one more round after `done` rounds, the first of which started at `begun`.
     pub fn allows(self, done: usize, begun: Instant) -> bool {
         let rounds = u32::try_from(done).unwrap_or(u32::MAX);
         done < self.rounds && (done == 0 || begun.elapsed() / rounds * rounds.saturating_add(1) <= self.time)
@@ -41,7 +41,7 @@ impl Effort {
 
 /// Runs all subjects round by round, each round in a new order, and adds the figures to `table`.
 ///
-/// `calibrate` runs at the beginning of each round, and the subjects get what it finds: the time to compute.
+/// `calibrate` runs at the start of each round. It returns the time to compute, and the subjects get it.
 pub fn run(
     table: &mut Table,
     subjects: &[Subject<'_>],

@@ -18,9 +18,9 @@ use crate::sys;
 const SPARSE: u64 = 20 << 10;
 const LIMIT: u64 = 256;
 const BATCH: u64 = 4;
-/// Small batches, and after how many of them the memory is looked at first.
+/// Numbers of small batches: memory is checked first after the first number, finally after the second.
 const SMALL: [u64; 2] = [1_000, 100_000];
-/// MiB that the memory may grow meanwhile: the allocator's and the kernel's own rounding.
+/// MiB that the memory may grow in between: the rounding of the allocator and the kernel.
 const FLAT: f64 = 0.5;
 
 pub fn run(report: &mut Report, folder: &Path, path: &Path, effort: Effort) -> Result<(), BoxError> {
@@ -58,7 +58,7 @@ pub fn run(report: &mut Report, folder: &Path, path: &Path, effort: Effort) -> R
     let subjects = [subject("loader", "auto"), subject("loader, Pread", "pread")];
     measure::run(&mut table, &subjects, effort.part(2), || Ok(Duration::ZERO))?;
     for row in &table.rows {
-        // Whoever comes here has finished: what the limit kills is an error before.
+        // Any child that gets here has finished: exceeding the limit kills it, and that was an error before.
         let found = row.max(1);
         let what = format!("{} GiB under a limit: {} finishes, peak", SPARSE >> 10, row.name);
         report.goal(what, format!("<= {LIMIT} MiB"), format!("{found:.0} MiB"), found <= LIMIT as f64);
@@ -76,14 +76,14 @@ fn small_batches(path: &Path) -> Result<Vec<f64>, BoxError> {
     Ok(vec![mib(late) - mib(early), mib(early), SMALL[1] as f64 / (micros as f64 / 1e6)])
 }
 
-/// The child of many small batches: VmRSS in KiB early and late, and the microseconds of all.
+/// The child of many small batches. Reports VmRSS in KiB early and late, and the total microseconds.
 pub fn small(path: &Path) -> Result<(), BoxError> {
     child::wait()?;
     let records = data::open(path)?;
     let plan = Plan::builder(records.len().min(SMALL[1])).build()?;
     let mut loader = Way::default().build(records, plan)?;
     let (begun, mut seen, mut found) = (Instant::now(), 0, Vec::new());
-    // Up to the last of them: a file of fewer records is read to the end of an epoch.
+    // Up to the last batch: a file with fewer records is read to the end of an epoch.
     let mut took = Duration::ZERO;
     for epoch in 0.. {
         for batch in loader.epoch(epoch) {
@@ -116,7 +116,7 @@ fn limited(hierarchy: &Hierarchy, path: &Path, mode: &str) -> Result<Vec<f64>, B
     Ok(vec![mib(bytes) / (micros as f64 / 1e6), mib(peak), most as f64 / 1024.0])
 }
 
-/// The child under the limit: the bytes read, the microseconds, and the most VmRSS in KiB.
+/// The child under the limit. Reports the bytes read, the microseconds, and the peak VmRSS in KiB.
 pub fn under_limit(path: &Path, mode: &str) -> Result<(), BoxError> {
     child::wait()?;
     let records = data::open(path)?;
@@ -143,7 +143,7 @@ struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// The one of this system, if we may make a group in it.
+    /// The hierarchy of this system, if this process may create a group in it.
     fn found() -> Option<Self> {
         let v2 = Self { name: "cgroup v2", root: "/sys/fs/cgroup", limit: "memory.max", peak: "memory.peak" };
         let v1 = Self {
@@ -155,7 +155,7 @@ impl Hierarchy {
         [v2, v1].into_iter().find(|hierarchy| hierarchy.group(LIMIT * MIB).is_ok())
     }
 
-    /// A group of its own with this limit. Fails where there is no such thing, or it is not ours to make.
+    /// A new group with this limit. Fails if there are no cgroups, or this process may not create one.
     fn group(&self, limit: u64) -> Result<Group<'_>, BoxError> {
         let path = Path::new(self.root).join(format!("twinbuf-disk-{}", std::process::id()));
         fs::create_dir(&path)?;
@@ -167,7 +167,7 @@ impl Hierarchy {
     }
 }
 
-/// A cgroup, removed when this is dropped; by then its processes must have ended.
+/// A cgroup, removed when this is dropped. Its processes must have ended by then.
 struct Group<'a> {
     hierarchy: &'a Hierarchy,
     path: PathBuf,
@@ -176,7 +176,7 @@ struct Group<'a> {
 impl Group<'_> {
     fn write(&self, file: &str, value: u64) -> Result<(), BoxError> {
         let path = self.path.join(file);
-        // Opened as it is: a file that is not there must not be made.
+        // Not created if missing.
         let written = fs::File::options().write(true).open(&path);
         let written =
             written.and_then(|mut file| std::io::Write::write_all(&mut file, value.to_string().as_bytes()));

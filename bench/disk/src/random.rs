@@ -1,4 +1,4 @@
-//! Cold random reads: the loader against fio with as many requests in flight as the disk likes.
+//! Cold random reads: the loader against fio with as many requests in flight as suit the disk.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -19,8 +19,8 @@ use crate::measure::{self, Effort, Subject};
 use crate::report::{Report, Table, median};
 use crate::sys;
 
-/// Bytes of a record, records of a batch, and MiB of the file, all of which is read: so much that a run takes a few
-/// tenths of a second, and no more, because disks have a burst budget.
+/// Bytes of a record, records of a batch, and MiB of the file. The whole file is read. A run must take only a few
+/// tenths of a second, because disks have a burst budget.
 const SIZES: [(u64, u64, u64); 4] =
     [(4 << 10, 1024, 64), (64 << 10, 128, 256), (256 << 10, 32, 512), (1 << 20, 16, 512)];
 const DEPTHS: [u64; 3] = [8, 32, 64];
@@ -42,7 +42,7 @@ pub fn run(
         let plan = Plan::builder(records.len()).batch(batch).shuffle(Shuffle::Full).seed(1).build()?;
         let title = format!("cold random, records of {}", size(record));
         let mut table = Table::new("random", title, &["MiB/s", "disk KiB a request"]);
-        // As the disk counts them. It counts everybody's.
+        // As counted by the disk, for all processes.
         let requests = || sys::disk_reads(path).unwrap_or_default();
         let figures = |mib_per_s: f64, before: (u64, u64)| {
             let after = requests();
@@ -94,30 +94,31 @@ pub fn run(
     Ok(())
 }
 
-/// The default, which is [`ReadMode::Pread`] for files that are small beside the memory, and past the page cache.
+/// The default, which is [`ReadMode::Pread`] for files that are small compared with the memory, and reads past the page
+/// cache.
 const MODES: [(&str, ReadMode); 2] = [("loader", ReadMode::Auto), ("loader, Direct", ReadMode::Direct)];
 
-/// The disk's burst budget: the host of a virtual machine lets so many bytes and requests pass, then fewer a second
-/// until its bucket is full again. Noticed by small reads that are slower than at the beginning.
+/// The disk's burst budget. The host of a virtual machine lets a number of bytes and requests pass, then fewer per
+/// second until its token bucket is full again. An empty bucket shows as small reads that are slower than at the start.
 struct Bucket<'a> {
     path: &'a Path,
-    /// The fastest that was found.
+    /// The fastest read so far.
     fastest: Cell<f64>,
     pauses: Cell<u32>,
 }
 
 impl<'a> Bucket<'a> {
-    /// What a read takes while there is a budget, at most, of the fastest.
+    /// The maximum time of a read while budget remains, relative to the fastest.
     const SLOW: f64 = 2.5;
     const PAUSE: Duration = Duration::from_millis(500);
-    /// Whoever finds it slow after so many pauses goes on: then it is the disk that is slow now.
+    /// After this many pauses the benchmark continues even if reads are slow: then the disk itself is slow now.
     const MOST: u32 = 10;
 
     fn new(path: &'a Path) -> Self {
         Self { path, fastest: f64::INFINITY.into(), pauses: 0.into() }
     }
 
-    /// Waits until the disk is as fast as it was.
+    /// Waits until the disk is as fast as before.
     fn wait(&self) -> Result<(), BoxError> {
         for _ in 0..Self::MOST {
             let found = self.probe()?;
@@ -131,7 +132,7 @@ impl<'a> Bucket<'a> {
         Ok(())
     }
 
-    /// The median seconds of 32 reads of 256 KiB, one after the other, past the page cache.
+    /// The median seconds of 32 reads of 256 KiB, one after another, past the page cache.
     fn probe(&self) -> Result<f64, BoxError> {
         const READ: u64 = 256 << 10;
         let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(self.path)?;

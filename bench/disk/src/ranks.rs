@@ -1,4 +1,4 @@
-//! One data set, read by 64 processes, each its shard, and by one.
+//! One data set, read by 64 processes (each its shard) and by one process.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::report::{Report, Table};
 use crate::sys;
 
 const RANKS: u64 = 64;
-/// Epochs over warm data: one alone is over too soon.
+/// Epochs over warm data: a single one is over too soon.
 const WARM_EPOCHS: u64 = 4;
-/// How much of the speed of one process all ranks together have to reach.
+/// The target for all ranks together, relative to the speed of one process.
 const WANTED: f64 = 0.9;
 
-/// MiB/s of all together, to the last end: from a barrier after a first epoch, when every rank has its threads and has
-/// touched its slots; from a barrier before the first epoch; and of that with the starts of the processes, which are one
-/// after the other, and the opening of files and building of loaders.
+/// MiB/s of all ranks together, up to the last end. First: from a barrier after a first epoch, when every rank has its
+/// threads and has touched its slots. Second: from a barrier before the first epoch. Third: the second, including the
+/// sequential starts of the processes, the opening of files and the building of loaders.
 const COLUMNS: [&str; 5] = ["MiB/s", "first epoch", "with starts", "starts s", "first to last end s"];
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
@@ -44,7 +44,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
             subject("loader in 64 processes", RANKS, ReadMode::default()),
         ];
         if state == "cold" {
-            // What it is for; against one process that reads in the same way.
+            // The intended use; compared with one process that reads the same way.
             subjects.push(subject("one process, Direct", 1, ReadMode::Direct));
             subjects.push(subject("loader in 64 processes, Direct", RANKS, ReadMode::Direct));
         }
@@ -65,7 +65,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     Ok(())
 }
 
-/// What [`COLUMNS`] name. `prepare` runs before each barrier.
+/// The figures named by [`COLUMNS`]. `prepare` runs before each barrier.
 fn together(
     path: &Path,
     world: u64,
@@ -79,7 +79,7 @@ fn together(
     let mut ranks = (0..world)
         .map(|rank| Child::spawn(&args, &[("RANK", rank.to_string()), ("WORLD_SIZE", world.to_string())]))
         .collect::<Result<Vec<_>, _>>()?;
-    // When all were ready; MiB; seconds from the barrier to the first and to the last end.
+    // The time when all were ready; MiB; seconds from the barrier to the first and to the last end.
     let mut pass = || {
         ranks.iter_mut().try_for_each(Child::ready)?;
         let ready = sys::monotonic();
@@ -101,7 +101,7 @@ fn together(
     Ok(vec![mib / last, mib / first_epoch, mib / (starts + first_epoch), starts, last - first])
 }
 
-/// The child: reads its shard twice, and says each time when it was done and how many bytes it read.
+/// The child: reads its shard twice. Each time it reports when it was done and how many bytes it read.
 pub fn rank(path: &Path, mode: &str, epochs: u64) -> Result<(), BoxError> {
     let mode = if mode == "direct" { ReadMode::Direct } else { ReadMode::default() };
     let records = data::open(path)?;

@@ -1,16 +1,16 @@
-//! What comes out: tables and goals for people, a CSV for `bench/tables.py` and `bench/pictures.py`.
+//! The output: tables and goals for people, and a CSV for `bench/tables.py` and `bench/pictures.py`.
 
 use std::fmt::Write as _;
 
-/// Figures of one kind, of several subjects.
+/// Figures of one kind for several subjects.
 pub struct Table {
-    /// The section of the program that it belongs to.
+    /// The section of the program that produces it.
     pub section: &'static str,
     pub title: String,
-    /// Names with units. The first one is what the table is about.
+    /// Names with units. The first one is the table's main figure.
     pub columns: Vec<&'static str>,
     pub rows: Vec<Row>,
-    /// The rows with the best of which the first columns are compared, round by round.
+    /// The rows whose best value is the reference for the first columns, round by round.
     pub reference: Vec<usize>,
     /// How many columns are compared.
     pub compared: usize,
@@ -19,11 +19,11 @@ pub struct Table {
 /// The figures of one subject.
 pub struct Row {
     pub name: String,
-    /// A sample a round; of each, a figure a column.
+    /// One sample per round, with one figure per column.
     pub samples: Vec<Vec<f64>>,
 }
 
-/// What is to be reached.
+/// A target.
 pub struct Goal {
     pub what: String,
     pub wanted: String,
@@ -31,14 +31,14 @@ pub struct Goal {
     pub met: bool,
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Default)]
 pub struct Report {
     pub tables: Vec<Table>,
     pub goals: Vec<Goal>,
 }
 
-/// The lower quartile, the median and the upper quartile, each interpolated between its neighbours.
+/// The lower quartile, the median and the upper quartile, each interpolated between its two nearest values.
 pub fn quartiles(values: impl IntoIterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -93,7 +93,7 @@ impl Table {
         (!ratios.is_empty()).then(|| quartiles(ratios))
     }
 
-    /// For people. Markdown, so that it can be pasted.
+    /// For people: Markdown, ready to be pasted.
     pub fn text(&self) -> String {
         let rounds = self.rows.first().map_or(0, |row| row.samples.len());
         let mut out = format!("\n**{}** ({rounds} rounds)\n\n| {:<28} |", self.title, "");
@@ -149,7 +149,7 @@ impl Report {
         out
     }
 
-    /// For programs: a line a subject and column of the tables of a section.
+    /// For programs: one line per subject and column of the tables of a section.
     pub fn csv(&self, section: &str, head: &str) -> String {
         let mut out = format!(
             "# {head}\ntable,subject,column,rounds,lower,median,upper,ratio_lower,ratio_median,ratio_upper\n"
@@ -176,7 +176,7 @@ impl Report {
 /// Three digits or more.
 pub fn number(value: f64) -> String {
     match value.abs() {
-        // A column that this subject has not.
+        // A column that this subject lacks.
         size if size.is_nan() => String::new(),
         _ if value.fract() == 0.0 => format!("{value:.0}"),
         size if size < 10.0 => format!("{value:.2}"),

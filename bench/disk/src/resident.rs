@@ -1,4 +1,4 @@
-//! What the hints achieve: the share of a batch's pages that are in memory just before it is read.
+//! The effect of the hints: the share of a batch's pages that are in memory just before it is read.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::report::{Report, Table};
 
 /// MiB of a batch, and of a chunk.
 const BATCH: u64 = 4;
-/// MiB of an epoch in which each record is shuffled: the disk takes long for it.
+/// MiB of an epoch in which each record is shuffled: the disk needs long for it.
 const RECORDS: u64 = 128;
-/// The share that should be in memory, in percent.
+/// The target share in memory, in percent.
 const WANTED: f64 = 99.0;
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
@@ -48,7 +48,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
             subject("loader, 32 MiB, = load", way.hint_window(32), 1),
             subject("no hints, compute = load", Way { hints: false, ..way }, 1),
         ];
-        // As long as a batch takes that is read ahead of nothing and after no hint.
+        // The time that a batch takes when nothing is read ahead and no hint precedes it.
         let serial = Way { overlap: false, ..Way::default() };
         let calibrate = || {
             let ran = cold_epoch(path, plan, serial, Duration::ZERO)?;

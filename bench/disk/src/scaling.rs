@@ -1,4 +1,4 @@
-//! How near an epoch comes to the longer of its load and its compute, over batch size, depth, ratio and cache.
+//! How close an epoch comes to the longer of its load and its compute, over batch size, depth, ratio and cache.
 
 use std::fmt::Write as _;
 use std::hint::spin_loop;
@@ -15,8 +15,8 @@ use crate::measure::Effort;
 use crate::report::{Report, median, number, quartiles};
 use crate::sys;
 
-/// A batch's bytes, the fewest batches of an epoch, and the MiB of the file that it is read from. 16 batches, but of
-/// the largest only so many that an epoch takes seconds and not minutes.
+/// A batch's bytes, the minimum number of batches of an epoch, and the MiB of the file that they are read from. 16
+/// batches, but fewer of the largest ones: an epoch must take seconds, not minutes.
 const BATCHES: [(u64, u64, u64); 7] = [
     (4 << 10, 16, 128),
     (32 << 10, 16, 128),
@@ -26,25 +26,26 @@ const BATCHES: [(u64, u64, u64); 7] = [
     (64 << 20, 8, 512),
     (256 << 20, 4, 1024),
 ];
-/// Seconds that the longer of load and compute is to take in an epoch, if the file has so many batches.
+/// The target seconds of the longer of load and compute in an epoch, if the file has enough batches.
 const EPOCH: f64 = 0.2;
-/// The most seconds of it: rather than take longer, an epoch has fewer than the fewest batches, but two.
+/// The maximum seconds of it. Rather than take longer, an epoch has fewer than the minimum number of batches, but at
+/// least two.
 const LONGEST: f64 = 1.0;
-/// The most batches of an epoch: enough for a mean.
+/// The maximum number of batches of an epoch: enough for a mean.
 const MOST: u64 = 2048;
-/// What the wall time may be of the ideal: the median and the worst of all cells that count.
+/// The targets for the ratio of wall time to ideal: the median and the worst of all cells that count.
 const WANTED: (f64, f64) = (1.01, 1.10);
 
-/// What the rows of the grid have in common.
+/// The common parameters of the grid's rows.
 struct Group {
     cache: &'static str,
     batch: u64,
     records: Arc<Records>,
-    /// Of this round.
+    /// The slots of this round.
     slots: Pool,
-    /// Fewest and most in an epoch.
+    /// The minimum and maximum number of batches of an epoch.
     batches: (u64, u64),
-    /// The batches of an epoch of each ratio, found in the first round.
+    /// The number of batches of an epoch for each ratio, chosen in the first round.
     chosen: [Option<u64>; RATIOS.len()],
 }
 
@@ -103,7 +104,7 @@ fn round(group: &mut Group, cells: &mut [Cell]) -> Result<(), BoxError> {
     if group.cache == "warm" {
         data::make_warm(&group.records)?;
     }
-    // How long a batch takes to load in this round, by an epoch of a quarter of the file.
+    // The load time of a batch in this round, measured by an epoch of a quarter of the file.
     let probe = epoch(group, group.batches.0.max(group.batches.1 / 4), Serial, Duration::ZERO)?;
     let load = probe.loads.iter().sum::<f64>() / probe.loads.len() as f64;
     let mut order: Vec<usize> = (0..RATIOS.len()).collect();
@@ -117,21 +118,21 @@ fn round(group: &mut Group, cells: &mut [Cell]) -> Result<(), BoxError> {
         let of_depth = &mut cells[r * DEPTHS.len()..][..DEPTHS.len()];
         neighbours(group, batches, Duration::from_secs_f64(compute), of_depth)?;
     }
-    // It is up to 1 GiB.
+    // Up to 1 GiB.
     group.slots = Pool::default();
     Ok(())
 }
 
-/// How the loader is set up; the rest is as it is by default.
+/// The loader's settings; the others have their defaults.
 #[derive(Clone, Copy)]
 enum Feeding {
     Serial,
-    /// With so many slots.
+    /// With this many slots.
     Overlapped(usize),
 }
 use Feeding::{Overlapped, Serial};
 
-/// One epoch at each depth, in a new order; before and after them, the load alone.
+/// One epoch at each depth, in a new order. The load alone is measured before and after them.
 fn neighbours(group: &Group, batches: u64, compute: Duration, cells: &mut [Cell]) -> Result<(), BoxError> {
     let mut depths = DEPTHS;
     fastrand::shuffle(&mut depths);
@@ -163,8 +164,8 @@ fn neighbours(group: &Group, batches: u64, compute: Duration, cells: &mut [Cell]
     Ok(())
 }
 
-/// The least that an epoch can take: the last compute comes after all loads, and all compute after the first load.
-/// With one slot nothing overlaps: the next load needs the slot that the caller has.
+/// The minimum time of an epoch: the last compute comes after all loads, and all compute after the first load. With one
+/// slot nothing overlaps, because the next load needs the caller's slot.
 fn ideal(load: f64, first: f64, compute: f64, steps: f64, depth: usize) -> f64 {
     match depth {
         1 => load + steps * compute,
@@ -172,8 +173,8 @@ fn ideal(load: f64, first: f64, compute: f64, steps: f64, depth: usize) -> f64 {
     }
 }
 
-/// When the last compute would end: a load waits for the one before and for its slot, a compute for its load and for
-/// the one before.
+/// When the last compute would end. A load waits for the previous load and for its slot; a compute waits for its load
+/// and for the previous compute.
 fn schedule(loads: &[f64], compute: f64, depth: usize) -> f64 {
     let (mut loaded, mut computed) = (0.0_f64, Vec::with_capacity(loads.len()));
     for (i, load) in loads.iter().enumerate() {
@@ -184,16 +185,16 @@ fn schedule(loads: &[f64], compute: f64, depth: usize) -> f64 {
     computed.last().copied().unwrap_or(0.0)
 }
 
-/// What an epoch took, in seconds.
+/// The figures of an epoch, in seconds.
 struct Ran {
     wall: f64,
-    /// What the caller waited for each batch; without overlap that is its load.
+    /// The caller's wait for each batch; without overlap that is its load.
     loads: Vec<f64>,
-    /// The load of all batches, by the loader's own clock.
+    /// The load of all batches, by the loader's clock.
     read: f64,
 }
 
-/// So many batches from the beginning of the file, with a loader of their own; the clock begins after it was built.
+/// This many batches from the start of the file, with a new loader. The clock starts after it was built.
 fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Result<Ran, BoxError> {
     let each = group.batch / RECORD as u64;
     let plan = Plan::builder(batches * each).batch(each).build()?;
@@ -240,7 +241,7 @@ fn goals(report: &mut Report, cells: &[Cell]) {
     }
 }
 
-/// For people: where the cells that count stand, by cache and depth, then depth 2 by batch size and ratio.
+/// For people: the cells that count, by cache and depth, then depth 2 by batch size and ratio.
 fn summary(cells: &[Cell]) -> String {
     let mut out = "\n**wall / ideal, cells with load and compute >= 1 ms**\n\n".to_owned();
     out +=
@@ -295,7 +296,7 @@ fn summary(cells: &[Cell]) -> String {
     out
 }
 
-/// For programs: a line a cell, medians of the rounds.
+/// For programs: one line per cell, medians of the rounds.
 fn csv(cells: &[Cell], head: &str) -> String {
     let mut out = format!(
         "# {head}\n\

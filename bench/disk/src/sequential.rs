@@ -18,7 +18,7 @@ use crate::report::{Report, Table};
 
 const BATCHES: [u64; 2] = [4, 8];
 const BUDGET: u64 = 64;
-/// What the loader has to reach of the best peer.
+/// The loader's target, relative to the best peer.
 const WANTED: f64 = 0.95;
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
@@ -52,7 +52,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         let ours = subjects.len();
         subjects.extend(peers(path, &records, mib));
         measure::run(&mut table, &subjects, effort.part(2), || Ok(Duration::ZERO))?;
-        // The best peer of each round, of neighbours in time.
+        // The best peer of each round: it ran at about the same time.
         table.reference = (ours..table.rows.len()).collect();
         for name in ["loader", "loader, Direct"] {
             if let Some([low, ratio, high]) = table.row(name).and_then(|row| table.ratio(row, 0)) {
@@ -80,7 +80,7 @@ fn peer<'a>(
     })
 }
 
-/// `dd` and, if it is there, `fio`; they say themselves how fast they were, without their start.
+/// `dd` and, if it is installed, `fio`. Both report their speed, without their start.
 fn peers<'a>(path: &'a Path, records: &'a Records, mib: u64) -> Vec<Subject<'a>> {
     let mut peers = Vec::new();
     peers.push(peer("dd", path, records, move || dd(path, mib)));
@@ -95,7 +95,7 @@ fn peers<'a>(path: &'a Path, records: &'a Records, mib: u64) -> Vec<Subject<'a>>
     peers
 }
 
-/// MiB/s, from the last line that it prints: "1073741824 bytes (1.1 GB, 1.0 GiB) copied, 0.5 s, 2.1 GB/s".
+/// MiB/s, from the last line of its output: "1073741824 bytes (1.1 GB, 1.0 GiB) copied, 0.5 s, 2.1 GB/s".
 fn dd(path: &Path, mib: u64) -> Result<f64, BoxError> {
     let mut command = Command::new("dd");
     command.env("LC_ALL", "C").arg("of=/dev/null").arg(format!("bs={mib}M")).arg("iflag=fullblock");
@@ -110,14 +110,14 @@ fn dd(path: &Path, mib: u64) -> Result<f64, BoxError> {
     speed().ok_or_else(|| format!("dd: wanted the number of bytes and the seconds, found {said:?}").into())
 }
 
-/// What the disk gives with the largest requests: MiB/s past the page cache, one block after the other, into
-/// memory of huge pages. A request takes as many segments as there are stretches of memory that lie apart, and
-/// the device allows so many (`max_segments`): of pages of 4 KiB that is far from `max_sectors_kb`.
+/// The disk's speed with the largest requests: MiB/s past the page cache, one block after another, into
+/// memory of huge pages. A request has one segment per contiguous stretch of memory, and the device limits
+/// their number (`max_segments`): with pages of 4 KiB the limit is far below `max_sectors_kb`.
 fn floor(path: &Path, mib: u64) -> Result<f64, BoxError> {
     let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path)?;
     let mut block = MmapMut::map_anon(usize::try_from((mib + 2) * MIB)?)?;
     block.advise(Advice::HugePage)?;
-    // Touched, so that it is there; begun where a huge page does.
+    // Touched to allocate it; starts at a huge page.
     block.fill(1);
     let start = block.as_ptr().align_offset(2 << 20);
     let block = &mut block[start..][..usize::try_from(mib * MIB)?];

@@ -1,4 +1,4 @@
-//! Shuffled chunks from the disk, computing as long as loading: how much of the epoch is spent waiting.
+//! Shuffled chunks from the disk, with compute as long as the load: the share of the epoch spent waiting.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::load::{Ran, Way, cold_epoch};
 use crate::measure::{self, Effort, Subject};
 use crate::report::{Report, Table};
 
-/// MiB of a chunk, which is a batch.
+/// MiB of a chunk. A chunk is a batch.
 const CHUNK: u64 = 8;
 const BUDGETS: [u64; 2] = [16, 64];
-/// How much of the epoch may be spent waiting, in percent.
+/// The maximum share of the epoch spent waiting, in percent.
 const WANTED: f64 = 5.0;
 
 pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
@@ -22,7 +22,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     let chunk = CHUNK * MIB / RECORD as u64;
     let order = Shuffle::Chunks { records: chunk };
     let plan = Plan::builder(of).batch(chunk).shuffle(order).seed(1).build()?;
-    // The time to compute on a batch is what it takes to load one without overlap: at the beginning of each
+    // The compute time per batch equals the load time without overlap. It is measured at the start of each
     // round, because disks drift.
     let calibrate = |mode| {
         let ran = cold_epoch(path, plan, Way { overlap: false, mode, ..Way::default() }, Duration::ZERO)?;
@@ -34,7 +34,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     let subject = |name: String, way: Way| {
         Subject::new(name, move |compute| Ok(figures(&cold_epoch(path, plan, way, compute)?)))
     };
-    // With what reading so takes.
+    // With the load time of this read mode.
     let direct = |host_depth| {
         let way = Way { mode: ReadMode::Direct, host_depth, ..Way::default() };
         let name = if host_depth == 2 { "loader, Direct" } else { "loader, Direct, host_depth 4" };

@@ -1,4 +1,4 @@
-//! What is asked of the system: clocks, faults, memory, room, the machine's name.
+//! System queries: clocks, faults, memory, free space, the machine's name.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use twinbuf::BoxError;
 
-/// The time since a fixed moment that is the same in all processes.
+/// The time since a fixed moment, identical in all processes.
 pub fn monotonic() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is ours to write.
@@ -23,8 +23,8 @@ pub fn major_faults() -> u64 {
     usage().ru_majflt.cast_unsigned()
 }
 
-/// Seconds of processor time so far that were not this process's: those of other processes, of the kernel for itself,
-/// and of the host's other guests (`steal`). Counted in hundredths of a second.
+/// Seconds of processor time so far that this process did not use: those of other processes, of the kernel itself, and
+/// of the host's other guests (`steal`). The resolution is a hundredth of a second.
 pub fn others() -> f64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let first = stat.lines().next().unwrap_or_default();
@@ -36,7 +36,7 @@ pub fn others() -> f64 {
     busy / 100.0 - seconds(usage.ru_utime) - seconds(usage.ru_stime)
 }
 
-/// What this process has used so far.
+/// The resource usage of this process so far.
 pub fn usage() -> libc::rusage {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the kernel writes one `rusage`, no more.
@@ -46,7 +46,7 @@ pub fn usage() -> libc::rusage {
     unsafe { usage.assume_init() }
 }
 
-/// The bytes that may still be written to the file system of `folder`.
+/// The free bytes on the file system of `folder` that this process may use.
 pub fn room(folder: &Path) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt as _;
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
@@ -70,14 +70,14 @@ pub fn status(field: &str) -> Result<u64, BoxError> {
         .map_err(|_| format!("/proc/self/status: wanted a number at {field}, found {number:?}").into())
 }
 
-/// The bytes of memory that the machine has.
+/// The machine's memory in bytes.
 pub fn memory() -> Result<u64, BoxError> {
     let info = fs::read_to_string("/proc/meminfo")?;
     let kib = info.split_whitespace().nth(1).ok_or("/proc/meminfo: wanted MemTotal")?;
     Ok(kib.parse::<u64>()? << 10)
 }
 
-/// The machine, the system, what it is busy with, and the date, for the head of a report.
+/// The machine, the system, its load, and the date, for the head of a report.
 pub fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let cpuinfo = read("/proc/cpuinfo");
@@ -101,19 +101,19 @@ pub fn machine() -> String {
     )
 }
 
-/// A file of the disk on which `path` lies, under `/sys/dev/block`.
+/// A file under `/sys/dev/block` of the disk that holds `path`.
 fn of_disk(path: &Path, file: &str) -> Option<String> {
     use std::os::unix::fs::MetadataExt as _;
     let device = fs::metadata(path).ok()?.dev();
     let device = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-    // A partition has no queue of its own.
+    // A partition has no queue; its disk has one.
     let found =
         ["", "../"].into_iter().find_map(|up| fs::read_to_string(format!("{device}/{up}{file}")).ok());
     Some(found?.trim().to_owned())
 }
 
-/// Read requests that the disk of `path` has served, and their bytes: those of everybody. Fields 1 and 3 of
-/// `stat` (Documentation/block/stat.rst in the kernel's source).
+/// The number of read requests that the disk of `path` has served, and their bytes, for all processes. Fields 1 and 3
+/// of `stat` (Documentation/block/stat.rst in the kernel's source).
 pub fn disk_reads(path: &Path) -> Option<(u64, u64)> {
     let stat = of_disk(path, "stat")?;
     let mut fields = stat.split_whitespace().map(str::parse::<u64>);
@@ -121,7 +121,7 @@ pub fn disk_reads(path: &Path) -> Option<(u64, u64)> {
     Some((requests, 512 * fields.nth(1)?.ok()?))
 }
 
-/// What decides how large a request to the disk of `folder` can be, and how far the kernel reads ahead.
+/// The limits on the size of a request to the disk of `folder`, and the kernel's read-ahead.
 pub fn disk(folder: &Path) -> String {
     let files = ["scheduler", "max_sectors_kb", "max_segments", "read_ahead_kb"];
     let said = files.map(|file| {

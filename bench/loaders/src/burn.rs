@@ -1,13 +1,13 @@
-//! burn's `DataLoader`, made by its `DataLoaderBuilder`.
+//! burn's `DataLoader`, built by its `DataLoaderBuilder`.
 //!
-//! The dataset is the epoch in its order, so that nothing is shuffled a second time; its items are what
-//! [`Lender::record`] brings, and the batcher hands on the one that has the batch. That copies less than items of
-//! bytes, which a batcher would put together, and keeps errors: a dataset can return them, a batcher cannot. What is
-//! delivered is the batch's memory and not a tensor, which would cost a copy more.
+//! The dataset is the epoch in its order, so nothing is shuffled a second time. Its items are those of
+//! [`Lender::record`], and the batcher passes on the one that has the batch. This copies less than putting items of
+//! bytes together in the batcher. It also keeps errors: a dataset can return them, a batcher cannot. The result is the
+//! batch's memory; a tensor would cost one more copy.
 //!
-//! There is no other setting in 0.22 than the number of workers. A worker has the epoch's batches in one piece: the
-//! first half, if there are two of them. They are delivered as they come, up to 100 of them (`MAX_QUEUED_ITEMS` in
-//! `multithread.rs`) ahead of the caller: with one worker, in order.
+//! In 0.22 the only other setting is the number of workers. Each worker gets a contiguous part of the epoch's batches:
+//! with two workers, a half each. They are delivered as they come, up to 100 of them (`MAX_QUEUED_ITEMS` in
+//! `multithread.rs`) ahead of the caller; with one worker, in order.
 
 use std::sync::Arc;
 

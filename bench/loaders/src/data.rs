@@ -1,4 +1,4 @@
-//! The files: made once, and what is in them.
+//! The files: created once, with known contents.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
@@ -18,7 +18,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Makes them in `folder`, of about `mib` MiB, unless they are there.
+    /// Creates them in `folder`, with about `mib` MiB, unless they exist.
     pub fn make(folder: &Path, kind: Kind, mib: u64) -> Result<Self, BoxError> {
         let data = folder.join(format!("{}-{mib}.bin", kind.name()));
         let order = data.with_extension("order");
@@ -59,11 +59,11 @@ impl Files {
 
 fn fill(file: &mut BufWriter<File>, kind: Kind, records: u64) -> std::io::Result<()> {
     let mut random = fastrand::Rng::with_seed(7);
-    // What one record does not share with the next.
+    // The part of a record that it does not share with the next one.
     let mut own = vec![0; kind.stride() as usize];
     if kind == Kind::Tokens {
         let tokens = u32::try_from(records * (kind.stride() / 2) + 1).map_err(std::io::Error::other)?;
-        // By `HEADERS_INFO` in llm.c's `dev/data/data_common.py`; the rest is not used.
+        // According to `HEADERS_INFO` in llm.c's `dev/data/data_common.py`; the rest is not used.
         let mut header = vec![0; kind.header() as usize];
         for (field, value) in header.chunks_exact_mut(4).zip([20_240_520, 1, tokens]) {
             field.copy_from_slice(&value.to_le_bytes());
@@ -79,7 +79,7 @@ fn fill(file: &mut BufWriter<File>, kind: Kind, records: u64) -> std::io::Result
     file.write_all(&own[..kind.record_bytes() - own.len()])
 }
 
-/// Digest and sum that an epoch of `work` has after each of its batches: see [`Outcome`](crate::work::Outcome).
+/// The expected digest and sum after each batch of an epoch of `work`: see [`Outcome`](crate::work::Outcome).
 pub fn expected(work: &Work) -> Result<Vec<(u64, u64)>, BoxError> {
     let bytes = fs::read(&work.data)?;
     let kind = work.kind;

@@ -1,9 +1,9 @@
 //! The `DataLoader` of the crate dataloader-rs.
 //!
-//! The dataset is the epoch in its order; its items are what [`Lender::record`] brings, and the collator hands on the
-//! one that has the batch, as nothing is copied so. `prefetch_depth` is the default, 2, which is what its BENCH.md
-//! recommends, and so is `items_in_parallel`, 1: the items of a batch are read together. BENCH.md recommends settings
-//! of glibc's `malloc` too, so that the memory of batches is not faulted in anew: here it is not even freed.
+//! The dataset is the epoch in its order. Its items are those of [`Lender::record`], and the collator passes on the one
+//! that has the batch, so nothing is copied. `prefetch_depth` is the default, 2, as its BENCH.md recommends.
+//! `items_in_parallel` is the default too, 1: the items of a batch are read together. BENCH.md also recommends settings
+//! of glibc's `malloc`, to avoid faulting in the memory of batches again; here that memory is never freed.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the caller sees when something goes wrong.
+//! What the caller sees when a reader fails.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -12,28 +12,28 @@ use crate::measure::{End, Process};
 use crate::peers::Subject;
 use crate::work::{Fault, Outcome, Work};
 
-/// Where the fault is.
+/// The step of the fault.
 const STEP: u64 = 3;
 
-/// So long after the go a run hangs.
+/// A run that takes longer than this after the start hangs.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// So that most readers are not far ahead of the caller.
+/// Keeps most readers from running far ahead of the caller.
 const COMPUTE: Duration = Duration::from_millis(5);
 
-/// What one subject makes of one fault.
+/// The result of one subject with one fault.
 pub struct Found {
     pub subject: &'static str,
     pub fault: &'static str,
-    /// In a few words.
+    /// A short description.
     pub outcome: String,
-    /// Whole batches that the caller received before, if it could still say so.
+    /// Complete batches that the caller received before, if it could still report them.
     pub before: Option<u64>,
-    /// Those that could be made before the fault.
+    /// The number of batches that could be made before the fault.
     pub possible: u64,
-    /// Whether the batches received were those of the order, with their content.
+    /// Whether the received batches were in order, with the correct contents.
     pub right: Option<bool>,
-    /// The words that it was told.
+    /// The error message.
     pub words: String,
 }
 
@@ -47,7 +47,7 @@ pub fn run(subjects: &[Subject], files: &Files) -> Result<Vec<Found>, BoxError> 
     let mut all = Vec::new();
     for fault in Fault::ALL {
         for subject in subjects.iter().filter(|subject| subject.processes || fault != Fault::Kill) {
-            // Written anew: it is cut off.
+            // Written again, because the fault truncates it.
             fs::copy(&files.data, &copy)?;
             let work = Work { data: copy.clone(), fail: Some((fault, STEP)), ..whole.clone() };
             let ran = Process::start(&subject.program)?.run(&work, false, LIMIT, || Ok(()))?;
@@ -103,7 +103,7 @@ impl Found {
     }
 }
 
-/// Words without the folder, which is another on every machine; of a backtrace, its ends.
+/// The message without the folder, because that differs between machines; only the ends of a backtrace.
 fn short(words: &str, file: &Path) -> String {
     let folder = file.parent().map_or(String::new(), |folder| format!("{}/", folder.display()));
     let words = words.trim().replace(&folder, "");

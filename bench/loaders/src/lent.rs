@@ -1,4 +1,4 @@
-//! What workers of a library read with: the file for each of them, and buffers that come back.
+//! What a library's workers read with: one open file each, and reusable buffers.
 
 use std::fmt;
 use std::io;
@@ -11,19 +11,19 @@ use crate::work::{Batch, Work};
 
 /// Reads batches, on any number of threads.
 ///
-/// A library that hands over what its workers return allows no buffer to be filled again, but allows a batch that
-/// brings its buffer back when it is dropped. With a fresh one each time, images cost
-/// clearly more CPU time (page faults), also with the settings of `malloc` that keep freed memory; tokens do not.
+/// A library that delivers its workers' results cannot refill a buffer, but it can deliver a batch that returns its
+/// buffer when it is dropped. With a fresh buffer each time, images cost clearly more CPU time (page faults), even with
+/// the settings of `malloc` that keep freed memory; tokens do not.
 pub struct Lender {
     work: Work,
     order: Vec<u64>,
-    /// Those that no worker is reading with.
+    /// Those that no worker is using.
     sources: Mutex<Vec<Source>>,
     /// Those that hold no batch.
     buffers: Mutex<Vec<Buffer>>,
 }
 
-/// A batch; its buffer goes back when this is dropped.
+/// A batch. Its buffer is returned when this is dropped.
 pub struct Lent {
     /// `None` only while this is dropped.
     buffer: Option<Buffer>,
@@ -47,9 +47,10 @@ impl Lender {
         self.work.batch
     }
 
-    /// What the record at this place of the epoch brings: the first of a batch all of it, the others nothing.
+    /// The item of the record at this place of the epoch: the first record of a batch has the whole batch, the others
+    /// have nothing.
     ///
-    /// So a library that collects a batch record by record is given it in one piece.
+    /// So a library that collects a batch record by record gets it in one piece.
     ///
     /// # Errors
     ///
@@ -88,7 +89,7 @@ impl fmt::Debug for Lent {
     }
 }
 
-/// One that is idle. Nothing panics while the lists are locked.
+/// An idle one. Nothing panics while the lists are locked.
 fn pop<T>(idle: &Mutex<Vec<T>>) -> Option<T> {
     idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
 }

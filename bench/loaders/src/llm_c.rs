@@ -1,4 +1,4 @@
-//! Read, then compute, in turn on one thread, with one buffer: what the training loop of llm.c does.
+//! Reads, then computes, in turn on one thread with one buffer, like the training loop of llm.c.
 
 use twinbuf::BoxError;
 

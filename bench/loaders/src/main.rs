@@ -1,5 +1,5 @@
-//! The loader beside other loaders: the same batches, the same compute, the same faults. See the README of the folder
-//! above.
+//! Compares the loader with other loaders: the same batches, the same compute, the same faults. See the README of the
+//! parent folder.
 
 mod burn;
 mod data;
@@ -61,17 +61,17 @@ Usage: loaders [options] all | same | peers | decode | failures
 /// The first argument of a child.
 const CHILD: &str = "child";
 
-/// What a child does that is Rust. `Err` is what the caller saw in place of a batch.
+/// The work of a Rust child. `Err` is what the caller got in place of a batch.
 type Run = fn(&Work, &mut Meter<'_>) -> Result<(), BoxError>;
 
 enum Way {
     Rust(Run),
-    /// The library of `python_loader.py` with so many workers.
+    /// The library of `python_loader.py` with this many workers.
     Python(&'static str, u32),
 }
 
-/// Each library with a setting for two processors, and where it has one, with more workers, which keep more requests
-/// of a cold file in flight.
+/// Each library with a setting for two processors. If it supports them, also with more workers, which keep more
+/// requests of a cold file in flight.
 const SUBJECTS: [(&str, Way); 19] = [
     ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Auto, 1))),
     ("twinbuf 2", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Auto, 2))),
@@ -149,7 +149,7 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
     if options.sections.is_empty() {
         return Err("name a section, or all; see --help".into());
     }
-    // Enough for a fault after some batches of images, and the reader not yet at the end.
+    // Large enough for a fault after some batches of images, before the reader reaches the end.
     if options.size_mib < 64 {
         return Err(format!("--size-mib: wanted at least 64, found {}", options.size_mib).into());
     }
@@ -206,7 +206,7 @@ fn bench(options: &Options) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The subjects that are wanted, with their command lines.
+/// The selected subjects, with their command lines.
 fn subjects(options: &Options) -> Result<Vec<Subject>, BoxError> {
     let program = env::current_exe()?.display().to_string();
     let (mut found, mut known) = (Vec::new(), BTreeMap::new());
@@ -240,7 +240,7 @@ fn has(python: &Path, library: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Is the subject of that name: runs whenever it is told what, and says what it found.
+/// Runs as the subject of that name: executes each command and reports its result.
 fn be_child(name: &str) -> Result<(), BoxError> {
     let run = SUBJECTS.into_iter().find_map(|(known, way)| match way {
         Way::Rust(run) if name == known => Some(run),
@@ -254,7 +254,7 @@ fn be_child(name: &str) -> Result<(), BoxError> {
         }
         let work: Work = serde_json::from_str(&line)?;
         let mut meter = Meter::new(&work);
-        // A library may hand its worker's panic on to the caller.
+        // A library may pass its worker's panic on to the caller.
         let error = match panic::catch_unwind(AssertUnwindSafe(|| run(&work, &mut meter))) {
             Ok(done) => done.err().map(|error| chain(&*error)),
             Err(payload) => {

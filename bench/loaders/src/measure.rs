@@ -15,7 +15,7 @@ use twinbuf::BoxError;
 use crate::sys;
 use crate::work::{Outcome, Work};
 
-/// Between two looks at the memory.
+/// The interval between two memory samples.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The longest time to import a library and open the files.
@@ -24,20 +24,20 @@ const START: Duration = Duration::from_secs(120);
 /// How a run ended.
 pub enum End {
     Said(Outcome),
-    /// The process ended without a word, and with these last words on its standard error.
+    /// The process ended without a result, and with these last lines on its standard error.
     Died(ExitStatus, String),
-    /// Not within the time.
+    /// It did not end within the time limit.
     Hung,
 }
 
-/// What a run took.
+/// The figures of a run.
 pub struct Ran {
     pub end: End,
-    /// Memory of all its processes that is no file's, in bytes: when it was ready, and at most. Only if looked at.
+    /// Memory of all its processes that is not file-backed, in bytes: when it was ready, and the peak. Only if sampled.
     pub memory: (u64, u64),
 }
 
-/// The process of a subject, killed with its workers when this is dropped.
+/// The process of a subject. It is killed with its workers when this is dropped.
 pub struct Process {
     child: Child,
     stdin: ChildStdin,
@@ -49,13 +49,13 @@ impl Process {
     pub fn start(program: &[String]) -> Result<Self, BoxError> {
         let mut command = Command::new(&program[0]);
         command.args(&program[1..]);
-        // Its last words are to be what went wrong.
+        // Its last lines must be the error.
         command.env("RUST_BACKTRACE", "0");
         // The trainer has one thread; the others are the loader's.
         command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
-        // A group of its own, so that it can be killed with its workers.
+        // A separate process group, to kill it with its workers.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: between fork and exec only `prctl` is called, which is async-signal-safe.
+        // SAFETY: between fork and exec only `prctl` is called. It is async-signal-safe.
         unsafe { command.pre_exec(sys::sharp_timers) };
         let mut child = command.spawn().map_err(|error| format!("{}: {error}", program[0]))?;
         let stdin = child.stdin.take().ok_or("a child without its pipe")?;
@@ -66,18 +66,18 @@ impl Process {
         thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| says.send(line)));
         let words = thread::spawn(move || {
             let mut text = Vec::new();
-            // What came until it failed is all there is.
+            // The text up to the failure is all there is.
             let _ = stderr.read_to_end(&mut text);
             String::from_utf8_lossy(&text).into_owned()
         });
         Ok(Self { child, stdin, lines, words: Some(words) })
     }
 
-    /// Runs it on `work`. After another end than `Said` it cannot be used again.
+    /// Runs it on `work`. After an end other than `Said` it cannot be used again.
     ///
-    /// `memory`: whether to look at its memory, which disturbs it. `limit`: the time from the go after which it hangs.
-    /// `prepare`: what is done between its being ready and its go, so that all find the page cache in the same state,
-    /// however long they took.
+    /// `memory`: whether to sample its memory, which disturbs it. `limit`: the time after the start at which it counts
+    /// as hung. `prepare`: runs after the process is ready and before its start, so every subject finds the page cache
+    /// in the same state, however long it took to get ready.
     pub fn run(
         &mut self,
         work: &Work,
@@ -86,13 +86,13 @@ impl Process {
         prepare: impl FnOnce() -> Result<(), BoxError>,
     ) -> Result<Ran, BoxError> {
         let mut ran = Ran { end: End::Hung, memory: (0, 0) };
-        // These fail if it has ended, which its end tells.
+        // These fail if it has ended; its end is reported below.
         let _ = self.say(&serde_json::to_string(work)?);
         let started = Instant::now();
         loop {
             match self.lines.recv_timeout(START.saturating_sub(started.elapsed())) {
                 Ok(line) if line == "ready" => break,
-                // What a library prints while it is imported, or an error before there is anything to wait for.
+                // Output that a library prints while it is imported, or an early error.
                 Ok(line) => {
                     if let Ok(outcome) = serde_json::from_str(&line) {
                         ran.end = End::Said(outcome);
@@ -129,7 +129,7 @@ impl Process {
     /// Whether it or one of its workers has the file mapped: such pages stay in the page cache.
     pub fn maps(&self, file: &Path) -> io::Result<bool> {
         let file = file.canonicalize()?.display().to_string();
-        // One that has just ended maps nothing.
+        // A process that has just ended maps nothing.
         let maps = |process: &String| fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
         Ok(family(self.child.id())
             .iter()
@@ -140,7 +140,7 @@ impl Process {
         self.stdin.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// After the time has run out, or the last of its processes has closed its standard output.
+    /// The end after a timeout, or after the last of its processes has closed its standard output.
     fn ended(&mut self, end: RecvTimeoutError, mut ran: Ran) -> Result<Ran, BoxError> {
         if end == RecvTimeoutError::Timeout {
             return Ok(ran);
@@ -158,9 +158,9 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let group = self.child.id().cast_signed();
-        // Its number may be another's once it was waited for; its workers ended with its pipe.
+        // Its process id may be reused once it was waited for; its workers ended with its pipe.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            // SAFETY: a signal to a group that we have made and whose leader we have not waited for.
+            // SAFETY: a signal to a group that we created and whose leader we have not waited for.
             unsafe { libc::kill(-group, libc::SIGKILL) };
         }
         let _ = self.child.wait();
@@ -182,11 +182,11 @@ fn family(process: u32) -> BTreeSet<String> {
     seen
 }
 
-/// Memory of a process and all its descendants that is no file's, in bytes, shared pages counted once.
+/// Memory of a process and all its descendants that is not file-backed, in bytes, with shared pages counted once.
 fn anonymous(process: u32) -> u64 {
     let mut found = 0;
     for process in family(process) {
-        // One that has just ended has none.
+        // A process that has just ended has none.
         let maps = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap_or_default();
         for line in
             maps.lines().filter(|line| line.starts_with("Pss_Anon:") || line.starts_with("Pss_Shmem:"))

@@ -1,4 +1,4 @@
-//! twinbuf's loader with its defaults, as its README recommends it, and with two workers.
+//! twinbuf's loader: with its defaults, as its README recommends, and with two workers.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -
     }
     let mut loader = builder.read_mode(mode).workers(workers).build()?;
     for _ in 0..work.epochs {
-        // That of the others is the same in every epoch.
+        // The other subjects have the same order in every epoch.
         let mut epoch = loader.epoch(0);
         while let Some(batch) = meter.wait(|| epoch.next()) {
             let batch = batch?;
@@ -54,7 +54,7 @@ pub fn open(work: &Work) -> Result<Records, BoxError> {
     })
 }
 
-/// The order that all subjects are given, which in an order file is that of this plan's epoch 0.
+/// The order given to all subjects. An order file has that of this plan's epoch 0.
 pub fn plan(work: &Work, records: u64) -> PlanBuilder {
     let builder = Plan::builder(records).batch(work.batch as u64);
     if work.order.is_some() { builder.shuffle(Shuffle::Full).seed(42) } else { builder }
@@ -65,7 +65,7 @@ pub fn plan(work: &Work, records: u64) -> PlanBuilder {
 struct Faulty {
     records: Arc<Records>,
     work: Work,
-    /// Records so far.
+    /// The number of records so far.
     read: u64,
 }
 

@@ -1,4 +1,4 @@
-//! All subjects on the same batches: that they deliver them, how fast, and at what cost.
+//! All subjects on the same batches: whether they deliver them, how fast, and at what cost.
 
 use std::time::{Duration, Instant};
 
@@ -19,20 +19,21 @@ pub struct Subject {
     pub processes: bool,
 }
 
-/// The subject whose load time of a batch is the time of a training step: it does nothing else meanwhile.
+/// The subject whose load time of a batch is the time of a training step: it loads and does nothing else at the same
+/// time.
 pub const SERIAL: &str = "llm.c";
 
 /// twinbuf past the page cache.
 pub const DIRECT: &str = "twinbuf direct";
 
-/// Shuffled or not, the cache, and whether it is measured with a trainer too.
+/// Shuffled or not, the cache, and whether it is also measured with a trainer.
 const PLACES: [(bool, &str, bool); 4] =
     [(true, "cold", true), (true, "warm", true), (false, "cold", false), (false, "warm", false)];
 
-/// No run takes longer.
+/// No run takes longer than this.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One run: where, and what it took.
+/// One run: its place, and its figures.
 pub struct Row {
     pub round: usize,
     pub kind: &'static str,
@@ -40,32 +41,32 @@ pub struct Row {
     pub cache: &'static str,
     pub trains: bool,
     pub subject: &'static str,
-    /// `Err` is why it failed.
+    /// `Err` is the reason of a failure.
     pub sample: Result<Sample, String>,
 }
 
-/// What one run took, from the go to the last batch. A rate from the first batch on would count what loaders with many
-/// workers have read before it as read in no time.
+/// The figures of one run, from the start to the last batch. A rate measured from the first batch on would ignore the
+/// time in which loaders with many workers had read ahead.
 pub struct Sample {
     pub samples_per_s: f64,
-    /// To the first batch, starts of workers included.
+    /// Milliseconds to the first batch, including the start of workers.
     pub first_ms: f64,
-    /// Of all threads and worker processes, the trainer's too.
+    /// CPU time of all threads and worker processes, including the trainer.
     pub cpu_us_per_sample: f64,
-    /// A training step, without and with the loader beside it.
+    /// A training step, without and with the loader running.
     pub step_alone_us: f64,
     pub step_us: f64,
     /// The share of the time in which the caller trains.
     pub au: f64,
-    /// What it waits for a batch.
+    /// The caller's wait per batch.
     wait: Duration,
 }
 
-/// What a subject delivers of one kind, shuffled.
+/// What a subject delivers for one kind, shuffled.
 pub struct Same {
     pub kind: &'static str,
     pub subject: &'static str,
-    /// `Err` is why it failed.
+    /// `Err` is the reason of a failure.
     pub delivered: Result<Delivered, String>,
 }
 
@@ -74,17 +75,17 @@ pub struct Delivered {
     pub content_right: bool,
     /// Whether the digests of two runs are the same.
     pub repeated: bool,
-    /// In MiB: when it was ready, and at most in the run.
+    /// In MiB: when it was ready, and the peak of the run.
     pub memory: (f64, f64),
 }
 
-/// Runs every subject on each kind, without a clock: once to look at its memory, then twice to compare what it delivers
-/// with what is in the file.
+/// Runs every subject on each kind, untimed: once to sample its memory, then twice to compare its batches with the
+/// file.
 pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError> {
     let mut found = Vec::new();
     for files in kinds {
         make_warm(&ours::open(&files.work(true))?)?;
-        // Long enough to be looked at.
+        // Long enough to be sampled.
         let work = Work { compute: Duration::from_millis(1), ..files.work(true) };
         let verify = Work { verify: true, ..work.clone() };
         let (digest, sum) = *data::expected(&work)?.last().ok_or("no batch")?;
@@ -97,7 +98,8 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
                     let memory = ran.memory;
                     outcome(ran).map(|outcome| (outcome, memory))
                 };
-                // The first, because memory that was used once may stay; and not while it verifies, which takes memory.
+                // Before the others, because memory that was used once may stay; and without verifying, because that
+                // takes memory.
                 let (_, memory) = run(&work, true)?;
                 let (first, _) = run(&verify, false)?;
                 let (second, _) = run(&verify, false)?;
@@ -128,9 +130,10 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
     Ok(found)
 }
 
-/// Runs all subjects, round by round, in each place in a new order, and gives what there is to `write` after each round.
+/// Runs all subjects, round by round, in each place in a new order. Passes the results so far to `write` after each
+/// round.
 ///
-/// A subject is one process in a round, as long as its runs succeed and leave nothing of the file mapped. A warm run has
+/// A subject is one process per round, as long as its runs succeed and leave no part of the file mapped. A warm run has
 /// `warm_epochs` epochs, a cold one has one.
 pub fn speed(
     subjects: &[Subject],
@@ -141,14 +144,14 @@ pub fn speed(
 ) -> Result<(), BoxError> {
     let (begun, mut rows, mut round) = (Instant::now(), Vec::<Row>::new(), 0);
     while effort.allows(round, begun) {
-        // Each is started for its first run: what one imports would disturb the run of another.
+        // Each process starts at its first run: its imports would disturb the run of another one.
         let mut processes: Vec<(&Subject, Option<Process>)> =
             subjects.iter().map(|subject| (subject, None)).collect();
         for files in kinds {
             for (shuffled, cache, trains) in PLACES {
                 let order = if shuffled { "shuffled" } else { "sequential" };
                 let mut work = files.work(shuffled);
-                // So many that the start of workers weighs little.
+                // Enough epochs that the start of workers matters little.
                 work.epochs = match (cache, files.kind) {
                     ("warm", Kind::Images) => 2 * warm_epochs,
                     ("warm", Kind::Tokens) => warm_epochs,
@@ -158,7 +161,7 @@ pub fn speed(
                     fastrand::shuffle(&mut processes);
                     let mut serial = None;
                     for (subject, process) in &mut processes {
-                        // What does not use the page cache has nothing to say where all is in it.
+                        // A subject that bypasses the page cache has no warm figures.
                         if subject.name == DIRECT && cache == "warm" {
                             continue;
                         }
@@ -188,7 +191,8 @@ pub fn speed(
                         }
                         rows.push(Row { round, kind, order, cache, trains, subject, sample });
                     }
-                    // A step takes as long as the serial loop took to load a batch, in the same round and place.
+                    // A training step takes as long as the serial loop took to load a batch, in the same round and
+                    // place.
                     let Some(wait) = serial else { break };
                     work.train = wait;
                 }
@@ -203,10 +207,10 @@ pub fn speed(
 /// The CPU time of a record in [`decode`].
 const DECODE: Duration = Duration::from_millis(2);
 
-/// What a subject made of records that take CPU time.
+/// The result of a subject with records that take CPU time.
 pub struct Decoded {
     pub subject: &'static str,
-    /// For each round samples a second, and whether the order was right; or why it failed.
+    /// For each round: samples per second and whether the order was correct, or the reason of a failure.
     pub rounds: Vec<Result<(f64, bool), String>>,
 }
 
@@ -231,7 +235,7 @@ pub fn decode(subjects: &[Subject], images: &Files, effort: Effort) -> Result<Ve
     Ok(found)
 }
 
-/// One run with the file in the page cache or out of it, by the process that there is, or by a new one.
+/// One run with the file in the page cache or not, by the existing process or by a new one.
 fn one(
     subject: &Subject,
     process: &mut Option<Process>,
@@ -252,14 +256,14 @@ fn one(
     if found.batches != wanted {
         return Err(format!("wanted {wanted} batches, found {}", found.batches).into());
     }
-    // What stays mapped would stay in the page cache, and nobody's cold run could begin.
+    // Mapped pages would stay in the page cache, and no cold run could start.
     if !running.maps(&work.data)? {
         *process = Some(running);
     }
     Ok(found)
 }
 
-/// What a run said in which nothing was to go wrong.
+/// The outcome of a run without an injected fault.
 fn outcome(ran: Ran) -> Result<Outcome, BoxError> {
     match ran.end {
         End::Said(Outcome { error: Some(error), .. }) => Err(error.into()),

@@ -1,16 +1,16 @@
-//! What comes out: CSV for `bench/tables.py` and `bench/pictures.py`.
+//! The output: CSV for `bench/tables.py` and `bench/pictures.py`.
 
 use std::fmt::Write as _;
 
 use crate::failures::Found;
 use crate::peers::{Decoded, Delivered, Row, Same};
 
-/// A text that may hold commas and quotation marks.
+/// A text that may contain commas and quotation marks.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }
 
-/// A line a run.
+/// One line per run.
 pub fn speed(rows: &[Row], head: &str) -> String {
     let mut out = format!(
         "# {head}\n\
@@ -59,7 +59,7 @@ pub fn same(found: &[Same], head: &str) -> String {
     out
 }
 
-/// A line a run.
+/// One line per run.
 pub fn decode(found: &[Decoded], head: &str) -> String {
     let mut out = format!("# {head}\nround,subject,samples_per_s,order_right,error\n");
     for Decoded { subject, rounds } in found {

@@ -1,4 +1,4 @@
-//! The file as the subjects without a library read it: by position, records that follow each other at once.
+//! How subjects without a library read the file: by position, adjacent records at once.
 
 use std::fs::File;
 use std::io;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use crate::sys::burn_cpu;
 use crate::work::{Batch, Kind, WINDOW, Work};
 
-/// Numbers that begin at a multiple of 64 bytes.
+/// Numbers that start at a multiple of 64 bytes.
 ///
-/// A large `Vec` begins 16 bytes after a multiple of a page, and there the kernel's copies out of a page may be
-/// several times slower (`rep movsb` on an AMD EPYC): without this, the subjects would compare allocators.
+/// A large `Vec` starts 16 bytes after a multiple of a page, and the kernel's copies out of a page may then
+/// be several times slower (`rep movsb` on an AMD EPYC). Without this, the subjects would compare allocators.
 pub struct Aligned<T> {
     numbers: Vec<T>,
     start: usize,
@@ -68,9 +68,9 @@ impl Buffer {
 pub struct Source {
     file: File,
     kind: Kind,
-    /// CPU time a record.
+    /// CPU time per record.
     decode: Duration,
-    /// Tokens of a batch as they are in the file, before they become 32 bits wide.
+    /// Tokens of a batch as stored in the file, before they are widened to 32 bits.
     narrow: Aligned<u8>,
 }
 
@@ -88,7 +88,7 @@ impl Source {
         })
     }
 
-    /// Reads `records`, which are as many as `out` has room for.
+    /// Reads `records`. `out` has room for exactly that many.
     pub fn read(&mut self, records: &[u64], out: &mut Buffer) -> io::Result<()> {
         let Self { file, kind, decode, narrow } = self;
         burn_cpu(*decode * u32::try_from(records.len()).expect("a batch"));

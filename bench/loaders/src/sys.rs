@@ -1,15 +1,15 @@
-//! What is asked of the system beside what `twinbuf_bench_disk` asks: sleeps, CPU time.
+//! System calls in addition to those of `twinbuf_bench_disk`: sleeps, CPU time.
 
 use std::io;
 use std::time::Duration;
 
 use twinbuf_bench_disk::sys::usage;
 
-/// Sleeps until that time by the clock of `twinbuf_bench_disk::sys::monotonic`, signals or not.
+/// Sleeps until this time by the clock of `twinbuf_bench_disk::sys::monotonic`, even across signals.
 pub fn sleep_until(time: Duration) {
     let time = libc::timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() };
     loop {
-        // SAFETY: the time is ours to read; with an absolute time the kernel writes no rest.
+        // SAFETY: the time is ours to read; with an absolute time the kernel writes no remainder.
         let failed = unsafe {
             libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &time, std::ptr::null_mut())
         };
@@ -26,7 +26,7 @@ pub fn cpu() -> Duration {
     used(&usage())
 }
 
-/// Takes so much CPU time of this thread.
+/// Uses this much CPU time on this thread.
 pub fn burn_cpu(time: Duration) {
     let now = || {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -41,7 +41,7 @@ pub fn burn_cpu(time: Duration) {
     while now() < end {}
 }
 
-/// The CPU time that `usage` tells.
+/// The CPU time reported by `usage`.
 pub fn used(usage: &libc::rusage) -> Duration {
     let of = |time: libc::timeval| {
         Duration::from_secs(time.tv_sec.cast_unsigned()) + Duration::from_micros(time.tv_usec.cast_unsigned())
@@ -49,7 +49,7 @@ pub fn used(usage: &libc::rusage) -> Duration {
     of(usage.ru_utime) + of(usage.ru_stime)
 }
 
-/// Lets timers of this process and those that it becomes end when they are to, not up to 50 us later.
+/// Makes timers of this process and its children expire on time, not up to 50 us later.
 pub fn sharp_timers() -> io::Result<()> {
     let nanoseconds: libc::c_ulong = 1;
     // SAFETY: sets a number of this thread.

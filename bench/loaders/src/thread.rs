@@ -1,6 +1,6 @@
-//! A thread that reads ahead and a channel of the standard library: what one writes without a loader.
+//! A thread that reads ahead and a channel of the standard library: the usual code without a loader.
 //!
-//! The buffers go back through a second channel.
+//! The buffers return through a second channel.
 
 use std::sync::mpsc::{channel, sync_channel};
 use std::thread;

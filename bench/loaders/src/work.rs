@@ -1,9 +1,9 @@
-//! What every subject does: what it is told, the batches that it has to deliver, and the meter that it delivers them to.
+//! The task of every subject: its input, the batches that it must deliver, and the meter that receives them.
 //!
-//! A subject is a process that runs whenever a line of JSON comes, a [`Work`], until its standard input ends. In a run
-//! it opens what it reads, says `ready` ([`Meter::ready`]), and waits for another line; only then it starts workers and
-//! reads. It asks for each batch inside [`Meter::wait`] and gives it to [`Meter::take`], which touches it and computes.
-//! Then it closes everything, so that no page of the file stays mapped, and says one line of JSON, an [`Outcome`].
+//! A subject is a process. For each line of JSON on its standard input, a [`Work`], it does one run. In a run it opens
+//! its files, reports `ready` ([`Meter::ready`]), and waits for another line; only then does it start workers and read.
+//! It requests each batch inside [`Meter::wait`] and passes it to [`Meter::take`], which touches it and computes. Then
+//! it closes everything, so no page of the file stays mapped, and prints one line of JSON, an [`Outcome`].
 
 use std::fs::{self, OpenOptions};
 use std::hint::black_box;
@@ -17,15 +17,15 @@ use twinbuf_bench_disk::sys::monotonic;
 
 use crate::sys;
 
-/// Tokens of a window, of which the first of the next window is the last.
+/// Tokens of a window. The first token of the next window is the last one of this window.
 pub const WINDOW: usize = 1024 + 1;
 
-/// What the file holds.
+/// The contents of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// A shard of llm.c: a header, then tokens of 16 bits. A record is a window of [`WINDOW`] tokens, a batch holds
-    /// them as 32-bit numbers. The first 4 tokens of a window are its number, 16 bits each, the lowest first.
+    /// A shard of llm.c: a header, followed by tokens of 16 bits. A record is a window of [`WINDOW`] tokens; a batch
+    /// holds them as 32-bit numbers. The first 4 tokens of a window are its number, 16 bits each, the lowest first.
     Tokens,
     /// Records of 224 x 224 x 3 bytes without a header. The first 8 bytes are the record's number, the lowest first.
     Images,
@@ -79,7 +79,7 @@ impl Kind {
     }
 }
 
-/// What is to go wrong.
+/// The fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fault {
@@ -87,7 +87,7 @@ pub enum Fault {
     Panic,
     /// A worker process is killed. Threads cannot be.
     Kill,
-    /// The file is cut off at half of its length by the caller, when it has received the batch of this step:
+    /// The caller truncates the file to half of its length when it has received the batch of this step:
     /// [`Meter::take`].
     Truncate,
 }
@@ -104,29 +104,29 @@ impl Fault {
     }
 }
 
-/// What a subject is told to do: one line of JSON.
+/// The task of a subject: one line of JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Work {
     pub kind: Kind,
     pub data: PathBuf,
-    /// The file with the order of an epoch, one u64 (little-endian) a record; `None`: that of the file. All epochs
-    /// have the same order.
+    /// The file with the order of an epoch, one u64 (little-endian) per record; `None`: the order of the data file. All
+    /// epochs have the same order.
     pub order: Option<PathBuf>,
     /// Records of a batch.
     pub batch: usize,
     pub epochs: u64,
-    /// The caller sleeps so long on each batch.
+    /// The caller sleeps this long on each batch.
     #[serde(rename = "compute_us", with = "micros")]
     pub compute: Duration,
-    /// The caller trains about so long on each batch, if nothing slows it down: [`Trainer`]. Zero: not at all.
+    /// The caller trains about this long on each batch, if nothing slows it down: [`Trainer`]. Zero: not at all.
     #[serde(rename = "train_us", with = "micros")]
     pub train: Duration,
-    /// The CPU time that each record takes where it is read, as decoding it would.
+    /// The CPU time that each record takes where it is read, like decoding.
     #[serde(rename = "decode_us", with = "micros")]
     pub decode: Duration,
-    /// Whether to take digest and sum, which takes time.
+    /// Whether to compute digest and sum; this takes time.
     pub verify: bool,
-    /// What goes wrong, and at which step (from 0) of the first epoch.
+    /// The fault, and its step (from 0) in the first epoch.
     pub fail: Option<(Fault, u64)>,
 }
 
@@ -136,7 +136,7 @@ impl Work {
         Ok(self.kind.records(fs::metadata(&self.data)?.len()))
     }
 
-    /// The numbers of the records of an epoch, in order; those that fill no whole batch are left out.
+    /// The numbers of the records of an epoch, in order, without those that do not fill a whole batch.
     pub fn order(&self) -> Result<Vec<u64>, BoxError> {
         let records = self.records()?;
         let mut order: Vec<u64> = match &self.order {
@@ -154,11 +154,11 @@ impl Work {
         Ok(order)
     }
 
-    /// To be called by the code that makes the batch of `step`, where it runs.
+    /// Call this in the code that makes the batch of `step`.
     ///
     /// # Panics
     ///
-    /// If that is the fault that is wanted.
+    /// If that is the requested fault.
     pub fn fault(&self, step: u64) {
         if self.fail == Some((Fault::Panic, step)) {
             panic!("a fault that was asked for, at step {step}");
@@ -180,38 +180,38 @@ mod micros {
     }
 }
 
-/// One batch as it is delivered: record after record, in one piece.
+/// One delivered batch: record after record, in one piece.
 #[derive(Clone, Copy, Debug)]
 pub enum Batch<'a> {
     Tokens(&'a [u32]),
     Images(&'a [u8]),
 }
 
-/// What a subject says at the end of a run, as one line of JSON.
+/// The result of a run, as one line of JSON.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub batches: u64,
-    /// Seconds from the go to the first batch: the start of workers, and the wait for it.
+    /// Seconds from the start to the first batch: the start of workers, and the wait for the batch.
     pub first_s: f64,
-    /// Seconds from the go to the end of the computation on the last batch.
+    /// Seconds from the start to the end of the computation on the last batch.
     pub wall_s: f64,
-    /// Seconds of these in which the caller waited for batches.
+    /// The part of these seconds in which the caller waited for batches.
     pub wait_s: f64,
-    /// Seconds of CPU, of all its threads and worker processes, meanwhile.
+    /// CPU seconds of all its threads and worker processes in this time.
     pub cpu_s: f64,
-    /// Seconds of a training step: before the go the median, on the batches the mean. 0 without training.
+    /// Seconds of a training step: the median before the start, the mean on the batches. 0 without training.
     pub step_alone_s: f64,
     pub step_s: f64,
-    /// If `verify`: over the numbers of the records delivered, `h = h * 6364136223846793005 + number + 1` modulo
+    /// If `verify`: the hash of the numbers of the delivered records, `h = h * 6364136223846793005 + number + 1` modulo
     /// 2^64, from 0; 16 hexadecimal digits.
     pub digest: Option<String>,
     /// If `verify`: the sum of all numbers in all batches (tokens or bytes), modulo 2^64.
     pub sum: Option<u64>,
-    /// What the caller saw in place of a batch.
+    /// What the caller got in place of a batch.
     pub error: Option<String>,
 }
 
-/// A training step that takes CPU time: products of small matrices, which stay in the processor's nearest cache.
+/// A training step that takes CPU time: products of small matrices that stay in the processor's L1 cache.
 struct Trainer {
     numbers: Vec<f32>,
     out: Vec<f32>,
@@ -223,11 +223,11 @@ struct Trainer {
 const SIDE: usize = 48;
 
 impl Trainer {
-    /// One whose step takes about so long, and the median of its steps while nothing is loaded.
+    /// A trainer whose step takes about this long, and the median of its steps while nothing is loaded.
     fn new(step: Duration) -> (Self, Duration) {
         let numbers = (0..SIDE * SIDE).map(|i| i as f32 / (SIDE * SIDE) as f32).collect();
         let mut trainer = Self { numbers, out: vec![0.0; SIDE * SIDE], products: 100 };
-        // The fastest of some: a step that is disturbed here would make all of them short.
+        // The fastest of several: a disturbed step here would make all of them short.
         let product = (0..10).map(|_| trainer.step()).min().unwrap_or_default() / trainer.products;
         trainer.products = ((step.as_secs_f64() / product.as_secs_f64()).round() as u32).max(1);
         let (begun, mut steps) = (Instant::now(), Vec::new());
@@ -254,12 +254,12 @@ impl Trainer {
     }
 }
 
-/// Times what a subject does, and computes on its batches.
+/// Times a subject, and computes on its batches.
 pub struct Meter<'w> {
     work: &'w Work,
     trainer: Option<Trainer>,
     started: Instant,
-    /// For all that was asked for, and for the batches received.
+    /// The total of all requests, and of the received batches.
     wait: Duration,
     wait_received: Duration,
     first: Duration,
@@ -293,7 +293,8 @@ impl<'w> Meter<'w> {
         }
     }
 
-    /// Everything is open: waits for the go. To be called once, before any worker is started and anything is read.
+    /// Reports that everything is open, and waits for the start. Call it once, before any worker is started and
+    /// anything is read.
     pub fn ready(&mut self) -> io::Result<()> {
         if !self.work.train.is_zero() {
             let (trainer, alone) = Trainer::new(self.work.train);
@@ -306,7 +307,7 @@ impl<'w> Meter<'w> {
         Ok(())
     }
 
-    /// Asks for the next batch: the time that this takes is the caller's wait.
+    /// Requests the next batch. The time of this call is the caller's wait.
     pub fn wait<T>(&mut self, next: impl FnOnce() -> T) -> T {
         let asked = Instant::now();
         let found = next();
@@ -381,7 +382,7 @@ impl<'w> Meter<'w> {
         self.sum = self.sum.wrapping_add(sum);
     }
 
-    /// What was found, with what ended the run if it was not the end of the last epoch.
+    /// The outcome, with the error that ended the run before the end of the last epoch.
     pub fn outcome(&self, error: Option<String>) -> Outcome {
         let Self { work, .. } = self;
         Outcome {

@@ -14,7 +14,7 @@ use super::world::{Kept, Payload, Rx, Strategy};
 use super::{Check, Round};
 
 impl<'w> Check<'w, '_> {
-    /// Does what of this is the consumer's or a guard's.
+    /// Performs the operation if it belongs to the consumer or to a guard.
     pub(super) fn consume<'r>(&mut self, round: &mut Round<'r, 'w>, operation: Operation)
     where
         'w: 'r,
@@ -96,7 +96,7 @@ impl<'w> Check<'w, '_> {
         let pending = |poll| match poll {
             Poll::Ready(Ok(slot)) => Ok(slot),
             Poll::Ready(Err(error)) => Err(TryRecvError::from(error)),
-            // A task is not told which of the two it waits for.
+            // A task cannot tell which of the two it waits for.
             Poll::Pending => Err(expected.expect_err("something to wait for")),
         };
         let got = match call {

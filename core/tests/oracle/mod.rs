@@ -1,9 +1,9 @@
-//! One oracle for every engine: what a ring does, foretold step by step by a queue.
+//! One oracle for all engines: a queue predicts, step by step, what a ring does.
 //!
-//! [`check`] runs a sequence of operations on a real ring and on a model, and compares the two after every
-//! step: what the calls return, the slots and their values, the wakes of tasks and of the strategy, the words as the
-//! pure functions of `core/src/state.rs` leave them, and how many values were dropped. One thread; what happens between
-//! threads is for the models and the stress test.
+//! [`check`] runs a sequence of operations on a real ring and on a model, and compares the two after every step: the
+//! results of the calls, the slots and their values, the wakes of tasks and of the strategy, the words that the pure
+//! functions of `core/src/state.rs` produce, and the number of dropped values. It uses one thread; the models and the
+//! stress test cover what happens between threads.
 
 mod consuming;
 mod model;
@@ -27,13 +27,13 @@ use operation::Then;
 pub(crate) use operation::{Operation, Start};
 use world::{Kept, Payload, Reserved, Rx, Strategy, Tx, World, Writing};
 
-/// Runs what these bytes encode: the body of the fuzz target.
+/// Runs the operations that these bytes encode: the body of the fuzz target.
 pub(crate) fn replay(bytes: &[u8]) {
     let (start, operations) = Operation::decode(bytes);
     check(start, &operations);
 }
 
-/// Runs the operations on such a ring; panics where it is not as foretold.
+/// Runs the operations on a ring of this kind. Panics where the ring differs from the model.
 pub(crate) fn check(start: Start, operations: &[Operation]) {
     let world = World::default();
     let mut check = Check {
@@ -58,13 +58,13 @@ enum Next<'w> {
     Nothing,
 }
 
-/// What one pair of handles gave out, but for the producer, which a slot that is being written borrows.
+/// One pair of handles and their guards. The producer is separate, because a slot being written borrows it.
 struct Round<'r, 'w> {
     rx: Option<Rx<'r, 'w>>,
     kept: Vec<Kept<'r, 'w>>,
     reserved: Vec<Reserved<'r, 'w>>,
-    /// What was leaked and has a share of its ring. Dropped at the end of the round, when nothing is left that it
-    /// could act on: a real leak would keep the memory.
+    /// Leaked values that have a share of their ring. They are dropped at the end of the round, when nothing they could
+    /// act on is left: a real leak would keep the memory.
     leaked: Vec<Box<dyn Leaked + 'r>>,
 }
 
@@ -75,9 +75,9 @@ struct Check<'w, 'o> {
     world: &'w World,
     model: Model,
     operations: slice::Iter<'o, Operation>,
-    /// The last value that was written anywhere.
+    /// The latest value written anywhere.
     written: u64,
-    /// A handle's `Debug`, and what it should be. Kept: this is done after every step.
+    /// The `Debug` text of a handle, and the expected one. The buffers are reused, because this runs after every step.
     texts: [String; 2],
 }
 
@@ -98,7 +98,7 @@ impl<'w> Check<'w, '_> {
             }
         }
         drop(ring);
-        // A leaked guard may be in use for ever, so its value must stay, and with it all others.
+        // A leaked guard may stay in use forever, so its value must stay, and all other values with it.
         self.model.drops += if self.model.leaked { 0 } else { depth as u64 };
         assert_eq!(self.world.drops.load(Relaxed), self.model.drops);
     }
@@ -125,7 +125,7 @@ impl<'w> Check<'w, '_> {
         assert_eq!(self.world.drops.load(Relaxed), self.model.drops);
     }
 
-    /// Runs operations on one pair of handles, until the operations end or begin another round.
+    /// Runs operations on one pair of handles until the operations end or start another round.
     fn round<'r>(&mut self, tx: Tx<'r, 'w>, rx: Rx<'r, 'w>) -> Next<'w>
     where
         'w: 'r,
@@ -167,8 +167,8 @@ impl<'w> Check<'w, '_> {
         next
     }
 
-    /// Goes on with a slot that is being written, up to `EndWrite` or an operation that needs the producer whole,
-    /// which is returned.
+    /// Continues with a slot being written, up to `EndWrite` or an operation that needs the whole producer. Returns
+    /// that operation.
     fn hold<'r>(&mut self, slot: Writing<'_, 'r, 'w>, round: &mut Round<'r, 'w>) -> Option<Operation>
     where
         'w: 'r,
@@ -197,13 +197,13 @@ impl<'w> Check<'w, '_> {
         }
     }
 
-    /// A value that was not written before.
+    /// A value that was never written before.
     fn fresh(&mut self) -> u64 {
         self.written += 1;
         self.written
     }
 
-    /// What a commit returns now.
+    /// The current result of a commit.
     fn committed(&self) -> Result<(), Closed> {
         if self.model.closed { Err(Closed) } else { Ok(()) }
     }
@@ -223,13 +223,13 @@ impl<'w> Check<'w, '_> {
             drop(one);
             self.model.drop_owner();
         }
-        // What they wake now is not foretold.
+        // The model does not predict the wakes that follow.
         self.model.strategy_wakes = self.world.strategy_wakes.load(Relaxed);
         self.model.task_wakes = self.world.task_wakes();
         assert_eq!(self.world.drops.load(Relaxed), self.model.drops, "the last owner is gone");
     }
 
-    /// Everything that can be seen from outside, as the model has it.
+    /// Compares everything visible from outside with the model.
     fn compare(&mut self, tx: Option<&Tx<'_, 'w>>, round: &Round<'_, 'w>) {
         let model = &self.model;
         if let Some(tx) = tx {
@@ -256,7 +256,7 @@ impl<'w> Check<'w, '_> {
     }
 }
 
-/// A handle's `Debug` has how many it has handled, and the word of its next slot.
+/// The `Debug` of a handle shows the number of its hand-offs and the word of its next slot.
 fn compare_handle(texts: &mut [String; 2], model: &Model, name: &str, handle: &dyn fmt::Debug, seq: u64) {
     let [is, should] = texts;
     is.clear();

@@ -1,5 +1,5 @@
-//! The ring as a queue, and its words: each step of the queue is also a pure function of `core/src/state.rs` on a
-//! word, and both must lead to the same answers.
+//! The ring as a queue, with its words. Each step of the queue also applies a pure function of `core/src/state.rs` to a
+//! word, and both must give the same answers.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -10,7 +10,7 @@ use super::operation::Call;
 use super::state::{ConsumerView, Lap, ProducerView, State};
 use super::world::TASKS;
 
-/// What the model has of one handle.
+/// The model's state of one handle.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Side {
     /// Slots passed so far.
@@ -19,7 +19,7 @@ pub(super) struct Side {
     registered: Option<u8>,
 }
 
-/// How the producer went.
+/// How the producer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Finished,
@@ -29,26 +29,26 @@ pub(super) enum End {
 /// A place in the queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Reserved, and neither committed nor cancelled. A leaked one stays so.
+    /// Reserved, and neither committed nor cancelled. A leaked slot stays in this state.
     Open,
     Committed(u64),
     Cancelled,
 }
 
 pub(super) struct Model {
-    /// What the producer has passed and the consumer has not.
+    /// The places that the producer has passed and the consumer has not.
     queue: VecDeque<Place>,
-    /// Whether the consumer keeps a slot: by a guard, alive or leaked.
+    /// Whether the consumer keeps a slot with a guard, alive or leaked.
     lent: Vec<bool>,
     pub(super) values: Vec<u64>,
-    /// What the consumer gets after the queue, once the producer is gone.
+    /// What the consumer gets after the queue, once the producer has ended.
     end: Option<End>,
     pub(super) closed: bool,
-    /// The handles own the ring: it is freed with the last of its owners.
+    /// The handles own the ring: its last owner frees it.
     pub(super) owned: bool,
-    /// Handles and guards, leaked ones among them.
+    /// The number of handles and guards, including leaked ones.
     pub(super) owners: usize,
-    /// Whether something was leaked since the last pair of handles was made, or before in a ring that had ended.
+    /// Whether anything was leaked since the last pair of handles was made, or earlier if the ring had ended.
     pub(super) leaked: bool,
     pub(super) producer: Side,
     pub(super) consumer: Side,
@@ -78,8 +78,8 @@ impl Model {
         }
     }
 
-    /// A new pair of handles; only the values, and what was counted outside, stay. A borrowed ring of which something
-    /// was leaked has ended.
+    /// Starts with a new pair of handles. Only the values and the external counts remain. A borrowed ring has ended if
+    /// anything of it was leaked.
     pub(super) fn restart(&mut self, owned: bool) {
         let old = mem::replace(self, Self::new(self.depth()));
         self.owned = owned;
@@ -106,7 +106,7 @@ impl Model {
         (slot, if seq / depth % 2 == 0 { Lap::FIRST } else { Lap::FIRST.next() })
     }
 
-    /// What `len` returns.
+    /// The result of `len`.
     pub(super) fn full(&self) -> usize {
         let filled = self.queue.iter().filter(|&&place| place != Place::Open).count();
         filled + self.lent.iter().filter(|&&lent| lent).count()
@@ -143,7 +143,7 @@ impl Model {
         expected
     }
 
-    /// The producer asked; `found` is whether it did not have to wait.
+    /// Records that the producer asked. `found`: it did not have to wait.
     pub(super) fn producer_asked(&mut self, call: Call, found: bool) {
         let (slot, _) = self.place(self.producer.handoffs);
         if !found {
@@ -151,7 +151,7 @@ impl Model {
         }
     }
 
-    /// As `producer_asked`.
+    /// Same as `producer_asked`, for the consumer.
     pub(super) fn consumer_asked(&mut self, call: Call, found: bool) {
         let (slot, _) = self.place(self.consumer.handoffs);
         if !found {
@@ -159,7 +159,7 @@ impl Model {
         }
     }
 
-    /// The slot that was acquired is committed.
+    /// Commits the acquired slot.
     pub(super) fn commit(&mut self) {
         let (slot, lap) = self.place(self.producer.handoffs);
         self.queue.push_back(Place::Committed(self.values[slot]));
@@ -169,20 +169,20 @@ impl Model {
         }
     }
 
-    /// The slot that was acquired is reserved.
+    /// Reserves the acquired slot.
     pub(super) fn reserve(&mut self) {
         self.queue.push_back(Place::Open);
         self.producer.handoffs += 1;
         self.owners += 1;
     }
 
-    /// The reserved slot of this hand-off is committed.
+    /// Commits the reserved slot of this hand-off.
     pub(super) fn commit_reserved(&mut self, seq: u64) {
         let (slot, lap) = self.place(seq);
         self.settle(seq, Place::Committed(self.values[slot]), |word| word.commit(lap));
     }
 
-    /// The reserved slot of this hand-off is dropped.
+    /// Drops the reserved slot of this hand-off.
     pub(super) fn cancel(&mut self, seq: u64) {
         let (_, lap) = self.place(seq);
         self.settle(seq, Place::Cancelled, |word| word.cancel(lap));
@@ -199,7 +199,7 @@ impl Model {
         self.drop_owner();
     }
 
-    /// The value that comes next.
+    /// The next value for the consumer.
     pub(super) fn committed_value(&self) -> u64 {
         match self.queue.front() {
             Some(&Place::Committed(value)) => value,
@@ -207,7 +207,7 @@ impl Model {
         }
     }
 
-    /// The slot that comes next is kept.
+    /// Keeps the next slot.
     pub(super) fn keep(&mut self) {
         let (slot, _) = self.place(self.consumer.handoffs);
         self.lent[slot] = true;
@@ -216,7 +216,7 @@ impl Model {
         self.queue.pop_front();
     }
 
-    /// The slot that comes next is released: it was read, or it was cancelled and the consumer told.
+    /// Releases the next slot: it was read, or it was cancelled and the consumer was told.
     pub(super) fn release(&mut self) {
         let (slot, lap) = self.place(self.consumer.handoffs);
         self.consumer.handoffs += 1;
@@ -226,7 +226,7 @@ impl Model {
         }
     }
 
-    /// The kept slot of this hand-off is dropped.
+    /// Drops the kept slot of this hand-off.
     pub(super) fn release_kept(&mut self, seq: u64) {
         let (slot, lap) = self.place(seq);
         self.lent[slot] = false;
@@ -237,7 +237,7 @@ impl Model {
         self.drop_owner();
     }
 
-    /// The lap in which a handle that has passed this many slots visits a slot next.
+    /// The lap of the next visit to a slot by a handle that has passed `handoffs` slots.
     fn next_lap(&self, handoffs: u64, slot: usize) -> Lap {
         let (at, lap) = self.place(handoffs);
         if slot < at { lap.next() } else { lap }
@@ -267,7 +267,7 @@ impl Model {
         self.drop_owner();
     }
 
-    /// A handle or a guard is gone; with the last one go the values of a ring that they own.
+    /// Removes a handle or a guard. The last one drops the values of an owned ring.
     pub(super) fn drop_owner(&mut self) {
         self.owners -= 1;
         if self.owned && self.owners == 0 {
@@ -275,7 +275,7 @@ impl Model {
         }
     }
 
-    /// Adds bits to every word; whether anything waits.
+    /// Adds bits to every word. Returns whether anything waits.
     fn mark(&mut self, bits: impl Fn(usize) -> State) -> bool {
         let waiters = self.words.iter().filter(|word| word.has_waiter()).count() as u64;
         self.strategy_wakes += waiters;
@@ -285,7 +285,7 @@ impl Model {
         waiters > 0
     }
 
-    /// Replaces a word; whether anything waits.
+    /// Replaces a word. Returns whether anything waits.
     fn step(&mut self, slot: usize, step: impl Fn(State) -> State) -> bool {
         let old = self.words[slot];
         self.words[slot] = step(old);
@@ -303,7 +303,7 @@ impl Model {
 }
 
 impl Side {
-    /// A call that finds nothing in the word of the next slot.
+    /// Records a call that finds nothing in the word of the next slot.
     fn waits(&mut self, word: &mut State, call: Call) {
         match call {
             Call::Ticks(0) => {}

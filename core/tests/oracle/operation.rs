@@ -1,17 +1,17 @@
-//! What a user of a ring may do, and how bytes encode it.
+//! The operations of a ring's user, and their encoding as bytes.
 
 use std::sync::LazyLock;
 
-/// One thing that a user of a ring may do. What is not possible at that point (a handle that is gone, a wait that
-/// nothing would end) is skipped. An index into guards that are alive wraps around.
+/// One operation of a ring's user. An operation that is impossible at that point (its handle is gone, or nothing would
+/// end its wait) is skipped. An index of a live guard wraps around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Ask for the next slot; if there is one, write to it, and then.
+    /// Ask for the next slot. If there is one, write to it and continue as `Then` says.
     Acquire(Call, Then),
-    /// End the writing that `Then::Hold` began.
+    /// End the write that `Then::Hold` began.
     EndWrite(Then),
     Fill(Filling),
-    /// Ask for the next filled slot; if there is one, read and write it, and then.
+    /// Ask for the next filled slot. If there is one, read and write it and continue as `Use` says.
     Receive(Call, Use),
     /// Release the `k`th kept slot.
     Release(u8),
@@ -27,16 +27,16 @@ pub(crate) enum Operation {
     WriteReserved(u8),
     /// Forget the `k`th reserved slot.
     LeakReserved(u8),
-    /// Reunite the producer with the consumer of another ring: refused.
+    /// Try to reunite the producer with the consumer of another ring: refused.
     ReuniteOther,
     Finish,
     DropProducer,
     DropConsumer,
     LeakProducer,
     LeakConsumer,
-    /// Put the two handles together; if that succeeds, make a ring of the slots again.
+    /// Reunite the two handles; if that succeeds, make a ring of the slots again.
     Reunite,
-    /// Let both handles and all guards go. Split a borrowed ring again; make a new one in place of an owned one.
+    /// Drop both handles and all guards. Split a borrowed ring again; replace an owned one with a new one.
     Restart,
 }
 
@@ -45,11 +45,11 @@ pub(crate) enum Operation {
 pub(crate) enum Call {
     Try,
     Block,
-    /// The next of the iterator; a plain blocking call on the producer's side.
+    /// The iterator's `next`; a plain blocking call on the producer's side.
     Iterate,
-    /// Wait for so many ticks of the world's clock.
+    /// Wait for this many ticks of the world's clock.
     Ticks(u8),
-    /// With a timeout too long for the clock.
+    /// Wait with a timeout too long for the clock.
     Forever,
     /// Poll as this task.
     Poll(u8),
@@ -57,18 +57,18 @@ pub(crate) enum Call {
     Await(u8),
 }
 
-/// What becomes of a slot that was acquired.
+/// How an acquired slot is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     Commit,
     Reserve,
     Drop,
     Leak,
-    /// Keep it while everything but the producer goes on, up to `EndWrite`.
+    /// Keep it while everything except the producer continues, up to `EndWrite`.
     Hold,
 }
 
-/// What becomes of a slot that was received.
+/// How a received slot is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Release,
@@ -83,7 +83,7 @@ pub(crate) enum Filling {
     FillPanics,
 }
 
-/// The ring that a history begins with.
+/// The ring at the start of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Start {
     /// 1 to 4.
@@ -93,7 +93,8 @@ pub(crate) struct Start {
 }
 
 impl Operation {
-    /// Every operation, the plain ones first: a failing sequence shrinks towards them. Its index is its byte.
+    /// All operations, the simple ones first, because a failing sequence shrinks towards them. The index of an
+    /// operation is its byte.
     pub(crate) fn all() -> &'static [Operation] {
         static ALL: LazyLock<Vec<Operation>> = LazyLock::new(Operation::list);
         &ALL
@@ -132,7 +133,7 @@ impl Operation {
         all
     }
 
-    /// Those that take a handle away: much rarer than the others in a sequence that is to get anywhere.
+    /// The operations that take a handle away. They must be much rarer than the others, or a sequence ends early.
     pub(crate) const ENDINGS: [Operation; 7] = [
         Self::Finish,
         Self::DropProducer,
@@ -143,7 +144,7 @@ impl Operation {
         Self::Restart,
     ];
 
-    /// The ring and the operations that these bytes encode: one byte each. Any bytes encode something.
+    /// Decodes a ring and its operations from bytes, one byte each. Any bytes are valid.
     pub(crate) fn decode(bytes: &[u8]) -> (Start, Vec<Operation>) {
         let all = Self::all();
         let (&start, bytes) = bytes.split_first().unwrap_or((&1, &[]));
@@ -151,7 +152,7 @@ impl Operation {
         (start, bytes.iter().map(|&byte| all[usize::from(byte) % all.len()]).collect())
     }
 
-    /// The bytes that encode this, for the corpus.
+    /// Encodes a ring and its operations as bytes, for the corpus.
     pub(crate) fn encode(start: Start, operations: &[Operation]) -> Vec<u8> {
         let all = Self::all();
         let byte = |operation| all.iter().position(|other| other == operation);

@@ -15,7 +15,7 @@ use super::world::{Payload, Tx, Writing};
 use super::{Check, Round};
 
 impl<'w> Check<'w, '_> {
-    /// Does what of this is the producer's.
+    /// Performs the operation if it belongs to the producer.
     pub(super) fn produce<'r>(
         &mut self,
         tx: &mut Option<Tx<'r, 'w>>,
@@ -141,7 +141,7 @@ impl<'w> Check<'w, '_> {
         assert_eq!(result, expected);
     }
 
-    /// Reunites the handles, if both are there and nothing else has a share of the ring. Returns the slots.
+    /// Reunites the handles if both exist and nothing else has a share of the ring. Returns the slots.
     pub(super) fn reunite<'r>(
         &mut self,
         tx: &mut Option<Tx<'r, 'w>>,
@@ -168,7 +168,7 @@ impl<'w> Check<'w, '_> {
         }
     }
 
-    /// Reunites the producer with the consumer of a ring that is not its own, which is refused.
+    /// Tries to reunite the producer with the consumer of another ring. This is refused.
     fn reunite_other(&mut self, tx: &mut Option<Tx<'_, 'w>>) {
         let Some(sender) = tx.take() else { return };
         let (other_tx, other_rx) = self.world.heap_ring(1).into_handles();
@@ -179,7 +179,7 @@ impl<'w> Check<'w, '_> {
     }
 }
 
-/// `resume_unwind` rather than `panic!`: no message, and no hook (a fuzzer's hook aborts).
+/// `resume_unwind` instead of `panic!`: it prints no message and runs no hook (a fuzzer's hook aborts).
 fn break_off<R>() -> R {
     resume_unwind(Box::new("broken"))
 }

@@ -1,5 +1,5 @@
-//! The foreign parts of a ring, which count what the ring does to them: the strategy and its clock, the tasks, the
-//! values.
+//! The parts of a ring that its user provides: the strategy with its clock, the tasks and the values. They count what
+//! the ring does to them.
 
 use std::array;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl World {
         Payload { slot, value: 0, drops: &self.drops }
     }
 
-    /// A new ring that is borrowed by its handles.
+    /// A new ring, borrowed by its handles.
     pub(super) fn ring<'w>(&'w self, depth: usize) -> Box<dyn AnyRing<'w> + 'w> {
         match depth {
             1 => Box::new(self.inline_ring::<1>()),
@@ -70,7 +70,7 @@ impl Wake for Task {
     }
 }
 
-/// A strategy without a second thread: every timed wait passes one tick of its clock and returns for nothing.
+/// A strategy for a single thread: every timed wait advances its clock by one tick and returns without a wake.
 #[derive(Clone, Copy)]
 pub(super) struct Strategy<'w>(pub(super) &'w World);
 
@@ -106,7 +106,7 @@ impl WaitUntil for Strategy<'_> {
     }
 }
 
-/// A slot's value: has its place, and counts its drop.
+/// The value of a slot: holds its place, and counts its drop.
 pub(super) struct Payload<'w> {
     pub(super) slot: usize,
     pub(super) value: u64,

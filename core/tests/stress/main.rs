@@ -1,7 +1,7 @@
-//! Real threads, random operations on all sides: nothing lost, doubled, reordered or torn.
+//! Real threads, random operations on all sides: nothing is lost, doubled, reordered or torn.
 //!
-//! `TWINBUF_STRESS_HANDOFFS` sets how many hand-offs each test does, `TWINBUF_STRESS_SEED` where the random
-//! numbers begin. A seed fixes what each thread does, not how the threads are scheduled. The long run:
+//! `TWINBUF_STRESS_HANDOFFS` sets the number of hand-offs per test, `TWINBUF_STRESS_SEED` the seed of the random
+//! numbers. A seed fixes what each thread does, not how the threads are scheduled. The long run:
 //!
 //! ```sh
 //! TWINBUF_STRESS_HANDOFFS=10000000 cargo test --release -p twinbuf-core --test stress -- --nocapture
@@ -24,7 +24,8 @@ use twinbuf_core::{
     WaitUntil, WriteSlot,
 };
 
-// More than a million together. Fewest by far for those that spin: on a busy machine the other side may not be running.
+// More than a million in total. The spinning tests get by far the fewest: on a busy machine the other side may not be
+// running.
 #[test]
 fn spin() {
     stress("two threads, Spin", 4_000, |random, at_most| two_threads::round(Spin, random, at_most));
@@ -52,10 +53,10 @@ fn many_threads_backoff() {
     stress("many threads, Backoff", 50_000, |random, at_most| many_threads::round(wait, random, at_most));
 }
 
-/// Hands over at least `handoffs` slots, or as many as the environment sets, in rounds of random length. `round` is
-/// given the most that it may do and returns how many it did.
+/// Hands over at least `handoffs` slots, or the number set in the environment, in rounds of random length. `round` gets
+/// the most that it may do and returns how many it did.
 fn stress(name: &str, handoffs: u64, round: impl Fn(&mut Random, u64) -> u64) {
-    // One test at a time: a round needs its two processors.
+    // Runs one test at a time: a round needs its two processors.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
 
@@ -80,7 +81,7 @@ fn stress(name: &str, handoffs: u64, round: impl Fn(&mut Random, u64) -> u64) {
     println!("{name}: {done} hand-offs, seed {seed}, {rounds} rounds, {time:.1?}, {each} ns each");
 }
 
-/// Why there is no slot this time.
+/// Why a call returned no slot.
 #[derive(Debug, PartialEq, Eq)]
 enum No {
     NotYet,
@@ -128,7 +129,7 @@ fn acquire<'p, 'r, T, W: WaitUntil>(
     match random.below(32) {
         0 => Ok(tx.try_acquire()?),
         1 => Ok(tx.acquire_timeout(random.duration())?),
-        // A task that looks once and goes away, leaving its waker.
+        // A task that polls once and leaves, with its waker registered.
         2 => match tx.poll_acquire(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(slot) => Ok(slot?),
             Poll::Pending => Err(No::NotYet),
@@ -138,7 +139,7 @@ fn acquire<'p, 'r, T, W: WaitUntil>(
     }
 }
 
-/// As `acquire`. Waits for a slot that another thread holds, whatever the call.
+/// Same as `acquire`, for the consumer. Waits for a slot that another thread holds, whatever the call.
 fn receive<'c, 'r, T, W: WaitUntil>(
     rx: &'c mut Consumer<'r, T, W>,
     random: &mut Random,
@@ -173,7 +174,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`; not quite even, which does not matter here.
+    /// A number below `end`; slightly biased, which does not matter here.
     fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
@@ -182,7 +183,7 @@ impl Random {
         &from[usize::try_from(self.below(from.len() as u64)).expect("below the length")]
     }
 
-    /// From nothing at all to about as long as a wake-up by the kernel.
+    /// From zero to about the time of a wake-up by the kernel.
     fn duration(&mut self) -> Duration {
         Duration::from_micros(self.below(50))
     }

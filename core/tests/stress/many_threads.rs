@@ -1,6 +1,6 @@
-//! One producer that reserves slots for four threads to fill, and a consumer whose guards other threads release.
+//! One producer reserves slots for four threads to fill; one consumer has guards that other threads release.
 //!
-//! The threads commit and release in any order; some reserved slots are dropped, which one by the seed.
+//! The threads commit and release in any order. The seed chooses which reserved slots are dropped.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,7 +14,7 @@ use super::{No, Random, acquire, receive};
 const DEPTH: u64 = 8;
 const FILLERS: u64 = 4;
 
-/// Does at most so many hand-offs, and returns how many.
+/// Does at most `at_most` hand-offs, and returns their number.
 pub(crate) fn round<W: WaitUntil + Send + Sync>(wait: W, random: &mut Random, at_most: u64) -> u64 {
     let drops = AtomicU64::new(0);
     let round = Round {
@@ -32,9 +32,9 @@ struct Round<'a> {
     seed: u64,
     handoffs: u64,
     ending: Ending,
-    /// How many threads release guards; without one the consumer does.
+    /// The number of threads that release guards. With none, the consumer releases them.
     releasers: u64,
-    /// How many values were dropped.
+    /// The number of dropped values.
     drops: &'a AtomicU64,
 }
 
@@ -42,7 +42,7 @@ struct Round<'a> {
 enum Ending {
     /// The producer finishes when every slot is filled.
     Joined,
-    /// The producer finishes while slots are being filled: they come late.
+    /// The producer finishes while slots are still being filled: these come late.
     Early,
     /// The consumer is dropped on the way.
     Close,
@@ -98,7 +98,7 @@ impl Round<'_> {
                     Ok(slot) => {
                         let slot = slot.reserve();
                         assert_eq!(slot.seq(), seq, "{self:?}");
-                        // Fails if that thread has panicked, which the scope reports.
+                        // Fails if that thread has panicked; the scope reports the panic.
                         let _ = random.choose(&fillers).send(slot);
                         seq += 1;
                     }
@@ -113,10 +113,10 @@ impl Round<'_> {
             if self.ending == Ending::Joined {
                 return Some(tx);
             }
-            tx.finish(); // After a close too: then the last guard frees the ring, on the thread that has it.
+            tx.finish(); // Also after a close: then the last guard frees the ring, on the thread that holds it.
             None
         });
-        // With the threads gone.
+        // After the threads have ended.
         if let Some(tx) = left {
             tx.finish();
         }
@@ -140,7 +140,7 @@ impl Round<'_> {
         }
     }
 
-    /// Returns how many were received. `all_filled` is whether nothing fills a slot any more.
+    /// Returns the number of received slots. `all_filled` is whether no slot is being filled any more.
     fn consume<W: WaitUntil + Sync>(
         self,
         mut rx: Consumer<'_, Payload<'_>, W>,
@@ -182,7 +182,7 @@ impl Round<'_> {
                     }
                     Err(No::NotYet) => spin_loop(),
                     Err(No::Held) => assert_ne!(self.releasers, 0, "nobody holds anything, {self:?}"),
-                    // The slot is still being filled: it comes when asked for again.
+                    // The slot is still being filled: a later call returns it.
                     Err(No::Abandoned) if self.ending != Ending::Joined && !all_filled => thread::yield_now(),
                     Err(no) => {
                         assert_eq!(no, No::Finished, "{self:?}");
@@ -190,12 +190,12 @@ impl Round<'_> {
                     }
                 }
             }
-            drop(rx); // before the guards that the other threads have
+            drop(rx); // before the guards that the other threads hold
             seq
         })
     }
 
-    /// A slot that was held for a while must still be what it was.
+    /// A slot that was held for a while must be unchanged.
     fn check_held(self, seq: u64, slot: &Payload<'_>) {
         let stamp = self.stamp(seq);
         assert_eq!(self.drops.load(Relaxed), 0, "freed under the guard of {seq}, {self:?}");
@@ -204,11 +204,11 @@ impl Round<'_> {
     }
 }
 
-/// Takes up to three guards at a time, and does with them in any order.
+/// Takes up to three guards at a time and processes them in any order.
 fn in_any_order<G>(take: &Receiver<G>, mut random: Random, mut act: impl FnMut(G)) {
     let mut guards = Vec::new();
     loop {
-        // With nothing in hand it waits: a guard that is kept meanwhile could be the one that all wait for.
+        // With no guard in hand it waits: otherwise a guard kept here could be the one that all others wait for.
         match if guards.is_empty() { take.recv().ok() } else { take.try_recv().ok() } {
             Some(guard) => guards.push(guard),
             None if guards.is_empty() => return,

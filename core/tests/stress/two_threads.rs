@@ -1,4 +1,4 @@
-//! One thread on each side, and now and then a third that releases: every call of both handles.
+//! One thread on each side, and sometimes a third thread that releases: every call of both handles.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -11,20 +11,20 @@ use twinbuf_core::{Consumer, KeptSlot, Producer, Ring, WaitUntil};
 
 use super::{No, Random, acquire, receive};
 
-/// Does at most so many hand-offs, and returns how many.
+/// Does at most `at_most` hand-offs, and returns their number.
 pub(crate) fn round(wait: impl WaitUntil + Sync, random: &mut Random, at_most: u64) -> u64 {
     Round::random(random, at_most).run(wait)
 }
 
-/// Enough words that a copy is many instructions, and more than one cache line.
+/// Large enough that a copy takes many instructions and more than one cache line.
 type Payload = [u64; 16];
 
-/// One life of a ring's handles: what is the same for both sides.
+/// One life of a ring's handles: the parameters that both sides share.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     seed: u64,
     depth: usize,
-    /// Hand-offs that the producer will do, if it may.
+    /// The number of hand-offs that the producer does, unless it is stopped.
     handoffs: u64,
     ending: Ending,
     /// Whether a third thread releases some of the guards.
@@ -36,7 +36,7 @@ enum Ending {
     Finish,
     /// The producer is dropped after its last hand-off.
     Abandon,
-    /// The consumer is dropped after so many.
+    /// The consumer is dropped after this many.
     Close(u64),
 }
 
@@ -64,7 +64,7 @@ impl Round {
         }
     }
 
-    /// Returns how many were received.
+    /// Returns the number of received slots.
     fn run_at_depth<const N: usize>(self, wait: impl WaitUntil + Sync) -> u64 {
         let mut ring = Ring::with_wait([[0; 16]; N], wait);
         let (tx, rx) = ring.split();
@@ -91,7 +91,7 @@ impl Round {
         self.stamp(seq) % 64 == 0
     }
 
-    /// What every word of the payload with this number is.
+    /// The expected value of every word of the payload with this number.
     fn stamp(self, seq: u64) -> u64 {
         Random(self.seed ^ seq).next()
     }
@@ -100,7 +100,7 @@ impl Round {
 struct Producing {
     round: Round,
     random: Random,
-    /// The first word that each slot was last left with, by whichever side, once that is known.
+    /// The first word that each slot was left with, by whichever side used it last, once that is known.
     left: Vec<Option<u64>>,
 }
 
@@ -109,7 +109,7 @@ impl Producing {
         Self { round, random: Random(!round.seed), left: vec![None; round.depth] }
     }
 
-    /// Returns how many were committed while the consumer was there.
+    /// Returns the number of slots that were committed while the consumer existed.
     fn run(mut self, mut tx: Producer<'_, Payload, impl WaitUntil>) -> u64 {
         let mut seq = 0;
         while seq < self.round.handoffs {
@@ -140,7 +140,7 @@ impl Producing {
         assert_eq!(slot.seq(), seq);
         self.check_what_was_left(&slot, seq);
         if self.random.below(32) == 0 {
-            // Given up half-way: must not be seen.
+            // Given up half-filled: it must not be seen.
             slot[..8].fill(!stamp);
             self.leave(seq, !stamp);
             match self.random.below(2) {
@@ -162,7 +162,7 @@ impl Producing {
         } else {
             slot.commit()?;
         }
-        self.leave(seq, !stamp); // which the consumer does
+        self.leave(seq, !stamp); // the consumer writes this
         Ok(())
     }
 
@@ -212,7 +212,7 @@ impl Consuming {
         Self { round, random: Random(round.seed.rotate_left(32)) }
     }
 
-    /// Returns how many were received.
+    /// Returns the number of received slots.
     fn run(self, mut rx: Consumer<'_, Payload, impl WaitUntil + Sync>) -> u64 {
         let round = self.round;
         let received = thread::scope(|scope| {
@@ -222,7 +222,7 @@ impl Consuming {
             }
             self.receive_all(&mut rx, &give)
         });
-        drop(rx); // with the thread that may have held its guards gone
+        drop(rx); // after the thread that may have held its guards has ended
         received
     }
 
@@ -237,7 +237,7 @@ impl Consuming {
             if self.round.ending == Ending::Close(seq) {
                 break self.round.ending;
             }
-            // The one that the ring waits for is the oldest. If it is ours, nobody else drops it.
+            // The ring waits for the oldest guard. If that guard is ours, nobody else drops it.
             if rx.is_held() {
                 assert!(!held.is_empty() || self.round.third_thread, "nobody holds anything");
                 if let Some(slot) = held.pop_front() {
@@ -303,7 +303,7 @@ impl Consuming {
     }
 }
 
-/// Releases a slot that was held for a while: it must still be what it was.
+/// Releases a slot that was held for a while: it must be unchanged.
 fn release<W: WaitUntil>(round: Round, slot: KeptSlot<'_, Payload, W>) {
     let stamp = round.stamp(slot.seq());
     assert!(slot[0] == !stamp && slot[1..] == [stamp; 15], "number {} changed while held", slot.seq());

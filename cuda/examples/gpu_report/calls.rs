@@ -1,4 +1,4 @@
-//! What a batch costs the host: driver calls, and time.
+//! The cost of a batch for the host: driver calls and time.
 
 use std::ffi::{CString, c_char};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const NAMES: [&str; 7] = [
 /// Calls since the start: of one name, or of all (null).
 type Calls = unsafe extern "C" fn(*const c_char) -> u64;
 
-/// Small batches on one thread, so that the time is the host's.
+/// Small batches on one thread, to measure the host's time.
 pub(crate) fn calls(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
     const BYTES: usize = 4096;
     let stream = ctx.new_stream()?;

@@ -1,5 +1,5 @@
-//! What the machine's driver does while a stream is being captured: the software driver's tests rely on it. And what
-//! becomes of a lease that is dropped then.
+//! What the machine's driver does while a stream is being captured (the software driver's tests rely on it), and what
+//! happens to a lease that is dropped then.
 
 use std::sync::Arc;
 
@@ -25,13 +25,13 @@ fn end(stream: &CudaStream) -> u32 {
     // SAFETY: the stream exists.
     match unsafe { result::stream::end_capture(stream.cu_stream()) } {
         Ok(graph) if graph.is_null() => 0,
-        // SAFETY: the graph exists, and this is its end.
+        // SAFETY: the graph exists, and is destroyed once.
         Ok(graph) => code(unsafe { result::graph::destroy(graph) }),
         Err(DriverError(code)) => code as u32,
     }
 }
 
-/// Each call on a captured stream: its own code, and that of the capture's end.
+/// The code of each call on a captured stream, and the code of the capture's end.
 fn codes(ctx: &Arc<CudaContext>) -> Result<Value> {
     let (captured, other) = (ctx.new_stream()?, ctx.new_stream()?);
     let (event, outside, never) = (ctx.new_event(None)?, ctx.new_event(None)?, ctx.new_event(None)?);

@@ -36,8 +36,8 @@ pub(crate) fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Re
     }))
 }
 
-/// The gaps between copies that are enqueued at once, with the events that an uploader records around each: what is
-/// left of the uploader's own gaps is its share.
+/// The gaps between copies that are enqueued at once, with the events that an uploader records around each. The rest of
+/// the uploader's gaps is its own share.
 fn plain_gaps(
     stream: &Arc<CudaStream>,
     target: &mut CudaSlice<u8>,
@@ -45,8 +45,8 @@ fn plain_gaps(
     count: usize,
 ) -> Result<Value> {
     type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
-    // The first version of this function, which every driver has: `CudaEvent::elapsed_ms`, built for CUDA 13, calls
-    // the second and panics with drivers before 12.8.
+    // The first version of this function; every driver has it. `CudaEvent::elapsed_ms`, built for CUDA 13, calls the
+    // second version and panics with drivers before 12.8.
     // SAFETY: the driver has been loaded.
     let driver = unsafe { sys::culib() };
     // SAFETY: the type is that of the function of this name in cuda.h.
@@ -75,8 +75,8 @@ fn plain_gaps(
     Ok(quantiles(events.windows(2).map(gap).collect::<Result<_>>()?))
 }
 
-/// Rounds of `plain` and of the same bytes through the ring, in turn: host slots committed as they are, leases
-/// dropped at once. With the gaps between the ring's copies.
+/// Alternates rounds of `plain` with rounds of the same bytes through the ring: host slots are committed unchanged,
+/// leases dropped at once. Also returns the gaps between the ring's copies.
 pub(crate) fn uploads(
     uploader: Uploader,
     extent: &Extent,
@@ -90,11 +90,11 @@ pub(crate) fn uploads(
     let (mut slots, batches) = uploader.on_copied(log_copy).build::<()>()?;
     let (mut plains, mut rings) = (Vec::new(), Vec::new());
     std::thread::scope(|scope| -> Result<()> {
-        // Both dropped in here, before the scope waits: without them the reader ends, whatever fails.
+        // Both are dropped in here, before the scope waits: the reader then ends, whatever fails.
         let mut batches = batches;
         let (go, rounds) = mpsc::channel::<()>();
         scope.spawn(move || {
-            // A round at a time, so that none of its copies runs beside the plain ones.
+            // One round at a time: its copies must not overlap the plain ones.
             for () in rounds {
                 (0..count).try_for_each(|_| slots.acquire()?.commit(size, ()))?;
             }

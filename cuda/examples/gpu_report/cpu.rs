@@ -1,4 +1,4 @@
-//! How much of a processor the copy thread takes: while it uploads, and while nothing is committed.
+//! The copy thread's use of a processor: while it uploads, and while nothing is committed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

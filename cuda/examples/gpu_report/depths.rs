@@ -1,4 +1,4 @@
-//! Uploads by size and depth, beside what a program would write with cudarc alone: one stream, and two.
+//! Uploads by size and depth, compared with a program that uses only cudarc: with one stream, and with two.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{Extent, Result};
 /// As many slots on either side.
 const DEPTHS: [usize; 4] = [1, 2, 4, 8];
 
-/// The same bytes by hand and through uploaders, in turn.
+/// The same bytes, alternately by hand and through uploaders.
 pub(crate) fn depths(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Result<Value> {
     let count = extent.count(size);
     let mut by_hand = [ByHand::new(ctx, size, 1)?, ByHand::new(ctx, size, 2)?];

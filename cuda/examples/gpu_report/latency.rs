@@ -1,5 +1,5 @@
-//! How long one small copy takes: plain on a stream of the user's, without an uploader, beside an idle one and beside a
-//! busy one; and through an uploader of its own.
+//! The duration of one small copy: on a stream of the user without an uploader, with an idle one, and with a busy one;
+//! and through an uploader.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ pub(crate) fn latency(ctx: &Arc<CudaContext>, extent: &Extent, line: Line<'_>) {
     line(uploader(ctx, extent));
 }
 
-/// As many copies one after the other.
+/// The number of copies, one after another.
 fn count(extent: &Extent) -> usize {
     100 * extent.rounds
 }

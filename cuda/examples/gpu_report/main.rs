@@ -1,5 +1,5 @@
-//! Measures uploads on the machine's own GPU. Each figure is a line of JSON, printed as soon as it is there: what a run
-//! has printed is complete, whenever it is stopped.
+//! Measures uploads on the machine's GPU. Each figure is a line of JSON, printed as soon as it is measured: the output
+//! is complete lines whenever the run is stopped.
 //!
 //! `cargo run --release -p twinbuf-cuda --example gpu_report`; `-- --quick` for a short one; `-- SECTION...` for a part.
 //! It needs an NVIDIA driver and no toolkit. In place of training it launches two small kernels (`cuda/kernels`): one takes
@@ -43,10 +43,10 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 pub(crate) struct Extent {
     /// Sizes of copies, in bytes.
     pub(crate) sizes: Vec<usize>,
-    /// Each figure is the median of this many.
+    /// Each figure is the median of this number of rounds.
     rounds: usize,
-    /// Bytes a round copies, if that takes no more than [`Self::MOST`] copies: so much that its time is long beside
-    /// what threads take to wake up at its ends, which an uploader does and a plain copy does not.
+    /// Bytes that a round copies, within [`Self::MOST`] copies. A round must be much longer than the wake-ups of
+    /// threads at its ends, which an uploader has and a plain copy does not.
     round_bytes: usize,
     /// Sizes of uploads by depth.
     depth_sizes: Vec<usize>,
@@ -55,7 +55,7 @@ pub(crate) struct Extent {
     chunks: Vec<usize>,
     /// The three-stage runs' longest stage.
     stage: Duration,
-    /// How long that stage is to take for all batches: long beside the other two for one batch.
+    /// The target duration of that stage for all batches: long compared with one batch's time in the other two.
     epoch: Duration,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Bench {
 type Line<'a> = &'a mut dyn FnMut(Result<Value>);
 type Section = fn(&Bench, Line<'_>);
 
-/// The sections, in the order of a whole run: what says most comes first.
+/// The sections, in the order of a whole run: the most important first.
 pub(crate) const SECTIONS: [(&str, Section); 12] = [
     ("machine", |bench, line| line(machine(&bench.ctx))),
     ("captures", |bench, line| captures::captures(&bench.ctx, line)),

@@ -43,7 +43,7 @@ impl Drop for Source {
     }
 }
 
-/// Copies to the target so many times, enqueued at once, and waits for that.
+/// Copies to the target this many times, enqueued at once, and waits for the copies.
 pub(crate) fn fill(
     target: &mut CudaSlice<u8>,
     source: &Source,
@@ -53,7 +53,7 @@ pub(crate) fn fill(
     let bytes = &source.bytes()[..target.len()];
     let (address, _record) = target.device_ptr_mut(stream);
     for _ in 0..times {
-        // SAFETY: both are as long, and are there until the stream has been waited for.
+        // SAFETY: both have the same length, and exist until the stream has been waited for.
         unsafe { result::memcpy_htod_async(address, bytes, stream.cu_stream()) }?;
     }
     Ok(stream.synchronize()?)
@@ -65,7 +65,7 @@ pub(crate) fn seconds(round: impl FnOnce() -> Result<()>) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Rounds of `bytes` in so many seconds each, as GB/s: median, least, most.
+/// Rounds of `bytes`, each in one of these times in seconds, as GB/s: median, least, most.
 pub(crate) fn rates(bytes: usize, seconds: Vec<f64>) -> Value {
     let mut rates: Vec<f64> = seconds.into_iter().map(|seconds| bytes as f64 / 1e9 / seconds).collect();
     rates.sort_by(f64::total_cmp);

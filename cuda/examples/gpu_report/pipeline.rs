@@ -28,7 +28,7 @@ pub(crate) fn pipeline(
     let scale = (extent.stage.as_secs_f64() / longest).min(LONGEST_COPY / parts[1]);
     let [load, copy, train] = parts.map(|part| part * scale);
     let count = (extent.epoch.as_secs_f64() / (longest * scale)).ceil() as usize;
-    // As many bytes as take that long at the rate of one large copy.
+    // The bytes that take this long at the rate of one large copy.
     let size = bytes_in(ctx, extent, copy)?;
     let (load, train, stream) = (Duration::from_secs_f64(load), Duration::from_secs_f64(train), &work.stream);
     let alone = alone(ctx, size, load, || {
@@ -52,10 +52,10 @@ pub(crate) fn pipeline(
             slot[..STAMP].copy_from_slice(&stamp(seq));
             slot.commit(size, ())
         };
-        // Each wall ends before any slot is given back, which takes long for page-locked memory.
+        // Each wall time ends before any slot is freed, because freeing page-locked memory takes long.
         let wall = if overlap {
             std::thread::scope(|scope| -> Result<Duration> {
-                // Dropped in here, before the scope waits: without it the reader ends, whatever fails.
+                // Dropped in here, before the scope waits: the reader then ends, whatever fails.
                 let mut batches = batches;
                 let reader = scope.spawn(move || (0..count).try_for_each(&mut read).map(|()| read));
                 for _ in 0..count {
@@ -98,15 +98,15 @@ pub(crate) fn pipeline(
     }))
 }
 
-/// Bytes of a batch that are its own.
+/// Bytes that differ between batches.
 const STAMP: usize = 8;
 
-/// They differ from one batch to the next, and so does their sum.
+/// The bytes differ from one batch to the next, and so does their sum.
 fn stamp(seq: usize) -> [u8; STAMP] {
     (seq as u64).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()
 }
 
-/// Load, copy and train, each by itself: what was asked for is only about that.
+/// Load, copy and train, each by itself: the requested times are only approximate.
 fn alone(
     ctx: &Arc<CudaContext>,
     size: usize,
@@ -128,7 +128,7 @@ fn alone(
     Ok(times.map(median))
 }
 
-/// How many bytes a copy moves that takes `long` seconds.
+/// The number of bytes that a copy moves in `long` seconds.
 fn bytes_in(ctx: &Arc<CudaContext>, extent: &Extent, long: f64) -> Result<usize> {
     let stream = ctx.new_stream()?;
     let size = extent.at_most(64 << 20)?;

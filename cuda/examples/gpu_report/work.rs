@@ -1,4 +1,4 @@
-//! Work on a stream of the user's own, in place of training: beside copies, and beside an uploader.
+//! Work on a stream of the user, in place of training: with concurrent copies, and with an uploader.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use super::kernels::Kernels;
 use super::measure::{Source, median, seconds};
 use super::{Extent, Result};
 
-/// In place of training: kernels on a stream of the user's.
+/// Kernels on a stream of the user, in place of training.
 pub(crate) struct Work {
     pub(crate) stream: Arc<CudaStream>,
     kernels: Kernels,
@@ -48,7 +48,7 @@ impl Work {
     }
 }
 
-/// Copies and work at the same time, on two streams, against each alone.
+/// Copies and work at the same time, on two streams, compared with each alone.
 pub(crate) fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value> {
     let copying = ctx.new_stream()?;
     let size = extent.at_most(256 << 20)?;
@@ -81,8 +81,8 @@ pub(crate) fn overlap(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> R
     }))
 }
 
-/// The user's stream, without an uploader, beside an idle one, and beside one that uploads all the time: how long the work
-/// takes, and how long the host takes to enqueue small copies.
+/// The user's stream without an uploader, with an idle one, and with one that uploads all the time: the duration of the
+/// work, and the time that the host needs to enqueue small copies.
 pub(crate) fn neighbour(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) -> Result<Value> {
     const ENQUEUED: u32 = 256;
     let size = extent.at_most(16 << 20)?;
@@ -104,7 +104,7 @@ pub(crate) fn neighbour(ctx: &Arc<CudaContext>, extent: &Extent, work: &Work) ->
         Ok([took, enqueued])
     };
     once()?; // not counted: first touches
-    // In turn, so that a change of the clock or of another load meets all three.
+    // Alternated, so a change of the clock or of another load affects all three.
     let mut figures = [const { [const { Vec::new() }; 2] }; 3];
     for _ in 0..extent.rounds {
         let mut add = |kind: usize, [took, enqueued]: [f64; 2]| {

@@ -1,6 +1,6 @@
-//! The types that pass from test code to the cdylib. Both compile this file.
+//! The types passed from test code to the cdylib. Both compile this file.
 
-/// What [`Options`](crate::Options) becomes.
+/// The C form of [`Options`](crate::Options).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawOptions {
@@ -26,7 +26,7 @@ pub(crate) const TARGET_WORK: u32 = 2;
 /// The kinds of work.
 pub(crate) const KINDS: [&str; 7] = ["h2d", "d2h", "d2d", "memset", "kernel", "host", "any"];
 
-/// What [`Failure`](crate::Failure) becomes, without its name.
+/// The C form of [`Failure`](crate::Failure), without its name.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawFailure {
@@ -60,14 +60,14 @@ pub struct Live {
     pub peak_host_bytes: u64,
     /// The most device bytes held at one time since the start.
     pub peak_device_bytes: u64,
-    /// Worker threads: one for each stream that was used, including default streams. That of a destroyed stream ends
-    /// when its work is done: see [`Control::drain`](crate::Control::drain).
+    /// Worker threads: one for each stream that was used, including default streams. The thread of a destroyed stream
+    /// ends when its work is done: see [`Control::drain`](crate::Control::drain).
     pub threads: u64,
 }
 
 impl Live {
-    /// The resources that were not freed: `self` without peaks, and without threads, because a default stream's thread
-    /// lasts for the run.
+    /// The resources that were not freed: `self` without peaks and without threads. Threads are left out because a
+    /// default stream's thread lasts for the whole run.
     #[must_use]
     pub fn leaked(self) -> Self {
         Self { peak_host_bytes: 0, peak_device_bytes: 0, threads: 0, ..self }

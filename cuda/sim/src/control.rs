@@ -11,7 +11,7 @@ use crate::abi::{KINDS, Live, RawFailure, RawOptions, TARGET_API, TARGET_WORK};
 use crate::driver::is_error;
 use crate::options::{Failure, Options};
 
-/// A simulated kernel that was launched, for [`Control::checksum`].
+/// A launched simulated kernel, for [`Control::checksum`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(u64);
 
@@ -59,8 +59,8 @@ symbols! {
     drain: unsafe extern "C" fn() = b"twinbuf_sim_drain\0",
 }
 
-/// The environment variable that selects the driver: `real` for the machine's own. Any other value, or none, selects this
-/// one.
+/// The environment variable that selects the driver. `real` selects the machine's driver. Any other value, or none,
+/// selects the simulated one.
 pub const DRIVER_VARIABLE: &str = "TWINBUF_CUDA_DRIVER";
 
 /// The cdylib's functions; `None` with the real driver.
@@ -72,7 +72,7 @@ fn symbols() -> Option<&'static Symbols> {
                 return None;
             }
             let path = library_path();
-            // SAFETY: this package's own cdylib: it runs nothing when it is loaded.
+            // SAFETY: this package's own cdylib; it runs no code when it is loaded.
             let library = unsafe { Library::open(Some(&path), RTLD_NOW) };
             let symbols = library.and_then(Symbols::of);
             Some(symbols.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
@@ -80,7 +80,7 @@ fn symbols() -> Option<&'static Symbols> {
         .as_ref()
 }
 
-/// The path of the cdylib beside the running test binary.
+/// The path of the cdylib, next to the running test binary.
 ///
 /// # Panics
 ///
@@ -89,7 +89,7 @@ fn library_path() -> PathBuf {
     const FILE: &str = "libtwinbuf_cuda_sim.so";
     let program = std::env::current_exe().expect("the path of the running program");
     let folder = program.parent().expect("a program lies in a folder");
-    // Unit and integration tests lie in `deps` themselves, examples and binaries beside it.
+    // Unit and integration tests are in `deps`, examples and binaries next to it.
     let places = [
         folder.join(FILE),
         folder.join("deps").join(FILE),
@@ -115,7 +115,7 @@ impl fmt::Debug for Control {
 }
 
 impl Control {
-    /// Loads the driver if necessary, and returns its controls without a [`Sim`]: for hooks inside the code under test.
+    /// Loads the driver if necessary, and returns its controls without a [`Sim`]. For hooks inside the code under test.
     ///
     /// # Panics
     ///
@@ -125,7 +125,7 @@ impl Control {
         Self { symbols: symbols() }
     }
 
-    /// Whether the machine's own driver is used ([`DRIVER_VARIABLE`] is `real`).
+    /// Whether the machine's driver is used ([`DRIVER_VARIABLE`] is `real`).
     #[must_use]
     pub fn is_real(self) -> bool {
         self.symbols.is_none()
@@ -139,10 +139,10 @@ impl Control {
     pub fn inject(self, failure: Failure) {
         let Failure { raw, name } = failure;
         if let Some(sim) = self.symbols {
-            // SAFETY: the symbol is looked for, not used.
+            // SAFETY: the symbol is only looked up, not used.
             let exported = || unsafe { sim.library.get::<*const ()>(&name) }.is_ok();
             let exists = match raw.target {
-                // Those two never fail: see `Failure::call`.
+                // These two never fail: see `Failure::call`.
                 TARGET_API if ["cuGetErrorName", "cuGetErrorString"].contains(&name.as_str()) => false,
                 TARGET_API => exported(),
                 TARGET_WORK => KINDS.contains(&name.as_str()),
@@ -155,13 +155,13 @@ impl Control {
         }
     }
 
-    /// The names of the calls, or the kinds of the operations, that [`Control::inject`] has made fail, in order.
+    /// The calls and operations that [`Control::inject`] has made fail, in order: names of calls, kinds of operations.
     #[must_use]
     pub fn injected(self) -> Vec<String> {
         self.symbols.map_or_else(Vec::new, |sim| lines(sim.injected))
     }
 
-    /// Loses the context at once: queued work is dropped, and every later call in it returns `code`
+    /// Loses the context immediately: queued work is dropped, and every later call in it returns `code`
     /// (`CUDA_ERROR_CONTEXT_IS_DESTROYED` is 709, an uncorrectable ECC error 214).
     ///
     /// # Panics
@@ -194,8 +194,8 @@ impl Control {
         self.symbols.map_or(0, |sim| unsafe { (sim.calls)(name.as_ptr()) })
     }
 
-    /// The number of calls of one name that this thread has made since the start: those of other threads, which come when
-    /// they come, are not in it.
+    /// The number of calls of one name that this thread has made since the start. Calls of other threads, whose number
+    /// depends on timing, are not included.
     ///
     /// # Panics
     ///
@@ -224,12 +224,14 @@ impl Control {
         live
     }
 
-    /// Announces that this thread, or inside a host function its stream, writes these bytes now.
+    /// Announces that this thread writes these bytes now. Inside a host function, announces it for the function's
+    /// stream.
     pub fn host_write<T>(self, range: *const [T]) {
         self.host_access(range, true);
     }
 
-    /// Announces that this thread, or inside a host function its stream, reads these bytes now.
+    /// Announces that this thread reads these bytes now. Inside a host function, announces it for the function's
+    /// stream.
     pub fn host_read<T>(self, range: *const [T]) {
         self.host_access(range, false);
     }
@@ -241,8 +243,8 @@ impl Control {
         }
     }
 
-    /// The first half of an edge that the driver cannot see: stores this thread's clock, or the host function's, in
-    /// `token`, which may be any number.
+    /// The first half of an edge that the driver cannot see: stores the clock of this thread, or of the host function,
+    /// in `token`. Any number can be a token.
     pub fn release(self, token: u64) {
         if let Some(sim) = self.symbols {
             // SAFETY: takes a plain value.
@@ -274,7 +276,7 @@ impl Control {
         self.kernel(stream.cast(), address, bytes, None, duration_us)
     }
 
-    /// Enqueues a simulated kernel that fills device memory with `value`; otherwise as [`Control::kernel_read`].
+    /// Enqueues a simulated kernel that fills device memory with `value`; otherwise same as [`Control::kernel_read`].
     ///
     /// # Errors
     ///
@@ -318,8 +320,8 @@ impl Control {
         (unsafe { (sim.checksum)(kernel.0, &raw mut sum) } == 0).then_some(sum)
     }
 
-    /// A copy of device memory as it is now, without a driver call and unseen by the checker. `None` if no allocation
-    /// contains the range, or with the real driver.
+    /// A copy of device memory as it is now. Makes no driver call, and the checker does not see it. `None` if no
+    /// allocation contains the range, or with the real driver.
     #[must_use]
     pub fn peek(self, address: u64, bytes: usize) -> Option<Vec<u8>> {
         let sim = self.symbols?;
@@ -328,8 +330,8 @@ impl Control {
         (unsafe { (sim.peek)(address, copy.as_mut_ptr(), bytes) } == 0).then_some(copy)
     }
 
-    /// Lets the device run `pieces` more pieces of work and then stops it until the guard is dropped. An operation that is
-    /// neither a copy nor a kernel is one piece. Streams still pass events.
+    /// Lets the device run `pieces` more pieces of work, then stops it until the guard is dropped. An operation other
+    /// than a copy or a kernel is one piece. Streams still pass events.
     #[must_use = "dropping it resumes the device"]
     pub fn hold(self, pieces: u64) -> Held {
         self.allow(pieces);
@@ -362,8 +364,8 @@ impl Control {
     }
 }
 
-/// Stops the device ([`Control::hold`]); dropping it resumes the device. Declare it after everything whose drop waits for
-/// the device: then a test that panics resumes the device first.
+/// Stops the device ([`Control::hold`]); dropping it resumes the device. Declare it after everything whose drop waits
+/// for the device: a panicking test then resumes the device first.
 #[derive(Debug)]
 pub struct Held(Control);
 
@@ -388,10 +390,10 @@ fn lines(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
     String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
 }
 
-/// One run of the driver, from [`Sim::start`] to the drop. It starts without any state of earlier runs.
+/// One run of the driver, from [`Sim::start`] until this is dropped. It starts without any state of earlier runs.
 ///
-/// A process has one driver, so only one `Sim` exists at a time: a second `start` waits until the first is dropped. Declare
-/// it before everything that uses CUDA, so that it is dropped last.
+/// A process has one driver, so only one `Sim` exists at a time: a second `start` waits until the first is dropped.
+/// Declare it before everything that uses CUDA: it must be dropped last.
 ///
 /// # Panics
 ///

@@ -1,13 +1,13 @@
 //! A software CUDA driver for tests: no device, no toolkit, the same `cu*` calls.
 //!
 //! - A stream is a worker thread. Device memory is host memory behind addresses that cannot be dereferenced.
-//! - Copies run late and in pieces, with delays from a seed, so reusing a buffer too early corrupts data.
-//! - A checker compares vector clocks at every access to page-locked and device memory, and reports a missing
-//!   happens-before edge, whatever the timing.
+//! - Copies run late and in pieces, with seeded delays, so reusing a buffer too early corrupts data.
+//! - A checker compares vector clocks at every access to page-locked and device memory. It reports a missing
+//!   happens-before edge regardless of timing.
 //! - Any call can be made to fail, and so can the work that it enqueues. Resources that were not freed are counted.
 //!
-//! Tests use [`Sim`] from this rlib; the driver is the cdylib that cargo builds beside it. README.md lists where it
-//! behaves as the real driver does, and where not.
+//! Tests use [`Sim`] from this rlib. The driver is the cdylib that cargo builds next to it. README.md lists where it
+//! behaves like the real driver, and where it does not.
 //!
 //! Linux only: the cdylib is found by its SONAME. On other systems this library is empty.
 #![cfg(target_os = "linux")]

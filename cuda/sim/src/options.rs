@@ -1,4 +1,4 @@
-//! What a test sets: the simulated machine, and the errors to inject.
+//! The settings of a test: the simulated machine, and the errors to inject.
 
 use crate::abi::{RawFailure, TARGET_API, TARGET_CALL, TARGET_WORK};
 use crate::driver::is_error;
@@ -28,16 +28,16 @@ pub struct Options {
     pub pools: bool,
     /// Bytes of device memory. Allocations beyond it fail with `CUDA_ERROR_OUT_OF_MEMORY` (2).
     pub device_bytes: u64,
-    /// Bytes of page-locked host memory, with the same error.
+    /// Bytes of page-locked host memory. Allocations beyond it fail with the same error.
     pub host_bytes: u64,
     /// What is installed: devices, a driver without a device, or the stub.
     pub installed: Installed,
     /// The number of devices, 1 or 2. They share the memory limits and the sticky error.
     pub devices: u32,
     /// Whether the checker treats each host thread as a separate agent. If `true`, an edge between two threads exists
-    /// only where [`Control::release`](crate::Control::release) and [`Control::acquire`](crate::Control::acquire)
-    /// announce it. If `false`, all host threads are one agent: a missing edge *between host threads* shows only if
-    /// their accesses happen in the wrong order in this run.
+    /// only if [`Control::release`](crate::Control::release) and [`Control::acquire`](crate::Control::acquire) announce
+    /// it. If `false`, all host threads are one agent: a missing edge *between host threads* shows only if their
+    /// accesses happen in the wrong order in this run.
     pub host_threads_apart: bool,
 }
 
@@ -65,11 +65,11 @@ impl Options {
     }
 }
 
-/// An error to inject: which call or operation fails, counted from [`Control::inject`](crate::Control::inject) on, and
+/// An error to inject: the call or operation that fails, counted from [`Control::inject`](crate::Control::inject), and
 /// its code.
 ///
-/// A failed call has no effect, except that a call which frees something (destroy, free, release) always frees it. The
-/// real driver also returns errors of earlier work from such calls.
+/// A failed call has no effect, with one exception: a call that frees something (destroy, free, release) always frees
+/// it. The real driver also returns errors of earlier work from such calls.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub(crate) raw: RawFailure,
@@ -79,7 +79,7 @@ pub struct Failure {
 impl Failure {
     fn new(target: u32, name: &str, nth: u64, code: u32) -> Self {
         assert!(nth > 0, "calls are counted from 1");
-        // cudarc takes the number for its enum unchecked.
+        // cudarc converts the number to its enum unchecked.
         assert!(is_error(code), "{code} is not an error code of this driver");
         Self { raw: RawFailure { target, code, nth, times: 1, effect: 0 }, name: name.to_owned() }
     }
@@ -118,7 +118,7 @@ impl Failure {
         Self::new(TARGET_WORK, kind, nth, code)
     }
 
-    /// Fails this many calls or operations in a row. Default: 1. `u64::MAX`: all from then on.
+    /// Fails this many calls or operations in a row. Default: 1. `u64::MAX`: all from the first one on.
     #[must_use]
     pub fn times(mut self, times: u64) -> Self {
         self.raw.times = times;

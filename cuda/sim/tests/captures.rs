@@ -1,4 +1,4 @@
-//! Captures of streams, as the CUDA driver API documents them: what each call returns, and what becomes of the capture.
+//! Captures of streams, as the CUDA driver API documents them: the result of each call, and its effect on the capture.
 #![cfg(target_os = "linux")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "handles that live as long as their test")]
 
@@ -114,7 +114,7 @@ fn each_call_on_a_captured_stream_returns_its_code() {
         begin(&captured);
         assert_eq!((call(), end(&captured)), (wanted, wanted_end), "{name}");
         assert_eq!(is_capturing(raw), Ok(0), "{name}");
-        ctx.synchronize().unwrap(); // so that the copies of different streams have an order
+        ctx.synchronize().unwrap(); // gives the copies of different streams an order
     }
     assert_eq!(end(&captured), 401, "there is no capture to end");
     let legacy = ctx.default_stream();
@@ -160,7 +160,7 @@ fn a_stream_that_waits_for_a_captured_event_belongs_to_the_capture_until_its_end
     origin.wait(&join).unwrap();
     assert_eq!(end(&origin), 0);
     assert_eq!(is_capturing(joined.cu_stream()), Ok(0));
-    // A captured event stays one after the end.
+    // A captured event stays captured after the end.
     assert_eq!(code(third.wait(&fork)), 907);
     assert_eq!(code(unsafe { result::event::query(fork.cu_event()) }), 907);
     fork.record(&third).unwrap();

@@ -1,4 +1,4 @@
-//! The happens-before checker: it finds every removed edge in every run, and nothing in a right program.
+//! The happens-before checker finds every removed edge in every run, and nothing in a correct program.
 #![cfg(target_os = "linux")]
 
 mod support;
@@ -53,7 +53,7 @@ fn every_removed_edge_is_found_in_every_seed() {
     }
 }
 
-/// A small program, and the beginning of what is to be found in it (empty: nothing).
+/// A small program, and the beginning of the expected finding (empty: none).
 type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
@@ -170,7 +170,7 @@ fn host_function(_: Control, hands_over: bool) {
         hands_over: bool,
     }
     unsafe extern "C" fn read(job: *mut c_void) {
-        // SAFETY: a `Job` that its owner has given away.
+        // SAFETY: a `Job` given away by its owner.
         let job = unsafe { Box::from_raw(job.cast::<Job>()) };
         let sim = Control::get();
         sim.host_read(job.slot);
@@ -347,7 +347,7 @@ fn host_threads_apart_need_edges_between_them() {
         let memory = device(&stream, BYTES).unwrap();
         let slot = Pinned::new(BYTES).unwrap();
         let bytes = slot.slice() as *mut u8 as usize;
-        // A thread fills the slot, this one uploads it: joining the thread is an edge that the driver cannot see.
+        // One thread fills the slot, this thread uploads it: joining the thread is an edge that the driver cannot see.
         std::thread::spawn(move || {
             let slot = std::ptr::slice_from_raw_parts_mut(bytes as *mut u8, BYTES);
             control.host_write(slot);
@@ -364,7 +364,7 @@ fn host_threads_apart_need_edges_between_them() {
         stream.synchronize().unwrap();
         let found = sim.violations();
         assert_eq!(found.is_empty(), hand_over || sim.is_real(), "{found:#?}");
-        // Without the edge, this free races with the other thread's write as well.
+        // Without the edge, this free races with the other thread's write too.
         drop(slot);
         assert_eq!(sim.violations().is_empty(), hand_over || sim.is_real());
     }

@@ -1,5 +1,5 @@
-//! What cudarc 0.19.10 does when calls fail, as far as code that builds on it has to know: README.md lists it. A
-//! test here that fails after an update of cudarc means that the list has changed.
+//! What cudarc 0.19.10 does when calls fail, as far as code built on it must know. README.md has the list. If a test
+//! here fails after an update of cudarc, the list has changed.
 #![cfg(target_os = "linux")]
 
 mod support;
@@ -12,7 +12,7 @@ use twinbuf_cuda_sim::{Failure, Options, Sim};
 
 const LAUNCH_FAILED: u32 = 719;
 
-/// Starts a run, unless it is the real driver's.
+/// Starts a run, unless the real driver is used.
 fn start() -> Option<Sim> {
     let sim = Sim::start(Options::default());
     (!sim.is_real()).then_some(sim)
@@ -68,12 +68,12 @@ fn tracking_goes_on_without_an_edge_that_failed() {
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let mut memory = one.alloc_zeros::<u8>(BYTES).unwrap();
         sim.inject(Failure::api(call, 1, LAUNCH_FAILED).times(2));
-        // The wait for, or the record of, the memset above: the second memset is enqueued all the same.
+        // The wait for the memset above fails, or its record does. The second memset is enqueued anyway.
         match call {
             "cuStreamWaitEvent" => two.memset_zeros(&mut memory).unwrap(),
             _ => {
                 one.memset_zeros(&mut memory).unwrap();
-                // The error that the drop of the guard has kept.
+                // The error that was kept when the guard was dropped.
                 context.check_err().unwrap_err();
                 two.memset_zeros(&mut memory).unwrap();
             }

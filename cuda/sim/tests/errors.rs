@@ -1,4 +1,4 @@
-//! Injected errors arrive where they were asked for, and nowhere else.
+//! Injected errors arrive at the requested place, and nowhere else.
 #![cfg(target_os = "linux")]
 
 mod support;
@@ -14,7 +14,7 @@ const ILLEGAL_ADDRESS: u32 = 700;
 const LAUNCH_FAILED: u32 = 719;
 const NONE: [&str; 0] = [];
 
-/// Starts a run, unless it is the real driver's.
+/// Starts a run, unless the real driver is used.
 fn start() -> Option<Sim> {
     let sim = Sim::start(Options::default());
     (!sim.is_real()).then_some(sim)
@@ -78,13 +78,14 @@ fn every_call_of_a_run_can_fail_and_nothing_leaks() {
             break;
         };
         sim.drain();
-        // After an error the pipeline frees without waiting: that is reported, and not the subject here.
+        // After an error the pipeline frees without waiting. This is reported, but is not the subject of this
+        // test.
         let _ = sim.violations();
         // cudarc does not release the context if this call fails: see `cudarc.rs`.
         let contexts = u64::from(name == "cuDeviceGetAttribute");
         assert_eq!(sim.live().leaked(), Live { contexts, ..Live::default() }, "call {call}, {name}");
-        // cudarc's drops keep their errors to themselves (they ask for the current context too); every other
-        // error comes out.
+        // cudarc's drops do not report their errors (they query the current context too). Every other error
+        // is reported.
         let in_drop =
             ["Destroy", "Free", "Release", "cuCtxGetCurrent"].iter().any(|part| name.contains(part));
         assert!(outcome.is_err() || in_drop, "call {call}, {name}");
@@ -117,7 +118,7 @@ fn an_error_in_flight_is_sticky_and_drops_what_is_queued() {
     let event = stream.record_event(None).unwrap();
     assert_eq!(event.try_is_complete(), Ok(false));
     drop(held);
-    // The error comes from the call that waits, and from every later one.
+    // The waiting call returns the error, and so does every later call.
     let illegal = Err(DriverError(error(ILLEGAL_ADDRESS)));
     assert_eq!(stream.synchronize(), illegal);
     assert_eq!(event.synchronize(), illegal);
@@ -128,7 +129,7 @@ fn an_error_in_flight_is_sticky_and_drops_what_is_queued() {
     // One piece of the memset ran: the error struck in the middle.
     let bytes = sim.peek(address(&memory), BYTES).unwrap();
     assert_eq!((bytes[0], bytes[BYTES - 1]), (0, 7));
-    // Giving back still gives back, and returns the error too.
+    // Freeing still frees, and returns the error too.
     let events = sim.live().events;
     // SAFETY: created above, destroyed once.
     assert_eq!(unsafe { result::event::destroy(raw) }, illegal);
@@ -147,7 +148,7 @@ fn host_functions_do_not_run_after_an_error() {
         // Relaxed: read after a synchronize.
         counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
-    // The kernel before it fails, or the function's own step does.
+    // Either the kernel before it fails, or the function's own step.
     for kind in ["kernel", "host"] {
         let counter = std::sync::atomic::AtomicU32::new(0);
         let Some(sim) = start() else { return };
@@ -201,7 +202,7 @@ fn a_lost_context_fails_everything_and_hangs_nothing() {
     slot.upload(address(&memory), &stream).unwrap();
     sim.wait_held();
     sim.lose_context(DESTROYED);
-    // The copy that stood still was dropped: nothing to wait for, although the device is still held.
+    // The stopped copy was dropped: there is nothing to wait for, although the device is still held.
     let destroyed = Err(DriverError(error(DESTROYED)));
     assert_eq!(stream.synchronize(), destroyed);
     assert_eq!(context.synchronize(), destroyed);
@@ -210,7 +211,7 @@ fn a_lost_context_fails_everything_and_hangs_nothing() {
     sim.drain();
     drop(context);
     assert_eq!(sim.live().leaked(), Live::default());
-    // The slot was freed under a copy that was enqueued, although it never ran.
+    // The slot was freed under an enqueued copy, although the copy never ran.
     assert_eq!(sim.violations().len(), 1);
 }
 
@@ -239,7 +240,7 @@ fn bad_arguments_have_their_codes() {
     use cudarc::driver::sys::{self, CUresult};
     let Some(sim) = start() else { return };
     let null = std::ptr::null_mut();
-    // SAFETY: the driver checks what it is given; all pointers are null or valid.
+    // SAFETY: the driver checks its arguments; all pointers are null or valid.
     let before = unsafe { [sys::cuDeviceGet(&mut 0, 0), sys::cuCtxSynchronize()] };
     assert_eq!(before, [CUresult::CUDA_ERROR_NOT_INITIALIZED; 2]);
     assert_eq!(CudaContext::new(1).map(drop), Err(DriverError(CUresult::CUDA_ERROR_INVALID_DEVICE)));
@@ -296,7 +297,7 @@ fn null_event() -> cudarc::driver::sys::CUevent {
 #[test]
 #[should_panic(expected = "12345 is not an error code of this driver")]
 fn a_number_that_is_no_error_is_refused() {
-    // cudarc would take it for its enum.
+    // cudarc would convert it to its enum.
     let _ = Failure::api("cuInit", 1, 12345);
 }
 

@@ -1,4 +1,4 @@
-//! What a program sees without a usable driver: a stub, no device, no memory pools.
+//! A program without a usable driver: a stub, no device, no memory pools.
 #![cfg(target_os = "linux")]
 
 use cudarc::driver::sys::CUresult;

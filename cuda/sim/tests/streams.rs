@@ -1,4 +1,4 @@
-//! Streams: late copies in pieces, events, host functions, and the books of what is alive.
+//! Streams: late copies in pieces, events, host functions, and the counts of live resources.
 #![cfg(target_os = "linux")]
 
 mod support;
@@ -18,7 +18,7 @@ fn a_copy_reads_its_source_late_and_in_pieces() {
     let memory = device(&stream, BYTES).unwrap();
     let slot = Pinned::new(BYTES).unwrap();
     slot.fill(sim.control(), 1);
-    // Three of four pieces, and then the slot is filled again.
+    // Three of four pieces are copied, then the slot is filled again.
     let held = sim.hold(3);
     slot.upload(address(&memory), &stream).unwrap();
     sim.wait_held();
@@ -27,7 +27,7 @@ fn a_copy_reads_its_source_late_and_in_pieces() {
     stream.synchronize().unwrap();
     let torn = [vec![1; BYTES / 4 * 3], vec![2; BYTES / 4]].concat();
     assert_eq!(sim.peek(address(&memory), BYTES), Some(torn));
-    // The clocks say that there was no edge; the copy itself met other bytes than when it was enqueued.
+    // The clocks show that there was no edge. The copy itself read other bytes than the enqueued ones.
     let found = sim.violations();
     assert_eq!(found.len(), 2, "{found:#?}");
     assert!(found[0].contains("host write (write, the host) is not ordered after h2d"), "{found:#?}");
@@ -110,7 +110,7 @@ fn kernels_read_and_write_what_they_are_told() {
     assert_eq!(sim.checksum(before), Some(checksum_of(&[1, 2, 3, 4])));
     assert_eq!(sim.checksum(write), Some(checksum_of(&[9, 9])));
     assert_eq!(sim.checksum(after), Some(checksum_of(&[1, 9, 9, 4])));
-    // Not a device address, and one byte too far.
+    // Not a device address, and one byte past the end.
     assert_eq!(sim.kernel_read(raw, 0x1000, 4, 0), Err(1));
     assert_eq!(sim.kernel_read(raw, address(&memory), 5, 0), Err(1));
 }
@@ -118,7 +118,7 @@ fn kernels_read_and_write_what_they_are_told() {
 #[test]
 #[allow(clippy::multiple_unsafe_ops_per_block, reason = "calls that are safe for one reason")]
 fn copies_between_host_and_device_arrive() {
-    // All of cudarc's own paths, with its event tracking.
+    // All of cudarc's code paths, with its event tracking.
     let _sim = Sim::start(Options::default());
     let context = cudarc::driver::CudaContext::new(0).unwrap();
     let bytes: Vec<u8> = (0..=255).collect();
@@ -134,7 +134,7 @@ fn copies_between_host_and_device_arrive() {
         stream.memcpy_dtoh(&one, &mut pinned).unwrap();
         assert_eq!(pinned.as_slice().unwrap(), bytes);
     }
-    // Synchronous ones.
+    // Synchronous copies.
     let memory = context.default_stream().clone_htod(&bytes).unwrap();
     let at = address(&memory);
     let mut back = [0_u8; 256];
@@ -190,7 +190,7 @@ fn a_wait_takes_the_record_of_its_time() {
     two.wait(&event).unwrap();
     let held = sim.hold(0);
     one.memset_zeros(&mut memory).unwrap();
-    // A new record does not concern the wait above: `two` passes although `one` is stopped.
+    // A new record does not affect the wait above: `two` passes although `one` is stopped.
     event.record(&one).unwrap();
     two.synchronize().unwrap();
     drop(held);
@@ -277,7 +277,7 @@ fn a_capture_forbids_waits_to_its_thread_and_a_global_one_to_every_thread_that_d
     let _sim = Sim::start(Options::default());
     let context = context().unwrap();
     let (captured, event) = (context.new_stream().unwrap(), context.new_event(None).unwrap());
-    // Waits for the event on a thread of its own, of this mode.
+    // Waits for the event on a new thread with this mode.
     let elsewhere = |mode| {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -292,7 +292,7 @@ fn a_capture_forbids_waits_to_its_thread_and_a_global_one_to_every_thread_that_d
         })
     };
     let here = |_| event.synchronize();
-    // The capture's mode, the waiting thread's and whether it is another one, whether both are well.
+    // The capture's mode; the waiting thread's mode and whether it is another thread; whether both are valid.
     let table = [
         (GLOBAL, GLOBAL, true, false),
         (GLOBAL, THREAD_LOCAL, true, true),

@@ -15,7 +15,7 @@ use crate::slot::{DeviceBuf, HostBuf};
 pub(crate) struct ByHand<M: 'static> {
     copies: Copies<()>,
     slots: Vec<HostBuf<M>>,
-    /// `None` after an error: the consumer then sees the end of the ring, and takes the error from `fate`.
+    /// `None` after an error. The consumer then sees the end of the ring and takes the error from `fate`.
     device: Option<Producer<'static, DeviceBuf<M>, Park>>,
     /// The index of the next host slot.
     turn: usize,
@@ -38,7 +38,7 @@ impl<M: 'static> ByHand<M> {
         Self { copies, slots, device: Some(device), turn: 0, committed: 0, begun: false, fate, shared }
     }
 
-    /// Waits until the next host slot may be filled. Does not wait for a device slot, which only the caller can release.
+    /// Waits until the next host slot may be filled. Does not wait for a device slot: only the caller can release it.
     pub(crate) fn acquire(&mut self, device_depth: usize) -> Result<(), Error> {
         // A slot that was forgotten after a flush is this one again.
         self.abandon();
@@ -54,7 +54,7 @@ impl<M: 'static> ByHand<M> {
         }
         let entered = Current::enter(self.copies.stream.context());
         let _beside = BesideCaptures::enter();
-        // Dropped, and with it the ring ended, if `on_copied` panics.
+        // Taken out during the call: if `on_copied` panics, it is dropped, and the ring ends.
         let device = self.device.take();
         let room = entered.and_then(|_current| self.copies.make_room());
         self.device = device;
@@ -75,7 +75,7 @@ impl<M: 'static> ByHand<M> {
         let Some(device) = &mut self.device else { return Err(self.end()) };
         let Ok(mut slot) = device.try_acquire() else { return Err(Error::Closed) };
         let (copies, host) = (&mut self.copies, &mut self.slots[self.turn]);
-        // This may be another thread than `acquire`'s, or have another current context.
+        // This may run on another thread than `acquire` did, or with another current context.
         let issued = Current::enter(copies.stream.context()).and_then(|_current| {
             if !self.begun {
                 copies.begin(&mut slot)?;
@@ -112,7 +112,7 @@ impl<M: 'static> ByHand<M> {
         }
     }
 
-    /// Ends the data; or the uploader, if a copy failed.
+    /// Ends the data, or the uploader if a copy failed.
     pub(crate) fn finish(mut self) {
         let entered = Current::enter(self.copies.stream.context());
         let beside = BesideCaptures::enter();

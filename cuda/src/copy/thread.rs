@@ -28,7 +28,7 @@ pub(crate) fn run<'h, M>(
         Ok(End::Finished) => device.finish(),
         Ok(End::Abandoned) => drop(device),
         Err(error) => {
-            // Set before the rings end, because both sides look here when they see the end.
+            // Set before the rings end, because both sides read it when they see the end.
             let _ = fate.set(error);
             drop(device);
         }
@@ -59,8 +59,8 @@ fn copy_all<'h, M>(
         let mut chunk = first;
         while !chunk.last {
             let (from, piece) = (chunk.memory.start(), chunk.piece.clone());
-            // SAFETY: the chunk's guard keeps the producer from writing to this piece, which is in bounds: all slots of
-            // an uploader have one size. `make_room` has retired the device slot's previous copy.
+            // SAFETY: the chunk's guard keeps the producer from writing to this piece. The piece is in bounds: all
+            // slots of an uploader have one size. `make_room` has retired the device slot's previous copy.
             unsafe { copies.part(&slot, from, piece, chunk) }?;
             chunk = match next(host, &mut copies)? {
                 Ok(Some(chunk)) => chunk,
@@ -79,7 +79,7 @@ fn copy_all<'h, M>(
         unsafe { copies.part(&slot, from, piece, chunk) }?;
         copies.end(seq, &mut slot, len)?;
         seq += 1;
-        // Hand the batch over while the copy runs: the streams that use it wait, the host does not.
+        // Hand the batch over while the copy runs: the streams that use it wait for the copy, the host does not.
         if slot.commit().is_err() {
             return Ok(End::Abandoned);
         }
@@ -89,10 +89,10 @@ fn copy_all<'h, M>(
 /// A committed chunk, the end, or why there is none.
 type Received<'h, M> = Result<Option<KeptSlot<'h, HostBuf<M>, Park>>, RecvError>;
 
-/// Waits for the next chunk, and retires copies meanwhile.
+/// Waits for the next chunk, and retires copies in the meantime.
 ///
-/// A batch that arrives while copies run is queued behind them without a gap. If none arrives, the reader may be waiting
-/// for a slot whose copy has just ended. No call waits for both a ring and an event, so the events are polled.
+/// A batch that arrives while copies run is queued behind them without a gap. If none arrives, the reader may be
+/// waiting for a slot whose copy has just ended. No call waits for both a ring and an event, so the events are polled.
 fn next<'h, M>(
     host: &mut Consumer<'h, HostBuf<M>, Park>,
     copies: &mut Copies<KeptSlot<'h, HostBuf<M>, Park>>,
@@ -100,10 +100,10 @@ fn next<'h, M>(
     while let Some(pause) = copies.pause() {
         match host.recv_timeout(pause) {
             Ok(chunk) => return Ok(Ok(chunk.map(ReadSlot::keep))),
-            // A slot that is held is held by a copy in flight, which has to be looked at.
+            // A held slot is held by a copy in flight, so query the copies.
             Err(TryRecvError::Empty | TryRecvError::Held) => copies.retire_done()?,
             Err(TryRecvError::Cancelled) => return Ok(Err(RecvError::Cancelled)),
-            Err(_) => break, // the end, which the call below returns again
+            Err(_) => break, // the end; the call below returns it again
         }
     }
     // No copy is in flight, so no slot is held.

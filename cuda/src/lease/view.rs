@@ -1,4 +1,4 @@
-//! A typed view of a batch on one stream, ordered wherever cudarc reads it.
+//! A typed view of a batch on one stream. Every read through cudarc is ordered.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -24,7 +24,7 @@ pub(super) const LEGACY: usize = 1;
 ///
 /// **A copy on another stream** is ordered too, but makes the host wait for that stream: call [`Lease::on`] for each
 /// stream instead. A copy to another *context* fails with a driver error, because it could not be ordered before the
-/// slot's next copy: copy within the context first ([`Lease::into_owned`]).
+/// slot's next copy. Copy within the context first ([`Lease::into_owned`]).
 pub struct View<'l, T> {
     lease: &'l dyn Leased,
     start: CUdeviceptr,
@@ -41,7 +41,8 @@ trait Leased {
     /// Returned by [`DeviceSlice::stream`]; see there.
     fn elsewhere(&self) -> &Arc<CudaStream>;
 
-    /// Refuses a stream that is being captured, and makes it wait for the copy unless it is the view's `own`.
+    /// Refuses a stream that is being captured. Makes the stream wait for the copy, unless it is the view's `own`
+    /// stream.
     ///
     /// # Safety
     ///
@@ -60,7 +61,7 @@ impl<M: 'static> Leased for Lease<M> {
 
     unsafe fn wait_for_copy(&self, stream: CUstream, own: bool) -> Result<(), Error> {
         let current = Current::enter(&self.shared.ctx);
-        // If the driver does not tell, the caller's own call has the error.
+        // If the driver cannot tell, the caller's call gets the error.
         // SAFETY: the caller guarantees the stream.
         if unsafe { cu::is_captured(stream) } == Ok(true) {
             return Err(Error::Captured);
@@ -102,7 +103,8 @@ impl<'l, T> View<'l, T> {
         &self.stream
     }
 
-    /// Returns the device address. Use it only on [`stream`](View::stream), in work that is enqueued before the lease is dropped.
+    /// Returns the device address. Use it only on [`stream`](View::stream), in work enqueued before the lease is
+    /// dropped.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.start
@@ -129,9 +131,9 @@ impl<T> DeviceSlice<T> for View<'_, T> {
         self.len
     }
 
-    /// Not the view's stream, which [`View::stream`] returns, but the legacy default stream. Only cudarc's copies between
-    /// contexts ask for the address on this stream, and then copy on another one: so `device_ptr` recognizes and refuses
-    /// them.
+    /// Returns the legacy default stream; [`View::stream`] returns the view's stream. Only cudarc's copies between
+    /// contexts ask for the address on this stream, and they then copy on another one. `device_ptr` uses this to
+    /// recognize and refuse them.
     #[allow(clippy::misnamed_getters, reason = "see above")]
     fn stream(&self) -> &Arc<CudaStream> {
         self.lease.elsewhere()
@@ -139,7 +141,7 @@ impl<T> DeviceSlice<T> for View<'_, T> {
 }
 
 impl<T> DevicePtr<T> for View<'_, T> {
-    /// On another stream than the view's: makes that stream wait for the copy, and the host wait for that stream
+    /// If `stream` is not the view's stream: makes that stream wait for the copy, and the host wait for that stream
     /// afterwards.
     ///
     /// Returns address 0, which the driver rejects, if the access cannot be ordered, or would be captured into a graph.
@@ -151,7 +153,7 @@ impl<T> DevicePtr<T> for View<'_, T> {
         // SAFETY: the stream exists and belongs to this context.
         match unsafe { self.lease.wait_for_copy(stream.cu_stream(), own) } {
             Ok(()) => (self.start, SyncOnDrop::Sync((!own).then_some(stream))),
-            // The copy then fails with an error of its own.
+            // The copy then fails with a driver error.
             Err(_) => (0, SyncOnDrop::Sync(None)),
         }
     }

@@ -1,4 +1,5 @@
-//! What the tests share: a driver with a context, an uploader of small batches, a watchdog, the count of copy threads.
+//! Shared parts of the tests: a driver with a context, an uploader of small batches, a watchdog, the count of copy
+//! threads.
 
 use std::io::Write;
 use std::sync::{Arc, Once, mpsc};
@@ -14,7 +15,7 @@ pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
     let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::seeded(seed) });
     static HELD: Once = Once::new();
     if sim.is_real() {
-        // Keeps the primary context, which takes long to make and to destroy, for as long as the process runs.
+        // Keeps the primary context for the life of the process, because it takes long to create and to destroy.
         HELD.call_once(|| std::mem::forget(context(0).unwrap()));
     }
     let ctx = context(0).unwrap();
@@ -25,10 +26,10 @@ pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
     (sim, ctx)
 }
 
-/// What takes longer hangs: a hundred times what the longest test takes, for machines that are busy.
+/// A test that takes longer hangs: this is a hundred times the longest test, for busy machines.
 const HUNG: Duration = Duration::from_secs(1200);
 
-/// Ends the process if `test` hangs: a hang must fail, not hang.
+/// Ends the process if `test` hangs: a hang must be a failure.
 #[allow(dead_code)]
 #[track_caller]
 pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
@@ -36,7 +37,7 @@ pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
         if is_done.recv_timeout(HUNG) == Err(mpsc::RecvTimeoutError::Timeout) {
-            // Not by a macro, whose output the test harness keeps for a test that ends.
+            // Not a print macro: the test harness captures its output until the test ends.
             let _ = writeln!(std::io::stderr(), "hung: the test at {test_at} has not ended in {HUNG:?}");
             std::process::abort();
         }
@@ -49,8 +50,8 @@ pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// How many copy threads this process still has, once those that were joined have left its list: the kernel tells
-/// who joins before it takes a thread out of `/proc`. One that was not joined is there for good.
+/// The number of copy threads of this process, after threads that were joined have left its list: the kernel wakes the
+/// joiner before it removes a thread from `/proc`. A thread that was not joined stays there.
 #[allow(dead_code)]
 pub(crate) fn copy_threads() -> usize {
     let listed = || {
@@ -72,7 +73,7 @@ pub(crate) fn copy_threads() -> usize {
 #[allow(dead_code)]
 pub(crate) const BYTES: usize = 1024;
 
-/// The batch as the device has it, read on `stream`.
+/// The batch's contents on the device, read on `stream`.
 #[allow(dead_code)]
 pub(crate) fn bytes<M>(batch: &Lease<M>, stream: &Arc<CudaStream>) -> Vec<u8> {
     let view = batch.on::<u8>(stream).unwrap();

@@ -1,4 +1,4 @@
-//! All kinds of call on a static ring, in one program.
+//! Every kind of call on a static ring, in one program.
 
 use core::hint::black_box;
 use core::pin::pin;
@@ -9,9 +9,9 @@ use twinbuf_core::{DoubleBuffer, TryAcquireError, TryRecvError};
 static RING: DoubleBuffer<u32> = DoubleBuffer::new([0, 0]);
 
 /// The line of a check that failed.
-pub(crate) struct Wrong(#[allow(dead_code)] pub(crate) u32); // not every program tells it
+pub(crate) struct Wrong(#[allow(dead_code)] pub(crate) u32); // not every program prints it
 
-/// What `assert!` would be if it did not panic.
+/// `assert!` without a panic.
 macro_rules! require {
     ($condition:expr) => {
         if !$condition {
@@ -20,7 +20,7 @@ macro_rules! require {
     };
 }
 
-/// All kinds of call on either side.
+/// Every kind of call on either side.
 pub(crate) fn check() -> Result<(), Wrong> {
     let Some((mut tx, mut rx)) = RING.try_split_static() else { return Err(Wrong(line!())) };
     require!(RING.try_split_static().is_none());

@@ -1,7 +1,7 @@
 //! Moves values through a static ring on bare x86_64 Linux: no std, no alloc, no libc, no panic.
 //!
-//! It exits with 0 if all is right. The panic handler calls a function that does not exist: if the optimised
-//! program had a path to a panic, in the ring or in here, it would not link.
+//! It exits with 0 if all checks pass. The panic handler calls a function that does not exist: if the
+//! optimized program had a path to a panic, in the ring or here, it would not link.
 
 #![no_std]
 #![no_main]

@@ -1,11 +1,11 @@
-//! What the programs need of the processor and of QEMU: a start, one interrupt, an exit status.
+//! What the programs need from the processor and from QEMU: a start, one interrupt, an exit status.
 
 #![allow(dead_code)] // Not every program uses all of it.
 
 use core::arch::{asm, global_asm};
 
-// The vector table: the stack, the start, NMI to SVCall and PendSV as traps, SysTick. The interrupt passes the address at
-// which it stopped the program: the seventh word that the processor has pushed.
+// The vector table: the stack, the start, NMI to SVCall and PendSV as traps, SysTick. The interrupt passes the address
+// at which it stopped the program: the seventh word pushed by the processor.
 global_asm!(
     ".section .vectors,\"a\"",
     ".word stack_top",
@@ -42,7 +42,7 @@ const ICSR: *mut u32 = 0xe000_ed04 as *mut u32;
 
 /// Writes a register of the system control space.
 fn store(register: *mut u32, value: u32) {
-    // SAFETY: one of the registers above, which every Cortex-M with SysTick has; none of them concerns memory.
+    // SAFETY: one of the registers above. Every Cortex-M with SysTick has them, and none of them affects memory.
     unsafe { register.write_volatile(value) }
 }
 
@@ -53,13 +53,13 @@ pub(crate) fn interrupt_after(ticks: u32) {
     store(SYST_CSR, 0b111);
 }
 
-/// Interrupts the program now, or at the end of the interrupt that runs.
+/// Interrupts the program now, or after the current interrupt.
 pub(crate) fn interrupt_now() {
     const PENDSTSET: u32 = 1 << 26;
     store(ICSR, PENDSTSET);
 }
 
-/// No interrupt comes from here on.
+/// Turns the interrupt off.
 pub(crate) fn stop_interrupts() {
     const PENDSTCLR: u32 = 1 << 25;
     store(SYST_CSR, 0);
@@ -70,13 +70,13 @@ pub(crate) fn stop_interrupts() {
 
 /// Sleeps until an interrupt.
 pub(crate) fn wait_for_interrupt() {
-    // SAFETY: the statics may change meanwhile, which the compiler must assume: no `nomem`.
+    // SAFETY: the statics may change during the instruction, so the compiler must assume it: no `nomem`.
     unsafe { asm!("wfi", options(nostack)) }
 }
 
-/// A call of the debugger's, here QEMU.
+/// A semihosting call to the debugger, here QEMU.
 fn semihosting(call: u32, argument: usize) {
-    // SAFETY: the caller passes what the call takes; QEMU changes r0 alone.
+    // SAFETY: the caller passes a valid argument for the call; QEMU changes only r0.
     unsafe { asm!("bkpt #0xab", inout("r0") call => _, in("r1") argument, options(nostack)) }
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn write(text: &str) {
     semihosting(SYS_WRITE0, text.as_ptr() as usize);
 }
 
-/// Writes a number. By subtraction: a Cortex-M0 does not divide.
+/// Writes a number. By subtraction: a Cortex-M0 has no division.
 pub(crate) fn write_number(mut number: u32) {
     const SYS_WRITEC: u32 = 3;
     let mut leading = true;
@@ -122,11 +122,12 @@ mod critical {
     struct Interrupts;
     set_impl!(Interrupts);
 
-    // SAFETY: one core, where a masked interrupt does not run; `release` gets what its `acquire` returned.
+    // SAFETY: there is one core, where a masked interrupt does not run; `release` gets the value that its `acquire`
+    // returned.
     unsafe impl Impl for Interrupts {
         unsafe fn acquire() -> RawRestoreState {
             let masked: u32;
-            // SAFETY: reads PRIMASK and sets it; without `nomem`, so that no access moves out of the section.
+            // SAFETY: reads PRIMASK and sets it. No `nomem`: no access may move out of the section.
             unsafe { asm!("mrs {}, PRIMASK", "cpsid i", out(reg) masked, options(nostack)) };
             masked & 1 != 0
         }

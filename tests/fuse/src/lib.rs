@@ -1,4 +1,4 @@
-//! A file system in memory that counts its calls, and at one of them delays, fails or truncates.
+//! A file system in memory. It counts its calls, and at one of them delays, fails or truncates.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,9 +17,9 @@ use fuser::{
 pub enum Fault {
     /// The call fails with this number; the next one does not.
     Error(i32),
-    /// The file has only so many bytes from this call on.
+    /// The file is this many bytes long from this call on.
     Truncate(usize),
-    /// The call, if it is a read, and all reads after it are not answered before [`Mounted::release`].
+    /// If the call is a read, it and all later reads are answered only after [`Mounted::release`].
     Delay,
 }
 
@@ -37,7 +37,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// The file that it names.
+    /// The file named by the call.
     #[must_use]
     pub const fn file(self) -> usize {
         match self {
@@ -66,9 +66,9 @@ pub struct Mounted {
 struct State {
     files: Vec<Vec<u8>>,
     calls: Vec<Call>,
-    /// The number of a call, and what happens then.
+    /// The number of a call, and its fault.
     fault: Option<(usize, Fault)>,
-    /// The call at which it happened.
+    /// The call at which the fault occurred.
     happened: Option<Call>,
     holding: bool,
     held: Vec<Box<dyn FnOnce() + Send>>,
@@ -81,11 +81,12 @@ impl std::fmt::Debug for State {
 }
 
 impl Mounted {
-    /// Mounts files of these contents at a folder. At most `background` reads that nobody waits for are under way.
+    /// Mounts files of these contents at a folder. `background` is the maximum number of reads in flight that nobody
+    /// waits for.
     ///
     /// # Errors
     ///
-    /// The system's, where it has no FUSE or the user may not mount.
+    /// The system's error, if it has no FUSE or the user may not mount.
     pub fn new(at: &Path, files: Vec<Vec<u8>>, caching: Caching, background: u16) -> io::Result<Self> {
         let shared = Arc::new(Mutex::new(State { files, ..State::default() }));
         let mut options = Config::default();
@@ -95,13 +96,13 @@ impl Mounted {
         Ok(Self { shared, _session: session })
     }
 
-    /// Has `fault` happen after so many more calls.
+    /// Makes `fault` occur after this many more calls.
     pub fn fail_after(&self, calls: usize, fault: Fault) {
         let mut state = lock(&self.shared);
         state.fault = Some((state.calls.len() + calls, fault));
     }
 
-    /// The call at which the fault happened, if it has.
+    /// The call at which the fault occurred, if it has.
     #[must_use]
     pub fn happened(&self) -> Option<Call> {
         lock(&self.shared).happened
@@ -119,7 +120,7 @@ impl Mounted {
         !lock(&self.shared).held.is_empty()
     }
 
-    /// Answers what is delayed, and delays no more.
+    /// Answers the delayed calls, and stops delaying.
     pub fn release(&self) {
         let mut state = lock(&self.shared);
         state.holding = false;
@@ -150,7 +151,7 @@ struct System {
 
 /// The root is the first inode.
 const FIRST: u64 = 2;
-/// Nothing is remembered: the kernel asks each time.
+/// The kernel caches nothing: it asks each time.
 const TTL: Duration = Duration::ZERO;
 
 fn file(inode: INodeNo) -> Option<usize> {
@@ -178,7 +179,7 @@ fn attributes(inode: u64, kind: FileType, size: u64) -> FileAttr {
 }
 
 impl State {
-    /// Counts a call, and lets happen what is to happen.
+    /// Counts a call and applies its fault, if any.
     fn count(&mut self, call: Call) -> Result<(), Errno> {
         let number = self.calls.len();
         self.calls.push(call);
@@ -233,7 +234,7 @@ impl Filesystem for System {
 
     fn open(&self, _: &Request, inode: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let Some(file) = file(inode) else { return reply.error(Errno::EISDIR) };
-        // Closing waits for no answer: a process that is killed closes files when nobody is left to answer.
+        // Closing does not wait for an answer: a killed process closes its files when nobody is left to answer.
         let flags = match self.caching {
             Caching::Pages => FopenFlags::FOPEN_NOFLUSH,
             Caching::Nothing => FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO,

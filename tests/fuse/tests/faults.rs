@@ -1,5 +1,5 @@
-//! At every call in turn the file system delays, fails or truncates: batches are right, in order, up to one error with
-//! path and offset; nothing waits beyond a time-out, no hint waits, and no read is repeated in silence.
+//! At every call in turn the file system delays, fails or truncates. Batches must be correct and in order, up to one
+//! error with path and offset. Nothing waits beyond a timeout, no hint waits, and no read is silently repeated.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ const FILES: usize = 2;
 const BATCH: u64 = 3;
 /// Inside a record of each file.
 const CUT: usize = 7 * RECORD + 100;
-/// What hangs fails.
+/// A test that takes longer hangs, and fails.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// How the files are read: with the kernel's cache, without, and by direct reads.
+/// How the files are read: with the kernel's cache, without it, and by direct reads.
 const WAYS: [(Caching, ReadMode); 3] = [
     (Caching::Pages, ReadMode::Pread),
     (Caching::Nothing, ReadMode::Pread),
@@ -44,7 +44,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// `None`, said aloud, where there is no FUSE.
+    /// `None`, with a message, if there is no FUSE.
     fn new(caching: Caching, background: u16) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         match Mounted::new(folder.path(), contents(), caching, background) {
@@ -66,7 +66,7 @@ impl Fixture {
     }
 }
 
-/// Shuffled, so that hints and reads are both at work.
+/// Shuffled: hints and reads are both at work.
 fn plan() -> Plan {
     Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Full).seed(5).build().unwrap()
 }
@@ -94,7 +94,7 @@ fn in_time(what: String, case: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// One error of a file: its path, the byte where it happened and the system's number, as far as it has them.
+/// Checks one error of a file: its path, the byte at which it occurred and the system's number, where it has them.
 fn check_error(error: &mmap::Error, fixture: &Fixture, fault: Fault) -> (PathBuf, Option<u64>) {
     let number = |source: &std::io::Error| {
         let Fault::Error(number) = fault else { panic!("{error:?}") };
@@ -130,7 +130,7 @@ fn in_batch(step: u64, fixture: &Fixture, path: &PathBuf, offset: u64) -> bool {
     })
 }
 
-/// Whether the fault happened.
+/// Returns whether the fault occurred.
 fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault: Fault) -> bool {
     let Some(fixture) = Fixture::new(caching, 12) else { return false };
     fixture.system.fail_after(call, fault);
@@ -139,7 +139,7 @@ fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault:
             check_error(&error, &fixture, fault);
             return true;
         }
-        // A file that is shorter when it is opened may be one that is well.
+        // A file that is shorter when it is opened may be valid.
         Ok(records) if records.len() < RECORDS => panic!("{} records", records.len()),
         Ok(records) => records,
     };
@@ -170,7 +170,7 @@ fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault:
                     if let (0, Some(offset)) = (epoch, offset) {
                         assert!(in_batch(step, &fixture, &path, offset), "{error}: not in step {step}");
                     }
-                    // An error that comes once is told at once: the read was not repeated.
+                    // A single error is reported immediately: the read was not repeated.
                     let happened = fixture.system.happened();
                     if let (Caching::Nothing, 0, Some(read @ Call::Read(..))) = (caching, epoch, happened) {
                         let repeated = fixture.system.calls()[call + 1..].contains(&read);
@@ -180,7 +180,7 @@ fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault:
                 Err(error) => panic!("{error:?}"),
             }
         }
-        // Without a cache nothing hides a read that failed. (The kernel repeats a read-ahead of its own that failed.)
+        // Without a cache nothing hides a failed read. (The kernel repeats a failed read-ahead that it started itself.)
         let happened = fixture.system.happened();
         if let (Caching::Nothing, 0, Some(Call::Read(..)), Fault::Error(_)) =
             (caching, epoch, happened, fault)
@@ -188,7 +188,7 @@ fn one_case(caching: Caching, mode: ReadMode, overlap: bool, call: usize, fault:
             assert!(failed, "the error of {happened:?} got lost");
         }
         if let (Some(_), Fault::Truncate(_), 1) = (before, fault, epoch) {
-            // Unless all of the file came before it was cut off, and nobody has asked for more of it since.
+            // Unless the whole file was read before it was truncated, and nobody has read it since.
             let file = fixture.system.happened().expect("before").file();
             let asked = fixture.system.calls()[call + 1..].iter().any(|later| match *later {
                 Call::Read(other, offset) => other == file && offset >= CUT as u64,
@@ -242,7 +242,7 @@ fn every_read_is_delayed_in_turn() {
     println!("{cases} cases");
 }
 
-/// Whether there was such a call.
+/// Returns whether there was such a call.
 fn delayed(caching: Caching, mode: ReadMode, call: usize) -> bool {
     let Some(fixture) = Fixture::new(caching, 12) else { return false };
     let mut loader = loader(fixture.open().unwrap(), mode, true).unwrap();
@@ -251,7 +251,7 @@ fn delayed(caching: Caching, mode: ReadMode, call: usize) -> bool {
     let (mut step, mut waited) = (0, false);
     loop {
         match epoch.next_timeout(Duration::from_millis(5)) {
-            // The call has returned though nobody answers.
+            // The call returned although nobody answers.
             Poll::Pending if fixture.system.holds() => {
                 waited = true;
                 fixture.system.release();
@@ -266,14 +266,14 @@ fn delayed(caching: Caching, mode: ReadMode, call: usize) -> bool {
     }
     assert_eq!(step, RECORDS / BATCH);
     drop(epoch);
-    // What nobody waited for, such as a page that was hinted, may be left.
+    // Work that nobody waited for, such as a hinted page, may remain.
     let happened = fixture.system.happened().is_some();
     fixture.system.release();
     loader.close().unwrap();
     happened || waited
 }
 
-/// More is hinted than the kernel keeps under way for a file system, and nothing is answered.
+/// More is hinted than the kernel keeps in flight for a file system, and nothing is answered.
 #[test]
 fn hints_wait_for_nothing() {
     let Some(fixture) = Fixture::new(Caching::Pages, 1) else { return };
@@ -282,7 +282,7 @@ fn hints_wait_for_nothing() {
     fixture.system.fail_after(0, Fault::Delay);
     let (sender, receiver) = channel();
     let thread = std::thread::spawn(move || {
-        // No batch is read before all of them are asked for, but one of no bytes that fails.
+        // No batch is read before hints were sent for all of them, except one of zero bytes, which fails.
         let plan = Plan::builder(RECORDS).batch(RECORDS / 2).shuffle(twinbuf::Shuffle::Full).build().unwrap();
         let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
         reader.begin((0..2).filter_map(move |step| plan.batch(0, step)));

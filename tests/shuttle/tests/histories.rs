@@ -1,8 +1,8 @@
-//! Long histories under schedules drawn at random: every wait ends, and everything arrives in order.
+//! Long histories under random schedules: every wait ends, and everything arrives in order.
 //!
-//! What loom cannot exhaust is sampled here: dozens of hand-offs, all kinds of waits mixed, four threads. It
-//! says nothing about orderings: shuttle's atomics are sequentially consistent. A lost wakeup is a deadlock,
-//! which shuttle reports, with the schedule to replay.
+//! This samples what loom cannot exhaust: dozens of hand-offs, all kinds of waits mixed, four threads. It does not test
+//! orderings: shuttle's atomics are sequentially consistent. A lost wakeup is a deadlock; shuttle reports it with the
+//! schedule to replay.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use twinbuf_core::{
 const HANDOFFS: u64 = 24;
 const SCHEDULES: usize = 40;
 
-/// Sleeps on a condition variable, and now and then returns from its wait for nothing.
+/// Sleeps on a condition variable, and sometimes returns from its wait without a reason.
 struct Parker {
     lock: Mutex<()>,
     changed: Condvar,
@@ -42,7 +42,7 @@ impl Wait for Parker {
     }
 }
 
-/// Fills every slot with its number, itself or on the thread behind `filler`.
+/// Fills every slot with its number, on this thread or on the thread behind `filler`.
 fn produce<'r>(
     mut tx: Producer<'r, u64, Parker>,
     finish: bool,
@@ -88,13 +88,13 @@ fn produce<'r>(
     }
 }
 
-/// Commits reserved slots, or drops them, in whatever order.
+/// Commits reserved slots, or drops them, in any order.
 fn fill_elsewhere(slots: &mpsc::Receiver<ReservedSlot<'_, u64, Parker>>) {
     while let Ok(slot) = slots.recv() {
         if thread_rng().gen_bool(0.5) {
             thread::yield_now();
             if let Ok(later) = slots.try_recv() {
-                fill(later); // before the one that was reserved first
+                fill(later); // before the slot that was reserved first
             }
         }
         fill(slot);
@@ -120,7 +120,7 @@ fn consume<'r>(
         if seq == until {
             return;
         }
-        // Another thread releases what it has; what is held here nobody else does.
+        // Another thread releases the guards that it has, but nobody else releases those held here.
         if rx.is_held() && !held.is_empty() {
             held.pop_front();
             continue;
@@ -154,12 +154,12 @@ fn consume<'r>(
     assert_eq!(end, if finish { Ok(true) } else { Err(TryRecvError::Abandoned) });
 }
 
-/// One history: as many threads, calls and hand-offs as a user would have.
+/// One history, with as many threads, calls and hand-offs as a user would have.
 fn history<const N: usize>() {
     let mut ring = Ring::with_wait([0; N], Parker { lock: Mutex::new(()), changed: Condvar::new() });
     let (tx, rx) = ring.split();
     let finish = thread_rng().gen_bool(0.5);
-    // Sometimes the consumer goes first.
+    // Sometimes the consumer ends first.
     let until = if thread_rng().gen_bool(0.25) { thread_rng().gen_range(0..HANDOFFS) } else { HANDOFFS + 1 };
     thread::scope(|scope| {
         let (reserve, reserved) = mpsc::channel::<ReservedSlot<'_, u64, Parker>>();
@@ -178,7 +178,7 @@ fn random_schedules() {
     check_random(history::<3>, SCHEDULES);
 }
 
-/// Few preemptions, at the places that matter most (Burckhardt et al., "A randomized scheduler with probabilistic
+/// Few preemptions, at the most important places (Burckhardt et al., "A randomized scheduler with probabilistic
 /// guarantees of finding bugs", ASPLOS 2010).
 #[test]
 fn few_preemptions() {

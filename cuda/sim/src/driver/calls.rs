@@ -1,8 +1,9 @@
 //! The `cu*` functions: those that cudarc's driver API needs for contexts, streams, events, memory and copies.
 //!
-//! cudarc looks a symbol up when it is first called and panics if it is missing. Names and signatures: the CUDA
-//! driver API reference; what each function checks and waits for is described there too, and in README.md where
-//! this driver is stricter. Of two versions with one signature cudarc takes one by the toolkit it was built with.
+//! cudarc looks a symbol up when it is first called and panics if it is missing. The CUDA driver API reference has the
+//! names and signatures, and describes what each function checks and waits for. README.md lists where this driver is
+//! stricter. If a function has two versions with one signature, the toolkit that cudarc was built with decides which
+//! one it calls.
 #![allow(
     clippy::cast_possible_truncation,
     reason = "CUDA drivers exist for 64-bit systems only: u64 is usize"

@@ -1,5 +1,5 @@
-//! Captures of streams into graphs: which streams belong to one, and which calls it forbids to which thread. Captured
-//! work is dropped: a graph is a handle without content.
+//! Captures of streams into graphs: which streams belong to a capture, and which calls a capture forbids to which
+//! thread. Captured work is dropped: a graph is a handle without content.
 //!
 //! Rules and codes: the CUDA driver API's `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and `CUresult`,
 //! and "Stream Capture" in the CUDA programming guide.
@@ -43,15 +43,15 @@ pub(super) type Id = u64;
 struct Capture {
     thread: ThreadId,
     mode: Mode,
-    /// The stream that it was begun on, and has to be ended on.
+    /// The stream that it was begun on. It must be ended on the same one.
     origin: u64,
     /// Whether it was invalidated.
     broken: bool,
-    /// Its streams, each with the captured work that comes before what it captures next.
+    /// Its streams. Each has the captured work that comes before its next capture.
     streams: BTreeMap<u64, Clock>,
 }
 
-/// What an event that was recorded in a captured stream stands for.
+/// The meaning of an event that was recorded in a captured stream.
 #[derive(Clone)]
 pub(super) struct Captured {
     id: Id,
@@ -70,7 +70,7 @@ pub(super) struct Captures {
 }
 
 thread_local! {
-    /// This thread's mode, with its run.
+    /// This thread's mode, with the number of its run.
     static OWN_MODE: Cell<(u64, Mode)> = const { Cell::new((0, GLOBAL)) };
 }
 
@@ -79,7 +79,7 @@ fn own_mode(run: u64) -> Mode {
     if set_in == run { mode } else { GLOBAL }
 }
 
-/// Sets the calling thread's mode, and returns the one before.
+/// Sets the calling thread's mode, and returns the previous one.
 pub(super) fn exchange(run: u64, mode: Mode) -> Result<Mode, Code> {
     let before = own_mode(run);
     if mode > RELAXED {
@@ -90,7 +90,7 @@ pub(super) fn exchange(run: u64, mode: Mode) -> Result<Mode, Code> {
 }
 
 impl Captures {
-    /// Begins a capture of this stream, which is no legacy default stream, by the calling thread.
+    /// Begins a capture of this stream by the calling thread. The stream is not a legacy default stream.
     pub(super) fn begin(&mut self, stream: u64, mode: Mode) -> Result<(), Code> {
         if mode > RELAXED {
             return Err(INVALID_VALUE);
@@ -156,8 +156,8 @@ impl Captures {
         Ok(Captured { id, clock })
     }
 
-    /// Makes a stream wait for an event: one that was recorded in a capture, or one that was `recorded` outside, or
-    /// never. `Ok(true)`: neither stream nor event belongs to a capture.
+    /// Makes a stream wait for an event. The event was recorded in a capture, or was `recorded` outside, or never.
+    /// `Ok(true)`: neither stream nor event belongs to a capture.
     pub(super) fn wait(
         &mut self,
         stream: u64,
@@ -166,7 +166,7 @@ impl Captures {
     ) -> Result<bool, Code> {
         match (self.of(stream), event) {
             (None, None) => return Ok(true),
-            // An event that was never recorded is no wait.
+            // Waiting for an event that was never recorded has no effect.
             (Some(own), None) if !recorded => return self.valid(own).map(|_| false),
             (Some(own), None) => {
                 self.valid(own)?;
@@ -190,7 +190,7 @@ impl Captures {
         Ok(false)
     }
 
-    /// Asking for the state of an event that was recorded in a capture: an error, which ends the capture.
+    /// Queries an event that was recorded in a capture. This is an error and ends the capture.
     pub(super) fn ask(&mut self, event: Option<&Captured>) -> Result<(), Code> {
         let Some(event) = event else { return Ok(()) };
         self.invalidate(event.id);

@@ -1,9 +1,9 @@
-//! Happens-before: vector clocks, and the accesses to one allocation that a later one must be ordered after.
+//! Happens-before: vector clocks, and the accesses to one allocation that later accesses must be ordered after.
 //!
-//! An *agent* (a stream, or the host) numbers its steps. A clock holds, for every agent, the last step that is known to
-//! happen before. An edge (event wait, synchronize, enqueue) joins one clock into another. An access races with an earlier
-//! one if they overlap, one of them writes, and the later one's clock does not contain the earlier one's step. All of this
-//! happens when work is *enqueued*: the workers' timing plays no part.
+//! An *agent* (a stream, or the host) numbers its steps. For every agent, a clock holds the last step known to happen
+//! before. An edge (event wait, synchronize, enqueue) joins one clock into another. An access races with an earlier one
+//! if they overlap, one of them writes, and the later one's clock does not contain the earlier one's step. All of this
+//! happens when work is *enqueued*, so the workers' timing does not matter.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ pub(super) struct Access {
     pub(super) what: &'static str,
 }
 
-/// The accesses to one allocation, without those that later ones cover.
+/// The accesses to one allocation, except those that later ones cover.
 #[derive(Debug, Default)]
 pub(super) struct History(Vec<Access>);
 
@@ -66,9 +66,9 @@ impl History {
             if overlap && !ordered && (old.write || new.write) {
                 races.push(*old);
             }
-            // An agent that is ordered after `new` is ordered after everything before `new`. So an earlier access that is
-            // ordered before `new`, lies within it, and conflicts with nothing that `new` does not conflict with, can be
-            // dropped.
+            // An agent that is ordered after `new` is ordered after everything before `new`. So an earlier access can
+            // be dropped if it is ordered before `new`, is inside its range, and conflicts with nothing that `new` does
+            // not conflict with.
             let covered = new.from <= old.from && old.to <= new.to;
             !(ordered && covered && (new.write || !old.write))
         });

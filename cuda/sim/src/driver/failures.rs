@@ -1,4 +1,4 @@
-//! Injected errors: which of them a call or an operation returns.
+//! Injected errors: decides which of them a call or an operation returns.
 
 use super::codes::Code;
 use crate::abi::{RawFailure, TARGET_API, TARGET_CALL, TARGET_WORK};
@@ -10,11 +10,11 @@ struct Armed {
     seen: u64,
 }
 
-/// The errors to inject, and those that were injected.
+/// The errors to inject, and those injected so far.
 #[derive(Default)]
 pub(super) struct Failures {
     armed: Vec<Armed>,
-    /// Names of what failed, in order.
+    /// The names of failed calls and operations, in order.
     pub(super) happened: Vec<&'static str>,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Failures {
 #[derive(Clone, Copy)]
 pub(super) struct Injected {
     pub(super) code: Code,
-    /// Whether the call takes effect anyway.
+    /// Whether the call still takes effect.
     pub(super) effect: bool,
 }
 
@@ -40,7 +40,7 @@ impl Failures {
         })
     }
 
-    /// Counts an operation of this kind, as it begins to run.
+    /// Counts an operation of this kind when it starts.
     pub(super) fn operation(&mut self, kind: &'static str) -> Option<Code> {
         let met = self.meet(kind, |armed| {
             armed.failure.target == TARGET_WORK && (armed.name == kind || armed.name == "any")
@@ -48,7 +48,7 @@ impl Failures {
         met.map(|injected| injected.code)
     }
 
-    /// Every failure counts what it matches, even if another one strikes first.
+    /// Every failure counts what it matches, even if another one applies first.
     fn meet(&mut self, name: &'static str, matches: impl Fn(&Armed) -> bool) -> Option<Injected> {
         let mut met = None;
         for armed in self.armed.iter_mut().filter(|armed| matches(armed)) {

@@ -1,7 +1,7 @@
 //! The driver's state, behind one lock: streams with their queues, events, allocations, clocks.
 //!
-//! Host calls that wait for work and workers that wait for events share one condition variable, which every change
-//! notifies. That is simple, and fast enough for a handful of streams.
+//! Host calls that wait for work and workers that wait for events share one condition variable. Every change notifies
+//! it. This is simple, and fast enough for a few streams.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -30,11 +30,11 @@ pub(super) type Core = MutexGuard<'static, State>;
 /// handles (see `FIRST_HANDLE`).
 const HOST: Agent = 1;
 const LEGACY: [u64; 2] = [2, 3];
-/// Handles of streams, events, kernels and host threads begin above this. They are never reused, so that handles of an
+/// Handles of streams, events, kernels and host threads are greater than this. They are never reused, so handles of an
 /// earlier run are recognized. `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2.
 const FIRST_HANDLE: u64 = 0x5_0000;
-/// Device addresses begin here, in the half of the address space that user processes lack, so that dereferencing one on
-/// the host faults.
+/// Device addresses begin here, in the half of the address space that user processes lack: dereferencing one on the
+/// host faults.
 const FIRST_DEVICE_ADDRESS: u64 = 0xDE00_0000_0000_0000;
 
 /// The agent of an access, its step, and its clock.
@@ -46,10 +46,10 @@ pub(super) struct Actor {
 
 pub(super) struct State {
     pub(super) options: RawOptions,
-    /// The number of this run, from 1. Threads and contexts of earlier runs are recognized by theirs.
+    /// The number of this run, from 1. Threads and contexts of earlier runs are recognized by their run number.
     pub(super) run: u64,
     pub(super) initialized: bool,
-    /// Of each device's primary context.
+    /// Retains of each device's primary context.
     pub(super) retains: [u64; 2],
     /// The sticky error, or `SUCCESS`.
     pub(super) lost: Code,
@@ -92,7 +92,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
             devices: 1,
             host_threads_apart: 0,
         },
-        run: 1, // not 0, which is the initial value in threads
+        run: 1, // not 0: that is the initial value in threads
         initialized: false,
         retains: [0; 2],
         lost: SUCCESS,
@@ -121,7 +121,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
 static CHANGED: Condvar = Condvar::new();
 
 thread_local! {
-    /// The run in which this thread made a context current, and the device; run 0: never.
+    /// The run in which this thread made a context current, and the device. Run 0: never.
     static CURRENT_IN: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// This thread's default streams, with their runs.
     static OWN_STREAM: Cell<[(u64, u64); 2]> = const { Cell::new([(0, 0); 2]) };
@@ -129,7 +129,7 @@ thread_local! {
     static OWN_AGENT: Cell<(u64, Agent)> = const { Cell::new((0, 0)) };
     /// The calls that this thread has made, with their run.
     static OWN_CALLS: RefCell<(u64, BTreeMap<&'static str, u64>)> = const { RefCell::new((0, BTreeMap::new())) };
-    /// In a worker that runs a host function, its stream's agent, step and clock.
+    /// In a worker that runs a host function: its stream's agent, step and clock.
     static IN_FUNCTION: RefCell<Option<(Agent, u64, Clock)>> = const { RefCell::new(None) };
 }
 
@@ -178,7 +178,7 @@ pub(super) fn run_function(agent: Agent, step: u64, clock: Clock, function: impl
     IN_FUNCTION.set(None);
 }
 
-/// Ends the current run and begins another. Queued work is dropped, and workers are joined.
+/// Ends the current run and begins another. Drops queued work and joins the workers.
 pub(super) fn start(options: RawOptions) {
     let mut core = lock();
     core.run += 1;
@@ -223,7 +223,7 @@ pub(super) fn drain() {
 }
 
 impl State {
-    /// The handle of a device's primary context, which differs in every run.
+    /// The handle of a device's primary context. It differs in every run.
     pub(super) fn context(&self, device: usize) -> usize {
         0xC0_0000 + usize::try_from(self.run).unwrap_or(0) * 32 + device * 16
     }
@@ -273,7 +273,7 @@ impl State {
         id
     }
 
-    /// The handle of a new kernel, whose digest is not known yet.
+    /// The handle of a new kernel. Its digest is not known yet.
     pub(super) fn add_kernel(&mut self) -> u64 {
         let id = self.handle();
         self.kernels.insert(id, None);

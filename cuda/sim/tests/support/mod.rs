@@ -1,5 +1,5 @@
-//! The pipeline that the tests run through cudarc: two page-locked slots, two device slots, a copy stream and a
-//! compute stream, and the three edges that keep them apart.
+//! The pipeline that the tests run through cudarc: two page-locked slots, two device slots, a copy stream, a
+//! compute stream, and the three edges between them.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use twinbuf_cuda_sim::{Control, Kernel, checksum_of};
 /// Bytes of a slot.
 pub(crate) const BYTES: usize = 4096;
 
-/// Page-locked memory that the driver allocated and frees.
+/// Page-locked memory, allocated and freed by the driver.
 pub(crate) struct Pinned {
     pub(crate) pointer: *mut c_void,
     pub(crate) bytes: usize,
@@ -23,12 +23,12 @@ impl Pinned {
         Ok(Self { pointer: unsafe { result::malloc_host(bytes, 0) }?, bytes })
     }
 
-    /// Its bytes as a raw slice: nothing here promises that the device leaves them alone.
+    /// Its bytes as a raw slice: nothing here guarantees that the device does not change them.
     pub(crate) fn slice(&self) -> *mut [u8] {
         std::ptr::slice_from_raw_parts_mut(self.pointer.cast(), self.bytes)
     }
 
-    /// Fills it as the host, and announces the access.
+    /// Fills it from the host, and announces the access.
     pub(crate) fn fill(&self, sim: Control, value: u8) {
         sim.host_write(self.slice());
         // SAFETY: the allocation has this size.
@@ -47,7 +47,7 @@ impl Pinned {
     pub(crate) fn upload(&self, to: u64, stream: &CudaStream) -> Result<(), DriverError> {
         // SAFETY: the allocation has this size; the simulated driver keeps it readable after its free.
         let source = unsafe { &*self.slice() };
-        // SAFETY: whether the buffers are free is what the tests are about.
+        // SAFETY: whether the buffers are free is what the tests check.
         unsafe { result::memcpy_htod_async(to, source, stream.cu_stream()) }
     }
 
@@ -62,12 +62,12 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` and freed once. An error is in the driver's books.
+        // SAFETY: allocated in `new` and freed once. The driver counts an error.
         let _ = unsafe { result::free_host(self.pointer) };
     }
 }
 
-/// A context that orders nothing by itself.
+/// A context without implicit ordering.
 pub(crate) fn context() -> Result<Arc<CudaContext>, DriverError> {
     let context = CudaContext::new(0)?;
     // SAFETY: the tests order their streams themselves.
@@ -89,7 +89,7 @@ pub(crate) fn address(slice: &CudaSlice<u8>) -> u64 {
 /// The edges of the pipeline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edges {
-    /// A host slot is filled again only when its copy is done.
+    /// A host slot is refilled only when its copy is done.
     pub(crate) refill: bool,
     /// The compute stream waits for the copy.
     pub(crate) copied: bool,
@@ -101,7 +101,7 @@ impl Edges {
     pub(crate) const ALL: Self = Self { refill: true, copied: true, consumed: true };
 }
 
-/// Runs `batches` batches, batch `n` filled with the byte `n`, and returns what the kernels read.
+/// Runs `batches` batches. Batch `n` is filled with the byte `n`. Returns what the kernels read.
 pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Option<Kernel>>, DriverError> {
     let context = context()?;
     let copy = context.new_stream()?;

@@ -1,4 +1,5 @@
-//! The calls of `tests/bare-metal` on a Cortex-M. `.text` is the ring, these calls, and what starts and ends the program.
+//! The calls of `tests/bare-metal` on a Cortex-M. `.text` contains the ring, these calls, and the code that starts and
+//! ends the program.
 
 #![no_std]
 #![no_main]
@@ -8,7 +9,7 @@ mod check;
 #[path = "../machine.rs"]
 mod machine;
 
-/// What a ring takes beside its slots.
+/// The size of a ring without its slots.
 const _: () = assert!(size_of::<twinbuf_core::DoubleBuffer<()>>() <= 64);
 
 pub(crate) fn main() -> ! {

@@ -1,9 +1,10 @@
-//! One side of a ring in an interrupt handler, the other in the program that it interrupts, at any instruction.
+//! One side of a ring runs in an interrupt handler. The other side runs in the program, and is interrupted at any
+//! instruction.
 //!
-//! The handler sets the timer for its next run at random; QEMU counts instructions, so each run of the program is the
-//! same. Both sides choose their calls at random: try, block (the program alone), await, and reserve and commit later. A
-//! task that awaits makes no call until it is woken. The consumer checks each word of each slot, twice; the handler
-//! ends the program where nothing moves any more.
+//! The handler sets the timer for its next run at random. QEMU counts instructions, so each run of the program is the
+//! same. Both sides choose their calls at random: try, block (the program only), await, or reserve and commit later. A
+//! task that awaits makes no call until it is woken. The consumer checks each word of each slot twice. The handler ends
+//! the program if nothing moves any more.
 
 #![no_std]
 #![no_main]
@@ -24,9 +25,9 @@ use twinbuf_core::{Consumer, DoubleBuffer, Producer, ReservedSlot, TryAcquireErr
 
 /// Hand-offs of a run.
 const HANDOFFS: u32 = 250_000;
-/// The handler's runs in which nothing moved: far more than any wait takes.
+/// Runs of the handler without any progress: far more than any wait takes.
 const STUCK: u32 = 100_000;
-/// The different instructions, at least, at which the program was interrupted.
+/// The minimum number of different instructions at which the program must be interrupted.
 const PLACES: u32 = 300;
 
 type Block = [u32; 4];
@@ -34,7 +35,7 @@ type Block = [u32; 4];
 /// One for each run.
 static RINGS: [DoubleBuffer<Block>; 6] = [const { DoubleBuffer::new([[0; 4]; 2]) }; 6];
 
-/// A program that ends here has failed, at this line.
+/// Ends the program as failed, at this line.
 fn fail(line: u32) -> ! {
     write("failed: tests/cortex-m/src/bin/interrupts.rs, line \0");
     write_number(line);
@@ -51,7 +52,7 @@ macro_rules! require {
     };
 }
 
-/// Numbers at random, by xorshift.
+/// Random numbers by xorshift.
 struct Random(u32);
 
 impl Random {
@@ -63,13 +64,13 @@ impl Random {
     }
 }
 
-/// What a call did.
+/// The result of a call.
 enum Made {
     /// It moved something.
     Progress,
     /// It found nothing to do.
     Nothing,
-    /// It left a waker, and the next call comes after a wake.
+    /// It left a waker. The next call comes after a wake.
     Asleep,
     /// It was the last one.
     End,
@@ -87,7 +88,7 @@ fn fill(block: &mut Block, number: u32, from: usize, to: usize) {
 
 /// One side of a ring.
 enum Side {
-    /// With the slot that it has reserved, and that slot's number.
+    /// With its reserved slot and that slot's number.
     Filler {
         tx: Producer<'static, Block>,
         open: Option<(ReservedSlot<'static, Block>, u32)>,
@@ -97,12 +98,12 @@ enum Side {
 
 /// A side and its calls.
 struct Caller {
-    /// Until its last call.
+    /// `None` after its last call.
     side: Option<Side>,
     /// The number of its next hand-off.
     next: u32,
     random: Random,
-    /// Nothing interrupts the program for it.
+    /// Whether calls may block: true in the program, false in the handler.
     may_block: bool,
     waker: Waker,
 }
@@ -133,7 +134,7 @@ impl Caller {
             return Made::End;
         }
         let slot = match choice & 3 {
-            // A slot that this side holds open would not come free in a blocking call.
+            // A blocking call would never get a slot that this side holds open.
             0 if self.may_block && open.is_none() => tx.acquire().ok(),
             1 => match tx.poll_acquire(&mut Context::from_waker(&self.waker)) {
                 Poll::Ready(slot) => slot.ok(),
@@ -194,7 +195,7 @@ impl Caller {
 static PROGRAM_WOKEN: AtomicBool = AtomicBool::new(false);
 static HANDLER_WOKEN: AtomicBool = AtomicBool::new(false);
 static HANDLER_ENDED: AtomicBool = AtomicBool::new(false);
-/// How often each was woken: the program and the handler.
+/// How often the program and the handler were woken.
 static WAKES: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
 fn count(counter: &AtomicU32) {
@@ -206,7 +207,7 @@ fn wake_program(_: *const ()) {
     PROGRAM_WOKEN.store(true, SeqCst);
 }
 
-/// The handler runs at once, in the midst of the call that wakes it.
+/// The handler runs immediately, in the middle of the call that wakes it.
 fn wake_handler(_: *const ()) {
     count(&WAKES[1]);
     HANDLER_WOKEN.store(true, SeqCst);
@@ -218,29 +219,30 @@ static PROGRAM: RawWakerVTable =
 static HANDLER: RawWakerVTable =
     RawWakerVTable::new(|_| RawWaker::new(null(), &HANDLER), wake_handler, wake_handler, |_| ());
 
-/// What the interrupt handler has.
+/// The state of the interrupt handler.
 struct Handler {
     caller: Caller,
     asleep: bool,
-    /// Its runs since something moved.
+    /// Its runs since the last progress.
     idle: u32,
     interrupts: u32,
-    /// For each two bytes of the program whether it was interrupted there.
+    /// For every two bytes of the program, whether it was interrupted there.
     places: [u8; 1024],
 }
 
 struct Shared(UnsafeCell<Option<Handler>>);
 
-// SAFETY: the program touches it while there are no interrupts, the handler otherwise.
+// SAFETY: the program touches it only while there are no interrupts; otherwise only the handler does.
 unsafe impl Sync for Shared {}
 
 static SHARED: Shared = Shared(UnsafeCell::new(None));
 
-/// The interrupt: one call, unless it awaits and was not woken. `at` is where the program was.
+/// The interrupt: makes one call, unless it awaits and was not woken. `at` is the address at which the program was
+/// interrupted.
 #[unsafe(no_mangle)]
 extern "C" fn tick(at: usize) {
-    // SAFETY: an interrupt: the program does not touch it, and there is one priority, so this function is not interrupted
-    // by itself.
+    // SAFETY: in an interrupt, the program does not touch it. There is one priority, so this function does not
+    // interrupt itself.
     let Some(handler) = (unsafe { &mut *SHARED.0.get() }) else { fail(line!()) };
     handler.interrupts += 1;
     if let Some(byte) = handler.places.get_mut(at / 16) {
@@ -265,12 +267,12 @@ extern "C" fn tick(at: usize) {
             }
         }
     }
-    // Mostly within a call of the program, now and then after several.
+    // Usually within a call of the program, sometimes after several.
     let random = handler.caller.random.next();
     interrupt_after(20 + (random & 0x7f) + if random & 0xf00 == 0 { random >> 22 } else { 0 });
 }
 
-/// One run: `filler` and `reader` are in the program or in the handler.
+/// One run. `filler` and `reader` are each in the program or in the handler.
 fn run(ring: &'static DoubleBuffer<Block>, seed: u32, filler_in_handler: bool) {
     let Some((tx, rx)) = ring.try_split_static() else { fail(line!()) };
     let (filler, reader) = (Side::Filler { tx, open: None }, Side::Reader(rx));

@@ -1,6 +1,6 @@
-//! The waker cell alone: `core/src/waker.rs`, compiled here, with a word of the model's own in the place of a slot's.
+//! The waker cell alone: compiles `core/src/waker.rs` here, with a word of the model in place of a slot's word.
 //!
-//! The word has no orderings, so that only those of the cell carry anything.
+//! The word has no orderings, so all synchronization comes from the cell.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -21,13 +21,13 @@ fn shared() -> Arc<Shared> {
 }
 
 impl Shared {
-    /// What a hand-off does that found `WAITER`.
+    /// What a hand-off does after it found `WAITER`.
     fn hand_over(&self) {
         self.word.fetch_add(1, Relaxed);
         self.cell.wake();
     }
 
-    /// What a poll does: `true` if the word is `done`.
+    /// What a poll does. Returns `true` if the word is `done`.
     fn poll(&self, waker: &Waker, done: u32) -> bool {
         self.cell.register(waker);
         self.word.load(Relaxed) == done
@@ -180,7 +180,7 @@ fn woken_while_cloned<P: Parker>() {
     let task = Task::new();
     assert!(!shared.poll(&task.waker(), 2));
     let other = hand_over(&shared);
-    // What a waker's clone may do: it is called with the old registration taken back.
+    // Simulates a waker's clone: it is called after the old registration was taken back.
     let waker = task.waker();
     shared.cell.register(&reentrant(shared.clone()));
     if !shared.poll(&waker, 2) {
@@ -190,12 +190,12 @@ fn woken_while_cloned<P: Parker>() {
     drop(shared.cell.unregister());
 }
 
-/// A waker that hands over, and wakes the cell, when it is cloned.
+/// A waker whose clone hands over and wakes the cell.
 fn reentrant(shared: Arc<Shared>) -> Waker {
     use std::task::{RawWaker, RawWakerVTable};
     static VTABLE: RawWakerVTable = RawWakerVTable::new(
         |data| {
-            // SAFETY: `data` is a `Shared` that is alive: see below.
+            // SAFETY: `data` is a live `Shared`: see below.
             unsafe { &*data.cast::<Shared>() }.hand_over();
             RawWaker::new(std::ptr::null(), &NOTHING)
         },
@@ -206,6 +206,7 @@ fn reentrant(shared: Arc<Shared>) -> Waker {
     );
     static NOTHING: RawWakerVTable =
         RawWakerVTable::new(|data| RawWaker::new(data, &NOTHING), |_| (), |_| (), |_| ());
-    // SAFETY: the tables keep the contract of a waker; the data is an `Arc`, freed by the last function of the first.
+    // SAFETY: the tables keep the contract of a waker. The data is an `Arc`, freed by the last function of the first
+    // table.
     unsafe { Waker::from_raw(RawWaker::new(Arc::into_raw(shared).cast(), &VTABLE)) }
 }

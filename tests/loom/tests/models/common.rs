@@ -1,4 +1,4 @@
-//! What every model needs: two parkers, four ways to wait, a clock, a task, and the run itself.
+//! Shared by all models: two parkers, four ways to wait, a clock, a task, and the run itself.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -26,11 +26,11 @@ pub(crate) type Reserved<P> = ReservedSlot<'static, usize, P>;
 
 // Running ------------------------------------------------------------------------------------------------------
 
-/// How many times the explored schedules may take the processor from a thread that could go on; `None`: as
-/// often as they like, so that the search is exhaustive.
+/// How often the explored schedules may preempt a thread that could continue. `None`: without a limit, so the search is
+/// exhaustive.
 pub(crate) type Bound = Option<usize>;
 
-/// One model: all its variants, with every parker.
+/// One model: all variants, with every parker.
 pub(crate) struct Run {
     name: &'static str,
     hazard: String,
@@ -45,10 +45,10 @@ impl Run {
         Self { name, hazard: hazard.concat().trim().into(), bound, executions: 0, start: Instant::now() }
     }
 
-    /// Explores one variant: twice, with either thread going first where a thread is [`spawn`]ed.
+    /// Explores one variant twice: at each [`spawn`], once with either thread going first.
     ///
-    /// Which of them does should make no difference, but loom remembers only the last access to an atomic: a
-    /// load by the thread that goes first is never tried again after another thread's load and exchange.
+    /// The order should make no difference, but loom remembers only the last access to an atomic: a load by the thread
+    /// that goes first is never tried again after another thread's load and exchange.
     pub(crate) fn explore(&mut self, variant: &dyn Debug, f: impl Fn() + Send + Sync + 'static) {
         let f = Arc::new(f);
         for first in [First::Spawning, First::Spawned] {
@@ -91,7 +91,7 @@ impl Drop for Run {
     }
 }
 
-/// The thread that runs first where one spawns another.
+/// The thread that runs first after a spawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum First {
     Spawning,
@@ -111,7 +111,7 @@ pub(crate) fn spawn<R: 'static>(f: impl FnOnce() -> R + 'static) -> thread::Join
     thread
 }
 
-/// Says which variant failed.
+/// Prints the variant that failed.
 struct OnPanic(String);
 
 impl Drop for OnPanic {
@@ -122,11 +122,12 @@ impl Drop for OnPanic {
     }
 }
 
-/// Makes the test, or two, of a model: a function over a [`Parker`], and over a variant where `over` names some.
+/// Defines the test, or the two tests, of a model: a function over a [`Parker`], and over a variant if `over` lists
+/// some.
 ///
-/// The documentation names the hazard. The bound is `exhaustive` or a number of preemptions; a second one makes
-/// an ignored test of that depth. `without a parker` in front: nothing waits by one. `both asleep`: two sides wait for a
-/// third thread; if they only yielded, they could do so to each other for ever.
+/// The doc comment names the hazard. The bound is `exhaustive` or a number of preemptions; a second number adds an
+/// ignored test of that depth. The prefix `without a parker` means that nothing waits by one. The prefix `both asleep`
+/// means that two sides wait for a third thread: if they only yielded, they could yield to each other forever.
 macro_rules! check {
     (without a parker $($model:tt)+) => {
         check!(@model [YieldPark] $($model)+);
@@ -183,7 +184,7 @@ pub(crate) use check;
 
 // Parkers ------------------------------------------------------------------------------------------------------
 
-/// The only point in time there is: the one at which [`Parker::ring_the_bell`] is called.
+/// The only point in time: the call of [`Parker::ring_the_bell`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bell;
 
@@ -193,14 +194,14 @@ pub(crate) trait Parker: WaitUntil<Instant = Bell> + Clone + Send + Sync + 'stat
     /// Lets the deadline pass.
     fn ring_the_bell(&self);
 
-    /// How often a hand-off called `wake`.
+    /// The number of `wake` calls by hand-offs.
     fn wakes(&self) -> usize;
 
     /// Runs a future to its end, waiting as this parker waits.
     fn block_on<F: Future>(future: F) -> F::Output;
 }
 
-/// Sleeps until woken: a lost wakeup leaves nobody to run, which loom reports as a deadlock.
+/// Sleeps until woken. After a lost wakeup no thread can run, and loom reports a deadlock.
 #[derive(Clone)]
 pub(crate) struct ModelPark(Arc<Bed>);
 
@@ -224,7 +225,7 @@ impl Wait for ModelPark {
 
     fn wake(&self, _word: Word<'_>) {
         self.0.wakes.fetch_add(1, Relaxed);
-        // Taken and given back, so that it does not fall between a waiter's look at the word and its sleep.
+        // Locked and unlocked, so the call does not come between a waiter's look at the word and its sleep.
         drop(self.0.rung.lock().unwrap());
         self.0.changed.notify_all();
     }
@@ -268,8 +269,8 @@ impl Parker for ModelPark {
     }
 }
 
-/// Lets others run and returns: every return is spurious, and no happens-before comes with a wake, as it does
-/// with `ModelPark`'s lock. What is visible is visible by the ring's own orderings.
+/// Lets others run and returns. Every return is spurious, and a wake carries no happens-before, unlike `ModelPark`'s
+/// lock. Whatever is visible is visible by the ring's orderings alone.
 #[derive(Clone)]
 pub(crate) struct YieldPark(Arc<Bench>);
 
@@ -321,7 +322,7 @@ impl Parker for YieldPark {
         self.0.wakes.load(Relaxed)
     }
 
-    /// Polls again and again, whether woken or not.
+    /// Polls in a loop, whether woken or not.
     fn block_on<F: Future>(future: F) -> F::Output {
         let mut future = pin!(future);
         loop {
@@ -338,11 +339,11 @@ impl Parker for YieldPark {
 /// How a side waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
-    /// Asks again and again.
+    /// Calls `try_*` in a loop.
     Try,
     /// Blocks.
     Block,
-    /// Blocks until the bell, which another thread rings at any time; then blocks without it.
+    /// Blocks until the bell, rung by another thread at any time; then blocks without a deadline.
     Timed,
     /// Awaits.
     Async,
@@ -350,14 +351,15 @@ pub(crate) enum Mode {
 pub(crate) use Mode::*;
 
 std::thread_local! {
-    /// What an execution keeps up to its end, by which every thread that uses it is joined: loom has no scoped threads
-    /// that could borrow it.
+    /// Values kept until the end of an execution. All threads that use them are joined by then: loom has no scoped
+    /// threads that could borrow them.
     static RINGS: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
 }
 
 struct Kept(*mut dyn Any);
 
-/// Frees what this execution keeps. Within it: a ring looks at its words when it is dropped.
+/// Frees the values that this execution keeps. Runs within the execution, because a ring reads its words when it is
+/// dropped.
 fn free_kept() {
     for Kept(value) in RINGS.take() {
         // SAFETY: from `Box::into_raw` in `keep`, once; all modelled threads that had a handle have been joined.
@@ -365,7 +367,7 @@ fn free_kept() {
     }
 }
 
-/// A reference to `value` up to the end of the execution.
+/// Returns a reference to `value` that is valid until the end of the execution.
 pub(crate) fn keep<T: 'static>(value: T) -> &'static mut T {
     let value = Box::into_raw(Box::new(value));
     RINGS.with_borrow_mut(|rings| rings.push(Kept(value)));
@@ -373,7 +375,7 @@ pub(crate) fn keep<T: 'static>(value: T) -> &'static mut T {
     unsafe { &mut *value }
 }
 
-/// A ring of `N` slots that hold 0, its strategy, and its handles, which borrow it: no step is spent on counting its
+/// A ring of `N` slots that hold 0, its strategy, and its handles. The handles borrow the ring, so no step counts its
 /// owners. (`freeing` has models of rings that their handles own.)
 pub(crate) fn ring<const N: usize, P: Parker>() -> (P, Tx<P>, Rx<P>) {
     let park = P::new();
@@ -381,7 +383,7 @@ pub(crate) fn ring<const N: usize, P: Parker>() -> (P, Tx<P>, Rx<P>) {
     (park, tx, rx)
 }
 
-/// A thread that rings the bell, if the mode listens to it.
+/// A thread that rings the bell, if the mode uses it.
 pub(crate) fn clock<P: Parker>(park: &P, mode: Mode) {
     if mode == Timed {
         let park = park.clone();
@@ -409,7 +411,7 @@ impl From<RecvError> for End {
     }
 }
 
-/// Receives, waiting as `mode` says, and gives the slot to `f`.
+/// Receives, waiting as `mode` specifies, and passes the slot to `f`.
 fn recv_with<P: Parker, R>(
     rx: &mut Rx<P>,
     mode: Mode,
@@ -444,13 +446,13 @@ fn recv_with<P: Parker, R>(
     found.map(f).ok_or(End::Finished)
 }
 
-/// Receives, waiting as `mode` says, and keeps the slot.
+/// Receives, waiting as `mode` specifies, and keeps the slot.
 pub(crate) fn recv<P: Parker>(rx: &mut Rx<P>, mode: Mode) -> Result<Guard<P>, End> {
     #[allow(clippy::redundant_closure_for_method_calls, reason = "the method is not general enough")]
     recv_with(rx, mode, |slot| slot.keep())
 }
 
-/// Acquires, waiting as `mode` says, fills with `value` and commits.
+/// Acquires, waiting as `mode` specifies, fills with `value` and commits.
 pub(crate) fn send<P: Parker>(tx: &mut Tx<P>, mode: Mode, value: usize) -> Result<(), Closed> {
     let mut slot = match mode {
         Try => loop {
@@ -483,7 +485,7 @@ pub(crate) fn fill<W: Wait>(tx: &mut Producer<'_, usize, W>, value: usize) -> Re
     tx.fill(|slot| *slot = value)
 }
 
-/// The same, of a ring whose consumer is there.
+/// The same, for a ring whose consumer exists.
 pub(crate) fn put<P: Parker>(tx: &mut Tx<P>, value: usize) {
     assert_eq!(fill(tx, value), Ok(()));
 }
@@ -504,11 +506,11 @@ pub(crate) fn end<P: Parker>(slot: Reserved<P>, commit: bool) -> Result<(), Clos
     Ok(())
 }
 
-/// Ends the producer, with all its data or without.
+/// Ends the producer, by `finish` or without it.
 pub(crate) fn stop<P: Parker>(tx: Tx<P>, finish: bool) {
     if finish {
         tx.finish();
-    } // otherwise it is dropped
+    } // otherwise the producer is dropped
 }
 
 /// Receives `value` and releases it.
@@ -518,7 +520,7 @@ pub(crate) fn take<P: Parker>(rx: &mut Rx<P>, mode: Mode, value: usize) {
 
 // Tasks --------------------------------------------------------------------------------------------------------
 
-/// What a waker of a model wakes.
+/// The task behind a model's waker.
 pub(crate) struct Task {
     woken: Mutex<bool>,
     changed: Condvar,
@@ -534,7 +536,7 @@ impl Task {
         Waker::from(self.clone())
     }
 
-    /// Polls until there is something, asleep in between.
+    /// Polls until it gets something, and sleeps in between.
     pub(crate) fn run<R>(self: &Arc<Self>, mut poll: impl FnMut(&Waker) -> Option<R>) -> R {
         let waker = self.waker();
         loop {
@@ -545,7 +547,7 @@ impl Task {
         }
     }
 
-    /// Sleeps until the task is woken: for ever, if its wake was lost.
+    /// Sleeps until the task is woken. A lost wake means forever.
     pub(crate) fn sleep(&self) {
         let mut woken = self.woken.lock().unwrap();
         while !*woken {
@@ -568,12 +570,12 @@ impl Wake for Task {
     }
 }
 
-/// Wakes by panicking.
+/// A waker that panics when it wakes.
 pub(crate) struct Bomb;
 
 impl Wake for Bomb {
     fn wake(self: Arc<Self>) {
-        // Not `panic!`, whose message would be printed once an execution.
+        // Not `panic!`: its message would be printed in every execution.
         std::panic::resume_unwind(Box::new(Bomb));
     }
 }
@@ -582,7 +584,7 @@ pub(crate) fn bomb() -> Waker {
     Waker::from(Arc::new(Bomb))
 }
 
-/// Runs `f`, in which a [`Bomb`] may go off; any other panic goes on.
+/// Runs `f` and catches a [`Bomb`]; any other panic is resumed.
 pub(crate) fn survive<R>(f: impl FnOnce() -> R) -> Result<R, Bomb> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|payload| {
         *payload.downcast::<Bomb>().unwrap_or_else(|other| std::panic::resume_unwind(other))

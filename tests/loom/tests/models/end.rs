@@ -152,7 +152,7 @@ fn end_while_held<P: Parker>(mode: Mode) {
         drop(tx);
     });
     take(&mut rx, mode, 2);
-    // It waits at the held slot, if the producer is still there.
+    // The consumer waits at the held slot if the producer still exists.
     assert_eq!(
         recv(&mut rx, mode).unwrap_err(),
         End::Abandoned,
@@ -191,7 +191,7 @@ fn consumer_end_publishes<P: Parker>(mode: Mode) {
     let says_why = why.clone();
     clock(&park, mode);
     let producer = spawn(move || {
-        while send(&mut tx, mode, 1).is_ok() {} // once at most
+        while send(&mut tx, mode, 1).is_ok() {} // at most once
         assert!(why.load(Relaxed), "told of the end, and not of what came before");
     });
     says_why.store(true, Relaxed);

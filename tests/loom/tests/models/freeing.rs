@@ -1,4 +1,4 @@
-//! A ring that its handles and guards own: freed once, by the last of them, after all that the others did.
+//! A ring owned by its handles and guards: it is freed once, by the last of them, after everything that the others did.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -8,7 +8,7 @@ use twinbuf_core::{Closed, Consumer, HeapRing, KeptSlot, Producer, Ring, WriteSl
 
 use crate::common::*;
 
-/// A value whose end loom checks like a write: all other accesses must come before it.
+/// A value whose drop loom checks like a write: all other accesses must come before it.
 struct Tracked {
     value: UnsafeCell<usize>,
     freed: Arc<AtomicUsize>,
@@ -36,7 +36,7 @@ impl Drop for Tracked {
 type OwnedTx<P> = Producer<'static, Tracked, P>;
 type OwnedRx<P> = Consumer<'static, Tracked, P>;
 
-/// A ring of two slots, and how many of its slots are freed.
+/// A ring of two slots, and the number of its freed slots.
 fn owned<P: Parker>() -> (OwnedTx<P>, OwnedRx<P>, Arc<AtomicUsize>) {
     let freed = Arc::new(AtomicUsize::new(0));
     let slots = [0, 1].map(|_| Tracked { value: UnsafeCell::new(0), freed: freed.clone() });
@@ -44,7 +44,7 @@ fn owned<P: Parker>() -> (OwnedTx<P>, OwnedRx<P>, Arc<AtomicUsize>) {
     (tx, rx, freed)
 }
 
-/// The next slot, which is filled.
+/// The next slot, which must be filled.
 fn kept<P: Parker>(rx: &mut OwnedRx<P>) -> KeptSlot<'static, Tracked, P> {
     rx.recv().unwrap().unwrap().keep()
 }
@@ -68,7 +68,7 @@ fn handles_go<P: Parker>() {
 }
 
 check! {
-    /// A reserved guard is the last, on a thread of its own: the ring is gone when it commits, or is never freed.
+    /// A reserved guard is the last, on its own thread: the ring is gone when it commits, or is never freed.
     reserved_guard_is_last over [true, false], 2, deep 3
 }
 fn reserved_guard_is_last<P: Parker>(commit: bool) {
@@ -90,7 +90,7 @@ fn reserved_guard_is_last<P: Parker>(commit: bool) {
 }
 
 check! {
-    /// A read guard is the last, on a thread of its own: the ring is gone when it releases, or is never freed.
+    /// A read guard is the last, on its own thread: the ring is gone when it releases, or is never freed.
     read_guard_is_last, 2, deep 3
 }
 fn read_guard_is_last<P: Parker>() {
@@ -137,7 +137,7 @@ fn shares_made_at_once<P: Parker>() {
     tx.fill(|slot| slot.add(1)).unwrap();
     let seen = freed.clone();
     let producer = spawn(move || {
-        // Unless the consumer has gone before.
+        // The consumer may have ended before.
         let Ok(mut slot) = tx.acquire().map(WriteSlot::reserve) else { return };
         drop(tx);
         assert_eq!(seen.load(Relaxed), 0, "a guard keeps the ring");
@@ -235,7 +235,7 @@ fn split_again<P: Parker>(left: &'static str) {
                 let waker = task.waker();
                 assert!(poll_recv(&mut rx, &waker).is_none());
                 if left == "forgotten" {
-                    std::mem::forget((tx, rx)); // neither end is told, and the waker stays
+                    std::mem::forget((tx, rx)); // neither end is announced, and the waker stays
                 }
             }
         }

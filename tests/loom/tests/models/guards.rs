@@ -1,4 +1,4 @@
-//! Guards that overlap, travel, come back in any order, or never.
+//! Guards that overlap, move between threads, and are dropped in any order or never.
 
 use twinbuf_core::{Closed, TryAcquireError, TryRecvError};
 

@@ -13,7 +13,7 @@ fn commit<P: Parker>(mode: Mode) {
     clock(&park, mode);
     let producer = spawn(move || {
         put(&mut tx, 1);
-        tx // dropped by the other side, so that no end follows the commit
+        tx // dropped by the other side: no end follows the commit
     });
     take(&mut rx, mode, 1);
     drop(producer.join().unwrap());
@@ -37,7 +37,7 @@ fn release<P: Parker>(mode: Mode) {
     drop(tx);
 }
 
-/// `items` values through a ring of `N`; each side waits in its own way.
+/// Sends `items` values through a ring of `N`; each side waits in its way.
 fn fifo<const N: usize, P: Parker>(items: usize, (producing, receiving): (Mode, Mode)) {
     let (_, mut tx, mut rx) = ring::<N, P>();
     let producer = spawn(move || {

@@ -1,4 +1,4 @@
-//! Small models of the ring, one a hazard, each explored with two parkers. `README.md` lists them.
+//! Small models of the ring, one per hazard, each explored with two parkers. `README.md` lists them.
 
 mod cell;
 mod common;
@@ -12,11 +12,11 @@ mod steps;
 mod timeout;
 mod wakers;
 
-/// The waker cell of the ring, once more: the models of `cell` run it alone.
+/// A second copy of the ring's waker cell: the models of `cell` run it alone.
 #[path = "../../../../core/src/waker.rs"]
 mod waker;
 
-/// What `waker.rs` is made of.
+/// The atomics and cells that `waker.rs` uses.
 mod sync {
     pub(crate) use twinbuf_core::sync::{AtomicU32, Ordering, UnsafeCell};
 

@@ -1,4 +1,4 @@
-//! A panic while a slot is filled: the slot stays free, and the loss is told.
+//! A panic while a slot is being filled: the slot stays free, and the consumer learns of the loss.
 
 use crate::common::*;
 

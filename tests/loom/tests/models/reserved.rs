@@ -15,7 +15,7 @@ fn committed_out_of_order<P: Parker>(mode: Mode) {
     let producer = spawn(move || {
         second.commit().unwrap();
         first.commit().unwrap();
-        tx // dropped by the other side, so that no end follows the commits
+        tx // dropped by the other side: no end follows the commits
     });
     take(&mut rx, mode, 1);
     take(&mut rx, mode, 2);
@@ -117,7 +117,7 @@ fn both_wait<P: Parker>((commit, mode): (bool, Mode)) {
     clock(&park, mode);
     let producer = spawn(move || {
         end(slot, commit).unwrap();
-        task.sleep(); // woken by that, or by the consumer's release
+        task.sleep(); // woken by the commit or drop, or by the consumer's release
         task.run(|waker| poll_send(&mut tx, waker, 2)).unwrap();
         tx
     });
@@ -172,7 +172,7 @@ check! {
     ], 2, deep 3
 }
 fn end_before_commit<P: Parker>((finish, mode): (bool, Mode)) {
-    let (park, mut tx, mut rx) = ring::<3, P>(); // the end is on a word of its own, of the same lap
+    let (park, mut tx, mut rx) = ring::<3, P>(); // the end is on another word, of the same lap
     let (first, second) = (reserve(&mut tx, 1), reserve(&mut tx, 2));
     clock(&park, mode);
     let producer = spawn(move || {

@@ -1,4 +1,4 @@
-//! Bounded steps: how many atomic accesses a call makes at most, over all explored executions, and exactly so.
+//! Bounded steps: the maximum number of atomic accesses of a call, over all explored executions. The bound is exact.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -8,7 +8,8 @@ use twinbuf_core::{TryRecvError, WriteSlot};
 
 use crate::common::*;
 
-/// Explores `f`, which measures a call, with no bound: never more than `ceiling` steps, and that many at least once.
+/// Explores `f`, which measures a call, without a preemption bound. The call must never take more than `ceiling` steps,
+/// and must take exactly that many at least once.
 fn ceiling(name: &'static str, hazard: &str, ceiling: usize, f: impl Fn() -> usize + Send + Sync + 'static) {
     let most = Arc::new(AtomicUsize::new(0));
     let seen = most.clone();
@@ -57,7 +58,7 @@ fn try_acquire() {
     });
 }
 
-/// Three exchanges, since the consumer can add `WAITER` and `RX_GONE` in between, and three steps to take its waker.
+/// Three exchanges, because the consumer can add `WAITER` and `RX_GONE` in between, and three steps to take its waker.
 #[test]
 fn commit() {
     ceiling("steps::commit", "6 steps at most: it is retried for ever", 6, || {
@@ -73,7 +74,7 @@ fn commit() {
     });
 }
 
-/// As for `commit`.
+/// Same as `commit`.
 #[test]
 fn release() {
     ceiling("steps::release", "6 steps at most: it is retried for ever", 6, || {
@@ -90,7 +91,7 @@ fn release() {
     });
 }
 
-/// As for `commit`, and two steps that find no waker of the consumer.
+/// Same as `commit`, plus two steps that find no waker of the consumer.
 #[test]
 fn release_kept() {
     ceiling("steps::release_kept", "8 steps at most: it is retried for ever", 8, || {
@@ -107,13 +108,13 @@ fn release_kept() {
     });
 }
 
-/// As for `commit`, with the wakers of both sides to take.
+/// Same as `commit`, with the wakers of both sides to take.
 #[test]
 fn reserved_commit() {
     ceiling("steps::reserved_commit", "9 steps at most: it is retried for ever", 9, || reserved(true));
 }
 
-/// As for `reserved_commit`.
+/// Same as `reserved_commit`.
 #[test]
 fn cancel() {
     ceiling("steps::cancel", "9 steps at most: it is retried for ever", 9, || reserved(false));
@@ -132,7 +133,7 @@ fn reserved(commit: bool) -> usize {
     steps
 }
 
-/// A look, and three exchanges for the release, with the waker of the producer to take.
+/// One load, and three exchanges for the release, with the waker of the producer to take.
 #[test]
 fn try_recv_of_a_cancelled_place() {
     ceiling("steps::try_recv_of_a_cancelled_place", "7 steps at most: it is retried for ever", 7, || {
@@ -149,7 +150,7 @@ fn try_recv_of_a_cancelled_place() {
     });
 }
 
-/// The waker forgotten (2), a step a slot (2), the other side's waker taken (3).
+/// Removing the waker (2), one step per slot (2), taking the other side's waker (3).
 #[test]
 fn finish() {
     ceiling("steps::finish", "7 steps at most: it is retried for ever", 7, || {
@@ -164,7 +165,7 @@ fn finish() {
     });
 }
 
-/// A look, the announcement, a look before the sleep and one after it (the strategy's own), and the last look.
+/// One load, the announcement, a load before the sleep and one after it (by the strategy), and the last load.
 #[test]
 fn parked_recv() {
     ceiling("steps::parked_recv", "5 steps at most: a parked consumer spins", 5, || {
@@ -179,7 +180,7 @@ fn parked_recv() {
     });
 }
 
-/// As for `parked_recv`.
+/// Same as `parked_recv`.
 #[test]
 fn parked_acquire() {
     ceiling("steps::parked_acquire", "5 steps at most: a parked producer spins", 5, || {
@@ -195,8 +196,8 @@ fn parked_acquire() {
     });
 }
 
-/// A look, two steps to register and one more where a wake meets them, a look, and the announcement unless it
-/// has been made.
+/// One load, two steps to register and one more if a wake interferes, a load, and the announcement unless it was made
+/// before.
 #[test]
 fn poll() {
     ceiling("steps::poll", "6 steps at most: it is retried for ever", 6, || {

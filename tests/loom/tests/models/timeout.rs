@@ -1,6 +1,7 @@
-//! A deadline that comes at any moment: a hand-off that races it is received now or by the next call.
+//! A deadline that comes at any moment: a hand-off that races with it is received by this call or the next.
 //!
-//! With one slot, and with two: a wait that was given up leaves `WAITER` on one word and the next wait is at another.
+//! With one slot and with two. After a wait that was given up, `WAITER` remains on one word and the next wait uses
+//! another.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use twinbuf_core::{Closed, TryAcquireError, TryRecvError};
 
 use crate::common::*;
 
-/// The next value, by a timed call and, when its time is over, by another one.
+/// Receives the next value by a timed call, and by another call after a timeout.
 fn recv_late<P: Parker>(rx: &mut Rx<P>, next: Mode, value: usize) {
     match rx.recv_timeout(Duration::ZERO).map(|slot| *slot.unwrap()) {
         Ok(found) => assert_eq!(found, value),
@@ -17,7 +18,7 @@ fn recv_late<P: Parker>(rx: &mut Rx<P>, next: Mode, value: usize) {
     }
 }
 
-/// Hands `value` over, by a timed call and, when its time is over, by another one.
+/// Hands `value` over by a timed call, and by another call after a timeout.
 fn send_late<P: Parker>(tx: &mut Tx<P>, next: Mode, value: usize) -> Result<(), Closed> {
     match tx.acquire_timeout(Duration::ZERO) {
         Ok(mut slot) => {
@@ -209,7 +210,7 @@ fn deadline_is_over<P: Parker>() {
         assert_eq!(tx.acquire_timeout(Duration::ZERO).map(drop), Err(TryAcquireError::Full));
         tx
     });
-    // `Empty` here, or the value: both are right during the commit.
+    // `Empty` here, or the value: both are correct during the commit.
     let early = rx.recv_timeout(Duration::ZERO).map(|slot| slot.unwrap().keep());
     if let Ok(guard) = &early {
         assert_eq!(**guard, 1);

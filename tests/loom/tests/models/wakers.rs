@@ -41,7 +41,7 @@ fn acquiring_future_dropped<P: Parker>(next: Mode) {
     clock(&park, next);
     let producer = spawn(move || {
         let waker = Task::new().waker();
-        // Ready or not: whatever guard it gives is dropped, so that nothing is handed over.
+        // Ready or not: the guard that it returns is dropped, so nothing is handed over.
         let _ = pin!(tx.acquire_async()).poll(&mut Context::from_waker(&waker)).map(|slot| slot.map(drop));
         send(&mut tx, next, 2).unwrap();
         tx
@@ -140,7 +140,7 @@ fn two_wakes_meet<P: Parker>(polls: usize) {
     assert!(poll_send(&mut tx, &task.waker(), 2).is_none()); // announced at the first slot
     let (first, second) = (recv(&mut rx, Block).unwrap(), recv(&mut rx, Block).unwrap());
     let readers = [spawn(move || drop(first)), spawn(move || drop(second))];
-    // Without waiting for the wake: it may still be under way when the task waits at the second slot.
+    // Does not wait for the wake: it may still be in progress when the task waits at the second slot.
     send(&mut tx, Try, 2).unwrap();
     let early = (1..polls).any(|_| poll_send(&mut tx, &task.waker(), 3).is_some());
     if !early {

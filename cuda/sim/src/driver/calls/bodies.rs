@@ -94,7 +94,7 @@ pub(super) fn set(mut core: Core, to: u64, value: u8, bytes: usize, handle: usiz
     submit(core, stream, Work::Set { to, bytes, value }, false)
 }
 
-/// Launches a simulated kernel, which reads or fills a range. Counted under the real driver's name.
+/// Launches a simulated kernel that reads or fills a range. Counted under the real driver's name.
 pub(in crate::driver) fn launch(
     id: &mut u64,
     handle: usize,

@@ -1,4 +1,4 @@
-//! What every call does first: count, check the context, let an injected error strike.
+//! The entry of every call: counts it, checks the context, applies an injected error.
 
 use crate::driver::codes::{
     CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE,
@@ -27,11 +27,11 @@ pub(super) enum Needs {
     Nothing,
     /// `cuInit`.
     Driver,
-    /// `cuInit`, and no sticky error.
+    /// Needs `cuInit`, and no sticky error.
     Health,
-    /// That, and a context that is current on this thread.
+    /// The same, and a context that is current on this thread.
     Context,
-    /// The call frees something: its body runs despite an injected or sticky error, which is returned afterwards.
+    /// The call frees something. Its body runs despite an injected or sticky error; the error is returned afterwards.
     Return,
     /// The same, but it does not return a sticky error.
     Release,
@@ -47,7 +47,7 @@ fn absent(core: &Core, name: &str) -> Option<Code> {
     }
 }
 
-/// Counts a call, checks what it needs, lets an injected error strike, and runs its body.
+/// Counts a call, checks what it needs, applies an injected error, and runs its body.
 pub(super) fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Result<(), Code>) -> Code {
     // The real driver forbids this, and may hang instead of returning an error.
     if in_function() {
@@ -101,7 +101,7 @@ pub(super) fn stream(core: &mut Core, handle: usize) -> Result<u64, Code> {
     core.stream(handle)
 }
 
-/// The stream of a handle, to enqueue work in. `None`: the stream is being captured, and the work with it.
+/// The stream of a handle, to enqueue work in. `None`: the stream is being captured, and captures the work.
 pub(super) fn target(core: &mut Core, handle: usize) -> Result<Option<u64>, Code> {
     let stream = stream(core, handle)?;
     match core.captures.of(stream) {

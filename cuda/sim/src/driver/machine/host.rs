@@ -1,4 +1,4 @@
-//! What each host thread knows, as a vector clock.
+//! The vector clock of each host thread.
 
 use super::memory::Space;
 use super::{Actor, HOST, IN_FUNCTION, OWN_AGENT, State};
@@ -57,11 +57,11 @@ impl State {
         }
     }
 
-    /// Checks a host access that a test announced, to page-locked memory or other.
+    /// Checks a host access that a test announced, in page-locked memory or elsewhere.
     pub(in crate::driver) fn host_access(&mut self, address: u64, bytes: usize, write: bool) {
         let actor = self.host_step();
         let what = if write { "host write" } else { "host read" };
-        // Ignored for memory that is not page-locked, which the device does not access after a call returns.
+        // Ignored outside page-locked memory: the device does not access that memory after a call returns.
         let _ = self.access((Space::Host, address, bytes), &actor, write, what);
     }
 }

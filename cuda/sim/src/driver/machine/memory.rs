@@ -7,13 +7,12 @@ use super::{Actor, HOST, LEGACY, State};
 use crate::driver::clock::{Access, History};
 use crate::driver::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 
-/// Page-locked memory is page-aligned, as the driver's.
+/// Page-locked memory is page-aligned, like the driver's.
 const PAGE: usize = 4096;
-/// Violations kept until they are read; one broken edge may show in every batch.
+/// Violations kept until they are read. One broken edge may show in every batch.
 const MOST_VIOLATIONS: usize = 64;
 
-/// One allocation. Its entry stays after the free, so that a later use is recognized. Addresses are not reused within a
-/// run.
+/// One allocation. Its entry stays after the free, to recognize a later use. Addresses are not reused within a run.
 pub(in crate::driver) struct Allocation {
     base: u64,
     bytes: usize,
@@ -26,7 +25,7 @@ pub(in crate::driver) struct Allocation {
     history: History,
 }
 
-/// The two address spaces, which are checked in the same way.
+/// The two address spaces. Both are checked the same way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::driver) enum Space {
     Host,
@@ -93,7 +92,8 @@ impl State {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if no allocation contains the range, or if it was freed, which is also reported.
+    /// `INVALID_VALUE` if no allocation contains the range, or if it was freed. The latter is also reported as a
+    /// violation.
     pub(in crate::driver) fn access(
         &mut self,
         (space, address, bytes): (Space, u64, usize),
@@ -140,7 +140,7 @@ impl State {
     /// An address that no other allocation has.
     pub(in crate::driver) fn reserve_device(&mut self, bytes: usize) -> u64 {
         let base = self.next_address;
-        // 512 is the driver's alignment. A gap follows, so that an access past the end is found.
+        // 512 is the driver's alignment. A gap follows, so an access past the end is found.
         self.next_address += (bytes as u64).next_multiple_of(512) + 512;
         base
     }
@@ -191,8 +191,9 @@ impl State {
         Ok(base)
     }
 
-    /// Checks a free as a write of the whole allocation by `actor`, and counts it. Contents of device memory stay until
-    /// [`State::forget`], host memory stays until the next run: a use after the free finds no other allocation's data.
+    /// Checks a free as a write of the whole allocation by `actor`, and counts it. The contents of device memory stay
+    /// until [`State::forget`], host memory stays until the next run: a use after the free never finds another
+    /// allocation's data.
     pub(in crate::driver) fn free(
         &mut self,
         space: Space,

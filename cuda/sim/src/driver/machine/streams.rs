@@ -15,7 +15,7 @@ use crate::driver::codes::{
 #[derive(Default)]
 pub(in crate::driver) struct Stream {
     pub(in crate::driver) queue: VecDeque<Work>,
-    /// The worker runs an operation that it has taken from the queue.
+    /// The worker runs an operation that it took from the queue.
     pub(in crate::driver) busy: bool,
     pub(in crate::driver) destroyed: bool,
     clock: Clock,
@@ -45,7 +45,7 @@ impl State {
         let device = self.device().unwrap_or(0);
         self.streams.insert(id, Stream { blocking, default, device, ..Stream::default() });
         self.live.threads += 1;
-        // Seeded with the stream's number in this run, not its handle: so a seed gives the same delays in every run.
+        // Seeded with the stream's number in this run, not its handle: a seed gives the same delays in every run.
         self.streams_begun += 1;
         let (run, seed) = (self.run, self.options.seed.wrapping_add(self.streams_begun << 32));
         let thread = std::thread::Builder::new().name(format!("cuda-sim-{id:x}"));
@@ -70,7 +70,8 @@ impl State {
         Ok(())
     }
 
-    /// The stream behind a handle: a created one, the legacy default stream (0, 1) or the thread's own (2).
+    /// The stream behind a handle: a created stream, the legacy default stream (0, 1) or the thread's default stream
+    /// (2).
     pub(in crate::driver) fn stream(&mut self, handle: usize) -> Result<u64, Code> {
         match handle {
             0 | 1 => {
@@ -96,15 +97,15 @@ impl State {
         }
     }
 
-    /// The legacy default stream stands for every blocking stream. While one of those is being captured, its use is an
-    /// error, which invalidates the capture.
+    /// The legacy default stream stands for every blocking stream. Using it while one of those is being captured is an
+    /// error that invalidates the capture.
     pub(in crate::driver) fn refuse_implicit(&mut self, stream: u64) -> Result<(), Code> {
         let implied = self.implied(stream);
         implied.iter().for_each(|id| self.captures.invalidate(*id));
         if implied.is_empty() { Ok(()) } else { Err(CAPTURE_IMPLICIT) }
     }
 
-    /// The captures of blocking streams that the legacy default stream stands for; none for every other stream.
+    /// The captures of blocking streams that the legacy default stream stands for. Empty for every other stream.
     pub(in crate::driver) fn implied(&mut self, stream: u64) -> Vec<Id> {
         let device = self.at(stream).device;
         if stream != LEGACY[device] {
@@ -116,7 +117,7 @@ impl State {
         self.captures.among(blocking)
     }
 
-    /// Invalidates the captures of the current context's streams: the context is to be waited for.
+    /// Invalidates the captures of the current context's streams, because the context is about to be waited for.
     pub(in crate::driver) fn refuse_captured(&mut self) -> Result<(), Code> {
         let (device, streams) = (self.device(), &self.streams);
         let own = |id: u64| streams.get(&id).is_some_and(|stream| Some(stream.device) == device);
@@ -134,7 +135,7 @@ impl State {
         self.streams.get_mut(&stream).expect("a handle that `stream` gave under this lock")
     }
 
-    /// The next step of a stream. It is ordered after everything that this thread knows, and after the work that
+    /// The next step of a stream. It is ordered after everything that this thread knows, and after all work that
     /// implicit synchronization with the legacy default stream orders before it.
     pub(in crate::driver) fn step(&mut self, stream: u64) -> Actor {
         let device = self.at(stream).device;
@@ -161,13 +162,13 @@ impl State {
         changed();
     }
 
-    /// Enqueues a host function, which acts as the stream's present step.
+    /// Enqueues a host function. It acts as the stream's current step.
     pub(in crate::driver) fn push_function(&mut self, stream: u64, function: HostFunction, argument: usize) {
         let Actor { step, clock, .. } = self.step(stream);
         self.push(stream, Work::Host { function, argument, step, clock });
     }
 
-    /// Enqueues a mark at a stream's end without a step of its own.
+    /// Enqueues a mark at a stream's end. The mark is not a step.
     fn mark(&mut self, stream: u64) -> Arc<Mark> {
         let mark = Arc::new(Mark { clock: self.at(stream).clock.clone(), ..Mark::default() });
         self.push(stream, Work::Record(mark.clone()));
@@ -247,7 +248,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes a stream wait for an event's last record. An event that was never recorded is no wait.
+    /// Makes a stream wait for an event's last record. Has no effect if the event was never recorded.
     pub(in crate::driver) fn wait_event(&mut self, stream: u64, handle: usize) -> Result<(), Code> {
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
         let (last, captured) = (event.last.clone(), event.captured.clone());
@@ -267,7 +268,7 @@ impl State {
         Ok(())
     }
 
-    /// An event's last record, to ask whether it was passed.
+    /// An event's last record, to query whether it was passed.
     pub(in crate::driver) fn last_record(&mut self, handle: usize) -> Result<Option<Arc<Mark>>, Code> {
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
         self.captures.ask(event.captured.as_ref())?;

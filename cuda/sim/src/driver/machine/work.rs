@@ -8,10 +8,10 @@ use super::{Core, wait};
 use crate::driver::clock::Clock;
 use crate::driver::codes::{CONTEXT_IS_DESTROYED, Code, SUCCESS};
 
-/// What one `cuEventRecord` captured. A later record of the event makes a new mark.
+/// The state captured by one `cuEventRecord`. A later record of the event makes a new mark.
 #[derive(Default)]
 pub(in crate::driver) struct Mark {
-    /// When the stream passed it, and the sticky error at that time.
+    /// When the stream passed it, with the sticky error at that time.
     pub(in crate::driver) passed: OnceLock<(Instant, Code)>,
     pub(in crate::driver) clock: Clock,
 }
@@ -47,11 +47,11 @@ pub(in crate::driver) enum Work {
         fill: Option<u8>,
         duration_us: u32,
     },
-    /// Takes this long, and uses no memory.
+    /// Takes this long, and touches no memory.
     Spin {
         microseconds: u64,
     },
-    /// Adds the bytes of a range to a number of 64 bits.
+    /// Adds the bytes of a range to a 64-bit number.
     Sum {
         from: u64,
         bytes: usize,
@@ -68,7 +68,7 @@ pub(in crate::driver) enum Work {
     Wait(Arc<Mark>),
 }
 
-/// The entry points of PTX that this driver can run, by their names: see `cuda/kernels`.
+/// The entry points of PTX that this driver can run, by name: see `cuda/kernels`.
 #[derive(Clone, Copy)]
 pub(in crate::driver) enum Entry {
     Spin,
@@ -83,7 +83,7 @@ pub(in crate::driver) enum Source {
     Staged(Vec<u8>),
 }
 
-/// Waits until a mark is passed, and returns the error it was passed with.
+/// Waits until a mark is passed. Returns the error at that time.
 pub(in crate::driver) fn wait_passed(mut core: Core, mark: &Mark) -> (Core, Code) {
     let run = core.run;
     loop {

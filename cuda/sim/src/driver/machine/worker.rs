@@ -1,4 +1,4 @@
-//! A stream's thread: runs the work of its queue, late, in pieces, and with delays from the seed.
+//! A stream's thread: runs the work of its queue late, in pieces, and with seeded delays.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -158,8 +158,8 @@ impl Worker {
         })
     }
 
-    /// Runs an operation in pieces. `piece` takes an offset and a length, and returns the lock and a code; an error is
-    /// sticky. An injected error strikes after the first piece. After a sticky error, nothing runs.
+    /// Runs an operation in pieces. `piece` takes an offset and a length, and returns the lock and a code. An error is
+    /// sticky. An injected error applies after the first piece. After a sticky error, nothing runs.
     fn operate(
         &mut self,
         mut core: Core,
@@ -171,7 +171,7 @@ impl Worker {
             return core;
         }
         let injected = core.failures.operation(kind);
-        // A host function is one piece, so the error strikes before it.
+        // A host function is one piece, so the error applies before it.
         if let Some(code) = injected.filter(|_| kind == "host") {
             core.lost = code;
             return core;
@@ -251,8 +251,8 @@ fn write_device(core: &mut Core, to: u64, data: &[u8]) -> Code {
 
 fn read_host(address: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
-    // SAFETY: inside a page-locked allocation, which is not freed before this run's workers have ended. A write there at
-    // the same time is the violation that tests look for.
+    // SAFETY: inside a page-locked allocation that is not freed before this run's workers have ended. A simultaneous
+    // write there is the violation that tests look for.
     unsafe { std::ptr::copy_nonoverlapping(address as *const u8, copy.as_mut_ptr(), bytes) };
     copy
 }
