@@ -1,5 +1,5 @@
 //! Predicted against measured time: ten loads, each measured with four settings and without overlap; each report
-//! predicts the time of the other settings.
+//! predicts the time of the other settings. Medians of three rounds, for a quiet machine.
 //!
 //! ```sh
 //! cargo bench --bench replay [-- load...]
@@ -15,6 +15,7 @@ use twinbuf::transform::per_record;
 use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Report};
 
 const STEPS: u64 = 80;
+const ROUNDS: usize = 3;
 const RECORD: usize = 4096;
 
 /// What a caller does with its batches.
@@ -178,9 +179,18 @@ fn main() -> Result<(), BoxError> {
     println!();
     let (mut errors, mut wrong) = (Vec::new(), 0);
     for load in LOADS.iter().filter(|load| wanted.is_empty() || wanted.iter().any(|name| name == load.name)) {
-        let reports: Result<Vec<_>, _> =
-            settings.iter().map(|&settings| measure(load, settings, rounds_a_ms)).collect();
-        let reports = reports?;
+        // Other programs disturb single runs: of each the one with the median time.
+        let mut rounds = Vec::new();
+        for _ in 0..ROUNDS {
+            let round = settings.iter().map(|&settings| measure(load, settings, rounds_a_ms));
+            rounds.push(round.collect::<Result<Vec<_>, _>>()?);
+        }
+        let middle = |at: usize| {
+            let mut runs: Vec<&Report> = rounds.iter().map(|round| &round[at]).collect();
+            runs.sort_by_key(|report| report.wall);
+            runs[runs.len() / 2]
+        };
+        let reports: Vec<&Report> = (0..settings.len()).map(middle).collect();
         for (from, report) in reports.iter().enumerate() {
             let verdict = if from == 0 { report.verdict().to_string() } else { String::new() };
             wrong += u32::from(from == 0 && report.verdict() != load.verdict);

@@ -39,6 +39,9 @@ pub(super) struct Seen {
     pub(super) slept: Option<Duration>,
     /// When its slot was free, and the thread that freed it, if that is known.
     pub(super) freed: Option<(Instant, usize)>,
+    /// Of the load and of the use, if they were looked at.
+    pub(super) load_cpu: Option<Share>,
+    pub(super) use_cpu: Option<Share>,
 }
 
 /// What the caller's side keeps.
@@ -47,8 +50,6 @@ pub(crate) struct History {
     units: VecDeque<Seen>,
     in_use: Option<Seen>,
     began: Option<Instant>,
-    loads: Share,
-    uses: Share,
     /// The clocks when the batch in use was received, and when they were last read.
     clock: Option<Clock>,
     looked: Option<Instant>,
@@ -58,8 +59,6 @@ pub(crate) struct History {
 #[derive(Clone, Default, PartialEq)]
 pub(super) struct Recent {
     pub(super) units: Vec<Seen>,
-    pub(super) loads: Share,
-    pub(super) uses: Share,
 }
 
 impl History {
@@ -70,9 +69,6 @@ impl History {
 
     pub(crate) fn received(&mut self, meta: &BatchMeta, asked: Instant, now: Instant) {
         let load = &meta.load;
-        if let Some(share) = load.cpu {
-            self.loads.add(share);
-        }
         if let Some(Freed { ticket, at, thread }) = load.freed {
             let same = |seen: &&mut Seen| {
                 (seen.ticket.generation, seen.ticket.seq) == (ticket.generation, ticket.seq)
@@ -100,6 +96,8 @@ impl History {
             paused: Duration::ZERO,
             slept,
             freed: None,
+            load_cpu: load.cpu,
+            use_cpu: None,
         });
         if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
             (self.looked, self.clock) = (Some(now), Clock::now());
@@ -112,7 +110,7 @@ impl History {
         (seen.released, seen.paused, seen.copied) =
             (now, pause::total(pauses), copied.map(|(start, end)| (end, end - start)));
         if let Some(clock) = self.clock.take().filter(|_| pauses.is_empty()) {
-            clock.since(now - seen.received).into_iter().for_each(|share| self.uses.add(share));
+            seen.use_cpu = clock.since(now - seen.received);
         }
         if self.units.len() == RECENT {
             self.units.pop_front();
@@ -141,9 +139,11 @@ impl History {
                 paused: Duration::ZERO,
                 slept: None,
                 freed: None,
+                load_cpu: None,
+                use_cpu: None,
             }
         }));
-        Recent { units, loads: self.loads, uses: self.uses }
+        Recent { units }
     }
 }
 
@@ -190,6 +190,17 @@ impl Recent {
             loader = seen.slept.map_or(loader, |slept| (loader.0 + slept, loader.1 + 1));
         }
         [caller, loader].map(|(sum, count)| (count > 0).then(|| sum.as_nanos() as f64 / f64::from(count)))
+    }
+
+    /// How much of the loads and of the uses that were looked at took a processor.
+    pub(super) fn shares(&self) -> [Share; 2] {
+        let mut shares = [Share::default(); 2];
+        for seen in &self.units {
+            for (sum, share) in shares.iter_mut().zip([seen.load_cpu, seen.use_cpu]) {
+                share.into_iter().for_each(|share| sum.add(share));
+            }
+        }
+        shares
     }
 
     /// The batches for a replay. Loads and uses take the given parts of the time that they took.

@@ -64,18 +64,19 @@ struct Model {
 
 impl Model {
     fn of(report: &Report) -> Self {
-        let Recent { units: seen, loads, uses } = &*report.recent;
+        let seen = &report.recent.units;
+        let shares = report.recent.shares();
         let settings = report.settings();
         let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
         let threads = if settings.overlap { settings.workers + 1 } else { 1 };
         // With threads enough to fill the processors, a thread waits for one that has another of these. If there are
         // fewer threads, it waits for another program, which stays as it is.
         let crowded = threads as f64 > processors;
-        let [load, train] = [loads, uses].map(|share| {
+        let [load, train] = shares.map(|share| {
             let (wall, delay) = (share.wall.as_secs_f64(), share.delay.as_secs_f64());
             if crowded && wall > 0.0 { 1.0 - delay / wall } else { 1.0 }
         });
-        let cpu = |share: &super::cpu::Share, part: f64| {
+        let cpu = |share: super::cpu::Share, part: f64| {
             let wall = share.wall.as_secs_f64() * part;
             // A thread that was not looked at may need all of a processor.
             if wall > 0.0 { (share.cpu.as_secs_f64() / wall).min(1.0) } else { 1.0 }
@@ -98,8 +99,8 @@ impl Model {
         let [wake, start] = report.recent.wakes();
         let machine = Machine {
             processors,
-            load_cpu: cpu(loads, load),
-            train_cpu: cpu(uses, train),
+            load_cpu: cpu(shares[0], load),
+            train_cpu: cpu(shares[1], train),
             shared_disk: !report.choices.is_empty(),
             device_depth: report.device_depth,
             lockstep: report.lockstep,
@@ -231,7 +232,7 @@ impl Report {
     pub fn of_last(mut self, batches: usize) -> Self {
         let units = &self.recent.units;
         let units = units[units.len().saturating_sub(batches)..].to_vec();
-        self.recent = Recent { units, ..(*self.recent).clone() }.into();
+        self.recent = Recent { units }.into();
         self
     }
 

@@ -14,6 +14,8 @@ fn ms(ms: u64) -> Duration {
 fn report(overlap: bool, read: &[u64], train: u64) -> Report {
     let settings = Settings { overlap, depth: 2, workers: 1 };
     let origin = Instant::now();
+    // Half of a processor for each.
+    let share = Some(crate::observe::cpu::Share { wall: ms(10), cpu: ms(5), delay: ms(0) });
     let (mut now, mut units) = (origin, Vec::new());
     let (mut loaded, mut freed) = (origin, vec![origin; 2]);
     for (step, &read) in read.iter().enumerate() {
@@ -39,14 +41,14 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
             paused: ms(0),
             slept: None,
             freed: None,
+            load_cpu: share,
+            use_cpu: share,
         });
     }
-    // Half of a processor for each.
-    let share = crate::observe::cpu::Share { wall: ms(10), cpu: ms(5), delay: ms(0) };
     Report {
         batches: units.len() as u64,
         wall: now - origin,
-        recent: Recent { units, loads: share, uses: share }.into(),
+        recent: Recent { units }.into(),
         ..Report::new(false, settings, 0)
     }
 }
