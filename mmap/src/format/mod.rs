@@ -16,7 +16,8 @@ use std::path::Path;
 pub use ragged::RaggedRecords;
 
 use crate::file::DataFile;
-use crate::ranges::{Kind, Layout, Places};
+use crate::ranges::{Kind, Layout};
+use crate::shard::Places;
 use crate::{DType, Error, FormatError, Options, Records};
 
 /// How an array is cut into records.
