@@ -1,6 +1,6 @@
 //! A number that identifies a data set, so that a saved position is used with the right one.
 
-use crate::ranges::Places;
+use crate::shard::Places;
 use crate::{Error, Ranges, Shard};
 
 /// Shards of which bytes are read: the first, the last, and others evenly between them.

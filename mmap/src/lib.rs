@@ -1,4 +1,4 @@
-//! Files of fixed-size records for training loops: plans, page hints ahead of use, and reads that cannot raise SIGBUS.
+//! Files of records for training loops: plans, page hints ahead of use, and reads that cannot raise SIGBUS.
 //!
 //! - [`Records`] opens one or several files as one data set: plain bytes, tokens with llm.c's header or none, `.npy`,
 //!   one array of `.npz` or one tensor of `safetensors` (features of these names). A record is a row or a window over rows ([`Cut`]).

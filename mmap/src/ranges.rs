@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::file::DataFile;
 use crate::plan::Runs;
-use crate::shard::Shard;
+use crate::shard::{Places, Shard};
 use crate::{BatchIndices, DType, Error, limit};
 
 /// What the records are: the same in all files of a data set.
@@ -32,15 +32,6 @@ pub(crate) struct Layout {
     pub(crate) at: Places,
     /// At least 1.
     pub(crate) records: u64,
-}
-
-/// Where the records of one file are.
-#[derive(Debug)]
-pub(crate) enum Places {
-    /// The first byte of the first record: the others follow at each stride.
-    Strided(u64),
-    /// Where each record begins, and last where the last one ends. They never decrease.
-    Offsets(Vec<u64>),
 }
 
 /// Where a record lies; found by [`Ranges::locate`].

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::file::DataFile;
-use crate::ranges::{Kind, Layout, Places, Ranges};
+use crate::ranges::{Kind, Layout, Ranges};
+use crate::shard::Places;
 use crate::{DType, Error};
 
 /// How to open [`Records`]; made by [`Records::options`].
@@ -155,7 +156,7 @@ impl Records {
     }
 
     /// Bytes in a record, at least 1: the product of its [`shape`](Self::shape) and the size of its
-    /// [`dtype`](Self::dtype).
+    /// [`dtype`](Ranges::dtype).
     #[must_use]
     pub fn record_bytes(&self) -> usize {
         self.kind.bytes

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::file::DataFile;
-use crate::ranges::Places;
 use crate::system::Piece;
 
 /// One file of a data set.
@@ -48,6 +47,15 @@ impl Shard {
             bytes,
         }
     }
+}
+
+/// Where the records of one file are.
+#[derive(Debug)]
+pub(crate) enum Places {
+    /// The first byte of the first record: the others follow at each stride.
+    Strided(u64),
+    /// Where each record begins, and last where the last one ends. They never decrease.
+    Offsets(Vec<u64>),
 }
 
 /// Maps the first `bytes` bytes of a file without touching them.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::{Array, megatron, npy, numbers};
 use crate::file::DataFile;
-use crate::ranges::{Kind, Layout, Places, Ranges};
+use crate::ranges::{Kind, Layout, Ranges};
+use crate::shard::Places;
 use crate::{DType, Error, FormatError, Location};
 
 /// Records of varying length in one or several files, numbered through from the first file on.
