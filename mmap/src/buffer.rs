@@ -46,8 +46,10 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// The same, but the system finds the memory when it is first written.
-    fn untouched(len: usize) -> Option<Self> {
+    /// The same, but the system finds the memory when it is first written, on the thread that does: for memory that a read
+    /// fills anyway, while another thread computes. `None` if there is no room for it in the address space.
+    #[must_use]
+    pub fn untouched(len: usize) -> Option<Self> {
         let align = if len < HUGE { 1 } else { HUGE };
         // What is in front of the first multiple, and behind the end, is never touched and takes no memory.
         let map = MmapMut::map_anon(len.max(1).checked_add(align - 1)?).ok()?;

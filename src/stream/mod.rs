@@ -151,7 +151,10 @@ impl StreamBuilder {
     }
 
     /// Sets where the bytes come from. Default: [`ReadMode::Auto`]: through the page cache if all groups fit there,
-    /// otherwise past it.
+    /// otherwise past it. The [`Report`] has what was chosen.
+    ///
+    /// Past the page cache the disk writes to the slot, by one call for each run of tensors of 4 MiB or more: do not `fork`
+    /// meanwhile (NOTES in `open(2)`).
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
         self.read_mode = mode;
         self
@@ -200,7 +203,7 @@ impl StreamBuilder {
         let reader = GroupReader::new(schedule.groups().clone(), read_mode, wanted).map_err(Error::Open)?;
         let reader = Arc::new(reader);
         let slot = |_| {
-            let own = Buffer::new(schedule.slot()).ok_or_else(|| too_large(&sum))?;
+            let own = Buffer::untouched(schedule.slot()).ok_or_else(|| too_large(&sum))?;
             Ok(Memory { own, kept: None, group: 0, taken: taken.clone() })
         };
         let slots: Vec<Memory> = (0..depth).map(slot).collect::<Result<_, Error>>()?;
@@ -369,7 +372,7 @@ impl Source<Memory> for Reading {
         let kept = &mut self.kept[group];
         if kept.is_none() {
             times.bytes = bytes;
-            let mut buffer = Buffer::new(bytes).ok_or_else(|| too_large(&*self.schedule))?;
+            let mut buffer = Buffer::untouched(bytes).ok_or_else(|| too_large(&*self.schedule))?;
             self.reader.read(group, &mut buffer).map_err(failed)?;
             *kept = Some(Arc::new(Kept { buffer, _taken: self.taken.clone() }));
         }
