@@ -11,7 +11,7 @@ use super::safetensors::Header;
 use super::tensor::Tensor;
 use super::{excerpt, gguf};
 use crate::file::DataFile;
-use crate::ranges::Places;
+use crate::shard::Places;
 use crate::shard::Shard;
 use crate::{Error, FormatError, limit};
 
