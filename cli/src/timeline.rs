@@ -281,6 +281,8 @@ impl Part {
             ("M", "clock_origin") => self.origin = args.unix_us,
             ("X", _) => {
                 let Args { epoch, step, .. } = args;
+                // An epoch has its number in its name.
+                let name = if name.starts_with("epoch ") { "epoch".to_string() } else { name };
                 let span = Span { name, start: ts, long: dur.max(0.0), epoch, step };
                 process.tracks.entry(tid).or_default().1.push(span);
             }

@@ -137,10 +137,14 @@ class Report:
         ]
         for step in self.steps:
             args = {"epoch": step.epoch, "step": step.step}
-            spans = ("wait", step.start, step.wait), ("compute", step.start + step.wait, step.compute)
-            for name, start, seconds in spans:
+            # Whole nanoseconds: a span begins where the one before it ends.
+            received = step.start + step.wait
+            asked, received, done = (
+                round(seconds * 1e9) for seconds in (step.start, received, received + step.compute)
+            )
+            for name, start, end in ("wait", asked, received), ("compute", received, done):
                 event = {"ph": "X", "name": name, "pid": 1, "tid": 1, "args": args}
-                events.append(event | {"ts": round(start * 1e6, 3), "dur": round(seconds * 1e6, 3)})
+                events.append(event | {"ts": start / 1000, "dur": (end - start) / 1000})
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
     def __str__(self) -> str:

@@ -160,7 +160,7 @@ impl Recorder {
         if let Some((start, end)) = copy {
             self.breakdown.add_event(&Event { what: What::Transfer, batch: id, start, end, bytes });
         }
-        self.report.io_calls(load.io_calls);
+        self.report.received(bytes, load.io_calls);
         self.in_use_from(meta.ticket, load.end.saturating_duration_since(load.start), now, bytes);
         self.track.taken(id);
         self.track.write_if_due(now);
@@ -169,7 +169,6 @@ impl Recorder {
     /// The caller has the batch that it asked for, whose load took so long.
     fn in_use_from(&mut self, ticket: Ticket, load: Duration, now: Instant, bytes: usize) {
         let asked = self.asked.take().map_or(now, |asked| asked.at);
-        self.report.received(bytes);
         self.append(self.wait, self.naming.id(ticket), (asked, now), bytes);
         self.in_use = Some(InUse { ticket, load, asked, received: now });
     }
@@ -282,6 +281,7 @@ impl LoopRecorder {
             self.recorder.epoch_ended(at);
             self.recorder.began(self.next, at);
         }
+        self.recorder.report.received(0, 0);
         self.recorder.in_use_from(self.next, Duration::ZERO, at, 0);
     }
 

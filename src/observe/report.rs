@@ -182,51 +182,38 @@ impl Report {
     }
 
     /// A batch was received.
-    pub(crate) fn received(&mut self, bytes: usize) {
+    pub(crate) fn received(&mut self, bytes: usize, io_calls: u64) {
         self.batches += 1;
         self.bytes += bytes as u64;
+        self.io_calls += io_calls;
         if let Some(row) = self.by_epoch.last_mut() {
             row.batches += 1;
             row.bytes += bytes as u64;
-        }
-    }
-
-    /// System calls read a batch.
-    pub(crate) fn io_calls(&mut self, calls: u64) {
-        self.io_calls += calls;
-        if let Some(row) = self.by_epoch.last_mut() {
-            row.io_calls += calls;
+            row.io_calls += io_calls;
         }
     }
 
     /// Adds an event of the log up.
     pub(crate) fn add(&mut self, event: &Event) {
-        let (time, mut none) = (event.time(), EpochTimes::default());
-        let row = self.by_epoch.last_mut().unwrap_or(&mut none);
+        let (time, mut none) = (event.time(), None);
+        let row = match self.by_epoch.last_mut() {
+            Some(row) => row,
+            None => none.insert(EpochTimes::default()),
+        };
         match event.what {
             What::Wait | What::DeviceWait | What::CopyWait => {
-                self.train.waiting += time;
-                row.train.waiting += time;
+                add([&mut self.train.waiting, &mut row.train.waiting, &mut self.wall, &mut row.wall], time);
             }
             What::Use | What::Prepare => {
-                self.train.busy += time;
-                row.train.busy += time;
+                add([&mut self.train.busy, &mut row.train.busy, &mut self.wall, &mut row.wall], time);
             }
             What::Read | What::Generate => {
-                self.read.busy += time;
                 self.read_bytes += event.bytes as u64;
+                add([&mut self.read.busy, &mut row.load], time);
             }
-            What::Transform => self.transform += time,
+            What::Transform => add([&mut self.transform, &mut row.load], time),
             What::SlotWait => self.read.waiting += time,
             What::Epoch | What::Step | What::Pause | What::Transfer => {}
-        }
-        match event.what {
-            What::Wait | What::DeviceWait | What::CopyWait | What::Use | What::Prepare => {
-                self.wall += time;
-                row.wall += time;
-            }
-            What::Read | What::Generate | What::Transform => row.load += time,
-            _ => {}
         }
     }
 
@@ -357,6 +344,11 @@ impl Report {
             Verdict::Balanced
         }
     }
+}
+
+/// Adds a time to several sums.
+fn add<const N: usize>(sums: [&mut Duration; N], time: Duration) {
+    sums.into_iter().for_each(|sum| *sum += time);
 }
 
 fn rate(bytes: u64, time: Duration) -> f64 {
