@@ -214,7 +214,7 @@ impl Report {
         };
         match event.what {
             What::Wait | What::DeviceWait | What::CopyWait => {
-                add([&mut self.train.waiting, &mut row.train.waiting, &mut self.wall, &mut row.wall], time)
+                add([&mut self.train.waiting, &mut row.train.waiting, &mut self.wall, &mut row.wall], time);
             }
             What::Use | What::Prepare => {
                 add([&mut self.train.busy, &mut row.train.busy, &mut self.wall, &mut row.wall], time);

@@ -11,8 +11,7 @@ use super::safetensors::Header;
 use super::tensor::Tensor;
 use super::{excerpt, gguf};
 use crate::file::DataFile;
-use crate::shard::Places;
-use crate::shard::Shard;
+use crate::shard::{Places, Shard};
 use crate::{Error, FormatError, limit};
 
 /// The longest index: as long as the longest header of a `safetensors` file.
