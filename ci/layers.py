@@ -15,15 +15,18 @@ from circles import Crate
 
 # Bottom to top. Modules of one layer do not import each other.
 LAYERS = {
-    "src": ["error thread", "transform dataset", "batch", "slot", "observe", "backend", "stage", "loader generate"],
+    "src": ["error thread cpu", "transform dataset", "batch", "slot", "observe", "backend", "stage", "loader generate stream"],
     "mmap/src": [
         "dtype",
         "error page buffer",
         "file files",
         "system",
         "shard limit",
-        "records plan",
-        "format fingerprint spans cache transform",
+        "plan",
+        "ranges",
+        "records",
+        "format fingerprint cache transform",
+        "groups",
         "reader",
     ],
 }

@@ -51,6 +51,7 @@
 
 mod backend;
 mod batch;
+mod cpu;
 mod dataset;
 mod error;
 pub mod generate;

@@ -9,8 +9,11 @@ use twinbuf_mmap::BatchIndices;
 
 use crate::batch::checkpoint::{Checkpoint, Identity};
 use crate::batch::layout::Layout;
+use crate::cpu::Share;
 use crate::error::{At, Error};
-use crate::observe::cpu::Share;
+
+/// The most host slots a loader can have.
+pub const MAX_HOST_DEPTH: usize = 8;
 
 /// A slot of the ring: the content of one batch, and what is known about it.
 ///

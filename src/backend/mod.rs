@@ -20,9 +20,6 @@ use crate::error::{BoxError, Error};
 use crate::observe::trace::LoaderTrace;
 use crate::slot::Naming;
 
-/// The most host slots a loader can have.
-pub const MAX_HOST_DEPTH: usize = 8;
-
 /// Where a loader's batches end up: [`Host`], or `Cuda` with the feature of that name. It is sealed.
 pub trait Backend:
     sealed::Backend<Content = [u8], Batches: sealed::Batches<Batch: Into<Self::Batch>>>

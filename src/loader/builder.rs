@@ -17,7 +17,7 @@ use super::schedule::Schedule;
 use super::sizes::{Depths, Part, Sizes};
 #[cfg(feature = "cuda")]
 use crate::backend::Cuda;
-use crate::backend::{Backend, Host, MAX_HOST_DEPTH, too_large};
+use crate::backend::{Backend, Host, too_large};
 use crate::batch::checkpoint::Identity;
 use crate::batch::layout;
 use crate::batch::memory::MemoryLimit;
@@ -25,6 +25,7 @@ use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
+use crate::slot::MAX_HOST_DEPTH;
 use crate::slot::Naming;
 use crate::stage::worker::Source;
 use crate::stage::{self, HELD_TIMEOUT, Stage};

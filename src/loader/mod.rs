@@ -25,7 +25,7 @@ pub use self::fields::Fields;
 #[cfg(feature = "cuda")]
 pub use self::local::context_from_env;
 use self::schedule::Schedule;
-pub use crate::backend::{Backend, Host, MAX_HOST_DEPTH};
+pub use crate::backend::{Backend, Host};
 #[cfg(feature = "cuda")]
 pub use crate::backend::{Cuda, DeviceBatch};
 pub use crate::batch::checkpoint::Checkpoint;
@@ -40,6 +40,7 @@ use crate::observe::recorder::StepTimes;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
 pub use crate::slot::BatchMeta;
+pub use crate::slot::MAX_HOST_DEPTH;
 use crate::stage::Stage;
 
 /// Reads the batches of a plan, one ahead of the one in use.

@@ -4,11 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::builder::{LoaderBuilder, MAX_WORKERS};
-use crate::backend::{Backend, MAX_HOST_DEPTH};
+use crate::backend::Backend;
 use crate::batch::memory::MemoryLimit;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
+use crate::slot::MAX_HOST_DEPTH;
 
 /// What every switch begins with.
 const PREFIX: &str = "TWINBUF_";

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::cpu::{Clock, Share};
 use super::pause::{self, Interval};
 use super::replay::{Hold, Unit};
+use crate::cpu::{Clock, Share};
 use crate::slot::{BatchMeta, Freed, Ticket};
 use crate::thread::this_thread;
 

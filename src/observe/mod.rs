@@ -1,7 +1,6 @@
 //! Where the time goes: the report, the trace, the breakdown, and spans for `tracing`.
 
 pub(crate) mod breakdown;
-pub(crate) mod cpu;
 mod display;
 pub(crate) mod history;
 pub(crate) mod live;

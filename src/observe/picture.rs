@@ -10,7 +10,7 @@ use super::display::{count, time};
 use super::history::Seen;
 use super::replay::Settings;
 use super::report::Report;
-use crate::backend::MAX_HOST_DEPTH;
+use crate::slot::MAX_HOST_DEPTH;
 
 /// Steps in the timeline.
 const STEPS: usize = 24;

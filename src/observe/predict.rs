@@ -7,7 +7,7 @@ use super::display::{count, time};
 use super::history::Recent;
 use super::replay::{Hold, Machine, Outcome, Scale, Settings, Unit, replay};
 use super::report::{Report, Verdict};
-use crate::backend::MAX_HOST_DEPTH;
+use crate::slot::MAX_HOST_DEPTH;
 
 /// What the last batches would have taken with other settings; made by [`Report::predict`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,7 +76,7 @@ impl Model {
             let (wall, delay) = (share.wall.as_secs_f64(), share.delay.as_secs_f64());
             if crowded && wall > 0.0 { 1.0 - delay / wall } else { 1.0 }
         });
-        let cpu = |share: super::cpu::Share, part: f64| {
+        let cpu = |share: crate::cpu::Share, part: f64| {
             let wall = share.wall.as_secs_f64() * part;
             // A thread that was not looked at may need all of a processor.
             if wall > 0.0 { (share.cpu.as_secs_f64() / wall).min(1.0) } else { 1.0 }

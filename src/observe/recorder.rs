@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::cpu::Clock;
 use super::history::{History, LOOK};
 use super::log::{Event, What};
 use super::pause::{self, Interval};
@@ -16,6 +15,7 @@ use super::replay::Settings;
 use super::report::{Report, StageTimes};
 use super::spans::{self, Span};
 use super::trace::Track;
+use crate::cpu::Clock;
 use crate::slot::{BatchId, BatchMeta, LoadTimes, Naming, Ticket};
 
 /// How many steps are kept.

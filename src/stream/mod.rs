@@ -20,7 +20,7 @@ pub use self::pass::Pass;
 use self::schedule::{Order, Schedule};
 use crate::backend::host::Values;
 use crate::backend::sealed::SlotGuard;
-use crate::backend::{MAX_HOST_DEPTH, too_large};
+use crate::backend::too_large;
 use crate::batch::memory::Taken;
 use crate::error::Error;
 use crate::loader::MemoryLimit;
@@ -28,7 +28,7 @@ use crate::observe::breakdown::Breakdown;
 use crate::observe::log::What;
 use crate::observe::report::Report;
 use crate::observe::trace::Trace;
-use crate::slot::{Naming, Origin, Ticket};
+use crate::slot::{MAX_HOST_DEPTH, Naming, Origin, Ticket};
 use crate::stage::worker::{Load, Source};
 use crate::stage::{self, HELD_TIMEOUT, Stage};
 
