@@ -12,4 +12,5 @@ python3 ci/circles.py core/src mmap/src cuda/src cuda/sim/src src cli/src bench/
   bench/loaders/src bench/cudarc/src bench/weights/src adapters/{burn,candle,ndarray,ranks}/src \
   python/src
 python3 ci/names.py
+python3 ci/files.py
 python3 bench/tables.py --check
