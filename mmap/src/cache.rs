@@ -25,11 +25,11 @@ impl Residency {
 }
 
 impl Ranges {
-    /// Counts the pages of all shards that are in the page cache, by `mincore(2)`: those that hold records or
-    /// lie between them. Linux only.
+    /// Counts the pages of all shards that are in the page cache, by `mincore(2)`: pages that hold records or are
+    /// between them. Linux only.
     ///
-    /// It takes as long as there are pages, unless the kernel has `cachestat(2)` (Linux 6.5), which passes over
-    /// stretches without any in the cache.
+    /// The time is proportional to the number of pages, unless the kernel has `cachestat(2)` (Linux 6.5): it skips
+    /// stretches without cached pages.
     ///
     /// Since Linux 5.2 the kernel answers truthfully only to those who own the file or may write to it
     /// (`can_do_mincore` in `mm/mincore.c`). To anyone else it reports all pages as resident.
@@ -62,12 +62,12 @@ impl Ranges {
         Ok(residency)
     }
 
-    /// Asks the kernel to drop the files of all shards, headers and all, from its cache, so that the next read
-    /// is a cold one. Linux only.
+    /// Asks the kernel to drop the files of all shards, headers included, from its cache. The next read is then cold.
+    /// Linux only.
     ///
-    /// Each file is written out first (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops clean
-    /// pages only. Pages stay that another data set or process has mapped and touched. File systems that live in memory (tmpfs) keep everything. [`residency`](Self::residency) shows what
-    /// is left.
+    /// Each file is written out first (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops clean pages only.
+    /// Pages that another data set or process has mapped and touched stay. File systems that live in memory (tmpfs)
+    /// keep everything. [`residency`](Self::residency) shows what is left.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub(crate) struct DataFile {
 #[derive(Debug)]
 enum Handle {
     Kept(File),
-    /// Opened for each use, which must find the file with this device and inode.
+    /// Opened for each use; the opened file must have this device and inode.
     #[cfg(unix)]
     OnDemand {
         path: PathBuf,
@@ -231,7 +231,7 @@ pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<us
     std::os::unix::fs::FileExt::read_at(file, out, offset)
 }
 
-/// One read at an offset; it moves the file's cursor, which nothing here uses.
+/// One read at an offset. It moves the file's cursor, but no code here uses the cursor.
 #[cfg(windows)]
 pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, out, offset)

@@ -123,7 +123,7 @@ fn a_batch_of_another_data_set_or_too_small_a_buffer() {
     assert!(matches!(error, Error::BufferTooSmall { wanted: u64::MAX, found: 72 }), "{error:?}");
 }
 
-/// Sparse, so that it takes no room: one record near 5 GiB, zeros before it.
+/// Sparse, so it takes no room: one record near 5 GiB, zeros before it.
 #[cfg(unix)]
 #[test]
 fn a_record_past_four_gib() {

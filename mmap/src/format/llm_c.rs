@@ -15,8 +15,8 @@ const LLAMA_3: (i32, i32, DType) = (20_240_801, 7, DType::U32);
 impl Records {
     /// Opens token shards (`.bin`) with the header that llm.c and modded-nanogpt write. A row is one token.
     ///
-    /// All numbers are little-endian. The header is 256 int32: magic, version and the number of tokens, which
-    /// follow it; the other 253 are ignored. The header distinguishes two kinds (`HEADERS_INFO` in llm.c's
+    /// All numbers are little-endian. The header is 256 int32: magic, version and the number of tokens; the other
+    /// 253 are ignored. The tokens follow the header. The header distinguishes two kinds (`HEADERS_INFO` in llm.c's
     /// `dev/data/data_common.py`):
     ///
     /// | magic | version | tokens | written by |

@@ -28,7 +28,7 @@ impl Records {
     ///
     /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadHeader`];
     /// - [`FormatError::DataLength`]: the tensors do not end where the file does;
-    /// - [`FormatError::NoTensor`], which lists the names that the file has;
+    /// - [`FormatError::NoTensor`]: it lists the names that the file has;
     /// - [`FormatError::UnsupportedType`]: floats of 4 or 6 bits, and scales of 8 bits (`F8_E8M0`);
     /// - [`FormatError::BadShape`]: no axis, or rows of no element;
     /// - [`Error::Mixed`]: its rows are not those of the first file.
@@ -113,7 +113,7 @@ impl Options {
     }
 }
 
-/// The header, which precedes the tensors.
+/// The header; it precedes the tensors.
 pub(super) struct Header {
     /// The first byte after it.
     end: u64,
@@ -163,7 +163,7 @@ impl Header {
         names
     }
 
-    /// Where a tensor lies in `file`, which may have been opened after the header was read.
+    /// Where a tensor is in `file`. The file may have been opened after the header was read.
     fn array(&self, file: &DataFile, tensor: &str) -> Result<Array, Error> {
         let path = || file.path.clone();
         self.check_length(file)?;

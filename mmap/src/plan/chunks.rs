@@ -11,7 +11,7 @@ pub(super) struct ShuffledChunks {
     /// Records in a chunk.
     chunk: u64,
     order: Permutation,
-    /// The place of the last chunk of the data set, which may be shorter than the others.
+    /// The place of the last chunk of the data set. That chunk may be shorter than the others.
     last: u64,
     /// The chunk that `order` has there. It takes the place that `order` has for the last chunk.
     displaced: u64,

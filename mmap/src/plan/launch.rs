@@ -1,4 +1,4 @@
-//! Which rank of how many this process is, from the variables that its launcher set.
+//! The rank of this process and the world size, from the variables that its launcher set.
 
 use std::fmt;
 
@@ -255,7 +255,7 @@ pub enum RankError {
         first: &'static str,
         /// Its value.
         wanted: u64,
-        /// A variable without a world size beside it.
+        /// A rank variable without its world size.
         second: &'static str,
         /// The other variable's value.
         found: u64,

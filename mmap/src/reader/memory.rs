@@ -39,7 +39,7 @@ impl Share {
         Self { data, cached: 0, until: 0, ahead: room(window).saturating_add(LANE), now: LANE, windows: true }
     }
 
-    /// As much as fits through the page cache, if `left` bytes of memory are left to readers of which there are so many.
+    /// As much as fits through the page cache, if `left` bytes of memory are left to this many readers.
     fn fitting(data: u64, from: u64, window: u64, left: u64, readers: u64) -> Self {
         let most = left - left / 16;
         let lane = LANE.min(most / 16 / readers);
@@ -60,8 +60,8 @@ impl Share {
     }
 }
 
-/// Memory for windows of so many bytes: chunks are asked for an eighth of a window before they are needed, and given back
-/// in turn when all of their records are taken.
+/// Memory for windows of this many bytes: chunks are requested an eighth of a window before they are needed, and given
+/// back in order when all of their records are taken.
 const fn room(window: u64) -> u64 {
     window.saturating_add(window / 8)
 }

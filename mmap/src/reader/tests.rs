@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::{BatchIndices, Cut, DType, LastBatch, Plan, RaggedRecords, Records, Shuffle};
 
-/// Files of so many bytes each; the bytes depend on their place.
+/// Files of these lengths in bytes; the bytes depend on their place.
 fn files(folder: &tempfile::TempDir, lens: &[usize]) -> Vec<PathBuf> {
     let file = |(len, number): (&usize, u32)| {
         let path = folder.path().join(number.to_string());
@@ -27,7 +27,7 @@ fn direct(records: &Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Option<Re
         .ok()
 }
 
-/// With so many bytes of memory left.
+/// With `left` bytes of memory left.
 fn limited(records: &Arc<Ranges>, plan: &Plan, left: u64) -> Reader {
     Reader::with_memory(records.clone(), plan, ReadOptions::new(), Some(left)).unwrap()
 }
@@ -132,7 +132,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
                     now: 1 << 20,
                     windows: true,
                 };
-                // The border lies in a record of the second file.
+                // The border is within a record of the second file.
                 share.until = 910_001;
                 let some = Reader {
                     source: Source {
@@ -467,7 +467,7 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     if cfg!(not(target_os = "linux")) {
         return;
     }
-    // In order there is no jump but to the first batch, which is read at once; a rank of two jumps every time.
+    // In order the only jump is to the first batch, and it is read at once; a rank of two jumps every time.
     assert_eq!(hinted(Shuffle::None, (0, 1)), 0);
     assert_eq!(hinted(Shuffle::None, (1, 2)), 2 * 2 * 3);
     let chunks = hinted(Shuffle::Chunks { records: 6 }, (0, 1));

@@ -176,7 +176,7 @@ fn check_rounding(numbers: &[f32], offset: usize) {
 
 #[test]
 fn numbers_at_and_beside_each_boundary_are_rounded_to_even() {
-    // Every f16 and every bf16, the point half-way to the next, and the f32 beside both.
+    // Every f16 and every bf16, the point half-way to the next, and the f32 values next to both.
     for upper in 0..=u16::MAX {
         let whole = [reference::f16_to_f32(upper), reference::bf16_to_f32(upper)];
         let half = [0x1000, 0x8000];

@@ -1,4 +1,4 @@
-//! Threads, each of which does one read after the other.
+//! Threads. Each does one read after the other.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,7 +12,8 @@ use super::{Engine, Read, Reads};
 /// Most threads. With 16, a cloud machine's disk answered a sixth fewer random reads of 4 KiB; large reads need 8.
 const THREADS: usize = 32;
 
-/// Bytes of a thread's stack, of which one call of the system uses little. Programs' thread-local memory is in there too.
+/// Bytes of a thread's stack. One system call uses little of it, but the stack also holds the program's thread-local
+/// memory.
 const STACK: usize = 256 << 10;
 
 /// Reads once at a place in the file.
