@@ -148,13 +148,13 @@ pub trait RecordTransform: Send {
     }
 }
 
-/// Which records a transform is applied to.
+/// The records that a transform is applied to.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     batch: &'a BatchIndices,
 }
 
-/// Which record a transform is applied to.
+/// The record that a transform is applied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordContext {
     /// Its number in the data set.
@@ -164,7 +164,7 @@ pub struct RecordContext {
     /// The step within the epoch.
     pub step: u64,
     /// A random number for this record in this epoch, made from the plan's seed: the same after any resume, at any
-    /// depth and on any rank. Seed a generator with it, so that random augmentation can be repeated.
+    /// depth and on any rank. Seed a generator with it to make random augmentation repeatable.
     pub seed: u64,
 }
 

@@ -2,8 +2,8 @@
 
 /// How many of `files` files to keep open; the others are opened for each use.
 ///
-/// A quarter of the descriptors that the process may have. The rest is for direct reads (a second descriptor for each
-/// file) and for the rest of the program. The soft limit is raised up to the hard one.
+/// A quarter of the descriptors that the process may have. The others are for direct reads (a second descriptor for
+/// each file) and for the rest of the program. The soft limit is raised up to the hard one.
 #[cfg(unix)]
 pub(crate) fn kept(files: usize) -> usize {
     const SHARE: libc::rlim_t = 4;

@@ -56,7 +56,7 @@ pub(crate) struct Options {
     pub(crate) hints: bool,
     hint_window: Option<u64>,
     read_mode: ReadMode,
-    /// By the number of the field, in the order in which they are applied.
+    /// By the number of the field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
     slot_bytes: Option<usize>,
@@ -198,8 +198,8 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 
     /// Returns how many host slots [`build`](Self::build) wants with the options set so far, and the size and alignment
-    /// of each in bytes: [`host_depth`](Self::host_depth) slots for each of the [`workers`](Self::workers), which
-    /// without overlap are one, of one batch after its transforms. For [`slots`](Self::slots).
+    /// of each in bytes: [`host_depth`](Self::host_depth) slots for each of the [`workers`](Self::workers) (one worker
+    /// without overlap). A slot holds one batch after its transforms. For [`slots`](Self::slots).
     ///
     /// Set all other options before, also those of the environment ([`from_env`](Self::from_env)). Nothing is allocated,
     /// and nothing taken from the [`memory_limit`](Self::memory_limit).
@@ -227,8 +227,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Whether files are asked for ahead of use. Default: `true`. Only with [`overlap`](Self::overlap).
     ///
     /// `MADV_SEQUENTIAL` is not used. It makes touches of mapped pages in order as fast as asking for the pages, but
-    /// reads by `pread` have the system's own read-ahead; and pages that are read may be freed soon (`madvise(2)`),
-    /// which later epochs need.
+    /// reads by `pread` have the system's own read-ahead; and pages that are read may be freed soon (`madvise(2)`), but
+    /// later epochs need them.
     pub fn hints(mut self, hints: bool) -> Self {
         self.options.hints = hints;
         self
@@ -241,8 +241,8 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Sets where the bytes of files come from. Default: [`ReadMode::Auto`], which the
-    /// [`Report`](crate::Report) explains.
+    /// Sets where the bytes of files come from. Default: [`ReadMode::Auto`]. The [`Report`](crate::Report) explains its
+    /// choice.
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
         self.options.read_mode = mode;
         self

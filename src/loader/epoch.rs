@@ -109,11 +109,12 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
         }
     }
 
-    /// Collects the batches, of which there can be as many as the loader has slots. Where there are more,
-    /// [`Error::SlotHeld`] comes at once: nobody but the collection has the slots, so that a wait would be in vain.
+    /// Collects the batches, at most as many as the loader has slots. If there are more, it fails with
+    /// [`Error::SlotHeld`] at once: only the collection holds the slots, so a wait would never end.
     ///
-    /// Collect what is computed of the batches (`epoch.map(..).collect()`), raise
-    /// [`host_depth`](crate::loader::LoaderBuilder::host_depth), or take [`Batch::into_buffer`](crate::Batch::into_buffer).
+    /// Instead, collect what is computed from the batches (`epoch.map(..).collect()`), raise
+    /// [`host_depth`](crate::loader::LoaderBuilder::host_depth), or take
+    /// [`Batch::into_buffer`](crate::Batch::into_buffer).
     fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
         let (_, slots) = self.loader.stage.slots();
         let mut batches = 0;

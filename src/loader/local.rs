@@ -7,7 +7,7 @@ use twinbuf_cuda::cudarc::driver::CudaContext;
 
 use crate::error::Error;
 
-/// Where launchers put the number of a process among those of its machine: torchrun, Open MPI, MPICH, Slurm.
+/// Where launchers put the number of a process on its machine: torchrun, Open MPI, MPICH, Slurm.
 const NAMES: [&str; 4] = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 
 /// Makes a context of the device whose number is this process's rank on its machine: `LOCAL_RANK` (torchrun),

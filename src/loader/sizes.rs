@@ -58,8 +58,8 @@ pub(super) struct Depths {
 }
 
 impl Sizes {
-    /// Of these data sets, each with its transforms, and where they lie in a slot: with at most `most` bytes for records that
-    /// differ in length.
+    /// Of these data sets, each with its transforms, and their places in a slot: with at most `most` bytes for records
+    /// that differ in length.
     pub(super) fn new<'f>(
         plan: &Plan,
         depths: Depths,

@@ -19,7 +19,7 @@ use crate::slot::Ticket;
 #[must_use = "groups are delivered only by iterating"]
 pub struct Pass<'s> {
     stream: &'s mut TensorStream,
-    /// The groups, and which of them is next.
+    /// The groups, and the next one.
     order: Vec<usize>,
     at: usize,
     /// The next group that comes through a slot.

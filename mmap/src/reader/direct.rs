@@ -290,7 +290,7 @@ mod tests {
         let path = folder.path().join("data");
         let bytes: Vec<u8> = (0..=250).cycle().take(10_000).collect();
         std::fs::write(&path, &bytes).unwrap();
-        // On the disk, because some file systems would answer from memory.
+        // Written to the disk first: a file system could otherwise answer from memory.
         File::open(&path).unwrap().sync_all().unwrap();
         let file = match File::options().read(true).custom_flags(libc::O_DIRECT).open(&path) {
             Err(error) => return eprintln!("not checked: open(O_DIRECT): {error}"),

@@ -247,7 +247,7 @@ impl Reader {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for batches to come, before a read of so many bytes and after it.
+    /// Asks for batches to come, before a read of that many bytes and after it.
     ///
     /// The first batch is asked for alone, so it does not wait for those after it, and not even that if it is one run, because
     /// it is read at once. The others follow after it.
