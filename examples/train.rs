@@ -288,7 +288,7 @@ fn busy(time: Duration) {
 }
 
 fn figures(runs: Vec<Run>) -> Figures {
-    // Round by round, so that a machine that drifts moves both sides of a ratio.
+    // Round by round: a drift of the machine then affects both sides of a ratio.
     let of = |mode: Mode| runs.iter().filter(move |run| run.mode == mode.name());
     let ideals: Vec<f64> = of(Mode::Serial).map(|run| run.ideal_s).collect();
     let possible: Vec<f64> = of(Mode::Serial).map(|run| run.epoch_s / run.ideal_s).collect();

@@ -30,7 +30,7 @@ pub(crate) fn made() -> Result<Vec<PathBuf>, BoxError> {
 }
 
 fn make_shard(shard: u64, path: &Path) -> io::Result<()> {
-    // Written beside and renamed: a run that is killed leaves no file that looks whole.
+    // Written to another name and renamed: a run that is killed leaves no file that looks complete.
     let unfinished = path.with_extension("part");
     let mut random = SplitMix(0x7477_696e);
     // Which bytes follow each byte: four of its own three times out of four, else any.

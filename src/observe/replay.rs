@@ -42,9 +42,9 @@ pub(super) enum Hold {
     /// Until the caller asks for the next batch.
     #[default]
     Use,
-    /// Until the caller has used the batch that comes so many later for so long.
+    /// Until the caller has used the batch `later` positions later for `used`.
     Kept { later: usize, used: f64 },
-    /// Another thread has it, for so long after those that it had before.
+    /// Another thread has it: for `service`, after the batches that it had before.
     Lent { thread: usize, service: f64 },
 }
 

@@ -46,7 +46,7 @@ pub fn view_mut<T: AnyBitPattern + NoUninit>(batch: &mut Batch) -> Result<ArrayV
     ArrayViewMutD::from_shape(&*wanted, numbers).map_err(|_| ViewError::Shape { wanted, found })
 }
 
-/// The shape of a field, which must have exactly `found` elements: ndarray alone would show the front of a longer slice.
+/// The shape of a field. It must have exactly `found` elements: ndarray alone would show the front of a longer slice.
 fn shape<T>(batch: &Batch, field: usize, found: usize) -> Result<Vec<usize>, ViewError> {
     let of = batch.field_type(field)?;
     let mut wanted = vec![usize::try_from(batch.plan().len()).unwrap_or(usize::MAX)];
