@@ -1,4 +1,4 @@
-//! Whether the report is right: what it calls a run, and the gain it foretells against the gain measured.
+//! Whether the report is right: its verdict on a run, and the predicted gain against the measured gain.
 //!
 //! The device of the transfer-bound case is the software driver of the tests: its copies take time, and nothing else
 //! about it is a GPU's.
@@ -47,7 +47,7 @@ struct Case {
     transform_us: u64,
     transfer_us: u64,
     compute_us: u64,
-    /// Whether the device computes, and nobody waits for it: only work that is enqueued.
+    /// Whether the device computes and the host does not wait for it: work is only enqueued.
     enqueued: bool,
     wanted: Verdict,
 }

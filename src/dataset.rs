@@ -84,8 +84,8 @@ pub trait Dataset: Send {
         None
     }
 
-    /// The same data set once more, for another thread of [`workers`](crate::loader::LoaderBuilder::workers). Called
-    /// when the loader is built.
+    /// Clones the data set for another thread of [`workers`](crate::loader::LoaderBuilder::workers). Called when the
+    /// loader is built.
     ///
     /// The two read at the same time, and each reads its part of the batches. Returns `None` unless implemented: then
     /// there can be only one worker. A data set that is [`Clone`] returns `Some(Box::new(self.clone()))`.

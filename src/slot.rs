@@ -154,7 +154,7 @@ pub(crate) struct LoadTimes {
     pub(crate) io_calls: u64,
     /// Bytes before the transforms.
     pub(crate) bytes: usize,
-    /// Of the load, if it was looked at.
+    /// CPU share of the load, if it was measured.
     pub(crate) cpu: Option<Share>,
     /// When the batch that had the slot before freed it.
     pub(crate) freed: Option<Freed>,

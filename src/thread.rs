@@ -77,7 +77,8 @@ impl JoinOnDrop {
 impl Drop for JoinOnDrop {
     fn drop(&mut self) {
         // A waker runs on the reading or the copying thread. It may hold the last reference to the loader: then this is
-        // that thread. No thread can wait for its own end, nor the two for each other's; they come to it by themselves.
+        // that thread. No thread can wait for its own end, and the two cannot wait for each other's; they end without a
+        // join.
         let here = thread::current().id();
         let other = |thread: &JoinHandle<()>| thread.thread().id() != here && self.waits_for != Some(here);
         if let Some(thread) = self.thread.take().filter(other) {

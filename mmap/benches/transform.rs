@@ -64,7 +64,7 @@ fn main() {
             low_half((bits + 0x7fff + (bits >> 16 & 1)) >> 16)
         };
         each("f32 -> bf16", size, f32_to_bf16, upper, 4);
-        // No plain loop of one line rounds to f16: this one cuts off, and knows normal numbers only.
+        // No plain loop of one line rounds to f16: this one truncates, and handles normal numbers only.
         let cut = |src: &[u8]| {
             let bits = single(src);
             low_half((bits >> 16 & 0x8000) | ((bits & 0x7fff_ffff).wrapping_sub(112 << 23) >> 13 & 0x7fff))

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use memmap2::MmapMut;
 
-/// Bytes in a huge page where pages have 4 KiB; on other systems the advice just comes to less.
+/// Bytes in a huge page where pages have 4 KiB; on other systems the advice only has less effect.
 const HUGE: usize = 2 << 20;
 
 /// Memory of a fixed size that never moves: new memory that begins at a page ([`new`](Self::new)), or memory that

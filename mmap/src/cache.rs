@@ -10,7 +10,7 @@ use crate::{BatchIndices, Error, system};
 pub struct Residency {
     /// Pages in all.
     pub pages: u64,
-    /// Those that can be read without the disk. It is a snapshot: pages come and go at any time.
+    /// Pages that can be read without the disk. It is a snapshot and may be out of date at once.
     pub resident: u64,
 }
 
@@ -52,7 +52,7 @@ impl Ranges {
     ///
     /// # Errors
     ///
-    /// Those of [`residency`](Self::residency), and [`Error::NoSuchRecord`].
+    /// The errors of [`residency`](Self::residency), and [`Error::NoSuchRecord`].
     pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
         let mut residency = Residency::default();
         for span in self.spans(batch.pieces()) {

@@ -63,7 +63,8 @@ impl DataFile {
         Ok(Self { path: path.to_owned(), handle: Handle::Kept(file), len, modified })
     }
 
-    /// Whether nobody has written to the file or truncated it since it was opened. `false` if that is unknown.
+    /// Whether the file is unchanged (not written to, not truncated) since it was opened. `false` if that is
+    /// unknown.
     pub(crate) fn is_unchanged(&self) -> bool {
         let Handle::Kept(file) = &self.handle else { return false };
         let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;

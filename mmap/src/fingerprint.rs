@@ -16,10 +16,11 @@ impl Ranges {
     /// Computes a number that identifies the data set. Save it with a position, such as a step to resume at, and
     /// compare it before the position is used.
     ///
-    /// It is taken of the type, shape and stride of the records; of the number of files, and for each of the
-    /// offset and number of its records; and of bytes: the first and last 4 KiB of the records of at most 16
-    /// files, evenly spread from the first to the last; of records of varying length, also of at most 1024 offsets a file. So it costs at most 32 reads and 128 KiB, however large
-    /// the data set. Paths and times do not enter: a copy elsewhere is the same data set, on any platform.
+    /// It is taken of the type, shape and stride of the records; of the number of files, and for each of the offset and
+    /// number of its records; and of bytes: the first and last 4 KiB of the records of at most 16 files, evenly spread
+    /// from the first to the last; of records of varying length, also of at most 1024 offsets a file. So it costs at
+    /// most 32 reads and 128 KiB, however large the data set. Paths and times are not included: a copy elsewhere is the
+    /// same data set, on any platform.
     ///
     /// Data sets that differ only in bytes that were not looked at share it: it detects a file that was swapped, cut
     /// differently or regenerated, not one that was tampered with.

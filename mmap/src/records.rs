@@ -83,9 +83,9 @@ impl Options {
 /// Records of one size in one or several files, numbered through from the first file on.
 ///
 /// [`open`](Self::open) takes files without headers as records of plain bytes;
-/// [`open_headerless`](Self::open_headerless), [`open_llm_c`](Self::open_llm_c),
-/// [`open_npy`](Self::open_npy) and `open_safetensors` (with the feature of that name) know what the elements
-/// are, and can cut overlapping windows ([`Cut`](crate::Cut)). All of them give the same `Records`.
+/// [`open_headerless`](Self::open_headerless), [`open_llm_c`](Self::open_llm_c), [`open_npy`](Self::open_npy) and
+/// `open_safetensors` (with the feature of that name) determine the element type, and can cut overlapping windows
+/// ([`Cut`](crate::Cut)). All of them give the same `Records`.
 ///
 /// A record is in one file, never across two. `Records` is `Send + Sync`: reads name their offsets and share no cursor,
 /// so several threads may read at once.
@@ -124,7 +124,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`Options::open`].
+    /// The errors of [`Options::open`].
     pub fn open<P: AsRef<Path>>(
         paths: impl IntoIterator<Item = P>,
         record_bytes: usize,

@@ -98,7 +98,7 @@ fn what_cannot_be_opened() {
     assert!(matches!(refused(&[], 32), Error::NoPaths));
 }
 
-/// The system lets root read everything; then this test runs itself once more as the user `nobody`.
+/// The system lets root read everything; then this test runs itself again as the user `nobody`.
 #[cfg(unix)]
 #[test]
 fn a_file_without_permission() {

@@ -174,7 +174,7 @@ fn small_records_bring_what_is_around_them_once_an_epoch() {
     let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
     let mut out = vec![0; 16 * RECORD];
     for epochs in 1..4 {
-        // In one sequence, and in one of its own.
+        // In one shared sequence, and in a separate one.
         let batches =
             move || (0..2).flat_map(move |epoch| (0..16).filter_map(move |step| plan.batch(epoch, step)));
         reader.begin(batches());

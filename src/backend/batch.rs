@@ -75,7 +75,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As [`cast`](Self::cast).
+    /// Same as [`cast`](Self::cast).
     pub fn cast_mut<T: AnyBitPattern + NoUninit>(&mut self) -> Result<&mut [T], Error> {
         self.count_fields(1)?;
         self.field_mut(0)
@@ -99,7 +99,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// Those of [`fields`](Self::fields).
+    /// The errors of [`fields`](Self::fields).
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&[T], Error> {
         let bytes = &self[self.field_range::<T>(field)?];
         bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>(bytes.len()))
@@ -109,7 +109,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// Those of [`fields`](Self::fields).
+    /// The errors of [`fields`](Self::fields).
     pub fn field_mut<T: AnyBitPattern + NoUninit>(&mut self, field: usize) -> Result<&mut [T], Error> {
         let range = self.field_range::<T>(field)?;
         let error = self.not_whole::<T>(range.len());
@@ -291,7 +291,7 @@ impl<'b> MiniBatch<'b> {
     ///
     /// # Errors
     ///
-    /// As [`Batch::cast`].
+    /// Same as [`Batch::cast`].
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'b [T], Error> {
         self.batch.count_fields(1)?;
         self.field(0)
@@ -301,7 +301,7 @@ impl<'b> MiniBatch<'b> {
     ///
     /// # Errors
     ///
-    /// As [`Batch::field`].
+    /// Same as [`Batch::field`].
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
         let all = self.batch.field_range::<T>(field)?;
         let place = |record: u64| self.batch.meta().place(field, usize::try_from(record).ok()?);
@@ -321,7 +321,7 @@ pub trait Numbers {
     ///
     /// # Errors
     ///
-    /// Those of [`Batch::fields`].
+    /// The errors of [`Batch::fields`].
     fn of(batch: &Batch) -> Result<Self::Slices<'_>, Error>;
 }
 

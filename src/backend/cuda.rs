@@ -112,7 +112,7 @@ impl fmt::Debug for DeviceBatch {
 #[allow(missing_debug_implementations, reason = "of a sealed trait")]
 pub struct HostSide {
     host: HostSlots<BatchMeta>,
-    /// As the uploader numbers the batches.
+    /// The next batch's number in the uploader.
     committed: u64,
     log: Arc<CopyLog>,
     /// `None` if batches are smaller, or without overlap.

@@ -34,7 +34,7 @@ impl sealed::Backend for Host {
 
     fn make(self, sides: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let lanes = 0..sides.lanes;
-        // Of each lane the thread that reads, and the caller's.
+        // The reading thread of each lane, and the caller's.
         let threads = sides.lanes + 1;
         let ring = |_| {
             let memory = match sides.lent() {

@@ -137,7 +137,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// What a backend needs to know to make its sides.
+/// What a backend needs to make its sides.
 #[allow(missing_debug_implementations, reason = "of a sealed trait")]
 pub struct Sides<'a> {
     /// Loading threads, each with its own slots.
@@ -211,7 +211,7 @@ pub enum Waiting<'a, 'b> {
     Try,
     /// Until this task is woken.
     Poll(&'a mut Context<'b>),
-    /// As long as something comes, but not for a slot that is held.
+    /// As long as batches come, but not for a slot that is held.
     Drain,
 }
 

@@ -40,7 +40,7 @@ impl MemoryLimit {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that nobody has taken.
+    /// Bytes that are not taken.
     #[cfg(feature = "safetensors")]
     pub(crate) fn left(&self) -> u64 {
         self.bytes.saturating_sub(self.taken())

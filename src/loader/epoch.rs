@@ -86,7 +86,7 @@ impl<B: Backend> Loader<B> {
     ///
     /// # Errors
     ///
-    /// Those of [`epochs_from`](Self::epochs_from), and the loader.
+    /// The errors of [`epochs_from`](Self::epochs_from), and the loader.
     pub fn into_epochs_from(
         mut self,
         checkpoint: &Checkpoint,
@@ -186,7 +186,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
     ///
     /// # Errors
     ///
-    /// As those of the iterator, within the result.
+    /// Same as `next`; the error is in the returned `Result`.
     pub fn try_next(&mut self) -> Poll<Option<Result<B::Batch, Error>>> {
         self.advance(Waiting::Try)
     }
@@ -220,8 +220,8 @@ impl<'l, B: Backend> Epochs<'l, B> {
         self.loader.stage.held_for()
     }
 
-    /// Returns what the thread of the next batch is reading: the batch, for how long, file and offset. `None` if it reads
-    /// nothing, because the batch is there or no slot is free.
+    /// Returns what the thread of the next batch is reading: the batch, for how long, file and offset. `None` if it
+    /// reads nothing, because the batch is ready or no slot is free.
     ///
     /// For a caller whose [`next_timeout`](Self::next_timeout) found nothing. File and offset are those of the first record
     /// that the data set was asked for last, if it can tell ([`Dataset::locator`](crate::Dataset::locator)).

@@ -27,7 +27,7 @@ pub fn context_from_env() -> Result<Arc<CudaContext>, Error> {
     let refused = Error::Switch { name: name.to_string(), wanted, found: found.clone() };
     let rank = local_rank(&found).ok_or(refused)?;
     match twinbuf_cuda::context(rank) {
-        // The driver is there, but not that device.
+        // The driver is present, but not that device.
         Err(twinbuf_cuda::Error::Option { wanted, .. }) => match CudaContext::device_count() {
             Ok(1) => context(0),
             _ => Err(Error::Switch { name: name.to_string(), wanted, found }),

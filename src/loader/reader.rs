@@ -31,9 +31,9 @@ pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
     /// Reads in its place, if it is files; all workers have the same.
     pub(crate) files: Option<Arc<twinbuf_mmap::Reader>>,
-    /// Of a record in the file; of the longest, if they differ.
+    /// Bytes of a record in the file; of the longest, if they differ.
     pub(crate) record_bytes: usize,
-    /// Of a record in the slot; of the longest, if they differ.
+    /// Bytes of a record in the slot; of the longest, if they differ.
     pub(crate) out_bytes: usize,
     /// Whether records in the file differ in length.
     pub(crate) ragged: bool,
@@ -142,7 +142,7 @@ impl FieldReader {
         }
         let (mut done, mut start) = (0, out.start);
         while let Some(part) = plan.part(done..plan.len().min(done + step)) {
-            // Of one size unless they are counted.
+            // Lengths are all equal unless the data set gives them.
             let mut lengths = match ragged.then(|| dataset.lengths(&part)).flatten() {
                 Some(lengths) if lengths.len() == count(part.len()) => lengths,
                 Some(lengths) => {

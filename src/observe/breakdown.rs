@@ -289,7 +289,7 @@ impl Breakdown {
         }
     }
 
-    /// No foreign code runs while it is locked, or it might want the lock too.
+    /// No foreign code runs while it is locked: such code might take the lock too.
     fn lock(&self) -> Option<MutexGuard<'_, Inner>> {
         Some(self.on.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -39,7 +39,7 @@ pub(super) struct Seen {
     pub(super) slept: Option<Duration>,
     /// When its slot was free, and the thread that freed it, if that is known.
     pub(super) freed: Option<(Instant, usize)>,
-    /// Of the load and of the use, if they were looked at.
+    /// CPU shares of the load and of the use, if they were measured.
     pub(super) load_cpu: Option<Share>,
     pub(super) use_cpu: Option<Share>,
 }

@@ -36,7 +36,7 @@ pub enum Verdict {
     TransformBound,
     /// Copying to the device.
     TransferBound,
-    /// Of a [`Generator`](crate::generate::Generator): making the rounds.
+    /// Making the rounds of a [`Generator`](crate::generate::Generator).
     GenerationBound,
     /// Other threads that get the batches from the caller: their slots are free only when those are done.
     HeldBound,
@@ -128,14 +128,13 @@ pub struct Report {
     pub train: StageTimes,
     /// The caller's part of the very first step. The wait for the first batch makes that step unlike the others.
     pub first: StageTimes,
-    /// What was read from files and asked for ahead of use, all fields together. It includes batches that are not received
-    /// yet.
+    /// What was read from files and prefetched, all fields together. It includes batches that are not received yet.
     pub reading: ReadStats,
     /// For each field that is files: how it is read, and why.
     pub choices: Vec<ReadChoice>,
     /// The last epochs, up to [`EPOCHS`], the oldest first. None for a generator.
     pub by_epoch: Vec<EpochTimes>,
-    /// Of a generator.
+    /// Whether this is the report of a generator.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) generated: bool,
     /// Whether a thread loads ahead of the caller: `false` also where the environment or a breakdown turned it off.
@@ -166,8 +165,8 @@ impl Report {
 
     /// What is counted elsewhere.
     pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
-        // Where the caller waits longer than for any stage before the slots, while the reader waits for slots too,
-        // both wait for what stands behind them.
+        // Where the caller waits longer than for any stage before the slots, while the reader waits for slots too, both
+        // wait for what is behind them.
         let before = self.load_each().max(transfer);
         let unexplained = self.train.waiting.saturating_sub(before);
         let behind =

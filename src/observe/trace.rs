@@ -97,7 +97,7 @@ impl Trace {
         // Relaxed: a count.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
-            // As a JSON string has them.
+            // Without characters that a JSON string must escape.
             Some(loader) => {
                 let plain = |c: char| if matches!(c, '"' | '\\') || c.is_control() { '_' } else { c };
                 loader.chars().map(plain).collect()
@@ -318,8 +318,8 @@ impl Track {
         }
     }
 
-    /// The caller takes the batch of `place` over, or is done with one that it does not want: one slot fewer
-    /// is full. To be called before the slot can be filled again.
+    /// The caller takes the batch of `place`, or discards one: one slot fewer is full. Must be called before the slot
+    /// can be filled again.
     pub(crate) fn taken(&mut self, place: BatchId) {
         if let Some(origin) = self.recorded(place) {
             self.full(origin, -1);

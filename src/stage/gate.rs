@@ -314,7 +314,7 @@ impl Gate {
         self.progress.iter().any(|progress| progress.busy_for().is_some())
     }
 
-    /// Of the threads that are loading, the one whose batch is wanted first.
+    /// The loading thread whose batch is needed first.
     pub(super) fn first_loading(&self) -> Option<usize> {
         let state = self.lock();
         let loading = (0..self.progress.len()).filter(|&thread| self.progress[thread].busy_for().is_some());

@@ -79,10 +79,10 @@ struct Running<B: Backend> {
 /// other threads is then free of races.
 pub(crate) const HELD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long dropping a stage waits for a load that is going on.
+/// How long dropping a stage waits for a running load.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Waits for loads that are going on, up to a limit, when it is dropped.
+/// Waits for running loads, up to a limit, when it is dropped.
 struct Ending(Arc<Gate>, Vec<ThreadId>);
 
 impl Drop for Ending {
@@ -394,7 +394,7 @@ impl<B: Backend> Stage<B> {
         self.asked(ticket, asked);
         let Running { lanes, feed, recorder, trace, .. } = &mut *self.running;
         let mut found = None;
-        // A batch that is there costs no second look at the clock, unless a trace shows how long that took.
+        // A batch that is ready costs no second read of the clock, unless a trace shows how long that took.
         let (mut look, mut there) = (matches!(feed, Feed::Threads(_)), false);
         if let Feed::Inline(inline) = feed {
             let (worker, slots) = &mut **inline;
@@ -468,8 +468,8 @@ impl<B: Backend> Stage<B> {
         }
     }
 
-    /// The next slot is held. A call that blocks has waited for it as long as it may; the others are told to come
-    /// back until the same time is over.
+    /// The next slot is held. A blocking call has waited for its full timeout; the others return `Pending` until the
+    /// same time is over.
     fn slot_held(&mut self, waiting: &Waiting<'_, '_>, error: Error) -> Poll<Result<Raw<B>, Error>> {
         if !matches!(waiting, Waiting::Block) {
             let since = *self.held_since.get_or_insert_with(Instant::now);
@@ -508,8 +508,8 @@ impl<B: Backend> Stage<B> {
         Some(Reading { at: self.naming.at(ticket), time, record: place.map(|place| place.1), file })
     }
 
-    /// Ends the threads, and returns the error that the caller has not been told of, if there is one. With a limit, loads
-    /// that are going on are waited for no longer.
+    /// Ends the threads, and returns the undelivered error, if there is one. The wait for running loads is at most the
+    /// limit.
     pub(crate) fn close(self, limit: Option<Duration>, locators: &[Option<Locator>]) -> Result<(), Error> {
         if let (Some(limit), false) = (limit, self.is_foreign()) {
             if self.gate().is_some_and(|gate| !gate.end(limit)) {

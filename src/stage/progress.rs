@@ -56,7 +56,7 @@ impl Progress {
         self.since.store(0, Ordering::Relaxed);
     }
 
-    /// How long a load has been going on, if one does.
+    /// How long the current load has been running, if there is one.
     pub(super) fn busy_for(&self) -> Option<Duration> {
         match self.since.load(Ordering::Relaxed) {
             0 => None,

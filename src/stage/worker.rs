@@ -30,7 +30,7 @@ pub(crate) struct Load<'a> {
     pub(crate) ticket: Ticket,
     pub(crate) records: Option<&'a Origin>,
     pub(crate) naming: &'a Naming,
-    /// As in [`BatchMeta`].
+    /// Same as in [`BatchMeta`].
     pub(crate) offsets: &'a mut Vec<Vec<usize>>,
     /// Where the source says how long the transforms took, and how many system calls it made.
     pub(crate) times: &'a mut LoadTimes,

@@ -246,8 +246,8 @@ impl fmt::Debug for StreamBuilder {
 
 /// Reads groups of tensors in the order of use, the next one while this one is used.
 ///
-/// A thread reads while the caller computes, into slots that are allocated once and recycled. A slot is never overwritten
-/// while its [`Group`] lives. Groups that are [kept](StreamBuilder::memory_limit) are read once.
+/// A thread reads while the caller computes, into slots that are allocated once and recycled. A slot is never
+/// overwritten while its [`Group`] is alive. Groups that are [kept](StreamBuilder::memory_limit) are read once.
 ///
 /// Dropping the stream waits for the group that is being read, for at most 10 s, and joins the thread.
 pub struct TensorStream {

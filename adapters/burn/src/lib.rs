@@ -17,7 +17,7 @@ use twinbuf::{Batch, BoxError, Loader, Plan, Report};
 pub use data::tensor_data;
 pub use error::Error;
 
-/// Makes what the training wants of a batch: tensors on the device.
+/// Converts a batch to the training's input: tensors on the device.
 type Make<O> = dyn Fn(Batch, &Device) -> Result<O, BoxError> + Send + Sync;
 
 /// Sets what a [`LoaderBuilder`] has options for.
@@ -120,7 +120,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D,
     ///
     /// # Errors
     ///
-    /// Those of [`LoaderBuilder::build`].
+    /// The errors of [`LoaderBuilder::build`].
     pub fn build(self, device: &Device) -> Result<BurnLoader<D, O>, Error> {
         let Self { data, plan, make, options, first_epoch } = self;
         let records = plan.range();

@@ -28,7 +28,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`open_headerless`](Self::open_headerless) but [`Error::Ragged`], and
+    /// The errors of [`open_headerless`](Self::open_headerless) but [`Error::Ragged`], and
     /// [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`];
     /// [`FormatError::BadHeader`] for a negative number of tokens; [`FormatError::DataLength`] where that number is
     /// not what the file holds; [`Error::Mixed`] where one file has tokens of 16 bits and another of 32.
@@ -55,11 +55,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_llm_c`], with these options.
+    /// Same as [`Records::open_llm_c`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_llm_c`].
+    /// The errors of [`Records::open_llm_c`].
     pub fn open_llm_c<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,

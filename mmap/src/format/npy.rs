@@ -25,7 +25,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
+    /// The errors of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
     /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
     ///
     /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`],
@@ -65,11 +65,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_npy`], with these options.
+    /// Same as [`Records::open_npy`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_npy`].
+    /// The errors of [`Records::open_npy`].
     pub fn open_npy<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,

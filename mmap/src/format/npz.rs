@@ -19,7 +19,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`open_npy`](Self::open_npy), where offsets are those in the `.npz`; and
+    /// The errors of [`open_npy`](Self::open_npy), where offsets are those in the `.npz`; and
     ///
     /// - [`FormatError::BadHeader`]: no zip archive, or one that was cut off;
     /// - [`FormatError::NoTensor`]: it lists the names of the arrays in the file;
@@ -47,7 +47,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`open_npz`](Self::open_npz): of the archive at once, of an array in its place.
+    /// The errors of [`open_npz`](Self::open_npz): of the archive at once, of an array in its place.
     ///
     /// ```no_run
     /// use twinbuf_mmap::{Cut, Records};
@@ -81,11 +81,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_npz`], with these options.
+    /// Same as [`Records::open_npz`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_npz`].
+    /// The errors of [`Records::open_npz`].
     pub fn open_npz<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,

@@ -60,7 +60,7 @@ impl RaggedRecords {
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_npy`](crate::Records::open_npy) for the index, and of both files those of opening;
+    /// The errors of [`Records::open_npy`](crate::Records::open_npy) for the index, and of both files those of opening;
     /// [`FormatError::UnsupportedType`] for other numbers, [`FormatError::BadShape`] for other axes or no record,
     /// [`FormatError::BadHeader`] for an offset below the one before it, and [`FormatError::DataLength`] where the last one
     /// is not the data file's length.

@@ -23,7 +23,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
+    /// The errors of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
     /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
     ///
     /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadHeader`];
@@ -63,7 +63,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`open_safetensors`](Self::open_safetensors): of the file at once, of a tensor in its place.
+    /// The errors of [`open_safetensors`](Self::open_safetensors): of the file at once, of a tensor in its place.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, Records};
@@ -98,11 +98,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_safetensors`], with these options.
+    /// Same as [`Records::open_safetensors`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_safetensors`].
+    /// The errors of [`Records::open_safetensors`].
     pub fn open_safetensors<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,

@@ -79,7 +79,7 @@ const MARKS: [&str; 23] = [
 ];
 
 impl Plan {
-    /// As [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment. Rank 0
+    /// Same as [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment. Rank 0
     /// of 1 if no launcher did.
     ///
     /// | launcher | rank | world size |

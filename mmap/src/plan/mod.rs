@@ -108,7 +108,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// Those of [`PlanBuilder::build`].
+    /// The errors of [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -127,7 +127,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// Those of [`PlanBuilder::build`].
+    /// The errors of [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;

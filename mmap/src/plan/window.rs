@@ -429,7 +429,7 @@ enum Role {
     Shorter = 5,
     Turn = 6,
     Sections = 7,
-    // Of sections.
+    // Numbers of sections.
     Start = 0,
     End = 8,
     Blocks = 9,

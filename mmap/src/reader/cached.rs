@@ -1,4 +1,4 @@
-//! Bytes read through the page cache: copied out of it, and asked for ahead.
+//! Bytes read through the page cache: copied out of it, and prefetched.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;

@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// As memory that a device's driver has mapped may be.
+    /// Memory that a device's driver has mapped can be like this.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_buffer_that_cannot_be_pinned_is_filled_by_a_copy() {

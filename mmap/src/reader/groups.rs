@@ -1,4 +1,4 @@
-//! Reads groups of tensors: byte ranges that are not records, in an order that only the caller knows.
+//! Reads groups of tensors: byte ranges that are not records, in an order that the caller gives.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

@@ -18,7 +18,8 @@ const LEAST: u64 = 1 << 20;
 pub(super) struct Share {
     /// Bytes of the files that the plan reads.
     pub(super) data: u64,
-    /// Of those, bytes that come through the page cache, and where they end, counted from the front of all files.
+    /// The part of `data` that is read through the page cache, in bytes, and where it ends, counted from the front of
+    /// all files.
     pub(super) cached: u64,
     pub(super) until: u64,
     /// Bytes of memory for reads ahead past it, and for those that are needed now.
@@ -48,8 +49,8 @@ impl Share {
         }
         let most = most - 2 * lane * readers;
         let windows = room(window).saturating_mul(readers);
-        // Of the windows, chunks that stay in the page cache need no room: with c bytes of n there,
-        // c + windows * (n - c) / n = most.
+        // Chunks of a window that stay in the page cache need no room in it: with c bytes of n there, c + windows * (n
+        // - c) / n = most.
         let (cached, windows) = match most.checked_sub(windows) {
             Some(rest) if windows < data => (scale(data, rest, data - windows), windows),
             _ => (most, 0),

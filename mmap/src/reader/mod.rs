@@ -198,7 +198,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// Those of [`Ranges::read`].
+    /// The errors of [`Ranges::read`].
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let wanted = self.ranges.size(batch);

@@ -14,7 +14,7 @@ use crate::system::PIECES;
 /// long enough.
 const STRAIGHT: u64 = 4 << 20;
 
-/// Stretches that are asked for once more, if one was not there: as many as keep a disk busy.
+/// If a stretch was missing, this many are requested again: enough to keep a disk busy.
 const AGAIN: usize = 128;
 
 /// Where the bytes of some files come from.

@@ -94,7 +94,7 @@ struct Piece {
 #[derive(Debug)]
 enum Content {
     Coming,
-    /// As many bytes: fewer than wanted at the end of the file.
+    /// The number of bytes: fewer than requested at the end of the file.
     There(Arc<Buffer>, usize),
     Failed(io::Error),
 }
@@ -155,7 +155,7 @@ impl Stream {
         self.room[AHEAD] + self.room[NOW]
     }
 
-    /// Bytes that may be asked for ahead.
+    /// Bytes that may be prefetched.
     pub(super) const fn room(&self) -> u64 {
         self.room[AHEAD]
     }
@@ -289,7 +289,7 @@ impl Stream {
             if !matches!(end, Taken::Whole) {
                 copies.truncate(before);
             }
-            // The caller asks once more for what is not there.
+            // The caller requests missing stretches again.
             let missing = matches!(end, Taken::Not);
             if !missing || ends.is_empty() {
                 ends.push(end);

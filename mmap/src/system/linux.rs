@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[cfg(target_os = "android")]
 use libc::{off_t as Offset, posix_fadvise, preadv};
-/// Of 64 bits also where the processor has 32.
+/// 64 bits, also on 32-bit processors.
 #[cfg(target_os = "linux")]
 use libc::{off64_t as Offset, posix_fadvise64 as posix_fadvise, preadv64 as preadv};
 use memmap2::{Advice, MmapRaw};
@@ -52,7 +52,7 @@ pub(crate) fn hints_wait(file: &File) -> bool {
     file_system_kind(file) == Some(FUSE)
 }
 
-/// The number by which the kernel names the kind of its file system.
+/// The kernel's number for the type of the file system.
 fn file_system_kind(file: &File) -> Option<u64> {
     let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open as long as `file` lives; the kernel writes one `statfs`.
@@ -252,7 +252,7 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
     for start in (start..end).step_by(STRETCH * page) {
         let pages = (end - start).div_ceil(page).min(STRETCH);
         found += pages as u64;
-        // Of fewer pages, as batches have, `mincore` is as fast.
+        // For fewer pages, as in batches, `mincore` is as fast.
         if skips && pages == STRETCH && matches!(cached(&*piece.file.file()?, start, pages * page), Ok(0)) {
             continue;
         }
@@ -276,7 +276,7 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
 /// from the disk, whose bytes cannot be read yet (`filemap_cachestat` in the kernel's `mm/filemap.c`,
 /// `mincore_page` in `mm/mincore.c`).
 pub(crate) fn cached(file: &File, start: usize, len: usize) -> io::Result<u64> {
-    /// Of the same number wherever the kernel has it, but on MIPS, where that is the number of no call.
+    /// The number is the same on all architectures that have the call, except on MIPS: there no call has this number.
     const CACHESTAT: libc::c_long = 451;
     let range = [start as u64, len as u64];
     // Pages that are cached, dirty, being written, evicted, recently evicted: `include/uapi/linux/mman.h`.
@@ -316,7 +316,7 @@ pub(crate) fn evict(piece: &Piece<'_>) -> Result<(), Error> {
     }
 }
 
-/// Opens the same file once more, for reads past the cache.
+/// Opens the same file again, for reads past the cache.
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     let file = data.file()?;
     // By the descriptor, not by the path: the path may name another file by now. The mode of this access belongs to the

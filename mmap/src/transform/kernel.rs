@@ -140,8 +140,8 @@ pub(super) fn run<J: Job>(job: J) {
 
 /// One copy of this, and of all that is inlined into it, is made for each instruction set.
 ///
-/// Of AVX2 the integer half matters, to widen and to take pixels apart. FMA is left out on purpose: results must not
-/// depend on it.
+/// Only the integer half of AVX2 matters: it widens numbers and separates pixels. FMA is left out on purpose:
+/// results must not depend on it.
 #[cfg_attr(feature = "simd", multiversion::multiversion(targets("x86_64+avx2")))]
 fn dispatch<J: Job>(job: J) {
     job.run();

@@ -31,7 +31,7 @@ fn each_way(mut check: impl FnMut()) {
 /// Past what the result takes: must stay as it was.
 const GUARD: usize = 5;
 
-/// A destination whose first number stands `offset` numbers from the start of a cache line.
+/// A destination whose first number is `offset` numbers from the start of a cache line.
 fn destination<T: Copy>(room: &mut Vec<T>, fill: T, offset: usize, len: usize) -> &mut [T] {
     let line = 64 / size_of::<T>();
     *room = vec![fill; 2 * line + len + GUARD];

@@ -13,7 +13,7 @@ use crate::error::{BoxError, Error};
 /// The version of the format that is written. Version 1 had no `before`.
 const VERSION: u32 = 2;
 
-/// The fields of a [`Checkpoint`]. Those that say what it belongs to are `null` in one that marks the start.
+/// The fields of a [`Checkpoint`]. The fields for its plan and data set are `null` in one that marks the start.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "Checkpoint", deny_unknown_fields)]
 pub(super) struct Saved {

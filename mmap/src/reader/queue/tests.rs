@@ -151,7 +151,7 @@ fn no_more_is_read_than_the_memory_holds() {
     });
 }
 
-/// Reads that end when the test wants it: of a socket.
+/// Reads of a socket: the test decides when they end.
 #[cfg(unix)]
 mod gated {
     use std::io::Read as _;
@@ -201,7 +201,7 @@ mod gated {
                 let (writer, file) = gate();
                 (0..pushed).for_each(|tag| queue.push(read(&file, 0, len, tag)));
                 queue.start();
-                // Of no bytes they end at once.
+                // Reads of no bytes end at once.
                 if len > 0 {
                     assert_eq!(queue.reads.in_flight, in_flight);
                     let taken = queue.forget_queued();

@@ -62,7 +62,7 @@ impl Threads {
             if let Ok(thread) = thread.spawn(move || shared.run(&sender)) {
                 self.threads.push(thread);
             } else {
-                // Those there are do the reads, later.
+                // The existing threads do the reads, later.
                 self.shared.lock().idle -= 1;
                 return;
             }
@@ -114,7 +114,7 @@ impl Engine for Threads {
         self.submit(reads);
         self.reap(reads);
         if reads.ended.is_empty() {
-            // It comes: a thread is there, and it sends whatever it takes.
+            // This returns: a thread exists, and it sends every read that it takes.
             if let Ok((read, result)) = self.ended.recv() {
                 reads.end(read, result);
             }
@@ -147,7 +147,7 @@ impl Shared {
             };
             work.idle -= 1;
             drop(work);
-            // The receiver is there as long as this thread: the engine waits for it.
+            // The receiver outlives this thread: the engine waits for the thread.
             let _ = ended.send(self.read(read));
             work = self.lock();
             work.idle += 1;

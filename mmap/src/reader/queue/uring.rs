@@ -38,7 +38,7 @@ const PAUSES: u32 = 1000;
 
 pub(super) struct Uring {
     ring: IoUring,
-    /// The reads that the kernel may know of; a completion carries the index.
+    /// The reads that the kernel may have; a completion carries the index.
     slots: ManuallyDrop<[Option<Slot>; READS]>,
     /// The empty slots.
     empty: Vec<usize>,
@@ -99,7 +99,7 @@ impl Uring {
         }
     }
 
-    /// Empties a slot that the kernel does not know of, or no longer.
+    /// Empties a slot whose read the kernel never had, or no longer has.
     fn take(&mut self, index: usize) -> Option<Slot> {
         let slot = self.slots[index].take()?;
         self.empty.push(index);
@@ -147,7 +147,7 @@ fn is_short_of_memory(error: &io::Error) -> bool {
 
 impl Engine for Uring {
     fn begin(&mut self, read: Read, reads: &mut Reads) {
-        // Of these, -1 would be the file's cursor.
+        // Larger offsets are negative for the kernel, and -1 means the file's cursor.
         if i64::try_from(read.offset).is_err() {
             return reads.end(read, Err(io::Error::from_raw_os_error(libc::EINVAL)));
         }
