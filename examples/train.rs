@@ -7,8 +7,9 @@
 //!
 //! Every run reads the same batches in the same order, from a cold page cache where the system lets us:
 //!
-//! * `serial`: read, then train, in turn; * `double`: the next batch is read while this one is trained on, into
-//! the second slot; * `double+willneed`: in addition, the pages of the batch after that are prefetched.
+//! * `serial`: read, then train, in turn;
+//! * `double`: the next batch is read while this one is trained on, into the second slot;
+//! * `double+willneed`: in addition, the pages of the batch after that are prefetched.
 //!
 //! The model is a bigram softmax regression over bytes, trained by plain SGD on a sample of each record's
 //! positions; with `--compute-ms X` a busy loop stands in for it.

@@ -1,17 +1,19 @@
 //! Overlap reading with training: two buffers, one filled while the other is used.
 //!
-//! * [`Records`]: fixed-size records in one or several files: raw, token files, `.npy`, `safetensors`. [`Plan`]: the
-//! records of each batch, as a pure function of seed, epoch, rank and step. * [`Loader`]: reads the batches, one ahead
-//! of the one in use, on its own thread, and prefetches the pages of the batch after that. An epoch is an iterator; a
-//! [`Checkpoint`] resumes one in the middle. * [`mmap::RaggedRecords`]: records of any length; [`Batch::record`] is
-//! one of them. * [`transform`]: changes records on their way into the slot. `LoaderBuilder::cuda` (feature `cuda`):
-//! copies them to a device, on a separate stream. * [`generate`](generate()): the same overlap for data that is made
-//! by code. [`Breakdown`]: a step, phase by phase. * `stream()` (feature `safetensors`): the same overlap for the
-//! weights of a model that is larger than memory. * [`Report`]: where the time went, and what other options would
-//! gain, replayed. Often that is nothing, because the compute dominates, and the report tells you. [`observe::Trace`]:
-//! the same as a picture, for Perfetto. * Errors come in order, once, with path and offset; a truncated file is an
-//! error, never a signal. * It does **not** decode by itself, shuffle in memory or make tensors: a batch is bytes, or
-//! the numbers that they are, in a buffer that is reused.
+//! * [`Records`]: fixed-size records in one or several files: raw, token files, `.npy`, `safetensors`. [`Plan`]:
+//!   the records of each batch, as a pure function of seed, epoch, rank and step.
+//! * [`Loader`]: reads the batches, one ahead of the one in use, on its own thread, and prefetches the pages of the
+//!   batch after that. An epoch is an iterator; a [`Checkpoint`] resumes one in the middle.
+//! * [`mmap::RaggedRecords`]: records of any length; [`Batch::record`] is one of them.
+//! * [`transform`]: changes records on their way into the slot. `LoaderBuilder::cuda` (feature `cuda`): copies them to
+//!   a device, on a separate stream.
+//! * [`generate`](generate()): the same overlap for data that is made by code. [`Breakdown`]: a step, phase by phase.
+//! * `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
+//! * [`Report`]: where the time went, and what other options would gain, replayed. Often that is nothing, because the
+//!   compute dominates, and the report tells you. [`observe::Trace`]: the same as a picture, for Perfetto.
+//! * Errors come in order, once, with path and offset; a truncated file is an error, never a signal.
+//! * It does **not** decode by itself, shuffle in memory or make tensors: a batch is bytes, or the numbers that
+//!   they are, in a buffer that is reused.
 //!
 //! # Example
 //!

@@ -177,8 +177,8 @@ fn a_leased_file_is_opened_when_it_is_given_up() {
         // SAFETY: the descriptor is open as long as `server` lives; these commands take numbers.
         unsafe { libc::fcntl(server.as_raw_fd(), command, value) }
     };
-    // The signal reports a waiting process, and would end this one. SAFETY: nothing is called when the signal
-    // comes.
+    // The signal reports a waiting process, and would end this one.
+    // SAFETY: nothing is called when the signal comes.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     if control(libc::F_SETLEASE, libc::F_WRLCK) != 0 {
         return eprintln!("not checked: F_SETLEASE: {}", std::io::Error::last_os_error());

@@ -79,8 +79,8 @@ const MARKS: [&str; 23] = [
 ];
 
 impl Plan {
-    /// Same as [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment. Rank 0
-    /// of 1 if no launcher did.
+    /// Same as [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment.
+    /// Rank 0 of 1 if no launcher did.
     ///
     /// | launcher | rank | world size |
     /// | --- | --- | --- |

@@ -49,8 +49,8 @@ impl Share {
         }
         let most = most - 2 * lane * readers;
         let windows = room(window).saturating_mul(readers);
-        // Chunks of a window that stay in the page cache need no room in it: with c bytes of n there, c + windows * (n
-        // - c) / n = most.
+        // Chunks of a window that stay in the page cache need no room in it: with c bytes of n there,
+        // c + windows * (n - c) / n = most.
         let (cached, windows) = match most.checked_sub(windows) {
             Some(rest) if windows < data => (scale(data, rest, data - windows), windows),
             _ => (most, 0),

@@ -117,8 +117,8 @@ fn process_madvise(pieces: &[(&MmapRaw, Range<usize>)]) -> io::Result<usize> {
             iov_len: piece.len(),
         })
         .collect();
-    // Opened for each call: after a fork, a kept one would name the parent. The open costs little compared with the
-    // call. SAFETY: takes no pointer and cannot fail.
+    // Opened for each call: after a fork, a kept one would name the parent. The open costs little in comparison.
+    // SAFETY: takes no pointer and cannot fail.
     let this = unsafe { libc::getpid() };
     // SAFETY: takes a process and flags, no pointer.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, this, 0) };
