@@ -1,8 +1,9 @@
 //! What the loader adds to the ring: nanoseconds a batch, over the same hand-overs without a loader.
 //!
 //! An epoch of 100 000 batches of one byte, read by a second thread and received by the caller, against a
-//! bare ring with the same wait, depth and threads whose producer writes that byte. In turns, and pinned by
-//! nobody; two threads that sleep and wake each other are noisy, so look at the medians of many rounds.
+//! bare ring with the same wait, depth and threads whose producer writes that byte. The two take turns, and
+//! threads are not pinned. Two threads that sleep and wake each other are noisy, so look at the medians of
+//! many rounds.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -90,7 +90,7 @@ impl Dataset for Disk {
     }
 }
 
-/// Takes a processor for so many milliseconds, longer if others have it too.
+/// Uses a processor for this many milliseconds; longer if others use it too.
 fn compute(rounds: u64) {
     let mut x = 1_u64;
     for _ in 0..rounds {

@@ -4,8 +4,8 @@
 //! A file of 64 MiB is read in batches of 4, 64 and 512 KiB. `load` is the time that a loader without overlap takes to
 //! read a batch. The caller then does nothing with a batch, or is busy for as long as a load takes; either way the
 //! ideal epoch takes `load` for each batch. Runs follow each other in turn; the table has medians, and the ratio to the
-//! least `load` too. Epochs are short, some milliseconds, so that on a machine that others use too some of them run
-//! undisturbed: look at the least ratio there.
+//! least `load` too. Epochs are short, some milliseconds, so some of them run undisturbed on a machine that others use
+//! too: look at the least ratio there.
 //!
 //! `cargo bench --bench small` prints the table, `cargo bench --bench small -- 5` that of five rounds. With `pin` behind
 //! it the two threads run on processors 0 and 1, for a machine that others use too: there the scheduler may leave both
@@ -57,7 +57,7 @@ fn cpu() -> Duration {
 
 /// Runs this thread, and threads that it starts from now on, on one processor.
 fn pin(processor: usize) {
-    // SAFETY: a set of bits, of which none is set.
+    // SAFETY: a set of bits; none is set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: writes to the set alone; 0 and 1 are within it.
     unsafe { libc::CPU_SET(processor, &mut set) };

@@ -1,10 +1,10 @@
-//! Whether the report is right: what it calls a run, and the gain it foretells against the gain measured.
+//! Whether the report is right: its verdict on a run, and the predicted gain against the measured gain.
 //!
 //! The device of the transfer-bound case is the software driver of the tests: its copies take time, and nothing else
 //! about it is a GPU's.
 //!
-//! Each case is run without overlap, whose report foretells how many times faster overlap is, and then with it. Disk and compute are made of sleeps and of work that spins, of known lengths, so that it is
-//! known what the verdict must be.
+//! Each case is run without overlap, then with it. The report of the first run predicts the speedup of overlap. Disk
+//! and compute are sleeps and spinning work of known lengths, so the right verdict is known.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const STEPS: u64 = 200;
 const ROUNDS: usize = 5;
 const RECORD: usize = 4096;
 
-/// A disk that takes so long for each batch, and no CPU.
+/// A disk that takes this long for each batch, and no CPU.
 struct Disk(Duration);
 
 impl Dataset for Disk {
@@ -47,7 +47,7 @@ struct Case {
     transform_us: u64,
     transfer_us: u64,
     compute_us: u64,
-    /// Whether the device computes, and nobody waits for it: only work that is enqueued.
+    /// Whether the device computes and the host does not wait for it: work is only enqueued.
     enqueued: bool,
     wanted: Verdict,
 }
@@ -78,7 +78,7 @@ impl Case {
     #[cfg(target_os = "linux")]
     fn upload(&self, builder: twinbuf::loader::LoaderBuilder) -> Result<Report, BoxError> {
         use twinbuf_cuda_sim::{Options, Sim};
-        // Between two of the pieces of a copy lies a random delay, half of the longest on average.
+        // Between two pieces of a copy there is a random delay: on average half of the longest.
         let delay_us = 125;
         let pieces = (u32::try_from(self.transfer_us)? * 2 / delay_us).max(1);
         let sim = Sim::start(Options { delay_us, pieces, ..Options::seeded(1) });
@@ -135,7 +135,7 @@ fn main() -> Result<(), BoxError> {
     let mut right = true;
     for case in &cases {
         if case.enqueued {
-            // Without overlap nothing waits for the device either, so that there is no gain to foretell.
+            // Without overlap nothing waits for the device either, so there is no gain to predict.
             let report = case.run(true)?;
             right &= report.verdict() == case.wanted;
             println!("{:<16} {:<14} {}", case.name, report.verdict().to_string(), report.advice());

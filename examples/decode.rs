@@ -1,6 +1,7 @@
 //! Pictures of any length, decoded by two threads while the last batch is in use.
 //!
-//! `cargo run --release --example decode -- [FOLDER]`, which gets the pictures: one file of JPEGs, where each begins, labels.
+//! `cargo run --release --example decode -- [FOLDER]` writes the pictures to the folder: one file of JPEGs, their
+//! offsets, and labels.
 
 use std::path::Path;
 

@@ -8,9 +8,9 @@
 //!
 //! Generation of 7 s to training of 2.5 s is a shape that was published for self-play. One after the other a round
 //! takes 9.5; overlapped it cannot take less than the longer of the two, 7: 9.5 / 7 = 1.357 times faster, over very
-//! many rounds. Over a few it is less, because the first round's generation and the last one's training have nothing
-//! to hide behind. More than that (1.61 was published) needs training and generation of more equal length, or something
-//! besides overlap.
+//! many rounds. Over a few it is less, because the first round's generation and the last one's training have nothing to
+//! hide behind. More than that (1.61 was published) needs training and generation of more equal length, or something in
+//! addition to overlap.
 //!
 //! Each is run four ways: in turn and overlapped, freely and in lockstep (every round is played with the weights that
 //! the hook copied when the round before was taken). The rounds and the loss are the same in turn and overlapped.

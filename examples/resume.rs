@@ -1,4 +1,4 @@
-//! A training that goes on where it was stopped: run it twice, stop it in between with Ctrl-C.
+//! A training that resumes where it was stopped: run it twice, stop it in between with Ctrl-C.
 //!
 //! ```sh
 //! cargo run --release --features serde --example resume -- any.file

@@ -9,7 +9,7 @@
 //!
 //! * `serial`: read, then train, in turn;
 //! * `double`: the next batch is read while this one is trained on, into the second slot;
-//! * `double+willneed`: and the pages of the batch after are asked for ahead.
+//! * `double+willneed`: in addition, the pages of the batch after that are prefetched.
 //!
 //! The model is a bigram softmax regression over bytes, trained by plain SGD on a sample of each record's
 //! positions; with `--compute-ms X` a busy loop stands in for it.
@@ -288,7 +288,7 @@ fn busy(time: Duration) {
 }
 
 fn figures(runs: Vec<Run>) -> Figures {
-    // Round by round, so that a machine that drifts moves both sides of a ratio.
+    // Round by round: a drift of the machine then affects both sides of a ratio.
     let of = |mode: Mode| runs.iter().filter(move |run| run.mode == mode.name());
     let ideals: Vec<f64> = of(Mode::Serial).map(|run| run.ideal_s).collect();
     let possible: Vec<f64> = of(Mode::Serial).map(|run| run.epoch_s / run.ideal_s).collect();

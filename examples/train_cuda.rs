@@ -4,9 +4,9 @@
 //! cargo run --release --example train_cuda
 //! ```
 //!
-//! What stands in for the model is work that the driver does by itself, so that no toolkit is needed: copies of the
-//! batch from device memory to device memory, as many as take `--compute-ms`. Each step ends by reading eight
-//! bytes back, as a training loop reads its loss; their order is hashed, and must be the same in every run.
+//! In place of a model, the driver does work that needs no toolkit: it copies the batch from device memory to
+//! device memory until `--compute-ms` is used. Each step ends by reading eight bytes back, as a training loop reads
+//! its loss; their order is hashed, and must be the same in every run.
 //!
 //! Without a driver or a device it says so in one line and exits with 2.
 
@@ -134,7 +134,7 @@ struct Model {
 }
 
 impl Model {
-    /// One that takes about `ms` for a batch of so many bytes.
+    /// One that takes about `ms` for a batch of this many bytes.
     fn new(stream: &Arc<CudaStream>, bytes: usize, ms: f64) -> Result<Self, BoxError> {
         let source = stream.alloc_zeros::<u8>(bytes)?;
         let scratch = stream.alloc_zeros::<u8>(bytes)?;
@@ -146,8 +146,8 @@ impl Model {
             model.train(&source)?;
             Ok(start.elapsed().as_secs_f64() * 1e3)
         };
-        // By the difference of two counts, so that the first launch and the reading back are not in it: of counts
-        // so high that it is most of what they take.
+        // By the difference of two counts: the first launch and the reading back are not in it. The counts are
+        // high: the copies take most of the time.
         let mut count = 16;
         let each = loop {
             let (some, twice) = (took(count)?, took(2 * count)?);

@@ -69,7 +69,7 @@ fn forward(layer: &Group, x: &[f32]) -> Result<Vec<f32>, BoxError> {
     Ok(sum.iter().map(|x| x / size).collect())
 }
 
-/// A matrix of bf16, which Rust takes as their bits, times a vector.
+/// A matrix of bf16 (in Rust, as bits) times a vector.
 fn product(matrix: &[u16], x: &[f32]) -> Vec<f32> {
     let row = |row: &[u16]| {
         row.iter().zip(x).map(|(&weight, x)| f32::from_bits(u32::from(weight) << 16) * x).sum::<f32>()

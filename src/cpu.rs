@@ -33,7 +33,7 @@ impl Clock {
         Some(Self { cpu: cpu()?, delay: delay() })
     }
 
-    /// What the thread used since, of so much time.
+    /// What the thread used since then, out of `wall`.
     pub(crate) fn since(self, wall: Duration) -> Option<Share> {
         let now = Self::now()?;
         let cpu = now.cpu.saturating_sub(self.cpu).min(wall);

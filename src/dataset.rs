@@ -67,8 +67,8 @@ pub trait Dataset: Send {
         std::any::type_name::<Self>().to_string()
     }
 
-    /// Reads the records of `batch`, in its order, into `out`, which is exactly as long as they are together.
-    /// Returns how many bytes it read.
+    /// Reads the records of `batch`, in its order, into `out`. The length of `out` is exactly their total. Returns how
+    /// many bytes it read.
     ///
     /// With a [`transform`](crate::loader::LoaderBuilder::transform), and for large batches on their way to a device, it
     /// is asked for a batch part by part.
@@ -84,8 +84,8 @@ pub trait Dataset: Send {
         None
     }
 
-    /// The same data set once more, for another thread of [`workers`](crate::loader::LoaderBuilder::workers). Called
-    /// when the loader is built.
+    /// Clones the data set for another thread of [`workers`](crate::loader::LoaderBuilder::workers). Called when the
+    /// loader is built.
     ///
     /// The two read at the same time, and each reads its part of the batches. Returns `None` unless implemented: then
     /// there can be only one worker. A data set that is [`Clone`] returns `Some(Box::new(self.clone()))`.
@@ -99,9 +99,9 @@ pub trait Dataset: Send {
         None
     }
 
-    /// A number that another data set does not share, so that a [`Checkpoint`](crate::Checkpoint) saved with one is not
-    /// restored with another. Asked once, when the loader is built. Unless implemented it is 0: then only the
-    /// number and the size of the records are compared.
+    /// A number that no other data set has: a [`Checkpoint`](crate::Checkpoint) saved with one data set is not restored
+    /// with another. Asked once, when the loader is built. Unless implemented it is 0: then only the number and the
+    /// size of the records are compared.
     ///
     /// # Errors
     ///

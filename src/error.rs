@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Any error of a data set, a transform or a closure. The loader passes it on as a source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// Which batch an error is about. Displayed as `train: epoch 0, step 17`, or `round 3` for a generator.
+/// The batch of an error. Displayed as `train: epoch 0, step 17`, or `round 3` for a generator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
     /// The name of the loader, if it was given one.
@@ -49,14 +49,13 @@ impl fmt::Display for Reading {
     }
 }
 
-/// Why a loader could not be built, or an epoch could not go on.
+/// Why a loader could not be built, or an epoch could not continue.
 ///
 /// An iterator of batches yields at most one error, after every batch that was loaded before it, and then ends.
 ///
-/// Printed it is one line with everything that is known, whether by `{}`, by `{:?}` or by `main`:
-/// `train: epoch 0, step 17: the batch could not be read: "tokens.bin": truncated while open, byte 1536 is missing: ...`.
-/// So the errors that it was made of are no [source](std::error::Error::source), which reporters print once more; the
-/// variants have them.
+/// Printed it is one line with everything that is known, whether by `{}`, by `{:?}` or by `main`: `train: epoch 0, step
+/// 17: the batch could not be read: "tokens.bin": truncated while open, byte 1536 is missing: ...`. So the errors that
+/// it was made of are no [source](std::error::Error::source): reporters would print them twice. The variants have them.
 #[non_exhaustive]
 pub enum Error {
     /// An option of the builder has a value that cannot work.
@@ -217,7 +216,7 @@ pub enum Error {
         name: String,
         /// The values it takes.
         wanted: String,
-        /// Its value, which may not be UTF-8.
+        /// Its value; it may not be UTF-8.
         found: OsString,
     },
     /// An environment variable begins with `TWINBUF_` but is not a switch.
@@ -345,7 +344,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The sentence, which `main` prints of an error that it returns.
+/// The message. `main` prints it for an error that it returns.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,9 +1,9 @@
 //! Overlap reading with training: two buffers, one filled while the other is used.
 //!
 //! * [`Records`]: fixed-size records in one or several files: raw, token files, `.npy`, `safetensors`. [`Plan`]:
-//!   which of them make which batch, as a pure function of seed, epoch, rank and step.
-//! * [`Loader`]: reads the batches, one ahead of the one in use, on its own thread, with the pages of the
-//!   one after asked for ahead. An epoch is an iterator; [`Checkpoint`] goes on in the middle of one another day.
+//!   the records of each batch, as a pure function of seed, epoch, rank and step.
+//! * [`Loader`]: reads the batches, one ahead of the one in use, on its own thread, and prefetches the pages of the
+//!   batch after that. An epoch is an iterator; a [`Checkpoint`] resumes one in the middle.
 //! * [`mmap::RaggedRecords`]: records of any length; [`Batch::record`] is one of them.
 //! * [`transform`]: changes records on their way into the slot. `LoaderBuilder::cuda` (feature `cuda`): copies them to
 //!   a device, on a separate stream.

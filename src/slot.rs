@@ -1,4 +1,4 @@
-//! What a slot carries beside its content: which batch it is, and what it took to load.
+//! What a slot has in addition to its content: the batch's position, and the times of its load.
 
 use std::fmt;
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub struct Slot<T> {
     pub(crate) content: T,
     /// `None` until the slot has been filled once.
     pub(crate) meta: Option<BatchMeta>,
-    /// When the batch was dropped, and on which thread.
+    /// When the batch was dropped, and by what thread.
     pub(crate) freed: Option<(Instant, usize)>,
 }
 
@@ -44,7 +44,7 @@ impl<T> Slot<T> {
 #[derive(Debug)]
 pub struct BatchMeta {
     pub(crate) ticket: Ticket,
-    /// `None` for rounds of a generator, which are not made of records.
+    /// `None` for rounds of a generator: they are not made of records.
     pub(crate) records: Option<Origin>,
     /// For each field, where its records begin, and last where they end, if they differ in length; else empty.
     pub(crate) offsets: Vec<Vec<usize>>,
@@ -53,7 +53,7 @@ pub struct BatchMeta {
     pub(crate) load: LoadTimes,
 }
 
-/// Which records a batch is made of, and how they lie in it.
+/// The records of a batch and their places in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
     pub(crate) plan: BatchIndices,
@@ -154,7 +154,7 @@ pub(crate) struct LoadTimes {
     pub(crate) io_calls: u64,
     /// Bytes before the transforms.
     pub(crate) bytes: usize,
-    /// Of the load, if it was looked at.
+    /// CPU share of the load, if it was measured.
     pub(crate) cpu: Option<Share>,
     /// When the batch that had the slot before freed it.
     pub(crate) freed: Option<Freed>,

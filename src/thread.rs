@@ -76,8 +76,9 @@ impl JoinOnDrop {
 
 impl Drop for JoinOnDrop {
     fn drop(&mut self) {
-        // A waker, which runs on the reading or the copying thread, may be the last that has the loader: then this is
-        // that thread. No thread can wait for its own end, nor the two for each other's; they come to it by themselves.
+        // A waker runs on the reading or the copying thread. It may hold the last reference to the loader: then this is
+        // that thread. No thread can wait for its own end, and the two cannot wait for each other's; they end without a
+        // join.
         let here = thread::current().id();
         let other = |thread: &JoinHandle<()>| thread.thread().id() != here && self.waits_for != Some(here);
         if let Some(thread) = self.thread.take().filter(other) {
@@ -106,7 +107,7 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "(a panic without a message)".to_string())
 }
 
-/// A number of the calling thread, which no other thread has while this one lives.
+/// A number of the calling thread. No other thread has it while this one is alive.
 pub(crate) fn this_thread() -> usize {
     thread_local! {
         static MARK: u8 = const { 0 };

@@ -77,7 +77,7 @@ impl RecordType {
         let converted = match self.dtype {
             Some(found) if found != wanted => Err(format!("wanted records of {wanted}, found {self}").into()),
             Some(_) => Self::new(to, self.shape.clone()),
-            // Of records that differ in length each is checked.
+            // If records differ in length, each is checked when it is transformed.
             None if !self.ragged && self.bytes % wanted.size() != 0 => {
                 let (wanted, found) = (wanted.size(), self.bytes);
                 Err(kernels::TransformError::SourceLength { wanted, found }.into())
@@ -132,14 +132,14 @@ pub trait RecordTransform: Send {
     ///
     /// # Errors
     ///
-    /// As those of [`apply`](Self::apply), and if `out` is too small.
+    /// Same as [`apply`](Self::apply), and if `out` is too small.
     fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
         let len = self.output(&RecordType::bytes(record.len()))?.len();
         self.apply(record, front(out, len)?, context)?;
         Ok(len)
     }
 
-    /// The same transform once more, for another thread of [`workers`](crate::loader::LoaderBuilder::workers).
+    /// Clones the transform for another thread of [`workers`](crate::loader::LoaderBuilder::workers).
     ///
     /// Each thread applies its own to the batches that it reads. Returns `None` unless implemented: then there can be
     /// only one worker. A transform that is [`Clone`] returns `Some(Box::new(self.clone()))`.
@@ -148,13 +148,13 @@ pub trait RecordTransform: Send {
     }
 }
 
-/// Which records a transform is applied to.
+/// The records that a transform is applied to.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     batch: &'a BatchIndices,
 }
 
-/// Which record a transform is applied to.
+/// The record that a transform is applied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordContext {
     /// Its number in the data set.
@@ -164,7 +164,7 @@ pub struct RecordContext {
     /// The step within the epoch.
     pub step: u64,
     /// A random number for this record in this epoch, made from the plan's seed: the same after any resume, at any
-    /// depth and on any rank. Seed a generator with it, so that random augmentation can be repeated.
+    /// depth and on any rank. Seed a generator with it to make random augmentation repeatable.
     pub seed: u64,
 }
 

@@ -1,5 +1,4 @@
-//! The breakdown: which steps are logged and how, training and validation separately, and nothing at all when it is
-//! off.
+//! The breakdown: the steps that are logged, training and validation separately, and no log when it is off.
 
 mod common;
 

@@ -5,7 +5,7 @@ use std::process::Command;
 #[test]
 fn the_pictures_are_the_same_with_any_number_of_threads() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // `cargo test` builds the example beside this test.
+    // `cargo test` builds the example in the same target folder as this test.
     let program = std::env::current_exe().unwrap();
     let program = program.parent().unwrap().parent().unwrap().join("examples").join("decode");
     let run = |variables: &[(&str, &str)]| {

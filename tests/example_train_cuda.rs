@@ -16,7 +16,7 @@ fn train(arguments: &[&str], preload: Option<&str>) -> Output {
     command.args(arguments).output().unwrap()
 }
 
-/// The folder in which cargo puts the software driver: that of this test's binary.
+/// The folder where cargo puts the software driver: that of this test's binary.
 fn simulator() -> String {
     let path = std::env::current_exe().unwrap().with_file_name("libtwinbuf_cuda_sim.so");
     assert!(path.exists(), "{}", path.display());

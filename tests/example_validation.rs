@@ -38,7 +38,7 @@ fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
     let mut names: Vec<String> = rows.values().map(|row| row.replace(" rank 0 of 1", "")).collect();
     names.sort_unstable();
     assert_eq!(names, ["train: read", "train: train", "valid: read", "valid: train"]);
-    // Without overlap a load lies in the wait of its own loader.
+    // Without overlap a load is part of its loader's wait.
     let number = |event: &Value| (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
     let of = |row: &str, name: &str| -> Vec<(f64, f64)> {
         let here =

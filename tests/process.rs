@@ -86,7 +86,7 @@ fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {
     // SAFETY: all zeros are a valid `sigaction`; in particular SA_RESTART is off, so waits see EINTR.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = count as extern "C" fn(libc::c_int) as usize;
-    // SAFETY: the handler only counts in an atomic, which a handler may.
+    // SAFETY: the handler only counts in an atomic; a handler may do that.
     assert_eq!(unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) }, 0);
     // SAFETY: takes no pointer.
     let caller = unsafe { libc::pthread_self() };

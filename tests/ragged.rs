@@ -1,5 +1,5 @@
-//! Records of any length in a loader: every byte is the file's, in every order, on every rank, resumed at every step, with
-//! overlap on and off; transforms take and make records of their own length; what does not fit is a typed error.
+//! Records of any length in a loader: every byte is the file's, in every order, on every rank, resumed at every step,
+//! with overlap on and off; transforms change the length of records; what does not fit is a typed error.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
@@ -153,7 +153,7 @@ fn an_epoch_goes_on_at_every_step_also_on_other_ranks() {
 fn transforms_take_and_make_records_of_their_own_length() {
     let (_dir, data) = data();
     let plan = plan(Shuffle::Full, (0, 1), LastBatch::Keep);
-    // Every second byte, so that lengths change; then each byte twice.
+    // Every second byte, to change the lengths; then each byte twice.
     let half = map(500, |record, out, context| {
         assert_eq!(record, self::record(context.number));
         for (out, pair) in out.iter_mut().zip(record.chunks_exact(2)) {

@@ -90,7 +90,7 @@ fn buffers_that_do_not_fit_are_refused() {
     assert_eq!(dropped.load(Ordering::Relaxed), 6, "given back");
 }
 
-/// What the options require, and which combinations are refused.
+/// The requirements of the options, and the combinations that are refused.
 #[test]
 fn build_takes_the_wanted_slots_and_no_others() {
     type Set = fn(LoaderBuilder) -> LoaderBuilder;

@@ -10,7 +10,7 @@ use twinbuf::loader::MemoryLimit;
 use twinbuf::stream::{Group, Groups, ReadMode, StreamBuilder, Tensors};
 use twinbuf::{Error, mmap, stream};
 
-/// Bytes for reads past the page cache, of which a limit counts all.
+/// Bytes for reads past the page cache. A limit counts all of them.
 const LANES: u64 = mmap::GroupReader::MEMORY;
 
 /// A model of layers in one file: tensor `up` of layer `n` has `sizes[n]` numbers of 16 bits, `n * 1000 + i`, and `down` has
@@ -152,7 +152,7 @@ fn a_group_that_is_held_is_never_overwritten() {
     let mut layers = stream(model.groups()).cycle().host_depth(3).build().unwrap();
     let mut pass = layers.pass();
     let held = pass.next().unwrap().unwrap();
-    // Slots are filled in turn: two more fit beside the one that is held.
+    // Slots are filled in turn: two more fit in addition to the one that is held.
     for number in 1..3 {
         model.check(&pass.next().unwrap().unwrap(), number);
     }
@@ -355,7 +355,7 @@ fn a_task_waits_for_groups() {
         let mut number = 0;
         while let Some(group) = pollster::block_on(pass.next_async()) {
             let (group, model) = (group.unwrap(), model.clone());
-            // On another thread, which drops it.
+            // On another thread. That thread drops it.
             std::thread::spawn(move || model.check(&group, number)).join().unwrap();
             number += 1;
         }

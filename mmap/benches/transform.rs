@@ -5,9 +5,9 @@
 //! ```
 //!
 //! Speed is bytes read plus bytes written, a second. `memcpy` moves as many: it copies half of their sum. Every
-//! round runs all three, one after the other, so that what disturbs the machine disturbs them alike. Buffers have
-//! been touched before, so that no page fault is timed. Those of large cases do not fit the caches; those of small
-//! cases stay there, which flatters `memcpy`: it has nothing to compute.
+//! round runs all three, one after the other: a disturbance of the machine then affects all three. Buffers have
+//! been touched before, so no page fault is timed. Those of large cases do not fit the caches. Those of small cases
+//! stay there, and that favors `memcpy`: it has nothing to compute.
 //!
 //! The plain loop goes through pixels and channels as they are written down, and is compiled for the least
 //! processor of the target, as code is that does not care.
@@ -64,7 +64,7 @@ fn main() {
             low_half((bits + 0x7fff + (bits >> 16 & 1)) >> 16)
         };
         each("f32 -> bf16", size, f32_to_bf16, upper, 4);
-        // No plain loop of one line rounds to f16: this one cuts off, and knows normal numbers only.
+        // No plain loop of one line rounds to f16: this one truncates, and handles normal numbers only.
         let cut = |src: &[u8]| {
             let bits = single(src);
             low_half((bits >> 16 & 0x8000) | ((bits & 0x7fff_ffff).wrapping_sub(112 << 23) >> 13 & 0x7fff))
@@ -173,7 +173,7 @@ fn compare<T: Copy + From<u8>>(
     let src: Vec<u8> = (0..numbers * width)
         .map(|i| if i % width == width - 1 && width > 1 { 0x3f } else { i.to_le_bytes()[0] })
         .collect();
-    // Not zeros, which the system would not back with memory yet.
+    // Not zeros: the system would not back them with memory yet.
     let mut dst = vec![T::from(1); numbers];
     let moved = src.len() + size_of_val(dst.as_slice());
     let (from, mut room) = (vec![1_u8; moved / 2], vec![2_u8; moved / 2 + PAGE]);

@@ -79,8 +79,8 @@ fn plan(args: &Args, shuffle: Shuffle) -> Result<Vec<u64>, Box<dyn Error>> {
     Ok(batches.flat_map(|batch| batch.runs().flatten()).collect())
 }
 
-/// An epoch through a shuffle buffer, as `tf.data` (files in order) and `WebDataset` (shards, here chunks, shuffled before)
-/// have them: the next record takes the place of a random one, which is delivered.
+/// An epoch through a shuffle buffer, as `tf.data` (files in order) and `WebDataset` (shards, here chunks, shuffled
+/// before) have them: a random record is delivered, and the next record takes its place.
 fn buffered(args: &Args, buffer: u64, shuffled: bool) -> Result<Vec<u64>, Box<dyn Error>> {
     let mut random = Random(1);
     let mut chunks: Vec<u64> = (0..args.records.div_ceil(args.chunk)).collect();

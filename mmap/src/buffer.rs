@@ -7,16 +7,16 @@ use std::ptr::NonNull;
 
 use memmap2::MmapMut;
 
-/// Bytes in a huge page where pages have 4 KiB; on other systems the advice just comes to less.
+/// Bytes in a huge page where pages have 4 KiB; on other systems the advice only has less effect.
 const HUGE: usize = 2 << 20;
 
 /// Memory of a fixed size that never moves: new memory that begins at a page ([`new`](Self::new)), or memory that
 /// other code allocated ([`lent`](Self::lent)).
 ///
-/// New memory of 2 MiB or more begins at a multiple of 2 MiB, and on Linux it requests huge pages
-/// (`MADV_HUGEPAGE`), as far as they fit in: [`ReadMode::Direct`](crate::ReadMode::Direct) reads into them in
-/// larger requests, because a request to a disk has at most so many separate pieces of memory
-/// (`queue/max_segments`), and each page of 4 KiB is one. If the kernel has none, pages of the usual size do.
+/// New memory of 2 MiB or more begins at a multiple of 2 MiB, and on Linux it requests huge pages (`MADV_HUGEPAGE`), as
+/// far as they fit in: [`ReadMode::Direct`](crate::ReadMode::Direct) reads into them in larger requests, because a disk
+/// request is limited to a number of separate memory pieces (`queue/max_segments`), and each page of 4 KiB is one
+/// piece. If the kernel has none, pages of the usual size do.
 ///
 /// ```
 /// let mut slot = twinbuf_mmap::Buffer::new(3 << 20).ok_or("no memory")?;

@@ -10,7 +10,7 @@ use crate::{BatchIndices, Error, system};
 pub struct Residency {
     /// Pages in all.
     pub pages: u64,
-    /// Those that can be read without the disk. It is a snapshot: pages come and go at any time.
+    /// Pages that can be read without the disk. It is a snapshot and may be out of date at once.
     pub resident: u64,
 }
 
@@ -25,11 +25,11 @@ impl Residency {
 }
 
 impl Ranges {
-    /// Counts the pages of all shards that are in the page cache, by `mincore(2)`: those that hold records or
-    /// lie between them. Linux only.
+    /// Counts the pages of all shards that are in the page cache, by `mincore(2)`: pages that hold records or are
+    /// between them. Linux only.
     ///
-    /// It takes as long as there are pages, unless the kernel has `cachestat(2)` (Linux 6.5), which passes over
-    /// stretches without any in the cache.
+    /// The time is proportional to the number of pages, unless the kernel has `cachestat(2)` (Linux 6.5): it skips
+    /// stretches without cached pages.
     ///
     /// Since Linux 5.2 the kernel answers truthfully only to those who own the file or may write to it
     /// (`can_do_mincore` in `mm/mincore.c`). To anyone else it reports all pages as resident.
@@ -52,7 +52,7 @@ impl Ranges {
     ///
     /// # Errors
     ///
-    /// Those of [`residency`](Self::residency), and [`Error::NoSuchRecord`].
+    /// The errors of [`residency`](Self::residency), and [`Error::NoSuchRecord`].
     pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
         let mut residency = Residency::default();
         for span in self.spans(batch.pieces()) {
@@ -62,12 +62,12 @@ impl Ranges {
         Ok(residency)
     }
 
-    /// Asks the kernel to drop the files of all shards, headers and all, from its cache, so that the next read
-    /// is a cold one. Linux only.
+    /// Asks the kernel to drop the files of all shards, headers included, from its cache. The next read is then cold.
+    /// Linux only.
     ///
-    /// Each file is written out first (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops clean
-    /// pages only. Pages stay that another data set or process has mapped and touched. File systems that live in memory (tmpfs) keep everything. [`residency`](Self::residency) shows what
-    /// is left.
+    /// Each file is written out first (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops clean pages only.
+    /// Pages that another data set or process has mapped and touched stay. File systems that live in memory (tmpfs)
+    /// keep everything. [`residency`](Self::residency) shows what is left.
     ///
     /// # Errors
     ///

@@ -8,9 +8,9 @@ use crate::DType;
 
 /// Why files could not be opened, read or asked about.
 ///
-/// Every message is one line and leaves out the [`source`](std::error::Error::source), which an error reporter prints
-/// after it. `{:?}`, which `main` prints of an error that it returns, has both. Offsets and lengths are bytes, counted from
-/// the start of the file.
+/// Every message is one line and leaves out the [`source`](std::error::Error::source): an error reporter prints it
+/// separately. `{:?}` has both; `main` prints an error that it returns in this form. Offsets and lengths are bytes,
+/// counted from the start of the file.
 #[non_exhaustive]
 pub enum Error {
     /// No path was given.
@@ -76,7 +76,7 @@ pub enum Error {
     },
     /// The records together have 2^64 bytes or more, or one of them is larger than memory can be.
     TooLarge {
-        /// The file with which the sum overflows.
+        /// The file that makes the sum overflow.
         path: PathBuf,
     },
     /// The file's header is bad, or it is not one that can be read as records.
@@ -121,7 +121,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// The byte at which the read that failed began.
+        /// Offset where the failed read began, in bytes.
         offset: u64,
         /// The system's error.
         source: io::Error,
@@ -173,7 +173,7 @@ fn too_many(error: &io::Error) -> bool {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Paths are printed quoted and escaped, so that a line break in a name does not break the message.
+        // Paths are printed quoted and escaped: a line break in a name must not break the message.
         match self {
             Self::NoPaths => write!(f, "no files were given: name at least one"),
             Self::ZeroRecord => write!(f, "a record needs at least one byte, found 0"),
@@ -340,7 +340,7 @@ pub enum FormatError {
         /// The type, in the words of the format.
         found: String,
     },
-    /// The array is stored in Fortran order: its first axis varies fastest, so that no row lies in one piece.
+    /// The array is stored in Fortran order: its first axis varies fastest, so no row is contiguous.
     FortranOrder {
         /// The file.
         path: PathBuf,
@@ -367,7 +367,7 @@ pub enum FormatError {
         /// Bytes from `offset` to the end of the file.
         found: u64,
     },
-    /// The array is compressed, so that no row can be read by itself.
+    /// The array is compressed, so no row can be read by itself.
     #[cfg(feature = "npz")]
     Compressed {
         /// The file.

@@ -28,7 +28,7 @@ pub(crate) struct DataFile {
 #[derive(Debug)]
 enum Handle {
     Kept(File),
-    /// Opened for each use, which must find the file with this device and inode.
+    /// Opened for each use; the opened file must have this device and inode.
     #[cfg(unix)]
     OnDemand {
         path: PathBuf,
@@ -63,7 +63,8 @@ impl DataFile {
         Ok(Self { path: path.to_owned(), handle: Handle::Kept(file), len, modified })
     }
 
-    /// Whether nobody has written to the file or truncated it since it was opened. `false` if that is unknown.
+    /// Whether the file is unchanged (not written to, not truncated) since it was opened. `false` if that is
+    /// unknown.
     pub(crate) fn is_unchanged(&self) -> bool {
         let Handle::Kept(file) = &self.handle else { return false };
         let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;
@@ -231,7 +232,7 @@ pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<us
     std::os::unix::fs::FileExt::read_at(file, out, offset)
 }
 
-/// One read at an offset; it moves the file's cursor, which nothing here uses.
+/// One read at an offset. It moves the file's cursor, but no code here uses the cursor.
 #[cfg(windows)]
 pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, out, offset)

@@ -8,8 +8,7 @@ use crate::Error;
 /// Returns the files that `sources` name: each a file, a folder (the files in it, without those in folders below and
 /// without those whose name begins with a dot) or a pattern (`*`, `?`, `[...]`, and `**` for folders at any depth).
 ///
-/// The files of one source are sorted in natural order: numbers in names count as numbers, so that `shard-10` comes
-/// after
+/// The files of one source are sorted in natural order: numbers in names count as numbers, so `shard-10` comes after
 /// `shard-9`. The order of the sources stays. Print the result once: it is the order of the data set.
 ///
 /// # Errors
@@ -162,7 +161,7 @@ mod tests {
         assert_eq!(files([] as [&Path; 0]).unwrap(), [] as [PathBuf; 0]);
     }
 
-    /// As in a cache of downloads of which a part was deleted.
+    /// As in a download cache that was partly deleted.
     #[cfg(unix)]
     #[test]
     fn a_link_to_a_file_that_is_gone_is_not_left_out() {

@@ -1,9 +1,9 @@
-//! A number that identifies a data set, so that a saved position is used with the right one.
+//! A number that identifies a data set, to check that a saved position is used with the right one.
 
 use crate::shard::Places;
 use crate::{Error, Ranges, Shard};
 
-/// Shards of which bytes are read: the first, the last, and others evenly between them.
+/// Number of shards whose bytes are read: the first, the last, and others evenly between them.
 const SHARDS: usize = 16;
 
 /// The most offsets of a shard that are looked at.
@@ -13,16 +13,17 @@ const OFFSETS: usize = 1024;
 const SAMPLE: usize = 4096;
 
 impl Ranges {
-    /// Computes a number that stays with the data set, so that what was saved for one, such as a step to resume at, is
-    /// not used with another.
+    /// Computes a number that identifies the data set. Save it with a position, such as a step to resume at, and
+    /// compare it before the position is used.
     ///
-    /// It is taken of the type, shape and stride of the records; of the number of files, and for each of the
-    /// offset and number of its records; and of bytes: the first and last 4 KiB of the records of at most 16
-    /// files, evenly spread from the first to the last; of records of varying length, also of at most 1024 offsets a file. So it costs at most 32 reads and 128 KiB, however large
-    /// the data set. Paths and times do not enter: a copy elsewhere is the same data set, on any platform.
+    /// It is taken of the type, shape and stride of the records; of the number of files, and for each of the offset and
+    /// number of its records; and of bytes: the first and last 4 KiB of the records of at most 16 files, evenly spread
+    /// from the first to the last; of records of varying length, also of at most 1024 offsets a file. So it costs at
+    /// most 32 reads and 128 KiB, however large the data set. Paths and times are not included: a copy elsewhere is the
+    /// same data set, on any platform.
     ///
-    /// Data sets that differ only in bytes that were not looked at share it: it finds a file that was mixed
-    /// up, cut otherwise or made anew, not one that was tampered with.
+    /// Data sets that differ only in bytes that were not looked at share it: it detects a file that was swapped, cut
+    /// differently or regenerated, not one that was tampered with.
     ///
     /// The number is FNV-1a of 64 bits (Fowler, Noll and Vo; RFC 9923) over all that, numbers as 8
     /// little-endian bytes. It is the same in every version of this crate.
@@ -83,8 +84,8 @@ fn sample(hash: &mut Fnv1a, shard: &Shard) -> Result<(), Error> {
     Ok(())
 }
 
-/// The hash: every step is a bijection of the state, so that inputs of one length which differ in one byte never
-/// share it.
+/// The hash: every step is a bijection of the state, so two inputs of the same length that differ in one byte never
+/// have the same hash.
 struct Fnv1a(u64);
 
 impl Fnv1a {

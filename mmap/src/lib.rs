@@ -4,14 +4,14 @@
 //!   one array of `.npz` or one tensor of `safetensors` (features of these names). A record is a row or a window over rows ([`Cut`]).
 //!   Opening checks every header against the file's real size.
 //! - [`RaggedRecords`] describes records of varying length: a data file with an index of offsets, or Megatron-LM's.
-//!   [`Ranges`] is what both are to a reader: which bytes of which files.
+//!   Readers see both as [`Ranges`]: the bytes of each record in the files.
 //! - `Tensors` (feature `safetensors`) finds the tensors of a model by name: `safetensors`, their index, and GGUF.
 //!   `GroupReader` reads groups of them.
 //! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
 //!   any [`BatchIndices`] in O(1), the same on every machine. To resume, ask for another step.
-//! - [`Reader`] reads the batches of one loop into your buffer and asks the system for those that come next. What fits in
-//!   memory comes through the page cache, the rest past it ([`ReadMode`]). A truncated file is a typed [`Error`] with path
-//!   and offset, never a SIGBUS. [`Ranges::read`] reads one batch without reading ahead.
+//! - [`Reader`] reads the batches of one loop into your buffer and prefetches the next ones. What fits in memory comes
+//!   through the page cache, the rest past it ([`ReadMode`]). A truncated file is a typed [`Error`] with path and
+//!   offset, never a SIGBUS. [`Ranges::read`] reads one batch without reading ahead.
 //! - [`Ranges::residency`] counts the pages in the cache and [`Ranges::evict`] drops them, to measure cold reads.
 //!
 //! It does not:

@@ -2,12 +2,12 @@
 
 /// How many of `files` files to keep open; the others are opened for each use.
 ///
-/// A quarter of the descriptors that the process may have, so that direct reads, which need a second one for each
-/// file, and the rest of the program find some. The soft limit is raised for it, as far as the hard one allows.
+/// A quarter of the descriptors that the process may have. The others are for direct reads (a second descriptor for
+/// each file) and for the rest of the program. The soft limit is raised up to the hard one.
 #[cfg(unix)]
 pub(crate) fn kept(files: usize) -> usize {
     const SHARE: libc::rlim_t = 4;
-    /// For the rest of the program, beside the files.
+    /// For the rest of the program, in addition to the files.
     const OTHERS: libc::rlim_t = 256;
     let wanted =
         libc::rlim_t::try_from(files).unwrap_or(libc::rlim_t::MAX / 8).saturating_mul(SHARE) + OTHERS;
@@ -32,8 +32,8 @@ pub(crate) fn kept(_: usize) -> usize {
     usize::MAX
 }
 
-/// Bytes of memory that this process can still use, those that the page cache would give up among them: the machine's, or
-/// less if a control group has less left. `None` if unknown.
+/// Bytes of memory that this process can still use, including memory that the page cache would give up: the machine's,
+/// or what a control group has left if that is less. `None` if unknown.
 #[cfg(target_os = "linux")]
 pub(crate) fn memory_left() -> Option<u64> {
     use std::path::Path;

@@ -1,4 +1,4 @@
-//! Pages of a mapping: how large they are, and on which ones a range of bytes lies.
+//! Pages of a mapping: their size, and which pages a range of bytes covers.
 
 use std::ops::Range;
 

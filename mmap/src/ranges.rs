@@ -1,4 +1,4 @@
-//! Which bytes of which files the records of a data set are: all that reading needs to know of it.
+//! Where the records of a data set are in its files: the only part of a data set that reading needs.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(crate) struct Kind {
     pub(crate) stride: u64,
 }
 
-/// Where the records of one file lie. All of them lie within the file.
+/// Where the records of one file are. All of them are within the file.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) kind: Kind,
@@ -34,7 +34,7 @@ pub(crate) struct Layout {
     pub(crate) records: u64,
 }
 
-/// Where a record lies; found by [`Ranges::locate`].
+/// Where a record is; found by [`Ranges::locate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
     /// The index of its file in [`Ranges::shards`].
@@ -45,12 +45,12 @@ pub struct Location {
     pub len: u64,
 }
 
-/// The files of a data set, and which bytes of them its records are, numbered through from the first file on.
+/// The files of a data set and the byte range of each record. Records are numbered from the first file on.
 ///
 /// This is what a [`Reader`](crate::Reader) reads. [`Records`](crate::Records) and
-/// [`RaggedRecords`](crate::RaggedRecords) each have one, and dereference to it. It is immutable and `Send + Sync`: reads name
-/// their offsets and share no cursor, so any number of readers and threads use it at once. A record lies in one file, never
-/// across two.
+/// [`RaggedRecords`](crate::RaggedRecords) each have one, and dereference to it. It is immutable and `Send + Sync`:
+/// reads name their offsets and share no cursor, so any number of readers and threads use it at once. A record is in
+/// one file, never across two.
 #[derive(Debug)]
 #[expect(clippy::len_without_is_empty, reason = "a data set holds at least one record")]
 pub struct Ranges {
@@ -90,8 +90,8 @@ impl Span {
 }
 
 impl Ranges {
-    /// Opens `paths` with the layout that `layout` finds in each, which must be of one kind. Files that are too short go to
-    /// `skipped`, if there is such a list.
+    /// Opens `paths` with the layout that `layout` finds in each. All layouts must be of one kind. Files that are too
+    /// short go to `skipped`, if there is such a list.
     pub(crate) fn assemble<P: AsRef<Path>>(
         paths: impl IntoIterator<Item = P>,
         mut skipped: Option<&mut Vec<PathBuf>>,
@@ -217,7 +217,7 @@ impl Ranges {
         self.longest
     }
 
-    /// Returns the files, in the order in which they were given.
+    /// Returns the files in the given order.
     #[must_use]
     pub fn shards(&self) -> &[Shard] {
         &self.shards
@@ -230,7 +230,7 @@ impl Ranges {
         Some(Location { shard: at.shard, offset: at.bytes.start, len })
     }
 
-    /// Returns the most bytes that so many different records take together.
+    /// Returns the most bytes that any `records` different records take together.
     #[must_use]
     pub fn most_bytes(&self, records: u64) -> u64 {
         let count = usize::try_from(records.min(self.records)).unwrap_or(usize::MAX);
@@ -249,7 +249,7 @@ impl Ranges {
         once.saturating_mul(records.div_ceil(self.records).max(1))
     }
 
-    /// Whether records have lengths of their own.
+    /// Whether the lengths of records differ.
     pub(crate) fn is_ragged(&self) -> bool {
         matches!(self.shards[0].at, Places::Offsets(_))
     }
@@ -341,8 +341,8 @@ impl Ranges {
         })
     }
 
-    /// The spans of a batch, each with the place of its bytes among those of the batch. Overlapping records take less in the
-    /// file: they come to the end of their place, out of which [`spread`](Self::spread) brings them.
+    /// The spans of a batch, each with the place of its bytes among those of the batch. Overlapping records take less
+    /// in the file: they are read to the end of their place, and [`spread`](Self::spread) moves them from there.
     pub(crate) fn placed(&self, batch: Runs) -> impl Iterator<Item = Result<(Stretch, usize), Error>> {
         let mut to = 0;
         self.spans(batch).map(move |span| {
@@ -383,11 +383,10 @@ fn expand(out: &mut [u8], record: usize, shared: usize) {
     if shared == 0 {
         return;
     }
-    // With n records and the stride s, `shared` is n * record - ((n - 1) * s + record), that is
-    // (n - 1) * (record - s). Record i goes to i * record and lies at shared + i * s, which is
-    // (n - 1 - i) * (record - s) further behind: never before its place. And all that is written up to then
-    // ends at (i + 1) * record, which is the place of record i + 1 and so not behind where that one lies: no
-    // record is overwritten before it has been copied.
+    // With n records and the stride s, `shared` is n * record - ((n - 1) * s + record), that is (n - 1) * (record - s).
+    // Record i goes to i * record and lies at shared + i * s, which is (n - 1 - i) * (record - s) further behind: never
+    // before its place. And all that is written up to then ends at (i + 1) * record, the place of record i + 1 and so
+    // not behind where that one is: no record is overwritten before it has been copied.
     let overlap = shared / (out.len() / record - 1);
     for (to, from) in (0..out.len()).step_by(record).zip((shared..).step_by(record - overlap)) {
         out.copy_within(from..from + record, to);

@@ -32,7 +32,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether a file of plain bytes may end with a part of a record, which is left unread. Default: no; the usual
+    /// Whether a file of plain bytes may end with a part of a record. That part is left unread. Default: no; the usual
     /// reasons are a wrong record size and a file that was cut off.
     pub const fn partial(mut self, partial: bool) -> Self {
         self.partial = partial;
@@ -46,17 +46,16 @@ impl Options {
         self
     }
 
-    /// Opens the files, which together are the data set, in this order, as records of `record_bytes` bytes.
+    /// Opens the files as records of `record_bytes` bytes. Together, in this order, they are the data set.
     ///
     /// The files stay open, as many as a quarter of the limit of open files (`RLIMIT_NOFILE`) allows; the soft limit is
-    /// raised for them up to the hard one. Others are opened for each use, which costs a few microseconds, and must not
-    /// be renamed or replaced meanwhile ([`Error::Replaced`]).
+    /// raised for them up to the hard one. Others are opened for each use and must not be renamed or replaced in
+    /// between ([`Error::Replaced`]). Each use then costs a few microseconds more.
     ///
-    /// On Unix each file has one read-only mapping, which takes address space but no
-    /// memory until pages are read through it, unless the process locks all that it maps
-    /// (`mlockall(MCL_FUTURE)`). If the system refuses the mapping, hints do nothing and reads work. If it has no room
-    /// for one (`RLIMIT_AS`, `vm.max_map_count`), those made before are given back, so that they do not take what the
-    /// program needs.
+    /// On Unix each file has one read-only mapping. It takes address space but no memory until pages are read through
+    /// it, unless the process locks all that it maps (`mlockall(MCL_FUTURE)`). If the system refuses the mapping, hints
+    /// do nothing and reads work. If it has no room for one (`RLIMIT_AS`, `vm.max_map_count`), those made before are
+    /// given back: the program may need that room.
     ///
     /// # Errors
     ///
@@ -84,16 +83,16 @@ impl Options {
 /// Records of one size in one or several files, numbered through from the first file on.
 ///
 /// [`open`](Self::open) takes files without headers as records of plain bytes;
-/// [`open_headerless`](Self::open_headerless), [`open_llm_c`](Self::open_llm_c),
-/// [`open_npy`](Self::open_npy) and `open_safetensors` (with the feature of that name) know what the elements
-/// are, and can cut overlapping windows ([`Cut`](crate::Cut)). All of them give the same `Records`.
+/// [`open_headerless`](Self::open_headerless), [`open_llm_c`](Self::open_llm_c), [`open_npy`](Self::open_npy) and
+/// `open_safetensors` (with the feature of that name) determine the element type, and can cut overlapping windows
+/// ([`Cut`](crate::Cut)). All of them give the same `Records`.
 ///
-/// A record lies in one file, never across two. `Records` is `Send + Sync`: reads name their offsets and
-/// share no cursor, so several threads may read at once.
+/// A record is in one file, never across two. `Records` is `Send + Sync`: reads name their offsets and share no cursor,
+/// so several threads may read at once.
 ///
-/// The files must not be written to meanwhile. A read of a truncated file is [`Error::Truncated`]; bytes that change
-/// under the reader are delivered as they are found. On Unix a file that stays open is read on as it was when its
-/// name is deleted or given to another file, as `mv` and most programs that save do; see [`Options::open`] for how
+/// The files must not be written to while they are open. A read of a truncated file is [`Error::Truncated`]; bytes that
+/// change under the reader are delivered as they are found. On Unix a file that stays open is read on as it was when
+/// its name is deleted or given to another file, as `mv` and most programs that save do; see [`Options::open`] for how
 /// many do.
 ///
 /// ```
@@ -125,7 +124,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`Options::open`].
+    /// The errors of [`Options::open`].
     pub fn open<P: AsRef<Path>>(
         paths: impl IntoIterator<Item = P>,
         record_bytes: usize,
@@ -138,7 +137,7 @@ impl Records {
         Options { partial: false, skip_short: false }
     }
 
-    /// Opens `paths` with the layout that `layout` finds in each, which must be of one kind.
+    /// Opens `paths` with the layout that `layout` finds in each. All layouts must be of one kind.
     pub(crate) fn assemble<P: AsRef<Path>>(
         options: Options,
         paths: impl IntoIterator<Item = P>,

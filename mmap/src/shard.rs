@@ -1,4 +1,4 @@
-//! One file of a data set, and where its records lie.
+//! One file of a data set, and where its records are.
 
 use std::ops::Range;
 use std::path::Path;

@@ -88,7 +88,7 @@ fn what_cannot_be_opened() {
         ),
     ];
     for (path, record_bytes, check, words) in table {
-        // Behind a good file, so that the path in the error is seen to be the bad one's.
+        // Behind a good file: the path in the error must be the bad one's.
         let error = refused(&[&good, path], record_bytes);
         assert!(check(&error, path), "{error:?}");
         let message = error.to_string();
@@ -98,7 +98,7 @@ fn what_cannot_be_opened() {
     assert!(matches!(refused(&[], 32), Error::NoPaths));
 }
 
-/// The system lets root read everything; then this test runs itself once more as the user `nobody`.
+/// The system lets root read everything; then this test runs itself again as the user `nobody`.
 #[cfg(unix)]
 #[test]
 fn a_file_without_permission() {
@@ -164,7 +164,7 @@ fn special_files_are_refused_without_waiting() {
     }
 }
 
-/// The file that was opened is read on, in every epoch; opening anew finds what is there now.
+/// Every epoch reads the file that was opened; a new open finds the file that is there now.
 #[cfg(unix)]
 #[test]
 fn deleted_or_replaced_between_epochs() {
@@ -206,8 +206,8 @@ fn deleted_or_replaced_between_epochs() {
     );
 }
 
-/// Truncated after it was opened, mapped and hinted: an error that names the first missing byte. Hints and
-/// the count of pages go on working; a SIGBUS would end the process and so fail the test.
+/// Truncated after it was opened, mapped and hinted: an error that names the first missing byte. Hints and the count of
+/// pages keep working; a SIGBUS would end the process and fail the test.
 #[test]
 fn a_file_truncated_while_open() {
     const RECORD: usize = 1000;
@@ -225,7 +225,7 @@ fn a_file_truncated_while_open() {
         asked::read_and_ask(&records, &batch(step), &mut out).1.unwrap();
     }
 
-    // 6 records and 250 bytes are left of the second file, which begins with record 20.
+    // 6 records and 250 bytes are left of the second file. It begins with record 20.
     File::options().write(true).open(&second).unwrap().set_len(6250).unwrap();
     // Step 2 is records 16..24, step 3 is 24..32 (byte 4000 on), step 4 is 32..40 (byte 12000 on).
     assert_eq!(records.read(&batch(2), &mut out).unwrap(), 8 * RECORD);

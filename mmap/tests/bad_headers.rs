@@ -11,7 +11,7 @@ type Open = fn(&[&Path]) -> Result<Records, Error>;
 /// of another crate follow.
 type Case = (Vec<u8>, &'static str);
 
-/// Each file is opened behind a good one, so that the path in the error is seen to be its own.
+/// Each file is opened behind a good one: the path in the error must be that of the bad file.
 fn check(open: Open, good: &[u8], table: &[Case]) {
     let folder = tempfile::tempdir().unwrap();
     let (first, path) = (folder.path().join("first"), folder.path().join("file"));

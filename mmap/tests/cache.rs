@@ -14,7 +14,7 @@ use twinbuf_mmap::{BatchIndices, Plan, ReadOptions, ReadStats, Reader, Records, 
 
 const RECORD: usize = 4096;
 
-/// A file of so many records of [`RECORD`] bytes.
+/// A file of records of [`RECORD`] bytes.
 fn data_set(folder: &Path, records: usize) -> Arc<Records> {
     let path = folder.join("data");
     std::fs::write(&path, vec![1; records * RECORD]).unwrap();
@@ -82,7 +82,7 @@ fn evicted_pages_are_gone_and_pages_that_are_asked_for_come() {
     if hints_go_nowhere() {
         return;
     }
-    // The batch after the one that is read, which does not follow it in the file. The others are not asked for.
+    // The batch after the one that is read. It does not follow that one in the file. The others are not asked for.
     until(|| {
         evict(&records);
         let stats = ask(&records, &plan, &[batch(0), batch(2)]);
@@ -98,12 +98,12 @@ fn evicted_pages_are_gone_and_pages_that_are_asked_for_come() {
     assert_eq!(records.residency_of(&batch(3)).unwrap().resident, 0);
 }
 
-/// Many pieces are one call where the kernel has it, so that only the bounds of `hints` are known.
+/// Many pieces are one call where the kernel has it, so only the bounds of `hints` are known.
 #[test]
 fn what_touches_is_asked_for_together() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 2048);
-    // All records one by one, in an order of their own.
+    // All records one by one, in another order.
     let plan = Plan::builder(records.len()).batch(records.len()).shuffle(Shuffle::Full).build().unwrap();
     let stats = ask(&records, &plan, &[plan.batch(0, 0).unwrap()]);
     assert_eq!((stats.hinted, stats.failed), (records.bytes(), 0));
@@ -174,7 +174,7 @@ fn small_records_bring_what_is_around_them_once_an_epoch() {
     let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
     let mut out = vec![0; 16 * RECORD];
     for epochs in 1..4 {
-        // In one sequence, and in one of its own.
+        // In one shared sequence, and in a separate one.
         let batches =
             move || (0..2).flat_map(move |epoch| (0..16).filter_map(move |step| plan.batch(epoch, step)));
         reader.begin(batches());

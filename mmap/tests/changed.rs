@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use twinbuf_mmap::{Error, Plan, ReadOptions, Reader, Records, Shuffle};
 
-/// Set in the process to which the call is refused.
+/// Set in the process that is refused the call.
 const CHILD: &str = "TWINBUF_CHANGED_REFUSED";
 
 /// No page and no block is a multiple of it.
@@ -52,7 +52,7 @@ fn change(path: &Path, changes: u64) {
         let first = left / RECORD as u64;
         let rest: Vec<u8> = (first..RECORDS).flat_map(record).collect();
         let rest = &rest[usize::try_from(left - first * RECORD as u64).unwrap()..];
-        // In two steps, so it ends in the middle of a page meanwhile.
+        // In two steps: between them it ends in the middle of a page.
         let (one, other) = rest.split_at(rest.len() / 2);
         file.write_all_at(one, left).unwrap();
         file.write_all_at(other, left + one.len() as u64).unwrap();
@@ -65,7 +65,7 @@ fn read(path: &Path, thread: u64, done: &AtomicBool) -> [u64; 2] {
     let mut counts = [0; 2];
     let mut out = vec![0; 60 * RECORD];
     for epoch in 0.. {
-        // Opened anew, as the file may be another one by now; or it is too short at the moment.
+        // Opened again, because the file may be another one by now; or it is too short at the moment.
         let Ok(records) = Records::open([path], RECORD) else { continue };
         if records.len() < RECORDS {
             continue;

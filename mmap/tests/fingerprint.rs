@@ -101,7 +101,7 @@ fn any_other_is_another() {
     }
 }
 
-/// Of 40 shards 16 are looked at: the first, the last, and others evenly between.
+/// 16 of 40 shards are looked at: the first, the last, and others evenly between.
 #[test]
 fn shards_are_looked_at_from_the_first_to_the_last() {
     let folder = tempfile::tempdir().unwrap();

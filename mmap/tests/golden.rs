@@ -10,7 +10,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// The lines of a table that `make.py` wrote, without those for which a feature is missing.
+/// The lines of a table that `make.py` wrote, without those that need a missing feature.
 fn table(name: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(fixture(name)).unwrap();
     let lines = text.lines().map(|line| line.split('\t').map(String::from).collect());

@@ -25,8 +25,8 @@ thread_local! {
 
 struct Watched;
 
-// SAFETY: every call goes on to `System`, which keeps the contract. The counter is initialised at compile
-// time and has no destructor, so looking at it allocates nothing.
+// SAFETY: every call is passed to `System`, and `System` keeps the contract. The counter is initialised at compile time
+// and has no destructor, so looking at it allocates nothing.
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.set(LARGEST.get().max(layout.size()));
@@ -115,7 +115,7 @@ proptest! {
         every_opener(&bytes);
     }
 
-    /// The length that the header is said to have is kept where it holds, so that what stands in it is read.
+    /// The length that the header is said to have is kept where it holds: the header's content is then read.
     #[test]
     fn arbitrary_text_as_a_header(text in "[ -~\n]{0,80}", major in 1_u8..4) {
         let mut file = b"\x93NUMPY".to_vec();
@@ -245,7 +245,7 @@ proptest! {
     ) {
         let (kind, bytes) = MODELS[which];
         let mut bytes = [&[kind][..], bytes].concat();
-        // Most of the bytes are data, so that changes go to the header.
+        // Most of the bytes are data, so changes go to the header.
         let header = bytes.len().min(2400);
         for (at, new) in &changes {
             let at = 1 + at.index(header - 1);

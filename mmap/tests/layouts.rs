@@ -163,7 +163,7 @@ fn the_largest_strides_and_windows() {
     ));
 }
 
-/// Windows share bytes, so that together they may have more than 2^64: 2^32 + 1 of them of 4 GiB each.
+/// Windows share bytes, so together they may have more than 2^64: 2^32 + 1 of them of 4 GiB each.
 #[cfg(all(unix, target_pointer_width = "64"))]
 #[test]
 fn more_bytes_than_can_be_counted() {
@@ -223,7 +223,7 @@ fn truncated_while_open_inside_overlapping_windows() {
     let mut out = vec![0; 33 * 22];
     records.read(&batch, &mut out).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
-    // Windows 33 to 65 lie at bytes 660 to 65 * 20 + 22.
+    // Windows 33 to 65 are at bytes 660 to 65 * 20 + 22.
     let error = records.read(&batch, &mut out).unwrap_err();
     assert!(
         matches!(&error, Error::Truncated { path: at, offset: 1000, wanted: 662, found: 340 } if *at == path),
@@ -258,7 +258,7 @@ fn files_of_one_data_set_have_records_of_one_kind() {
     }
 }
 
-/// Sparse, so that it takes no room: tokens of 32 bits, the last ones near 8 GiB, behind a header.
+/// Sparse, so it takes no room: tokens of 32 bits, the last ones near 8 GiB, behind a header.
 #[cfg(unix)]
 #[test]
 fn tokens_past_four_gib() {
@@ -274,7 +274,7 @@ fn tokens_past_four_gib() {
     let last = data(4096, 3);
     file.write_all_at(&last, 1024 + TOKENS * 4 - 4096).unwrap();
 
-    // Behind a small file, so that numbers and offsets differ.
+    // Behind a small file: numbers and offsets then differ.
     let small = folder.path().join("small.bin");
     let mut bytes = [20_240_801_i32, 7, 16].map(i32::to_le_bytes).concat();
     bytes.resize(1024 + 64, 0);

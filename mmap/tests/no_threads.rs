@@ -16,7 +16,7 @@ struct Group(PathBuf);
 impl Group {
     /// `None` if this process may not make one.
     fn new() -> Option<Self> {
-        // Version 1, and version 2 as systemd mounts it alone and beside version 1.
+        // Version 1, and version 2 as systemd mounts it alone and together with version 1.
         let roots = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
         roots.into_iter().find_map(|root| {
             let group = Self(Path::new(root).join(format!("twinbuf-test-{}", std::process::id())));

@@ -53,7 +53,7 @@ impl Sum {
     }
 }
 
-/// What one rank does, which knows from its environment which it is: a line for each order.
+/// What one rank does: it prints a line for each order. It gets its rank from its environment.
 fn rank(folder: &Path) {
     let records = Records::open(paths(folder), RECORD).unwrap();
     for (number, order) in ORDERS.into_iter().enumerate() {

@@ -123,7 +123,7 @@ fn a_batch_of_another_data_set_or_too_small_a_buffer() {
     assert!(matches!(error, Error::BufferTooSmall { wanted: u64::MAX, found: 72 }), "{error:?}");
 }
 
-/// Sparse, so that it takes no room: one record near 5 GiB, zeros before it.
+/// Sparse, so it takes no room: one record near 5 GiB, zeros before it.
 #[cfg(unix)]
 #[test]
 fn a_record_past_four_gib() {
@@ -177,7 +177,7 @@ fn a_leased_file_is_opened_when_it_is_given_up() {
         // SAFETY: the descriptor is open as long as `server` lives; these commands take numbers.
         unsafe { libc::fcntl(server.as_raw_fd(), command, value) }
     };
-    // It says that somebody waits, and would end the process.
+    // The signal reports a waiting process, and would end this one.
     // SAFETY: nothing is called when the signal comes.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     if control(libc::F_SETLEASE, libc::F_WRLCK) != 0 {

@@ -17,12 +17,12 @@ fn bytes(numbers: usize, seed: u32) -> Vec<u8> {
     (seed..).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).take(numbers * 4).collect()
 }
 
-/// A file that lives in memory; gone when it is closed.
+/// A file in memory; gone when it is closed.
 fn memfd(bytes: &[u8]) -> (File, PathBuf) {
     // SAFETY: the name is a C string; the call takes no other pointer.
     let fd = unsafe { libc::memfd_create(c"twinbuf".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the kernel has just opened it, and nobody else knows it.
+    // SAFETY: the kernel has just opened it, and nothing else uses it.
     let mut file = unsafe { File::from_raw_fd(fd) };
     file.write_all(bytes).unwrap();
     (file, PathBuf::from(format!("/proc/self/fd/{fd}")))

@@ -23,7 +23,7 @@ use twinbuf_mmap::{BatchIndices, Error, Plan, ReadOptions, ReadStats, Reader, Re
 /// Set in the process of one case, to its number and the error.
 const CHILD: &str = "TWINBUF_REFUSED_CASE";
 
-/// Shuffled below, so that no two of a batch touch in most cases.
+/// Shuffled below, so in most cases no two records of a batch touch.
 const RECORDS: u64 = 8000;
 
 /// More than one call of the kernel takes.
@@ -139,8 +139,8 @@ fn hints_fail(errno: c_int) {
     assert!(asked.hints > 1024, "{asked:?}");
 }
 
-/// Records that lie apart are one call each where the kernel does not copy them by one: found out once for the process, or, if
-/// it cannot reach the memory, for each slot.
+/// Records that are apart are one call each where the kernel does not copy them by one: found out once for the process,
+/// or, if it cannot reach the memory, for each slot.
 fn gathering_is_refused(errno: c_int) {
     let data = Data::new();
     let records = data.open();
@@ -172,12 +172,12 @@ fn residency_is_refused(errno: c_int) {
     data.check(&records, &batch());
 }
 
-/// `cachestat(2)`, for which `libc` has no name.
+/// `cachestat(2)`; `libc` has no name for it.
 const CACHESTAT: c_long = 451;
 
-/// Ten stretches of 4096 pages in which nothing is cached need no other call; with one page there, one does.
+/// Ten stretches of 4096 pages without cached pages need no other call; with one page there, one does.
 fn holes_are_counted_without(errno: c_int) {
-    // SAFETY: no descriptor is -1, so that the kernel looks at no pointer.
+    // SAFETY: no descriptor is -1, so the kernel looks at no pointer.
     let status = unsafe { libc::syscall(CACHESTAT, -1, 0, 0, 0) };
     let error = io::Error::last_os_error();
     if (status, error.raw_os_error()) != (-1, Some(libc::EBADF)) {
@@ -221,7 +221,7 @@ fn dropping_is_refused(errno: c_int) {
     system(&records.evict(), &data.path(), "posix_fadvise", errno);
 }
 
-/// What file systems without `fsync` say, which have nothing to write out: squashfs, erofs, iso9660.
+/// The error of file systems without `fsync`; they have nothing to write out: squashfs, erofs, iso9660.
 fn nothing_to_write_out(errno: c_int) {
     let data = Data::new();
     File::open(data.path()).unwrap().sync_all().unwrap();

@@ -36,7 +36,7 @@ fn hints_and_direct_reads_change_no_byte() {
     let numbers: Vec<u8> =
         (0_u32..).take(NUMBERS).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     std::fs::write(&path, &numbers).unwrap();
-    // Some 1000 records of 1 KiB and an odd number, which overlap.
+    // Some 1000 records of 1 KiB and an odd number. They overlap.
     let cut = Cut::Windows { rows: 301, stride: 299 };
     let records = Arc::new(Records::open_headerless([&path], DType::U32, cut).unwrap());
     for shuffle in [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 16, window_chunks: 8 }] {

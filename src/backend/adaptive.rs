@@ -24,7 +24,7 @@ pub struct Adaptive {
 impl Adaptive {
     /// For a ring in a process where `threads` threads work at the same time, both sides included.
     ///
-    /// If the calling thread may use fewer processors ([`std::thread::available_parallelism`], which on Linux reads the
+    /// If the calling thread may use fewer processors ([`std::thread::available_parallelism`]; on Linux it reads the
     /// affinity of that thread), it never spins: a side that spins would keep a processor from a thread that works.
     /// Threads inherit the affinity of the one that spawns them, as the threads of a loader do.
     pub(crate) fn for_threads(threads: usize) -> Self {
@@ -43,7 +43,7 @@ impl Adaptive {
         self.mean.load(Ordering::Relaxed) < Self::SHORT
     }
 
-    /// A wait begins: it counts as one of no length, which is right if it ends during the spinning.
+    /// A wait begins. It is counted with length 0. That is right if it ends during the spinning.
     fn begins(&self) {
         let mean = self.mean.load(Ordering::Relaxed);
         if mean > 0 {

@@ -75,7 +75,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As [`cast`](Self::cast).
+    /// Same as [`cast`](Self::cast).
     pub fn cast_mut<T: AnyBitPattern + NoUninit>(&mut self) -> Result<&mut [T], Error> {
         self.count_fields(1)?;
         self.field_mut(0)
@@ -99,7 +99,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// Those of [`fields`](Self::fields).
+    /// The errors of [`fields`](Self::fields).
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&[T], Error> {
         let bytes = &self[self.field_range::<T>(field)?];
         bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>(bytes.len()))
@@ -109,7 +109,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// Those of [`fields`](Self::fields).
+    /// The errors of [`fields`](Self::fields).
     pub fn field_mut<T: AnyBitPattern + NoUninit>(&mut self, field: usize) -> Result<&mut [T], Error> {
         let range = self.field_range::<T>(field)?;
         let error = self.not_whole::<T>(range.len());
@@ -216,15 +216,15 @@ impl Batch {
         At { loader: None, epoch: self.epoch(), step: Some(self.step()) }
     }
 
-    /// Takes the memory out of its slot, which gets other memory and is free: to keep a batch without a copy for longer
-    /// than the loader can wait. The bytes stay where they are, and the memory may be longer than the batch. It is part of
-    /// the loader's [memory limit](crate::loader::LoaderBuilder::memory_limit) until it is dropped.
+    /// Takes the memory out of its slot, to keep a batch without a copy for longer than the loader can wait. The slot
+    /// gets other memory and is free. The bytes stay where they are, and the memory may be longer than the batch. It is
+    /// part of the loader's [memory limit](crate::loader::LoaderBuilder::memory_limit) until it is dropped.
     ///
     /// # Errors
     ///
     /// The batch, and why: [`Error::Memory`] if the limit has no room for the slot's new memory; [`Error::Option`] if
-    /// there is none, or if the caller gave the slots ([`slots`](crate::loader::LoaderBuilder::slots)), which the loader
-    /// does not replace by other memory.
+    /// there is none, or if the caller gave the slots ([`slots`](crate::loader::LoaderBuilder::slots)): the loader does
+    /// not replace their memory.
     pub fn into_buffer(mut self) -> Result<Buffer, Box<(Self, Error)>> {
         let (other, taken) = match self.other_memory() {
             Ok(memory) => memory,
@@ -233,7 +233,8 @@ impl Batch {
         let mut own = mem::replace(&mut self.slot.content, other);
         let Some(taken) = taken else { return Ok(own) };
         let (start, len) = (NonNull::from(&mut own[..]).cast(), own.len());
-        // SAFETY: `own` keeps the bytes, which stay where they are when it moves, and nothing else reaches it from now on.
+        // SAFETY: `own` keeps the bytes. They stay where they are when it moves, and nothing else reaches it from now
+        // on.
         Ok(unsafe { Buffer::lent(start, len, (own, taken)) })
     }
 
@@ -280,7 +281,7 @@ impl<'b> MiniBatch<'b> {
         self.records.clone()
     }
 
-    /// Returns which records of the data set they are.
+    /// Returns the batch's records in the data set.
     #[must_use]
     pub fn plan(&self) -> Option<BatchIndices> {
         self.batch.plan().part(self.records.clone())
@@ -290,7 +291,7 @@ impl<'b> MiniBatch<'b> {
     ///
     /// # Errors
     ///
-    /// As [`Batch::cast`].
+    /// Same as [`Batch::cast`].
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'b [T], Error> {
         self.batch.count_fields(1)?;
         self.field(0)
@@ -300,7 +301,7 @@ impl<'b> MiniBatch<'b> {
     ///
     /// # Errors
     ///
-    /// As [`Batch::field`].
+    /// Same as [`Batch::field`].
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
         let all = self.batch.field_range::<T>(field)?;
         let place = |record: u64| self.batch.meta().place(field, usize::try_from(record).ok()?);
@@ -320,7 +321,7 @@ pub trait Numbers {
     ///
     /// # Errors
     ///
-    /// Those of [`Batch::fields`].
+    /// The errors of [`Batch::fields`].
     fn of(batch: &Batch) -> Result<Self::Slices<'_>, Error>;
 }
 

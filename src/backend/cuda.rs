@@ -1,4 +1,4 @@
-//! The upload stage: batches go on from page-locked host slots into device slots, on a stream of their own.
+//! The upload stage: copies batches from page-locked host slots into device slots, on a separate stream.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,7 +30,7 @@ pub struct Cuda {
     pub(crate) device_depth: usize,
 }
 
-/// One batch in device memory: a [`Lease`] of its slot, and which batch it is.
+/// One batch in device memory: a [`Lease`] of its slot, and the batch's position.
 ///
 /// Use it with [`on`](Lease::on), for each stream, and drop it as soon as the work that reads it is *enqueued*. The
 /// next copy into the slot then waits for those streams.
@@ -57,7 +57,7 @@ impl DeviceBatch {
         &self.lease.meta().records().plan
     }
 
-    /// Returns where a field of a batch from several data sets lies ([`Fields`](crate::loader::Fields)), in bytes:
+    /// Returns the byte range of a field of a batch from several data sets ([`Fields`](crate::loader::Fields)):
     /// `batch.on_range::<i64>(batch.field_range(1).ok_or("no labels")?, &stream)?`. `None` if there is no such field.
     #[must_use]
     pub fn field_range(&self, field: usize) -> Option<Range<usize>> {
@@ -76,7 +76,7 @@ impl DeviceBatch {
         self.lease.meta().checkpoint()
     }
 
-    /// Returns the lease alone, for [`Lease::into_owned`], which consumes it.
+    /// Returns the lease alone, for [`Lease::into_owned`] (it consumes the lease).
     #[must_use]
     pub fn into_lease(self) -> Lease<BatchMeta> {
         self.lease
@@ -112,7 +112,7 @@ impl fmt::Debug for DeviceBatch {
 #[allow(missing_debug_implementations, reason = "of a sealed trait")]
 pub struct HostSide {
     host: HostSlots<BatchMeta>,
-    /// As the uploader numbers the batches.
+    /// The next batch's number in the uploader.
     committed: u64,
     log: Arc<CopyLog>,
     /// `None` if batches are smaller, or without overlap.
@@ -139,7 +139,7 @@ pub struct DeviceSide {
     inline: bool,
 }
 
-/// What the copies took: which batch each is of, when it was done, and all of them together.
+/// Times of the copies: the batch of each, when it was done, and the total.
 struct CopyLog(Mutex<Copies>);
 
 struct Copies {
@@ -149,12 +149,12 @@ struct Copies {
     coming: VecDeque<(u64, Ticket)>,
     time: Duration,
     bytes: u64,
-    /// The last copies: more than there are slots, so that the batch in use is among them.
+    /// The last copies: more than there are slots, so they include the batch in use.
     last: VecDeque<(Ticket, Event)>,
 }
 
-/// Larger batches are copied in chunks of this size while the rest is being read: large enough for a copy at full speed,
-/// small beside what a large batch takes to read.
+/// Larger batches are copied in chunks of this size while the rest is being read: large enough for a copy at full
+/// speed, and short compared with the read of a large batch.
 const CHUNK: usize = 8 << 20;
 
 /// How many copies are remembered.
@@ -213,7 +213,7 @@ impl sealed::Backend for Cuda {
 }
 
 impl Cuda {
-    /// The two sides of a lane, with a copy stream of their own.
+    /// The two sides of a lane, with a separate copy stream.
     fn lane(&self, lane: usize, sides: &mut Sides<'_>) -> Result<(HostSide, DeviceSide), Error> {
         let (id, row) = sides.row(lane, "upload");
         let log = Arc::new(CopyLog(Mutex::new(Copies {
@@ -252,10 +252,10 @@ impl Cuda {
     }
 }
 
-/// A slot's memory for the uploader, which keeps it.
+/// A slot's memory; the uploader keeps it.
 fn lent_host(mut memory: Buffer) -> lent::Host {
     let bytes = NonNull::from(&mut memory[..]);
-    // SAFETY: the bytes stay where they are when the buffer moves, which nothing reaches from now on.
+    // SAFETY: the bytes stay where they are when the buffer moves, and nothing reaches the buffer from now on.
     unsafe { lent::Host::new(bytes.cast(), bytes.len(), memory) }
 }
 

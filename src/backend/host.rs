@@ -34,7 +34,7 @@ impl sealed::Backend for Host {
 
     fn make(self, sides: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let lanes = 0..sides.lanes;
-        // Of each lane the thread that reads, and the caller's.
+        // The reading thread of each lane, and the caller's.
         let threads = sides.lanes + 1;
         let ring = |_| {
             let memory = match sides.lent() {
@@ -154,7 +154,7 @@ impl<C: Content> Batches for Consumer<'static, Slot<C>, Adaptive> {
             }
             Waiting::Try => received(self.try_recv()),
             Waiting::Until(deadline) => received(self.recv_deadline(*deadline)),
-            // An empty slot is waited for without end, one that is held only so long: the guard that holds it is
+            // The wait for an empty slot has no limit, the wait for a held one has: the guard that holds it is
             // there from the start.
             Waiting::Block => loop {
                 match received(self.recv_deadline(Instant::now() + held_timeout.clamp(SHORTEST, LONGEST))) {
@@ -179,7 +179,7 @@ impl<C: Content> Batches for Consumer<'static, Slot<C>, Adaptive> {
     }
 }
 
-/// The pieces in which a wait that blocks is cut.
+/// Limits of the waits that a blocking wait is split into.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 

@@ -49,7 +49,7 @@ pub(crate) mod sealed {
         /// The wait for a batch.
         const WAIT: What;
 
-        /// Slots beside the host slots, of the same size.
+        /// Slots in addition to the host slots, of the same size.
         fn device_depth(&self) -> usize {
             0
         }
@@ -90,8 +90,8 @@ pub(crate) mod sealed {
             None
         }
 
-        /// Sends the complete chunks of the content's first `filled` bytes on, while the rest is being filled. Returns
-        /// their bytes, which are no longer part of the content.
+        /// Sends the complete chunks of the content's first `filled` bytes to the device while the rest is being
+        /// filled. Returns their bytes, which are no longer part of the content.
         fn flush(&mut self, _filled: usize) -> usize {
             0
         }
@@ -125,7 +125,7 @@ pub(crate) mod sealed {
             (Duration::ZERO, 0)
         }
 
-        /// From when to when this batch was copied; `None` if it is under way, or none is made.
+        /// The start and end of this batch's copy; `None` if the copy is in progress or no copy is made.
         fn copied(&self, _: Ticket) -> Option<(Instant, Instant)> {
             None
         }
@@ -137,7 +137,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// What a backend needs to know to make its sides.
+/// What a backend needs to make its sides.
 #[allow(missing_debug_implementations, reason = "of a sealed trait")]
 pub struct Sides<'a> {
     /// Loading threads, each with its own slots.
@@ -211,7 +211,7 @@ pub enum Waiting<'a, 'b> {
     Try,
     /// Until this task is woken.
     Poll(&'a mut Context<'b>),
-    /// As long as something comes, but not for a slot that is held.
+    /// As long as batches come, but not for a slot that is held.
     Drain,
 }
 

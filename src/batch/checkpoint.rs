@@ -6,15 +6,16 @@ use twinbuf_mmap::{PartialEpoch, Plan, RemainingEpoch};
 
 use crate::error::Error;
 
-/// A position between two batches, and which plan and data set it belongs to.
+/// A position between two batches, and the plan and data set that it belongs to.
 ///
 /// Take one from a [`Batch`](crate::Batch), [`Epochs`](crate::loader::Epochs) or [`Loader`](crate::Loader), save it
 /// with the model, and pass it to [`Loader::epochs_from`](crate::Loader::epochs_from). With the feature `serde` it is
 /// `Serialize` and `Deserialize` and has `save` and `load_or_start`. The names of its fields are a stable format.
 ///
 /// Depth, overlap, hints, rank and transform are not part of it. It is the same for all ranks of a step: any rank
-/// resumes from any other rank's checkpoint. So do loaders with another batch size or another number of ranks: they go
-/// on with the records of the epoch that were not seen yet, each once, and [`step`](Self::step) counts on.
+/// resumes from any other rank's checkpoint. So do loaders with another batch size or another number of ranks: they
+/// continue with the records of the epoch that were not seen yet, each once, and [`step`](Self::step) continues to
+/// count.
 ///
 /// With [`LastBatch::Keep`](crate::LastBatch::Keep) a rank may have no batch in the last step. It has done that step when its
 /// epoch has ended. Rank 0 has a batch in every step.
@@ -72,7 +73,7 @@ pub struct Checkpoint {
 /// Which batches a loader delivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// That of rank 0, which has as many steps as any rank: a step is a step of all ranks.
+    /// That of rank 0: a step is a step of all ranks, and no rank has more steps than rank 0.
     pub(crate) plan: Plan,
     pub(crate) record_bytes: u64,
     /// [`Dataset::fingerprint`](crate::Dataset::fingerprint).
@@ -81,7 +82,7 @@ pub(crate) struct Identity {
     pub(crate) before: Vec<PartialEpoch>,
 }
 
-/// Where a loader goes on.
+/// Where a loader continues.
 #[derive(Debug)]
 pub(crate) struct Start {
     pub(crate) epoch: u64,
@@ -164,7 +165,7 @@ impl Identity {
         Self { plan, record_bytes: record_bytes as u64, fingerprint, before: Vec::new() }
     }
 
-    /// Where a loader of this identity goes on, as the rank of `plan`. The error names the field that differs.
+    /// Where a loader of this identity continues, as the rank of `plan`. The error names the field that differs.
     pub(crate) fn resume(&self, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
         let &Checkpoint { ref identity, epoch, step } = checkpoint;
         let Some(other) = identity else {

@@ -1,4 +1,4 @@
-//! Where the fields of a batch lie in its slot, and what they are.
+//! The fields of a batch and their places in its slot.
 
 use std::any::type_name;
 use std::ops::Range;
@@ -9,13 +9,13 @@ use twinbuf_mmap::DType;
 use super::memory::Taken;
 use crate::transform::RecordType;
 
-/// Where the fields of a batch lie in its slot, and whose memory the slots are.
+/// Where the fields of a batch are in its slot, and who owns the slots' memory.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) fields: Vec<RecordType>,
     /// The room for the records of each field that differ in length; 0 where they do not.
     rooms: Vec<usize>,
-    /// What the slots take of a limit: each slot has this layout, so that the last of them gives it back.
+    /// What the slots take of a limit. Each slot has this layout, so the last of them gives it back.
     pub(crate) taken: Option<Taken>,
     /// Whether the caller gave the memory.
     pub(crate) lent: bool,
@@ -29,8 +29,8 @@ impl Layout {
         Self { fields, rooms, taken: None, lent: false }
     }
 
-    /// The place of a field of a batch of so many records, whole also where they differ in length and take less. `None` if it
-    /// does not fit the memory.
+    /// The place of a field of a batch of this many records: the full room, also if the records differ in length and
+    /// take less. `None` if it does not fit the memory.
     pub(crate) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
         let mut end = 0_usize;
         let mut range = None;
@@ -43,7 +43,7 @@ impl Layout {
         range
     }
 
-    /// Bytes of a batch of so many records, with the gaps between its fields.
+    /// Bytes of a batch of this many records, with the gaps between its fields.
     pub(crate) fn len(&self, records: usize) -> Option<usize> {
         self.range(self.fields.len() - 1, records).map(|last| last.end)
     }

@@ -24,7 +24,7 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// Makes a limit of so many bytes.
+    /// Makes a limit of this many bytes.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         Self { bytes, taken: Arc::default() }
@@ -40,13 +40,13 @@ impl MemoryLimit {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that nobody has taken.
+    /// Bytes that are not taken.
     #[cfg(feature = "safetensors")]
     pub(crate) fn left(&self) -> u64 {
         self.bytes.saturating_sub(self.taken())
     }
 
-    /// Takes so many bytes until the result is dropped, or tells the limit and how many others have.
+    /// Takes this many bytes until the result is dropped, or returns the limit and how many bytes others have.
     pub(crate) fn take(self, bytes: u64) -> Result<Taken, (u64, u64)> {
         let mut taken = self.lock();
         match taken.checked_add(bytes).filter(|&sum| sum <= self.bytes) {
@@ -57,7 +57,8 @@ impl MemoryLimit {
         Ok(Taken { limit: self, bytes })
     }
 
-    /// Returns the limit of this process's environment: the same one for each loader that asks for so many bytes.
+    /// Returns the limit of this process's environment: the same one for each loader that asks for the same number of
+    /// bytes.
     pub(crate) fn of_process(bytes: u64) -> Self {
         static LIMIT: Mutex<Option<MemoryLimit>> = Mutex::new(None);
         let mut limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);

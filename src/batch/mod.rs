@@ -1,4 +1,4 @@
-//! What a batch is made of, as plain data: how its fields lie in a slot, what the slots take of the memory, and the
+//! The parts of a batch as plain data: the layout of its fields in a slot, the memory that the slots take, and the
 //! position after it.
 
 pub(crate) mod checkpoint;

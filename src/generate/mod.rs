@@ -34,7 +34,7 @@ use crate::stage::{self, HELD_TIMEOUT, Stage};
 /// made from the model's current weights needs that order.
 ///
 /// Dropping the generator waits for the round that is being made and joins the thread. After 10 s it leaves the thread
-/// behind, which ends with its round.
+/// behind. The thread then ends with its round.
 ///
 /// A generator may be sent to another thread, and so may its [`Round`]s. The hook may borrow the model.
 ///
@@ -125,7 +125,7 @@ where
 
 /// Builds a generator of rounds that `make` makes in `slots`. Defaults: overlap, no hook, no trace.
 ///
-/// `make` gets the number of the round, from 0, and a slot, which still holds the round before the last one. It is
+/// `make` gets the number of the round, from 0, and a slot. The slot still holds the round before the last one. It is
 /// called once for every round, in order. After an error or a panic it is called again for the same round if the
 /// caller asks again.
 pub fn with_slots<'h, T, E, F>(slots: [T; 2], mut make: F) -> GeneratorBuilder<'h, T>
@@ -248,8 +248,8 @@ impl<T> Source<T> for Maker<T> {
 impl<'h, T: Send + 'static> Generator<'h, T> {
     /// Iterates over the next `n` rounds, in order.
     ///
-    /// The numbers go on from call to call. If the iterator is dropped early, no further round is started; one that
-    /// has been made ahead, or for which the hook has run, comes first in the next call.
+    /// The numbers continue from call to call. If the iterator is dropped early, no further round is started. A round
+    /// that was already made, or whose hook has run, comes first in the next call.
     ///
     /// Slots are filled in turn: while a round is kept, only one more can be made. Asking for another waits for the
     /// first to be dropped on another thread, up to
@@ -290,7 +290,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// # Errors
     ///
     /// The failure of the round that was made ahead of a caller who left early; else [`Error::Trace`] if the trace
-    /// could not be written, which did not affect the rounds.
+    /// could not be written. The rounds are not affected by that.
     pub fn close(self) -> Result<(), Error> {
         self.stage.close(None, &[])
     }
@@ -362,8 +362,8 @@ impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
         }
     }
 
-    /// Collects the rounds, of which there can be two. Where there are more, [`Error::SlotHeld`] comes at once: nobody
-    /// but the collection has the slots, so that a wait would be in vain.
+    /// Collects the rounds, at most two. If there are more, it fails with [`Error::SlotHeld`] at once: only the
+    /// collection holds the slots, so a wait would never end.
     fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
         let mut rounds = 0;
         std::iter::from_fn(|| {

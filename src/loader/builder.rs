@@ -56,7 +56,7 @@ pub(crate) struct Options {
     pub(crate) hints: bool,
     hint_window: Option<u64>,
     read_mode: ReadMode,
-    /// By the number of the field, in the order in which they are applied.
+    /// By the number of the field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
     slot_bytes: Option<usize>,
@@ -197,9 +197,9 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Returns how many host slots [`build`](Self::build) wants with the options set so far, and the size and alignment
-    /// of each in bytes: [`host_depth`](Self::host_depth) slots for each of the [`workers`](Self::workers), which
-    /// without overlap are one, of one batch after its transforms. For [`slots`](Self::slots).
+    /// Returns how many host slots [`build`](Self::build) needs with the options set so far, and the size and alignment
+    /// of each in bytes: [`host_depth`](Self::host_depth) slots for each of the [`workers`](Self::workers) (one worker
+    /// without overlap). A slot holds one batch after its transforms. For [`slots`](Self::slots).
     ///
     /// Set all other options before, also those of the environment ([`from_env`](Self::from_env)). Nothing is allocated,
     /// and nothing taken from the [`memory_limit`](Self::memory_limit).
@@ -224,25 +224,25 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Whether files are asked for ahead of use. Default: `true`. Only with [`overlap`](Self::overlap).
+    /// Whether files are prefetched. Default: `true`. Only with [`overlap`](Self::overlap).
     ///
     /// `MADV_SEQUENTIAL` is not used. It makes touches of mapped pages in order as fast as asking for the pages, but
-    /// reads by `pread` have the system's own read-ahead; and pages that are read may be freed soon (`madvise(2)`),
-    /// which later epochs need.
+    /// reads by `pread` have the system's own read-ahead; and pages that are read may be freed soon (`madvise(2)`), but
+    /// later epochs need them.
     pub fn hints(mut self, hints: bool) -> Self {
         self.options.hints = hints;
         self
     }
 
-    /// Sets the prefetch window: how many bytes of records after the current batch are asked for ahead of time.
-    /// Default: 32 MiB or one batch, whichever is more. See [`ReadOptions::prefetch`].
+    /// Sets the prefetch window: how many bytes of records after the current batch are prefetched. Default: 32 MiB or
+    /// one batch, whichever is more. See [`ReadOptions::prefetch`].
     pub fn hint_window(mut self, bytes: u64) -> Self {
         self.options.hint_window = Some(bytes);
         self
     }
 
-    /// Sets where the bytes of files come from. Default: [`ReadMode::Auto`], which the
-    /// [`Report`](crate::Report) explains.
+    /// Sets where the bytes of files come from. Default: [`ReadMode::Auto`]. The [`Report`](crate::Report) explains its
+    /// choice.
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
         self.options.read_mode = mode;
         self
@@ -254,7 +254,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Transforms run on the reading thread, on 256 KiB at a time that have just been read. Slots then hold the
     /// transformed records.
     ///
-    /// Of several data sets, the records of the first are transformed; see [`transform_field`](Self::transform_field).
+    /// With several data sets, the records of the first are transformed; see
+    /// [`transform_field`](Self::transform_field).
     pub fn transform(self, transform: impl RecordTransform + 'static) -> Self {
         self.transform_field(0, transform)
     }

@@ -86,7 +86,7 @@ impl<B: Backend> Loader<B> {
     ///
     /// # Errors
     ///
-    /// Those of [`epochs_from`](Self::epochs_from), and the loader.
+    /// The errors of [`epochs_from`](Self::epochs_from), and the loader.
     pub fn into_epochs_from(
         mut self,
         checkpoint: &Checkpoint,
@@ -109,11 +109,12 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
         }
     }
 
-    /// Collects the batches, of which there can be as many as the loader has slots. Where there are more,
-    /// [`Error::SlotHeld`] comes at once: nobody but the collection has the slots, so that a wait would be in vain.
+    /// Collects the batches, at most as many as the loader has slots. If there are more, it fails with
+    /// [`Error::SlotHeld`] at once: only the collection holds the slots, so a wait would never end.
     ///
-    /// Collect what is computed of the batches (`epoch.map(..).collect()`), raise
-    /// [`host_depth`](crate::loader::LoaderBuilder::host_depth), or take [`Batch::into_buffer`](crate::Batch::into_buffer).
+    /// Instead, collect what is computed from the batches (`epoch.map(..).collect()`), raise
+    /// [`host_depth`](crate::loader::LoaderBuilder::host_depth), or take
+    /// [`Batch::into_buffer`](crate::Batch::into_buffer).
     fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
         let (_, slots) = self.loader.stage.slots();
         let mut batches = 0;
@@ -185,7 +186,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
     ///
     /// # Errors
     ///
-    /// As those of the iterator, within the result.
+    /// Same as `next`; the error is in the returned `Result`.
     pub fn try_next(&mut self) -> Poll<Option<Result<B::Batch, Error>>> {
         self.advance(Waiting::Try)
     }
@@ -219,8 +220,8 @@ impl<'l, B: Backend> Epochs<'l, B> {
         self.loader.stage.held_for()
     }
 
-    /// Returns what the thread of the next batch is reading: the batch, for how long, file and offset. `None` if it reads
-    /// nothing, because the batch is there or no slot is free.
+    /// Returns what the thread of the next batch is reading: the batch, for how long, file and offset. `None` if it
+    /// reads nothing, because the batch is ready or no slot is free.
     ///
     /// For a caller whose [`next_timeout`](Self::next_timeout) found nothing. File and offset are those of the first record
     /// that the data set was asked for last, if it can tell ([`Dataset::locator`](crate::Dataset::locator)).

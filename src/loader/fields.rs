@@ -13,7 +13,7 @@ use crate::error::Error;
 /// set with as many fields: images and labels, inputs and targets. All must have the same number of records, or the loader is not built. A checkpoint
 /// belongs to all of them; page hints and cache policy apply to all.
 ///
-/// In a batch each field lies in one piece and begins at a multiple of 64 bytes: [`Batch::fields`](crate::Batch::fields).
+/// In a batch each field is contiguous and begins at a multiple of 64 bytes: [`Batch::fields`](crate::Batch::fields).
 ///
 /// ```
 /// use twinbuf::mmap::Cut;
@@ -116,7 +116,7 @@ pub(super) fn fingerprint(fields: &mut [Box<dyn Dataset>]) -> Result<u64, Error>
         let own = field.fingerprint().map_err(Error::Fingerprint)?;
         all = Some(match all {
             None => own,
-            // A step of `SplitMix64`'s output function, so that the order counts.
+            // A step of `SplitMix64`'s output function, because the order must count.
             Some(before) => {
                 let z = (before ^ field.record_bytes() as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -7,7 +7,7 @@ use twinbuf_cuda::cudarc::driver::CudaContext;
 
 use crate::error::Error;
 
-/// Where launchers put the number of a process among those of its machine: torchrun, Open MPI, MPICH, Slurm.
+/// Where launchers put the number of a process on its machine: torchrun, Open MPI, MPICH, Slurm.
 const NAMES: [&str; 4] = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 
 /// Makes a context of the device whose number is this process's rank on its machine: `LOCAL_RANK` (torchrun),
@@ -27,7 +27,7 @@ pub fn context_from_env() -> Result<Arc<CudaContext>, Error> {
     let refused = Error::Switch { name: name.to_string(), wanted, found: found.clone() };
     let rank = local_rank(&found).ok_or(refused)?;
     match twinbuf_cuda::context(rank) {
-        // The driver is there, but not that device.
+        // The driver is present, but not that device.
         Err(twinbuf_cuda::Error::Option { wanted, .. }) => match CudaContext::device_count() {
             Ok(1) => context(0),
             _ => Err(Error::Switch { name: name.to_string(), wanted, found }),

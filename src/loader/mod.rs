@@ -157,7 +157,7 @@ impl<B: Backend> Loader<B> {
         Ok(Epochs::lent(self, start, last))
     }
 
-    /// Where to go on from a checkpoint, and the last epoch, if any is left.
+    /// Where to continue from a checkpoint, and the last epoch, if any is left.
     fn start_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<(Start, Option<u64>), Error> {
         let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
         let last = epochs.checked_sub(1).filter(|&last| start.epoch <= last);
@@ -186,8 +186,8 @@ impl<B: Backend> Loader<B> {
         self.stage.report().with_reading(&self.files)
     }
 
-    /// Returns the times of the last steps, up to [`STEPS`](crate::observe::STEPS), the oldest first. The step under way is
-    /// not one of them.
+    /// Returns the times of the last steps, up to [`STEPS`](crate::observe::STEPS), the oldest first. The current step
+    /// is not included.
     #[must_use]
     pub fn recent_steps(&self) -> Vec<StepTimes> {
         self.stage.recent_steps()
@@ -229,8 +229,8 @@ impl<B: Backend> Loader<B> {
     ///
     /// # Errors
     ///
-    /// The error that the thread met ahead of a caller who left early, or [`Error::Device`] if the device failed;
-    /// else [`Error::Trace`] if the trace could not be written, which did not affect the batches.
+    /// The error that the thread met ahead of a caller who left early, or [`Error::Device`] if the device failed; else
+    /// [`Error::Trace`] if the trace could not be written. The batches are not affected by that.
     pub fn close(self) -> Result<(), Error> {
         self.stage.close(None, &self.locators)
     }
@@ -243,7 +243,7 @@ impl<B: Backend> Loader<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which names the batch, the file and the offset, if a thread was left behind; else those of
+    /// [`Error::Timeout`] with the batch, the file and the offset, if a thread was left behind; else those of
     /// [`close`](Self::close).
     pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
         self.stage.close(Some(timeout), &self.locators)

@@ -26,20 +26,20 @@ pub(crate) struct Reader {
     pub(crate) begun: Option<Arc<Mutex<u64>>>,
 }
 
-/// One data set, and what becomes of its records.
+/// One data set and the transforms of its records.
 pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
     /// Reads in its place, if it is files; all workers have the same.
     pub(crate) files: Option<Arc<twinbuf_mmap::Reader>>,
-    /// Of a record in the file; of the longest, if they differ.
+    /// Bytes of a record in the file; of the longest, if they differ.
     pub(crate) record_bytes: usize,
-    /// Of a record in the slot; of the longest, if they differ.
+    /// Bytes of a record in the slot; of the longest, if they differ.
     pub(crate) out_bytes: usize,
     /// Whether records in the file differ in length.
     pub(crate) ragged: bool,
     /// Records that are transformed at a time.
     pub(crate) part: u64,
-    /// In the order in which they are applied.
+    /// In the order of application.
     pub(crate) transforms: Vec<Transforming>,
 }
 
@@ -87,7 +87,7 @@ impl Source<[u8]> for Reader {
 }
 
 impl Reader {
-    /// Tells the files' readers which batches come, once for each call that asks for epochs.
+    /// Passes the coming batches to the files' readers, once for each call that asks for epochs.
     fn begin(&self, ticket: Ticket) {
         let Some(begun) = &self.begun else { return };
         let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +100,7 @@ impl Reader {
     }
 }
 
-/// A slot that is being filled from its start, some of which may have been sent on.
+/// A slot that is being filled from its start. Some of it may have been sent to the device.
 struct Filling<'s> {
     slot: &'s mut dyn SlotGuard<Content = [u8]>,
     /// Bytes at the start that were sent on.
@@ -120,8 +120,9 @@ impl Filling<'_> {
 }
 
 impl FieldReader {
-    /// Reads and transforms the records to the range `out` of the slot: with transforms, or if the slot goes on to a
-    /// device in chunks, part by part. Returns where they end, and notes where each begins and ends if they differ in length.
+    /// Reads and transforms the records to the range `out` of the slot: with transforms, or if the slot is sent to a
+    /// device in chunks, part by part. Returns where they end, and notes where each begins and ends if they differ in
+    /// length.
     #[expect(clippy::too_many_arguments, reason = "called once")]
     fn load(
         &mut self,
@@ -141,7 +142,7 @@ impl FieldReader {
         }
         let (mut done, mut start) = (0, out.start);
         while let Some(part) = plan.part(done..plan.len().min(done + step)) {
-            // Of one size unless they are counted.
+            // Lengths are all equal unless the data set gives them.
             let mut lengths = match ragged.then(|| dataset.lengths(&part)).flatten() {
                 Some(lengths) if lengths.len() == count(part.len()) => lengths,
                 Some(lengths) => {
@@ -228,7 +229,7 @@ impl Asks<'_> {
     }
 }
 
-/// The bytes of so many records. The builder has checked that a full batch fits a slot, so this does not overflow.
+/// The bytes of this many records. The builder has checked that a full batch fits a slot, so this does not overflow.
 fn bytes(records: u64, record_bytes: usize) -> usize {
     count(records).saturating_mul(record_bytes)
 }

@@ -1,4 +1,4 @@
-//! Which batch a step is: one of the plan's, or one of what is left of an epoch that was begun under another plan.
+//! The batch of a step: a batch of the plan, or of the rest of an epoch that was begun under another plan.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -39,7 +39,7 @@ impl Schedule {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes on in an epoch of another plan, for one call.
+    /// Continues an epoch of another plan, for one call.
     pub(crate) fn begin(&self, epoch: Begun) {
         let mut begun = self.lock();
         if begun.len() == KEPT {

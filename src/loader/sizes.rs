@@ -18,7 +18,7 @@ const PART: usize = 256 << 10;
 pub(super) struct Sizes {
     pub(super) depths: Depths,
     records: u64,
-    /// Of a record in a slot, in all fields.
+    /// Bytes of a record in a slot, in all fields.
     out_bytes: usize,
     /// Bytes of a slot.
     pub(super) slot: usize,
@@ -58,8 +58,8 @@ pub(super) struct Depths {
 }
 
 impl Sizes {
-    /// Of these data sets, each with its transforms, and where they lie in a slot: with at most `most` bytes for records that
-    /// differ in length.
+    /// Of these data sets, each with its transforms, and their places in a slot: with at most `most` bytes for records
+    /// that differ in length.
     pub(super) fn new<'f>(
         plan: &Plan,
         depths: Depths,
@@ -72,7 +72,7 @@ impl Sizes {
             LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
         };
         let (mut parts, mut layout, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
-        // Of the records that there are, the first.
+        // The first record, as a sample.
         let first = Plan::builder(1).build().ok().and_then(|plan| plan.batch(0, 0));
         for (dataset, transforms) in fields {
             let bytes = dataset.record_bytes();

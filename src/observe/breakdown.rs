@@ -9,7 +9,7 @@ use super::log::{Event, What};
 use super::pause::pause;
 use super::phases::{Summary, Table};
 
-/// The first steps, all of which are logged.
+/// The first steps. All of them are logged.
 const FIRST: u64 = 10;
 
 /// Times the phases of each step: those of the loader (`load`, `h2d`), and the caller's own, under the names
@@ -62,7 +62,7 @@ struct Inner {
     every: u64,
     /// The same of batches of a validation.
     validation_every: u64,
-    /// Taken out while it is called, so that a sink may use the breakdown itself.
+    /// Taken out while it is called: a sink may use the breakdown.
     sink: Option<Sink>,
     training: Table,
     validation: Table,
@@ -100,7 +100,7 @@ impl Breakdown {
         let inner = Inner {
             every: steps,
             validation_every: steps,
-            // Not `eprintln`: it panics if the standard error is closed, which would end the training.
+            // Not `eprintln`: it panics if the standard error is closed, and that would end the training.
             sink: Some(Box::new(|line| drop(writeln!(std::io::stderr(), "{line}")))),
             training: Table::default(),
             validation: Table::default(),
@@ -147,9 +147,8 @@ impl Breakdown {
     /// A phase that runs several times in a step, as where gradients are accumulated over micro-steps, is added up, and
     /// shown for each run too. A phase within a phase counts for both.
     ///
-    /// It is of what it began in, training or a [`validation`](Breakdown::validation), and counts no time of the
-    /// other: a phase around a validation counts what lies before and after it, and one that goes on beyond the end
-    /// of its validation counts for nothing.
+    /// A phase belongs to whatever was running when it started: training or a [`validation`](Breakdown::validation).
+    /// Time spent in the other is excluded. A phase that outlives its validation is discarded.
     ///
     /// # Panics
     ///
@@ -210,8 +209,8 @@ impl Breakdown {
         }
     }
 
-    /// Ends a step, or a batch of validation: it lasted from the start of its first phase until now.
-    /// What none of its phases accounts for is shown as `other`; what lies between two steps is in neither.
+    /// Ends a step, or a batch of validation: it lasted from the start of its first phase until now. Time outside of
+    /// its phases is shown as `other`. Time between two steps is in neither.
     ///
     /// A validation in between is left out, and phases that are not within one another never add up to more than
     /// the step.
@@ -290,7 +289,7 @@ impl Breakdown {
         }
     }
 
-    /// No foreign code runs while it is locked, or it might want the lock too.
+    /// No foreign code runs while it is locked: such code might take the lock too.
     fn lock(&self) -> Option<MutexGuard<'_, Inner>> {
         Some(self.on.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -305,7 +304,7 @@ struct Taken<'b> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if let (Some(sink), Some(mut inner)) = (self.sink.take(), self.breakdown.lock()) {
-            // Meanwhile it may have been given another.
+            // During the call it may have been given another.
             let old = if inner.sink.is_none() { inner.sink.replace(sink) } else { Some(sink) };
             drop(inner);
             drop(old);

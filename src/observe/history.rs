@@ -13,7 +13,7 @@ use crate::thread::this_thread;
 /// The batches that are remembered: about a second of short steps, an hour of long ones.
 pub(super) const RECENT: usize = 1024;
 
-/// How often the clocks of the processors are read: twice for each look, which takes about a microsecond.
+/// How often the clocks of the processors are read: twice for each look. A look takes about a microsecond.
 pub(crate) const LOOK: Duration = Duration::from_millis(1);
 
 /// When a batch's copy to the device was done, and how long it took.
@@ -35,11 +35,11 @@ pub(super) struct Seen {
     pub(super) received: Instant,
     pub(super) released: Instant,
     pub(super) paused: Duration,
-    /// How long its slot was free before the loading thread, which waited for that, went on.
+    /// How long its slot was free before the loading thread, waiting for it, continued.
     pub(super) slept: Option<Duration>,
     /// When its slot was free, and the thread that freed it, if that is known.
     pub(super) freed: Option<(Instant, usize)>,
-    /// Of the load and of the use, if they were looked at.
+    /// CPU shares of the load and of the use, if they were measured.
     pub(super) load_cpu: Option<Share>,
     pub(super) use_cpu: Option<Share>,
 }
@@ -104,7 +104,7 @@ impl History {
         }
     }
 
-    /// The caller is done with the batch in use, which was copied to the device and used from then on.
+    /// The caller is done with the batch in use. It was copied to the device and used from then on.
     pub(crate) fn released(&mut self, now: Instant, pauses: &[Interval], copied: Option<Interval>) {
         let Some(mut seen) = self.in_use.take() else { return };
         (seen.released, seen.paused, seen.copied) =

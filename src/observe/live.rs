@@ -21,7 +21,7 @@ impl LiveReport {
 /// How old a report may get while batches are received: a copy of it takes microseconds.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The side that writes the report, if somebody has a handle.
+/// The side that writes the report, if a handle exists.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher(Option<(LiveReport, Option<Instant>)>);
 

@@ -26,7 +26,7 @@ pub enum What {
     Prepare,
     /// The caller used a batch.
     Use,
-    /// The caller did something else meanwhile.
+    /// The caller did something else during this time.
     Pause,
     /// A loading thread waited for a slot, or for leave to start.
     SlotWait,
@@ -57,7 +57,7 @@ impl Event {
 }
 
 impl LoadTimes {
-    /// The events of the loading thread. Reading and transforming go on part by part: the log has how long each took,
+    /// The events of the loading thread. Reading and transforming alternate part by part: the log has the time of each,
     /// one after the other.
     pub(super) fn events(&self, read: What, batch: BatchId) -> impl Iterator<Item = Event> {
         let Self { since, start, end, transform, bytes, .. } = *self;

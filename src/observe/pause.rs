@@ -16,8 +16,8 @@ thread_local! {
     static PAUSES: RefCell<VecDeque<Interval>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// This thread did something else from `from` to `to`, which ends now: all loaders whose batch was in use all the time
-/// leave that out.
+/// This thread did something else from `from` to `to` (now): all loaders whose batch was in use all the time leave
+/// that out.
 pub(crate) fn pause(pause: Interval) {
     // At the end of a thread there is nothing left to tell.
     let _ = PAUSES.try_with(|pauses| {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
 
-/// How many steps back the medians reach: so that memory does not grow with the run.
+/// How many steps back the medians reach. The limit keeps memory from growing with the run.
 const RECENT: usize = 1024;
 
 /// The steps of training or of validation.
@@ -13,7 +13,7 @@ pub(super) struct Table {
     pub(super) steps: u64,
     /// In the order of their first use.
     phases: Vec<Phase>,
-    /// When the step that is under way began: with its first phase.
+    /// When the current step began: with its first phase.
     pub(super) begun: Option<Instant>,
     /// What no phase accounts for.
     other: Times,
@@ -22,7 +22,7 @@ pub(super) struct Table {
 
 struct Phase {
     name: &'static str,
-    /// Of the step that is under way.
+    /// Of the current step.
     now: Option<Duration>,
     now_runs: u64,
     /// How often it ran, in all steps: once for each micro-step.
@@ -40,12 +40,12 @@ struct Times {
 }
 
 impl Table {
-    /// The step that is under way began at `start`, or before.
+    /// The current step began at `start`, or before.
     pub(super) fn begin(&mut self, start: Instant) {
         self.begun = Some(self.begun.map_or(start, |begun| begun.min(start)));
     }
 
-    /// Counts a time of the step that is under way, or that began at `start`.
+    /// Counts a time of the current step, or of the step that began at `start`.
     pub(super) fn count(&mut self, name: &'static str, start: Instant, time: Duration) {
         self.begin(start);
         let phase = match self.phases.iter_mut().position(|phase| phase.name == name) {
@@ -60,7 +60,7 @@ impl Table {
         phase.now_runs += 1;
     }
 
-    /// Forgets the step that is under way.
+    /// Discards the current step.
     pub(super) fn leave_step(&mut self) {
         self.begun = None;
         self.phases.iter_mut().for_each(|phase| (phase.now, phase.now_runs) = (None, 0));
@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    /// Times are given, so that the table can be compared.
+    /// Times are fixed, because the table is compared.
     #[test]
     fn the_table() {
         let ms = Duration::from_millis;

@@ -22,7 +22,7 @@ pub struct Prediction {
     pub measured: Duration,
     /// What they would have taken.
     pub wall: Duration,
-    /// The part of `wall` in which the caller would have waited for batches.
+    /// The part of `wall` that the caller would have spent waiting for batches.
     pub waiting: Duration,
     /// How long the loading threads would have waited for slots, added up.
     pub for_slots: Duration,
@@ -39,7 +39,7 @@ impl Prediction {
 /// A change that gains less is not worth naming: runs differ as much by themselves.
 const WORTH_IT: f64 = 0.03;
 
-/// A smaller change is preferred to one that gains so much more of the measured time.
+/// A smaller change is preferred to one that gains only this much more of the measured time.
 const NEAR: f64 = 0.05;
 
 /// How much faster a stage is made to see what that gains.
@@ -70,7 +70,7 @@ impl Model {
         let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
         let threads = if settings.overlap { settings.workers + 1 } else { 1 };
         // With threads enough to fill the processors, a thread waits for one that has another of these. If there are
-        // fewer threads, it waits for another program, which stays as it is.
+        // fewer threads, it waits for another program, and that wait stays as it is.
         let crowded = threads as f64 > processors;
         let [load, train] = shares.map(|share| {
             let (wall, delay) = (share.wall.as_secs_f64(), share.delay.as_secs_f64());
@@ -206,8 +206,8 @@ impl Report {
     /// Predicts what the last batches, up to 1024, would have taken with other settings: their measured times are
     /// replayed in a simulation of the loader. Takes about a millisecond.
     ///
-    /// Loads and uses that compute share the processors. Files are on one disk, of which more workers do not make
-    /// more. What it cannot take into account: times that are not the same under other settings, for example because the
+    /// Loads and uses that compute share the processors. Files are on one disk, and more workers do not make it faster.
+    /// What it cannot take into account: times that are not the same under other settings, for example because the
     /// system reads ahead.
     ///
     /// `None` if nothing was measured, or if the caller would wait for a slot that it keeps.
@@ -227,7 +227,8 @@ impl Report {
         Model::of(self).predict(settings)
     }
 
-    /// Limits what is replayed to the last batches: for example to an epoch after the first, which filled the page cache.
+    /// Limits what is replayed to the last batches: for example to an epoch after the first (the first one fills the
+    /// page cache).
     #[must_use]
     pub fn of_last(mut self, batches: usize) -> Self {
         let units = &self.recent.units;

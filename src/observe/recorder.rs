@@ -110,7 +110,7 @@ impl Recorder {
         event.time()
     }
 
-    /// Returns the report so far, the epoch under way included.
+    /// Returns the report so far, including the current epoch.
     pub(crate) fn report(&self) -> Report {
         let mut report = self.report.clone();
         // A read that hangs shows while it does.
@@ -190,7 +190,7 @@ impl Recorder {
         self.track.write_if_due(now);
     }
 
-    /// The caller has the batch that it asked for, whose load took so long.
+    /// The caller has the batch that it asked for; its load took this long.
     fn in_use_from(&mut self, ticket: Ticket, load: Duration, now: Instant, bytes: usize) {
         let asked = self.asked.take().map_or(now, |asked| asked.at);
         self.append(self.wait, self.naming.id(ticket), (asked, now), bytes);
@@ -360,7 +360,7 @@ impl LoadRecorder {
         Self { track, naming, what, loads, looked: None }
     }
 
-    /// The load of a batch of so many bytes begins. Returns its span.
+    /// The load of a batch of this many bytes begins. Returns its span.
     pub(crate) fn began(&self, ticket: Ticket, bytes: usize) -> Span {
         // Relaxed: a count. Handing over the slot makes it visible in time.
         self.loads.fetch_add(1, Ordering::Relaxed);

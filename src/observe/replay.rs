@@ -31,7 +31,7 @@ pub(super) struct Unit {
     pub(super) transfer: f64,
     /// From receiving it to asking for the next.
     pub(super) train: f64,
-    /// Spent on something else meanwhile, which the wall-clock time leaves out.
+    /// Spent on something else during that time; the wall-clock time leaves it out.
     pub(super) paused: f64,
     pub(super) hold: Hold,
 }
@@ -42,9 +42,9 @@ pub(super) enum Hold {
     /// Until the caller asks for the next batch.
     #[default]
     Use,
-    /// Until the caller has used the batch that comes so many later for so long.
+    /// Until the caller has used the batch `later` positions later for `used`.
     Kept { later: usize, used: f64 },
-    /// Another thread has it, for so long after those that it had before.
+    /// Another thread has it: for `service`, after the batches that it had before.
     Lent { thread: usize, service: f64 },
 }
 
@@ -193,7 +193,7 @@ struct Run<'a> {
     freed: Vec<f64>,
     /// Batches that wait for their copy to the device.
     copies: VecDeque<usize>,
-    /// When the last copy ends: one goes on at a time.
+    /// When the last copy ends: only one runs at a time.
     copying: f64,
     /// Until when each other thread has batches.
     lent: Vec<f64>,
@@ -243,7 +243,7 @@ impl Run<'_> {
         free <= self.now
     }
 
-    /// Does all that happens now, then goes on to when something happens next.
+    /// Does all events of the current time, then advances to the time of the next event.
     fn step(&mut self) -> Option<()> {
         while self.act() {}
         if self.at == self.units.len() {

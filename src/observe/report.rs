@@ -36,15 +36,15 @@ pub enum Verdict {
     TransformBound,
     /// Copying to the device.
     TransferBound,
-    /// Of a [`Generator`](crate::generate::Generator): making the rounds.
+    /// Making the rounds of a [`Generator`](crate::generate::Generator).
     GenerationBound,
-    /// Other threads, to which the caller passes the batches on: their slots are free only when those are done.
+    /// Other threads that get the batches from the caller: their slots are free only when those are done.
     HeldBound,
     /// Several of them about equally, or only all of them together.
     Balanced,
 }
 
-/// The number of epochs of which a report has rows.
+/// The number of epochs that have rows in a report.
 pub const EPOCHS: usize = 64;
 
 /// Where the time of one epoch went: its part of the figures of a [`Report`].
@@ -60,7 +60,7 @@ pub struct EpochTimes {
     pub bytes: u64,
     /// System calls that read them.
     pub io_calls: u64,
-    /// From the first time that a batch was asked for to the end; of an epoch under way, to the batch in use.
+    /// From the first time that a batch was asked for to the end; in the current epoch, to the batch in use.
     pub wall: Duration,
     /// Reading and transforming them, on all loading threads together.
     pub load: Duration,
@@ -110,8 +110,8 @@ pub struct Report {
     pub io_calls: u64,
     /// The number of loading threads; 1 if the caller loads. `read` and `transform` add up the time of all threads.
     pub workers: u64,
-    /// From the first time that a batch of each epoch was asked for to its end, added up; a wait that is under way is
-    /// part of it, the batch in use not yet.
+    /// From the first time that a batch of each epoch was asked for to its end, added up; a wait in progress is
+    /// included, the batch in use is not.
     pub wall: Duration,
     /// Reading: disk to host slot, with the hints; waiting for a free slot.
     pub read: StageTimes,
@@ -126,16 +126,15 @@ pub struct Report {
     pub device: Duration,
     /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
     pub train: StageTimes,
-    /// The caller's part of the very first step, which the wait for the first batch makes unlike the others.
+    /// The caller's part of the very first step. The wait for the first batch makes that step unlike the others.
     pub first: StageTimes,
-    /// What was read from files and asked for ahead of use, all fields together. It includes batches that are not received
-    /// yet.
+    /// What was read from files and prefetched, all fields together. It includes batches that are not received yet.
     pub reading: ReadStats,
     /// For each field that is files: how it is read, and why.
     pub choices: Vec<ReadChoice>,
     /// The last epochs, up to [`EPOCHS`], the oldest first. None for a generator.
     pub by_epoch: Vec<EpochTimes>,
-    /// Of a generator.
+    /// Whether this is the report of a generator.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) generated: bool,
     /// Whether a thread loads ahead of the caller: `false` also where the environment or a breakdown turned it off.
@@ -166,8 +165,8 @@ impl Report {
 
     /// What is counted elsewhere.
     pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
-        // Where the caller waits longer than for any stage before the slots, while the reader waits for slots too,
-        // both wait for what stands behind them.
+        // Where the caller waits longer than for any stage before the slots, while the reader waits for slots too, both
+        // wait for what is behind them.
         let before = self.load_each().max(transfer);
         let unexplained = self.train.waiting.saturating_sub(before);
         let behind =

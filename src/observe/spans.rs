@@ -17,8 +17,8 @@ mod of_tracing {
         debug_span!(target: TARGET, parent: parent.and_then(Span::id), "wait", epoch, step)
     }
 
-    /// A batch of so many bytes comes into its slot, on the thread that reads. A root: that thread may be ahead of
-    /// the caller's epoch.
+    /// A batch of this many bytes is loaded into its slot, on the thread that reads. A root: that thread may be
+    /// ahead of the caller's epoch.
     pub(crate) fn load(epoch: u64, step: u64, bytes: usize) -> Span {
         debug_span!(target: TARGET, parent: None, "load", epoch, step, bytes)
     }

@@ -1,13 +1,13 @@
-//! The Chrome trace: what each side did when, as a file for <https://ui.perfetto.dev> or `chrome://tracing`.
+//! The Chrome trace: a timeline of what each side did, as a file for <https://ui.perfetto.dev> or `chrome://tracing`.
 //!
-//! The format is the JSON array of the Trace Event Format, whose closing bracket is optional: what has been
-//! written is always a list of whole events, so the file can be opened while the program runs and after a
-//! kill. The bracket comes when the loader is dropped, and makes it plain JSON. Each event is one line.
+//! The format is the JSON array of the Trace Event Format. Its closing bracket is optional, and the file is always a
+//! list of whole events: it can be opened while the program runs and after a kill. The bracket is written when the
+//! loader is dropped; the file is then plain JSON. Each event is one line.
 //!
-//! A loader of a rank is a process of the trace. The files of several ranks can be put together: numbers of processes and
-//! ids of arrows differ between ranks. Times count from when the file was opened, because
-//! microseconds since 1970 with three decimals do not fit a `f64`, which is what the viewers read; the event
-//! `clock_origin` is the time of that start.
+//! A loader of a rank is a process of the trace. The files of several ranks can be put together: numbers of processes
+//! and ids of arrows differ between ranks. Times count from when the file was opened, because microseconds since 1970
+//! with three decimals do not fit a `f64`, and viewers read times as `f64`; the event `clock_origin` is the time of
+//! that start.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -33,7 +33,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Writes a Chrome trace of the first 5 epochs to the file `path`, which is created anew.
+    /// Writes a Chrome trace of the first 5 epochs to the file `path`. An existing file is overwritten.
     ///
     /// Each loader is a process of the trace, named `NAME rank R of W`, or `twinbuf rank R of W` without a name, with these
     /// rows:
@@ -44,14 +44,14 @@ impl Trace {
     /// | `read`, a loading thread | `disk_load` (a batch from the disk into its slot) and `transform`; or `generate` |
     /// | `upload`, the copies | `gpu_transfer` |
     ///
-    /// Each event has the epoch, the step and the bytes in its `args`. An arrow leads from a batch's load to its use. The
-    /// counter `full host slots` is the number of batches that are ready for the caller; at 0 it waits, or would if it
-    /// asked now. The event `clock_origin` has the time at which the clock started, in microseconds since 1970
-    /// (`unix_us`), and the system's process number.
+    /// Each event has the epoch, the step and the bytes in its `args`. An arrow leads from a batch's load to its use.
+    /// The counter `full host slots` is the number of batches that are ready for the caller; at 0 it waits, or would if
+    /// it asked now. The event `clock_origin` has the start of the clock, in microseconds since 1970 (`unix_us`), and
+    /// the system's process number.
     ///
-    /// Recording takes about 0.1 us per event, and a write every 16 KiB. A row is written with its first batch, then
-    /// with a batch if the last write is 250 ms old, and after an epoch. A program that is killed loses what has not
-    /// been written and the events that had not ended.
+    /// Recording takes about 0.1 us per event, and a write every 16 KiB. Events of a row are written with its first
+    /// batch, then with a batch if the last write is at least 250 ms old, and after an epoch. A program that is killed
+    /// loses what has not been written and the events that had not ended.
     ///
     /// Loaders and generators of one process may share a path. The list ends when the last of them is closed or dropped.
     /// Another process needs another path. A process forked from the loader's records nothing.
@@ -84,7 +84,7 @@ impl Trace {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
-        // In a forked process the other one writes the file that was open, and this one makes it anew.
+        // In a forked process the other process writes the file that was open, and this one creates a new file.
         let file = match shared.filter(|file| !file.sink.is_foreign()) {
             Some(file) => file,
             None => {
@@ -97,7 +97,7 @@ impl Trace {
         // Relaxed: a count.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
-            // As a JSON string has them.
+            // Without characters that a JSON string must escape.
             Some(loader) => {
                 let plain = |c: char| if matches!(c, '"' | '\\') || c.is_control() { '_' } else { c };
                 loader.chars().map(plain).collect()
@@ -156,10 +156,10 @@ pub(crate) struct LoaderTrace {
     epochs: u64,
     /// Loaders that opened the file before this one.
     index: u64,
-    /// The number of its process in the trace, which no other rank or loader has.
+    /// The number of its process in the trace. No other rank or loader has it.
     pid: u64,
-    /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no
-    /// atomic, so that the count's changes and their times are in the same order: a viewer shows the latest.
+    /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no atomic: the
+    /// count's changes and their times must be in the same order, because a viewer shows the latest.
     full: Mutex<i64>,
 }
 
@@ -193,7 +193,7 @@ impl TraceFile {
         }
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         if sink.error.is_none() {
-            // One call with whole lines, so that a kill leaves no half of one.
+            // One call with whole lines: a kill leaves no partial line.
             match sink.file.write_all(lines.as_bytes()) {
                 Ok(()) => sink.whole += lines.len() as u64,
                 Err(error) => {
@@ -311,15 +311,15 @@ impl Track {
         }
         self.end("}");
         if matches!(what, What::Read | What::Generate) {
-            // Just inside the span, where no other begins, so that it is this one that the arrow is bound to.
+            // Just inside the span, where no other begins: the arrow is then bound to this span.
             let at = end.checked_sub(Duration::from_nanos(1)).map_or(start, |at| at.max(start));
             self.arrow("s", batch, at.saturating_duration_since(origin));
             self.full(origin, 1);
         }
     }
 
-    /// The caller takes the batch of `place` over, or is done with one that it does not want: one slot fewer
-    /// is full. To be called before the slot can be filled again.
+    /// The caller takes the batch of `place`, or discards one: one slot fewer is full. Must be called before the slot
+    /// can be filled again.
     pub(crate) fn taken(&mut self, place: BatchId) {
         if let Some(origin) = self.recorded(place) {
             self.full(origin, -1);

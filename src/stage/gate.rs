@@ -1,4 +1,4 @@
-//! Which batches the loading threads may start, and which thread has which.
+//! The batches that the loading threads may start, and the thread that has each.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +13,9 @@ use crate::slot::Ticket;
 /// Tells the loading threads what to load next. The caller grants epochs; a thread that has a free slot takes the next
 /// batch.
 ///
-/// Each thread hands its batches over in the order in which it took them, which is that of the plan with gaps. The caller
-/// finds the thread that has the next batch in [`lane`](Self::lane). If none has taken it, then every thread waits for a
-/// slot, or will take it soon.
+/// Each thread hands its batches over in the order in which it took them: the order of the plan, with gaps. The caller
+/// finds the thread that has the next batch in [`lane`](Self::lane). If none has taken it, then every thread waits for
+/// a slot, or will take it soon.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -33,7 +33,7 @@ pub(crate) struct Gate {
 struct State {
     /// The first batch of the generation.
     first: Ticket,
-    /// Which batch of the generation is started next.
+    /// The next batch of the generation to be started.
     next: u64,
     /// For each thread, the batches that it took and that were not received: generation and number. There are no more
     /// than it has slots.
@@ -61,7 +61,7 @@ struct State {
     closed: bool,
 }
 
-/// Which thread has a batch.
+/// The thread that has a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Has(usize),
@@ -110,8 +110,8 @@ impl State {
 }
 
 impl Gate {
-    /// A gate in front of epochs of `steps` steps for so many threads, closed until the first
-    /// [`begin`](Self::begin) or [`grant`](Self::grant).
+    /// A gate in front of epochs of `steps` steps for this many threads, closed until the first [`begin`](Self::begin)
+    /// or [`grant`](Self::grant).
     pub(crate) fn new(steps: u64, threads: usize) -> Self {
         let first = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps, last: 0 };
         let state = State {
@@ -181,7 +181,7 @@ impl Gate {
                     state.taken[thread].push_back((ticket.generation, ticket.seq));
                     self.tell_caller(&state);
                 }
-                // While the state is locked, so that whoever has closed the gate sees it.
+                // While the state is locked: whoever closes the gate must see it.
                 self.progress[thread].begin();
                 return Some((ticket, state.resumed));
             }
@@ -196,7 +196,7 @@ impl Gate {
         }
     }
 
-    /// The batch could not be loaded. Called before it is handed over, so that the caller learns of it later.
+    /// The batch could not be loaded. Called before it is handed over. The caller learns of the failure later.
     pub(super) fn failed(&self, ticket: Ticket) {
         let mut state = self.lock();
         // Unless the caller has asked for something else since.
@@ -260,7 +260,7 @@ impl Gate {
         self.lock().events
     }
 
-    /// Which thread has the batch.
+    /// The thread that has the batch.
     pub(super) fn lane(&self, ticket: Ticket) -> Lane {
         if self.is_shared() { self.lock().lane(ticket) } else { Lane::Has(0) }
     }
@@ -314,7 +314,7 @@ impl Gate {
         self.progress.iter().any(|progress| progress.busy_for().is_some())
     }
 
-    /// Of the threads that are loading, the one whose batch is wanted first.
+    /// The loading thread whose batch is needed first.
     pub(super) fn first_loading(&self) -> Option<usize> {
         let state = self.lock();
         let loading = (0..self.progress.len()).filter(|&thread| self.progress[thread].busy_for().is_some());
@@ -331,7 +331,7 @@ impl Gate {
         let start = Instant::now();
         while self.is_loading() {
             if start.elapsed() >= limit {
-                // Relaxed: read by the thread that ends the stage, which is this one.
+                // Relaxed: read only by the thread that ends the stage, and that is this one.
                 self.abandoned.store(true, Ordering::Relaxed);
                 return false;
             }
@@ -346,5 +346,6 @@ impl Gate {
     }
 }
 
-/// How often [`Gate::end`] looks whether a load has ended; nothing is told to it, so that loads cost no lock more.
+/// How often [`Gate::end`] checks whether a load has ended. It polls because a notification would cost each load
+/// another lock.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);

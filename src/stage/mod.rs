@@ -1,7 +1,7 @@
 //! Threads that load ahead of the caller, or the caller itself that loads when it asks: what a loader and a generator
 //! are made of.
 //!
-//! Each thread has its own slots, in a ring of its own. A thread that has a free slot takes the next batch; the caller
+//! Each thread has its own slots, in a separate ring. A thread that has a free slot takes the next batch; the caller
 //! receives the batches in their order, whichever thread has them.
 
 pub(crate) mod gate;
@@ -64,7 +64,7 @@ pub(crate) struct Stage<B: Backend> {
     publisher: Publisher,
 }
 
-/// What goes on while a stage lives.
+/// What runs while a stage exists.
 struct Running<B: Backend> {
     // Dropped in this order: first loads get some time to end. The end of the receiving sides makes the threads return from their waits for a slot, the
     // end of the feed from their waits at the gate, and joins them.
@@ -75,19 +75,20 @@ struct Running<B: Backend> {
     trace: Option<Arc<LoaderTrace>>,
 }
 
-/// Default wait for a batch that is held: longer than any step but the largest models', so that handing batches to
-/// other threads is no race.
+/// Default wait for a batch that is held: longer than any step except those of the largest models. Handing batches to
+/// other threads is then free of races.
 pub(crate) const HELD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long dropping a stage waits for a load that is going on.
+/// How long dropping a stage waits for a running load.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Waits for loads that are going on, up to a limit, when it is dropped.
+/// Waits for running loads, up to a limit, when it is dropped.
 struct Ending(Arc<Gate>, Vec<ThreadId>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // A waker may drop the stage on a copy thread, which nothing waits for then: the reading thread waits for its end.
+        // A waker may drop the stage on a copy thread. Nothing waits for the copy thread then: the reading thread waits
+        // for its end.
         if !self.1.contains(&thread::current().id()) {
             // What comes after it finds whether the threads were left behind.
             self.0.end(END_LIMIT);
@@ -105,14 +106,14 @@ struct Lanes<B: Backend> {
     stale: bool,
 }
 
-/// The pieces in which a wait without end is cut.
+/// Limits of the waits that an unlimited wait is split into.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 impl<B: Backend> Drop for Lanes<B> {
     fn drop(&mut self) {
         if self.gate.is_abandoned() {
-            // Its end waits for a copy thread, which waits for the load that does not end.
+            // Its end waits for a copy thread, and that one waits for the load that does not end.
             let (copied, others) =
                 mem::take(&mut self.lanes).into_iter().partition(|lane| lane.copy_thread().is_some());
             mem::forget::<Vec<_>>(copied);
@@ -179,7 +180,7 @@ impl<B: Backend> Lanes<B> {
         }
     }
 
-    /// A batch of an earlier generation, which keeps its slot from a thread that could take another batch.
+    /// A batch of an earlier generation. It keeps its slot from a thread that could take another batch.
     fn take_stale(&mut self) -> Option<Raw<B>> {
         if !self.stale {
             return None;
@@ -231,7 +232,7 @@ enum Feed<B: Backend> {
     Inline(Box<(Worker<B::Content>, B::Slots)>),
 }
 
-/// The threads, which are told to end and joined when this is dropped.
+/// The threads. A drop of this tells them to end and joins them.
 struct Threads {
     gate: Arc<Gate>,
     join: Vec<JoinOnDrop>,
@@ -343,7 +344,7 @@ impl<B: Backend> Stage<B> {
         self.running.recorder.recent_steps()
     }
 
-    /// A handle of the report, which is kept up to date from now on.
+    /// A handle of the report. The report is kept up to date from now on.
     pub(crate) fn live_report(&mut self) -> LiveReport {
         let so_far = self.report();
         self.publisher.handle(so_far)
@@ -383,7 +384,7 @@ impl<B: Backend> Stage<B> {
         }
     }
 
-    /// The batch of `ticket`, which is the next one in order.
+    /// The batch of `ticket`: the next one in order.
     pub(crate) fn receive(
         &mut self,
         ticket: Ticket,
@@ -393,7 +394,7 @@ impl<B: Backend> Stage<B> {
         self.asked(ticket, asked);
         let Running { lanes, feed, recorder, trace, .. } = &mut *self.running;
         let mut found = None;
-        // A batch that is there costs no second look at the clock, unless a trace shows how long that took.
+        // A batch that is ready costs no second read of the clock, unless a trace shows how long that took.
         let (mut look, mut there) = (matches!(feed, Feed::Threads(_)), false);
         if let Feed::Inline(inline) = feed {
             let (worker, slots) = &mut **inline;
@@ -467,8 +468,8 @@ impl<B: Backend> Stage<B> {
         }
     }
 
-    /// The next slot is held. A call that blocks has waited for it as long as it may; the others are told to come
-    /// back until the same time is over.
+    /// The next slot is held. A blocking call has waited for its full timeout; the others return `Pending` until the
+    /// same time is over.
     fn slot_held(&mut self, waiting: &Waiting<'_, '_>, error: Error) -> Poll<Result<Raw<B>, Error>> {
         if !matches!(waiting, Waiting::Block) {
             let since = *self.held_since.get_or_insert_with(Instant::now);
@@ -507,8 +508,8 @@ impl<B: Backend> Stage<B> {
         Some(Reading { at: self.naming.at(ticket), time, record: place.map(|place| place.1), file })
     }
 
-    /// Ends the threads, and returns the error that the caller has not been told of, if there is one. With a limit, loads
-    /// that are going on are waited for no longer.
+    /// Ends the threads, and returns the undelivered error, if there is one. The wait for running loads is at most the
+    /// limit.
     pub(crate) fn close(self, limit: Option<Duration>, locators: &[Option<Locator>]) -> Result<(), Error> {
         if let (Some(limit), false) = (limit, self.is_foreign()) {
             if self.gate().is_some_and(|gate| !gate.end(limit)) {
@@ -551,7 +552,7 @@ fn drain<B: Backend>(batches: &mut B::Batches, generation: u64) -> Option<(u64, 
 }
 
 /// Moves the error out, if there is one; the slot that it leaves is an empty batch. A batch that was loaded is not
-/// written to, so that its line of the cache stays with both threads.
+/// written to: its cache line then stays shared between both threads.
 fn take_error(meta: &mut BatchMeta) -> Option<Error> {
     mem::replace(&mut meta.result, Ok(0)).err()
 }

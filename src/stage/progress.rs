@@ -18,7 +18,7 @@ const NOW: u64 = 1;
 #[derive(Debug)]
 pub(crate) struct Progress {
     origin: Instant,
-    /// When the load began, in nanoseconds after `origin`, or [`NOW`]; 0 while none goes on.
+    /// When the load began, in nanoseconds after `origin`, or [`NOW`]; 0 while no load runs.
     since: AtomicU64,
     /// One more than the field that is read; 0 if none is.
     field: AtomicU64,
@@ -56,7 +56,7 @@ impl Progress {
         self.since.store(0, Ordering::Relaxed);
     }
 
-    /// How long a load has been going on, if one does.
+    /// How long the current load has been running, if there is one.
     pub(super) fn busy_for(&self) -> Option<Duration> {
         match self.since.load(Ordering::Relaxed) {
             0 => None,
@@ -65,7 +65,7 @@ impl Progress {
         }
     }
 
-    /// The field that is read, and the record from which on.
+    /// The field that is read, and the first record of the read.
     pub(crate) fn place(&self) -> Option<(usize, u64)> {
         let field = self.field.load(Ordering::Relaxed).checked_sub(1)?;
         Some((usize::try_from(field).ok()?, self.record.load(Ordering::Relaxed)))

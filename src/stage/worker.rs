@@ -21,7 +21,7 @@ pub(crate) trait Source<C: ?Sized>: Send {
     /// Puts the batch into `slot`, and returns its bytes, with those that were flushed.
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = C>) -> Result<usize, Error>;
 
-    /// Which records the batch is made of, if it is made of records, and its bytes before a transform.
+    /// The records of the batch, if it is made of records, and its bytes before a transform.
     fn records(&self, ticket: Ticket) -> (Option<Origin>, usize);
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Load<'a> {
     pub(crate) ticket: Ticket,
     pub(crate) records: Option<&'a Origin>,
     pub(crate) naming: &'a Naming,
-    /// As in [`BatchMeta`].
+    /// Same as in [`BatchMeta`].
     pub(crate) offsets: &'a mut Vec<Vec<usize>>,
     /// Where the source says how long the transforms took, and how many system calls it made.
     pub(crate) times: &'a mut LoadTimes,
@@ -77,7 +77,7 @@ impl<C: ?Sized> Worker<C> {
         if let Some(progress) = progress {
             progress.began(start);
         }
-        // A source that panicked is called again only if the caller goes on. What it then does is up to it, and
+        // A source that panicked is called again only if the caller continues. What it then does is up to it, and
         // memory-safe.
         let loaded = catch_unwind(AssertUnwindSafe(|| {
             let (records, times, who) = (records.as_ref(), &mut times, &mut who);

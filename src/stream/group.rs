@@ -39,8 +39,8 @@ pub(super) struct Kept {
 
 /// One group of tensors, in memory. Dropping it frees its slot.
 ///
-/// It borrows nothing: it may be sent to another thread, and may outlive its stream. Its bytes stay as they are for as long
-/// as it lives.
+/// It borrows nothing: it may be sent to another thread, and may outlive its stream. Its bytes do not change while it
+/// is alive.
 pub struct Group {
     place: Place,
     groups: Groups,

@@ -153,8 +153,8 @@ impl StreamBuilder {
     /// Sets where the bytes come from. Default: [`ReadMode::Auto`]: through the page cache if all groups fit there,
     /// otherwise past it. The [`Report`] has what was chosen.
     ///
-    /// Past the page cache the disk writes to the slot, by one call for each run of tensors of 4 MiB or more: do not `fork`
-    /// meanwhile (NOTES in `open(2)`).
+    /// Past the page cache the disk writes to the slot, by one call for each run of tensors of 4 MiB or more: do not
+    /// `fork` during a read (NOTES in `open(2)`).
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
         self.read_mode = mode;
         self
@@ -246,8 +246,8 @@ impl fmt::Debug for StreamBuilder {
 
 /// Reads groups of tensors in the order of use, the next one while this one is used.
 ///
-/// A thread reads while the caller computes, into slots that are allocated once and recycled. A slot is never overwritten
-/// while its [`Group`] lives. Groups that are [kept](StreamBuilder::memory_limit) are read once.
+/// A thread reads while the caller computes, into slots that are allocated once and recycled. A slot is never
+/// overwritten while its [`Group`] is alive. Groups that are [kept](StreamBuilder::memory_limit) are read once.
 ///
 /// Dropping the stream waits for the group that is being read, for at most 10 s, and joins the thread.
 pub struct TensorStream {
@@ -302,8 +302,8 @@ impl TensorStream {
     ///
     /// # Errors
     ///
-    /// The failure of a group that was read ahead of a caller who left early; else [`Error::Trace`] if the trace could not
-    /// be written, which did not affect the groups.
+    /// The failure of a group that was read ahead of a caller who left early; else [`Error::Trace`] if the trace could
+    /// not be written. The groups are not affected by that.
     pub fn close(self) -> Result<(), Error> {
         self.stage.close(None, &[])
     }

@@ -19,12 +19,12 @@ use crate::slot::Ticket;
 #[must_use = "groups are delivered only by iterating"]
 pub struct Pass<'s> {
     stream: &'s mut TensorStream,
-    /// The groups, and which of them is next.
+    /// The groups, and the next one.
     order: Vec<usize>,
     at: usize,
     /// The next group that comes through a slot.
     next: Ticket,
-    /// Of an order that is none.
+    /// The error of an invalid order.
     failed: Option<Error>,
     ended: bool,
 }
@@ -63,7 +63,7 @@ impl<'s> Pass<'s> {
     ///
     /// # Errors
     ///
-    /// As those of the iterator, within the result.
+    /// Same as `next`; the error is in the returned `Result`.
     pub fn try_next(&mut self) -> Poll<Option<Result<Group, Error>>> {
         self.advance(Waiting::Try)
     }
@@ -107,7 +107,7 @@ impl<'s> Pass<'s> {
         };
         let mut place = None;
         if self.next.steps < self.order.len() as u64 {
-            // Those that are kept do not come through the slots any more.
+            // Kept groups no longer come through the slots.
             place = self.stream.kept[group].clone().map(Place::Kept);
         }
         if place.is_none() {

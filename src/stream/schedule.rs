@@ -1,4 +1,4 @@
-//! Which groups are kept in memory, and which group a step of a pass is.
+//! The groups that are kept in memory, and the group of each step of a pass.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// With so many slots, and so many bytes for all of it.
+    /// With this many slots, and this many bytes for all of it.
     pub(super) fn new(
         groups: Groups,
         order: Option<Order>,

@@ -10,8 +10,8 @@ use twinbuf::Batch;
 /// [`host_depth`](twinbuf::loader::LoaderBuilder::host_depth). A slot that is held for longer than
 /// [`held_timeout`](twinbuf::loader::LoaderBuilder::held_timeout) ends the epoch with an error.
 ///
-/// On a GPU, call [`Device::staging`](burn_core::tensor::Device::staging) on the data first: it makes the one copy on the
-/// host, into burn's page-locked memory, from which the device then copies, and it releases the slot.
+/// On a GPU, call [`Device::staging`](burn_core::tensor::Device::staging) on the data first: it makes the one copy on
+/// the host, into burn's page-locked memory, and releases the slot. The device then copies from that memory.
 ///
 /// No values are converted or checked: in a `bool`, every byte must be 0 or 1.
 ///

@@ -1,4 +1,4 @@
-//! Why an epoch could not begin or go on.
+//! Why an epoch could not begin or continue.
 
 use std::fmt;
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub enum Error {
         wanted: Range<usize>,
         /// The items that there are.
         items: usize,
-        /// The ranks of the plan, of which a plan with slices has one.
+        /// The ranks of the plan. A plan with slices has one.
         ranks: u64,
     },
     /// A slice has too few records for a batch.
@@ -57,7 +57,7 @@ impl std::error::Error for Error {
         match self {
             Self::Make { source, .. } => Some(&***source),
             Self::Plan(source) => Some(source),
-            // The loader's error is one line, which is this one's.
+            // The loader's error is one line; this error uses the same line.
             Self::Loader(_) | Self::Slice { .. } => None,
         }
     }

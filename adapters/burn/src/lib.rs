@@ -17,7 +17,7 @@ use twinbuf::{Batch, BoxError, Loader, Plan, Report};
 pub use data::tensor_data;
 pub use error::Error;
 
-/// Makes what the training wants of a batch: tensors on the device.
+/// Converts a batch to the training's input: tensors on the device.
 type Make<O> = dyn Fn(Batch, &Device) -> Result<O, BoxError> + Send + Sync;
 
 /// Sets what a [`LoaderBuilder`] has options for.
@@ -31,7 +31,7 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 ///   it; other loops must check it (`let batch = batch?`). No epoch is shorter than
 ///   [`num_items`](DataLoader::num_items) without one. [`Error`] is the `source` of burn's `DatasetError`.
 /// - A [`Loader`] belongs to one thread and this does not: it keeps one between epochs, with its buffers and its
-///   thread, and builds another if it is iterated a second time meanwhile.
+///   thread, and builds another if it is iterated a second time while the first iterator is alive.
 /// - [`to_device`](DataLoader::to_device) counts epochs separately, from this one's current epoch.
 /// - [`slice`](DataLoader::slice) is a fixed range of the *records*, planned as this is: with the same order, seed
 ///   and batch. What the plan's `LastBatch::Drop` leaves over goes to the last slice. With `LastBatch::Wrap` there are more
@@ -90,8 +90,8 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoader<D, O> {
         }
     }
 
-    /// Where the time went so far, in the epochs that are over. `None` while an iterator is alive, and after an
-    /// error, which ends the loader that counted. Of several iterators at once, that of the one which ended last.
+    /// Where the time went so far, in the epochs that are over. `None` while an iterator is alive, and after an error
+    /// (an error ends the loader that counted). Of several concurrent iterators, that of the one that ended last.
     pub fn report(&self) -> Option<Report> {
         self.part.idle().as_ref().map(Loader::report)
     }
@@ -100,8 +100,8 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoader<D, O> {
 impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D, O> {
     /// Sets options of the [`LoaderBuilder`]: a transform, the depth, a memory limit.
     ///
-    /// Called for each loader that is built: one for each slice, and one more for each iterator that is alive
-    /// besides another. A profile would be begun anew by each of them.
+    /// Called for each loader that is built: one for each slice, and one more for each iterator that is alive at the
+    /// same time as another. Each of them would start a new profile.
     pub fn options(
         mut self,
         options: impl Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync + 'static,
@@ -120,7 +120,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D,
     ///
     /// # Errors
     ///
-    /// Those of [`LoaderBuilder::build`].
+    /// The errors of [`LoaderBuilder::build`].
     pub fn build(self, device: &Device) -> Result<BurnLoader<D, O>, Error> {
         let Self { data, plan, make, options, first_epoch } = self;
         let records = plan.range();
@@ -216,7 +216,7 @@ impl<D, O> Part<D, O> {
     /// Keeps a loader that is no longer iterated for the next iterator.
     fn keep(&self, loader: Loader) {
         let other = self.idle().replace(loader);
-        // Without the lock: its thread may be in the midst of a batch, for which this waits.
+        // Without the lock: its thread may be in the middle of a batch, and this waits for it.
         drop(other);
     }
 

@@ -1,8 +1,8 @@
 //! The classifier of `train.rs` on a CUDA device: the upload stage copies the next batch while this one is trained on,
 //! and a batch becomes a tensor by one copy on the device, on candle's stream.
 //!
-//! `cargo run --release --features cuda --example train_cuda`, with the CUDA toolkit, which candle needs to build its
-//! kernels, and a device.
+//! `cargo run --release --features cuda --example train_cuda`, with a device and the CUDA toolkit (candle needs it to
+//! build its kernels).
 
 use std::path::Path;
 use std::sync::Arc;

@@ -17,8 +17,8 @@ use crate::{TensorError, shape_of};
 /// again once the copy is done. The loader's context must be that of `device`:
 /// `Loader::builder(..).cuda(device.as_cuda_device()?.cuda_stream().context().clone())`.
 ///
-/// candle's usual stream is the per-thread default stream, which is another one on another thread: make the tensor,
-/// use it and drop it on one thread, as for any of candle's tensors, or take `Device::new_cuda_with_stream`.
+/// candle's usual stream is the per-thread default stream, and each thread has a different one: make the tensor, use it
+/// and drop it on one thread, as for any of candle's tensors, or take `Device::new_cuda_with_stream`.
 ///
 /// # Errors
 ///

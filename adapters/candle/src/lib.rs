@@ -18,7 +18,7 @@ pub use cuda::device_tensor;
 /// dropped right after, and its slot returns to the loader. On a device other than the CPU that copy is
 /// the transfer; no test here has run on one.
 ///
-/// The batch knows type and shape: those of the data set, or what the last transform declares
+/// Type and shape are the batch's: those of the data set, or what the last transform declares
 /// ([`PerRecord::of`](twinbuf::transform::PerRecord::of)). Bytes without a type become u8. Nothing is converted.
 ///
 /// # Errors
@@ -39,7 +39,7 @@ pub fn field_tensor(batch: &Batch, field: usize, device: &Device) -> Result<Tens
     let of = batch.field_type(field).map_err(TensorError::Batch)?;
     let (dtype, shape) = shape_of(of, batch.plan().len())?;
     let bytes = batch.field::<u8>(field).map_err(TensorError::Batch)?;
-    // Of memory that is aligned for its numbers, as a field is, candle makes one copy.
+    // Candle makes one copy of memory that is aligned for its numbers, and a field is aligned.
     Tensor::from_raw_buffer(bytes, dtype, &shape, device).map_err(TensorError::Candle)
 }
 

@@ -8,8 +8,8 @@ use twinbuf::{Batch, Error};
 
 /// A batch as an array of shape `[records, shape..]` in C order, where `shape` is that of one record.
 ///
-/// Nothing is copied: the view is of the batch's own bytes and borrows it. The batch knows the shape and the type: those
-/// of the data set, or what the last transform declares.
+/// Nothing is copied: the view is of the batch's own bytes and borrows it. Shape and type are the batch's: those of the
+/// data set, or what the last transform declares.
 ///
 /// # Errors
 ///
@@ -23,7 +23,7 @@ pub fn view<T: AnyBitPattern>(batch: &Batch) -> Result<ArrayViewD<'_, T>, ViewEr
 ///
 /// # Errors
 ///
-/// Those of [`view`]; [`ViewError::Batch`] if there is no such field.
+/// The errors of [`view`]; [`ViewError::Batch`] if there is no such field.
 pub fn field_view<T: AnyBitPattern>(batch: &Batch, field: usize) -> Result<ArrayViewD<'_, T>, ViewError> {
     array(batch, field, batch.field(field)?)
 }
@@ -34,11 +34,11 @@ fn array<'b, T>(batch: &Batch, field: usize, numbers: &'b [T]) -> Result<ArrayVi
         .map_err(|_| ViewError::Shape { wanted: shape, found: numbers.len() })
 }
 
-/// As [`view`]. The elements can be changed, in place: the batch is the caller's until it is dropped.
+/// Same as [`view`]. The elements can be changed, in place: the batch is the caller's until it is dropped.
 ///
 /// # Errors
 ///
-/// Those of [`view`].
+/// The errors of [`view`].
 pub fn view_mut<T: AnyBitPattern + NoUninit>(batch: &mut Batch) -> Result<ArrayViewMutD<'_, T>, ViewError> {
     let found = batch.cast::<T>()?.len();
     let wanted = shape::<T>(batch, 0, found)?;
@@ -46,7 +46,7 @@ pub fn view_mut<T: AnyBitPattern + NoUninit>(batch: &mut Batch) -> Result<ArrayV
     ArrayViewMutD::from_shape(&*wanted, numbers).map_err(|_| ViewError::Shape { wanted, found })
 }
 
-/// The shape of a field, which must have exactly `found` elements: ndarray alone would show the front of a longer slice.
+/// The shape of a field. It must have exactly `found` elements: ndarray alone would show the front of a longer slice.
 fn shape<T>(batch: &Batch, field: usize, found: usize) -> Result<Vec<usize>, ViewError> {
     let of = batch.field_type(field)?;
     let mut wanted = vec![usize::try_from(batch.plan().len()).unwrap_or(usize::MAX)];

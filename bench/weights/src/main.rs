@@ -124,7 +124,7 @@ fn measure(way: &str, path: &Path, passes: usize, repeats: usize, limit: u64) ->
             return print(way, start.elapsed(), x, before, &ends, &[]);
         }
         "map" | "willneed" => {
-            // SAFETY: nobody truncates the file meanwhile.
+            // SAFETY: nobody truncates the file while it is mapped.
             let map = unsafe { Mmap::map(&File::open(path)?)? };
             for pass in 0..passes {
                 for at in 0..places.len() {

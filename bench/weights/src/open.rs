@@ -15,7 +15,7 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 
 struct Counted;
 
-// SAFETY: every call goes on to `System`, which keeps the contract.
+// SAFETY: every call is passed to `System`, and `System` keeps the contract.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Relaxed) + layout.size();

@@ -59,7 +59,7 @@ fn inspect_tells_each_format() {
     assert_eq!(found[1]["arrays"][1]["records"], 5);
 }
 
-/// So many that a look at the header for each of them would take minutes.
+/// A count high enough that a look at the header for each of them would take minutes.
 #[test]
 fn inspect_tells_all_tensors_of_a_model() {
     const TENSORS: usize = 5000;

@@ -88,8 +88,8 @@ fn samples() -> TempDir {
     folder
 }
 
-/// What `run` returns, and which of the file's pages were in memory before and after that. Again if that changed:
-/// whoever drops the whole page cache meanwhile drops these pages too.
+/// What `run` returns, and the pages of the file that were in memory before and after that. Again if that changed:
+/// whoever drops the whole page cache during the run drops these pages too.
 fn with_pages<T>(path: &Path, run: impl Fn() -> T) -> (T, Residency) {
     let pages = || Records::open([path], 1).unwrap().residency().unwrap();
     let looks = (0..100).map(|_| (pages(), run(), pages()));
@@ -235,7 +235,7 @@ fn help_and_version_are_no_errors() {
 fn a_broken_pipe_is_no_error() {
     let folder = samples();
     let mut child = Command::new(env!("CARGO_BIN_EXE_twinbuf"))
-        // More than a pipe holds, so that it is still writing when the reader has gone.
+        // More than a pipe holds: it must still be writing when the reader has gone.
         .args(["inspect"].into_iter().chain(std::iter::repeat_n("data.bin", 2000)))
         .current_dir(folder.path())
         .stdout(Stdio::piped())

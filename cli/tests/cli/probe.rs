@@ -8,8 +8,8 @@ use twinbuf::Records;
 
 use super::{has, json, samples, text, twinbuf, with_pages};
 
-/// The first of several runs in which every load was short beside 5 ms of compute, as it is unless something else runs
-/// meanwhile.
+/// The first of several runs with loads that are all short compared with 5 ms of compute. They are, unless something
+/// else runs at the same time.
 fn quiet<T>(run: impl Fn() -> T, longest_load_ms: impl Fn(&T) -> f64) -> Option<T> {
     let found = (0..20).map(|_| run()).find(|found| longest_load_ms(found) < 1.0);
     if found.is_none() {

@@ -37,7 +37,7 @@ fn a_trace_need_not_fit_the_memory_line_by_line() {
     }
 }
 
-/// A trace whose times are known: two ranks, the second of which began 1 ms later.
+/// A trace whose times are known: two ranks. The second began 1 ms later.
 fn known(folder: &Path) -> [PathBuf; 2] {
     [0_u64, 1].map(|rank| {
         let meta = |name: &str, tid: u64, args: &str| {
@@ -148,7 +148,7 @@ fn a_trace_that_was_cut_off_is_read_as_far_as_it_goes() {
     let mut read = 0;
     for end in 0..whole.len() {
         fs::write(folder.join("cut.json"), &whole[..end]).unwrap();
-        // Every length would take minutes in processes of their own: those around the ends of lines, and some.
+        // A separate process for every length would take minutes: lengths around the ends of lines, and some others.
         if end % 97 != 0 && !(last - 10..last + 10).contains(&end) {
             continue;
         }

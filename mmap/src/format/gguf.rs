@@ -65,7 +65,7 @@ const TYPES: [Row; 33] = [
     (41, "Q1_0", 128, 18, None),
 ];
 
-/// The tensors of a file, which is number `index` of the model.
+/// The tensors of file number `index` of the model.
 pub(super) fn tensors(file: &DataFile, index: usize) -> Result<Vec<Tensor>, Error> {
     let mut header = Header { file, at: MAGIC.len() as u64, read: Vec::new(), from: 0 };
     let version = header.u32()?;
@@ -132,7 +132,7 @@ struct Header<'f> {
 }
 
 impl Header<'_> {
-    /// Where the next bytes end, if the header may have so many and the file does.
+    /// Returns where the next bytes end, if the header limit and the file allow that many.
     fn end(&self, bytes: Option<u64>) -> Result<u64, Error> {
         let end = bytes.and_then(|bytes| self.at.checked_add(bytes)).unwrap_or(u64::MAX);
         let path = || self.file.path.clone();
@@ -184,7 +184,7 @@ impl Header<'_> {
             .map_err(|error| self.bad(at + 8, "a name in UTF-8", &String::from_utf8_lossy(error.as_bytes())))
     }
 
-    /// Skips so many bytes without reading them.
+    /// Skips bytes without reading them.
     fn skip(&mut self, bytes: Option<u64>) -> Result<(), Error> {
         self.at = self.end(bytes)?;
         Ok(())

@@ -15,7 +15,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`Options::open`](crate::Options::open), where [`Error::Ragged`] is a file that ends inside
+    /// The errors of [`Options::open`](crate::Options::open), where [`Error::Ragged`] is a file that ends inside
     /// an element and [`Error::TooShort`] one that does not fill one record; [`Error::ZeroRecord`] and
     /// [`Error::ZeroStride`] for a window or a stride of 0; [`FormatError::NotHeaderless`](crate::FormatError) for a
     /// file of another format.
@@ -31,11 +31,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_headerless`], with these options.
+    /// Same as [`Records::open_headerless`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_headerless`].
+    /// The errors of [`Records::open_headerless`].
     pub fn open_headerless<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,

@@ -15,8 +15,8 @@ const LLAMA_3: (i32, i32, DType) = (20_240_801, 7, DType::U32);
 impl Records {
     /// Opens token shards (`.bin`) with the header that llm.c and modded-nanogpt write. A row is one token.
     ///
-    /// All numbers are little-endian. The header is 256 int32: magic, version and the number of tokens, which
-    /// follow it; the other 253 are ignored. The header distinguishes two kinds (`HEADERS_INFO` in llm.c's
+    /// All numbers are little-endian. The header is 256 int32: magic, version and the number of tokens; the other
+    /// 253 are ignored. The tokens follow the header. The header distinguishes two kinds (`HEADERS_INFO` in llm.c's
     /// `dev/data/data_common.py`):
     ///
     /// | magic | version | tokens | written by |
@@ -28,7 +28,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`open_headerless`](Self::open_headerless) but [`Error::Ragged`], and
+    /// The errors of [`open_headerless`](Self::open_headerless) but [`Error::Ragged`], and
     /// [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`];
     /// [`FormatError::BadHeader`] for a negative number of tokens; [`FormatError::DataLength`] where that number is
     /// not what the file holds; [`Error::Mixed`] where one file has tokens of 16 bits and another of 32.
@@ -55,11 +55,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_llm_c`], with these options.
+    /// Same as [`Records::open_llm_c`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_llm_c`].
+    /// The errors of [`Records::open_llm_c`].
     pub fn open_llm_c<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,

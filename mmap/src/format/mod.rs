@@ -1,4 +1,4 @@
-//! File formats: where in a file an array in C order lies, and how it is cut into records.
+//! File formats: where in a file an array in C order is, and how it is cut into records.
 
 #[cfg(feature = "safetensors")]
 mod gguf;
@@ -68,8 +68,8 @@ pub enum Cut {
 }
 
 impl Cut {
-    /// Windows of `tokens + 1` tokens, one every `tokens`: neighbours share one token, so that every token
-    /// but the first of a file is once a target.
+    /// Windows of `tokens + 1` tokens, one every `tokens`: neighbors share one token, so every token but the
+    /// first of a file is a target exactly once.
     #[must_use]
     pub const fn sequence(tokens: usize) -> Self {
         Self::Windows { rows: tokens.saturating_add(1), stride: tokens }
@@ -127,7 +127,7 @@ fn check_length(file: &DataFile, end: u64, array: &Array) -> Result<(), Error> {
     }
 }
 
-/// Where the records of an array lie. The array has been found to lie in the file.
+/// Where the records of an array are. The array is already known to be within the file.
 fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
     let bad_shape = |wanted, found| FormatError::BadShape { path: file.path.clone(), wanted, found }.into();
     let Some((&rows, row)) = array.shape.split_first() else {
@@ -142,12 +142,12 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
         Cut::Rows => (1, 1),
         Cut::Windows { rows, stride } => (rows as u64, stride as u64),
     };
-    // Saturation is harmless. A window of 2^64 bytes or more fills no file; a stride of so many is used only
-    // to find the second window, and then both fit the file.
+    // Saturation is harmless. A window of 2^64 bytes or more fills no file; a stride of that size is used only to
+    // find the second window, and then both fit the file.
     let bytes = row_bytes.saturating_mul(window);
     let stride_bytes = row_bytes.saturating_mul(stride);
     let Some(spare) = rows.checked_sub(window) else {
-        // The rows lie in the file, so this product is at most its length.
+        // The rows are within the file, so this product is at most its length.
         return Err(Error::TooShort { path: file.path.clone(), wanted: bytes, found: rows * row_bytes });
     };
     let axes = row.iter().map(|&axis| usize::try_from(axis));

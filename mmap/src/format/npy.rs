@@ -16,8 +16,8 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const LONGEST: u64 = 10_000;
 
 impl Records {
-    /// Opens arrays that numpy saved (`numpy.save`): `.npy` of version 1.0, 2.0 or 3.0, in C order, or with
-    /// one axis longer than 1 at most, which is in both orders. A row is one entry of the first axis.
+    /// Opens arrays that numpy saved (`numpy.save`): `.npy` of version 1.0, 2.0 or 3.0, in C order, or with at most one
+    /// axis longer than 1 (both orders are then the same). A row is one entry of the first axis.
     ///
     /// Types: all numeric ones of fixed size, that is `bool`, `int8` to `int64`, `uint8` to `uint64`,
     /// `float16` to `float64`, `complex64`, `complex128`. Several files may differ in the length of the first
@@ -25,7 +25,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
+    /// The errors of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
     /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
     ///
     /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`],
@@ -65,11 +65,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_npy`], with these options.
+    /// Same as [`Records::open_npy`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_npy`].
+    /// The errors of [`Records::open_npy`].
     pub fn open_npy<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,
@@ -106,7 +106,7 @@ pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> 
             return Err(FormatError::BadVersion { path: path(), offset, wanted, found }.into());
         }
     };
-    // At most LONGEST, which is no more than 16 bits.
+    // At most LONGEST, and that fits in 16 bits.
     let length = match usize::try_from(length) {
         Ok(fits) if length <= LONGEST => fits,
         _ => {
@@ -125,7 +125,7 @@ pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> 
 /// Reads the dictionary from front to back; every error has the place in the file.
 struct Parser<'a> {
     file: &'a DataFile,
-    /// The byte of the file with which `text` begins.
+    /// Offset of the first byte of `text` in the file.
     start: u64,
     text: &'a [u8],
     /// Bytes of `text` that have been read.
@@ -284,7 +284,7 @@ impl<'a> Parser<'a> {
             _ => None,
         };
         match found {
-            // Two quotes, of which the second is there if it is not the end of the text.
+            // Two quotes; the second is present unless the text ends first.
             Some(string) if string.len() + 2 <= rest.len() => {
                 self.at += string.len() + 2;
                 Ok(string)

@@ -14,15 +14,15 @@ use crate::{Cut, Error, FormatError, Options, Records};
 impl Records {
     /// Opens the array named `name` in each of the files, which `numpy.savez` wrote. A row is one entry of its first axis.
     ///
-    /// Feature `npz`. An array lies in the file as it is, and its rows are read in place. `numpy.savez_compressed` leaves
-    /// no such rows: its arrays are refused. Their checksums, which cover whole arrays, are not checked.
+    /// Feature `npz`. An array is stored in the file uncompressed, and its rows are read in place. Arrays of
+    /// `numpy.savez_compressed` have no such rows and are refused. Checksums cover whole arrays and are not checked.
     ///
     /// # Errors
     ///
-    /// Those of [`open_npy`](Self::open_npy), where offsets are those in the `.npz`; and
+    /// The errors of [`open_npy`](Self::open_npy), where offsets are those in the `.npz`; and
     ///
     /// - [`FormatError::BadHeader`]: no zip archive, or one that was cut off;
-    /// - [`FormatError::NoTensor`], which has the names of the arrays that are there;
+    /// - [`FormatError::NoTensor`]: it lists the names of the arrays in the file;
     /// - [`FormatError::Compressed`].
     ///
     /// ```no_run
@@ -47,7 +47,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`open_npz`](Self::open_npz): of the archive at once, of an array in its place.
+    /// The errors of [`open_npz`](Self::open_npz): of the archive at once, of an array in its place.
     ///
     /// ```no_run
     /// use twinbuf_mmap::{Cut, Records};
@@ -81,11 +81,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_npz`], with these options.
+    /// Same as [`Records::open_npz`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_npz`].
+    /// The errors of [`Records::open_npz`].
     pub fn open_npz<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,
@@ -107,7 +107,7 @@ fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
     npy::parse(file, &archive.bytes(name, member)?)
 }
 
-/// The directory of an archive, which was read as a whole.
+/// The directory of an archive, read as a whole.
 struct Archive<'a> {
     file: &'a DataFile,
     zip: rawzip::ZipArchive<Source<'a>>,
@@ -143,7 +143,7 @@ impl<'a> Archive<'a> {
         Ok(Self { file, zip, arrays })
     }
 
-    /// Where the bytes of an array lie in the file.
+    /// Where the bytes of an array are in the file.
     fn bytes(&self, name: &str, member: &Member) -> Result<Range<u64>, Error> {
         let Self { file, .. } = self;
         let Member { place, method, encrypted } = *member;

@@ -50,9 +50,9 @@ impl Deref for RaggedRecords {
 }
 
 impl RaggedRecords {
-    /// Opens pairs of a data file and an index of offsets, a `.npy` file with one axis of `int64` or `uint64`: record `i`
-    /// is the bytes from offset `i` to offset `i + 1`. There is one offset more than records, the last of which is the
-    /// length of the data file.
+    /// Opens pairs of a data file and an index of offsets, a `.npy` file with one axis of `int64` or `uint64`: record
+    /// `i` is the bytes from offset `i` to offset `i + 1`. There is one more offset than records: the last offset is
+    /// the length of the data file.
     ///
     /// ```python
     /// offsets = numpy.cumsum([0] + [len(record) for record in records])
@@ -60,7 +60,7 @@ impl RaggedRecords {
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_npy`](crate::Records::open_npy) for the index, and of both files those of opening;
+    /// The errors of [`Records::open_npy`](crate::Records::open_npy) for the index, and of both files those of opening;
     /// [`FormatError::UnsupportedType`] for other numbers, [`FormatError::BadShape`] for other axes or no record,
     /// [`FormatError::BadHeader`] for an offset below the one before it, and [`FormatError::DataLength`] where the last one
     /// is not the data file's length.
@@ -79,10 +79,11 @@ impl RaggedRecords {
     /// Opens token files that Megatron-LM wrote (`IndexedDataset`: `.bin`, with an index in the `.idx` of the same name).
     /// A record is a sequence.
     ///
-    /// The index, all of it little-endian: the magic `MMIDIDX\0\0`, the version 1 (`u64`), the type of a token (`u8`), the
-    /// number of sequences and of entries of the document index (`u64` each), then the tokens in each sequence (`i32`),
-    /// the first byte of each sequence (`i64`), and the sequence with which each document begins (`i64`). A data set with
-    /// several modalities has a mode (`i8`) for each sequence behind it, which is not read, as the document index.
+    /// The index, all of it little-endian: the magic `MMIDIDX\0\0`, the version 1 (`u64`), the type of a token (`u8`),
+    /// the number of sequences and of entries of the document index (`u64` each), then the tokens in each sequence
+    /// (`i32`), the first byte of each sequence (`i64`), and the first sequence of each document (`i64`). A data set
+    /// with several modalities has a mode (`i8`) for each sequence behind it. Neither the modes nor the document index
+    /// are read.
     ///
     /// # Errors
     ///

@@ -23,12 +23,12 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
+    /// The errors of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
     /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
     ///
     /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadHeader`];
     /// - [`FormatError::DataLength`]: the tensors do not end where the file does;
-    /// - [`FormatError::NoTensor`], which lists the names that the file has;
+    /// - [`FormatError::NoTensor`]: it lists the names that the file has;
     /// - [`FormatError::UnsupportedType`]: floats of 4 or 6 bits, and scales of 8 bits (`F8_E8M0`);
     /// - [`FormatError::BadShape`]: no axis, or rows of no element;
     /// - [`Error::Mixed`]: its rows are not those of the first file.
@@ -63,7 +63,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`open_safetensors`](Self::open_safetensors): of the file at once, of a tensor in its place.
+    /// The errors of [`open_safetensors`](Self::open_safetensors): of the file at once, of a tensor in its place.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, Records};
@@ -98,11 +98,11 @@ impl Records {
 }
 
 impl Options {
-    /// As [`Records::open_safetensors`], with these options.
+    /// Same as [`Records::open_safetensors`], with these options.
     ///
     /// # Errors
     ///
-    /// Those of [`Records::open_safetensors`].
+    /// The errors of [`Records::open_safetensors`].
     pub fn open_safetensors<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,
@@ -113,7 +113,7 @@ impl Options {
     }
 }
 
-/// The header, which precedes the tensors.
+/// The header; it precedes the tensors.
 pub(super) struct Header {
     /// The first byte after it.
     end: u64,
@@ -163,7 +163,7 @@ impl Header {
         names
     }
 
-    /// Where a tensor lies in `file`, which may have been opened after the header was read.
+    /// Where a tensor is in `file`. The file may have been opened after the header was read.
     fn array(&self, file: &DataFile, tensor: &str) -> Result<Array, Error> {
         let path = || file.path.clone();
         self.check_length(file)?;

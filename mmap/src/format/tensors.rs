@@ -17,12 +17,12 @@ use crate::{Error, FormatError, limit};
 /// The longest index: as long as the longest header of a `safetensors` file.
 const LONGEST: u64 = 100_000_000;
 
-/// The tensors of a model: what each is, and its bytes in which file.
+/// The tensors of a model: the type, shape, file and bytes of each.
 ///
 /// Feature `safetensors`. The files may be `safetensors`, GGUF, or the `model.safetensors.index.json` of a model in
 /// several files. Each file is opened once, and only its header is read. A clone is another handle of the same files.
 ///
-/// The files must not be written to meanwhile; a read of a truncated file is [`Error::Truncated`].
+/// The files must not be written to while they are open. A read of a truncated file is [`Error::Truncated`].
 ///
 /// ```
 /// use twinbuf_mmap::{DType, Tensors};
@@ -142,7 +142,7 @@ impl Tensors {
         &self.0.tensors
     }
 
-    /// Returns the files, in the order in which they were given; those of an index by name.
+    /// Returns the files in the given order; the files of an index are sorted by name.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.0.shards.iter().map(Shard::path)
     }

@@ -1,4 +1,4 @@
-//! The records of one batch: which ones, in which order.
+//! The records of one batch and their order.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -11,7 +11,7 @@ use super::permute::{InOrder, Key, Permutation};
 use super::shuffle::Shuffle;
 use super::window::{self, Shares, Window};
 
-/// The records of one rank at one step, in the order in which they are read; at least one.
+/// The records of one rank at one step, in read order; at least one.
 ///
 /// It holds a few words that determine the records, and no data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ pub struct BatchIndices {
     /// Ranks that share the epoch.
     pub(super) world: u64,
     /// Positions in the epoch's order, `start < end`. Past the last record they start again at the first. With seams,
-    /// positions among those that are left.
+    /// positions within the remaining ones.
     pub(super) start: u64,
     pub(super) end: u64,
     /// The positions, from the first to the second, of all batches that follow each other at this rank.
@@ -37,7 +37,7 @@ pub struct BatchIndices {
     pub(super) seams: Option<Arc<[Seam]>>,
 }
 
-/// Chunks are asked for ahead of their use by this part of a window, so that the disk has read them in time.
+/// Chunks are requested this part of a window before their use, to give the disk time to read them.
 const LEAD: u64 = 8;
 
 impl BatchIndices {
@@ -118,8 +118,8 @@ impl BatchIndices {
         window::Order::new(self.records, chunk, chunks, Key::new(self.seed, self.epoch), self.shares)
     }
 
-    /// The chunks from which a batch of a windowed shuffle takes its records. `None` with any other shuffle, for the one
-    /// batch of a share, which visits too few records of each chunk, and for a batch with seams in it.
+    /// The chunks that hold the records of a batch of a windowed shuffle. `None` with any other shuffle, for the one
+    /// batch of a share (it visits too few records of each chunk), and for a batch with seams in it.
     pub(crate) fn window(&self) -> Option<Window> {
         let Shuffle::Window { chunk_records: chunk, window_chunks: chunks } = self.shuffle else {
             return None;
@@ -215,7 +215,7 @@ enum Order {
 #[derive(Clone, Debug)]
 pub(crate) struct Runs {
     order: Order,
-    /// The number of the plan's first record, which is 0 to everything below.
+    /// The number of the plan's first record. The code below counts from 0.
     first: u64,
     /// Records in the plan.
     records: u64,

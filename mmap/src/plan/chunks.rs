@@ -11,7 +11,7 @@ pub(super) struct ShuffledChunks {
     /// Records in a chunk.
     chunk: u64,
     order: Permutation,
-    /// The place of the last chunk of the data set, which may be shorter than the others.
+    /// The place of the last chunk of the data set. That chunk may be shorter than the others.
     last: u64,
     /// The chunk that `order` has there. It takes the place that `order` has for the last chunk.
     displaced: u64,
@@ -22,7 +22,7 @@ impl ShuffledChunks {
     pub(super) fn new(records: u64, chunk: u64, key: Key) -> Self {
         let chunks = records.div_ceil(chunk);
         let order = Permutation::new(chunks, key);
-        // Where the last chunk is decides where all positions are. So its place is drawn, not searched for.
+        // The place of the last chunk determines all positions. So that place is drawn, not searched for.
         let last = key.of(0).below(chunks);
         let displaced = order.at(last);
         Self { records, chunk, order, last, displaced }

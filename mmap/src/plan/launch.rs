@@ -1,4 +1,4 @@
-//! Which rank of how many this process is, from the variables that its launcher set.
+//! The rank of this process and the world size, from the variables that its launcher set.
 
 use std::fmt;
 
@@ -79,8 +79,8 @@ const MARKS: [&str; 23] = [
 ];
 
 impl Plan {
-    /// As [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment. Rank 0
-    /// of 1 if no launcher did.
+    /// Same as [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment.
+    /// Rank 0 of 1 if no launcher did.
     ///
     /// | launcher | rank | world size |
     /// | --- | --- | --- |
@@ -255,7 +255,7 @@ pub enum RankError {
         first: &'static str,
         /// Its value.
         wanted: u64,
-        /// A variable without a world size beside it.
+        /// A rank variable without its world size.
         second: &'static str,
         /// The other variable's value.
         found: u64,

@@ -1,4 +1,4 @@
-//! Plans: which records a rank reads at which step, as a pure function of seed, epoch, rank, world size and step.
+//! Plans: the records that a rank reads at a step, as a pure function of seed, epoch, rank, world size and step.
 
 mod batch;
 mod builder;
@@ -25,14 +25,14 @@ use window::Shares;
 
 /// The order of the records of every epoch, cut into batches and split over ranks.
 ///
-/// A `Plan` is a value of a few words. It holds no table and allocates nothing; any batch of any epoch is
-/// found in O(1), which is also what makes resuming at a step free.
+/// A `Plan` is a value of a few words. It holds no table and allocates nothing; any batch of any epoch is found in
+/// O(1), so resuming at a step is free.
 ///
 /// An epoch's order is a sequence of positions, and each position has a record. Step `s` of rank `r` covers the `batch`
 /// positions from `(s * world + r) * batch` on. All ranks together walk through the epoch front to back.
-/// [`Shuffle::Window`] differs: there, each rank has chunks to itself, so the order depends on the number of ranks and on
-/// the batch size too. Step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the number of steps in which
-/// every rank has a whole batch. The number of ranks and the batch size may change between any two steps:
+/// [`Shuffle::Window`] differs: there, each rank has chunks to itself, so the order depends on the number of ranks and
+/// on the batch size too. Step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the number of steps
+/// with a whole batch at every rank. The number of ranks and the batch size may change between any two steps:
 /// [`resume`](Self::resume).
 ///
 /// ```
@@ -108,7 +108,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// Those of [`PlanBuilder::build`].
+    /// The errors of [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -127,7 +127,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// Those of [`PlanBuilder::build`].
+    /// The errors of [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -208,7 +208,7 @@ impl Plan {
         Some(self.batch_of(epoch, step, positions, share))
     }
 
-    /// The batch of these positions, which is part of a share.
+    /// The batch of these positions. They are part of a share.
     fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchIndices {
         let &Plan { first, records, seed, shuffle, world, .. } = self;
         let Range { start, end } = positions;
@@ -274,7 +274,7 @@ impl Plan {
         }
     }
 
-    /// Steps in which every rank has a whole batch.
+    /// Steps with a whole batch at every rank.
     fn full_steps(&self) -> u64 {
         // A step larger than 2^64 records is larger than any data set.
         self.batch.checked_mul(self.world).map_or(0, |step| self.records / step)
@@ -314,7 +314,7 @@ impl Plan {
             LastBatch::Keep => {}
         }
         let (each, extra) = (remaining / self.world, remaining % self.world);
-        // At most `remaining` positions lie before this rank's: no overflow.
+        // At most `remaining` positions are before this rank's: no overflow.
         let start = done + self.rank * each + self.rank.min(extra);
         let len = each + u64::from(self.rank < extra);
         (len > 0).then(|| start..start + len)
@@ -345,7 +345,7 @@ pub enum LastBatch {
     Wrap,
 }
 
-/// The fields of a saved plan, which is checked like a new one.
+/// The fields of a saved plan. It is checked like a new one.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 #[serde(rename = "Plan", deny_unknown_fields)]

@@ -12,7 +12,7 @@ pub struct PartialEpoch {
     pub steps: u64,
 }
 
-/// Where a part of an epoch left off at each rank, in an order in which every rank has a share to itself.
+/// Where a part of an epoch ended at each rank, for an order that gives each rank a separate share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Seam {
     /// Shares that the part visited.

@@ -1,6 +1,6 @@
 //! A keyed permutation of `0..n` in O(1) memory.
 //!
-//! It permutes the words of b bits, the fewest that hold `n`, by rounds of three steps, each of which is a bijection:
+//! It permutes the words of b bits, the fewest that hold `n`, by rounds of three steps. Each step is a bijection:
 //! multiply by a random odd number, add a random number, and xor the upper half into the lower half. For an `n` that is
 //! no power of two it walks along the cycle until the value is below `n`: Black and Rogaway, "Ciphers with Arbitrary
 //! Finite Domains" (CT-RSA 2002). Less than two steps are expected from any start.
@@ -8,8 +8,8 @@
 //! The tests compare it with a fair shuffle: all orders of a few items, pairs of items, and differences between
 //! neighbors. Six rounds fail them and ten pass; it uses twelve. It is no cipher.
 //!
-//! Keys are outputs of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014). All of it is integer arithmetic with stated
-//! widths, which gives the same numbers on every machine. A job that is resumed must see the order that it began with,
+//! Keys are outputs of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014). All of it is integer arithmetic with fixed
+//! widths, so the numbers are the same on every machine. A job that is resumed must see the order that it began with,
 //! so golden values in the tests pin them.
 
 /// The rounds of a permutation.
@@ -28,26 +28,26 @@ const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A random number from which the keys of permutations are derived.
+/// A random number. The keys of permutations are derived from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(u64);
 
 impl Key {
     /// The key that belongs to `seed` and `epoch`.
     pub(super) const fn new(seed: u64, epoch: u64) -> Self {
-        // Two rounds of mixing, so that neighbouring seeds and neighbouring epochs share nothing.
+        // Two rounds of mixing: results of neighboring seeds and of neighboring epochs must be unrelated.
         Self(mix(mix(seed.wrapping_add(GAMMA)) ^ epoch))
     }
 
     /// One of 2^64 keys that are derived from this one.
     pub(super) const fn of(self, index: u64) -> Self {
-        // As `SplitMix64` derives its outputs from a state, and once more, so that the outputs of neighbouring indices
-        // are no neighbouring states.
+        // As `SplitMix64` derives its outputs from a state, and once more: otherwise the outputs of neighboring indices
+        // would be neighboring states.
         Self(mix(mix(self.0.wrapping_add(GAMMA.wrapping_mul(index))).wrapping_add(GAMMA)))
     }
 
-    /// A number below `n`, which is at least 1. It is the product's upper half: Lemire, "Fast Random Integer
-    /// Generation in an Interval" (ACM TOMACS 29, 2019), without the correction of a bias below `n` in 2^64.
+    /// A number below `n`; `n` is at least 1. It is the product's upper half: Lemire, "Fast Random Integer Generation
+    /// in an Interval" (ACM TOMACS 29, 2019), without the correction of a bias below `n` in 2^64.
     pub(super) fn below(self, n: u64) -> u64 {
         ((u128::from(self.0) * u128::from(n)) >> 64) as u64
     }

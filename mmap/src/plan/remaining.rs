@@ -21,7 +21,8 @@ pub struct RemainingEpoch {
     base: u64,
     /// Positions before those that are left. With seams they are not all at the front, and this is 0.
     front: u64,
-    /// Where the parts left off at each rank, and the shares of the first of them, which decide the order of the epoch.
+    /// Where the parts ended at each rank, and the shares of the first part. These shares decide the order of the
+    /// epoch.
     seams: Option<(Arc<[Seam]>, Shares)>,
 }
 

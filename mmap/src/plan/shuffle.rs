@@ -32,8 +32,8 @@ pub enum Shuffle {
     ///
     /// The disk reads whole chunks, each of them once an epoch, over all ranks together. Memory must hold a window and
     /// the chunks that are being read. How many chunks are in a window decides how well it mixes: small chunks mix
-    /// better than large ones in the same memory. Start with chunks of 128 to 256 KiB, which keep a disk busy if many
-    /// are requested at a time, and with four times as many chunks as a batch has records: that is close to a full
+    /// better than large ones in the same memory. Start with chunks of 128 to 256 KiB (they keep a disk busy if many
+    /// are requested at a time) and with four times as many chunks as a batch has records: that is close to a full
     /// shuffle even if the files are sorted by class.
     ///
     /// The number of ranks and the batch size are part of the order, because each rank has chunks to itself.

@@ -238,8 +238,8 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
     assert_eq!(sole.batch(0, 0).unwrap().chunks(false), None);
 }
 
-/// All that a rank's batches take is in their windows, which slide over its own records and no others: each rank reads
-/// its share once, whatever the number of ranks.
+/// All records of a rank's batches are in their windows. The windows slide over the rank's records and no others: each
+/// rank reads its share once, whatever the number of ranks.
 #[test]
 fn ranks_read_their_shares_and_nothing_else() {
     for (n, chunk, chunks, batch) in

@@ -58,7 +58,7 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// The share with this position, among those of all `records`.
+    /// The share with this position, out of the shares of all `records`.
     pub(super) const fn around(self, position: u64, records: u64) -> Range<u64> {
         let Self { len, count } = self;
         if position < len * count {
@@ -111,9 +111,9 @@ impl Order {
     }
 }
 
-/// The chunks from which a batch takes its records.
+/// The chunks that hold the records of a batch.
 ///
-/// The chunks of a share are numbered in the order in which they are needed. Over the batches of a share both ends of
+/// The chunks of a share are numbered in the order of their first use. Over the batches of a share both ends of
 /// [`resident`](Self::resident) only grow. So a reader that is at a batch can drop all chunks before it, needs all in
 /// it, and reads those after it next, in order.
 #[derive(Debug)]
@@ -175,7 +175,7 @@ struct Tape {
     chunks: u64,
     /// Chunks in a window.
     window: u64,
-    /// The record at which the ring begins.
+    /// The first record of the ring.
     shift: u64,
     /// The chunk at the first place, and how many chunks further the next one is.
     first: u64,
@@ -332,7 +332,7 @@ impl Share {
         }
     }
 
-    /// The section with a position, which is counted from the start of the share.
+    /// The section with a position. The position is counted from the start of the share.
     fn section(&self, tape: &Tape, at: u64) -> Section {
         let end = self.range.end - self.range.start - self.end;
         let (place, positions, key) = if at < self.start {
@@ -396,7 +396,7 @@ impl Share {
     }
 }
 
-/// The slice of record `x` of a chunk, in the order of use; below the number of chunks in a window, which a share has.
+/// The slice of record `x` of a chunk, in the order of use; below the number of chunks in the share's window.
 const fn slice(tape: &Tape, x: u64) -> u64 {
     let &Tape { chunk, window, .. } = tape;
     let mirrored = chunk - 1 - x;
@@ -419,7 +419,7 @@ const fn corner(tape: &Tape, at: u64) -> (u64, u64) {
     }
 }
 
-/// What a key is derived for. The numbers are part of the order, which stays the same in every version.
+/// What a key is derived for. The numbers are part of the order: it stays the same in every version.
 #[derive(Clone, Copy)]
 enum Role {
     Shift = 1,
@@ -429,7 +429,7 @@ enum Role {
     Shorter = 5,
     Turn = 6,
     Sections = 7,
-    // Of sections.
+    // Numbers of sections.
     Start = 0,
     End = 8,
     Blocks = 9,

@@ -1,7 +1,7 @@
-//! Reading around: what to ask for around small records that are scattered over files which fit in memory.
+//! Reading around: what to prefetch around small records that are scattered over files that fit in memory.
 //!
-//! All bytes of such files are needed sooner or later, and a disk brings a stretch of 128 KiB in nearly the time of a record.
-//! Each stretch is asked for once an epoch.
+//! All bytes of such files are needed sooner or later, and a disk reads a stretch of 128 KiB in nearly the time of a
+//! record. Each stretch is asked for once an epoch.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub(super) const STRETCH: u64 = 128 << 10;
 /// Records of a stretch that an epoch has to read for it to pay to ask for all of it.
 const WORTH: u64 = 2;
 
-/// Which stretches of all files have been asked for in this epoch.
+/// The stretches of all files that were requested in this epoch.
 #[derive(Debug, Default)]
 pub(super) struct Around(Vec<u64>);
 
@@ -24,7 +24,7 @@ impl Around {
         Self(vec![0; words])
     }
 
-    /// Whether it pays for records at every `stride` bytes, of which an epoch reads one of `share`.
+    /// Whether reading around pays for records at every `stride` bytes if an epoch reads one of `share` records.
     pub(super) const fn pays(stride: u64, share: u64) -> bool {
         STRETCH / stride >= WORTH.saturating_mul(share)
     }

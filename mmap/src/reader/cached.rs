@@ -1,4 +1,4 @@
-//! Bytes read through the page cache: copied out of it, and asked for ahead.
+//! Bytes read through the page cache: copied out of it, and prefetched.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -14,15 +14,16 @@ use crate::ranges::Stretch;
 use crate::shard::Shard;
 use crate::system::{self, Asked, Gathered, PIECES, Piece};
 
-/// The most bytes of a piece that is copied out of the mapping, in a slot of small pages and in one of huge pages, each of
-/// which the kernel pins once. Longer pieces are found page by page, where `pread` copies whole folios: 4 KiB took 0.79 and
-/// 6 KiB 1.04 of its time, in huge pages 8 KiB 0.65 and 64 KiB 1.40 (`cargo bench -p twinbuf-mmap --bench read -- cached`).
+/// The most bytes of a piece that is copied out of the mapping, in a slot of small pages and in one of huge pages. The
+/// kernel pins each page once. Longer pieces are found page by page, where `pread` copies whole folios: 4 KiB took 0.79
+/// and 6 KiB 1.04 of its time, in huge pages 8 KiB 0.65 and 64 KiB 1.40 (`cargo bench -p twinbuf-mmap --bench read --
+/// cached`).
 const GATHERED: [u64; 2] = [4 << 10, 8 << 10];
 
 /// Slots of this length are in huge pages if there are any.
 const HUGE: usize = 2 << 20;
 
-/// The fewest pieces for which one call that copies them all is faster than a call for each.
+/// The fewest pieces for which one call for all is faster than a call for each.
 const TOGETHER: usize = 4;
 
 /// The most bytes of one hint: 1 MiB.
@@ -91,13 +92,13 @@ pub(super) fn fill(
     pread(shards, wanted.iter().filter(missing), out)
 }
 
-/// Reads each piece by a call of its own.
+/// Reads each piece by a separate call.
 fn pread<'w>(
     shards: &[Shard],
     wanted: impl Iterator<Item = &'w Wanted>,
     out: &mut [u8],
 ) -> Result<(), Error> {
-    // The file of the last piece, which most often is that of the next.
+    // The file of the last piece; most often the next piece is in the same file.
     let mut last: Option<(usize, Opened<'_>)> = None;
     for Wanted { at: Stretch { shard, bytes, .. }, to } in wanted {
         let data = &shards[*shard].file;
@@ -156,7 +157,7 @@ pub(super) fn read_since(before: Option<u64>) -> u64 {
     now.zip(before).map_or(0, |(now, before)| now.saturating_sub(before))
 }
 
-/// Cuts `range`, which begins at a page, into pieces of whole pages.
+/// Cuts `range` into pieces of whole pages; it begins at a page.
 fn cut(range: &Range<u64>, piece: NonZeroUsize, page: u64) -> impl Iterator<Item = Range<u64>> {
     let step = (piece.get() as u64 / page).max(1) * page;
     let Range { mut start, end } = *range;

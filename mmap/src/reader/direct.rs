@@ -1,9 +1,9 @@
 //! Reads past the page cache (`O_DIRECT`): the disk writes into the caller's buffer, and no CPU copies.
 //!
-//! [`system`] has the calls. The kernel takes such a read only if its place in the file, its length and its place in memory are multiples
-//! of the disk's block. What does not fit is read into blocks beside the buffer: the piece of a block before the
-//! first whole one and that after the last. On Linux all of it is one call, `preadv(2)`. If the whole blocks come to lie
-//! up to a block too far back in the buffer, they are moved to their place afterwards.
+//! [`system`] has the calls. The kernel takes such a read only if its place in the file, its length and its place in
+//! memory are multiples of the disk's block. The parts of blocks before the first whole one and after the last are read
+//! into separate blocks outside the buffer. On Linux all of it is one call, `preadv(2)`. If alignment places the whole
+//! blocks up to a block too far back in the buffer, they are moved to their place afterwards.
 
 use std::fs::File;
 use std::io;
@@ -22,12 +22,12 @@ const BLOCKS: [usize; 2] = [512, 4096];
 pub(crate) struct Direct {
     /// `None` if it is opened for each use.
     file: Option<Arc<File>>,
-    /// What places and lengths have to be multiples of; a power of two. It may turn out to be larger: holes, which
-    /// need no disk, are read in blocks of any size. It guards no other data; an old one costs a call.
+    /// Places and lengths must be multiples of this; a power of two. The real value may turn out to be larger: holes
+    /// need no disk and are read in blocks of any size. It guards no other data; an old one costs a call.
     block: AtomicUsize,
 }
 
-/// Room for the blocks beside the buffer: one before, and at most two after (see [`Alignment::new`]).
+/// Room for the blocks outside the buffer: one before, and at most two after (see [`Alignment::new`]).
 #[derive(Debug)]
 pub(crate) struct BounceBuffer {
     bytes: Vec<u8>,
@@ -105,7 +105,7 @@ impl Direct {
         self.block.load(Relaxed) as u64
     }
 
-    /// Whether `error` means that the block was too small, which then is larger for the next read.
+    /// Returns whether `error` means that the block was too small. If so, the block is larger for the next read.
     pub(crate) fn has_grown(&self, error: &io::Error) -> bool {
         if let Some(larger) = larger(self.block.load(Relaxed), error) {
             self.block.fetch_max(larger, Relaxed);
@@ -116,8 +116,9 @@ impl Direct {
 
     /// One read, like `pread`: returns the number of bytes, 0 only at the end of the file.
     ///
-    /// If the kernel cannot pin the pages of `out` (`EFAULT`), it reads into memory of our own and copies. Page-locked
-    /// memory that a device's driver allocated can be of that kind: the driver chooses how it maps such memory.
+    /// If the kernel cannot pin the pages of `out` (`EFAULT`), it reads into memory of this crate and copies.
+    /// Page-locked memory that a device's driver allocated can be of that kind: the driver chooses how it maps such
+    /// memory.
     pub(crate) fn read_at(
         &self,
         file: &File,
@@ -128,7 +129,7 @@ impl Direct {
         self.read_with(out, start, bounce, |start, pieces| system::read(file, start, pieces))
     }
 
-    /// The same by `read`, which gets a place in the file and the memory for what is there.
+    /// The same by `read`. Its arguments are a place in the file and the memory to fill.
     fn read_with(
         &self,
         out: &mut [u8],
@@ -136,7 +137,7 @@ impl Direct {
         bounce: &mut BounceBuffer,
         mut read: impl FnMut(u64, [&mut [u8]; 3]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        /// Below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).
+        /// Below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
         const MOST: usize = 1 << 30;
         let len = out.len().min(MOST);
         let out = &mut out[..len];
@@ -193,9 +194,9 @@ impl Alignment {
         let before = if skip == 0 { 0 } else { block };
         let place = before - skip;
         let first = place + (address + place).wrapping_neg() % block;
-        // Of the bytes that belong behind `place`, the way to `first` costs less than a block and the division
-        // less than another; the last block, which is read whole, adds less than a third. So `after` is less
-        // than three blocks, and a multiple of them.
+        // Of the bytes that belong behind `place`, the way to `first` costs less than a block and the division less
+        // than another; the last block is read whole and adds less than a third. So `after` is less than three blocks,
+        // and a multiple of them.
         let whole = len.saturating_sub(first) / block * block;
         let first = first.min(len);
         let read = (skip + len).next_multiple_of(block);
@@ -215,11 +216,11 @@ impl Alignment {
     }
 }
 
-/// Finds the smallest block in which `read` reads.
+/// Finds the smallest block size that `read` accepts.
 fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
     let [mut block, ..] = BLOCKS;
     loop {
-        // At an odd multiple, so that larger ones do not pass for it.
+        // At an odd multiple: a read that needs larger blocks must fail here.
         let mut bounce = BounceBuffer::new();
         let blocks = bounce.blocks(2 * block);
         match read(&mut blocks[block..2 * block]) {
@@ -289,7 +290,7 @@ mod tests {
         let path = folder.path().join("data");
         let bytes: Vec<u8> = (0..=250).cycle().take(10_000).collect();
         std::fs::write(&path, &bytes).unwrap();
-        // On the disk, so that no file system answers from memory.
+        // Written to the disk first: a file system could otherwise answer from memory.
         File::open(&path).unwrap().sync_all().unwrap();
         let file = match File::options().read(true).custom_flags(libc::O_DIRECT).open(&path) {
             Err(error) => return eprintln!("not checked: open(O_DIRECT): {error}"),
@@ -303,7 +304,7 @@ mod tests {
         }
     }
 
-    /// As memory that a device's driver has mapped may be.
+    /// Memory that a device's driver has mapped can be like this.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_buffer_that_cannot_be_pinned_is_filled_by_a_copy() {
@@ -329,7 +330,7 @@ mod tests {
             assert_eq!((read.unwrap(), refused), (expected, 1), "{start} {len}");
             assert!(out[..expected] == data[start..start + expected], "{start} {len}");
         }
-        // Memory of our own that is refused too is an error, not a loop.
+        // If memory of this crate is refused too, that is an error, not a loop.
         let refuse = |_, _: [&mut [u8]; 3]| Err(io::Error::from_raw_os_error(libc::EFAULT));
         let error = direct.read_with(&mut [0; 4096], 0, &mut BounceBuffer::new(), refuse).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));

@@ -1,4 +1,4 @@
-//! Reads groups of tensors: byte ranges that are not records, in an order that only the caller knows.
+//! Reads groups of tensors: byte ranges that are not records, in an order that the caller gives.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -53,7 +53,7 @@ impl GroupReader {
         Self::with_memory(groups, mode, own, limit::memory_left())
     }
 
-    /// The same with so much memory left.
+    /// The same with `left` bytes of memory left.
     fn with_memory(groups: Groups, mode: ReadMode, own: u64, left: Option<u64>) -> Result<Self, Error> {
         let (data, shards) = (groups.data(), groups.model().shards());
         let fits =

@@ -18,7 +18,8 @@ const LEAST: u64 = 1 << 20;
 pub(super) struct Share {
     /// Bytes of the files that the plan reads.
     pub(super) data: u64,
-    /// Of those, bytes that come through the page cache, and where they end, counted from the front of all files.
+    /// The part of `data` that is read through the page cache, in bytes, and where it ends, counted from the front of
+    /// all files.
     pub(super) cached: u64,
     pub(super) until: u64,
     /// Bytes of memory for reads ahead past it, and for those that are needed now.
@@ -39,7 +40,7 @@ impl Share {
         Self { data, cached: 0, until: 0, ahead: room(window).saturating_add(LANE), now: LANE, windows: true }
     }
 
-    /// As much as fits through the page cache, if `left` bytes of memory are left to readers of which there are so many.
+    /// As much as fits through the page cache, if `left` bytes of memory are left to this many readers.
     fn fitting(data: u64, from: u64, window: u64, left: u64, readers: u64) -> Self {
         let most = left - left / 16;
         let lane = LANE.min(most / 16 / readers);
@@ -48,7 +49,7 @@ impl Share {
         }
         let most = most - 2 * lane * readers;
         let windows = room(window).saturating_mul(readers);
-        // Of the windows, chunks that stay in the page cache need no room: with c bytes of n there,
+        // Chunks of a window that stay in the page cache need no room in it: with c bytes of n there,
         // c + windows * (n - c) / n = most.
         let (cached, windows) = match most.checked_sub(windows) {
             Some(rest) if windows < data => (scale(data, rest, data - windows), windows),
@@ -60,8 +61,8 @@ impl Share {
     }
 }
 
-/// Memory for windows of so many bytes: chunks are asked for an eighth of a window before they are needed, and given back
-/// in turn when all of their records are taken.
+/// Memory for windows of this many bytes: chunks are requested an eighth of a window before they are needed, and given
+/// back in order when all of their records are taken.
 const fn room(window: u64) -> u64 {
     window.saturating_add(window / 8)
 }

@@ -1,7 +1,7 @@
 //! Reads batches: the only prefetch window, the only read path.
 //!
-//! A [`Reader`] is told which batches are to come and reads each of them when it is asked to. A batch is a list of byte ranges
-//! in the order of use. [`source`] fills a slot with them: those at the front of the data set come through the page cache
+//! A [`Reader`] gets the list of coming batches and reads each batch on request. A batch is a list of byte ranges in
+//! the order of use. [`source`] fills a slot with them: those at the front of the data set come through the page cache
 //! ([`cached`]), those behind past it ([`stream`]). How much is at the front is decided once ([`memory`]).
 
 mod around;
@@ -45,7 +45,7 @@ pub struct ReadOptions {
 /// when it was read; with one batch half of them were (`bench/disk`, section `resident`).
 const PREFETCH: u64 = 32 << 20;
 
-/// Bytes of hints that found everything in memory, after which none are given until something is missing.
+/// After this many bytes of hints that found everything in memory, hints stop until something is missing.
 const QUIET: u64 = 8 << 20;
 
 impl ReadOptions {
@@ -114,7 +114,7 @@ pub struct Reader {
 struct Window {
     /// `None`: nothing is asked for.
     batches: Option<Box<dyn Iterator<Item = BatchIndices> + Send>>,
-    /// A batch of which so many records have been asked for.
+    /// A batch, and how many of its records have been requested.
     part: Option<(BatchIndices, u64)>,
     /// Where the window ends, and where the reading is.
     told: u64,
@@ -132,7 +132,7 @@ struct Window {
 }
 
 impl Reader {
-    /// Makes a reader of batches of `plan`, which decides how the files are read.
+    /// Makes a reader of batches of `plan`. The plan decides how the files are read.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl Reader {
         Self::with_memory(ranges, plan, options, crate::limit::memory_left())
     }
 
-    /// The same with so much memory left.
+    /// The same with `left` bytes of memory left.
     fn with_memory(
         ranges: Arc<Ranges>,
         plan: &Plan,
@@ -163,7 +163,7 @@ impl Reader {
             left: left.filter(|_| options.mode == ReadMode::Auto),
             prefetch: options.prefetch.unwrap_or(batch.max(PREFETCH)),
             world: plan.world(),
-            // All of them lie on one file system most often.
+            // Most often all of them are on one file system.
             counted: ranges.shards().first().is_some_and(counts),
             share,
             ranges,
@@ -194,11 +194,11 @@ impl Reader {
     /// Reads the records of `batch`, one after the other in batch order, to the front of `out`. Returns the number of
     /// bytes.
     ///
-    /// Before that it asks for batches to come, at most twice as many bytes as it reads, which does not wait for them.
+    /// Before that it requests batches to come, at most twice as many bytes as it reads, and does not wait for them.
     ///
     /// # Errors
     ///
-    /// Those of [`Ranges::read`].
+    /// The errors of [`Ranges::read`].
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let wanted = self.ranges.size(batch);
@@ -247,7 +247,7 @@ impl Reader {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for batches to come, before a read of so many bytes and after it.
+    /// Asks for batches to come, before a read of that many bytes and after it.
     ///
     /// The first batch is asked for alone, so it does not wait for those after it, and not even that if it is one run, because
     /// it is read at once. The others follow after it.
@@ -295,7 +295,7 @@ impl Reader {
         if !last.is_some_and(|last| batch.is_of_epoch_of(last)) {
             window.around.clear();
         }
-        // Not by going through all runs, which would be done once more to read them.
+        // Not by going through all runs: the read goes through them again.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
         // The kernel reads ahead of records in order by itself, in larger requests: 1465 MiB/s instead of 616 (`bench/disk`,

@@ -27,9 +27,9 @@ pub enum ReadMode {
     ///
     /// Up to 96 reads of up to 8 MiB together are in flight at a time: by `io_uring` where the kernel and the container
     /// allow it, otherwise by up to 32 threads. They fill memory of the reader
-    /// ([`Reader::memory`](crate::Reader::memory)), from which batches are copied.
+    /// ([`Reader::memory`](crate::Reader::memory)), and batches are copied from there.
     ///
-    /// A run of 4 MiB or more is read by one call straight into the caller's buffer, and no CPU copies it, which is
+    /// A run of 4 MiB or more is read by one call straight into the caller's buffer, without a CPU copy. This is
     /// fastest into a [`Buffer`](crate::Buffer). Do not `fork` during such a read (NOTES in `open(2)`). So are files
     /// that are opened for each use (see [`Options::open`](crate::Options::open)) and those of FUSE.
     ///

@@ -56,10 +56,10 @@ impl Ring {
         }
         let memory = self.memory.clone()?;
         let at = usize::try_from(start % self.len).ok()?;
-        // SAFETY: `at` and the `len` bytes behind it lie within the memory, as checked above.
+        // SAFETY: `at` and the `len` bytes behind it are within the memory, as checked above.
         let first = unsafe { memory.1.add(at) };
-        // SAFETY: `memory` keeps the bytes, which are initialized. No other piece has them: those between `tail` and `head`
-        // are given out once, and `give_back` moves `tail` only past pieces that are gone.
+        // SAFETY: `memory` keeps the bytes, and they are initialized. No other piece has them: those between `tail` and
+        // `head` are given out once, and `give_back` moves `tail` only past pieces that are gone.
         let piece = unsafe { Buffer::lent(first, usize::try_from(len).ok()?, memory) };
         self.head = start + len;
         Some((piece, self.head))

@@ -14,7 +14,7 @@ use crate::system::PIECES;
 /// long enough.
 const STRAIGHT: u64 = 4 << 20;
 
-/// Stretches that are asked for once more, if one was not there: as many as keep a disk busy.
+/// If a stretch was missing, this many are requested again: enough to keep a disk busy.
 const AGAIN: usize = 128;
 
 /// Where the bytes of some files come from.
@@ -142,8 +142,8 @@ impl Source {
                 }
             }
             for (index, copy) in copies.iter().enumerate() {
-                // Records of a window lie anywhere in it: the processor cannot guess the next. An epoch of 1 GiB took a
-                // quarter less processor time (0.34 s instead of 0.46 in records of 1 KiB).
+                // Records of a window are anywhere in it: the processor cannot predict the next. An epoch of 1 GiB took
+                // a quarter less processor time (0.34 s instead of 0.46 in records of 1 KiB).
                 if let Some(later) = copies.get(index + 1).map(Copy::bytes) {
                     prefetch(later.as_ptr(), later.len().min(1024));
                 }

@@ -42,7 +42,7 @@ impl std::ops::AddAssign for ReadStats {
 pub struct ReadChoice {
     /// Bytes of the files that the plan reads.
     pub data: u64,
-    /// Of those, bytes that come through the page cache and stay there. The others are read past it, each time.
+    /// Bytes of `data` that are read through the page cache and stay there. The others are read past it each time.
     pub cached: u64,
     /// The memory that was left when the reader was made, if that decided.
     pub left: Option<u64>,

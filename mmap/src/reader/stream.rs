@@ -1,8 +1,9 @@
 //! Bytes read past the page cache, ahead of use: many requests in flight, into memory that is used again in turn.
 //!
-//! There are two lanes of memory. One is for what will be needed; the other, which is always free soon, for what is needed now
-//! and was not asked for. Each is a [`Ring`]: pieces get memory in the order of use, and give it back when all of their bytes
-//! have been taken. A piece of which a part is never taken gives it back when the reading is past it.
+//! There are two lanes of memory. One is for reads ahead. The other is for bytes that are needed now and were not
+//! requested; it is always free soon. Each is a [`Ring`]: pieces get memory in the order of use, and give it back when
+//! all of their bytes have been taken. If a part of a piece is never taken, the piece gives its memory back when the
+//! reading is past it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -61,7 +62,7 @@ struct State {
     bytes: u64,
 }
 
-/// The pieces of a lane, in the order in which they were asked for.
+/// The pieces of a lane, in request order.
 #[derive(Debug)]
 struct Lane {
     ring: Ring,
@@ -93,7 +94,7 @@ struct Piece {
 #[derive(Debug)]
 enum Content {
     Coming,
-    /// As many bytes: fewer than wanted at the end of the file.
+    /// The number of bytes: fewer than requested at the end of the file.
     There(Arc<Buffer>, usize),
     Failed(io::Error),
 }
@@ -118,7 +119,7 @@ impl Copy {
 /// What came of taking a stretch.
 #[derive(Debug)]
 pub(super) enum Taken {
-    /// All of it is among the copies.
+    /// All of it is in the copies.
     Whole,
     /// Something was not asked for, or not found where it was expected: read it by the usual way.
     Not,
@@ -129,7 +130,7 @@ pub(super) enum Taken {
 }
 
 impl Stream {
-    /// Reads `files`, with so much memory for what is ahead and for what is needed now.
+    /// Reads `files`. The memory sizes are for reads ahead and for bytes needed now.
     pub(super) fn new(files: Vec<Direct>, room: [u64; 2]) -> Self {
         let block = files.iter().map(Direct::block).max().unwrap_or(UNIT);
         // With the blocks at its ends two pieces fit a lane, so one is read while the other is copied.
@@ -154,7 +155,7 @@ impl Stream {
         self.room[AHEAD] + self.room[NOW]
     }
 
-    /// Bytes that may be asked for ahead.
+    /// Bytes that may be prefetched.
     pub(super) const fn room(&self) -> u64 {
         self.room[AHEAD]
     }
@@ -200,8 +201,8 @@ impl Stream {
         state.used = 0;
     }
 
-    /// Begins to read as many of these stretches as there is room for, in their order, and removes them. They are not needed
-    /// any more when the reading is past `until`, which it has come to `used`.
+    /// Begins to read as many of these stretches as there is room for, in their order, and removes them. They are no
+    /// longer needed when the reading is past `until`; it is now at `used`.
     pub(super) fn ask(&self, stretches: &mut VecDeque<(Stretch, u64)>, used: u64) {
         let Some(mut state) = self.state() else { return stretches.clear() };
         state.settle_ended();
@@ -215,7 +216,7 @@ impl Stream {
         state.queue.start();
     }
 
-    /// Begins to read what is missing of these stretches, which are needed now, as far as there is room.
+    /// Begins to read the missing parts of these stretches, as far as there is room. They are needed now.
     pub(super) fn ask_now<'a>(&self, stretches: impl Iterator<Item = &'a Stretch>) {
         let Some(mut state) = self.state() else { return };
         state.settle_ended();
@@ -288,7 +289,7 @@ impl Stream {
             if !matches!(end, Taken::Whole) {
                 copies.truncate(before);
             }
-            // The caller asks once more for what is not there.
+            // The caller requests missing stretches again.
             let missing = matches!(end, Taken::Not);
             if !missing || ends.is_empty() {
                 ends.push(end);

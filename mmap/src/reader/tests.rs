@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::{BatchIndices, Cut, DType, LastBatch, Plan, RaggedRecords, Records, Shuffle};
 
-/// Files of so many bytes each; the bytes depend on their place.
+/// Files of these lengths in bytes; the bytes depend on their place.
 fn files(folder: &tempfile::TempDir, lens: &[usize]) -> Vec<PathBuf> {
     let file = |(len, number): (&usize, u32)| {
         let path = folder.path().join(number.to_string());
@@ -27,7 +27,7 @@ fn direct(records: &Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Option<Re
         .ok()
 }
 
-/// With so many bytes of memory left.
+/// With `left` bytes of memory left.
 fn limited(records: &Arc<Ranges>, plan: &Plan, left: u64) -> Reader {
     Reader::with_memory(records.clone(), plan, ReadOptions::new(), Some(left)).unwrap()
 }
@@ -95,7 +95,7 @@ fn check(reader: &Reader, plan: Plan, number: u64) {
 }
 
 /// Rows, windows that overlap, windows with gaps, and rows that no block fits, in two files; in every order; all of it
-/// through the page cache, all past it, and some of each; asked for ahead as far as may be, or not at all.
+/// through the page cache, all past it, and some of each; prefetched as far as possible, or not at all.
 #[test]
 fn every_way_to_read_delivers_the_same_bytes() {
     let folder = folder();
@@ -132,7 +132,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
                     now: 1 << 20,
                     windows: true,
                 };
-                // The border lies in a record of the second file.
+                // The border is within a record of the second file.
                 share.until = 910_001;
                 let some = Reader {
                     source: Source {
@@ -147,7 +147,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
                     for number in [3, 3, 4] {
                         check(&reader, plan, number);
                     }
-                    // In parts, and batches that nobody told of.
+                    // In parts, and batches that were not announced.
                     let batch = plan.batch(9, 0).unwrap();
                     let half = batch.len().div_ceil(2);
                     let whole = plain(records, &batch);
@@ -208,7 +208,7 @@ fn what_is_asked_for_far_ahead_is_read_once() {
     assert_eq!(reader.stats().disk, 96 << 20);
 }
 
-/// Epochs that nobody finishes leave nothing behind that keeps later ones from their memory.
+/// Unfinished epochs leave nothing behind that takes memory from later ones.
 #[test]
 fn epochs_that_are_left_make_room() {
     let folder = folder();
@@ -380,7 +380,7 @@ fn the_share_follows_from_the_memory() {
         assert_eq!((mib(choice.cached), mib(reader.memory())), (cached, memory), "{left} {plan:?}");
         assert!(choice.cached == choice.data || choice.cached + reader.memory() <= left * MIB);
     }
-    // Of a part of the records, what is before them counts for nothing.
+    // If a plan has a part of the records, bytes before that part are not counted.
     let part = all.with_range(records.len() / 2..records.len()).unwrap();
     let reader = limited(&records, &part, 256 * MIB);
     assert_eq!(reader.choice().data, 512 * MIB);
@@ -393,7 +393,7 @@ fn the_share_follows_from_the_memory() {
     assert_eq!((direct.choice().cached, direct.memory()), (0, 32 * MIB + 64 * MIB * 9 / 8));
 }
 
-/// What fits in memory is asked for once an epoch, and not at all once it is there.
+/// Data that fits in memory is requested once an epoch, and not at all once it is resident.
 #[cfg(target_os = "linux")]
 #[test]
 fn hints_end_when_everything_is_in_memory() {
@@ -467,7 +467,7 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     if cfg!(not(target_os = "linux")) {
         return;
     }
-    // In order there is no jump but to the first batch, which is read at once; a rank of two jumps every time.
+    // In order the only jump is to the first batch, and it is read at once; a rank of two jumps every time.
     assert_eq!(hinted(Shuffle::None, (0, 1)), 0);
     assert_eq!(hinted(Shuffle::None, (1, 2)), 2 * 2 * 3);
     let chunks = hinted(Shuffle::Chunks { records: 6 }, (0, 1));

@@ -43,7 +43,7 @@ pub(crate) fn evict(piece: &Piece<'_>) -> Result<(), Error> {
     advise(data, &(0..0), libc::POSIX_FADV_DONTNEED)
 }
 
-/// Opens it by its path: `/dev/fd` would give the same opening once more.
+/// Opens it by its path: `/dev/fd` would give the same open file description.
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     data.open_again(libc::O_DIRECT)
 }

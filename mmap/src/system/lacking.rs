@@ -22,7 +22,7 @@ pub(crate) const fn read_from_disk() -> Option<u64> {
     None
 }
 
-/// As [`read_from_disk`].
+/// Same as [`read_from_disk`].
 pub(crate) const fn counts_reads(_: &File) -> bool {
     false
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[cfg(target_os = "android")]
 use libc::{off_t as Offset, posix_fadvise, preadv};
-/// Of 64 bits also where the processor has 32.
+/// 64 bits, also on 32-bit processors.
 #[cfg(target_os = "linux")]
 use libc::{off64_t as Offset, posix_fadvise64 as posix_fadvise, preadv64 as preadv};
 use memmap2::{Advice, MmapRaw};
@@ -46,13 +46,13 @@ const FUSE: u64 = 0x6573_5546;
 
 /// Whether hints for this file can wait for its file system.
 ///
-/// FUSE has at most `max_background` such requests under way, 12 by default, and lets everything more wait until one
-/// is answered (`fuse_get_req` in the kernel's `fs/fuse/dev.c`).
+/// FUSE has at most `max_background` such requests in flight, 12 by default. Further requests wait until one is
+/// answered (`fuse_get_req` in the kernel's `fs/fuse/dev.c`).
 pub(crate) fn hints_wait(file: &File) -> bool {
     file_system_kind(file) == Some(FUSE)
 }
 
-/// The number by which the kernel names the kind of its file system.
+/// The kernel's number for the type of the file system.
 fn file_system_kind(file: &File) -> Option<u64> {
     let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open as long as `file` lives; the kernel writes one `statfs`.
@@ -72,7 +72,7 @@ fn file_system_kind(file: &File) -> Option<u64> {
 
 /// Hints as many of the first pieces as one call takes, counts the call, and returns their number.
 fn at_once(pieces: &[(&MmapRaw, Range<usize>)], asked: &mut Asked) -> usize {
-    /// Bytes in one call, below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).
+    /// Bytes in one call, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
     const BYTES: usize = 1 << 30;
     /// The kernel has no such call for us, so it is not tried again. It guards no other data.
     static REFUSED: AtomicBool = AtomicBool::new(false);
@@ -117,7 +117,7 @@ fn process_madvise(pieces: &[(&MmapRaw, Range<usize>)]) -> io::Result<usize> {
             iov_len: piece.len(),
         })
         .collect();
-    // Opened for each call, which costs little beside it: after a fork a kept one would name the parent.
+    // Opened for each call: after a fork, a kept one would name the parent. The open costs little in comparison.
     // SAFETY: takes no pointer and cannot fail.
     let this = unsafe { libc::getpid() };
     // SAFETY: takes a process and flags, no pointer.
@@ -125,8 +125,8 @@ fn process_madvise(pieces: &[(&MmapRaw, Range<usize>)]) -> io::Result<usize> {
     let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the kernel has just opened it for us, and nothing else has it.
     let process = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: the kernel reads the array, as long as said. Its ranges lie in mappings that are alive, and
-    // this advice changes the contents of no memory.
+    // SAFETY: the kernel reads the array, and the given length is the array's. Its ranges are in mappings that are
+    // alive, and this advice changes the contents of no memory.
     let taken = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,
@@ -142,8 +142,9 @@ fn process_madvise(pieces: &[(&MmapRaw, Range<usize>)]) -> io::Result<usize> {
 
 /// Copies pieces of mapped files to their places in `out`, which do not overlap, by one call.
 ///
-/// `process_vm_writev` on this process: the pieces are the local side, from which the kernel copies as from any argument. What
-/// would be SIGBUS ends the call. It pins the pages of `out` once for each stretch of it, and enters no file system.
+/// `process_vm_writev` on this process: the pieces are the local side, and the kernel copies from them as from any
+/// argument. A fault that would be SIGBUS ends the call. It pins the pages of `out` once for each stretch of it, and
+/// enters no file system.
 pub(crate) fn gather(pieces: &[(Piece<'_>, usize)], out: &mut [u8]) -> Gathered {
     /// The kernel has no such call for us, so it is not tried again. It guards no other data.
     static REFUSED: AtomicBool = AtomicBool::new(false);
@@ -167,7 +168,7 @@ pub(crate) fn gather(pieces: &[(Piece<'_>, usize)], out: &mut [u8]) -> Gathered 
             return Gathered::Unavailable;
         }
         wanted += len;
-        // The pages lie anywhere: the kernel finds them and their first bytes sooner.
+        // The pages are anywhere: the kernel finds them and their first bytes sooner.
         prefetch(map.as_ptr().wrapping_add(start), len.min(FRONT));
         prefetch(map.as_ptr().wrapping_add(start + len).wrapping_sub(64), 64);
         from.push(entry(map.as_mut_ptr().wrapping_add(start), len));
@@ -183,9 +184,9 @@ pub(crate) fn gather(pieces: &[(Piece<'_>, usize)], out: &mut [u8]) -> Gathered 
     READ_CALLS.with(|calls| calls.set(calls.get() + 1));
     // SAFETY: takes no pointer and cannot fail.
     let this = unsafe { libc::getpid() };
-    // SAFETY: the kernel reads two arrays, as long as given. It reads through the ranges of the first, which lie in mappings
-    // that are alive, and writes to those of the second, which lie in an exclusive borrow. It has finished when the call
-    // returns.
+    // SAFETY: the kernel reads two arrays, as long as given. It reads through the ranges of the first; they are in
+    // mappings that are alive. It writes to those of the second; they are in an exclusive borrow. It has finished when
+    // the call returns.
     let copied = unsafe { libc::process_vm_writev(this, from.as_ptr(), places, into.as_ptr(), slots, 0) };
     let error = io::Error::last_os_error().raw_os_error();
     match usize::try_from(copied) {
@@ -226,7 +227,7 @@ pub(crate) fn counts_reads(file: &File) -> bool {
     file_system_kind(file).is_some_and(|kind| COUNT.contains(&kind))
 }
 
-/// Pages of one call of `mincore`, one byte each, so that no memory grows with the file.
+/// Pages of one call of `mincore`, one byte each. The limit keeps memory independent of the file's size.
 pub(crate) const STRETCH: usize = 4096;
 
 /// Whether the pages of its files may be those of another file system, as of overlayfs and of FUSE's passthrough:
@@ -251,7 +252,7 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
     for start in (start..end).step_by(STRETCH * page) {
         let pages = (end - start).div_ceil(page).min(STRETCH);
         found += pages as u64;
-        // Of fewer pages, as batches have, `mincore` is as fast.
+        // For fewer pages, as in batches, `mincore` is as fast.
         if skips && pages == STRETCH && matches!(cached(&*piece.file.file()?, start, pages * page), Ok(0)) {
             continue;
         }
@@ -275,7 +276,7 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
 /// from the disk, whose bytes cannot be read yet (`filemap_cachestat` in the kernel's `mm/filemap.c`,
 /// `mincore_page` in `mm/mincore.c`).
 pub(crate) fn cached(file: &File, start: usize, len: usize) -> io::Result<u64> {
-    /// Of the same number wherever the kernel has it, but on MIPS, where that is the number of no call.
+    /// The number is the same on all architectures that have the call, except on MIPS: there no call has this number.
     const CACHESTAT: libc::c_long = 451;
     let range = [start as u64, len as u64];
     // Pages that are cached, dirty, being written, evicted, recently evicted: `include/uapi/linux/mman.h`.
@@ -315,11 +316,11 @@ pub(crate) fn evict(piece: &Piece<'_>) -> Result<(), Error> {
     }
 }
 
-/// Opens the same file once more, for reads past the cache.
+/// Opens the same file again, for reads past the cache.
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     let file = data.file()?;
-    // By the descriptor, not by the path, which may name another file by now. The mode of this access
-    // belongs to the opening, so the descriptor itself cannot be changed without the other reads.
+    // By the descriptor, not by the path: the path may name another file by now. The mode of this access belongs to the
+    // opening, so the descriptor itself cannot be changed without the other reads.
     OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK)
@@ -342,8 +343,8 @@ pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Resul
     let start = Offset::try_from(start).map_err(|_| io::ErrorKind::FileTooLarge)?;
     let pieces =
         pieces.map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() });
-    // SAFETY: the descriptor is open as long as `file` lives. The kernel reads three entries and writes only
-    // to what they name, which are parts of three exclusive borrows; it has finished when the call returns.
+    // SAFETY: the descriptor is open as long as `file` is alive. The kernel reads three entries and writes only to what
+    // they name: parts of three exclusive borrows. It has finished when the call returns.
     let read = unsafe { preadv(file.as_raw_fd(), pieces.as_ptr(), 3, start) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }

@@ -26,12 +26,12 @@ mod lacking;
 )]
 mod this;
 
-/// `count(piece)` returns the pages that hold its bytes, and how many of them are in the cache; what lies past the end is
+/// `count(piece)` returns the pages that hold its bytes, and how many of them are in the cache; pages past the end are
 /// left out.
 pub(crate) use this::count;
 /// `evict(piece)` writes its file out and drops all of it from the cache.
 pub(crate) use this::evict;
-/// `gather(pieces, out)` copies pieces of mappings to places in `out`; it raises no signal, whatever becomes of the
+/// `gather(pieces, out)` copies pieces of mappings to places in `out`; it raises no signal, whatever happens to the
 /// files.
 pub(crate) use this::gather;
 /// `hints_wait(file)`: whether hints for this file can wait for its file system.

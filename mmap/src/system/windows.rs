@@ -19,7 +19,7 @@ use super::{Asked, Piece};
 use crate::Error;
 use crate::file::DataFile;
 
-/// One call for all pieces of a file, which is mapped as long as the call lasts: a file that stays mapped can be
+/// One call for all pieces of a file. The file is mapped only during the call: a file that stays mapped can be
 /// neither truncated nor replaced.
 pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     for pieces in pieces.chunk_by(|a, b| std::ptr::eq(a.file, b.file)) {
@@ -58,11 +58,11 @@ fn prefetch(map: &MmapRaw, pieces: &[Piece<'_>]) -> bool {
         .collect();
     // SAFETY: takes nothing and returns a constant.
     let this = unsafe { GetCurrentProcess() };
-    // SAFETY: the array is as long as given; its ranges lie in `map`, which is alive, and no byte of it is changed.
+    // SAFETY: the array is as long as given; its ranges are in `map`, `map` is alive, and no byte of it is changed.
     unsafe { PrefetchVirtualMemory(this, ranges.len(), ranges.as_ptr(), 0) != 0 }
 }
 
-/// By the handle, not by the path, which may name another file by now.
+/// By the handle, not by the path: the path may name another file by now.
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     let file = data.file()?;
     let share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;

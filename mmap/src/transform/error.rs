@@ -19,7 +19,7 @@ pub enum TransformError {
     NoChannels,
     /// Pictures have 0 pixels.
     NoPixels,
-    /// A picture would have `isize::MAX` bytes or more, which no slice has.
+    /// A picture would have `isize::MAX` bytes or more. No slice has that many.
     PictureTooLarge {
         /// Numbers in a pixel.
         channels: usize,
@@ -39,7 +39,7 @@ pub enum TransformError {
     NotFinite {
         /// Which of the two: `scale` or `shift`.
         name: &'static str,
-        /// The first channel for which it is so.
+        /// The first such channel.
         channel: usize,
         /// The value.
         found: f32,

@@ -43,7 +43,7 @@ convert! {
     F32ToBf16: u32 => u16, f32_to_bf16;
 }
 
-/// Binary16 to binary32 without a branch and without subnormal operands, which some processors are slow with.
+/// Binary16 to binary32 without a branch and without subnormal operands (slow on some processors).
 #[inline(always)]
 fn f16_to_f32(half: u16) -> f32 {
     let half = u32::from(half);
@@ -73,7 +73,7 @@ fn f32_to_f16(single: u32) -> u16 {
     // Below 2^-14, where results are multiples of 2^-24. So are the f32 from 0.5 to 1: the addition rounds to one
     // of them, and its fraction is the result.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
-    // Made quiet, since the bits that made it a NaN may be among those cut off.
+    // Made quiet, because the bits that made it a NaN may be cut off.
     let nan = 0x7e00 | (magnitude >> 13 & 0x03ff);
     let bits = if magnitude < (127 - 14) << 23 { subnormal } else { normal };
     // 2^16 and more, infinity too: whatever rounds to a finite number is less.
@@ -140,8 +140,8 @@ pub(super) fn run<J: Job>(job: J) {
 
 /// One copy of this, and of all that is inlined into it, is made for each instruction set.
 ///
-/// Of AVX2 the integer half matters, to widen and to take pixels apart. FMA is left out on purpose: results must not
-/// depend on it.
+/// Only the integer half of AVX2 matters: it widens numbers and separates pixels. FMA is left out on purpose:
+/// results must not depend on it.
 #[cfg_attr(feature = "simd", multiversion::multiversion(targets("x86_64+avx2")))]
 fn dispatch<J: Job>(job: J) {
     job.run();
@@ -218,8 +218,8 @@ pub(super) struct Planes<'a, C> {
     pub(super) convert: PhantomData<C>,
 }
 
-/// With so many channels or fewer, compilers take them apart well, and planes are not written past the caches: few
-/// streams of ordinary stores are as fast, and go on in the background while the next numbers are taken apart.
+/// With this many channels or fewer, compilers separate them well, and planes are not written past the caches: few
+/// streams of ordinary stores are as fast, and complete in the background while the next numbers are separated.
 const FEW: usize = 4;
 
 /// Pixels that are taken apart before they are written: long stretches in every plane, from a first-level cache.
@@ -304,9 +304,8 @@ fn few<R: Raw, const N: usize>(src: &[u8], apart: &mut [[R; WINDOW]]) {
     }
 }
 
-/// The same for pixels of `pixel` bytes, of which it takes the first `N` channels. Where they have less, what is left
-/// in
-/// `apart` for the others has no meaning.
+/// The same for the first `N` channels of pixels of `pixel` bytes. Where they have less, what is left in `apart` for
+/// the others has no meaning.
 #[inline(always)]
 fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDOW]; N]) {
     let mut rows = [[0; ROW]; N];

@@ -2,7 +2,7 @@
 //!
 //! - [`Transform`]: u8, u16, i16, f16 or bf16 to f32, optionally with a scale and a shift for each channel, and
 //!   optionally from interleaved pixels (NHWC) to planes (NCHW).
-//! - [`u16_to_u32`], [`u16_to_i64`]: tokens, as embedding layers want them.
+//! - [`u16_to_u32`], [`u16_to_i64`]: tokens, in the types that embedding layers take.
 //! - [`f32_to_f16`], [`f32_to_bf16`]: rounding to 16 bits.
 //!
 //! Sources are the bytes of a batch: little-endian, packed, at any alignment, on any host. Every function writes to the
@@ -191,8 +191,8 @@ impl Transform {
     ///
     /// # Errors
     ///
-    /// Those of [`out_len`](Self::out_len). [`TransformError::BufferTooSmall`] if `dst` is shorter than the
-    /// result. In both cases `dst` is as before.
+    /// The errors of [`out_len`](Self::out_len). [`TransformError::BufferTooSmall`] if `dst` is shorter than the
+    /// result. In both cases `dst` is unchanged.
     pub fn apply(&self, src: &[u8], dst: &mut [f32]) -> Result<usize, TransformError> {
         let dst = front(self.out_len(src.len())?, dst)?;
         let len = dst.len();
@@ -225,7 +225,7 @@ impl Transform {
     }
 }
 
-/// Tokens of two bytes to u32, as `candle` wants them for an embedding.
+/// Tokens of two bytes to u32, the type that `candle` takes for an embedding.
 ///
 /// `src` holds little-endian u16 at any alignment; the result goes to the front of `dst`, and its length is
 /// returned.
@@ -240,12 +240,12 @@ impl Transform {
 /// # Errors
 ///
 /// [`TransformError::SourceLength`] if the bytes are odd in number, [`TransformError::BufferTooSmall`] if `dst`
-/// is shorter than the result. In both cases `dst` is as before.
+/// is shorter than the result. In both cases `dst` is unchanged.
 pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> {
     each::<U16ToU32>(src, dst)
 }
 
-/// Tokens of two bytes to i64, as `PyTorch` wants them for an embedding.
+/// Tokens of two bytes to i64, the type that `PyTorch` takes for an embedding.
 ///
 /// `src` holds little-endian u16 at any alignment; the result goes to the front of `dst`, and its length is
 /// returned.
@@ -259,7 +259,7 @@ pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> 
 ///
 /// # Errors
 ///
-/// Those of [`u16_to_u32`].
+/// The errors of [`u16_to_u32`].
 pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> {
     each::<U16ToI64>(src, dst)
 }
@@ -284,7 +284,7 @@ pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> 
 /// # Errors
 ///
 /// [`TransformError::SourceLength`] unless the bytes are a multiple of 4, [`TransformError::BufferTooSmall`] if
-/// `dst` is shorter than the result. In both cases `dst` is as before.
+/// `dst` is shorter than the result. In both cases `dst` is unchanged.
 pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> {
     each::<F32ToF16>(src, dst)
 }
@@ -308,7 +308,7 @@ pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> 
 ///
 /// # Errors
 ///
-/// Those of [`f32_to_f16`].
+/// The errors of [`f32_to_f16`].
 pub fn f32_to_bf16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> {
     each::<F32ToBf16>(src, dst)
 }

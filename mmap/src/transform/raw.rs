@@ -15,7 +15,7 @@ macro_rules! raw {
 
             #[inline(always)]
             fn read(bytes: &[u8]) -> Self {
-                // As an array, so that the compiler sees one load and not one for each byte.
+                // As an array: the compiler then sees one load and not one for each byte.
                 Self::from_le_bytes(bytes.try_into().expect("as many bytes as the contract says"))
             }
         }

@@ -31,7 +31,7 @@ fn each_way(mut check: impl FnMut()) {
 /// Past what the result takes: must stay as it was.
 const GUARD: usize = 5;
 
-/// A destination whose first number stands `offset` numbers from the start of a cache line.
+/// A destination whose first number is `offset` numbers from the start of a cache line.
 fn destination<T: Copy>(room: &mut Vec<T>, fill: T, offset: usize, len: usize) -> &mut [T] {
     let line = 64 / size_of::<T>();
     *room = vec![fill; 2 * line + len + GUARD];
@@ -176,7 +176,7 @@ fn check_rounding(numbers: &[f32], offset: usize) {
 
 #[test]
 fn numbers_at_and_beside_each_boundary_are_rounded_to_even() {
-    // Every f16 and every bf16, the point half-way to the next, and the f32 beside both.
+    // Every f16 and every bf16, the point half-way to the next, and the f32 values next to both.
     for upper in 0..=u16::MAX {
         let whole = [reference::f16_to_f32(upper), reference::bf16_to_f32(upper)];
         let half = [0x1000, 0x8000];

@@ -5,12 +5,12 @@ use super::raw::Raw;
 /// Bytes of a row: those of the least vector register.
 pub(super) const ROW: usize = 16;
 
-/// Transposes a square of `N` rows, each of `N` numbers of type `R`, so that number `j` of row `i` becomes number `i`
-/// of row `j`. `N` is `ROW / R::BYTES`.
+/// Transposes a square of `N` rows, each of `N` numbers of type `R`: number `j` of row `i` becomes number `i` of row
+/// `j`. `N` is `ROW / R::BYTES`.
 ///
 /// Each round shuffles all numbers as cards are: one from the first half, one from the second, and so on. The number
 /// at index `i` goes where the bits of `i`, rotated by one, say; after as many rounds as the index of a row has bits,
-/// the two halves of the index have changed places, which are row and column.
+/// the two halves of the index, row and column, have changed places.
 #[inline(always)]
 pub(super) fn transpose<R: Raw, const N: usize>(mut rows: [[u8; ROW]; N]) -> [[u8; ROW]; N] {
     assert_eq!(N * R::BYTES, ROW, "numbers in a row");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use twinbuf_mmap::{BatchIndices, Error, Plan, ReadOptions, ReadStats, Reader, Records};
 
-/// Reads a batch by a reader that asks for it once more afterwards, and returns what the reader counted.
+/// Reads a batch with a reader that requests it again afterwards, and returns the reader's counts.
 pub(crate) fn read_and_ask(
     records: &Arc<Records>,
     batch: &BatchIndices,

@@ -2,8 +2,8 @@
 
 use std::process::{Command, Stdio};
 
-/// This program, to be started once more. `None`, said aloud, where that cannot be done: an emulator runs programs of
-/// another processor, but the kernel starts none of them unless it was told how (`binfmt_misc`).
+/// This program, to be started again. `None`, with a printed reason, where that cannot be done: an emulator runs
+/// programs of another processor, but the kernel starts none of them unless it was told how (`binfmt_misc`).
 pub(crate) fn this_program() -> Option<Command> {
     let path = std::env::current_exe().unwrap();
     let mut trial = Command::new(&path);

@@ -20,7 +20,7 @@ pub(crate) fn headers(bytes: &[u8], open: impl Fn(&Path, Cut) -> Result<Records,
     }
 }
 
-/// Reads every record, and compares it with the bytes of the file where it is said to lie.
+/// Reads every record, and compares it with the bytes at its reported place in the file.
 fn read(records: &Records, bytes: &[u8]) {
     let size = records.record_bytes();
     assert_eq!(records.shape().iter().product::<usize>() * records.dtype().size(), size);

@@ -1,4 +1,4 @@
-//! The body of the fuzz target `plan`: bytes as a plan, which covers every record of an epoch.
+//! The body of the fuzz target `plan`: bytes as a plan. The plan must cover every record of an epoch.
 
 use std::ops::Range;
 

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The end of the names of temporary files.
 const SUFFIX: &str = ".twinbuf-tmp";
 
-/// Writes `bytes` to a temporary file, which then takes the name `path`.
+/// Writes `bytes` to a temporary file, then renames it to `path`.
 ///
 /// The temporary file is in the same folder, because a rename does not cross file systems. Its bytes are on the disk
 /// before the rename, and the folder after it. On Unix its writer holds a lock on it: a temporary file without one was
@@ -77,8 +77,8 @@ impl Drop for Temporary {
     }
 }
 
-/// Takes the file's lock, which is released when the file is closed or the process ends. Fails if somebody else has it,
-/// or if the file system has no locks.
+/// Takes the file's lock. It is released when the file is closed or the process ends. Fails if the lock is taken or the
+/// file system has no locks.
 #[cfg(unix)]
 fn lock(file: &File) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;

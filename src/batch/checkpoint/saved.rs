@@ -13,7 +13,7 @@ use crate::error::{BoxError, Error};
 /// The version of the format that is written. Version 1 had no `before`.
 const VERSION: u32 = 2;
 
-/// The fields of a [`Checkpoint`]. Those that say what it belongs to are `null` in one that marks the start.
+/// The fields of a [`Checkpoint`]. The fields for its plan and data set are `null` in one that marks the start.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "Checkpoint", deny_unknown_fields)]
 pub(super) struct Saved {
@@ -68,12 +68,13 @@ impl Checkpoint {
     /// Writes the checkpoint to a JSON file.
     ///
     /// An existing file is replaced in one step: after a crash, of the program or the system, the file is the old
-    /// checkpoint or the new one. Any number of threads and processes may save one path. Each writes a temporary file
-    /// of its own in the same folder, `.NAME.*.twinbuf-tmp`; a save also removes those of processes that were killed.
+    /// checkpoint or the new one. Any number of threads and processes may save one path. Each writes a separate
+    /// temporary file in the same folder, `.NAME.*.twinbuf-tmp`; a save also removes those of processes that were
+    /// killed.
     ///
     /// # Errors
     ///
-    /// [`Error::CheckpointFile`] if the file or the temporary one cannot be written. The file is as it was then.
+    /// [`Error::CheckpointFile`] if the file or the temporary one cannot be written. The file is then unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let write = || -> Result<(), BoxError> {

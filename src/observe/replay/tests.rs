@@ -121,7 +121,7 @@ fn threads_that_compute_share_the_processors() {
     // Four loads on two processors.
     let loads = units(&[10.0; 4], 0.0);
     assert_eq!(wall(&loads, &machine(2.0), workers(4)), 20.0);
-    // Half of a load is waiting, which needs no processor.
+    // Half of a load is waiting, and that needs no processor.
     let half = Machine { load_cpu: 0.5, ..machine(2.0) };
     assert_eq!(wall(&loads, &half, workers(4)), 10.0);
 }

@@ -10,7 +10,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What is measured of batches that take so long to read and to use, as a replay of them tells.
+/// The measurements of batches that take this long to read and to use, from a replay of them.
 fn report(overlap: bool, read: &[u64], train: u64) -> Report {
     let settings = Settings { overlap, depth: 2, workers: 1 };
     let origin = Instant::now();
@@ -69,7 +69,7 @@ fn the_verdict_is_the_stage_that_saves_most() {
         let found = report(overlap, &[read; 50], train);
         assert_eq!(found.verdict(), verdict, "{overlap}, read {read}, train {train}");
     }
-    // One read of a second among short ones.
+    // Short reads, and one of a second.
     let mut reads = [1; 100];
     reads[40] = 1000;
     assert_eq!(report(true, &reads, 3).verdict(), Verdict::DiskBound);
@@ -105,7 +105,7 @@ fn the_advice_is_the_smallest_change_that_gains() {
     let tenth: Vec<_> = (0..100).map(|step| if step % 10 == 5 { 40 } else { 10 }).collect();
     let found = report(true, &tenth, 20).recommended().unwrap();
     assert_eq!(found.settings, Settings { overlap: true, depth: 3, workers: 1 });
-    // Of files, which are on one disk.
+    // Of files; they are on one disk.
     let choices = vec![];
     let alone = Report { choices, ..report(true, &[10; 100], 100) };
     assert_eq!(alone.recommended(), None);

@@ -37,7 +37,7 @@ fn contents() -> Vec<Vec<u8>> {
     (0..FILES as u64).map(|file| (file * each..(file + 1) * each).flat_map(record).collect()).collect()
 }
 
-/// A file system, and its folder, which is removed after it.
+/// A file system and its folder. The folder is removed after it.
 struct Fixture {
     system: Mounted,
     folder: TempDir,

@@ -26,7 +26,7 @@ pub(crate) fn split(rows: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
 pub(crate) fn write(path: &Path) -> std::io::Result<()> {
     let mut header =
         format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({RECORDS}, {}), }}", PIXELS + 1);
-    // NumPy's format 1.0: ten bytes before the header, which ends in a newline at a multiple of 64.
+    // NumPy's format 1.0: ten bytes before the header. The header ends in a newline at a multiple of 64.
     header.extend(std::iter::repeat_n(' ', 63 - (10 + header.len()) % 64));
     header.push('\n');
     let mut file = b"\x93NUMPY\x01\x00".to_vec();

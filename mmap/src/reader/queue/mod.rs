@@ -1,4 +1,4 @@
-//! Many reads of files in flight, each of which owns its memory until it has ended.
+//! Many reads of files in flight. Each read owns its memory until it has ended.
 //!
 //! A read is queued, then in flight, then ended. [`Queue`] keeps those that are queued or have ended and bounds what
 //! is in flight; an [`Engine`] owns those in flight. There are two: [`uring`] where the kernel has `io_uring` and permits
@@ -52,7 +52,7 @@ pub(crate) struct Done {
     pub(crate) read: io::Result<usize>,
 }
 
-/// Reads in the order in which they were pushed; they end in any order.
+/// Reads in push order; they end in any order.
 ///
 /// Dropping it waits for the reads in flight. After a `fork` the child may do nothing with its copy but drop it. That
 /// touches nothing that the parent uses, and the memory of the reads in flight leaks.
@@ -129,7 +129,7 @@ impl Reads {
         self.queued.pop_front()
     }
 
-    /// Whether so much has ended that beginning more is worth a system call.
+    /// Whether enough has ended to make beginning more worth a system call.
     const fn is_low(&self) -> bool {
         self.in_flight <= READS / 4 * 3 && self.bytes <= BYTES / 4 * 3
     }
@@ -147,7 +147,7 @@ impl Queue {
         let Self { reads, running } = self;
         let running = running.get_or_insert_with(|| Running::new(engine()));
         reads.queued.push_back(read);
-        // To prepare many takes so long that the disk would have nothing to do.
+        // Not too many at a time: while many are prepared, the disk would be idle.
         if reads.queued.len() % TOGETHER == 0 {
             running.engine.reap(reads);
             if reads.is_low() {

@@ -26,7 +26,7 @@ fn read(file: &Arc<File>, offset: u64, len: usize, tag: u64) -> Read {
     Read { file: Arc::clone(file), offset, into, len, tag }
 }
 
-/// A file of as many bytes, which differ from those a power of two away.
+/// A file of as many bytes. Each byte differs from those a power of two away.
 fn data(len: usize) -> (tempfile::TempDir, Arc<File>, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..251).cycle().take(len).collect();
@@ -151,7 +151,7 @@ fn no_more_is_read_than_the_memory_holds() {
     });
 }
 
-/// Reads that end when the test wants it: of a socket.
+/// Reads of a socket: the test decides when they end.
 #[cfg(unix)]
 mod gated {
     use std::io::Read as _;
@@ -201,7 +201,7 @@ mod gated {
                 let (writer, file) = gate();
                 (0..pushed).for_each(|tag| queue.push(read(&file, 0, len, tag)));
                 queue.start();
-                // Of no bytes they end at once.
+                // Reads of no bytes end at once.
                 if len > 0 {
                     assert_eq!(queue.reads.in_flight, in_flight);
                     let taken = queue.forget_queued();
@@ -270,7 +270,7 @@ mod gated {
                 let mut memory = vec![0; 1000];
                 let start = NonNull::from(&mut memory[..]).cast();
                 let lender = Lender(memory, Arc::clone(&written));
-                // SAFETY: the lender owns the memory, which nothing else reaches.
+                // SAFETY: the lender owns the memory, and nothing else reaches it.
                 let into = unsafe { Buffer::lent(start, 1000, lender) };
                 queue.push(Read { file: Arc::clone(&file), offset: 0, into, len: 1000, tag });
             }
@@ -324,12 +324,12 @@ mod gated {
                 pid => {
                     assert!(pid > 0, "{}", io::Error::last_os_error());
                     let mut status = 0;
-                    // SAFETY: the kernel writes to `status`, which lives.
+                    // SAFETY: the kernel writes to `status`, and `status` is alive.
                     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
                     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
                 }
             }
-            // The parent goes on.
+            // The parent continues.
             writer.write_all(&b"xy".repeat(pushed)).unwrap();
             for _ in 0..pushed {
                 check(&queue.wait().unwrap(), b"xy", 0, 2);
@@ -349,7 +349,7 @@ mod gated {
         // SAFETY: all zeros are a valid `sigaction`; in particular SA_RESTART is off.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = count as extern "C" fn(libc::c_int) as usize;
-        // SAFETY: the handler only counts in an atomic, which a handler may.
+        // SAFETY: the handler only counts in an atomic; a handler may do that.
         assert_eq!(unsafe { libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()) }, 0);
         let Ok(uring) = uring::Uring::new() else { return println!("not checked: no io_uring") };
         let mut queue = Queue::on(Box::new(uring));
@@ -407,7 +407,7 @@ mod gated {
             }
         }
 
-        /// In a thread of its own, because filters cannot be taken off.
+        /// In a separate thread, because filters cannot be removed.
         fn alone(test: impl FnOnce() + Send + 'static) {
             thread::spawn(test).join().unwrap();
         }

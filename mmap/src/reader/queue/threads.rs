@@ -1,4 +1,4 @@
-//! Threads, each of which does one read after the other.
+//! Threads. Each does one read after the other.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,7 +12,8 @@ use super::{Engine, Read, Reads};
 /// Most threads. With 16, a cloud machine's disk answered a sixth fewer random reads of 4 KiB; large reads need 8.
 const THREADS: usize = 32;
 
-/// Bytes of a thread's stack, of which one call of the system uses little. Programs' thread-local memory is in there too.
+/// Bytes of a thread's stack. One system call uses little of it, but the stack also holds the program's thread-local
+/// memory.
 const STACK: usize = 256 << 10;
 
 /// Reads once at a place in the file.
@@ -61,7 +62,7 @@ impl Threads {
             if let Ok(thread) = thread.spawn(move || shared.run(&sender)) {
                 self.threads.push(thread);
             } else {
-                // Those there are do the reads, later.
+                // The existing threads do the reads, later.
                 self.shared.lock().idle -= 1;
                 return;
             }
@@ -113,7 +114,7 @@ impl Engine for Threads {
         self.submit(reads);
         self.reap(reads);
         if reads.ended.is_empty() {
-            // It comes: a thread is there, and it sends whatever it takes.
+            // This returns: a thread exists, and it sends every read that it takes.
             if let Ok((read, result)) = self.ended.recv() {
                 reads.end(read, result);
             }
@@ -146,7 +147,7 @@ impl Shared {
             };
             work.idle -= 1;
             drop(work);
-            // The receiver is there as long as this thread: the engine waits for it.
+            // The receiver outlives this thread: the engine waits for the thread.
             let _ = ended.send(self.read(read));
             work = self.lock();
             work.idle += 1;

@@ -3,13 +3,13 @@
 //! # Whose the memory is
 //!
 //! From the moment that a read's entry is in the ring until its completion has been seen, the kernel may write to its
-//! memory at any time. All that while the read, with its memory and file, lies in [`Uring::slots`], from which only
-//! [`Uring::reap`] takes reads that have a completion, and [`Uring::stop`] those whose entries the kernel has not taken
-//! and never will. The drop waits until the slots are empty. If it panics, what they hold leaks. The ring itself may be
-//! dropped at any time: the kernel keeps its own part until all reads have ended.
+//! memory at any time. During that time the read, with its memory and file, is in [`Uring::slots`]. Only
+//! [`Uring::reap`] and [`Uring::stop`] remove reads from there: `reap` those that have a completion, `stop` those whose
+//! entries the kernel has not taken and never will. The drop waits until the slots are empty. If it panics, what they
+//! hold leaks. The ring itself may be dropped at any time: the kernel keeps its own part until all reads have ended.
 //!
 //! The thread that hands over a read need not be the one that sees it end, so the ring is set up without
-//! `SINGLE_ISSUER` and `DEFER_TASKRUN`; and without `COOP_TASKRUN`, under which a read would end only when the thread that
+//! `SINGLE_ISSUER` and `DEFER_TASKRUN`; and without `COOP_TASKRUN`: with it, a read would end only when the thread that
 //! handed it over next enters the kernel.
 
 use std::collections::VecDeque;
@@ -27,18 +27,18 @@ use super::{Engine, READS, Read, Reads};
 /// Most times that a read is handed over.
 const TRIES: u8 = 4;
 
-/// Most bytes of one read, below the 2 GiB less a page at which the kernel stops (`MAX_RW_COUNT`).
+/// Most bytes of one read, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
 const MOST: u32 = 1 << 30;
 
 /// How long to wait where the kernel cannot.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Most pauses in a row in which the kernel has no memory for a read.
+/// Most consecutive pauses while the kernel has no memory for a read.
 const PAUSES: u32 = 1000;
 
 pub(super) struct Uring {
     ring: IoUring,
-    /// The reads that the kernel may know of; a completion carries the index.
+    /// The reads that the kernel may have; a completion carries the index.
     slots: ManuallyDrop<[Option<Slot>; READS]>,
     /// The empty slots.
     empty: Vec<usize>,
@@ -84,7 +84,8 @@ impl Uring {
             .offset(*offset)
             .build()
             .user_data(index as u64);
-        // What did not succeed without a thread of the kernel's gets one, which waits where the first try would not.
+        // A read that did not succeed without a kernel thread gets one. That thread waits where the first try would
+        // not.
         let flags = if slot.tries > 1 { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         let entry = entry.flags(flags);
         // SAFETY: the slot owns the memory, of at least `len` bytes, and the file, and keeps both until the kernel is
@@ -98,7 +99,7 @@ impl Uring {
         }
     }
 
-    /// Empties a slot that the kernel does not know of, or no longer.
+    /// Empties a slot whose read the kernel never had, or no longer has.
     fn take(&mut self, index: usize) -> Option<Slot> {
         let slot = self.slots[index].take()?;
         self.empty.push(index);
@@ -146,7 +147,7 @@ fn is_short_of_memory(error: &io::Error) -> bool {
 
 impl Engine for Uring {
     fn begin(&mut self, read: Read, reads: &mut Reads) {
-        // Of these, -1 would be the file's cursor.
+        // Larger offsets are negative for the kernel, and -1 means the file's cursor.
         if i64::try_from(read.offset).is_err() {
             return reads.end(read, Err(io::Error::from_raw_os_error(libc::EINVAL)));
         }
