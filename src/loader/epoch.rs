@@ -13,7 +13,7 @@ use super::schedule::Begun;
 use crate::backend::{Backend, Host, Waiting};
 use crate::batch::checkpoint::{Checkpoint, Start};
 use crate::error::{Error, Reading};
-use crate::observe::recorder::StepTimes;
+use crate::observe::history::StepTimes;
 use crate::observe::report::Report;
 use crate::slot::Ticket;
 

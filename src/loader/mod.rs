@@ -35,8 +35,8 @@ pub use crate::dataset::Locator;
 use crate::error::Error;
 pub use crate::error::{At, Reading};
 use crate::observe::breakdown::Breakdown;
+use crate::observe::history::StepTimes;
 use crate::observe::live::LiveReport;
-use crate::observe::recorder::StepTimes;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
 pub use crate::slot::BatchMeta;

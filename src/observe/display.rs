@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 use twinbuf_mmap::ReadStats;
 
-use super::report::{EpochTimes, Report, StageTimes, Verdict};
+use super::log::StageTimes;
+use super::report::{EpochTimes, Report, Verdict};
 
 /// Epochs that are printed.
 const ROWS: usize = 8;

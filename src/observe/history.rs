@@ -1,17 +1,35 @@
-//! The last batches as they were measured, for [`replay`](super::replay).
+//! The last batches as they were measured: the steps of the caller's loop, and what [`replay`](super::replay) needs.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::pause::{self, Interval};
+use super::log::StageTimes;
+use super::pause::Interval;
 use super::replay::{Hold, Unit};
 use crate::cpu::{Clock, Share};
-use crate::slot::{BatchMeta, Freed, Ticket};
+use crate::slot::{Freed, LoadTimes, Ticket};
 use crate::thread::this_thread;
 
-/// The batches that are remembered: about a second of short steps, an hour of long ones.
-pub(super) const RECENT: usize = 1024;
+/// The number of steps that are remembered: about a second of short ones, an hour of long ones.
+pub const STEPS: usize = 1024;
+
+/// A step of the caller's loop: a batch from its load to its release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct StepTimes {
+    /// The epoch of the batch, or the number of the round.
+    pub epoch: u64,
+    /// Its step within the epoch; 0 for a round.
+    pub step: u64,
+    /// From the first time that the caller asked for any batch to when it asked for this one.
+    pub start: Duration,
+    /// Reading and transforming the batch, by the loading thread.
+    pub load: Duration,
+    /// The caller: waiting for the batch and for its copy, and using it.
+    pub train: StageTimes,
+}
 
 /// How often the clocks of the processors are read: twice for each look. A look takes about a microsecond.
 pub(crate) const LOOK: Duration = Duration::from_millis(1);
@@ -27,6 +45,7 @@ pub(super) struct Seen {
     pub(super) by: usize,
     /// When the caller began to iterate, if this is the first batch since.
     pub(super) began: Option<Instant>,
+    /// When its load began. `None` in a loop over something other than a loader.
     pub(super) loaded: Option<Instant>,
     pub(super) read: Duration,
     pub(super) transform: Duration,
@@ -47,8 +66,9 @@ pub(super) struct Seen {
 /// What the caller's side keeps.
 #[derive(Debug, Default)]
 pub(crate) struct History {
+    /// The last of them may be in use.
     units: VecDeque<Seen>,
-    in_use: Option<Seen>,
+    in_use: bool,
     began: Option<Instant>,
     /// The clocks when the batch in use was received, and when they were last read.
     clock: Option<Clock>,
@@ -67,9 +87,21 @@ impl History {
         self.began = Some(at);
     }
 
-    pub(crate) fn received(&mut self, meta: &BatchMeta, asked: Instant, now: Instant) {
-        let load = &meta.load;
-        if let Some(Freed { ticket, at, thread }) = load.freed {
+    /// Returns the batch in use.
+    pub(super) fn in_use(&self) -> Option<&Seen> {
+        self.units.back().filter(|_| self.in_use)
+    }
+
+    /// The caller has the batch that it asked for, and how it was loaded, if that is known.
+    pub(super) fn received(
+        &mut self,
+        ticket: Ticket,
+        load: Option<&LoadTimes>,
+        asked: Instant,
+        now: Instant,
+    ) {
+        let freed = load.and_then(|load| load.freed);
+        if let Some(Freed { ticket, at, thread }) = freed {
             let same = |seen: &&mut Seen| {
                 (seen.ticket.generation, seen.ticket.seq) == (ticket.generation, ticket.seq)
             };
@@ -78,17 +110,23 @@ impl History {
                 seen.freed = Some((at, thread));
             }
         }
-        let slept = load.freed.and_then(|freed| {
+        let slept = load.zip(freed).and_then(|(load, freed)| {
             let slept = load.start.saturating_duration_since(freed.at);
             (slept < load.start - load.since).then_some(slept)
         });
-        self.in_use = Some(Seen {
-            ticket: meta.ticket,
+        let transform = load.map_or(Duration::ZERO, |load| load.transform);
+        let read = load.map_or(Duration::ZERO, |load| (load.end - load.start).saturating_sub(transform));
+        if std::mem::replace(&mut self.in_use, true) {
+            // A loop that asked for none in between.
+            self.units.pop_back();
+        }
+        self.units.push_back(Seen {
+            ticket,
             by: this_thread(),
             began: self.began.take(),
-            loaded: Some(load.start),
-            read: (load.end - load.start).saturating_sub(load.transform),
-            transform: load.transform,
+            loaded: load.map(|load| load.start),
+            read,
+            transform,
             copied: None,
             asked,
             received: now,
@@ -96,32 +134,55 @@ impl History {
             paused: Duration::ZERO,
             slept,
             freed: None,
-            load_cpu: load.cpu,
+            load_cpu: load.and_then(|load| load.cpu),
             use_cpu: None,
         });
-        if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
+        // A loop over something else is not replayed.
+        if load.is_some() && self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
             (self.looked, self.clock) = (Some(now), Clock::now());
         }
     }
 
-    /// The caller is done with the batch in use. It was copied to the device and used from then on.
-    pub(crate) fn released(&mut self, now: Instant, pauses: &[Interval], copied: Option<Interval>) {
-        let Some(mut seen) = self.in_use.take() else { return };
+    /// The caller is done with the batch in use. It was copied to the device and used from then on, except during pauses
+    /// of this length.
+    pub(super) fn released(&mut self, now: Instant, paused: Duration, copied: Option<Interval>) {
+        self.in_use = false;
+        let Some(seen) = self.units.back_mut() else { return };
         (seen.released, seen.paused, seen.copied) =
-            (now, pause::total(pauses), copied.map(|(start, end)| (end, end - start)));
-        if let Some(clock) = self.clock.take().filter(|_| pauses.is_empty()) {
+            (now, paused, copied.map(|(start, end)| (end, end - start)));
+        if let Some(clock) = self.clock.take().filter(|_| paused.is_zero()) {
             seen.use_cpu = clock.since(now - seen.received);
         }
-        if self.units.len() == RECENT {
+        if self.units.len() > STEPS {
             self.units.pop_front();
         }
-        self.units.push_back(seen);
+    }
+
+    /// The batches that were used.
+    fn done(&self) -> impl Iterator<Item = &Seen> {
+        self.units.iter().take(self.units.len() - usize::from(self.in_use))
+    }
+
+    /// Returns the last steps, the oldest first. The first batch of all was asked for at `first`.
+    pub(super) fn steps(&self, first: Instant) -> Vec<StepTimes> {
+        let step = |seen: &Seen| {
+            let used_from = seen.used_from();
+            let busy = (seen.released - used_from).saturating_sub(seen.paused);
+            StepTimes {
+                epoch: seen.epoch(),
+                step: seen.step(),
+                start: seen.asked - first,
+                load: seen.read + seen.transform,
+                train: StageTimes { busy, waiting: used_from - seen.asked },
+            }
+        };
+        self.done().map(step).collect()
     }
 
     /// A copy, with the batch that the caller has been waiting for from the one time to the other: as one that takes that
     /// long to load. Its epoch began with `first`.
     pub(super) fn recent(&self, waits: Option<(Ticket, (Instant, Instant))>) -> Recent {
-        let mut units: Vec<_> = self.units.iter().cloned().collect();
+        let mut units: Vec<_> = self.done().filter(|seen| seen.loaded.is_some()).cloned().collect();
         units.extend(waits.map(|(first, (asked, now))| {
             let next = |last: &Seen| Ticket { step: last.ticket.step + 1, ..last.ticket };
             let last = self.units.back().filter(|last| last.ticket.epoch == first.epoch);

@@ -56,19 +56,30 @@ impl Event {
     }
 }
 
+/// What one stage did with its time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct StageTimes {
+    /// Time spent on its own work.
+    pub busy: Duration,
+    /// Time spent waiting for the other stage.
+    pub waiting: Duration,
+}
+
 impl LoadTimes {
-    /// The events of the loading thread. Reading and transforming alternate part by part: the log has the time of each,
-    /// one after the other.
-    pub(super) fn events(&self, read: What, batch: BatchId) -> impl Iterator<Item = Event> {
+    /// Passes the events of the loading thread to `add`. Reading and transforming alternate part by part: the log has the
+    /// time of each, one after the other.
+    pub(super) fn events(&self, read: What, batch: BatchId, mut add: impl FnMut(&Event)) {
         let Self { since, start, end, transform, bytes, .. } = *self;
-        let event = move |what, start, end| Event { what, batch, start, end, bytes };
+        let mut event = |what, start, end| add(&Event { what, batch, start, end, bytes });
         let read_end = end.checked_sub(transform).unwrap_or(end);
-        [
-            event(What::SlotWait, since, start),
-            event(read, start, read_end),
-            event(What::Transform, read_end, end),
-        ]
-        .into_iter()
-        .filter(move |event| event.what == read || event.start < event.end)
+        if since < start {
+            event(What::SlotWait, since, start);
+        }
+        event(read, start, read_end);
+        if read_end < end {
+            event(What::Transform, read_end, end);
+        }
     }
 }

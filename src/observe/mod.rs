@@ -16,9 +16,11 @@ pub(crate) mod spans;
 pub(crate) mod trace;
 
 pub use self::breakdown::{Breakdown, Validation};
+pub use self::history::{STEPS, StepTimes};
 pub use self::live::LiveReport;
+pub use self::log::StageTimes;
 pub use self::predict::Prediction;
-pub use self::recorder::{LoopRecorder, STEPS, StepTimes};
+pub use self::recorder::LoopRecorder;
 pub use self::replay::Settings;
-pub use self::report::{EPOCHS, EpochTimes, Report, StageTimes, Verdict};
+pub use self::report::{EPOCHS, EpochTimes, Report, Verdict};
 pub use self::trace::Trace;

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// From when to when.
 pub(crate) type Interval = (Instant, Instant);
@@ -48,13 +48,10 @@ pub(crate) fn pauses(since: Instant) -> Vec<Interval> {
     found
 }
 
-/// The length of disjoint pauses.
-pub(crate) fn total(pauses: &[Interval]) -> Duration {
-    pauses.iter().map(|(from, to)| *to - *from).sum()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

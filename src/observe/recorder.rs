@@ -1,48 +1,26 @@
 //! The recorders of the caller and of the loading threads: they append events to the log, and hand each to what is made
 //! from it.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::history::{History, LOOK};
+use super::history::{History, LOOK, Seen, StepTimes};
 use super::log::{Event, What};
 use super::pause::{self, Interval};
 use super::replay::Settings;
-use super::report::{Report, StageTimes};
+use super::report::Report;
 use super::spans::{self, Span};
 use super::trace::Track;
 use crate::cpu::Clock;
 use crate::slot::{BatchId, BatchMeta, LoadTimes, Naming, Ticket};
 
-/// How many steps are kept.
-pub const STEPS: usize = 1024;
-
-/// A step of the caller's loop: a batch from its load to its release.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct StepTimes {
-    /// The epoch of the batch, or the number of the round.
-    pub epoch: u64,
-    /// Its step within the epoch; 0 for a round.
-    pub step: u64,
-    /// From the first time that the caller asked for any batch to when it asked for this one.
-    pub start: Duration,
-    /// Reading and transforming the batch, by the loading thread.
-    pub load: Duration,
-    /// The caller: waiting for the batch and for its copy, and using it.
-    pub train: StageTimes,
-}
-
 /// The caller's log: a loop that asks for batches and uses them.
 pub(crate) struct Recorder {
     report: Report,
     pub(crate) breakdown: Breakdown,
-    steps: VecDeque<StepTimes>,
     track: Track,
     naming: Naming,
     /// The wait for a batch.
@@ -50,7 +28,6 @@ pub(crate) struct Recorder {
     epoch: Option<Epoch>,
     /// Since when the caller has been asking for the next batch.
     asked: Option<Asked>,
-    in_use: Option<InUse>,
     /// When the first batch was asked for.
     first: Option<Instant>,
     /// When the first batch was asked for since the caller began again.
@@ -72,14 +49,6 @@ struct Asked {
     span: Span,
 }
 
-/// The batch that the caller has.
-struct InUse {
-    ticket: Ticket,
-    load: Duration,
-    asked: Instant,
-    received: Instant,
-}
-
 impl Recorder {
     pub(crate) fn new(
         track: Track,
@@ -91,9 +60,8 @@ impl Recorder {
     ) -> Self {
         let by_breakdown = !settings.overlap && breakdown.is_on();
         let report = Report { by_breakdown, ..Report::new(naming.rounds, settings, device_depth) };
-        let (epoch, asked, in_use, first, since, steps) = (None, None, None, None, None, VecDeque::new());
-        let history = History::default();
-        Self { report, breakdown, steps, track, naming, wait, epoch, asked, in_use, first, since, history }
+        let (epoch, asked, first, since, history) = (None, None, None, None, History::default());
+        Self { report, breakdown, track, naming, wait, epoch, asked, first, since, history }
     }
 
     /// Whether the rounds of a generator wait for a hook of the caller.
@@ -102,12 +70,11 @@ impl Recorder {
     }
 
     /// Appends an event of the caller's.
-    fn append(&mut self, what: What, batch: BatchId, (start, end): Interval, bytes: usize) -> Duration {
+    fn append(&mut self, what: What, batch: BatchId, (start, end): Interval, bytes: usize) {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
         self.breakdown.add_event(&event);
         self.track.add(&event);
-        event.time()
     }
 
     /// Returns the report so far, including the current epoch.
@@ -124,9 +91,9 @@ impl Recorder {
         report
     }
 
-    /// Returns the last steps, up to [`STEPS`], the oldest first.
+    /// Returns the last steps, the oldest first.
     pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
-        self.steps.iter().copied().collect()
+        self.first.map_or(Vec::new(), |first| self.history.steps(first))
     }
 
     /// The epoch of `first` begins with that batch.
@@ -138,7 +105,7 @@ impl Recorder {
 
     /// Returns the batch whose use is over if the caller asks now.
     pub(crate) fn in_use(&self) -> Option<Ticket> {
-        self.in_use.as_ref().map(|in_use| in_use.ticket)
+        self.history.in_use().map(|seen| seen.ticket)
     }
 
     /// The caller asks for a batch, perhaps not for the first time: its use of the one before is over, whose copy ran
@@ -172,29 +139,27 @@ impl Recorder {
 
     /// The caller has the batch that it asked for; a copy that is over ran as told.
     pub(crate) fn received(&mut self, meta: &BatchMeta, now: Instant, copy: Option<Interval>) {
-        let (load, id) = (meta.load, self.naming.id(meta.ticket));
+        let (load, id) = (&meta.load, self.naming.id(meta.ticket));
         let bytes = meta.result.as_ref().map_or(0, |&bytes| bytes);
         // The loading thread has them in its row of the trace.
-        for event in load.events(What::Read, id) {
-            self.report.add(&event);
-            self.breakdown.add_event(&event);
-        }
+        load.events(What::Read, id, |event| {
+            self.report.add(event);
+            self.breakdown.add_event(event);
+        });
         if let Some((start, end)) = copy {
             self.breakdown.add_event(&Event { what: What::Transfer, batch: id, start, end, bytes });
         }
-        let asked = self.asked.as_ref().map_or(now, |asked| asked.at);
-        self.history.received(meta, asked, now);
         self.report.received(bytes, load.io_calls);
-        self.in_use_from(meta.ticket, load.end.saturating_duration_since(load.start), now, bytes);
+        self.in_use_from(meta.ticket, Some(load), now, bytes);
         self.track.taken(id);
         self.track.write_if_due(now);
     }
 
-    /// The caller has the batch that it asked for; its load took this long.
-    fn in_use_from(&mut self, ticket: Ticket, load: Duration, now: Instant, bytes: usize) {
+    /// The caller has the batch that it asked for.
+    fn in_use_from(&mut self, ticket: Ticket, load: Option<&LoadTimes>, now: Instant, bytes: usize) {
         let asked = self.asked.take().map_or(now, |asked| asked.at);
         self.append(self.wait, self.naming.id(ticket), (asked, now), bytes);
-        self.in_use = Some(InUse { ticket, load, asked, received: now });
+        self.history.received(ticket, load, asked, now);
     }
 
     /// A batch was released unseen: it had failed, or was loaded for a call that was left early.
@@ -204,38 +169,34 @@ impl Recorder {
 
     /// The caller is done with its batch.
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
-        let Some(InUse { ticket, load, asked, received }) = self.in_use.take() else { return };
-        let (id, mut from) = (self.naming.id(ticket), received);
-        let mut train = StageTimes { busy: Duration::ZERO, waiting: received - asked };
+        let Some(&Seen { ticket, asked, received, .. }) = self.history.in_use() else { return };
+        let (id, mut from, mut paused) = (self.naming.id(ticket), received, Duration::ZERO);
         // The caller has its batch before the copy is done: its own work began only then.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
             from = copied.min(now);
-            train.waiting += self.append(What::CopyWait, id, (received, from), 0);
+            self.append(What::CopyWait, id, (received, from), 0);
         }
         self.track.used(id, from);
         let pauses = if self.since.is_some() { pause::pauses(received) } else { Vec::new() };
-        self.history.released(now, &pauses, copy);
         for (start, end) in pauses {
             if start > from {
-                train.busy += self.append(What::Use, id, (from, start), 0);
+                self.append(What::Use, id, (from, start), 0);
             }
             if end > from {
-                self.append(What::Pause, id, (start.max(from), end), 0);
+                let start = start.max(from);
+                self.append(What::Pause, id, (start, end), 0);
+                paused += end - start;
                 from = end;
             }
         }
-        train.busy += self.append(What::Use, id, (from, now), 0);
+        self.append(What::Use, id, (from, now), 0);
+        self.history.released(now, paused, copy);
         if self.epoch.is_some() {
             self.append(What::Step, id, (asked, now), 0);
         }
         if self.report.batches == 1 {
             self.report.first = self.report.train;
         }
-        if self.steps.len() == STEPS {
-            self.steps.pop_front();
-        }
-        let start = asked - self.first.unwrap_or(asked);
-        self.steps.push_back(StepTimes { epoch: id.epoch, step: ticket.step, start, load, train });
     }
 
     /// The epoch is over.
@@ -309,7 +270,7 @@ impl LoopRecorder {
             self.recorder.began(self.next, at);
         }
         self.recorder.report.received(0, 0);
-        self.recorder.in_use_from(self.next, Duration::ZERO, at, 0);
+        self.recorder.in_use_from(self.next, None, at, 0);
     }
 
     /// There are no more items, or the loop has ended.
@@ -323,7 +284,7 @@ impl LoopRecorder {
         self.recorder.report()
     }
 
-    /// Returns the last steps, up to [`STEPS`], the oldest first.
+    /// Returns the last steps, up to [`STEPS`](super::STEPS), the oldest first.
     #[must_use]
     pub fn recent_steps(&self) -> Vec<StepTimes> {
         self.recorder.recent_steps()
@@ -377,9 +338,7 @@ impl LoadRecorder {
     }
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
-        for event in load.events(self.what, self.naming.id(ticket)) {
-            self.track.add(&event);
-        }
+        load.events(self.what, self.naming.id(ticket), |event| self.track.add(event));
         self.track.write_if_due(load.end);
     }
 

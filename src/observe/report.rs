@@ -7,19 +7,8 @@ use std::sync::Arc;
 use twinbuf_mmap::{ReadChoice, ReadStats, Reader};
 
 use super::history::Recent;
-use super::log::{Event, What};
+use super::log::{Event, StageTimes, What};
 use super::replay::Settings;
-
-/// What one stage did with its time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct StageTimes {
-    /// Time spent on its own work.
-    pub busy: Duration,
-    /// Time spent waiting for the other stage.
-    pub waiting: Duration,
-}
 
 /// What decides how long an epoch takes: the stage that shortens it if it is faster. See [`Report::verdict`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
