@@ -7,6 +7,7 @@
 # the share of the data that came from disk.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/group.sh
 mib=${1:-256}
 shift || true
 modes=${*:-auto pread}
@@ -14,26 +15,12 @@ target=${CARGO_TARGET_DIR:-$PWD/target}
 program=$target/release/examples/read_all
 [[ -x $program ]] || cargo build -q --release -p twinbuf-mmap --example read_all
 data=$(mktemp -d -p "$target" limited.XXXXXX)
-group=
 cleanup() {
   rm -rf "$data"
-  [[ -z $group ]] || rmdir "$group"
+  drop_group
 }
 trap cleanup EXIT
 trap 'exit 1' INT TERM
-
-limit() {
-  local root=/sys/fs/cgroup name=twinbuf-limited.$$
-  if grep -qw memory $root/cgroup.controllers 2>/dev/null; then
-    group=$root/$name
-    mkdir "$group"
-    echo "${mib}M" >"$group/memory.max"
-  else
-    group=$root/memory/$name
-    mkdir "$group"
-    echo "${mib}M" >"$group/memory.limit_in_bytes"
-  fi
-}
 
 for percent in ${SIZES:-30 60 85 150 300}; do
   head -c "$((mib * percent / 100))M" /dev/urandom >"$data/file"
@@ -43,14 +30,13 @@ for percent in ${SIZES:-30 60 85 150 300}; do
       for mode in $modes; do
         # Cached pages stay with the group that read them first.
         dd of="$data/file" oflag=nocache conv=notrunc,fdatasync count=0 status=none
-        limit
-        out=$(bash -c 'echo $$ >"$0/cgroup.procs"; exec "$@"' "$group" "$program" --mode "$mode" --record "$record" \
+        make_group "$mib" || { echo "$0: cannot make a control group" >&2; exit 1; }
+        out=$(in_group "$program" --mode "$mode" --record "$record" \
           --batch $((record < 10000 ? 128 : 4)) $order --epochs 3 "$data/file")
         printf '%4d %% %7d %-24s %-6s' "$percent" "$record" "$order" "$mode"
         awk '/^bytes/ { printf "  %6.2f s %5.3f", $4, $6 / $2 } END { printf "   " }' <<<"$out"
         head -1 <<<"$out"
-        rmdir "$group"
-        group=
+        drop_group
       done
     done
   done

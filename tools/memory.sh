@@ -12,33 +12,23 @@
 # had at any time, page cache included. The run fails if one of them is killed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/group.sh
 gib=${1:-20} mib=${2:-256}
 target=${CARGO_TARGET_DIR:-$PWD/target}
 cargo build -q --release -p twinbuf-mmap --example read_all
 program=$target/release/examples/read_all
 data=$(mktemp -d -p "$target" memory.XXXXXX)
-group=
 cleanup() {
   rm -rf "$data"
-  [[ -z $group ]] || rmdir "$group"
+  drop_group
 }
 trap cleanup EXIT
 trap 'exit 1' INT TERM
 
-# Makes a group with the limit and sets `group`, `peak` (the file that tells the group's peak) and `how`.
+# Limits the memory, and sets `how`.
 limit() {
-  local root=/sys/fs/cgroup name=twinbuf-memory.$$
-  if grep -qw memory $root/cgroup.controllers 2>/dev/null && mkdir $root/$name 2>/dev/null; then
-    group=$root/$name how="cgroup v2" peak=$group/memory.peak
-    # Usually the root hands the controller down already.
-    [[ -e $group/memory.max ]] || echo +memory >$root/cgroup.subtree_control
-    echo "${mib}M" >"$group/memory.max"
-    # Missing where the kernel cannot swap.
-    [[ ! -e $group/memory.swap.max ]] || echo 0 >"$group/memory.swap.max"
-  elif mkdir $root/memory/$name 2>/dev/null; then
-    group=$root/memory/$name how="cgroup v1" peak=$group/memory.max_usage_in_bytes
-    echo "${mib}M" >"$group/memory.limit_in_bytes"
-    echo 0 >"$group/memory.swappiness"
+  if make_group "$mib"; then
+    return
   elif systemd-run -q --scope -p MemoryMax="${mib}M" -p MemorySwapMax=0 true 2>/dev/null; then
     how="systemd-run"
   else
@@ -49,7 +39,7 @@ limit() {
 # Runs a command inside the limit.
 inside() {
   case $how in
-    cgroup*) bash -c 'echo $$ >"$0/cgroup.procs"; exec "$@"' "$group" "$@" ;;
+    cgroup*) in_group "$@" ;;
     systemd-run) systemd-run -q --scope -p MemoryMax="${mib}M" -p MemorySwapMax=0 "$@" ;;
     *) (ulimit -d $((mib << 10)); exec "$@") ;;
   esac
@@ -75,7 +65,6 @@ for mode in auto pread direct; do
     printf '%-8s %-5s %7s %8s %10s %10s  %s\n' \
       $mode "${hints:+no}" "$seconds" "$cpu" "$hwm" "$most" "$how"
     rm "$data/sparse"
-    [[ -z $group ]] || rmdir "$group"
-    group=
+    drop_group
   done
 done

@@ -8,7 +8,7 @@ sleeps (like waiting for a network or a device), reads of a file that is not in 
 that releases the GIL. Columns, medians of the rounds with their quartiles:
 
 - `wall / longest`: the loop with `prefetch`, over the longer of all loads and all uses of the unchanged loop.
-- `wall / longest beside`: the same over the loads and uses as measured while they overlapped, in the same run. The
+- `wall / longest, same run`: the same over the loads and uses as measured while they overlapped, in the same run. The
   remainder is the cost of the overlap: hand-offs, and the first load.
 - `wall / free`: the loop with `prefetch`, over two threads that do all loads and uses without a hand-off. If both use a
   processor, this is the limit of the processors: other programs, or a shared core, slow both down.
@@ -188,7 +188,7 @@ def main() -> None:
             for values, value in zip(column, found, strict=True):
                 values.append(value)
     print(f"{steps} steps of {options.ms:g} ms, {options.rounds} rounds, load {os.getloadavg()[0]:.1f}")
-    print("| case | wall / longest | wall / longest beside | wall / free | foretold | reached | off % |")
+    print("| case | wall / longest | wall / longest, same run | wall / free | foretold | reached | off % |")
     print("| --- " + "| ---: " * 6 + "|")
     for (name, *_), (longest, same, both, low, high, reached, off) in zip(cases, columns, strict=True):
         least, most = f"{median(low):.2f}", f"{median(high):.2f}"

@@ -8,6 +8,7 @@
 # what makes computing as long as loading), WAYS.
 set -euo pipefail
 cd "$(dirname "$0")"
+. ../../tools/group.sh
 rounds=${1:-5}
 layers=${LAYERS:-24} mib=${LAYER_MIB:-64} group_mib=${GROUP_MIB:-512} limit_mib=${LIMIT_MIB:-160} passes=${PASSES:-3}
 repeats=${REPEATS:-16} ways=${WAYS:-load compute stream map willneed serial}
@@ -16,33 +17,16 @@ program=target/release/weights
 data=target/data/model-$layers-$mib
 mkdir -p target/data
 [[ -e $data ]] || "$program" make "$data" "$layers" "$mib"
-group=
-cleanup() { [[ -z $group ]] || rmdir "$group"; }
-trap cleanup EXIT
+trap drop_group EXIT
 trap 'exit 1' INT TERM
-
-limit() {
-  local root=/sys/fs/cgroup name=twinbuf-weights.$$
-  if grep -qw memory $root/cgroup.controllers 2>/dev/null; then
-    group=$root/$name peak=memory.peak
-    mkdir "$group"
-    echo "${group_mib}M" >"$group/memory.max"
-  else
-    group=$root/memory/$name peak=memory.max_usage_in_bytes
-    mkdir "$group"
-    echo "${group_mib}M" >"$group/memory.limit_in_bytes"
-  fi
-}
 
 for ((round = 1; round <= rounds; round++)); do
   for way in $(shuf -e $ways); do
     # Cached pages stay with the group that read them first.
     dd of="$data" oflag=nocache conv=notrunc,fdatasync count=0 status=none
-    limit
-    out=$(bash -c 'echo $$ >"$0/cgroup.procs"; exec "$@"' "$group" \
-      "$program" "$way" "$data" "$passes" "$repeats" "$limit_mib" 2>&1 | tr '\n' ' ')
-    echo "round $round ${out}peak_mib $(($(cat "$group/$peak") >> 20))"
-    rmdir "$group"
-    group=
+    make_group "$group_mib" || { echo "$0: cannot make a control group" >&2; exit 1; }
+    out=$(in_group "$program" "$way" "$data" "$passes" "$repeats" "$limit_mib" 2>&1 | tr '\n' ' ')
+    echo "round $round ${out}peak_mib $(($(cat "$peak") >> 20))"
+    drop_group
   done
 done
