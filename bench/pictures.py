@@ -76,7 +76,7 @@ def random_reads():
         return
     rows = [row for row in rows if row["column"] == "MiB/s"]
     picture = Picture(
-        "Random reads of a cold file beside fio: MiB/s, median and quartiles",
+        "Random reads of a cold file, compared with fio: MiB/s, median and quartiles",
         [f"{head}.", "bench/run.sh disk. In brackets: what it is of the best of fio in the same round, with quartiles."],
     )
     for title in unique(row["table"] for row in rows):

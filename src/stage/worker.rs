@@ -48,7 +48,8 @@ pub(crate) struct Worker<C: ?Sized> {
 }
 
 impl<C: ?Sized> Worker<C> {
-    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded. The wait for it began at `since`, if there was one.
+    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded. The wait for it
+    /// began at `since`, if there was one.
     pub(crate) fn load(
         &mut self,
         ticket: Ticket,

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::file::{DataFile, Opened};
-use crate::{Error, system};
+use crate::shard::Shard;
+use crate::{Error, ReadMode, system};
 
 /// Blocks that disks have, the smallest first: `queue/logical_block_size` on Linux.
 const BLOCKS: [usize; 2] = [512, 4096];
@@ -57,6 +58,20 @@ impl BounceBuffer {
 }
 
 impl Direct {
+    /// Opens the files of a data set. None of them in [`ReadMode::Auto`] if one cannot be opened so, or a hint for it could
+    /// wait for its file system: that is no error as long as it can be read through the page cache.
+    pub(super) fn all(shards: &[Shard], mode: ReadMode) -> Result<Vec<Self>, Error> {
+        let auto = mode == ReadMode::Auto;
+        if auto && !shards.iter().all(|shard| shard.file.is_kept() && !shard.hints_wait) {
+            return Ok(Vec::new());
+        }
+        // The block is the same for all files of a file system.
+        let mut blocks = Vec::new();
+        let open = |shard: &Shard| Self::open(&shard.file, &mut blocks);
+        let files: Result<Vec<_>, _> = shards.iter().map(open).collect();
+        if auto { Ok(files.unwrap_or_default()) } else { files }
+    }
+
     /// Opens `data` a second time. `known` has the block of each file system seen so far.
     pub(crate) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Self, Error> {
         let file = system::reopen(data)?;

@@ -1,7 +1,6 @@
 //! Reads groups of tensors: byte ranges that are not records, in an order that the caller gives.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
 use super::direct::Direct;
 use super::source::Source;
@@ -34,7 +33,6 @@ pub struct GroupReader {
     groups: Groups,
     source: Source,
     choice: ReadChoice,
-    stats: Mutex<ReadStats>,
 }
 
 impl GroupReader {
@@ -58,30 +56,20 @@ impl GroupReader {
         let (data, shards) = (groups.data(), groups.model().shards());
         let fits =
             |left: u64| data.saturating_add(own.saturating_mul(limit::ranks_here())) <= left - left / 16;
-        let kept = || shards.iter().all(|shard| shard.file.is_kept() && !shard.hints_wait);
-        let direct = match mode {
+        let past = match mode {
             ReadMode::Pread => false,
             ReadMode::Direct => true,
-            ReadMode::Auto => left.is_some_and(|left| !fits(left)) && kept(),
+            ReadMode::Auto => left.is_some_and(|left| !fits(left)),
         };
-        let mut source = Source::cached();
-        if direct {
-            let mut blocks = Vec::new();
-            let files: Result<_, _> =
-                shards.iter().map(|shard| Direct::open(&shard.file, &mut blocks)).collect();
-            match files {
-                Ok(files) => {
-                    let stream = Some(Stream::new(files, LANES));
-                    source = Source { cached: 0, stream, straight: true, ..source };
-                }
-                // What keeps a file from being opened again is no error as long as it is read.
-                Err(_) if mode == ReadMode::Auto => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let files = if past { Direct::all(shards, mode)? } else { Vec::new() };
+        let source = if files.is_empty() {
+            Source::cached()
+        } else {
+            Source { cached: 0, stream: Some(Stream::new(files, LANES)), straight: true, ..Source::cached() }
+        };
         let cached = if source.stream.is_some() { 0 } else { data };
         let choice = ReadChoice { data, cached, left: left.filter(|_| mode == ReadMode::Auto) };
-        Ok(Self { groups, source, choice, stats: Mutex::default() })
+        Ok(Self { groups, source, choice })
     }
 
     /// Reads a group to the front of `out`. Returns [`Groups::bytes`]. `out` should begin at a page, as a
@@ -108,7 +96,7 @@ impl GroupReader {
         if read.is_ok() {
             stats.bytes = runs.iter().map(|run| run.bytes.end - run.bytes.start).sum();
         }
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
+        self.source.count(stats);
         read.map(|()| bytes)
     }
 
@@ -121,9 +109,7 @@ impl GroupReader {
     /// Returns what it has read so far.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
-        let mut stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        stats.disk += self.source.stream.as_ref().map_or(0, Stream::bytes);
-        stats
+        self.source.stats()
     }
 
     /// Returns how it reads, and why.

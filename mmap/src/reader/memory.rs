@@ -96,21 +96,10 @@ pub(super) fn decide(
         }
     };
     if share.cached == data && mode == ReadMode::Auto {
-        return Ok((share, Vec::new()));
-    }
-    let kept = || ranges.shards().iter().all(|shard| shard.file.is_kept() && !shard.hints_wait);
-    if mode == ReadMode::Auto && !kept() {
         return Ok((Share::all(data), Vec::new()));
     }
-    // The block is the same for all files of a file system.
-    let mut blocks = Vec::new();
-    let open = |shard: &crate::Shard| Direct::open(&shard.file, &mut blocks);
-    match ranges.shards().iter().map(open).collect() {
-        Ok(files) => Ok((share, files)),
-        // What keeps a file from being opened again is no error as long as it is read.
-        Err(_) if mode == ReadMode::Auto => Ok((Share::all(data), Vec::new())),
-        Err(error) => Err(error),
-    }
+    let files = Direct::all(ranges.shards(), mode)?;
+    Ok(if files.is_empty() { (Share::all(data), files) } else { (share, files) })
 }
 
 /// The bytes of the plan's records, counted from the front of all files.

@@ -106,7 +106,6 @@ pub struct Reader {
     /// Whether reads from disks are counted for all files.
     counted: bool,
     window: Mutex<Window>,
-    stats: Mutex<ReadStats>,
 }
 
 /// The batches to come, as far as they have been asked for. Positions are bytes of batches since [`Reader::begin`].
@@ -149,12 +148,9 @@ impl Reader {
         options: ReadOptions,
         left: Option<u64>,
     ) -> Result<Self, Error> {
-        let (mut share, files) = memory::decide(&ranges, plan, options.mode, left)?;
+        let (share, files) = memory::decide(&ranges, plan, options.mode, left)?;
         let straight = options.mode == ReadMode::Direct;
         let stream = (!files.is_empty()).then(|| Stream::new(files, [share.ahead, share.now]));
-        if stream.is_none() {
-            share = Share::all(share.data);
-        }
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         let counts = |shard: &crate::Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
         let window = Window { around: Around::new(&ranges), ..Window::default() };
@@ -168,7 +164,6 @@ impl Reader {
             share,
             ranges,
             window: Mutex::new(window),
-            stats: Mutex::default(),
         })
     }
 
@@ -212,7 +207,7 @@ impl Reader {
         }
         self.advance(bytes, false, &mut stats);
         stats.bytes = *read.as_ref().unwrap_or(&0) as u64;
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
+        self.source.count(stats);
         read
     }
 
@@ -225,9 +220,7 @@ impl Reader {
     /// Returns what it has read and asked for so far.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
-        let mut stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        stats.disk += self.source.stream.as_ref().map_or(0, Stream::bytes);
-        stats
+        self.source.stats()
     }
 
     /// Returns how it reads, and why.

@@ -1,5 +1,7 @@
 //! Byte ranges of files into a slot, in the order of use: from the page cache, or past it.
 
+use std::sync::{Mutex, PoisonError};
+
 use super::cached::{self, Unreachable};
 use super::direct::BounceBuffer;
 use super::stats::ReadStats;
@@ -27,12 +29,32 @@ pub(super) struct Source {
     /// Whether the disk may write to the caller's memory.
     pub(super) straight: bool,
     pub(super) unreachable: Unreachable,
+    /// What was read so far, except the requests of the stream.
+    pub(super) stats: Mutex<ReadStats>,
 }
 
 impl Source {
     /// All of it through the page cache.
     pub(super) fn cached() -> Self {
-        Self { cached: u64::MAX, stream: None, straight: false, unreachable: Unreachable::default() }
+        Self {
+            cached: u64::MAX,
+            stream: None,
+            straight: false,
+            unreachable: Unreachable::default(),
+            stats: Mutex::default(),
+        }
+    }
+
+    /// Adds what one read took.
+    pub(super) fn count(&self, read: ReadStats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) += read;
+    }
+
+    /// Returns what was read so far.
+    pub(super) fn stats(&self) -> ReadStats {
+        let mut stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.disk += self.stream.as_ref().map_or(0, Stream::bytes);
+        stats
     }
 
     /// How many of a file's bytes come through the page cache: those before the returned offset.
