@@ -3,24 +3,20 @@
 //! A generator is a loader whose batches a closure makes: the same thread, the same report, errors and trace. Its
 //! rounds are epochs of one batch.
 
+mod rounds;
+
 use std::fmt;
-use std::iter::FusedIterator;
-use std::ops::{Deref, DerefMut};
-use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use twinbuf_core::KeptSlot;
-
-use crate::backend::Waiting;
-use crate::backend::adaptive::Adaptive;
-use crate::backend::host::{Value, Values};
+pub use self::rounds::{Round, Rounds};
+use crate::backend::host::Values;
 use crate::backend::sealed::SlotGuard;
-use crate::error::{At, BoxError, Error};
+use crate::error::{BoxError, Error};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::What;
 use crate::observe::report::Report;
 use crate::observe::trace::Trace;
-use crate::slot::{Naming, Origin, Slot, Ticket};
+use crate::slot::{Naming, Origin, Ticket};
 use crate::stage::worker::{Load, Source};
 use crate::stage::{self, HELD_TIMEOUT, Stage};
 
@@ -57,6 +53,32 @@ use crate::stage::{self, HELD_TIMEOUT, Stage};
 /// # Ok::<(), BoxError>(())
 /// ```
 ///
+/// Several threads for one round, each with a part of the slot:
+///
+/// ```
+/// use twinbuf::{BoxError, generate};
+///
+/// let mut simulators = vec![1u64; 4]; // each has its state
+/// let simulate = move |round: u64, games: &mut Vec<u64>| {
+///     games.resize(4 * 256, 0);
+///     std::thread::scope(|scope| {
+///         for (state, part) in simulators.iter_mut().zip(games.chunks_exact_mut(256)) {
+///             scope.spawn(move || {
+///                 *state += round;
+///                 part.fill(*state);
+///             });
+///         }
+///     });
+///     Ok::<(), BoxError>(())
+/// };
+/// let mut generator = generate(simulate).build()?;
+/// for round in generator.rounds(3) {
+///     let round = round?;
+///     assert_eq!(round.iter().sum::<u64>(), 4 * 256 * [1, 2, 4][round.number() as usize]);
+/// }
+/// # Ok::<(), BoxError>(())
+/// ```
+///
 /// Data made from the current weights:
 ///
 /// ```
@@ -88,11 +110,16 @@ use crate::stage::{self, HELD_TIMEOUT, Stage};
 /// ```
 pub struct Generator<'h, T: Send + 'static> {
     stage: Stage<Values<T>>,
-    hook: Option<Hook<'h>>,
+    before: Option<Hook<'h>>,
+    after: Option<Hook<'h>>,
+    /// The first round.
+    first: u64,
     /// The round to receive next.
     next: u64,
     /// Rounds below this one may be started.
     granted: u64,
+    /// The round that was received, if `after` has not run for it.
+    used: Option<u64>,
 }
 
 /// Builds a [`Generator`]; made by [`generate`].
@@ -100,7 +127,9 @@ pub struct Generator<'h, T: Send + 'static> {
 pub struct GeneratorBuilder<'h, T> {
     slots: [T; 2],
     make: Make<T>,
-    hook: Option<Hook<'h>>,
+    first: u64,
+    before: Option<Hook<'h>>,
+    after: Option<Hook<'h>>,
     name: Option<String>,
     overlap: bool,
     held_timeout: Duration,
@@ -135,8 +164,19 @@ where
 {
     let make = Box::new(move |round, slot: &mut T| make(round, slot).map_err(Into::into));
     let breakdown = Breakdown::off();
-    let (hook, name, trace, held_timeout) = (None, None, None, HELD_TIMEOUT);
-    GeneratorBuilder { slots, make, hook, name, overlap: true, held_timeout, trace, breakdown }
+    let (before, after, name, trace, held_timeout) = (None, None, None, None, HELD_TIMEOUT);
+    GeneratorBuilder {
+        slots,
+        make,
+        first: 0,
+        before,
+        after,
+        name,
+        overlap: true,
+        held_timeout,
+        trace,
+        breakdown,
+    }
 }
 
 impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
@@ -160,8 +200,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     ///
     /// This is the place to copy the model's current weights into what the closure reads. The hook runs within the
     /// call that receives round `n - 1`, before the first round too, and again before a round that failed and is
-    /// tried again. It does not run after the last round that was asked for: the weights of the last training step are
-    /// published before the next round, or by the program itself.
+    /// tried again. It does not run after the last round that was asked for; [`after`](Self::after) does.
     ///
     /// Its time counts as the caller's. If it fails, its round is not started, and the next call gets
     /// [`Error::Hook`].
@@ -169,7 +208,29 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
         mut self,
         mut hook: impl FnMut(u64) -> Result<(), E> + Send + 'h,
     ) -> Self {
-        self.hook = Some(Box::new(move |round| hook(round).map_err(Into::into)));
+        self.before = Some(Box::new(move |round| hook(round).map_err(Into::into)));
+        self
+    }
+
+    /// Runs `hook(n)` on the caller's thread when the caller is done with round `n`: when it asks for the next round,
+    /// or finds that there is no other.
+    ///
+    /// This is the place to save, to log, or to publish the weights of every round, also of the last. If the caller
+    /// leaves the iterator early, the hook runs within its next call, if there is one.
+    ///
+    /// Its time counts as the caller's. If it fails, the call gets [`Error::Hook`], and the next call runs it again for
+    /// the same round. No round is lost.
+    pub fn after<E: Into<BoxError>>(
+        mut self,
+        mut hook: impl FnMut(u64) -> Result<(), E> + Send + 'h,
+    ) -> Self {
+        self.after = Some(Box::new(move |round| hook(round).map_err(Into::into)));
+        self
+    }
+
+    /// Numbers the rounds from `round`: the first round that a resumed training still needs. Default: 0.
+    pub fn first_round(mut self, round: u64) -> Self {
+        self.first = round;
         self
     }
 
@@ -203,7 +264,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     ///
     /// [`Error::Trace`] if the trace's file cannot be created, [`Error::Spawn`] if the system starts no thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
-        let Self { slots, make, hook, name, overlap, held_timeout, trace, breakdown } = self;
+        let Self { slots, make, first, before, after, name, overlap, held_timeout, trace, breakdown } = self;
         if overlap && breakdown.is_on() {
             breakdown.overlap_is_off();
         }
@@ -219,8 +280,12 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
             lent: None,
         };
         let mut stage = Stage::start(Values(slots.into()), vec![Box::new(Maker(make))], options)?;
-        stage.recorder().lockstep(hook.is_some());
-        Ok(Generator { stage, hook, next: 0, granted: 0 })
+        stage.recorder().lockstep(before.is_some());
+        let generator = Generator { stage, before, after, first, next: first, granted: first, used: None };
+        if let Some(gate) = generator.stage.gate() {
+            gate.start_at(generator.ticket());
+        }
+        Ok(generator)
     }
 }
 
@@ -266,11 +331,10 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     ///
     /// # Panics
     ///
-    /// The iterator's `next`, if the hook does. The round that it ran before has then not been started; the one that
+    /// The iterator's `next`, if a hook does. The round that `before` ran for has then not been started; the one that
     /// was being received is lost.
     pub fn rounds(&mut self, n: u64) -> Rounds<'_, 'h, T> {
-        let end = self.next.saturating_add(n);
-        Rounds { generator: self, end, started: Instant::now(), hook_failed: None, ended: false }
+        Rounds::new(self, n)
     }
 
     /// Reports where the time went so far. `read` is the closure.
@@ -297,164 +361,8 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
 
     fn ticket(&self) -> Ticket {
         // One generation: rounds that were made for a call that was left early come first in the next one.
-        let n = self.next;
-        Ticket { generation: 0, seq: n, ordinal: n, epoch: n, step: 0, steps: 1, last: n }
-    }
-}
-
-/// An iterator over rounds; see [`Generator::rounds`].
-///
-/// It yields at most one error, after every round made before it, and then ends.
-#[must_use = "rounds are delivered only by iterating"]
-pub struct Rounds<'g, 'h, T: Send + 'static> {
-    generator: &'g mut Generator<'h, T>,
-    end: u64,
-    started: Instant,
-    /// The hook failed for the next round when the last one was received.
-    hook_failed: Option<Error>,
-    ended: bool,
-}
-
-impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
-    type Item = Result<Round<T>, Error>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        if self.generator.next == self.end || self.hook_failed.is_some() {
-            self.end();
-            return self.hook_failed.take().map(Err);
-        }
-        let ticket = self.generator.ticket();
-        if self.generator.stage.is_orphaned() {
-            self.ended = true;
-            return Some(Err(Error::Forked { at: self.generator.stage.naming().at(ticket) }));
-        }
-        let called = Instant::now();
-        self.generator.stage.asked(ticket, called);
-        let found = self.grant().and_then(|()| {
-            self.generator.stage.recorder().prepared(Instant::now());
-            match self.generator.stage.receive(ticket, Waiting::Block) {
-                Poll::Ready(found) => found,
-                Poll::Pending => unreachable!("a wait that blocks ends with a round or an error"),
-            }
-        });
-        match found {
-            Ok(slot) => {
-                self.generator.next += 1;
-                let round = Round { slot };
-                if self.generator.next < self.end {
-                    self.hook_failed = self.grant().err();
-                }
-                Some(Ok(round))
-            }
-            Err(error) => {
-                if matches!(error, Error::Load { .. } | Error::Panicked { .. }) {
-                    self.generator.granted = ticket.epoch;
-                    if let Some(gate) = self.generator.stage.gate() {
-                        gate.heard();
-                    }
-                }
-                self.end();
-                Some(Err(error))
-            }
-        }
-    }
-
-    /// Collects the rounds, at most two. If there are more, it fails with [`Error::SlotHeld`] at once: only the
-    /// collection holds the slots, so a wait would never end.
-    fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
-        let mut rounds = 0;
-        std::iter::from_fn(|| {
-            rounds += 1;
-            if rounds <= 2 {
-                return self.next();
-            }
-            let patience = self.generator.stage.set_held_timeout(Duration::ZERO);
-            let item = self.next();
-            self.generator.stage.set_held_timeout(patience);
-            item
-        })
-        .collect()
-    }
-
-    /// Exact, unless an error ends the iteration early.
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = if self.ended { 0 } else { self.end - self.generator.next };
-        (usize::from(left > 0), usize::try_from(left).ok())
-    }
-}
-
-impl<T: Send + 'static> FusedIterator for Rounds<'_, '_, T> {}
-
-impl<T: Send + 'static> Rounds<'_, '_, T> {
-    /// Gives leave to start the rounds asked for; with a hook only the next one, after the hook.
-    fn grant(&mut self) -> Result<(), Error> {
-        let Generator { stage, hook, next, granted } = &mut *self.generator;
-        *granted = match hook {
-            Some(hook) if granted == next => {
-                hook(*next).map_err(|source| {
-                    let at = At { loader: stage.naming().loader.clone(), epoch: *next, step: None };
-                    Error::Hook { at, source }
-                })?;
-                *next + 1
-            }
-            None if *granted < self.end => self.end,
-            _ => return Ok(()),
-        };
-        if let Some(gate) = stage.gate() {
-            gate.grant(*granted - 1, self.started);
-        }
-        Ok(())
-    }
-
-    fn end(&mut self) {
-        self.ended = true;
-        let Generator { stage, hook, granted, .. } = &mut *self.generator;
-        if stage.is_orphaned() {
-            return;
-        }
-        stage.ended(Instant::now());
-        // With a hook the round that it ran before has been granted: it is made from what the hook saw.
-        if let (Some(gate), None) = (stage.gate(), hook) {
-            *granted = gate.retract();
-        }
-    }
-}
-
-impl<T: Send + 'static> Drop for Rounds<'_, '_, T> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.end();
-        }
-    }
-}
-
-/// One round's data, in its slot. Dropping it frees the slot. It may be sent to another thread.
-pub struct Round<T: Send + 'static> {
-    slot: KeptSlot<'static, Slot<Value<T>>, Adaptive>,
-}
-
-impl<T: Send + 'static> Round<T> {
-    /// Its number, from 0 over all rounds of the generator.
-    #[must_use]
-    pub fn number(&self) -> u64 {
-        self.slot.meta().ticket.epoch
-    }
-}
-
-impl<T: Send + 'static> Deref for Round<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.slot.content.0
-    }
-}
-
-impl<T: Send + 'static> DerefMut for Round<T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.slot.content.0
+        let (epoch, n) = (self.next, self.next - self.first);
+        Ticket { generation: 0, seq: n, ordinal: n, epoch, step: 0, steps: 1, last: epoch }
     }
 }
 
@@ -463,7 +371,8 @@ impl<T: Send + 'static> fmt::Debug for Generator<'_, T> {
         f.debug_struct("Generator")
             .field("next", &self.next)
             .field("overlap", &self.stage.gate().is_some())
-            .field("hook", &self.hook.is_some())
+            .field("before", &self.before.is_some())
+            .field("after", &self.after.is_some())
             .field("trace", &self.stage.trace_path())
             .finish_non_exhaustive()
     }
@@ -473,24 +382,9 @@ impl<T> fmt::Debug for GeneratorBuilder<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GeneratorBuilder")
             .field("overlap", &self.overlap)
-            .field("hook", &self.hook.is_some())
+            .field("before", &self.before.is_some())
+            .field("after", &self.after.is_some())
             .field("trace", &self.trace)
             .finish_non_exhaustive()
-    }
-}
-
-impl<T: Send + 'static> fmt::Debug for Rounds<'_, '_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rounds")
-            .field("next", &self.generator.next)
-            .field("end", &self.end)
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T: fmt::Debug + Send + 'static> fmt::Debug for Round<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Round").field("number", &self.number()).field("value", &**self).finish()
     }
 }

@@ -149,6 +149,11 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Counts from `first`, and grants nothing.
+    pub(crate) fn start_at(&self, first: Ticket) {
+        self.lock().first = first;
+    }
+
     /// Grants all epochs up to `last`. The caller began to ask for them at `resumed`.
     pub(crate) fn grant(&self, last: u64, resumed: Instant) {
         let mut state = self.lock();

@@ -2,6 +2,7 @@
 
 mod faults;
 mod lives;
+mod waits;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

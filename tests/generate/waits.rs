@@ -1,0 +1,177 @@
+//! Rounds that are waited for in every way, numbered from anywhere, and hooks on both sides of a round.
+
+use std::collections::VecDeque;
+use std::task::Poll;
+
+use super::*;
+
+type Log = Arc<Mutex<VecDeque<String>>>;
+
+#[test]
+fn a_wait_that_ends_early_loses_no_round() {
+    for lockstep in [false, true] {
+        // A round is made only when the test sends for it.
+        let (go, wait) = mpsc::channel::<()>();
+        let make = move |round, slot: &mut Vec<u64>| {
+            wait.recv_timeout(LONG)?;
+            slot.clear();
+            slot.push(round);
+            Ok(())
+        };
+        let hooks = Arc::new(AtomicU64::new(0));
+        let counted = hooks.clone();
+        // Relaxed: counted and read on this thread.
+        let hook = move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        let mut generator = build((true, lockstep), hook, make);
+        let mut rounds = generator.rounds(3);
+        for _ in 0..5 {
+            assert!(rounds.try_next().is_pending(), "nothing was made");
+            assert!(rounds.next_timeout(Duration::from_micros(1)).is_pending(), "nothing was made");
+        }
+        assert_eq!(hooks.load(Ordering::Relaxed), u64::from(lockstep), "the hook runs once a round");
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            go.send(()).unwrap();
+            let Poll::Ready(Some(round)) = rounds.next_timeout(LONG) else { panic!("no round in time") };
+            found.push(round.unwrap()[0]);
+        }
+        assert!(matches!(rounds.try_next(), Poll::Ready(None)));
+        assert_eq!(found, [0, 1, 2]);
+        drop(rounds);
+        generator.close().unwrap();
+    }
+}
+
+#[test]
+fn a_task_awaits_rounds_and_is_woken() {
+    for overlap in [false, true] {
+        let mut generator = build((overlap, true), |_| {}, simulator());
+        let expected: Vec<_> = generator.rounds(8).map(|round| round.unwrap().clone()).collect();
+        let mut again = build((overlap, true), |_| {}, simulator());
+        let found = pollster::block_on(async {
+            let mut rounds = again.rounds(8);
+            let mut found = Vec::new();
+            while let Some(round) = rounds.next_async().await {
+                found.push(round.unwrap().clone());
+            }
+            found
+        });
+        assert_eq!(found, expected, "overlap {overlap}");
+    }
+}
+
+#[test]
+fn rounds_are_numbered_from_where_a_training_resumes() {
+    for mode in MODES {
+        for first in [3, 1 << 40, u64::MAX - 4] {
+            let make = |round, slot: &mut Vec<u64>| {
+                slot.clear();
+                slot.push(round);
+                Ok::<(), BoxError>(())
+            };
+            let mut builder = generate(make).overlap(mode.0).first_round(first);
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let hooked = seen.clone();
+            if mode.1 {
+                builder = builder.before(move |round| {
+                    hooked.lock().unwrap().push(round);
+                    Ok::<(), BoxError>(())
+                });
+            }
+            let mut generator = builder.build().unwrap();
+            let mut expected = first..;
+            for n in [1, 2] {
+                for round in generator.rounds(n) {
+                    let round = round.unwrap();
+                    assert_eq!((round.number(), round[0]), (round[0], expected.next().unwrap()), "{mode:?}");
+                }
+            }
+            let hooked = if mode.1 { (first..first + 3).collect() } else { Vec::new() };
+            assert_eq!(*seen.lock().unwrap(), hooked, "{mode:?}");
+            generator.close().unwrap();
+        }
+    }
+}
+
+/// A generator whose hooks and rounds write down what happens.
+fn logged(overlap: bool, log: &Log, fail: Option<u64>) -> Generator<'static, u64> {
+    let (before, after) = (log.clone(), log.clone());
+    let mut fail = fail;
+    generate(|round, slot: &mut u64| {
+        *slot = round;
+        Ok::<(), BoxError>(())
+    })
+    .overlap(overlap)
+    .before(move |round| {
+        before.lock().unwrap().push_back(format!("before {round}"));
+        Ok::<(), BoxError>(())
+    })
+    .after(move |round| {
+        if fail.take_if(|fail| *fail == round).is_some() {
+            return Err("disk full".into());
+        }
+        after.lock().unwrap().push_back(format!("after {round}"));
+        Ok::<(), BoxError>(())
+    })
+    .build()
+    .unwrap()
+}
+
+#[test]
+fn after_runs_for_every_round_the_last_too() {
+    for overlap in [false, true] {
+        let log = Log::default();
+        let mut generator = logged(overlap, &log, None);
+        for _ in 0..2 {
+            for round in generator.rounds(2) {
+                log.lock().unwrap().push_back(format!("train {}", *round.unwrap()));
+            }
+            log.lock().unwrap().push_back("end".into());
+        }
+        let expected = "before 0, before 1, train 0, after 0, train 1, after 1, end, \
+                        before 2, before 3, train 2, after 2, train 3, after 3, end";
+        assert_eq!(Vec::from(log.lock().unwrap().clone()).join(", "), expected, "overlap {overlap}");
+    }
+}
+
+#[test]
+fn an_after_that_fails_runs_again_and_no_round_is_lost() {
+    for overlap in [false, true] {
+        for fail in 0..3 {
+            let log = Log::default();
+            let mut generator = logged(overlap, &log, Some(fail));
+            let mut found = Vec::new();
+            let mut errors = 0;
+            while found.len() < 3 || errors < 1 {
+                for round in generator.rounds(3 - found.len() as u64) {
+                    match round {
+                        Ok(round) => found.push(*round),
+                        Err(Error::Hook { at, source }) => {
+                            assert_eq!((at, source.to_string()), (super::round(fail), "disk full".into()));
+                            errors += 1;
+                        }
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+            // The hook of the last round that failed runs in the next call, before anything else.
+            assert!(generator.rounds(0).next().is_none());
+            assert_eq!((found, errors), (vec![0, 1, 2], 1), "overlap {overlap}, fails {fail}");
+            let log = Vec::from(log.lock().unwrap().clone());
+            let after: Vec<_> = log.iter().filter(|entry| entry.starts_with("after")).collect();
+            assert_eq!(after, ["after 0", "after 1", "after 2"], "overlap {overlap}, fails {fail}");
+        }
+    }
+}
+
+#[test]
+fn a_round_left_early_has_its_after_in_the_next_call() {
+    let log = Log::default();
+    let mut generator = logged(true, &log, None);
+    drop(generator.rounds(5).next());
+    assert!(!log.lock().unwrap().contains(&"after 0".to_owned()), "the caller may still train on it");
+    drop(generator.rounds(1).next());
+    assert!(log.lock().unwrap().contains(&"after 0".to_owned()));
+}
