@@ -1,9 +1,9 @@
 //! Data made by code: a simulator that plays while the model trains, in rounds of 7 : 2.5.
 //!
 //! ```sh
-//! cargo run --release --example generate                          # both sides compute
-//! cargo run --release --example generate -- --work sleep          # both sides sleep: what the hand-over itself costs
-//! cargo run --release --example generate -- --generate-ms 7000 --train-ms 2500 --work sleep   # the full size
+//! cargo bench --bench generate                          # both sides compute
+//! cargo bench --bench generate -- --work sleep          # both sides sleep: what the hand-over itself costs
+//! cargo bench --bench generate -- --generate-ms 7000 --train-ms 2500 --work sleep   # the full size
 //! ```
 //!
 //! Generation of 7 s to training of 2.5 s is a shape that was published for self-play. One after the other a round
@@ -48,6 +48,9 @@ struct Args {
     /// What the two sides do
     #[arg(long, value_enum, default_value_t = Work::Compute)]
     work: Work,
+    /// Cargo passes it to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

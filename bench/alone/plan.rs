@@ -1,7 +1,7 @@
 //! How long a plan takes to name the records of a batch, with few windows and with many.
 //!
 //! ```sh
-//! cargo bench -p twinbuf-mmap --bench plan
+//! cargo bench --bench plan
 //! ```
 //!
 //! No file is read. Each epoch visits 100 of its steps.

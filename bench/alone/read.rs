@@ -1,7 +1,7 @@
 //! Ways to read, in turns: cached records against one `pread` each, whole epochs in several orders against fio's rates, and
 //! epochs over data that does not fit into memory.
 //!
-//! `cargo bench -p twinbuf-mmap --bench read -- cached`, `-- orders`, or `-- limited` (which needs root and control groups).
+//! `cargo bench --bench read -- cached`, `-- orders`, or `-- limited` (which needs root and control groups).
 //! Linux, and a target folder on a disk. Each round's ratio is to the first way of the same round, so a disturbance hits both.
 
 #[cfg(target_os = "linux")]

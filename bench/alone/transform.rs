@@ -1,7 +1,7 @@
 //! How fast transforms move bytes, against `memcpy` and against the loop one would write, all in one run.
 //!
 //! ```text
-//! cargo bench -p twinbuf-mmap --bench transform
+//! cargo bench --bench transform
 //! ```
 //!
 //! Speed is bytes read plus bytes written, a second. `memcpy` moves as many: it copies half of their sum. Every

@@ -16,7 +16,7 @@ use crate::system::{self, Asked, Gathered, PIECES, Piece};
 
 /// The most bytes of a piece that is copied out of the mapping, in a slot of small pages and in one of huge pages. The
 /// kernel pins each page once. Longer pieces are found page by page, where `pread` copies whole folios: 4 KiB took 0.79
-/// and 6 KiB 1.04 of its time, in huge pages 8 KiB 0.65 and 64 KiB 1.40 (`cargo bench -p twinbuf-mmap --bench read --
+/// and 6 KiB 1.04 of its time, in huge pages 8 KiB 0.65 and 64 KiB 1.40 (`cargo bench --bench read --
 /// cached`).
 const GATHERED: [u64; 2] = [4 << 10, 8 << 10];
 
