@@ -3,9 +3,9 @@
 
     python3 bench/timeline.py [--first STEP] [--steps N] [--runs N] [--out docs/timeline.svg]
 
-Runs `cargo run --release --example train` alternately in the modes `serial` and `double`, each with a trace, and draws
-the run of each mode in which those steps took the least time. The bars are the spans of its trace: `disk_load` on the
-reader's row, `train` and `queue_wait` on the trainer's.
+Runs `cargo run --release --example train` alternately in the modes `serial` and `double+willneed`, each with a
+trace, and draws the run of each mode in which those steps took the least time. The bars are the spans of its trace:
+`disk_load` on the reader's row, `train` and `queue_wait` on the trainer's.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = ["cargo", "run", "--quiet", "--release", "--example", "train", "--", "--rounds", "1"]
-MODES = [("serial", "one buffer: read, then train"), ("double", "two buffers: read while training")]
+MODES = [("serial", "one buffer: read, then train"), ("double+willneed", "two buffers: read while training")]
 SPANS = {"disk_load": "read", "train": "train", "queue_wait": "wait"}
 LEFT, WIDTH, ROW, GAP = 60, 760, 22, 5
 
@@ -65,7 +65,8 @@ def draw(found, args):
     body, y = [], 50
     for mode, title in MODES:
         spans, long = found[mode]
-        body.append(f'<text x="{LEFT}" y="{y}" class="title">{title}: {long:.0f} ms for {steps} steps</text>')
+        gain = "" if long == longest else f": {longest / long:.2f} × faster"
+        body.append(f'<text x="{LEFT}" y="{y}" class="title">{title}: {long:.0f} ms for {steps} steps{gain}</text>')
         y += 8
         for row, kinds in (("reader", {"read"}), ("trainer", {"train", "wait"})):
             body.append(f'<text x="{LEFT - 8}" y="{y + 15}" class="row">{row}</text>')
@@ -91,8 +92,12 @@ def draw(found, args):
     for kind, text in (("read", "read one batch"), ("train", "train on it"), ("wait", "the trainer waits")):
         body.append(f'<rect x="{x}" y="{axis + 30}" width="14" height="12" class="{kind}"/><text x="{x + 20}" y="{axis + 40}">{text}</text>')
         x += 150
-    note = f"Steps {first} to {first + steps - 1} of the main job, each 4 MiB, cold page cache, the fastest of {args.runs} runs. {machine()}; {datetime.date.today()}."
-    height = axis + 75
+    notes = [
+        f"Steps {first} to {first + steps - 1} of the main job, each 4 MiB, cold page cache, the fastest of {args.runs} runs.",
+        f"{machine()}; {datetime.date.today()}.",
+    ]
+    height = axis + 90
+    note = "".join(f'<text x="{LEFT}" y="{height - 24 + 15 * line}" class="note">{text}</text>' for line, text in enumerate(notes))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img">
 <title>Measured timeline: serial against double buffering</title>
 <style>
@@ -107,7 +112,7 @@ text {{ fill: #e6edf3 }} .note {{ fill: #9198a1 }} .in {{ fill: #fff }} .lane {{
 }}
 </style>
 {chr(10).join(body)}
-<text x="{LEFT}" y="{height - 10}" class="note">{note}</text>
+{note}
 </svg>
 """
 
