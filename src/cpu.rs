@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// What became of some time of a thread, or of several pieces of it.
+/// What became of some time of a thread, or of several pieces of it, in seconds. Each batch may have two: they are small.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Share {
-    pub(crate) wall: Duration,
+    pub(crate) wall: f32,
     /// On a processor.
-    pub(crate) cpu: Duration,
+    pub(crate) cpu: f32,
     /// Ready to run, while others had the processors. 0 where the system does not tell.
-    pub(crate) delay: Duration,
+    pub(crate) delay: f32,
 }
 
 impl Share {
@@ -37,7 +37,9 @@ impl Clock {
     pub(crate) fn since(self, wall: Duration) -> Option<Share> {
         let now = Self::now()?;
         let cpu = now.cpu.saturating_sub(self.cpu).min(wall);
-        Some(Share { wall, cpu, delay: now.delay.saturating_sub(self.delay).min(wall - cpu) })
+        let delay = now.delay.saturating_sub(self.delay).min(wall - cpu);
+        let [wall, cpu, delay] = [wall, cpu, delay].map(|time| time.as_secs_f32());
+        Some(Share { wall, cpu, delay })
     }
 }
 
@@ -86,17 +88,14 @@ mod tests {
     #[test]
     fn work_takes_a_processor_and_sleep_does_not() {
         let (started, clock) = (Instant::now(), Clock::now().unwrap());
-        while clock.since(Duration::MAX).unwrap().cpu < Duration::from_millis(3) {
+        while clock.since(Duration::MAX).unwrap().cpu < 3e-3 {
             std::hint::spin_loop();
         }
         let worked = clock.since(started.elapsed()).unwrap();
-        assert!(
-            worked.cpu >= Duration::from_millis(3) && worked.cpu + worked.delay <= worked.wall,
-            "{worked:?}"
-        );
+        assert!(worked.cpu >= 3e-3 && worked.cpu + worked.delay <= worked.wall * 1.001, "{worked:?}");
         let clock = Clock::now().unwrap();
         std::thread::sleep(Duration::from_millis(20));
         let slept = clock.since(Duration::from_millis(20)).unwrap();
-        assert!(slept.cpu < Duration::from_millis(20), "{slept:?}");
+        assert!(slept.cpu < 20e-3, "{slept:?}");
     }
 }

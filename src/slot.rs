@@ -49,7 +49,7 @@ pub struct BatchMeta {
     /// For each field, where its records begin, and last where they end, if they differ in length; else empty.
     pub(crate) offsets: Vec<Vec<usize>>,
     /// The bytes of the batch, or why it could not be loaded.
-    pub(crate) result: Result<usize, Error>,
+    pub(crate) result: Result<usize, Box<Error>>,
     pub(crate) load: LoadTimes,
 }
 
@@ -163,7 +163,8 @@ pub(crate) struct LoadTimes {
 /// When the slot of a batch was freed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Freed {
-    pub(crate) ticket: Ticket,
+    /// Generation and number of that batch.
+    pub(crate) batch: (u64, u64),
     pub(crate) at: Instant,
     pub(crate) thread: usize,
 }

@@ -15,7 +15,7 @@ use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};
 use crate::error::Error;
 use crate::observe::log::What;
-use crate::slot::{BatchMeta, Freed, Slot};
+use crate::slot::{BatchMeta, Freed, Slot, Ticket};
 
 /// Batches stay in host memory: [`Batch`](crate::Batch) is bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,7 +130,8 @@ impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Adaptive> {
     fn commit(mut self, mut meta: BatchMeta) -> Result<(), NoSlot> {
         let freed = self.freed.take();
         if let (Some(before), Some((at, thread))) = (&self.meta, freed) {
-            meta.load.freed = Some(Freed { ticket: before.ticket, at, thread });
+            let Ticket { generation, seq, .. } = before.ticket;
+            meta.load.freed = Some(Freed { batch: (generation, seq), at, thread });
         }
         self.meta = Some(meta);
         WriteSlot::commit(self).map_err(|_| NoSlot::Gone)

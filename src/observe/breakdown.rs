@@ -192,7 +192,14 @@ impl Breakdown {
     }
 
     /// Counts an event of a loader: its phases, and the wait that its step begins with.
+    #[inline]
     pub(crate) fn add_event(&self, event: &Event) {
+        if self.is_on() {
+            self.count_event(event);
+        }
+    }
+
+    fn count_event(&self, event: &Event) {
         let Some(mut inner) = self.lock() else { return };
         match event.what {
             What::Wait | What::DeviceWait => inner.table().begin(event.start),

@@ -101,10 +101,8 @@ impl History {
         now: Instant,
     ) {
         let freed = load.and_then(|load| load.freed);
-        if let Some(Freed { ticket, at, thread }) = freed {
-            let same = |seen: &&mut Seen| {
-                (seen.ticket.generation, seen.ticket.seq) == (ticket.generation, ticket.seq)
-            };
+        if let Some(Freed { batch, at, thread }) = freed {
+            let same = |seen: &&mut Seen| (seen.ticket.generation, seen.ticket.seq) == batch;
             // It is one of the last.
             if let Some(seen) = self.units.iter_mut().rev().find(same) {
                 seen.freed = Some((at, thread));

@@ -73,13 +73,13 @@ impl Model {
         // fewer threads, it waits for another program, and that wait stays as it is.
         let crowded = threads as f64 > processors;
         let [load, train] = shares.map(|share| {
-            let (wall, delay) = (share.wall.as_secs_f64(), share.delay.as_secs_f64());
+            let (wall, delay) = (f64::from(share.wall), f64::from(share.delay));
             if crowded && wall > 0.0 { 1.0 - delay / wall } else { 1.0 }
         });
         let cpu = |share: crate::cpu::Share, part: f64| {
-            let wall = share.wall.as_secs_f64() * part;
+            let wall = f64::from(share.wall) * part;
             // A thread that was not looked at may need all of a processor.
-            if wall > 0.0 { (share.cpu.as_secs_f64() / wall).min(1.0) } else { 1.0 }
+            if wall > 0.0 { (f64::from(share.cpu) / wall).min(1.0) } else { 1.0 }
         };
         let mut units = report.recent.units(load, train);
         if !report.device.is_zero() {

@@ -195,6 +195,9 @@ impl Report {
 
     /// Adds an event of the log up.
     pub(crate) fn add(&mut self, event: &Event) {
+        if matches!(event.what, What::Epoch | What::Step | What::Pause | What::Transfer) {
+            return;
+        }
         let (time, mut none) = (event.time(), None);
         let row = match self.by_epoch.last_mut() {
             Some(row) => row,

@@ -291,7 +291,14 @@ impl Track {
     }
 
     /// Writes an event of the log. One that fills a host slot begins an arrow.
-    pub(crate) fn add(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
+    #[inline]
+    pub(crate) fn add(&mut self, event: &Event) {
+        if self.trace.is_some() {
+            self.write(event);
+        }
+    }
+
+    fn write(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
         let (Some(origin), Some(name)) = (self.recorded(batch), what.name()) else { return };
         // A viewer gives each name its color.
         let epoch = (what == What::Epoch).then(|| format!("{name} {}", batch.epoch));
@@ -335,8 +342,11 @@ impl Track {
 
     /// Writes what has been gathered if that has been kept long enough, the first time at once: the step
     /// after it may be long. To be called before the track's side turns to something that may take long.
+    #[inline]
     pub(crate) fn write_if_due(&mut self, now: Instant) {
-        if self.written.is_none_or(|written| now.saturating_duration_since(written) >= KEEP) {
+        if self.trace.is_some()
+            && self.written.is_none_or(|written| now.saturating_duration_since(written) >= KEEP)
+        {
             self.flush();
         }
     }

@@ -456,7 +456,12 @@ impl<B: Backend> Stage<B> {
                 continue;
             }
             self.held_since = None;
-            let now = if there { asked } else { Instant::now() };
+            let now = match (there, &feed) {
+                (true, _) => asked,
+                // The caller itself has just loaded it.
+                (false, Feed::Inline(_)) => meta.load.end.max(asked),
+                (false, Feed::Threads(_)) => Instant::now(),
+            };
             if meta.result.is_err() {
                 recorder.discarded(ticket);
                 return Poll::Ready(take_error(meta).map_or(Ok(batch), Err));
@@ -555,5 +560,5 @@ fn drain<B: Backend>(batches: &mut B::Batches, generation: u64) -> Option<(u64, 
 /// Moves the error out, if there is one; the slot that it leaves is an empty batch. A batch that was loaded is not
 /// written to: its cache line then stays shared between both threads.
 fn take_error(meta: &mut BatchMeta) -> Option<Error> {
-    mem::replace(&mut meta.result, Ok(0)).err()
+    mem::replace(&mut meta.result, Ok(0)).err().map(|error| *error)
 }

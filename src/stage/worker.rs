@@ -88,6 +88,7 @@ impl<C: ?Sized> Worker<C> {
         let result = loaded.unwrap_or_else(|panic| {
             Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
         });
+        let result = result.map_err(Box::new);
         if let Some(progress) = progress {
             progress.end();
         }
