@@ -48,6 +48,7 @@
 //! | `serde` | [`Checkpoint`] and [`Plan`] can be saved, [`Report`] written |
 //! | `stream` | [`loader::Epochs`] is a `futures_core::Stream` |
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate of that name |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
 mod batch;

@@ -66,6 +66,7 @@
 //!
 //! cudarc's event tracking is not involved: the edges are the same with it on or off.
 #![deny(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod batches;
 mod context;

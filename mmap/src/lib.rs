@@ -60,6 +60,7 @@
 //! # See also
 //!
 //! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Reader`] for reading ahead; [`transform`] for f32 in place of bytes; [`Error`] for what can be wrong with a file.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod buffer;
 mod cache;

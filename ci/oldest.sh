@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Checks the published crates with the oldest version of each direct dependency that their Cargo.toml allows. Needs a
+# nightly cargo, which alone can choose them; the lock file is put back.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/oldest
+kept=$(mktemp)
+cp Cargo.lock "$kept"
+trap 'mv "$kept" Cargo.lock' EXIT
+cargo +nightly update --quiet -Z direct-minimal-versions
+cargo check --quiet --lib --all-features -p twinbuf-core -p twinbuf-mmap -p twinbuf-cuda -p twinbuf
