@@ -174,7 +174,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
         "{:.1} MiB in {} file(s); {} batches of {} KiB an epoch, {} epoch(s) a run, {} round(s)",
         mib(records.bytes()),
         paths.len(),
-        plan.steps(),
+        plan.steps(0),
         args.batch,
         args.epochs,
         args.rounds,
@@ -194,7 +194,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
             Choice::DoubleWillneed => *mode == Mode::DoubleWillneed,
         })
         .collect();
-    let batches = [args.rounds, modes.len() as u64, args.epochs, plan.steps()];
+    let batches = [args.rounds, modes.len() as u64, args.epochs, plan.steps(0)];
     let bar = ProgressBar::new(batches.into_iter().fold(1, u64::saturating_mul));
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} {eta}")?);
     let mut runs = Vec::new();

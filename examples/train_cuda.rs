@@ -81,7 +81,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
     println!(
         "{}: {} batches of {} KiB an epoch, {} copies from device to device a step",
         ctx.name()?,
-        plan.steps(),
+        plan.steps(0),
         args.batch,
         model.copies,
     );

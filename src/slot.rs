@@ -65,8 +65,7 @@ pub(crate) struct Origin {
 impl BatchMeta {
     /// The position after the batch.
     pub(crate) fn checkpoint(&self) -> Checkpoint {
-        let identity = Some((*self.records().identity).clone());
-        Checkpoint { identity, epoch: self.ticket.epoch, step: self.ticket.step + 1 }
+        self.records().identity.at(self.ticket.epoch, self.ticket.step + 1)
     }
 
     pub(crate) fn records(&self) -> &Origin {

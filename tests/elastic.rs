@@ -85,16 +85,16 @@ fn history(number: u64) -> u32 {
         _ => Shuffle::Window { chunk_records: 1 + random.below(12), window_chunks: 1 + random.below(6) },
     };
     let tail = [LastBatch::Keep, LastBatch::Keep, LastBatch::Drop, LastBatch::Wrap][random.below(4) as usize];
-    let plan = |batch, world| {
-        let plan =
-            Plan::builder(first + records).batch(batch).shuffle(shuffle).last_batch(tail).rank(0, world);
+    let plan = |sizes: &[(u64, u64)], world| {
+        let plan = Plan::builder(first + records).batches(sizes.iter().copied()).shuffle(shuffle);
+        let plan = plan.last_batch(tail).rank(0, world);
         let plan = if shuffle == Shuffle::None { plan } else { plan.seed(number) };
         plan.build().and_then(|plan| plan.with_range(first..first + records))
     };
     let start = Checkpoint::start();
     let epoch = random.below(3);
     // The checkpoint of any loader at the start of that epoch.
-    let Ok(one) = plan(1, 1) else { unreachable!("batches of one record fit") };
+    let Ok(one) = plan(&[(1, 1)], 1) else { unreachable!("batches of one record fit") };
     let mut place = Loader::builder(Numbers(one.range().end), one).overlap(false).build().unwrap();
     let mut checkpoint = if epoch == 0 {
         start
@@ -107,9 +107,15 @@ fn history(number: u64) -> u32 {
     let workers = if number % 50 < 4 { 1 + random.below(3) as usize } else { 0 };
     let (mut seen, mut changes) = (Vec::new(), 0);
     let step = loop {
-        let batch = [4, 8, 4, 8, 1 + random.below(9)][random.below(5) as usize];
+        let mut sizes = Vec::new();
+        for _ in 0..1 + random.below(3) {
+            let batch = [4, 8, 4, 8, 1 + random.below(9)][random.below(5) as usize];
+            // Of the whole training: sometimes in an epoch before this one, sometimes in this one.
+            sizes.push((random.below(2 * records), batch));
+        }
+        let batch = sizes.iter().map(|size| size.1).max().unwrap();
         let world = 1 + random.below(3);
-        let Ok(plan) = plan(batch, world) else { continue };
+        let Ok(plan) = plan(&sizes, world) else { continue };
         let left = random.below(8);
         // The last part of the history runs to the end.
         let steps = (left > 0).then(|| random.below(records / (batch * world) + 2));
@@ -157,7 +163,7 @@ fn history(number: u64) -> u32 {
 }
 
 #[test]
-fn a_thousand_histories_of_ranks_and_batch_sizes_see_every_record_once() {
+fn a_thousand_histories_of_ranks_and_schedules_see_every_record_once() {
     let changes: u32 = (0..1000).map(history).sum();
     assert!(changes > 2000, "{changes} changes");
     println!("1000 histories, {changes} pieces");
@@ -197,6 +203,100 @@ fn a_batch_size_that_grows_in_mid_epoch() {
     let mut again = build(4);
     let rest = again.epochs_from(&checkpoint, 2).unwrap();
     assert_eq!(rest.checkpoint(), checkpoint);
+}
+
+/// A training of three epochs whose batch size changes in the middle of an epoch, twice in one, and at a seam of two.
+#[test]
+fn a_schedule_is_resumed_at_every_step() {
+    let sizes = [(10, 32), (4, 64), (7, 128), (3, 16), (u64::MAX, 64)];
+    let windows = Shuffle::Window { chunk_records: 10, window_chunks: 9 };
+    for (shuffle, tail) in [
+        (Shuffle::Full, LastBatch::Keep),
+        (windows, LastBatch::Keep),
+        (Shuffle::Chunks { records: 50 }, LastBatch::Drop),
+        (Shuffle::None, LastBatch::Wrap),
+    ] {
+        let plan = Plan::builder(1000).batches(sizes).shuffle(shuffle).last_batch(tail).build().unwrap();
+        let build = |workers| Loader::builder(Numbers(1000), plan).workers(workers).build().unwrap();
+        let all = |loader: &mut Loader, from: &Checkpoint| -> Vec<(u64, u64, Vec<u64>)> {
+            let mut epochs = loader.epochs_from(from, 3).unwrap();
+            let promised = epochs.size_hint().1.unwrap();
+            let batches = epochs.by_ref().map(|batch| batch.unwrap());
+            let batches: Vec<_> = batches
+                .map(|batch| (batch.epoch(), batch.step(), batch.cast::<u64>().unwrap().to_vec()))
+                .collect();
+            assert_eq!(batches.len(), promised);
+            batches
+        };
+        let mut loader = build(1);
+        let whole = all(&mut loader, &Checkpoint::start());
+        for (_, _, records) in whole.iter().take(10) {
+            assert_eq!(records.len(), 32);
+        }
+        assert_eq!(whole[10].2.len(), 64);
+        assert_eq!((whole[13].2.len(), whole[14].2.len()), (64, 128));
+        assert_eq!(loader.report().batches, whole.len() as u64);
+        for epoch in 0..3 {
+            let mut seen: Vec<u64> =
+                whole.iter().filter(|batch| batch.0 == epoch).flat_map(|batch| batch.2.clone()).collect();
+            seen.sort_unstable();
+            let visited = seen.len();
+            seen.dedup();
+            match tail {
+                LastBatch::Keep => {
+                    assert!(seen.len() == 1000 && visited == 1000, "{shuffle:?}, epoch {epoch}");
+                }
+                LastBatch::Drop => assert!(seen.len() == visited && visited > 1000 - 128),
+                LastBatch::Wrap => assert_eq!(seen.len(), 1000),
+            }
+        }
+        let mut loader = build(1);
+        let mut rest = loader.epochs(0..3);
+        let mut at = 0;
+        while let Some(batch) = rest.next() {
+            at += 1;
+            let checkpoint = saved(&batch.unwrap().checkpoint());
+            assert_eq!(checkpoint, rest.checkpoint());
+            assert_eq!(all(&mut build(1 + at % 2), &checkpoint), whole[at..], "after {at} batches");
+            let skipped = saved(&build(1).checkpoint().skip(at as u64));
+            assert_eq!(all(&mut build(1), &skipped), whole[at..], "{at} batches skipped");
+        }
+        assert_eq!(at, whole.len());
+    }
+}
+
+#[test]
+fn another_schedule_continues_with_the_steps_of_the_training() {
+    let build = |sizes: &[(u64, u64)]| {
+        let plan = Plan::builder(100).batches(sizes.iter().copied()).build().unwrap();
+        Loader::builder(Numbers(100), plan).build().unwrap()
+    };
+    // Epoch 0 has 10 steps; epoch 1 is left after 5 of 20.
+    let mut first = build(&[(10, 10), (1, 5)]);
+    assert_eq!(first.epochs(0..2).take(15).count(), 15);
+    let checkpoint = saved(&first.checkpoint());
+    assert_eq!((checkpoint.epoch(), checkpoint.step(), checkpoint.records_seen()), (1, 5, 25));
+    // 15 steps were done: one more of 15 records, and then 20.
+    let mut second = build(&[(16, 15), (1, 20)]);
+    let sizes = |loader: &mut Loader, from: &Checkpoint| -> Vec<usize> {
+        let batches = loader.epochs_from(from, 3).unwrap();
+        batches.map(|batch| batch.unwrap().cast::<u64>().unwrap().len()).collect()
+    };
+    assert_eq!(sizes(&mut second, &checkpoint), [15, 20, 20, 20, 20, 20, 20, 20, 20]);
+    assert_eq!(sizes(&mut second, &saved(&checkpoint.clone().skip(15))), [20; 5]);
+    // A checkpoint of a later epoch has counted the steps of both.
+    let mut third = build(&[(16, 15), (4, 20), (1, 50)]);
+    let mut epochs = third.epochs_from(&checkpoint, 4).unwrap();
+    let last =
+        epochs.by_ref().map(Result::unwrap).inspect(|batch| assert_eq!(batch.epoch(), 1)).nth(3).unwrap();
+    let after = saved(&last.checkpoint());
+    assert_eq!(serde_json::to_value(&after).unwrap()["trained"], 10);
+    drop((last, epochs));
+    assert_eq!(sizes(&mut third, &after), [20, 50]);
+    // An earlier version has not counted them.
+    let mut old = serde_json::to_value(&checkpoint).unwrap();
+    (old["version"], old["trained"]) = (2.into(), serde_json::Value::Null);
+    assert_eq!(serde_json::from_value::<Checkpoint>(old).unwrap(), checkpoint);
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn every_record_in_every_order_and_configuration() {
                             assert_eq!(records(&batch), wanted(&batch), "{mode:?} {shuffle:?} {last:?}");
                             steps += 1;
                         }
-                        assert_eq!(steps, 2 * loader.plan().steps());
+                        assert_eq!(steps, 2 * loader.plan().steps(0));
                     }
                 }
             }
@@ -274,7 +274,7 @@ fn slots_hold_so_many_bytes() {
     assert_eq!(slot(Loader::builder(data.clone(), plan).transform(map(700, |_, _, _| Ok(0)))), 4200);
     assert_eq!(slot(Loader::builder(data.clone(), plan).slot_bytes(3000)), 3000);
     // As many batches as fit, and then the error of the first that does not.
-    let sizes = (0..plan.steps()).map(|step| {
+    let sizes = (0..plan.steps(0)).map(|step| {
         plan.batch(0, step).unwrap().runs().flatten().map(|number| record(number).len()).sum::<usize>()
     });
     let sizes: Vec<usize> = sizes.collect();

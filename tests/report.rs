@@ -38,7 +38,7 @@ fn every_system_call_that_reads_is_counted() {
         // The same number as when this thread reads them: the system decides whether small records are one
         // call.
         let (data, before) = (open(&paths), Records::read_calls());
-        for batch in (0..plan.steps()).map(|step| plan.batch(2, step).unwrap()) {
+        for batch in (0..plan.steps(0)).map(|step| plan.batch(2, step).unwrap()) {
             data.read(&batch, &mut [0; 8 * RECORD]).unwrap();
         }
         let calls = Records::read_calls() - before;

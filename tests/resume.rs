@@ -136,7 +136,7 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
         "",
         "{}",
         "[1]",
-        r#"{"version":3,"epoch":0,"step":0,"plan":null,"record_bytes":null,"fingerprint":null}"#,
+        r#"{"version":4,"epoch":0,"step":0,"plan":null,"record_bytes":null,"fingerprint":null}"#,
     ] {
         std::fs::write(&path, text).unwrap();
         let error = Checkpoint::load_or_start(&path).unwrap_err();
@@ -163,7 +163,7 @@ fn any_ranks_state_after_a_step_restores_any_other_rank() {
                     Plan::builder(RECORDS).batch(batch).last_batch(tail).rank(rank, world).build().unwrap();
                 Loader::builder(open(&paths), plan).overlap(false).build().unwrap()
             };
-            let longest = load(0).plan().steps();
+            let longest = load(0).plan().steps(0);
             for from in [0, 2, 3, world - 1] {
                 let mut first = load(from);
                 let mut epoch = first.epoch(0);
@@ -178,7 +178,7 @@ fn any_ranks_state_after_a_step_restores_any_other_rank() {
                         assert_eq!(rest.checkpoint().step(), taken, "{case}, begun by rank {to}");
                         let left = rest.by_ref().map(Result::unwrap).count() as u64;
                         drop(rest);
-                        assert_eq!(left, second.plan().steps().saturating_sub(taken), "{case} to {to}");
+                        assert_eq!(left, second.plan().steps(0).saturating_sub(taken), "{case} to {to}");
                         assert_eq!(second.checkpoint().step(), longest, "{case}, ended by rank {to}");
                     }
                     assert_eq!(epoch.next().is_some(), taken < steps, "{case}");
@@ -252,7 +252,10 @@ fn a_checkpoint_is_saved_under_stable_names_and_nothing_else_is_read() {
     let loader = Loader::builder(open(&paths), plan).build().unwrap();
     let mut state = serde_json::to_value(loader.checkpoint()).unwrap();
     let names: Vec<_> = state.as_object().unwrap().keys().cloned().collect();
-    assert_eq!(names, ["before", "epoch", "fingerprint", "plan", "record_bytes", "step", "version"]);
+    assert_eq!(
+        names,
+        ["before", "epoch", "fingerprint", "plan", "record_bytes", "step", "trained", "version"]
+    );
     state["depth"] = 2.into();
     assert!(
         serde_json::from_value::<Checkpoint>(state)

@@ -32,7 +32,7 @@ fn every_batch_is_right_and_the_memory_stays_the_same() {
     let records: std::collections::HashMap<u64, Vec<u8>> = (0..1024).map(|i| (i, record(i))).collect();
     let mut done = 0;
     let mut before = 0;
-    for epoch in 0..batches.div_ceil(plan.steps()) {
+    for epoch in 0..batches.div_ceil(plan.steps(0)) {
         let mut order =
             (0..).map_while(|step| plan.batch(epoch, step)).flat_map(|batch| batch.runs().flatten());
         for batch in loader.epoch(epoch) {

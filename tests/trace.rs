@@ -261,7 +261,7 @@ fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
     for rank in 0..3 {
         let path = dir.path().join("trace.json");
         let plan = Plan::builder(64).batch(8).shuffle(Shuffle::Full).rank(rank, 3).build().unwrap();
-        let steps = plan.steps();
+        let steps = plan.steps(0);
         let mut loader = Loader::builder(open(&paths), plan).trace(Trace::new(&path)).build().unwrap();
         assert_eq!(loader.epoch(0).count() as u64, steps);
         loader.close().unwrap();

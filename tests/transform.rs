@@ -19,7 +19,7 @@ fn the_same_numbers_in_every_configuration() {
     let (scale, shift) = ([0.5, 2.0], [-1.0, 3.0]);
     let transform = || Transform::new(DType::U8, 2).unwrap().normalise(&scale, &shift).unwrap();
     let plan = plan(103, 10);
-    let expected: Vec<Vec<f32>> = (0..plan.steps())
+    let expected: Vec<Vec<f32>> = (0..plan.steps(0))
         .map(|step| {
             let records = plan.batch(1, step).unwrap().runs().flatten().flat_map(record);
             records

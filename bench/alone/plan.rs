@@ -28,7 +28,7 @@ fn main() -> Result<(), PlanError> {
                 ("Window", Shuffle::Window { chunk_records: CHUNK, window_chunks: WINDOW }),
             ] {
                 let plan = Plan::builder(records).batch(batch).shuffle(shuffle).seed(7).build()?;
-                let steps = plan.steps().min(STEPS);
+                let steps = plan.steps(0).min(STEPS);
                 let mut times: Vec<f64> = (0..EPOCHS).map(|epoch| time(&plan, epoch, steps)).collect();
                 times.sort_by(f64::total_cmp);
                 let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
@@ -43,7 +43,7 @@ fn main() -> Result<(), PlanError> {
 fn time(plan: &Plan, epoch: u64, steps: u64) -> f64 {
     let begun = Instant::now();
     for step in 0..steps {
-        let batch = plan.batch(epoch, step * plan.steps() / steps);
+        let batch = plan.batch(epoch, step * plan.steps(0) / steps);
         let sum =
             batch.iter().flat_map(BatchIndices::runs).fold(0_u64, |sum, run| sum.wrapping_add(run.start));
         black_box(sum);

@@ -61,7 +61,7 @@ mod linux {
             let plan = Plan::builder(records.len()).batch(batch as u64).shuffle(Shuffle::Full).build()?;
             let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
             let mut out = Buffer::new(batch * record).ok_or("no memory")?;
-            let steps = plan.steps().min((64 << 20) / (batch * record) as u64);
+            let steps = plan.steps(0).min((64 << 20) / (batch * record) as u64);
             let batches: Vec<BatchIndices> = (0..steps).filter_map(|step| plan.batch(0, step)).collect();
             let mut times = [const { Vec::new() }; 2];
             for round in 0..=ROUNDS {

@@ -154,7 +154,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     // What is in the cache does not count for reads past it.
     let past = options.direct || reader.memory() > 0;
     drop(reader);
-    let steps = options.steps.min(plan.steps());
+    let steps = options.steps.min(plan.steps(0));
     let told = !past && options.files.iter().all(|path| tells(path));
     // Files that are cold are made so again before each round, because the one before has filled the cache.
     let evict = options.cold || past || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
@@ -397,7 +397,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
         record_bytes: records.record_bytes() as u64,
         batch: plan.batch_records(),
         steps: runs.first().map_or(0, |run| run.both.batches / 2),
-        epoch_steps: plan.steps(),
+        epoch_steps: plan.steps(0),
         rounds: runs.len() as u64,
         cached_percent: runs
             .iter()

@@ -75,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// An epoch of a plan.
 fn plan(args: &Args, shuffle: Shuffle) -> Result<Vec<u64>, Box<dyn Error>> {
     let plan = Plan::builder(args.records).batch(args.batch).shuffle(shuffle).seed(1).build()?;
-    let batches = (0..plan.steps()).filter_map(|step| plan.batch(0, step));
+    let batches = (0..plan.steps(0)).filter_map(|step| plan.batch(0, step));
     Ok(batches.flat_map(|batch| batch.runs().flatten()).collect())
 }
 

@@ -149,7 +149,7 @@ fn each_page_of_a_batch_is_asked_for_once() {
     let many = Plan::builder(20).rank(0, 1000).last_batch(twinbuf_mmap::LastBatch::Keep).build().unwrap();
     for seed in 0..100 {
         let plan = Plan::builder(20).batch(2 + seed % 7).shuffle(Shuffle::Full).seed(seed).build().unwrap();
-        for step in 0..plan.steps() {
+        for step in 0..plan.steps(0) {
             let batch = plan.batch(0, step).unwrap();
             if batch.runs().count() == 1 {
                 continue;
@@ -197,7 +197,7 @@ fn a_windowed_epoch_is_asked_for_in_chunks() {
     for first in [20, 0] {
         let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().prefetch(0)).unwrap();
         reader.begin((first..).map_while(move |step| plan.batch(1, step)));
-        for step in first..plan.steps() {
+        for step in first..plan.steps(0) {
             reader.read(&plan.batch(1, step).unwrap(), &mut out).unwrap();
             let hinted = reader.stats().hinted;
             assert!(hinted >= (8 * 16 * RECORD) as u64, "{first} {step}: {hinted}");

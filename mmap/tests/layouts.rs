@@ -66,7 +66,7 @@ fn compare(records: &Records, expected: &[Vec<u8>], batch: u64, order: Shuffle) 
         .build()
         .unwrap();
     let size = records.record_bytes();
-    for step in 0..plan.steps() {
+    for step in 0..plan.steps(0) {
         let batch = plan.batch(0, step).unwrap();
         // Poisoned and longer than needed: a byte not written, or written past the end, shows.
         let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * size + 3];

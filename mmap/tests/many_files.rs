@@ -103,7 +103,7 @@ fn every_record_once(paths: &[PathBuf]) {
             reader.begin((0..).map_while(move |step| plan.batch(0, step)));
             let mut seen = Vec::new();
             let mut out = vec![0; 8000];
-            for step in 0..plan.steps() {
+            for step in 0..plan.steps(0) {
                 let batch = plan.batch(0, step).unwrap();
                 reader.read(&batch, &mut out).unwrap();
                 assert_eq!(reader.stats().failed, 0);

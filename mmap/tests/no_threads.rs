@@ -62,7 +62,7 @@ fn direct_reads_need_no_thread() {
     let reader = reader().unwrap();
     reader.begin((0..).map_while(move |step| plan.batch(0, step)));
     let mut out = vec![0; 256 * RECORD];
-    for step in 0..plan.steps() {
+    for step in 0..plan.steps(0) {
         let batch = plan.batch(0, step).unwrap();
         assert_eq!(reader.read(&batch, &mut out).unwrap(), out.len());
         for (record, found) in batch.runs().flatten().zip(out.chunks(RECORD)) {

@@ -217,7 +217,7 @@ proptest! {
             (0..leg.steps).for_each(|step| read(&plan(batches.0, rank, worlds.0).batch(epoch, step).unwrap()));
         }
         for rank in 0..worlds.1 {
-            let rest = plan(batches.1, rank, worlds.1).resume(&[leg]).unwrap();
+            let rest = plan(batches.1, rank, worlds.1).resume(0, &[leg]).unwrap();
             (rest.first()..rest.end()).for_each(|step| read(&rest.batch(epoch, step).unwrap()));
         }
         prop_assert!(seen.iter().all(|&times| times == 1), "{:?}", seen);

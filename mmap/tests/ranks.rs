@@ -61,7 +61,7 @@ fn rank(folder: &Path) {
         let plan = plan.batch(7).shuffle(order).last_batch(LastBatch::Keep).build().unwrap();
         let mut sum = Sum::default();
         let mut out = [0; 7 * RECORD];
-        for step in 0..plan.steps() {
+        for step in 0..plan.steps(0) {
             let read = records.read(&plan.batch(3, step).unwrap(), &mut out).unwrap();
             out[..read].chunks_exact(RECORD).for_each(|record| sum.add(record));
         }

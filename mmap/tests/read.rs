@@ -32,7 +32,7 @@ fn data_set(shards: &[usize]) -> (TempDir, Vec<PathBuf>, Vec<u8>) {
 fn epoch(records: &Records, plan: Plan, epoch: u64, all: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (mut read, mut expected) = (Vec::new(), Vec::new());
     let most = usize::try_from(plan.batch_records()).unwrap() * RECORD;
-    for step in 0..plan.steps() {
+    for step in 0..plan.steps(0) {
         let batch = plan.batch(epoch, step).unwrap();
         // Poisoned and longer than needed: a byte not written, or written past the end, shows.
         let mut out = vec![0xEE; most + 3];

@@ -45,7 +45,7 @@ fn epoch(reader: &Reader, order: Shuffle, batch: u64) -> Vec<u8> {
     let plan =
         Plan::builder(records.len()).batch(batch).shuffle(order).last_batch(LastBatch::Keep).build().unwrap();
     let mut all = Vec::new();
-    for step in 0..plan.steps() {
+    for step in 0..plan.steps(0) {
         let batch = plan.batch(0, step).unwrap();
         let len = usize::try_from(batch.len()).unwrap() * records.max_len();
         // Poisoned and longer than needed: a byte not written, or written past the end, shows.
@@ -169,12 +169,12 @@ fn a_truncated_file_is_the_same_error_in_every_mode() {
                     let plan = Plan::builder(50).batch(batch).build().unwrap();
                     let mut out = vec![0; 50 * record];
                     if touched {
-                        for step in 0..plan.steps() {
+                        for step in 0..plan.steps(0) {
                             reader.read(&plan.batch(0, step).unwrap(), &mut out).unwrap();
                         }
                     }
                     File::options().write(true).open(&path).unwrap().set_len(left).unwrap();
-                    let results: Vec<String> = (0..plan.steps())
+                    let results: Vec<String> = (0..plan.steps(0))
                         .map(|step| match reader.read(&plan.batch(0, step).unwrap(), &mut out) {
                             Ok(len) => {
                                 assert!(out[..len].iter().all(|&byte| byte == 7), "{mode:?} {left}");

@@ -14,6 +14,10 @@ fn golden() {
     let plan = plan.shuffle(Shuffle::Chunks { records: 50 }).build().unwrap().with_range(5..1005).unwrap();
     assert_eq!(serde_json::to_string(&plan).unwrap(), GOLDEN);
     assert_eq!(serde_json::from_str::<Plan>(GOLDEN).unwrap(), plan);
+    let plan = Plan::builder(1000).batches([(20, 5), (30, 8), (1, 10)]).build().unwrap();
+    let saved = r#"{"first":0,"records":1000,"batch":10,"batches":[[20,5],[30,8]],"seed":0,"shuffle":"none","rank":0,"world":1,"last_batch":"drop"}"#;
+    assert_eq!(serde_json::to_string(&plan).unwrap(), saved);
+    assert_eq!(serde_json::from_str::<Plan>(saved).unwrap(), plan);
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn epoch(records: &Arc<Records>, shuffle: Shuffle, mode: ReadMode) -> Result<Vec
     let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))?;
     reader.begin((0..).map_while(move |step| plan.batch(0, step)));
     let mut all = Vec::new();
-    for step in 0..plan.steps() {
+    for step in 0..plan.steps(0) {
         let batch = plan.batch(0, step).unwrap();
         let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * records.record_bytes()];
         assert_eq!(reader.read(&batch, &mut out).unwrap(), out.len());

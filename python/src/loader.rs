@@ -293,7 +293,7 @@ impl Loader {
 
     /// The number of steps of this rank in an epoch.
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.plan.get().inner.steps())?)
+        Ok(usize::try_from(self.plan.get().inner.steps(0))?)
     }
 
     /// The plan that determines the batches.

@@ -149,7 +149,7 @@ impl Plan {
 
     /// The number of steps of this rank in an epoch.
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.inner.steps())?)
+        Ok(usize::try_from(self.inner.steps(0))?)
     }
 
     /// Records in a full batch of one rank.
@@ -185,7 +185,7 @@ impl Plan {
             Some(batch) => indices(py, &batch),
             None => Err(pyo3::exceptions::PyIndexError::new_err(format!(
                 "step: wanted one below {}, found {step}",
-                self.inner.steps()
+                self.inner.steps(0)
             ))),
         }
     }

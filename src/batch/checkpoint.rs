@@ -1,8 +1,9 @@
 //! A position in the data, saved with the model and resumed from another day.
 
 use std::fmt;
+use std::sync::Arc;
 
-use twinbuf_mmap::{PartialEpoch, Plan, RemainingEpoch};
+use twinbuf_mmap::{PartialEpoch, Plan, PlanError, RemainingEpoch};
 
 use crate::error::Error;
 
@@ -48,12 +49,13 @@ use crate::error::Error;
 ///
 /// # Saved checkpoints
 ///
-/// The JSON of version 2 has these fields; version 1, without `before`, is read too.
+/// The JSON of version 3 has these fields; version 2, without `trained`, and version 1, without `before`, are read too.
 ///
 /// | field | is |
 /// | --- | --- |
-/// | `version` | 2 |
+/// | `version` | 3 |
 /// | `epoch`, `step` | of the next batch |
+/// | `trained` | the steps of the training before this epoch |
 /// | `before` | the steps of this epoch that were done with other batch sizes or numbers of ranks, in order: `batch`, `world`, `steps` |
 /// | `plan` | the [`Plan`] of rank 0 |
 /// | `record_bytes`, `fingerprint` | of the data set |
@@ -80,6 +82,8 @@ pub(crate) struct Identity {
     pub(crate) fingerprint: u64,
     /// The steps of this epoch that were done with another batch size or number of ranks.
     pub(crate) before: Vec<PartialEpoch>,
+    /// An epoch, and the steps of the training before it. For a checkpoint it is the checkpoint's epoch.
+    pub(crate) trained: (u64, u64),
 }
 
 /// Where a loader continues.
@@ -87,8 +91,25 @@ pub(crate) struct Identity {
 pub(crate) struct Start {
     pub(crate) epoch: u64,
     pub(crate) step: u64,
-    /// What is left of an epoch that was begun with another batch size or number of ranks.
-    pub(crate) begun: Option<(RemainingEpoch, Identity)>,
+    /// If the training was begun under another plan.
+    pub(crate) begun: Option<Begun>,
+}
+
+/// A training that was begun under another plan.
+#[derive(Clone, Debug)]
+pub(crate) struct Begun {
+    /// The epoch that continues, and what is left of it.
+    pub(crate) epoch: u64,
+    pub(crate) rest: RemainingEpoch,
+    pub(crate) identity: Arc<Identity>,
+    /// Of the epochs after it.
+    pub(crate) later: Arc<Identity>,
+}
+
+impl Start {
+    pub(crate) const fn new(epoch: u64) -> Self {
+        Self { epoch, step: 0, begun: None }
+    }
 }
 
 impl Checkpoint {
@@ -113,12 +134,11 @@ impl Checkpoint {
     /// Returns how many records of its epoch all ranks together have received before it. 0 for [`start`](Self::start).
     #[must_use]
     pub fn records_seen(&self) -> u64 {
-        let Some(Identity { plan, before, .. }) = &self.identity else { return 0 };
-        let of = |batch: u64, world: u64, steps: u64| batch.saturating_mul(world).saturating_mul(steps);
-        let legs = before.iter().map(|leg| of(leg.batch, leg.world, leg.steps));
-        let steps: u64 = before.iter().map(|leg| leg.steps).sum();
-        let own = of(plan.batch_records(), plan.world(), self.step.saturating_sub(steps));
-        legs.fold(own, u64::saturating_add).min(plan.records())
+        let Some(identity) = &self.identity else { return 0 };
+        let own = identity.rest().map_or_else(|_| Vec::new(), |rest| rest.parts(self.step));
+        let parts = identity.before.iter().chain(&own);
+        let records = parts.map(|part| part.batch.saturating_mul(part.world).saturating_mul(part.steps));
+        records.fold(0, u64::saturating_add).min(identity.plan.records())
     }
 
     /// Returns the position `steps` steps later, also across the end of the epoch: the batches in between are never delivered.
@@ -127,16 +147,27 @@ impl Checkpoint {
     #[must_use]
     pub fn skip(mut self, mut steps: u64) -> Self {
         if let Some(identity) = &mut self.identity {
-            let end = identity.plan.resume(&identity.before).map_or(self.step, |rest| rest.max_steps());
+            let end = identity.rest().map_or(self.step, |rest| rest.max_steps());
             let room = end.saturating_sub(self.step);
             if steps > room {
                 steps -= room;
-                let each = identity.plan.steps().max(1);
-                // To the end of an epoch, not to the start of the next.
-                let epochs = (steps - 1) / each;
-                (self.epoch, self.step) = (self.epoch.saturating_add(1).saturating_add(epochs), 0);
-                steps -= epochs * each;
+                let (next, trained) = (self.epoch.saturating_add(1), identity.trained.1.saturating_add(end));
+                let done = |epochs| identity.plan.steps_between(next..next.saturating_add(epochs), trained);
+                // To the end of an epoch, not to the start of the next. An epoch has a step at least.
+                let (mut epochs, mut most) = (0, steps - 1);
+                while epochs < most {
+                    let middle = epochs + (most - epochs).div_ceil(2);
+                    if done(middle) < steps {
+                        epochs = middle;
+                    } else {
+                        most = middle - 1;
+                    }
+                }
+                let done = done(epochs);
+                (self.epoch, self.step) = (next.saturating_add(epochs), 0);
+                steps -= done;
                 identity.before.clear();
+                identity.trained = (self.epoch, trained.saturating_add(done));
             }
         }
         self.step = self.step.saturating_add(steps);
@@ -162,14 +193,31 @@ impl Identity {
         let Ok(plan) = plan.with_rank(0, plan.world()) else {
             unreachable!("there is a plan of another rank")
         };
-        Self { plan, record_bytes: record_bytes as u64, fingerprint, before: Vec::new() }
+        Self { plan, record_bytes: record_bytes as u64, fingerprint, before: Vec::new(), trained: (0, 0) }
+    }
+
+    /// Returns the steps of the training before an epoch, which is not before that of `trained`.
+    pub(crate) fn steps_before(&self, epoch: u64) -> u64 {
+        let (from, trained) = self.trained;
+        trained.saturating_add(self.plan.steps_between(from..epoch, trained))
+    }
+
+    /// Returns the checkpoint at a step.
+    pub(crate) fn at(&self, epoch: u64, step: u64) -> Checkpoint {
+        let identity = Self { trained: (epoch, self.steps_before(epoch)), ..self.clone() };
+        Checkpoint { identity: Some(identity), epoch, step }
+    }
+
+    /// Returns what was left of a checkpoint's epoch when it was continued.
+    fn rest(&self) -> Result<RemainingEpoch, PlanError> {
+        self.plan.resume(self.trained.1, &self.before)
     }
 
     /// Where a loader of this identity continues, as the rank of `plan`. The error names the field that differs.
     pub(crate) fn resume(&self, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
         let &Checkpoint { ref identity, epoch, step } = checkpoint;
         let Some(other) = identity else {
-            at_most(step, self.plan.steps())?;
+            at_most(step, self.plan.steps(0))?;
             return Ok(Start { epoch, step, begun: None });
         };
         let (own, found) = (&self.plan, &other.plan);
@@ -189,35 +237,40 @@ impl Identity {
             wanted: "as many as the epoch has".into(),
             found: format!("{error}"),
         };
-        let rest = found.resume(&other.before).map_err(wrong)?;
+        let rest = other.rest().map_err(wrong)?;
         let end = rest.max_steps();
         at_most(step, end)?;
-        let Some(steps) = step.checked_sub(rest.first()) else {
+        if step < rest.first() {
             let (wanted, found) =
                 (format!("at least the {} steps before it", rest.first()), step.to_string());
             return Err(Error::Checkpoint { field: "step", wanted, found });
-        };
-        let mut before = other.before.clone();
-        let sizes = |plan: &Plan| (plan.batch_records(), plan.world());
-        if sizes(own) != sizes(found) {
-            if step == end {
-                return Ok(match epoch.checked_add(1) {
-                    Some(next) => Start { epoch: next, step: 0, begun: None },
-                    None => Start { epoch, step: own.steps(), begun: None },
-                });
-            }
-            let (batch, world) = sizes(found);
-            before.extend((steps > 0).then_some(PartialEpoch { batch, world, steps }));
-            // Back at what it was before.
-            if before.last().is_some_and(|last| (last.batch, last.world) == sizes(own)) {
-                before.pop();
-            }
         }
-        let begun = match before[..] {
-            [] => None,
-            _ => Some((plan.resume(&before).map_err(wrong)?, Self { before, ..self.clone() })),
+        let (epoch, step, trained, before) = if own == found {
+            (epoch, step, other.trained.1, other.before.clone())
+        } else if step < end {
+            let trained = other.trained.1;
+            let mut before = other.before.clone();
+            before.extend(rest.parts(step));
+            // What this plan would have done is no past of another plan.
+            let same = |&at: &usize| {
+                plan.resume(trained, &before[..at]).is_ok_and(|rest| rest.parts(step) == before[at..])
+            };
+            before.truncate((0..before.len()).find(same).unwrap_or(before.len()));
+            (epoch, step, trained, before)
+        } else {
+            // The last epoch that there can be is over.
+            let next = epoch.checked_add(1).map(|next| (next, 0));
+            let (epoch, step) = next.unwrap_or((epoch, own.steps(epoch)));
+            (epoch, step, other.trained.1.saturating_add(end), Vec::new())
         };
-        Ok(Start { epoch, step, begun })
+        let identity = Self { before, trained: (epoch, trained), ..self.clone() };
+        if identity.before.is_empty() && trained == self.steps_before(epoch) {
+            return Ok(Start { epoch, step, begun: None });
+        }
+        let rest = plan.resume(trained, &identity.before).map_err(wrong)?;
+        let after = (epoch.saturating_add(1), trained.saturating_add(rest.max_steps()));
+        let later = Arc::new(Self { before: Vec::new(), trained: after, ..self.clone() });
+        Ok(Start { epoch, step, begun: Some(Begun { epoch, rest, identity: identity.into(), later }) })
     }
 }
 

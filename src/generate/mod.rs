@@ -275,7 +275,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
             held_timeout,
             trace,
             breakdown,
-            steps: 1,
+            steps: Box::new(|_, _| 1),
             slots: (size_of::<T>(), slots.len(), &"2 slots"),
             lent: None,
         };

@@ -367,13 +367,14 @@ impl<B: Backend> LoaderBuilder<B> {
             }
         }
         let sources = readers.into_iter().map(|reader| Box::new(reader) as Box<dyn Source<[u8]>>).collect();
+        let steps = schedule.clone();
         let options = stage::Options {
             naming: Naming { loader: name.map(Into::into), rounds: false },
             overlap,
             held_timeout,
             trace,
             breakdown,
-            steps: plan.steps(),
+            steps: Box::new(move |generation, epoch| steps.epoch(generation, epoch).0.end()),
             slots: (sizes.slot, host_depth, &sizes),
             lent: slots,
         };

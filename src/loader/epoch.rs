@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::Loader;
-use super::schedule::Begun;
 use crate::backend::{Backend, Host, Waiting};
 use crate::batch::checkpoint::{Checkpoint, Start};
 use crate::error::{Error, Reading};
@@ -78,8 +77,7 @@ impl<B: Backend> Loader<B> {
     /// ```
     pub fn into_epochs(self, epochs: Range<u64>) -> Epochs<'static, B> {
         let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
-        let start = Start { epoch: epochs.start, step: 0, begun: None };
-        Epochs::new(Held::Own(Box::new(self)), start, last)
+        Epochs::new(Held::Own(Box::new(self)), Start::new(epochs.start), last)
     }
 
     /// Iterates from a checkpoint as [`epochs_from`](Self::epochs_from) does, and owns the loader.
@@ -130,15 +128,16 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
 
     /// Exact, unless an error ends the iteration early.
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let steps = self.loader.schedule.plan.steps();
+        let Ticket { epoch, step, steps, last, .. } = self.next;
         let left = if self.ended {
-            Some(0)
+            0
         } else {
-            (self.next.last - self.next.epoch)
-                .checked_mul(steps)
-                .and_then(|more| more.checked_add(self.next.steps.saturating_sub(self.next.step)))
+            let trained = self.loader.identity.steps_before(epoch).saturating_add(self.longest);
+            let later = epoch.saturating_add(1)..last.saturating_add(1);
+            let later = self.loader.schedule.plan.steps_between(later, trained);
+            later.saturating_add(steps.saturating_sub(step))
         };
-        let left = left.and_then(|left| usize::try_from(left).ok());
+        let left = Some(left).filter(|&left| left < u64::MAX).and_then(|left| usize::try_from(left).ok());
         (left.unwrap_or(usize::MAX).min(1), left)
     }
 }
@@ -155,24 +154,22 @@ impl<'l, B: Backend> Epochs<'l, B> {
         let generation = loader.stage.next_generation();
         let ordinal = loader.epochs_begun;
         let Start { epoch, step, begun } = start;
-        let steps = begun.as_ref().map_or_else(|| loader.schedule.plan.steps(), |(rest, _)| rest.end());
         let last_epoch = last.unwrap_or(epoch);
-        let mut next = Ticket { generation, seq: 0, ordinal, epoch, step, steps, last: last_epoch };
+        let next = Ticket { generation, seq: 0, ordinal, epoch, step, steps: 0, last: last_epoch };
         let mut epochs = Self { loader, next, longest: 0, ended: last.is_none() };
         if epochs.ended {
             return epochs;
         }
-        epochs.begin_epoch();
-        if let Some((rest, identity)) = begun {
-            epochs.longest = rest.max_steps();
-            epochs.loader.identity = identity.into();
-            let identity = epochs.loader.identity.clone();
-            epochs.loader.schedule.begin(Begun { generation, epoch, rest, identity });
+        if let Some(begun) = begun {
+            epochs.loader.schedule.begin(generation, begun);
         }
+        epochs.begin_epoch();
+        let mut next = epochs.next;
         if let (Some(gate), false) = (epochs.loader.stage.gate(), epochs.loader.stage.is_orphaned()) {
             // A rank with a step fewer than the checkpoint's may have no batch left in this epoch.
-            if next.step >= steps && next.epoch < next.last {
-                let steps = epochs.loader.schedule.plan.steps();
+            if next.step >= next.steps && next.epoch < next.last {
+                let (later, _) = epochs.loader.schedule.epoch(generation, epoch + 1);
+                let steps = later.end();
                 next = Ticket { ordinal: ordinal + 1, epoch: epoch + 1, step: 0, steps, ..next };
             }
             gate.begin(next);
@@ -287,8 +284,7 @@ impl<'l, B: Backend> Epochs<'l, B> {
             }
             self.loader.stage.next_epoch(Instant::now());
             let (ordinal, epoch) = (self.next.ordinal + 1, self.next.epoch + 1);
-            let steps = self.loader.schedule.plan.steps();
-            self.next = Ticket { ordinal, epoch, step: 0, steps, ..self.next };
+            self.next = Ticket { ordinal, epoch, step: 0, ..self.next };
             self.begin_epoch();
         }
         let Poll::Ready(found) = self.loader.stage.receive(self.next, waiting) else { return Poll::Pending };
@@ -306,10 +302,10 @@ impl<'l, B: Backend> Epochs<'l, B> {
         }))
     }
 
-    /// An epoch of the loader's own plan.
     fn begin_epoch(&mut self) {
-        self.longest = self.loader.schedule.identity.plan.steps();
-        self.loader.identity = self.loader.schedule.identity.clone();
+        let (batches, identity) = self.loader.schedule.epoch(self.next.generation, self.next.epoch);
+        (self.next.steps, self.longest) = (batches.end(), batches.max_steps());
+        self.loader.identity = identity;
         self.loader.position = (self.next.epoch, self.next.step);
         self.loader.epochs_begun += 1;
         self.loader.stage.recorder().began(self.next, Instant::now());

@@ -109,7 +109,7 @@ impl<B: Backend> Loader<B> {
 
     /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).
     pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
-        Epochs::lent(self, Start { epoch, step: 0, begun: None }, Some(epoch))
+        Epochs::lent(self, Start::new(epoch), Some(epoch))
     }
 
     /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`.
@@ -135,7 +135,7 @@ impl<B: Backend> Loader<B> {
     /// ```
     pub fn epochs(&mut self, epochs: Range<u64>) -> Epochs<'_, B> {
         let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
-        Epochs::lent(self, Start { epoch: epochs.start, step: 0, begun: None }, last)
+        Epochs::lent(self, Start::new(epochs.start), last)
     }
 
     /// Iterates over the batches from a checkpoint to the end of epoch `epochs - 1`: what is left of a training of so
@@ -146,7 +146,7 @@ impl<B: Backend> Loader<B> {
     ///
     /// With another batch size or another number of ranks, this plan's batches are made of what is left of the epoch:
     /// all ranks together deliver every record that was not seen before the checkpoint, once. Their steps are numbered
-    /// on. Later epochs are the plan's.
+    /// on. A schedule of batch sizes is where it is after the steps of the whole training. Later epochs are the plan's.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl<B: Backend> Loader<B> {
         if last.is_none() {
             // Nothing is left to begin, but the place is not lost.
             self.position = (start.epoch, start.step);
-            let begun = start.begun.as_ref().map(|(_, identity)| Arc::new(identity.clone()));
+            let begun = start.begun.as_ref().map(|begun| begun.identity.clone());
             self.identity = begun.unwrap_or_else(|| self.schedule.identity.clone());
         }
         Ok((start, last))
@@ -177,7 +177,7 @@ impl<B: Backend> Loader<B> {
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         let (epoch, step) = self.position;
-        Checkpoint { identity: Some((*self.identity).clone()), epoch, step }
+        self.identity.at(epoch, step)
     }
 
     /// Reports where the time went so far.

@@ -1,10 +1,10 @@
-//! The batch of a step: a batch of the plan, or of the rest of an epoch that was begun under another plan.
+//! The batch of a step: a batch of the plan, which may continue a training that was begun under another plan.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use twinbuf_mmap::{BatchIndices, Plan, RemainingEpoch};
 
-use crate::batch::checkpoint::Identity;
+use crate::batch::checkpoint::{Begun, Identity};
 use crate::batch::layout::Layout;
 use crate::slot::{Origin, Ticket};
 
@@ -14,50 +14,49 @@ pub(crate) struct Schedule {
     pub(crate) plan: Plan,
     pub(crate) identity: Arc<Identity>,
     layout: Arc<Layout>,
-    /// The last [`KEPT`] calls that went on in the middle of an epoch of another plan, the oldest first.
-    begun: Arc<Mutex<Vec<Begun>>>,
+    /// The last [`KEPT`] calls that continued a training of another plan, by generation, the oldest first.
+    begun: Arc<Mutex<Vec<(u64, Begun)>>>,
 }
 
 /// Older calls than these load batches that are discarded.
 const KEPT: usize = 8;
-
-/// An epoch that was begun under another plan.
-#[derive(Clone, Debug)]
-pub(crate) struct Begun {
-    pub(crate) generation: u64,
-    pub(crate) epoch: u64,
-    pub(crate) rest: RemainingEpoch,
-    pub(crate) identity: Arc<Identity>,
-}
 
 impl Schedule {
     pub(crate) fn new(plan: Plan, identity: Identity, layout: Layout) -> Self {
         Self { plan, identity: Arc::new(identity), layout: Arc::new(layout), begun: Arc::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Begun>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(u64, Begun)>> {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Continues an epoch of another plan, for one call.
-    pub(crate) fn begin(&self, epoch: Begun) {
+    /// Continues the training of another plan, in one call.
+    pub(crate) fn begin(&self, generation: u64, start: Begun) {
         let mut begun = self.lock();
         if begun.len() == KEPT {
             begun.remove(0);
         }
-        begun.push(epoch);
+        begun.push((generation, start));
+    }
+
+    /// Returns the batches of an epoch in a call, and what a checkpoint in it belongs to.
+    pub(crate) fn epoch(&self, generation: u64, epoch: u64) -> (RemainingEpoch, Arc<Identity>) {
+        let begun = self.lock();
+        let identity = match begun.iter().rfind(|(of, _)| *of == generation) {
+            Some((_, Begun { epoch: first, rest, identity, .. })) if *first == epoch => {
+                return (rest.clone(), identity.clone());
+            }
+            Some((_, Begun { later, .. })) => later,
+            None => &self.identity,
+        };
+        (self.plan.epoch_after(identity.steps_before(epoch)), identity.clone())
     }
 
     /// Returns the records of a step. `None` past the end of the epoch, and perhaps for a call that is over.
     pub(crate) fn batch(&self, ticket: Ticket) -> Option<Origin> {
-        let Ticket { generation, epoch, step, .. } = ticket;
-        let begun = self.lock();
-        let (plan, identity) =
-            match begun.iter().rfind(|begun| (begun.generation, begun.epoch) == (generation, epoch)) {
-                Some(begun) => (begun.rest.batch(epoch, step)?, &begun.identity),
-                None => (self.plan.batch(epoch, step)?, &self.identity),
-            };
-        Some(Origin { plan, identity: identity.clone(), layout: self.layout.clone() })
+        let (epoch, identity) = self.epoch(ticket.generation, ticket.epoch);
+        let plan = epoch.batch(ticket.epoch, ticket.step)?;
+        Some(Origin { plan, identity, layout: self.layout.clone() })
     }
 
     /// The batches from this one to the last that the same call asks for.

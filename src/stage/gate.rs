@@ -1,6 +1,7 @@
 //! The batches that the loading threads may start, and the thread that has each.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -16,9 +17,9 @@ use crate::slot::Ticket;
 /// Each thread hands its batches over in the order in which it took them: the order of the plan, with gaps. The caller
 /// finds the thread that has the next batch in [`lane`](Self::lane). If none has taken it, then every thread waits for
 /// a slot, or will take it soon.
-#[derive(Debug)]
 pub(crate) struct Gate {
     state: Mutex<State>,
+    steps: Steps,
     /// For the threads: there is something to start.
     changed: Condvar,
     /// For the caller: a batch was taken or handed over, or a thread ended.
@@ -29,12 +30,16 @@ pub(crate) struct Gate {
     abandoned: AtomicBool,
 }
 
+/// Finds the steps of an epoch in a call: of a generation, and the epoch's number.
+pub(crate) type Steps = Box<dyn Fn(u64, u64) -> u64 + Send + Sync>;
+
 #[derive(Debug)]
 struct State {
     /// The first batch of the generation.
     first: Ticket,
-    /// The next batch of the generation to be started.
-    next: u64,
+    /// The next batch of the generation to be started; `None` if epochs have no steps, and after the largest number of an
+    /// epoch.
+    next: Option<Ticket>,
     /// For each thread, the batches that it took and that were not received: generation and number. There are no more
     /// than it has slots.
     taken: Vec<VecDeque<(u64, u64)>>,
@@ -52,8 +57,6 @@ struct State {
     started: Vec<Ticket>,
     /// The last epoch that may be started; `None` if there is nothing to start.
     last: Option<u64>,
-    /// Steps in an epoch after that of `first`.
-    steps: u64,
     /// The first batch that failed, if the caller has not been told yet: neither it nor what comes after it is started.
     failed: Option<u64>,
     /// When the caller last asked for epochs. Before that the threads did not wait, they rested.
@@ -86,37 +89,26 @@ impl State {
 
     /// The batch that may be started now.
     fn ready(&self) -> Option<Ticket> {
-        let (last, seq) = (self.last?, self.next);
-        let ticket = self.ticket(seq).filter(|ticket| ticket.epoch <= last)?;
-        self.failed.is_none_or(|failed| seq < failed).then_some(Ticket { last, ..ticket })
-    }
-
-    /// A batch of the generation; `None` if epochs have no steps, and after the largest number of an epoch.
-    fn ticket(&self, seq: u64) -> Option<Ticket> {
-        let first = self.first;
-        let (at, here) = (seq - first.seq, first.steps.saturating_sub(first.step));
-        if here == 0 {
-            return None;
-        }
-        if at < here {
-            return Some(Ticket { seq, step: first.step + at, ..first });
-        }
-        // The epoch of the first batch may have another number of steps than those after it.
-        let (at, steps) = (at - here, self.steps);
-        let epochs = at.checked_div(steps)?.checked_add(1)?;
-        let epoch = first.epoch.checked_add(epochs)?;
-        Some(Ticket { seq, ordinal: first.ordinal + epochs, epoch, step: at % steps, steps, ..first })
+        let last = self.last?;
+        let ticket = self.next.filter(|ticket| ticket.epoch <= last)?;
+        self.failed.is_none_or(|failed| ticket.seq < failed).then_some(Ticket { last, ..ticket })
     }
 }
 
+/// The first of the batches that begin here, if the epoch has any left.
+fn from(ticket: Ticket) -> Option<Ticket> {
+    (ticket.step < ticket.steps).then_some(ticket)
+}
+
 impl Gate {
-    /// A gate in front of epochs of `steps` steps for this many threads, closed until the first [`begin`](Self::begin)
+    /// A gate in front of epochs of that many steps for this many threads, closed until the first [`begin`](Self::begin)
     /// or [`grant`](Self::grant).
-    pub(crate) fn new(steps: u64, threads: usize) -> Self {
-        let first = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps, last: 0 };
+    pub(crate) fn new(steps: Steps, threads: usize) -> Self {
+        let first =
+            Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: steps(0, 0), last: 0 };
         let state = State {
             first,
-            next: 0,
+            next: from(first),
             taken: vec![VecDeque::new(); threads],
             without_slot: vec![false; threads],
             alive: threads,
@@ -125,14 +117,24 @@ impl Gate {
             waker: None,
             started: vec![first; threads],
             last: None,
-            steps,
             failed: None,
             resumed: Instant::now(),
             closed: false,
         };
         let progress = (0..threads).map(|_| Progress::default()).collect();
         let [changed, dealt] = [const { Condvar::new() }; 2];
-        Self { state: Mutex::new(state), changed, dealt, progress, abandoned: AtomicBool::new(false) }
+        Self { state: Mutex::new(state), steps, changed, dealt, progress, abandoned: AtomicBool::new(false) }
+    }
+
+    /// The batch after this one, in this epoch or the next.
+    fn after(&self, ticket: Ticket) -> Option<Ticket> {
+        let Ticket { generation, seq, ordinal, epoch, step, steps, .. } = ticket;
+        if step + 1 < steps {
+            return Some(Ticket { seq: seq + 1, step: step + 1, ..ticket });
+        }
+        let epoch = epoch.checked_add(1)?;
+        let steps = (self.steps)(generation, epoch);
+        from(Ticket { seq: seq + 1, ordinal: ordinal + 1, epoch, step: 0, steps, ..ticket })
     }
 
     /// No foreign code runs while it is locked.
@@ -143,7 +145,7 @@ impl Gate {
     /// Drops what was granted before, and grants the batches from `first` to the end of its last epoch.
     pub(crate) fn begin(&self, first: Ticket) {
         let mut state = self.lock();
-        (state.first, state.next, state.last, state.failed) = (first, first.seq, Some(first.last), None);
+        (state.first, state.next, state.last, state.failed) = (first, from(first), Some(first.last), None);
         state.resumed = Instant::now();
         drop(state);
         self.changed.notify_all();
@@ -166,8 +168,7 @@ impl Gate {
     pub(crate) fn retract(&self) -> u64 {
         let mut state = self.lock();
         state.last = None;
-        let next = state.ticket(state.next);
-        next.map_or(state.first.epoch, |next| next.epoch)
+        state.next.map_or(state.first.epoch, |next| next.epoch)
     }
 
     /// Waits for leave to start the thread's next batch; runs `idle` first if there is none now. Returns the batch and
@@ -180,7 +181,7 @@ impl Gate {
                 return None;
             }
             if let Some(ticket) = state.ready() {
-                state.next += 1;
+                state.next = self.after(ticket);
                 state.started[thread] = ticket;
                 if self.is_shared() {
                     state.taken[thread].push_back((ticket.generation, ticket.seq));
@@ -206,7 +207,7 @@ impl Gate {
         let mut state = self.lock();
         // Unless the caller has asked for something else since.
         if state.first.generation == ticket.generation {
-            state.next = state.next.min(ticket.seq);
+            state.next = state.next.filter(|next| next.seq < ticket.seq).or(Some(ticket));
             state.failed = Some(state.failed.map_or(ticket.seq, |failed| failed.min(ticket.seq)));
         }
     }
@@ -354,3 +355,12 @@ impl Gate {
 /// How often [`Gate::end`] checks whether a load has ended. It polls because a notification would cost each load
 /// another lock.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate")
+            .field("state", &self.state)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
+}

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use twinbuf_mmap::Buffer;
 
-use self::gate::{Gate, Lane};
+use self::gate::{Gate, Lane, Steps};
 use self::worker::{Source, Worker};
 use crate::backend::sealed::{Backend, Batches, SlotGuard, Slots};
 use crate::backend::{NoSlot, Received, Sides, Waiting};
@@ -45,8 +45,7 @@ pub(crate) struct Options<'a> {
     pub(crate) held_timeout: Duration,
     pub(crate) trace: Option<Arc<LoaderTrace>>,
     pub(crate) breakdown: Breakdown,
-    /// Steps in an epoch.
-    pub(crate) steps: u64,
+    pub(crate) steps: Steps,
     /// Bytes of a host slot, their number, and what they are for.
     pub(crate) slots: (usize, usize, &'a dyn std::fmt::Display),
     /// The memory of the slots, if the caller gave it.

@@ -209,13 +209,14 @@ impl StreamBuilder {
         let slots: Vec<Memory> = (0..depth).map(slot).collect::<Result<_, Error>>()?;
         let trace =
             self.trace.map(|trace| trace.open(name.as_deref(), 0, 1)).transpose().map_err(Error::trace)?;
+        let streamed = schedule.streamed();
         let options = stage::Options {
             naming: Naming { loader: name.map(Into::into), rounds: false },
             overlap,
             held_timeout: self.held_timeout,
             trace,
             breakdown: Breakdown::off(),
-            steps: schedule.streamed(),
+            steps: Box::new(move |_, _| streamed),
             slots: (schedule.slot(), depth, &sum),
             lent: None,
         };

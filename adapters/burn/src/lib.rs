@@ -223,7 +223,7 @@ impl<D, O> Part<D, O> {
     /// Records of an epoch.
     fn items(&self) -> usize {
         let Ok(Some(plan)) = &self.plan else { return 0 };
-        let Some(last) = plan.steps().checked_sub(1) else { return 0 };
+        let Some(last) = plan.steps(0).checked_sub(1) else { return 0 };
         // All but the last batch are whole.
         let last_len = plan.batch(0, last).map_or(0, |batch| batch.len());
         usize::try_from(last * plan.batch_records() + last_len).unwrap_or(usize::MAX)

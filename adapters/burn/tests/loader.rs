@@ -64,7 +64,7 @@ fn epoch(loader: &dyn DataLoader<Vec<u32>>) -> Vec<Vec<u32>> {
 fn planned(plan: &Plan, epoch: u64) -> Vec<Vec<u32>> {
     let batch =
         |step| plan.batch(epoch, step).unwrap().runs().flatten().map(|record| record as u32).collect();
-    (0..plan.steps()).map(batch).collect()
+    (0..plan.steps(0)).map(batch).collect()
 }
 
 /// The error that an item has for burn.

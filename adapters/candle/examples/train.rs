@@ -60,7 +60,7 @@ fn train(path: &Path) -> Result<Vec<f32>, BoxError> {
             optimizer.backward_step(&loss)?;
             sum += loss.to_scalar::<f32>()?;
         }
-        losses.push(sum / plan.steps() as f32);
+        losses.push(sum / plan.steps(0) as f32);
     }
     println!("{}", loader.report());
     loader.close()?;

@@ -62,7 +62,7 @@ fn train(path: &Path, device: &Device) -> Result<Vec<f32>, BoxError> {
             optimizer.backward_step(&loss)?;
             sum = (sum + loss.detach())?;
         }
-        losses.push(sum.to_scalar::<f32>()? / plan.steps() as f32);
+        losses.push(sum.to_scalar::<f32>()? / plan.steps(0) as f32);
     }
     println!("{}", loader.report());
     loader.close()?;

@@ -222,7 +222,7 @@ pub fn cold_run(
 
 /// Checks that the epochs were complete, and took one read per batch: ceil(N / B) per epoch.
 pub fn check(report: &Report, plan: &Plan) -> Result<(), BoxError> {
-    let wanted = plan.steps() * report.epochs;
+    let wanted = plan.steps(0) * report.epochs;
     let Report { loads: reads, batches, .. } = *report;
     if (reads, batches) != (wanted, wanted) {
         return Err(format!("wanted {wanted} batches by as many reads, found {batches} by {reads}").into());

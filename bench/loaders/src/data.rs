@@ -32,7 +32,7 @@ impl Files {
         let work = files.work(true);
         let plan = ours::plan(&work, records).last_batch(LastBatch::Keep).build()?;
         whole(&files.order, |file| {
-            for batch in (0..plan.steps()).filter_map(|step| plan.batch(0, step)) {
+            for batch in (0..plan.steps(0)).filter_map(|step| plan.batch(0, step)) {
                 batch.runs().flatten().try_for_each(|record| file.write_all(&record.to_le_bytes()))?;
             }
             Ok(())

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::sizes::{EarlySizes, MAX_SIZES};
 use super::{LastBatch, PartialEpoch, Plan, Shuffle};
 
 /// Sets up a [`Plan`]; made by [`Plan::builder`].
@@ -11,6 +12,8 @@ pub struct PlanBuilder {
     pub(super) plan: Plan,
     /// Whether a seed was given.
     pub(super) seeded: bool,
+    /// How many batch sizes were given.
+    pub(super) sizes: usize,
     pub(super) origin: Origin,
 }
 
@@ -38,7 +41,38 @@ impl fmt::Display for PlanBuilder {
 impl PlanBuilder {
     /// Records in a batch of one rank, at least 1. Default: 1.
     pub const fn batch(mut self, records: u64) -> Self {
-        self.plan.batch = records;
+        (self.plan.batch, self.plan.early, self.sizes) = (records, EarlySizes::NONE, 1);
+        self
+    }
+
+    /// Sets batch sizes that change during the training: pairs of a number of steps and the records in a batch of one
+    /// rank, at most 16. The last size stays until the end of the training, whatever its number of steps.
+    ///
+    /// Steps are counted over all epochs. Where the size changes in the middle of an epoch, the batches of the next size
+    /// are made of the records that are left of it: each record is visited once, as in [`Plan::resume`].
+    ///
+    /// ```
+    /// use twinbuf_mmap::Plan;
+    ///
+    /// let plan = Plan::builder(1000).batches([(10, 32), (4, 64), (u64::MAX, 128)]).build()?;
+    /// let sizes = |epoch| (0..).map_while(move |step| Some(plan.batch(epoch, step)?.len()));
+    /// assert!(sizes(0).eq([[32; 10].as_slice(), &[64; 4], &[128; 3]].concat()));
+    /// assert!(sizes(1).eq([128; 7]));
+    /// # Ok::<(), twinbuf_mmap::PlanError>(())
+    /// ```
+    pub fn batches(mut self, sizes: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let (mut last, mut count) = (None, 0_usize);
+        let mut early = EarlySizes::NONE;
+        for size in sizes {
+            if let Some(before) = last.replace(size) {
+                early.push(before);
+            }
+            count = count.saturating_add(1);
+            if count > MAX_SIZES {
+                break;
+            }
+        }
+        (self.plan.batch, self.plan.early, self.sizes) = (last.map_or(0, |(_, batch)| batch), early, count);
         self
     }
 
@@ -74,7 +108,10 @@ impl PlanBuilder {
     /// A count that is zero, a seed without a shuffle, a rank not below the world size, and a data set that with
     /// [`LastBatch::Drop`] does not fill one step: every epoch of it would be empty. See [`PlanError`].
     pub fn build(self) -> Result<Plan, PlanError> {
-        let Self { plan, seeded, .. } = self;
+        let Self { plan, seeded, sizes, .. } = self;
+        if !(1..=MAX_SIZES).contains(&sizes) {
+            return Err(PlanError::BatchSizes);
+        }
         if seeded && plan.shuffle == Shuffle::None {
             return Err(PlanError::SeedWithoutShuffle { seed: plan.seed });
         }
@@ -90,6 +127,8 @@ pub enum PlanError {
     NoRecords,
     /// A batch has no records.
     ZeroBatch,
+    /// A schedule of [`PlanBuilder::batches`] has no sizes, or more than 16.
+    BatchSizes,
     /// A chunk of [`Shuffle::Chunks`] or [`Shuffle::Window`] has no records.
     ZeroChunk,
     /// A window of [`Shuffle::Window`] has no chunks.
@@ -143,6 +182,7 @@ impl fmt::Display for PlanError {
         match self {
             Self::NoRecords => write!(f, "a plan needs at least one record, found 0"),
             Self::ZeroBatch => write!(f, "a batch needs at least one record, found 0"),
+            Self::BatchSizes => write!(f, "a schedule needs 1 to {MAX_SIZES} batch sizes"),
             Self::ZeroChunk => write!(f, "a chunk needs at least one record, found 0"),
             Self::ZeroWindow => write!(f, "a window needs at least one chunk, found 0"),
             Self::SeedWithoutShuffle { seed } => write!(

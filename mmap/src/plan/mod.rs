@@ -8,6 +8,7 @@ mod partial;
 mod permute;
 mod remaining;
 mod shuffle;
+mod sizes;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -21,12 +22,14 @@ pub use launch::RankError;
 pub use partial::PartialEpoch;
 pub use remaining::RemainingEpoch;
 pub use shuffle::Shuffle;
+use sizes::EarlySizes;
 use window::Shares;
 
 /// The order of the records of every epoch, cut into batches and split over ranks.
 ///
 /// A `Plan` is a value of a few words. It holds no table and allocates nothing; any batch of any epoch is found in
-/// O(1), so resuming at a step is free.
+/// O(1), so resuming at a step is free. With a schedule of batch sizes ([`PlanBuilder::batches`]) it takes O(1) for
+/// each size.
 ///
 /// An epoch's order is a sequence of positions, and each position has a record. Step `s` of rank `r` covers the `batch`
 /// positions from `(s * world + r) * batch` on. All ranks together walk through the epoch front to back.
@@ -41,7 +44,7 @@ use window::Shares;
 /// // Ten records, batches of two, two ranks: two full steps each, and two records remain.
 /// let plan = Plan::builder(10).batch(2).rank(1, 2).last_batch(LastBatch::Keep).build()?;
 /// let runs = |step| plan.batch(0, step).map(|batch| batch.runs().collect::<Vec<_>>());
-/// assert_eq!(plan.steps(), 3);
+/// assert_eq!(plan.steps(0), 3);
 /// assert_eq!(runs(0), Some(vec![2..4]));
 /// assert_eq!(runs(1), Some(vec![6..8]));
 /// assert_eq!(runs(2), Some(vec![9..10]));
@@ -60,7 +63,8 @@ use window::Shares;
 /// | field | is |
 /// | --- | --- |
 /// | `first`, `records` | the start of [`range`](Self::range) and its length |
-/// | `batch` | [`batch_records`](Self::batch_records) |
+/// | `batch` | records in a batch; the last of a schedule's sizes |
+/// | `batches` | the sizes before it, as pairs of steps and records; only with a schedule |
 /// | `seed` | [`seed`](Self::seed) |
 /// | `shuffle` | `none`, `full`, `chunks` with a field `records`, or `window` with fields `chunk_records` and `window_chunks`: [`Shuffle`] |
 /// | `rank`, `world` | [`rank`](Self::rank), [`world`](Self::world) |
@@ -70,7 +74,7 @@ use window::Shares;
 /// {"first":0,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep"}
 /// ```
 ///
-/// All of them must be there and no others, and a plan that [`PlanBuilder::build`] refuses is refused in the
+/// All of them must be there, `batches` only with a schedule, and no others, and a plan that [`PlanBuilder::build`] refuses is refused in the
 /// words of [`PlanError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Saved"))]
@@ -78,7 +82,10 @@ pub struct Plan {
     /// The first record; `first + records` does not overflow.
     first: u64,
     records: u64,
+    /// Records in a batch after the steps of `early`.
     batch: u64,
+    #[cfg_attr(feature = "serde", serde(rename = "batches", skip_serializing_if = "EarlySizes::is_empty"))]
+    early: EarlySizes,
     seed: u64,
     shuffle: Shuffle,
     rank: u64,
@@ -95,13 +102,14 @@ impl Plan {
             first: 0,
             records,
             batch: 1,
+            early: EarlySizes::NONE,
             seed: 0,
             shuffle: Shuffle::None,
             rank: 0,
             world: 1,
             last_batch: LastBatch::Drop,
         };
-        PlanBuilder { plan, seeded: false, origin: builder::Origin::Program }
+        PlanBuilder { plan, seeded: false, sizes: 1, origin: builder::Origin::Program }
     }
 
     /// This plan for another rank, or for another number of ranks.
@@ -115,7 +123,7 @@ impl Plan {
     ///
     /// let mine = Plan::builder(1000).batch(10).rank(3, 8).build()?;
     /// let first = mine.with_rank(0, mine.world())?;
-    /// assert_eq!((first.rank(), first.steps()), (0, mine.steps()));
+    /// assert_eq!((first.rank(), first.steps(0)), (0, mine.steps(0)));
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
     pub fn with_rank(self, rank: u64, world: u64) -> Result<Self, PlanError> {
@@ -134,7 +142,7 @@ impl Plan {
     ///
     /// let all = Plan::builder(1000).batch(10).build()?;
     /// let (train, valid) = (all.with_range(0..900)?, all.with_range(900..1000)?);
-    /// assert_eq!((train.steps(), valid.steps()), (90, 10));
+    /// assert_eq!((train.steps(0), valid.steps(0)), (90, 10));
     /// assert_eq!(valid.batch(0, 0).and_then(|batch| batch.runs().next()), Some(900..910));
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
@@ -155,10 +163,10 @@ impl Plan {
         self.first..self.first + self.records
     }
 
-    /// Records in a full batch of one rank.
+    /// Records in a full batch of one rank; in the largest, if a schedule changes the size.
     #[must_use]
-    pub const fn batch_records(&self) -> u64 {
-        self.batch
+    pub fn batch_records(&self) -> u64 {
+        self.early.largest().max(self.batch)
     }
 
     /// Returns the seed of the shuffle; 0 without one.
@@ -191,21 +199,74 @@ impl Plan {
         self.last_batch
     }
 
-    /// Steps of this rank in an epoch; the same in every epoch.
+    /// Steps of this rank in an epoch: the same in every epoch, unless a schedule changes the batch size
+    /// ([`PlanBuilder::batches`]).
     ///
     /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`] it is the same for every rank and at least 1. With
     /// [`LastBatch::Keep`] two ranks may differ by one, and it is 0 for a rank past the last record of a data set
     /// smaller than the world.
     #[must_use]
-    pub fn steps(&self) -> u64 {
-        self.full_steps() + u64::from(self.smaller_batch().is_some())
+    pub fn steps(&self, epoch: u64) -> u64 {
+        self.epoch(epoch).end()
+    }
+
+    /// Returns the sum of the steps of this rank in these epochs, if all ranks together have done `trained` steps before
+    /// them; [`u64::MAX`] if it is more than that.
+    ///
+    /// Rank 0's are those of the training: no rank has more steps.
+    #[must_use]
+    pub fn steps_between(&self, epochs: Range<u64>, mut trained: u64) -> u64 {
+        let (mut epoch, mut sum) = (epochs.start, 0_u64);
+        while epoch < epochs.end {
+            // As many epochs as have one batch size, or one with several.
+            let (batch, more) = self.size_at(trained);
+            let same = self.with_size(batch);
+            let (mut count, mut own, mut longest) = (1, same.own_steps(), same.longest());
+            if longest <= more {
+                let rest = epochs.end - epoch;
+                count = if more == u64::MAX { rest } else { rest.min(more / longest.max(1)) };
+            } else {
+                let mixed = self.epoch_after(trained);
+                (own, longest) = (mixed.end(), mixed.max_steps());
+            }
+            epoch += count;
+            trained = trained.saturating_add(longest.saturating_mul(count));
+            sum = sum.saturating_add(own.saturating_mul(count));
+        }
+        sum
     }
 
     /// Returns the records of this rank at `step` of `epoch`, or `None` past the end of the epoch.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchIndices> {
-        let (positions, share) = self.positions(step)?;
-        Some(self.batch_of(epoch, step, positions, share))
+        self.epoch(epoch).batch(epoch, step)
+    }
+
+    /// An epoch of a training that had no other plan.
+    fn epoch(&self, epoch: u64) -> RemainingEpoch {
+        let constant = self.early.is_empty();
+        let all = Self { rank: 0, ..*self };
+        self.epoch_after(if constant { 0 } else { all.steps_between(0..epoch, 0) })
+    }
+
+    /// This plan with one batch size.
+    const fn with_size(&self, batch: u64) -> Self {
+        Self { batch, early: EarlySizes::NONE, ..*self }
+    }
+
+    /// The batch size after that many steps of the training, and for how many steps it stays.
+    fn size_at(&self, step: u64) -> (u64, u64) {
+        self.early.at(step).unwrap_or((self.batch, u64::MAX))
+    }
+
+    /// Steps of this rank in an epoch of one batch size.
+    fn own_steps(&self) -> u64 {
+        self.full_steps() + u64::from(self.smaller_batch().is_some())
+    }
+
+    /// Steps of the rank with the most.
+    fn longest(&self) -> u64 {
+        Self { rank: 0, ..*self }.own_steps()
     }
 
     /// The batch of these positions. They are part of a share.
@@ -249,6 +310,12 @@ impl Plan {
 
     /// The plan, if its numbers fit each other.
     fn checked(self) -> Result<Self, PlanError> {
+        self.early.sizes().chain([self.batch]).try_for_each(|batch| self.with_size(batch).check())?;
+        Ok(self)
+    }
+
+    /// Checks a plan of one batch size.
+    fn check(self) -> Result<(), PlanError> {
         let Self { records, batch, rank, world, .. } = self;
         if records == 0 {
             Err(PlanError::NoRecords)
@@ -270,7 +337,7 @@ impl Plan {
         {
             Err(PlanError::StepTooLarge { batch, world })
         } else {
-            Ok(self)
+            Ok(())
         }
     }
 
@@ -353,6 +420,8 @@ struct Saved {
     first: u64,
     records: u64,
     batch: u64,
+    #[serde(default)]
+    batches: Vec<(u64, u64)>,
     seed: u64,
     shuffle: Shuffle,
     rank: u64,
@@ -365,9 +434,10 @@ impl TryFrom<Saved> for Plan {
     type Error = PlanError;
 
     fn try_from(saved: Saved) -> Result<Self, PlanError> {
-        let Saved { first, records, batch, seed, shuffle, rank, world, last_batch } = saved;
+        let Saved { first, records, batch, batches, seed, shuffle, rank, world, last_batch } = saved;
+        let sizes = batches.into_iter().chain([(u64::MAX, batch)]);
         let builder =
-            Self::builder(records).batch(batch).shuffle(shuffle).rank(rank, world).last_batch(last_batch);
+            Self::builder(records).batches(sizes).shuffle(shuffle).rank(rank, world).last_batch(last_batch);
         let builder = if seed == 0 { builder } else { builder.seed(seed) };
         builder
             .build()?

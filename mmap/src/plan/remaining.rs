@@ -1,4 +1,4 @@
-//! The remainder of an epoch whose batch size or number of ranks changes in the middle of it.
+//! The batches of an epoch, whose batch size or number of ranks may change in the middle of it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,17 +13,64 @@ use super::{BatchIndices, Plan, PlanError, Shuffle};
 /// The number of its first step is that of the steps that were done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemainingEpoch {
-    /// The plan over the positions that are left.
-    left: Plan,
     /// Records in the whole epoch.
     records: u64,
-    /// Steps of all parts.
+    /// One for each batch size; `last` is the last one.
+    earlier: Vec<Leg>,
+    last: Leg,
+}
+
+/// Steps of one batch size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Leg {
+    /// The plan over the positions that are left before it.
+    left: Plan,
+    /// Steps before it.
     base: u64,
     /// Positions before those that are left. With seams they are not all at the front, and this is 0.
     front: u64,
-    /// Where the parts ended at each rank, and the shares of the first part. These shares decide the order of the
-    /// epoch.
+    /// Where the parts before it ended at each rank, and the shares of the first part. These shares decide the order of
+    /// the epoch.
     seams: Option<(Arc<[Seam]>, Shares)>,
+}
+
+/// The parts of an epoch that were done.
+#[derive(Debug)]
+struct Past {
+    /// Records that are left.
+    left: u64,
+    /// Steps that were done.
+    base: u64,
+    seams: Vec<Seam>,
+}
+
+impl Past {
+    /// Adds a part. If it has more steps than there were, it is returned.
+    fn push(&mut self, part: PartialEpoch) -> Result<(), PlanError> {
+        let PartialEpoch { batch, world, steps } = part;
+        let left = self.left;
+        let whole = batch.checked_mul(world).and_then(|step| left.checked_div(step)).unwrap_or(0);
+        if steps > whole {
+            return Err(PlanError::PartialEpoch { part, left });
+        }
+        // No more than `left`, since the steps are whole ones; and steps have records, so their sum is no larger.
+        self.left -= steps * batch * world;
+        self.base += steps;
+        if steps > 0 {
+            self.seams.push(Seam { world, share: whole * batch, done: steps * batch, left: self.left });
+        }
+        Ok(())
+    }
+
+    /// What is left, as this plan has it.
+    fn leg(&self, plan: Plan) -> Leg {
+        let windows = matches!(plan.shuffle, Shuffle::Window { .. });
+        let seams = self.seams.first().filter(|_| windows).map(|&Seam { share, world, .. }| {
+            (Arc::from(self.seams.as_slice()), Shares { len: share, count: world })
+        });
+        let front = if windows { 0 } else { plan.records - self.left };
+        Leg { left: Plan { records: self.left, ..plan }, base: self.base, front, seams }
+    }
 }
 
 impl Plan {
@@ -35,6 +82,9 @@ impl Plan {
     /// that do not fill a last step of this plan are left out. With [`Shuffle::Window`] the first of the parts decides the
     /// order of the epoch, and each rank takes a stretch of what is left. It takes O(1) memory for each part.
     ///
+    /// A schedule of batch sizes ([`PlanBuilder::batches`](super::PlanBuilder::batches)) is where it is after the
+    /// `trained` steps before this epoch and those of the parts.
+    ///
     /// # Errors
     ///
     /// [`PlanError::PartialEpoch`] for a part with more whole steps than there were.
@@ -45,73 +95,86 @@ impl Plan {
     /// // One rank did three steps of four records. Two ranks go on with batches of eight.
     /// let parts = [PartialEpoch { batch: 4, world: 1, steps: 3 }];
     /// let plan = Plan::builder(44).batch(8).rank(1, 2).build()?;
-    /// let rest = plan.resume(&parts)?;
+    /// let rest = plan.resume(0, &parts)?;
     /// assert_eq!((rest.first(), rest.end()), (3, 5));
     /// let batch = rest.batch(0, 4).expect("a step that is left");
     /// assert!(batch.runs().eq([36..44]));
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
-    pub fn resume(&self, parts: &[PartialEpoch]) -> Result<RemainingEpoch, PlanError> {
-        let (mut left, mut base) = (self.records, 0_u64);
-        let mut seams = Vec::new();
-        for part in parts {
-            let &PartialEpoch { batch, world, steps } = part;
-            let whole = batch.checked_mul(world).and_then(|step| left.checked_div(step)).unwrap_or(0);
-            if steps > whole {
-                return Err(PlanError::PartialEpoch { part: *part, left });
+    pub fn resume(&self, trained: u64, parts: &[PartialEpoch]) -> Result<RemainingEpoch, PlanError> {
+        let mut past = Past { left: self.records, base: 0, seams: Vec::new() };
+        parts.iter().try_for_each(|part| past.push(*part))?;
+        Ok(self.after(trained, past))
+    }
+
+    /// A whole epoch after that many steps of the training.
+    #[must_use]
+    pub fn epoch_after(&self, trained: u64) -> RemainingEpoch {
+        self.after(trained, Past { left: self.records, base: 0, seams: Vec::new() })
+    }
+
+    fn after(&self, trained: u64, mut past: Past) -> RemainingEpoch {
+        let mut earlier = Vec::new();
+        loop {
+            let (batch, more) = self.size_at(trained.saturating_add(past.base));
+            let leg = past.leg(self.with_size(batch));
+            let part = PartialEpoch { batch, world: self.world, steps: more };
+            // A step that is not whole is the last one.
+            if leg.left.longest() <= more || past.push(part).is_err() {
+                return RemainingEpoch { records: self.records, earlier, last: leg };
             }
-            // No more than `left`, since the steps are whole ones; and steps have records, so their sum is no larger.
-            left -= steps * batch * world;
-            base += steps;
-            if steps > 0 {
-                seams.push(Seam { world, share: whole * batch, done: steps * batch, left });
-            }
+            earlier.push(leg);
         }
-        let windows = matches!(self.shuffle, Shuffle::Window { .. });
-        let front = if windows { 0 } else { self.records - left };
-        let seams = seams.first().filter(|_| windows).map(|&Seam { share, world, .. }| {
-            (Arc::from(seams.as_slice()), Shares { len: share, count: world })
-        });
-        Ok(RemainingEpoch {
-            left: Self { records: left, ..*self },
-            records: self.records,
-            base,
-            front,
-            seams,
-        })
     }
 }
 
 impl RemainingEpoch {
+    fn legs(&self) -> impl DoubleEndedIterator<Item = &Leg> {
+        self.earlier.iter().chain([&self.last])
+    }
+
     /// Returns the number of its first step: the steps that were done.
     #[must_use]
-    pub const fn first(&self) -> u64 {
-        self.base
+    pub fn first(&self) -> u64 {
+        self.earlier.first().unwrap_or(&self.last).base
     }
 
     /// Returns one more than the number of this rank's last step.
     #[must_use]
     pub fn end(&self) -> u64 {
-        self.base + self.left.steps()
+        self.last.base + self.last.left.own_steps()
     }
 
     /// Returns one more than the number of the last step of any rank.
     #[must_use]
     pub fn max_steps(&self) -> u64 {
-        self.base + Plan { rank: 0, ..self.left }.steps()
+        self.last.base + self.last.left.longest()
     }
 
     /// Returns the records of this rank at `step` of `epoch`, or `None` for a step that is not left.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchIndices> {
-        let (positions, share) = self.left.positions(step.checked_sub(self.base)?)?;
-        let moved = |range: Range<u64>| range.start + self.front..range.end + self.front;
+        let Leg { left, base, front, seams } = self.legs().rfind(|leg| leg.base <= step)?;
+        let (positions, share) = left.positions(step - base)?;
+        let moved = |range: Range<u64>| range.start + front..range.end + front;
         let batch =
-            Plan { records: self.records, ..self.left }.batch_of(epoch, step, moved(positions), moved(share));
-        Some(match self.seams.clone() {
+            Plan { records: self.records, ..*left }.batch_of(epoch, step, moved(positions), moved(share));
+        Some(match seams.clone() {
             Some((seams, shares)) => BatchIndices { seams: Some(seams), shares, ..batch },
             None => batch,
         })
+    }
+
+    /// Returns the parts that it has before `step`, all of whole steps, for [`Plan::resume`]: one for each batch size.
+    #[must_use]
+    pub fn parts(&self, step: u64) -> Vec<PartialEpoch> {
+        let ends = self.legs().skip(1).map(|leg| leg.base).chain([u64::MAX]);
+        let parts = self.legs().zip(ends).map(|(leg, end)| PartialEpoch {
+            batch: leg.left.batch,
+            world: leg.left.world,
+            steps: end.min(step).saturating_sub(leg.base),
+        });
+        parts.filter(|part| part.steps > 0).collect()
     }
 }
 
@@ -130,7 +193,7 @@ mod tests {
             [PartialEpoch { batch: 20, world: 3, steps: 40 }, PartialEpoch { batch: 8, world: 1, steps: 99 }];
         let mut visited = BTreeSet::new();
         for rank in 0..2 {
-            let rest = plan(rank).resume(&parts).unwrap();
+            let rest = plan(rank).resume(0, &parts).unwrap();
             let mut there = BTreeSet::<u64>::new();
             let (mut together, mut asked, mut follows) = (0, 0, false);
             for step in rest.first()..rest.end() {
@@ -160,15 +223,15 @@ mod tests {
             .shuffle(Shuffle::Window { chunk_records: 5, window_chunks: 3 })
             .build()
             .unwrap();
-        let rest = plan.resume(&[PartialEpoch { batch: 3, world: 2, steps: 0 }]).unwrap();
+        let rest = plan.resume(0, &[PartialEpoch { batch: 3, world: 2, steps: 0 }]).unwrap();
         assert_eq!((rest.first(), rest.end(), rest.max_steps()), (0, 10, 10));
         assert!((0..11).all(|step| rest.batch(2, step) == plan.batch(2, step)));
         assert_eq!(
-            plan.resume(&[PartialEpoch { batch: 3, world: 11, steps: 3 }]).unwrap().end(),
+            plan.resume(0, &[PartialEpoch { batch: 3, world: 11, steps: 3 }]).unwrap().end(),
             3,
             "one record is left"
         );
         let part = PartialEpoch { batch: 3, world: 11, steps: 4 };
-        assert_eq!(plan.resume(&[part]), Err(PlanError::PartialEpoch { part, left: 100 }));
+        assert_eq!(plan.resume(0, &[part]), Err(PlanError::PartialEpoch { part, left: 100 }));
     }
 }

@@ -18,7 +18,7 @@ fn only_run(plan: Plan) -> Range<u64> {
 }
 
 fn epoch(plan: Plan, epoch: u64) -> Vec<u64> {
-    (0..plan.steps()).flat_map(|step| records(plan.batch(epoch, step).unwrap())).collect()
+    (0..plan.steps(0)).flat_map(|step| records(plan.batch(epoch, step).unwrap())).collect()
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn other_ranks_and_ranges_are_checked_like_new_plans() {
     // The same order, moved by the start of the range.
     let part = plan.with_range(40..90).unwrap();
     let same = Plan::builder(50).batch(10).shuffle(Shuffle::Full).seed(3).rank(2, 3).build().unwrap();
-    assert_eq!((part.range(), part.records(), part.steps()), (40..90, 50, same.steps()));
+    assert_eq!((part.range(), part.records(), part.steps(0)), (40..90, 50, same.steps(0)));
     let moved = epoch(same, 4).into_iter().map(|record| record + 40).collect::<Vec<_>>();
     assert_eq!(epoch(part, 4), moved);
     let last = Plan::builder(1).build().unwrap().with_range(u64::MAX - 1..u64::MAX).unwrap();
@@ -103,14 +103,14 @@ fn other_ranks_and_ranges_are_checked_like_new_plans() {
 fn the_largest_numbers() {
     let all = u64::MAX;
     let whole = Plan::builder(all).batch(all).build().unwrap();
-    assert_eq!((whole.steps(), whole.batch(all, 0).unwrap().len()), (1, all));
+    assert_eq!((whole.steps(0), whole.batch(all, 0).unwrap().len()), (1, all));
     assert_eq!(only_run(whole), 0..all);
     assert_eq!(whole.batch(0, all), None);
 
     let builder = Plan::builder(all).batch(all).rank(all - 1, all);
     assert!(matches!(builder.clone().build(), Err(PlanError::NoStep { .. })));
     let last = builder.last_batch(LastBatch::Keep).build().unwrap();
-    assert_eq!(last.steps(), 1);
+    assert_eq!(last.steps(0), 1);
     assert_eq!(only_run(last), all - 1..all);
 
     // Two chunks, the second of one record: they come in this order or in the other.
@@ -129,7 +129,7 @@ fn the_largest_numbers() {
 fn the_ranks_walk_through_the_epoch_together() {
     let steps = |rank| {
         let plan = Plan::builder(17).batch(2).rank(rank, 3).last_batch(LastBatch::Keep).build().unwrap();
-        (0..plan.steps()).map(|step| plan.batch(0, step).unwrap().runs().next().unwrap()).collect::<Vec<_>>()
+        (0..plan.steps(0)).map(|step| plan.batch(0, step).unwrap().runs().next().unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(steps(0), [0..2, 6..8, 12..14]);
     assert_eq!(steps(1), [2..4, 8..10, 14..16]);
@@ -139,7 +139,7 @@ fn the_ranks_walk_through_the_epoch_together() {
 #[test]
 fn a_rank_past_the_last_record_has_a_step_fewer() {
     let steps = |rank| {
-        Plan::builder(14).batch(3).rank(rank, 4).last_batch(LastBatch::Keep).build().map(|plan| plan.steps())
+        Plan::builder(14).batch(3).rank(rank, 4).last_batch(LastBatch::Keep).build().map(|plan| plan.steps(0))
     };
     assert_eq!([steps(0), steps(1), steps(2), steps(3)], [Ok(2), Ok(2), Ok(1), Ok(1)]);
 }
@@ -208,7 +208,7 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
             let shuffle = Shuffle::Window { chunk_records: chunk, window_chunks: chunks };
             let plan =
                 Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
-            let batches: Vec<_> = (0..plan.steps()).map(|step| plan.batch(5, step).unwrap()).collect();
+            let batches: Vec<_> = (0..plan.steps(0)).map(|step| plan.batch(5, step).unwrap()).collect();
             let flat = |ranges: Vec<Range<u64>>| ranges.into_iter().flatten().collect::<Vec<u64>>();
             let asked = |(batch, step): (&BatchIndices, u64)| flat(batch.chunks(step > 0).unwrap());
             let ahead: Vec<u64> = batches.iter().zip(0..).flat_map(asked).collect();
@@ -252,7 +252,7 @@ fn ranks_read_their_shares_and_nothing_else() {
                 let plan =
                     Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
                 let (mut own, mut before) = (0, 0..0);
-                for step in 0..plan.steps() {
+                for step in 0..plan.steps(0) {
                     let batch = plan.batch(2, step).unwrap();
                     let window = batch.window().unwrap();
                     let resident = window.resident();
@@ -279,7 +279,7 @@ fn ranks_read_their_shares_and_nothing_else() {
                     assert!(step == 0 || resident.start <= before.end, "a chunk is left out");
                     before = resident;
                 }
-                assert_eq!(own, plan.steps() * plan.batch_records(), "{plan:?}");
+                assert_eq!(own, plan.steps(0) * plan.batch_records(), "{plan:?}");
             }
         }
     }
@@ -290,7 +290,7 @@ fn ranks_read_their_shares_and_nothing_else() {
 fn mixing(n: u64, shuffle: Shuffle) -> (f64, f64, u64) {
     let plan = Plan::builder(n).batch(256).shuffle(shuffle).seed(1).build().unwrap();
     let batches: Vec<Vec<u64>> =
-        (0..plan.steps().min(800)).map(|step| records(plan.batch(0, step).unwrap()).collect()).collect();
+        (0..plan.steps(0).min(800)).map(|step| records(plan.batch(0, step).unwrap()).collect()).collect();
     let classes = |batches: &[Vec<u64>]| {
         let mut of: Vec<u64> = batches.iter().flatten().map(|record| record * 1000 / n).collect();
         of.sort_unstable();
@@ -354,7 +354,7 @@ fn no_batch_comes_again_in_another_epoch() {
             batch.sort_unstable();
             batch
         };
-        (0..plan.steps()).map(sorted).collect()
+        (0..plan.steps(0)).map(sorted).collect()
     };
     assert!(batches(0).is_disjoint(&batches(1)));
 }
@@ -370,13 +370,87 @@ fn golden_hash_of_a_million_records() {
     ] {
         let plan = Plan::builder(1_000_000).batch(1000).shuffle(order).seed(42).build().unwrap();
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        for step in 0..plan.steps() {
+        for step in 0..plan.steps(0) {
             for end in plan.batch(3, step).unwrap().runs().flat_map(|run| [run.start, run.end]) {
                 hash = (hash ^ end).wrapping_mul(0x0100_0000_01b3);
             }
         }
         assert_eq!(hash, golden, "{order:?}");
     }
+}
+
+/// Batch by batch: after the steps of all epochs so far a schedule has the size that it should have, and the epochs are
+/// whole.
+#[test]
+fn a_schedule_counts_the_steps_of_the_training() {
+    for (n, world, tail) in [
+        (500, 1, LastBatch::Keep),
+        (500, 3, LastBatch::Keep),
+        (501, 2, LastBatch::Drop),
+        (77, 3, LastBatch::Wrap),
+    ] {
+        for sizes in [
+            [(3, 20), (10, 7), (0, 25), (31, 4), (2, 9)],
+            [(400, 3), (1, 20), (1, 1), (5, 7), (1, 3)],
+            [(u64::MAX - 1, 5), (1, 6), (1, 7), (1, 8), (1, 9)],
+        ] {
+            let plan = |rank| {
+                let builder = Plan::builder(n).batches(sizes).last_batch(tail).rank(rank, world);
+                builder.shuffle(Shuffle::Full).build().unwrap()
+            };
+            let schedule = sizes.iter().flat_map(|&(steps, size)| (0..steps).map(move |_| size));
+            let mut schedule = schedule.chain(std::iter::repeat(sizes[4].1));
+            let (mut trained, mut own) = (0, vec![0; world as usize]);
+            for epoch in 0..12 {
+                let mut seen = Vec::new();
+                let longest = plan(0).steps(epoch);
+                for (step, size) in (0..longest).zip(schedule.by_ref()) {
+                    for rank in 0..world {
+                        let Some(batch) = plan(rank).batch(epoch, step) else { continue };
+                        let last = step + 1 == longest && tail == LastBatch::Keep;
+                        assert!(
+                            batch.len() == size || (last && batch.len() < size),
+                            "{sizes:?}, {epoch}, {step}"
+                        );
+                        seen.extend(records(&batch));
+                    }
+                }
+                for rank in 0..world {
+                    assert_eq!(plan(rank).steps_between(epoch..epoch + 1, trained), plan(rank).steps(epoch));
+                    own[rank as usize] += plan(rank).steps(epoch);
+                    assert_eq!(plan(rank).steps_between(0..epoch + 1, 0), own[rank as usize]);
+                }
+                trained += longest;
+                let visits = seen.len() as u64;
+                seen.sort_unstable();
+                seen.dedup();
+                match tail {
+                    LastBatch::Keep => assert!(seen.into_iter().eq(0..n) && visits == n),
+                    LastBatch::Drop => assert!(seen.len() as u64 == visits && n - visits < 20 * world),
+                    LastBatch::Wrap => assert!(seen.into_iter().eq(0..n)),
+                }
+            }
+        }
+    }
+    let plan = Plan::builder(10).batches([(5, 2), (1, 10)]).build().unwrap();
+    assert_eq!((plan.steps_between(0..100, 0), plan.batch_records()), (104, 10));
+    assert_eq!(plan.steps_between(0..u64::MAX, 0), u64::MAX);
+}
+
+#[test]
+fn a_schedule_of_no_sizes_or_too_many_is_refused() {
+    let sizes = |count| Plan::builder(100).batches((0..count).map(|_| (1, 3))).build();
+    assert_eq!(sizes(0), Err(PlanError::BatchSizes));
+    assert!(sizes(16).is_ok());
+    assert_eq!(sizes(17), Err(PlanError::BatchSizes));
+    assert_eq!(Plan::builder(9).batches([(1, 0), (1, 2)]).build(), Err(PlanError::ZeroBatch));
+    let early = Plan::builder(9).batches([(1, 10), (1, 2)]).build();
+    assert_eq!(early, Err(PlanError::NoStep { records: 9, batch: 10, world: 1 }));
+    // A size after it replaces the schedule.
+    assert_eq!(
+        Plan::builder(9).batches([(1, 0), (1, 2)]).batch(3).build(),
+        Plan::builder(9).batch(3).build()
+    );
 }
 
 /// A plan's builder, seeded if it shuffles.
@@ -409,8 +483,8 @@ proptest! {
             let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
                 .last_batch(LastBatch::Keep).build().unwrap();
             seen.extend(epoch(plan, e));
-            steps.push(plan.steps());
-            prop_assert_eq!(plan.batch(e, plan.steps()), None);
+            steps.push(plan.steps(0));
+            prop_assert_eq!(plan.batch(e, plan.steps(0)), None);
         }
         seen.sort_unstable();
         prop_assert!(seen.into_iter().eq(0..n));
@@ -426,9 +500,9 @@ proptest! {
         for rank in 0..world {
             let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
                 .build().unwrap();
-            prop_assert_eq!(plan.steps(), n / (batch * world));
+            prop_assert_eq!(plan.steps(0), n / (batch * world));
             let own = epoch(plan, e);
-            prop_assert_eq!(own.len() as u64, plan.steps() * batch);
+            prop_assert_eq!(own.len() as u64, plan.steps(0) * batch);
             seen.extend(own);
         }
         let count = seen.len();
@@ -468,7 +542,7 @@ proptest! {
                 seen.extend(records(of));
             }
         }
-        prop_assert!((0..world).all(|rank| plan(rank).steps() == steps));
+        prop_assert!((0..world).all(|rank| plan(rank).steps(0) == steps));
         let mut expected: Vec<u64> = expected.take(seen.len()).collect();
         if matches!(shuffle, Shuffle::Window { .. }) {
             // Ranks take turns in the last step alone.
@@ -491,7 +565,7 @@ proptest! {
             .last_batch(last_batch).build();
         prop_assume!(plan.is_ok());
         let plan = plan.unwrap();
-        for step in 0..plan.steps() {
+        for step in 0..plan.steps(0) {
             let whole = plan.batch(e, step).unwrap();
             let len = whole.len();
             let mut ends: Vec<u64> = cuts.iter().map(|cut| cut % (len + 1)).collect();
@@ -526,7 +600,7 @@ proptest! {
         (n, batch, order, seed, e) in (1_u64..2000, 1_u64..500, any_shuffle(), any::<u64>(), any::<u64>())
     ) {
         let plan = shuffled(n, order, seed).batch(batch).last_batch(LastBatch::Keep).build().unwrap();
-        for step in 0..plan.steps() {
+        for step in 0..plan.steps(0) {
             let batch = plan.batch(e, step).unwrap();
             let runs: Vec<_> = batch.runs().collect();
             prop_assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), batch.len());
@@ -539,6 +613,6 @@ proptest! {
     fn sequential_is_the_identity(n in 1_u64..3000, batch in 1_u64..100, e: u64) {
         let plan = Plan::builder(n).batch(batch).last_batch(LastBatch::Keep).build().unwrap();
         prop_assert!(epoch(plan, e).into_iter().eq(0..n));
-        prop_assert!((0..plan.steps()).all(|step| plan.batch(e, step).unwrap().runs().count() == 1));
+        prop_assert!((0..plan.steps(0)).all(|step| plan.batch(e, step).unwrap().runs().count() == 1));
     }
 }

@@ -27,7 +27,7 @@ fn read(records: &Records, bytes: &[u8]) {
     assert!(size <= bytes.len() && records.len() <= bytes.len() as u64);
     let plan = Plan::builder(records.len()).batch(16).last_batch(LastBatch::Keep).build().expect("a record");
     let mut out = vec![0; 16 * size];
-    for step in 0..plan.steps() {
+    for step in 0..plan.steps(0) {
         let batch = plan.batch(0, step).expect("a step below `steps`");
         let read = records.read(&batch, &mut out).expect("the file is whole");
         for (record, found) in batch.runs().flatten().zip(out[..read].chunks_exact(size)) {

@@ -38,9 +38,9 @@ pub(crate) fn plan(bytes: &[u8]) {
             assert!(records > 0 && batch > 0 && rank < world, "{plan:?}");
             let whole_steps = u64::try_from(whole_steps.expect("not zero")).expect("at most the records");
             assert!(tail != LastBatch::Drop || whole_steps > 0, "a plan without a step: {plan:?}");
-            let smaller = plan.steps().checked_sub(whole_steps).expect("all the whole steps");
+            let smaller = plan.steps(0).checked_sub(whole_steps).expect("all the whole steps");
             assert!(smaller <= u64::from(tail != LastBatch::Drop), "{plan:?}");
-            for step in [0, step, whole_steps.saturating_sub(1), whole_steps, plan.steps(), u64::MAX] {
+            for step in [0, step, whole_steps.saturating_sub(1), whole_steps, plan.steps(0), u64::MAX] {
                 sample(&plan, epoch, step);
                 if let Some(batch) = plan.batch(epoch, step) {
                     parts(&batch, seed);
@@ -83,7 +83,7 @@ fn number(bytes: &mut impl Iterator<Item = u8>) -> u64 {
 /// apart from each other (if the data set is not shorter), and as long together as the batch.
 fn sample(plan: &Plan, epoch: u64, step: u64) {
     let batch = plan.batch(epoch, step);
-    assert_eq!(batch.is_some(), step < plan.steps(), "step {step} of {plan:?}");
+    assert_eq!(batch.is_some(), step < plan.steps(0), "step {step} of {plan:?}");
     let Some(batch) = batch else { return };
     assert!((1..=plan.batch_records()).contains(&batch.len()));
     assert!(plan.last_batch() == LastBatch::Keep || batch.len() == plan.batch_records(), "{plan:?}");
@@ -126,8 +126,8 @@ fn list(builder: &PlanBuilder, world: u64, epoch: u64) {
     let mut steps = Vec::new();
     for rank in 0..world {
         let plan = builder.clone().rank(rank, world).build().expect("one rank has a plan, so has another");
-        steps.push(plan.steps());
-        for step in 0..plan.steps() {
+        steps.push(plan.steps(0));
+        for step in 0..plan.steps(0) {
             let batch = plan.batch(epoch, step).expect("a step below `steps`");
             seen.extend(batch.runs().flatten());
         }
@@ -137,7 +137,7 @@ fn list(builder: &PlanBuilder, world: u64, epoch: u64) {
     assert!(steps[0] - steps[steps.len() - 1] <= u64::from(plan.last_batch() == LastBatch::Keep), "{plan:?}");
     let expected = match plan.last_batch() {
         LastBatch::Keep => plan.records(),
-        LastBatch::Drop | LastBatch::Wrap => plan.steps() * plan.batch_records() * world,
+        LastBatch::Drop | LastBatch::Wrap => plan.steps(0) * plan.batch_records() * world,
     };
     assert!(expected >= plan.records() || plan.last_batch() == LastBatch::Drop, "left out: {plan:?}");
     assert_eq!(seen.len() as u64, expected, "{plan:?}");

@@ -10,8 +10,8 @@ use super::replace::replace;
 use super::{Checkpoint, Identity};
 use crate::error::{BoxError, Error};
 
-/// The version of the format that is written. Version 1 had no `before`.
-const VERSION: u32 = 2;
+/// The version of the format that is written. Version 1 had no `before`, version 2 no `trained`.
+const VERSION: u32 = 3;
 
 /// The fields of a [`Checkpoint`]. The fields for its plan and data set are `null` in one that marks the start.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -20,6 +20,7 @@ pub(super) struct Saved {
     version: u32,
     epoch: u64,
     step: u64,
+    trained: Option<u64>,
     #[serde(default)]
     before: Vec<PartialEpoch>,
     plan: Option<Plan>,
@@ -30,13 +31,13 @@ pub(super) struct Saved {
 impl From<Checkpoint> for Saved {
     fn from(checkpoint: Checkpoint) -> Self {
         let Checkpoint { identity, epoch, step } = checkpoint;
-        let (plan, record_bytes, fingerprint, before) = match identity {
-            Some(Identity { plan, record_bytes, fingerprint, before }) => {
-                (Some(plan), Some(record_bytes), Some(fingerprint), before)
+        let (plan, record_bytes, fingerprint, before, trained) = match identity {
+            Some(Identity { plan, record_bytes, fingerprint, before, trained: (_, trained) }) => {
+                (Some(plan), Some(record_bytes), Some(fingerprint), before, Some(trained))
             }
-            None => (None, None, None, Vec::new()),
+            None => (None, None, None, Vec::new(), None),
         };
-        Self { version: VERSION, epoch, step, before, plan, record_bytes, fingerprint }
+        Self { version: VERSION, epoch, step, trained, before, plan, record_bytes, fingerprint }
     }
 }
 
@@ -44,7 +45,7 @@ impl TryFrom<Saved> for Checkpoint {
     type Error = String;
 
     fn try_from(saved: Saved) -> Result<Self, String> {
-        let Saved { version, epoch, step, before, plan, record_bytes, fingerprint } = saved;
+        let Saved { version, epoch, step, trained, before, plan, record_bytes, fingerprint } = saved;
         if !(1..=VERSION).contains(&version) {
             return Err(format!("field `version`: wanted 1 to {VERSION}, found {version}"));
         }
@@ -53,7 +54,8 @@ impl TryFrom<Saved> for Checkpoint {
                 if before.iter().try_fold(0_u64, |sum, leg| sum.checked_add(leg.steps)).is_none() {
                     return Err("field `before`: wanted fewer than 2^64 steps".into());
                 }
-                Some(Identity { plan, record_bytes, fingerprint, before })
+                let trained = (epoch, trained.unwrap_or_else(|| plan.steps_between(0..epoch, 0)));
+                Some(Identity { plan, record_bytes, fingerprint, before, trained })
             }
             (None, None, None) if epoch == 0 && before.is_empty() => None,
             _ => {
