@@ -1,5 +1,9 @@
 //! Predicted against measured time: ten loads, each measured with four settings and without overlap; each report
-//! predicts the time of the other settings. Medians of three rounds, for a quiet machine.
+//! predicts the time of the other settings. Then two loads on a device that is the software driver of the tests: its
+//! copies take time, and nothing else about it is a GPU's.
+//!
+//! Settings take turns, in a new order in each of five rounds. A prediction is compared with what was measured in the same
+//! round, and the table has the medians of these errors. For a quiet machine.
 //!
 //! ```sh
 //! cargo bench --bench replay [-- load...]
@@ -15,7 +19,7 @@ use twinbuf::transform::per_record;
 use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Report};
 
 const STEPS: u64 = 80;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 const RECORD: usize = 4096;
 
 /// What a caller does with its batches.
@@ -163,6 +167,42 @@ fn measure(load: &Load, settings: Settings, rounds_a_ms: u64) -> Result<Report, 
     Ok(loader.report())
 }
 
+/// Copies of 4 ms; or of 0.5 ms, and the device computes for 4 ms while the host only enqueues.
+#[cfg(target_os = "linux")]
+fn upload(enqueued: bool, rounds_a_ms: u64) -> Result<Report, BoxError> {
+    use twinbuf_cuda_sim::{Options, Sim};
+    // Between two pieces of a copy there is a random delay: on average half of the longest.
+    let delay_us = 125;
+    let pieces = (if enqueued { 500 } else { 4000 }) * 2 / delay_us;
+    let sim = Sim::start(Options { delay_us, pieces, ..Options::seeded(1) });
+    let ctx = twinbuf::cuda::context(0)?;
+    let stream = ctx.new_stream()?;
+    let disk = Disk(|_| 1000, STEPS);
+    let mut loader = Loader::builder(disk, Plan::builder(STEPS).batch(1).build()?).cuda(ctx).build()?;
+    for batch in loader.epoch(0) {
+        let batch = batch?;
+        if enqueued {
+            // SAFETY: the stream outlives the batch, and the kernel is enqueued before that is dropped.
+            let address = unsafe { batch.on_raw(stream.cu_stream()) }?;
+            let launched = sim.control().kernel_read(stream.cu_stream(), address, batch.len(), 4000);
+            launched.map_err(|code| format!("the kernel was not launched: {code}"))?;
+        } else {
+            batch.on::<u8>(&stream)?;
+            stream.synchronize()?; // the copy is there
+            compute(rounds_a_ms);
+        }
+    }
+    stream.synchronize()?;
+    let report = loader.report();
+    loader.close()?;
+    Ok(report)
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
 fn main() -> Result<(), BoxError> {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let started = Instant::now();
@@ -179,48 +219,65 @@ fn main() -> Result<(), BoxError> {
     println!();
     let (mut errors, mut wrong) = (Vec::new(), 0);
     for load in LOADS.iter().filter(|load| wanted.is_empty() || wanted.iter().any(|name| name == load.name)) {
-        // Other programs disturb single runs: of each the one with the median time.
-        let mut rounds = Vec::new();
-        for _ in 0..ROUNDS {
-            let round = settings.iter().map(|&settings| measure(load, settings, rounds_a_ms));
-            rounds.push(round.collect::<Result<Vec<_>, _>>()?);
+        let mut rounds: Vec<Vec<Report>> = Vec::new();
+        for round in 0..ROUNDS {
+            let mut reports = Vec::new();
+            for at in 0..settings.len() {
+                // A new order, and then that of the settings.
+                let at = (at + round) % settings.len();
+                reports.push((at, measure(load, settings[at], rounds_a_ms)?));
+            }
+            reports.sort_by_key(|(at, _)| *at);
+            rounds.push(reports.into_iter().map(|(_, report)| report).collect());
         }
-        let middle = |at: usize| {
-            let mut runs: Vec<&Report> = rounds.iter().map(|round| &round[at]).collect();
+        for (from, &at) in settings.iter().enumerate() {
+            let mut runs: Vec<&Report> = rounds.iter().map(|round| &round[from]).collect();
             runs.sort_by_key(|report| report.wall);
-            runs[runs.len() / 2]
-        };
-        let reports: Vec<&Report> = (0..settings.len()).map(middle).collect();
-        for (from, report) in reports.iter().enumerate() {
+            let report = runs[runs.len() / 2];
             let verdict = if from == 0 { report.verdict().to_string() } else { String::new() };
             wrong += u32::from(from == 0 && report.verdict() != load.verdict);
-            let load = if from == 0 { load.name } else { "" };
-            print!("{load:<12} {verdict:<15} {:<9}", name(settings[from]));
-            for (to, measured) in reports.iter().enumerate() {
-                let measured = measured.wall.as_secs_f64() * 1e3;
+            let shown = if from == 0 { load.name } else { "" };
+            print!("{shown:<12} {verdict:<15} {:<9}", name(at));
+            for (to, &settings) in settings.iter().enumerate() {
                 if from == to {
-                    print!(" {measured:>13.0} ms");
+                    print!(" {:>13.0} ms", report.wall.as_secs_f64() * 1e3);
                     continue;
                 }
-                let Some(found) = report.predict(settings[to]) else {
+                let found = rounds.iter().filter_map(|round| {
+                    let predicted = round[from].predict(settings)?.wall;
+                    Some(predicted.as_secs_f64() / round[to].wall.as_secs_f64() - 1.0)
+                });
+                let Some(error) = median(found.collect()) else {
                     print!(" {:>16}", "none");
                     continue;
                 };
-                let error = found.wall.as_secs_f64() * 1e3 / measured - 1.0;
                 // Of the default settings, and of all.
                 errors.push((
                     from,
                     error.abs(),
-                    format!("{load} from {} to {}", name(settings[from]), name(settings[to])),
+                    format!("{} from {} to {}", load.name, name(at), name(settings)),
                 ));
                 print!(" {:>16}", format!("{:+.1} %", error * 100.0));
             }
             println!();
         }
     }
+    #[cfg(target_os = "linux")]
+    for (name, enqueued, verdict) in
+        [("transfer", false, Verdict::TransferBound), ("enqueued", true, Verdict::ComputeBound)]
+    {
+        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+            let report = upload(enqueued, rounds_a_ms)?;
+            wrong += u32::from(report.verdict() != verdict);
+            println!("{name:<12} {:<15} {}", report.verdict().to_string(), report.advice());
+        }
+    }
     for (what, only) in [("from the defaults", 1), ("from any", usize::MAX)] {
         let mut found: Vec<_> = errors.iter().filter(|(from, ..)| *from < only).collect();
         found.sort_by(|a, b| a.1.total_cmp(&b.1));
+        if found.is_empty() {
+            continue;
+        }
         let [median, worst] = [found.len() / 2, found.len() - 1].map(|at| found[at].1 * 100.0);
         println!("{what}: median error {median:.1} %, worst {worst:.1} % ({})", found[found.len() - 1].2);
     }

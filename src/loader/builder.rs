@@ -55,6 +55,7 @@ pub(crate) struct Options {
     pub(crate) overlap: bool,
     pub(crate) hints: bool,
     hint_window: Option<u64>,
+    fill_threads: usize,
     read_mode: ReadMode,
     /// By the number of the field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
@@ -76,9 +77,11 @@ impl Options {
     /// slots for each worker.
     fn sizes(&self, device: usize) -> Result<(Sizes, layout::Layout), Error> {
         let Self { datasets, plan, transforms, workers, host_depth: host, .. } = self;
-        if !(1..=MAX_WORKERS).contains(workers) {
-            let wanted = format!("1 to {MAX_WORKERS} threads");
-            return Err(Error::Option { option: "workers", wanted, found: workers.to_string() });
+        for (option, found) in [("workers", workers), ("fill_threads", &self.fill_threads)] {
+            if !(1..=MAX_WORKERS).contains(found) {
+                let (wanted, found) = (format!("1 to {MAX_WORKERS} threads"), found.to_string());
+                return Err(Error::Option { option, wanted, found });
+            }
         }
         if !(1..=MAX_HOST_DEPTH).contains(host) {
             let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
@@ -115,6 +118,7 @@ impl LoaderBuilder {
             overlap: true,
             hints: true,
             hint_window: None,
+            fill_threads: 1,
             read_mode: ReadMode::Auto,
             transforms: BTreeMap::new(),
             slots: None,
@@ -148,6 +152,15 @@ impl<B: Backend> LoaderBuilder<B> {
     /// ([`RecordTransform::try_clone`]).
     pub fn workers(mut self, threads: usize) -> Self {
         self.options.workers = threads;
+        self
+    }
+
+    /// Sets the number of threads that read files into one slot, 1 to 64, each a part of the records. Default: 1.
+    ///
+    /// For batches of hundreds of megabytes: [`workers`](Self::workers) read as fast, but each has its own slots. With
+    /// transforms, and for other data sets than files, one thread fills a slot. See [`ReadOptions::fill_threads`].
+    pub fn fill_threads(mut self, threads: usize) -> Self {
+        self.options.fill_threads = threads;
         self
     }
 
@@ -322,10 +335,11 @@ impl<B: Backend> LoaderBuilder<B> {
         let (mut sizes, mut layout) = options.sizes(backend.device_depth())?;
         let Depths { workers, host: host_depth, .. } = sizes.depths;
         let Options { name, mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = options;
+        let fill_threads = options.fill_threads;
         let Options { slots, memory_limit, held_timeout, trace, breakdown, .. } = options;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
-        let how = ReadOptions::new().mode(read_mode);
+        let how = ReadOptions::new().mode(read_mode).fill_threads(fill_threads);
         let how = hint_window.map_or(how, |bytes| how.prefetch(bytes));
         let files = datasets.iter().map(|dataset| {
             let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, how));

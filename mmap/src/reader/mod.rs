@@ -22,7 +22,10 @@ mod tests;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::{iter, mem};
 
 use self::around::Around;
 use self::memory::Share;
@@ -34,11 +37,12 @@ use crate::ranges::{Ranges, Span, Stretch};
 use crate::{BatchIndices, Error, Plan, ReadMode, Records, system};
 
 /// How a [`Reader`] reads; the default is right for most.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 #[must_use = "options do nothing until a reader is made"]
 pub struct ReadOptions {
     mode: ReadMode,
     prefetch: Option<u64>,
+    threads: usize,
 }
 
 /// Bytes of batches to come that are asked for, by default. With batches of 4 MiB in shuffled chunks every page was in memory
@@ -48,10 +52,13 @@ const PREFETCH: u64 = 32 << 20;
 /// After this many bytes of hints that found everything in memory, hints stop until something is missing.
 const QUIET: u64 = 8 << 20;
 
+/// Bytes that one of several threads reads at a time: reading them takes much longer than to start a thread.
+const THREAD_BYTES: u64 = 4 << 20;
+
 impl ReadOptions {
     /// Default options.
     pub const fn new() -> Self {
-        Self { mode: ReadMode::Auto, prefetch: None }
+        Self { mode: ReadMode::Auto, prefetch: None, threads: 1 }
     }
 
     /// Sets where bytes come from. Default: [`ReadMode::Auto`].
@@ -64,6 +71,18 @@ impl ReadOptions {
     pub const fn prefetch(mut self, bytes: u64) -> Self {
         self.prefetch = Some(bytes);
         self
+    }
+
+    /// Sets how many threads read one batch, 4 MiB at a time. Default: 1; 0 is 1 too. They are started for each batch.
+    pub const fn fill_threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -101,6 +120,8 @@ pub struct Reader {
     share: Share,
     left: Option<u64>,
     prefetch: u64,
+    /// The most threads that read a batch.
+    threads: usize,
     /// Ranks that share an epoch.
     world: u64,
     /// Whether reads from disks are counted for all files.
@@ -158,6 +179,7 @@ impl Reader {
             source: Source { cached: share.until, stream, straight, ..Source::cached() },
             left: left.filter(|_| options.mode == ReadMode::Auto),
             prefetch: options.prefetch.unwrap_or(batch.max(PREFETCH)),
+            threads: options.threads,
             world: plan.world(),
             // Most often all of them are on one file system.
             counted: ranges.shards().first().is_some_and(counts),
@@ -200,7 +222,11 @@ impl Reader {
         let bytes = wanted.unwrap_or(u64::MAX);
         self.advance(bytes, true, &mut stats);
         let asked = stats.disk;
-        let read = read_batch(&self.ranges, &self.source, batch, wanted, out, &mut stats);
+        let threads = self.threads.min(usize::try_from(bytes / THREAD_BYTES).unwrap_or(1));
+        let read = match usize::try_from(bytes).ok().and_then(|bytes| out.get_mut(..bytes)) {
+            Some(out) if threads > 1 => self.read_parts(batch, threads, out, &mut stats),
+            _ => read_batch(&self.ranges, &self.source, batch, wanted, out, &mut stats),
+        };
         let missed = self.counted && stats.disk > asked && self.source.stream.is_none();
         if missed {
             self.lock().missed();
@@ -209,6 +235,59 @@ impl Reader {
         stats.bytes = *read.as_ref().unwrap_or(&0) as u64;
         self.source.count(stats);
         read
+    }
+
+    /// Reads a batch in parts, on several threads; one is this one. A thread that is free takes the next part, so the
+    /// files are read from front to back.
+    fn read_parts(
+        &self,
+        batch: &BatchIndices,
+        threads: usize,
+        out: &mut [u8],
+        stats: &mut ReadStats,
+    ) -> Result<usize, Error> {
+        let len = out.len();
+        let records = (THREAD_BYTES / self.ranges.mean_len()).max(1);
+        let rest = Mutex::new((0, out));
+        let next = || {
+            let mut rest = rest.lock().unwrap_or_else(PoisonError::into_inner);
+            let (at, out) = &mut *rest;
+            let part = batch.part(*at..batch.len().min(*at + records))?;
+            let size = self.ranges.size(&part).and_then(|size| usize::try_from(size).ok());
+            let (own, behind) = mem::take(out).split_at_mut_checked(size?)?;
+            *out = behind;
+            Some((mem::replace(at, *at + part.len()), part, own))
+        };
+        // Returns which part failed, if one did.
+        let fill = || {
+            let (mut stats, calls) = (ReadStats::default(), Records::read_calls());
+            let failed = iter::from_fn(next).find_map(|(at, part, out)| {
+                let wanted = Some(out.len() as u64);
+                let read = read_batch(&self.ranges, &self.source, &part, wanted, out, &mut stats);
+                Some((at, read.err()?))
+            });
+            if failed.is_some() {
+                rest.lock().unwrap_or_else(PoisonError::into_inner).0 = batch.len();
+            }
+            (failed, stats, Records::read_calls() - calls)
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(fill)).collect();
+            let (failed, own, _) = fill();
+            *stats += own;
+            let mut failed: Vec<_> = failed.into_iter().collect();
+            for other in others {
+                let (error, took, calls) = other.join().unwrap_or_else(|panic| resume_unwind(panic));
+                READ_CALLS.with(|all| all.set(all.get() + calls));
+                *stats += took;
+                failed.extend(error);
+            }
+            // The parts before it were read.
+            match failed.into_iter().min_by_key(|(at, _)| *at) {
+                Some((_, error)) => Err(error),
+                None => Ok(len),
+            }
+        })
     }
 
     /// Returns the bytes of memory for reads past the page cache, at most.
