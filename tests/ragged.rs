@@ -149,6 +149,53 @@ fn an_epoch_goes_on_at_every_step_also_on_other_ranks() {
     }
 }
 
+/// Pictures of many sizes, decoded by two threads to records of one length or of many.
+#[test]
+fn decoded_pictures_are_the_same_from_every_step_on() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [data, index] = ["jpeg.bin", "jpeg.idx.npy"].map(|name| dir.path().join(name));
+    let (mut bytes, mut offsets, mut pictures) = (Vec::new(), vec![0], Vec::new());
+    for i in 0..40_u32 {
+        let pixel = |x: u32, y: u32| image::Rgb([x * i, y * 3 + i, (x ^ y) * 5].map(|n| n as u8));
+        let picture = image::RgbImage::from_fn(8 + i * 7 % 30, 8 + i * 11 % 30, pixel);
+        image::codecs::jpeg::JpegEncoder::new(&mut bytes).encode_image(&picture).unwrap();
+        let jpeg = &bytes[*offsets.last().unwrap() as usize..];
+        pictures.push(image::load_from_memory(jpeg).unwrap().into_bytes());
+        offsets.push(bytes.len() as u64);
+    }
+    std::fs::write(&data, bytes).unwrap();
+    std::fs::write(&index, npy(&offsets)).unwrap();
+    let data = Arc::new(RaggedRecords::open_indexed([(data, index)]).unwrap());
+    let plan = Plan::builder(40).batches([(3, 2), (4, 5), (1, 4)]).shuffle(Shuffle::Full).seed(2);
+    let plan = plan.last_batch(LastBatch::Keep).build().unwrap();
+    let decode = map(38 * 38 * 3, |jpeg, out, _| {
+        let picture = image::load_from_memory(jpeg)?.into_bytes();
+        out[..picture.len()].copy_from_slice(&picture);
+        Ok(picture.len())
+    });
+    let build = || {
+        let builder = Loader::builder(data.clone(), plan).workers(2);
+        builder.transform(decode.clone()).build().unwrap()
+    };
+    let mut loader = build();
+    let mut checkpoints = Vec::new();
+    let whole: Vec<_> = loader
+        .epochs(0..2)
+        .map(|batch| {
+            let batch = batch.unwrap();
+            let expected = batch.plan().runs().flatten().map(|i| pictures[i as usize].clone());
+            assert_eq!(records(&batch), expected.collect::<Vec<_>>());
+            checkpoints.push(batch.checkpoint());
+            records(&batch)
+        })
+        .collect();
+    for (step, checkpoint) in checkpoints.iter().enumerate() {
+        let mut loader = build();
+        let rest = loader.epochs_from(checkpoint, 2).unwrap().map(|batch| records(&batch.unwrap()));
+        assert!(rest.eq(whole[step + 1..].iter().cloned()), "after {step}");
+    }
+}
+
 #[test]
 fn transforms_take_and_make_records_of_their_own_length() {
     let (_dir, data) = data();
