@@ -5,7 +5,7 @@ mod common;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use common::{RECORD, files, open, record};
@@ -176,6 +176,33 @@ fn a_loader_that_is_dropped_waits_for_a_limited_time() {
     drop(epoch);
     drop(loader); // or the test never ends
     server.comes_back();
+}
+
+/// As when a runtime aborts the task: its thread has other tasks.
+#[test]
+fn a_task_that_is_dropped_leaves_a_stuck_read_behind() {
+    for workers in 1..=2 {
+        let (_dir, remote, waiting) = remote(4, true);
+        let (server, alive) = (remote.server.clone(), remote.alive.clone());
+        let mut epochs = Loader::builder(remote, plan()).workers(workers).build().unwrap().into_epochs(0..1);
+        drop(pollster::block_on(epochs.next_async()).unwrap().unwrap());
+        waiting.recv().unwrap();
+        assert!(epochs.poll_next(&mut Context::from_waker(Waker::noop())).is_pending());
+        // A drop that waits for the read is released before its limit of 10 s, and then the thread is gone.
+        let (dropped, in_time) = channel();
+        let release = std::thread::spawn(move || {
+            let _ = in_time.recv_timeout(Duration::from_secs(8));
+            server.comes_back();
+        });
+        drop(epochs);
+        let left = Arc::strong_count(&alive);
+        let _ = dropped.send(());
+        release.join().unwrap();
+        assert!(left > 1, "the drop has waited");
+        while Arc::strong_count(&alive) > 1 {
+            std::thread::yield_now();
+        }
+    }
 }
 
 /// Not a test in itself: the child process of the next one.

@@ -225,7 +225,8 @@ impl<B: Backend> Loader<B> {
     /// Joins the reading threads and returns an error that has not been delivered. Waits for batches that are being read,
     /// however long that takes; see [`close_timeout`](Self::close_timeout).
     ///
-    /// Dropping the loader joins the threads too. It waits for reads for at most 10 s and then leaves their threads behind.
+    /// Dropping the loader joins the threads too. It waits for reads for at most 10 s, or 10 ms if a task waited for the last
+    /// batch, and then leaves their threads behind.
     ///
     /// # Errors
     ///

@@ -79,19 +79,24 @@ struct Running<B: Backend> {
 /// other threads is then free of races.
 pub(crate) const HELD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long dropping a stage waits for a running load.
+/// How long dropping a stage waits for a running load; if a task waited for the last batch, its thread has others.
 const END_LIMIT: Duration = Duration::from_secs(10);
+const TASK_LIMIT: Duration = Duration::from_millis(10);
 
 /// Waits for running loads, up to a limit, when it is dropped.
-struct Ending(Arc<Gate>, Vec<ThreadId>);
+struct Ending {
+    gate: Arc<Gate>,
+    copy_threads: Vec<ThreadId>,
+    limit: Duration,
+}
 
 impl Drop for Ending {
     fn drop(&mut self) {
         // A waker may drop the stage on a copy thread. Nothing waits for the copy thread then: the reading thread waits
         // for its end.
-        if !self.1.contains(&thread::current().id()) {
+        if !self.copy_threads.contains(&thread::current().id()) {
             // What comes after it finds whether the threads were left behind.
-            self.0.end(END_LIMIT);
+            self.gate.end(self.limit);
         }
     }
 }
@@ -290,7 +295,8 @@ impl<B: Backend> Stage<B> {
         let (depth, device_depth) = if option == "host_depth" { (slots, 0) } else { (host_depth, slots) };
         let settings = Settings { overlap, depth, workers: lanes };
         let recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, settings, device_depth);
-        let ending = Ending(gate.clone(), batches.iter().filter_map(Batches::copy_thread).collect());
+        let copy_threads = batches.iter().filter_map(Batches::copy_thread).collect();
+        let ending = Ending { gate: gate.clone(), copy_threads, limit: END_LIMIT };
         let lanes = Lanes { lanes: batches, gate, generation: 0, stale: false };
         let running = ForkGuard::new(Running { ending, lanes, feed, recorder, trace });
         let publisher = Publisher::default();
@@ -392,7 +398,8 @@ impl<B: Backend> Stage<B> {
     ) -> Poll<Result<Raw<B>, Error>> {
         let asked = Instant::now();
         self.asked(ticket, asked);
-        let Running { lanes, feed, recorder, trace, .. } = &mut *self.running;
+        let Running { lanes, feed, recorder, trace, ending } = &mut *self.running;
+        ending.limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
         let mut found = None;
         // A batch that is ready costs no second read of the clock, unless a trace shows how long that took.
         let (mut look, mut there) = (matches!(feed, Feed::Threads(_)), false);
