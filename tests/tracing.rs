@@ -64,7 +64,9 @@ impl Subscriber for Listener {
         Id::from_u64(id)
     }
 
-    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record(&self, id: &Id, found: &Record<'_>) {
+        self.on(id, |span| found.record(span));
+    }
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 

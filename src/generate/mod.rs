@@ -294,7 +294,8 @@ struct Maker<T>(Make<T>);
 
 impl<T> Source<T> for Maker<T> {
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = T>) -> Result<usize, Error> {
-        let Load { ticket, naming, who, .. } = load;
+        let Load { ticket, naming, times, who, .. } = load;
+        times.bytes = size_of::<T>();
         *who = "closure";
         (self.0)(ticket.epoch, slot.content())
             .map_err(|source| Error::Load { at: naming.at(ticket), source })?;
@@ -305,8 +306,8 @@ impl<T> Source<T> for Maker<T> {
         (What::Generate, "generate")
     }
 
-    fn records(&self, _: Ticket) -> (Option<Origin>, usize) {
-        (None, size_of::<T>())
+    fn records(&self, _: Ticket) -> Option<Origin> {
+        None
     }
 }
 

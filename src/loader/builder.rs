@@ -439,7 +439,8 @@ impl LoaderBuilder {
 
 #[cfg(feature = "cuda")]
 impl LoaderBuilder<Cuda> {
-    /// Sets the number of device slots, 1 to 8. Default: 2.
+    /// Sets the number of device slots, 1 to 8. Default: 2. With 1, a batch is copied when the one before has been dropped:
+    /// copies do not overlap, and reads still do.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.backend.device_depth = slots;
         self

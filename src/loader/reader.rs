@@ -72,17 +72,8 @@ impl Source<[u8]> for Reader {
         Ok(len)
     }
 
-    fn records(&self, ticket: Ticket) -> (Option<Origin>, usize) {
-        let origin = self.schedule.batch(ticket);
-        let bytes = origin.as_ref().map_or(0, |Origin { plan, .. }| {
-            self.fields.iter().fold(0, |sum: usize, field| {
-                let lengths = field.ragged.then(|| field.dataset.lengths(plan)).flatten();
-                let own =
-                    lengths.map_or_else(|| bytes(plan.len(), field.record_bytes), |all| all.iter().sum());
-                sum.saturating_add(own)
-            })
-        });
-        (origin, bytes)
+    fn records(&self, ticket: Ticket) -> Option<Origin> {
+        self.schedule.batch(ticket)
     }
 }
 
@@ -159,6 +150,7 @@ impl FieldReader {
                 lengths => lengths.iter().sum(),
             };
             let wanted = len(&lengths, *record_bytes);
+            times.bytes += wanted;
             let end = if let Some(first) = transforms.first_mut() {
                 asks.read(&mut **dataset, files.as_deref(), &part, wanted, &mut first.scratch)?;
                 let began = Instant::now();

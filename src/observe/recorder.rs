@@ -321,11 +321,11 @@ impl LoadRecorder {
         Self { track, naming, what, loads, looked: None }
     }
 
-    /// The load of a batch of this many bytes begins. Returns its span.
-    pub(crate) fn began(&self, ticket: Ticket, bytes: usize) -> Span {
+    /// The load of a batch begins. Returns its span.
+    pub(crate) fn began(&self, ticket: Ticket) -> Span {
         // Relaxed: a count. Handing over the slot makes it visible in time.
         self.loads.fetch_add(1, Ordering::Relaxed);
-        spans::load(ticket.epoch, ticket.step, bytes)
+        spans::load(ticket.epoch, ticket.step)
     }
 
     /// Returns the clocks at the beginning of a load if it is time to look at them.

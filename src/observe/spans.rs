@@ -17,10 +17,9 @@ mod of_tracing {
         debug_span!(target: TARGET, parent: parent.and_then(Span::id), "wait", epoch, step)
     }
 
-    /// A batch of this many bytes is loaded into its slot, on the thread that reads. A root: that thread may be
-    /// ahead of the caller's epoch.
-    pub(crate) fn load(epoch: u64, step: u64, bytes: usize) -> Span {
-        debug_span!(target: TARGET, parent: None, "load", epoch, step, bytes)
+    /// A batch is loaded into its slot, on the thread that reads. A root: that thread may be ahead of the caller's epoch.
+    pub(crate) fn load(epoch: u64, step: u64) -> Span {
+        debug_span!(target: TARGET, parent: None, "load", epoch, step, bytes = tracing::field::Empty)
     }
 }
 #[cfg(feature = "tracing")]
@@ -35,6 +34,8 @@ mod of_nothing {
         pub(crate) fn entered(self) -> Self {
             self
         }
+
+        pub(crate) fn record(&self, _: &str, _: usize) {}
     }
 
     pub(crate) fn epoch(_: u64) -> Span {
@@ -45,7 +46,7 @@ mod of_nothing {
         Span
     }
 
-    pub(crate) fn load(_: u64, _: u64, _: usize) -> Span {
+    pub(crate) fn load(_: u64, _: u64) -> Span {
         Span
     }
 }

@@ -153,7 +153,8 @@ impl Gate {
 
     /// Counts from `first`, and grants nothing.
     pub(crate) fn start_at(&self, first: Ticket) {
-        self.lock().first = first;
+        let mut state = self.lock();
+        (state.first, state.next) = (first, from(first));
     }
 
     /// Grants all epochs up to `last`. The caller began to ask for them at `resumed`.

@@ -21,8 +21,8 @@ pub(crate) trait Source<C: ?Sized>: Send {
     /// Puts the batch into `slot`, and returns its bytes, with those that were flushed.
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = C>) -> Result<usize, Error>;
 
-    /// The records of the batch, if it is made of records, and its bytes before a transform.
-    fn records(&self, ticket: Ticket) -> (Option<Origin>, usize);
+    /// The records of the batch, if it is made of records.
+    fn records(&self, ticket: Ticket) -> Option<Origin>;
 }
 
 /// One call of [`Source::load`].
@@ -32,7 +32,7 @@ pub(crate) struct Load<'a> {
     pub(crate) naming: &'a Naming,
     /// Same as in [`BatchMeta`].
     pub(crate) offsets: &'a mut Vec<Vec<usize>>,
-    /// Where the source says how long the transforms took, and how many system calls it made.
+    /// Where the source says how long the transforms took, the bytes before them, and how many system calls it made.
     pub(crate) times: &'a mut LoadTimes,
     /// Whose code runs, to be named if it panics.
     pub(crate) who: &'a mut &'static str,
@@ -60,8 +60,8 @@ impl<C: ?Sized> Worker<C> {
         let Self { source, naming, recorder } = self;
         let mut offsets = Vec::new();
         let mut who = "source";
-        let (records, bytes) = source.records(ticket);
-        let span = recorder.began(ticket, bytes).entered();
+        let records = source.records(ticket);
+        let span = recorder.began(ticket).entered();
         let start = Instant::now();
         let clock = recorder.clock(start);
         let since = since.map_or(start, |since| since.min(start));
@@ -71,7 +71,7 @@ impl<C: ?Sized> Worker<C> {
             end: start,
             transform: Duration::ZERO,
             io_calls: 0,
-            bytes,
+            bytes: 0,
             cpu: None,
             freed: None,
         };
@@ -92,6 +92,7 @@ impl<C: ?Sized> Worker<C> {
         if let Some(progress) = progress {
             progress.end();
         }
+        span.record("bytes", times.bytes);
         drop(span);
         times.end = Instant::now();
         times.cpu = clock.and_then(|clock| clock.since(times.end - start));

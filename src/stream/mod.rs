@@ -381,7 +381,7 @@ impl Source<Memory> for Reading {
         Ok(kept.as_ref().map_or(0, |kept| kept.buffer.len()))
     }
 
-    fn records(&self, _: Ticket) -> (Option<Origin>, usize) {
-        (None, 0)
+    fn records(&self, _: Ticket) -> Option<Origin> {
+        None
     }
 }
