@@ -245,7 +245,10 @@ fn processor_time_of_a_task_whose_slot_is_held() {
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: the structure lives until the call returns.
         assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) }, 0);
-        let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+        let time = |time: libc::timeval| {
+            let part = |number| u64::try_from(number).unwrap();
+            Duration::from_secs(part(time.tv_sec)) + Duration::from_micros(part(time.tv_usec))
+        };
         time(usage.ru_utime) + time(usage.ru_stime)
     };
     for (mut loader, held) in held() {
