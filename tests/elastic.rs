@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::{RECORD, files, open};
 use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, LastBatch, Loader, Plan, Shuffle};
 
@@ -263,6 +265,19 @@ fn a_schedule_is_resumed_at_every_step() {
         }
         assert_eq!(at, whole.len());
     }
+}
+
+#[test]
+fn slots_are_of_the_largest_batch_from_the_start() {
+    let plan = Plan::builder(100).batches([(5, 2), (3, 16), (1, 4)]).build().unwrap();
+    let builder = || Loader::builder(Numbers(100), plan);
+    let (slots, each) = builder().wanted_slots().unwrap();
+    assert_eq!((slots, each.size()), (2, 16 * 8));
+    let mut loader = builder().build().unwrap();
+    let places: BTreeSet<_> = loader.epochs(0..3).map(|batch| batch.unwrap().as_ptr()).collect();
+    assert_eq!(places.len(), 2);
+    // 5 of 2, 3 of 16, and 10 of 4; then 25 of 4.
+    assert_eq!(loader.report().batches, 18 + 2 * 25);
 }
 
 #[test]
