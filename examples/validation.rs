@@ -19,7 +19,7 @@ fn main() -> Result<(), BoxError> {
     for batch in train.epochs(0..3) {
         let batch = batch?;
         // Made before the last step of an epoch: its first batch is read during that step.
-        let validation = (batch.step() + 1 == plan.steps(0)).then(|| valid.epoch(0));
+        let validation = (batch.step() + 1 == plan.steps(batch.epoch())).then(|| valid.epoch(0));
         sum += u64::from(batch[0]); // train on it
         for held_out in validation.into_iter().flatten() {
             sum += u64::from(held_out?[0]); // neither compute nor wait of the training
