@@ -100,6 +100,28 @@ impl GroupReader {
         read.map(|()| bytes)
     }
 
+    /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its [`ByteRange`](crate::ByteRange).
+    /// Several threads may read at a time, and each has one read in flight.
+    ///
+    /// Past the page cache the disk writes to `out` from 4 MiB on. Bytes are moved by less than a block if `out` does not
+    /// begin as far into a block of memory as `start` is into a block of the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read); [`Error::NoSuchRecord`] if there is no such file.
+    pub fn read_bytes(&self, file: usize, start: u64, out: &mut [u8]) -> Result<(), Error> {
+        let shards = self.groups.model().shards();
+        if file >= shards.len() {
+            return Err(Error::NoSuchRecord { wanted: file as u64, found: shards.len() as u64 });
+        }
+        let bytes = start..start.saturating_add(out.len() as u64);
+        let wanted = Wanted { at: Stretch { shard: file, own_end: bytes.end, bytes }, to: 0 };
+        let mut stats = ReadStats { bytes: wanted.len(), ..ReadStats::default() };
+        let read = self.source.fill(shards, std::iter::once(Ok(wanted)), out, &mut stats);
+        self.source.count(stats);
+        read
+    }
+
     /// Returns the groups.
     #[must_use]
     pub const fn groups(&self) -> &Groups {
