@@ -219,6 +219,10 @@ class Weights:
         load, compute = (self.walls("layers", case, way) for way in ("load", "compute"))
         return [wall / max(load[at], compute[at]) for at, wall in self.walls("layers", case, "stream").items()]
 
+    def over_own(self, case):
+        runs = self.runs.get(("layers", case, "stream"), {}).values()
+        return [float(row["wall_s"]) / float(row["own_s"]) for row in runs]
+
     def over_fio(self):
         ways = [way for way in self.ways("checkpoint", "-") if way.startswith("fio")]
         walls = [self.walls("checkpoint", "-", way) for way in ways]

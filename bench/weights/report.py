@@ -15,7 +15,8 @@ def main():
     found = Weights(sys.argv[1] if len(sys.argv) > 1 else "weights.csv")
     print(found.head)
     for case in found.cases("layers"):
-        print(f"layers, compute {case}: wall / the longer of load and compute {spread(found.over_longer(case), ratio)}")
+        longer, own = (spread(values, ratio) for values in (found.over_longer(case), found.over_own(case)))
+        print(f"layers, compute {case}: wall / the longer of load and compute {longer}, of the same run's own {own}")
         for way in found.ways("layers", case):
             columns = ("wall_s", "first_pass_s", "cpu_s", "disk_mib", "peak_mib")
             figures = ", ".join(f"{name} {spread(found.values('layers', case, way, name))}" for name in columns)

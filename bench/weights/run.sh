@@ -29,7 +29,7 @@ trap 'exit 1' INT TERM
 load=$(cut -d' ' -f1 /proc/loadavg)
 {
   echo "# $(grep -m1 '^model name' /proc/cpuinfo | sed 's/.*: //'), $(nproc) processors; Linux $(uname -r); $(date -u +%F); load $load before"
-  echo section,case,round,way,wall_s,first_pass_s,cpu_s,disk_mib,last_pass_mib,result,peak_mib
+  echo section,case,round,way,wall_s,own_s,first_pass_s,cpu_s,disk_mib,last_pass_mib,result,peak_mib
 } >$out
 
 # model NAME LAYERS BYTES
@@ -87,17 +87,17 @@ layers() {
 checkpoint() {
   model checkpoint 64 $((64 << 20))
   for ((round = 1; round <= rounds; round++)); do
-    for way in $(shuf -e load 'libaio 4' 'io_uring 4' 'io_uring 16'); do
+    for way in $(shuf -e load libaio:4 io_uring:4 io_uring:16); do
       if [[ $way == load ]]; then
         one checkpoint - $round 272 $program load $file 1 1 256
       else
-        set -- $way
+        local engine=${way%:*} depth=${way#*:}
         dd of="$file" oflag=nocache conv=notrunc,fdatasync count=0 status=none
         $program touch 1024
         # Field 9 of the terse output is the time in ms.
-        fio --name=read --readonly --thread --rw=read --filename=$file --bs=4M --direct=1 --ioengine=$1 --iodepth=$2 \
-          --output-format=terse --terse-version=3 | awk -F\; -v at="checkpoint,-,$round,fio $1 $2" \
-          '/^3;/ { printf "%s,%.4f,%.4f,,%.1f,,,\n", at, $9 / 1e3, $9 / 1e3, $6 / 1024 }' | tee -a $out
+        fio --name=read --readonly --thread --rw=read --filename=$file --bs=4M --direct=1 --ioengine=$engine --iodepth=$depth \
+          --output-format=terse --terse-version=3 | awk -F\; -v at="checkpoint,-,$round,fio $engine $depth" \
+          '/^3;/ { printf "%s,%.4f,,%.4f,,%.1f,,,\n", at, $9 / 1e3, $9 / 1e3, $6 / 1024 }' | tee -a $out
       fi
     done
   done

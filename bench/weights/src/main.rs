@@ -86,7 +86,9 @@ fn measure(way: &str, path: &Path, passes: usize, repeats: usize, limit: u64) ->
                 }
                 run.end_of_pass();
             }
-            eprintln!("kept {} of {last} layers, {}", layers.kept(), layers.report().choices[0]);
+            let report = layers.report();
+            run.own = Some(report.read.busy.max(report.train.busy));
+            eprintln!("kept {} of {last} layers, {}", layers.kept(), report.choices[0]);
         }
         "compute" => {
             let places = places(path)?;
