@@ -45,7 +45,7 @@ one() {
   # Cached pages stay with the group that read them first.
   dd of="$file" oflag=nocache conv=notrunc,fdatasync count=0 status=none
   # A virtual machine returns free memory to its host, and to get it back takes longer than a read.
-  $program touch "$(($(stat -c %s "$file") >> 19))"
+  $program touch 3072
   local line
   if ((mib)); then
     make_group "$mib" || { echo "$0: cannot make a control group" >&2; exit 1; }
@@ -87,16 +87,18 @@ layers() {
 checkpoint() {
   model checkpoint 64 $((64 << 20))
   for ((round = 1; round <= rounds; round++)); do
-    for way in $(shuf -e load libaio:4 io_uring:4 io_uring:16); do
+    for way in $(shuf -e load 'buffered io_uring 4' 'direct libaio 4' 'direct io_uring 16' | tr ' ' :); do
       if [[ $way == load ]]; then
         one checkpoint - $round 272 $program load $file 1 1 256
       else
-        local engine=${way%:*} depth=${way#*:}
+        local how engine depth
+        IFS=: read -r how engine depth <<<"$way"
         dd of="$file" oflag=nocache conv=notrunc,fdatasync count=0 status=none
         $program touch 1024
         # Field 9 of the terse output is the time in ms.
-        fio --name=read --readonly --thread --rw=read --filename=$file --bs=4M --direct=1 --ioengine=$engine --iodepth=$depth \
-          --output-format=terse --terse-version=3 | awk -F\; -v at="checkpoint,-,$round,fio $engine $depth" \
+        fio --name=read --readonly --thread --rw=read --filename=$file --bs=4M --direct="$([[ $how == direct ]] && echo 1 || echo 0)" \
+          --ioengine=$engine --iodepth=$depth \
+          --output-format=terse --terse-version=3 | awk -F\; -v at="checkpoint,-,$round,fio $engine $depth $how" \
           '/^3;/ { printf "%s,%.4f,,%.4f,,%.1f,,,\n", at, $9 / 1e3, $9 / 1e3, $6 / 1024 }' | tee -a $out
       fi
     done
