@@ -232,9 +232,9 @@ def weights():
         "thread": "two buffers by hand",
         "map": "mapping",
         "willneed": "mapping, WILLNEED",
-        "candle": "candle, Mmaped..",
+        "candle": "candle's mapping",
     }
-    tensors = {"ours": "twinbuf_candle::load", "load": "candle, load", "mmap": "candle, Mmaped.."}
+    tensors = {"ours": "twinbuf_candle::load", "load": "candle's load", "mmap": "candle's mapping"}
     panels = [
         ("layers", "equal", "stream", names, "Three passes over 24 layers of 64 MiB in a control group of 512 MiB"),
         ("candle", "-", "ours", tensors, "A checkpoint of 1.5 GiB into candle's tensors on the CPU"),
