@@ -20,8 +20,9 @@ for word; do
 done
 all=${sections:-layers checkpoint fits tiny candle open}
 program=target/release/weights candle=target/release/candle data=target/data
+features=()
 [[ " $all " != *" candle "* && " $all " != *" layers "* ]] || features=(--features candle)
-cargo build -q --release "${features[@]-}"
+cargo build -q --release "${features[@]}"
 mkdir -p $data
 out=target/weights.csv
 trap 'drop_group; rm -rf $data' EXIT
