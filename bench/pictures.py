@@ -6,7 +6,7 @@
 They are as wide as a README on GitHub and follow the reader's light or dark theme.
 """
 
-from tables import RESULTS, Loaders, handoff_groups, library_of, number, quartiles, ratio, read, size, unique
+from tables import RESULTS, Loaders, Weights, handoff_groups, library_of, number, quartiles, ratio, read, size, unique
 
 WIDTH = 830
 
@@ -213,11 +213,56 @@ def handoff():
     picture.write("handoff.svg", picture.y - 20)
 
 
+def weights():
+    found = Weights()
+    if not found.runs:
+        return
+    picture = Picture(
+        "Weights: seconds, median and quartiles; shorter is better",
+        [
+            f"{found.head}.",
+            "bench/weights/run.sh. Every run is cold. In brackets: its ratio to twinbuf in the same round, with quartiles.",
+        ],
+    )
+    names = {
+        "compute": "compute alone",
+        "load": "loading alone",
+        "stream": "twinbuf::stream",
+        "read": "read, then compute",
+        "thread": "two buffers by hand",
+        "map": "mapping",
+        "willneed": "mapping, WILLNEED",
+        "candle": "candle's mapping",
+    }
+    tensors = {"ours": "twinbuf_candle::load", "load": "candle's load", "mmap": "candle's mapping"}
+    panels = [
+        ("layers", "equal", "stream", names, "Three passes over 24 layers of 64 MiB in a control group of 512 MiB"),
+        ("candle", "-", "ours", tensors, "A checkpoint of 1.5 GiB into candle's tensors on the CPU"),
+    ]
+    for section, case, ours, labels, title in panels:
+        ways = [way for way in found.ways(section, case) if way in labels]
+        figures = {way: quartiles(found.values(section, case, way, "wall_s")) for way in ways}
+        if not ways:
+            continue
+        rounds = len(found.values(section, case, ours, "wall_s"))
+        picture.text(10, picture.y, f"{title}, {rounds} rounds", "bold")
+        for way in ways:
+            picture.y += 18
+            style = "ours" if way == ours else "floor" if section == "layers" and way in ("load", "compute") else "peer"
+            picture.text(190, picture.y, labels[way], "name bold" if way == ours else "name")
+            low, middle, high = quartiles(found.ratios(section, case, way, ours))
+            text = f"{figures[way][1]:.2f}  ({middle:.2f}, {low:.2f}–{high:.2f})"
+            picture.bar(198, picture.y, 460, figures[way], max(high for _, _, high in figures.values()), style, text)
+        picture.y += 32
+    picture.write("weights.svg", picture.y - 14)
+
+
 def main():
     random_reads()
     heat()
     loaders()
     handoff()
+    weights()
 
 
 if __name__ == "__main__":

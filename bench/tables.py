@@ -183,6 +183,58 @@ TABLES = {
 }
 
 
+# Weights.
+
+
+class Weights:
+    """The runs of weights.csv, or of another file of bench/weights/run.sh."""
+
+    def __init__(self, name="weights.csv"):
+        self.head, rows = read(name)
+        self.runs = {}
+        for row in rows:
+            self.runs.setdefault((row["section"], row["case"], row["way"]), {})[row["round"]] = row
+
+    def cases(self, section):
+        return unique(case for of, case, _ in self.runs if of == section)
+
+    def ways(self, section, case):
+        """The fastest first."""
+        found = [way for *of, way in self.runs if of == [section, case]]
+        return sorted(found, key=lambda way: median(self.values(section, case, way, "wall_s")))
+
+    def values(self, section, case, way, column):
+        runs = self.runs.get((section, case, way), {}).values()
+        return [float(row[column]) for row in runs if row[column]]
+
+    def walls(self, section, case, way):
+        return {at: float(row["wall_s"]) for at, row in self.runs.get((section, case, way), {}).items()}
+
+    def ratios(self, section, case, way, to):
+        """The wall times, to those of another way in the same round."""
+        others = self.walls(section, case, to)
+        return [wall / others[at] for at, wall in self.walls(section, case, way).items() if at in others]
+
+    def over_longer(self, case):
+        load, compute = (self.walls("layers", case, way) for way in ("load", "compute"))
+        return [wall / max(load[at], compute[at]) for at, wall in self.walls("layers", case, "stream").items()]
+
+    def over_own(self, case):
+        runs = self.runs.get(("layers", case, "stream"), {}).values()
+        return [float(row["wall_s"]) / float(row["own_s"]) for row in runs]
+
+    def over_fio(self):
+        ways = [way for way in self.ways("checkpoint", "-") if way.startswith("fio")]
+        walls = [self.walls("checkpoint", "-", way) for way in ways]
+        return [min(of[at] for of in walls) / wall for at, wall in self.walls("checkpoint", "-", "load").items()]
+
+    def results(self, section, case):
+        """Whether all ways that compute the same have the same result, to the bit."""
+        ways = [way for way in self.ways(section, case) if way not in ("load", "compute") or section == "candle"]
+        found = {row["result"] for way in ways for row in self.runs[section, case, way].values()}
+        return f"{', '.join(ways)}: " + ("equal to the bit" if len(found) == 1 else f"DIFFERENT {found}")
+
+
 def main():
     check = sys.argv[1:] == ["--check"]
     if sys.argv[1:] and not check:

@@ -25,8 +25,8 @@ LAYERS = {
         "plan",
         "ranges",
         "records",
-        "format fingerprint cache transform",
-        "groups",
+        "format fingerprint transform",
+        "cache groups",
         "reader",
     ],
 }

@@ -1,6 +1,7 @@
 //! Which pages are in the kernel's page cache, and how to drop them.
 
 use crate::ranges::Ranges;
+use crate::shard::Shard;
 use crate::system::Piece;
 use crate::{BatchIndices, Error, system};
 
@@ -15,6 +16,14 @@ pub struct Residency {
 }
 
 impl Residency {
+    fn of(shards: &[Shard]) -> Result<Self, Error> {
+        let mut residency = Self::default();
+        for shard in shards {
+            residency.add(shard.piece(shard.bytes.clone()))?;
+        }
+        Ok(residency)
+    }
+
     #[expect(clippy::needless_pass_by_value, reason = "made for this call")]
     fn add(&mut self, piece: Piece<'_>) -> Result<(), Error> {
         let [pages, resident] = system::count(&piece)?;
@@ -39,11 +48,7 @@ impl Ranges {
     /// [`Error::System`] if a shard could not be mapped or the kernel refuses; [`Error::Unsupported`] on
     /// another operating system.
     pub fn residency(&self) -> Result<Residency, Error> {
-        let mut residency = Residency::default();
-        for shard in self.shards() {
-            residency.add(shard.piece(shard.bytes.clone()))?;
-        }
-        Ok(residency)
+        Residency::of(self.shards())
     }
 
     /// Counts the pages of one batch that are in the page cache, as [`residency`](Self::residency) does.
@@ -74,6 +79,18 @@ impl Ranges {
     /// [`Error::System`] if the kernel refuses; [`Error::Unsupported`] on another operating system.
     pub fn evict(&self) -> Result<(), Error> {
         self.shards().iter().try_for_each(|shard| system::evict(&shard.piece(0..0)))
+    }
+}
+
+#[cfg(feature = "safetensors")]
+impl crate::Tensors {
+    /// Counts the pages of all files that are in the page cache, as [`Ranges::residency`] does.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Ranges::residency`].
+    pub fn residency(&self) -> Result<Residency, Error> {
+        Residency::of(self.shards())
     }
 }
 

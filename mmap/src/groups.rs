@@ -9,7 +9,7 @@ use crate::{Error, Tensor, Tensors};
 
 /// Runs begin at as far into a block of memory as they do into a block of the file: then a disk writes each byte to its
 /// place. The largest block of a disk.
-const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 
 /// Where a tensor begins that is not at a multiple of its element's size in the file.
 const ALIGN: usize = 64;

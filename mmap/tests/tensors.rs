@@ -277,13 +277,70 @@ fn all_ways_to_read_give_the_same_bytes() {
                 assert!(memory[at] == *expected, "{mode:?} {}", tensor.name());
             }
         }
+        // Parts of tensors, straight to their places.
+        for tensor in model.all() {
+            let bytes = usize::try_from(tensor.range().bytes.start).unwrap()
+                ..usize::try_from(tensor.range().bytes.end).unwrap();
+            let mut memory = vec![0; bytes.len()];
+            reader.read_bytes(0, bytes.start as u64, &mut memory).unwrap();
+            assert!(memory == file[bytes], "{mode:?} {}", tensor.name());
+        }
         let mut small = [0; 10];
+        assert!(matches!(
+            reader.read_bytes(1, 0, &mut small),
+            Err(Error::NoSuchRecord { wanted: 1, found: 1 })
+        ));
+        assert!(matches!(
+            reader.read_bytes(0, file.len() as u64 - 9, &mut small),
+            Err(Error::Truncated { .. })
+        ));
         assert!(matches!(reader.read(0, &mut small), Err(Error::BufferTooSmall { found: 10, .. })));
         assert!(matches!(reader.read(3, &mut small), Err(Error::NoSuchRecord { wanted: 3, found: 3 })));
         if mode == ReadMode::Direct {
             assert_eq!((reader.choice().cached, reader.choice().data > 0), (0, true));
         }
     }
+}
+
+/// Groups of one small tensor: later ones are asked for while the first is read, and no byte is read twice.
+#[test]
+fn small_groups_are_read_ahead() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let names: Vec<String> = (0..300).map(|at| format!("expert.{at:03}")).collect();
+    let listed: Vec<_> = names.iter().map(|name| (&**name, "U8", "[20480]", 20_480)).collect();
+    let path = write(folder.path(), "model.safetensors", &model(5, &listed));
+    let file = std::fs::read(&path).unwrap();
+    let model = Tensors::open([&path]).unwrap();
+    let groups = model.groups(names.iter().map(|name| [name])).unwrap();
+    let reader = match GroupReader::new(groups.clone(), ReadMode::Direct, 0) {
+        Err(error) => return eprintln!("not checked: {error}"),
+        Ok(reader) => reader,
+    };
+    let mut memory = Buffer::new(groups.bytes(0).max(groups.bytes(299)).max(1 << 20)).unwrap();
+    let mut check = |group: usize| {
+        reader.read(group, &mut memory).unwrap();
+        let (tensor, at) = groups.tensors(group).next().unwrap();
+        let start = usize::try_from(tensor.range().bytes.start).unwrap();
+        assert!(memory[at] == file[start..start + 20_480], "{group}");
+    };
+    check(7);
+    assert!(reader.stats().disk < 100_000, "none was announced");
+    // In the file's order, backwards, and twice in a row.
+    for order in [(0..300).collect::<Vec<_>>(), (0..300).rev().collect(), (0..300).chain(0..300).collect()] {
+        let before = reader.stats().disk;
+        reader.begin(order.clone());
+        check(order[0]);
+        assert!(reader.stats().disk - before > 2_000_000, "later ones are asked for");
+        order[1..].iter().for_each(|&group| check(group));
+        // A group that comes again soon is read once.
+        let data = 300 * 20_480;
+        let read = reader.stats().disk - before;
+        // Whole blocks, some of which two groups share.
+        assert!((data..data + 300 * 8192).contains(&read), "{read} of {data}");
+    }
+    // Others than those that were announced.
+    reader.begin(0..300);
+    [0, 299, 5, 298, 6].into_iter().for_each(&mut check);
 }
 
 #[test]

@@ -222,8 +222,14 @@ impl StreamBuilder {
         };
         let kept = vec![None; schedule.groups().len()];
         let (to_read, schedule_of_source) = (reader.clone(), schedule.clone());
-        let source =
-            Reading { reader: to_read, schedule: schedule_of_source, kept: kept.clone(), taken, pass: None };
+        let source = Reading {
+            reader: to_read,
+            schedule: schedule_of_source,
+            kept: kept.clone(),
+            taken,
+            begun: None,
+            pass: None,
+        };
         let stage = Stage::start(Values(slots), vec![Box::new(source)], options)?;
         Ok(TensorStream { stage, schedule, reader, kept, cycle, passes: 0, flowing: None })
     }
@@ -329,6 +335,8 @@ struct Reading {
     /// The groups that are kept, as far as they have been read.
     kept: Vec<Option<Arc<Kept>>>,
     taken: Option<Arc<Taken>>,
+    /// The series of passes that the reader has the order of.
+    begun: Option<u64>,
     /// The pass that is read, and the groups that come through the slots.
     pass: Option<(u64, u64, Vec<usize>)>,
 }
@@ -359,6 +367,10 @@ impl Source<Memory> for Reading {
         let Load { ticket, naming, times, who, .. } = load;
         *who = "order";
         let group = self.group(ticket)?;
+        if self.begun != Some(ticket.generation) {
+            self.begun = Some(ticket.generation);
+            self.reader.begin(self.schedule.from(ticket));
+        }
         *who = "reader";
         let failed =
             |source: twinbuf_mmap::Error| Error::Load { at: naming.at(ticket), source: source.into() };

@@ -1,10 +1,12 @@
 //! The groups that are kept in memory, and the group of each step of a pass.
 
 use std::fmt;
+use std::sync::Arc;
 
 use twinbuf_mmap::{GroupReader, Groups};
 
 use crate::error::Error;
+use crate::slot::Ticket;
 
 /// The group of a pass and a step.
 pub(super) type Order = Box<dyn Fn(u64, usize) -> usize + Send + Sync>;
@@ -86,6 +88,21 @@ impl Schedule {
     pub(super) fn memory(&self) -> Option<u64> {
         let slots = (self.slot() as u64).checked_mul(self.depth as u64)?;
         slots.checked_add(self.kept_bytes())?.checked_add(GroupReader::MEMORY)
+    }
+
+    /// The groups that come through the slots from a ticket on, as far as the order is valid.
+    pub(super) fn from(self: &Arc<Self>, first: Ticket) -> impl Iterator<Item = usize> + Send + 'static {
+        let schedule = self.clone();
+        let passes = (first.epoch..=first.last).map_while(move |pass| {
+            let mut groups =
+                schedule.pass(pass).ok().filter(|_| pass == first.epoch || schedule.streamed() > 0)?;
+            // The first pass may have those that are kept: it reads them.
+            if pass > first.epoch || first.steps < groups.len() as u64 {
+                groups.retain(|&group| !schedule.is_kept(group));
+            }
+            Some(groups)
+        });
+        passes.flatten().skip(usize::try_from(first.step).unwrap_or(usize::MAX))
     }
 
     /// The groups of a pass, in its order.

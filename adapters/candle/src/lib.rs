@@ -11,6 +11,8 @@ use twinbuf::{Batch, Error};
 mod cuda;
 #[cfg(feature = "cuda")]
 pub use cuda::device_tensor;
+mod weights;
+pub use weights::{linear, load, weight};
 
 /// A batch as a tensor of shape `[records, shape..]`, where `shape` is that of one record.
 ///
@@ -78,7 +80,15 @@ pub enum TensorError {
         /// The type of the batch.
         found: DType,
     },
-    /// The batch has several fields, or no such field.
+    /// candle has no tensor, or no matrix, of this type.
+    Weight {
+        /// The tensor.
+        name: String,
+        /// Its type and shape.
+        found: String,
+    },
+    /// twinbuf's error: a batch has several fields or not this one, a layer has no such tensor, or a file could not be
+    /// read.
     Batch(Error),
     /// candle's own error.
     Candle(candle_core::Error),
@@ -103,6 +113,7 @@ impl fmt::Display for TensorError {
                     _ => Ok(()),
                 }
             }
+            Self::Weight { name, found } => write!(f, "{name}: wanted a type that candle has, found {found}"),
             Self::Batch(error) => error.fmt(f),
             Self::Candle(source) => write!(f, "candle: {source}"),
             #[cfg(feature = "cuda")]

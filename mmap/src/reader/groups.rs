@@ -1,22 +1,26 @@
 //! Reads groups of tensors: byte ranges that are not records, in an order that the caller gives.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 use super::direct::Direct;
 use super::source::Source;
 use super::stats::{ReadChoice, ReadStats};
 use super::stream::{Stream, Wanted};
+use crate::groups::{BLOCK, Run};
 use crate::ranges::Stretch;
 use crate::{Error, Groups, ReadMode, limit};
 
-/// Memory for short reads past the page cache, ahead and now. Long ones go straight to their place, and nothing is read
-/// ahead here: the caller's slots are.
-const LANES: [u64; 2] = [1 << 20, 4 << 20];
+/// Memory for short reads past the page cache, ahead and now. Long ones go straight to their place: the caller's slots are
+/// what is read ahead.
+const LANES: [u64; 2] = [8 << 20, 2 << 20];
 
 /// Reads groups of tensors, each into memory of the caller.
 ///
-/// Make one for each loop that reads. A read through it is as long as a group, and starts when it is asked for: to read a
-/// group while another is used, read it on another thread, as `twinbuf::stream` does.
+/// Make one for each loop that reads. A long read starts when its group is asked for: to read a group while another is
+/// used, read it on another thread, as `twinbuf::stream` does. Short reads of the groups to come, below 4 MiB, begin
+/// earlier if [`begin`](Self::begin) has their order.
 ///
 /// ```
 /// # fn f(model: &twinbuf_mmap::Tensors) -> Result<(), twinbuf_mmap::Error> {
@@ -33,6 +37,18 @@ pub struct GroupReader {
     groups: Groups,
     source: Source,
     choice: ReadChoice,
+    window: Mutex<Window>,
+}
+
+/// The groups to come, as far as they have been asked for. Positions are bytes of groups, each at least a block, since [`GroupReader::begin`].
+#[derive(Default)]
+struct Window {
+    groups: Option<Box<dyn Iterator<Item = usize> + Send>>,
+    /// Where the window ends, and where the reading is.
+    told: u64,
+    used: u64,
+    /// What the stream has no room for yet.
+    pending: VecDeque<(Stretch, u64)>,
 }
 
 impl GroupReader {
@@ -69,7 +85,36 @@ impl GroupReader {
         };
         let cached = if source.stream.is_some() { 0 } else { data };
         let choice = ReadChoice { data, cached, left: left.filter(|_| mode == ReadMode::Auto) };
-        Ok(Self { groups, source, choice })
+        Ok(Self { groups, source, choice, window: Mutex::default() })
+    }
+
+    /// Begins with `groups`, the ones that will be read next, in this order: what was asked for before is forgotten.
+    pub fn begin(&self, groups: impl IntoIterator<Item = usize, IntoIter: Send + 'static>) {
+        let Some(stream) = &self.source.stream else { return };
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.forget();
+        *window = Window { groups: Some(Box::new(groups.into_iter())), ..Window::default() };
+    }
+
+    /// Asks for the short runs of a group of that many bytes, which is read now, and of the groups after it.
+    fn advance(&self, bytes: usize) {
+        let Some(stream) = &self.source.stream else { return };
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let Window { groups: Some(groups), told, used, pending } = &mut *window else { return };
+        *used = used.saturating_add(cost(bytes));
+        let until = used.saturating_add(stream.room());
+        loop {
+            stream.ask(pending, *used);
+            if !pending.is_empty() || *told >= until {
+                return;
+            }
+            let Some(group) = groups.next() else { return };
+            *told = told.saturating_add(cost(self.groups.bytes(group)));
+            let wanted = self.groups.runs(group).unwrap_or_default().iter().map(Wanted::from);
+            let short =
+                wanted.filter(|run| self.source.is_streamed(stream, self.groups.model().shards(), run));
+            pending.extend(short.map(|run| (run.at, told.saturating_add(stream.room()))));
+        }
     }
 
     /// Reads a group to the front of `out`. Returns [`Groups::bytes`]. `out` should begin at a page, as a
@@ -87,10 +132,8 @@ impl GroupReader {
         let bytes = self.groups.bytes(group);
         let found = out.len() as u64;
         let out = out.get_mut(..bytes).ok_or(Error::BufferTooSmall { wanted: bytes as u64, found })?;
-        let wanted = runs.iter().map(|run| {
-            let at = Stretch { shard: run.file, bytes: run.bytes.clone(), own_end: run.bytes.end };
-            Ok(Wanted { at, to: run.to })
-        });
+        self.advance(bytes);
+        let wanted = runs.iter().map(|run| Ok(Wanted::from(run)));
         let mut stats = ReadStats::default();
         let read = self.source.fill(self.groups.model().shards(), wanted, out, &mut stats);
         if read.is_ok() {
@@ -98,6 +141,28 @@ impl GroupReader {
         }
         self.source.count(stats);
         read.map(|()| bytes)
+    }
+
+    /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its [`ByteRange`](crate::ByteRange).
+    /// Several threads may read at a time, and each has one read in flight.
+    ///
+    /// Past the page cache the disk writes to `out` from 4 MiB on. Bytes are moved by less than a block if `out` does not
+    /// begin as far into a block of memory as `start` is into a block of the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read); [`Error::NoSuchRecord`] if there is no such file.
+    pub fn read_bytes(&self, file: usize, start: u64, out: &mut [u8]) -> Result<(), Error> {
+        let shards = self.groups.model().shards();
+        if file >= shards.len() {
+            return Err(Error::NoSuchRecord { wanted: file as u64, found: shards.len() as u64 });
+        }
+        let bytes = start..start.saturating_add(out.len() as u64);
+        let wanted = Wanted { at: Stretch { shard: file, own_end: bytes.end, bytes }, to: 0 };
+        let mut stats = ReadStats { bytes: wanted.len(), ..ReadStats::default() };
+        let read = self.source.fill(shards, std::iter::once(Ok(wanted)), out, &mut stats);
+        self.source.count(stats);
+        read
     }
 
     /// Returns the groups.
@@ -116,6 +181,18 @@ impl GroupReader {
     #[must_use]
     pub const fn choice(&self) -> ReadChoice {
         self.choice
+    }
+}
+
+/// What a group takes of the window: at least a block, so the window has a bounded number of groups.
+fn cost(bytes: usize) -> u64 {
+    (bytes as u64).max(BLOCK as u64)
+}
+
+impl From<&Run> for Wanted {
+    fn from(run: &Run) -> Self {
+        let at = Stretch { shard: run.file, bytes: run.bytes.clone(), own_end: run.bytes.end };
+        Self { at, to: run.to }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads batches: the only prefetch window, the only read path.
+//! Reads batches ahead of use: the only read path. `groups` does the same for tensors.
 //!
 //! A [`Reader`] gets the list of coming batches and reads each batch on request. A batch is a list of byte ranges in
 //! the order of use. [`source`] fills a slot with them: those at the front of the data set come through the page cache
