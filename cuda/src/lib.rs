@@ -80,6 +80,7 @@ mod lease;
 pub mod lent;
 mod memory;
 mod slot;
+mod stager;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 mod time;
@@ -91,6 +92,7 @@ pub use cudarc;
 pub use error::Error;
 pub use host::{HostSlot, HostSlots};
 pub use lease::{Element, Lease, View};
+pub use stager::{Stager, StagerBuilder, Staging};
 pub use time::{Copied, CopyTime};
 pub use uploader::Uploader;
 
