@@ -17,6 +17,8 @@ use crate::memory::HostBytes;
 use crate::{Error, HostSlots, Uploader, context, lent};
 use kernels::Kernels;
 
+mod stager;
+
 #[path = "../kernels/mod.rs"]
 #[allow(dead_code)]
 mod kernels;

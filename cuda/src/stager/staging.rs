@@ -102,7 +102,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         device: CUdeviceptr,
         len: usize,
     ) -> Result<(), Error> {
-        self.usable()?;
+        drop(self.usable()?);
         self.fill(fill, device, len)
     }
 
@@ -152,7 +152,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         len: usize,
         take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
     ) -> Result<(), Error> {
-        self.usable()?;
+        drop(self.usable()?);
         self.take(device, len, take)
     }
 
@@ -186,26 +186,25 @@ impl<'s, 'env> Staging<'s, 'env> {
         if owner.context() != ctx {
             return Err(Error::OtherContext);
         }
-        self.usable()?;
-        let current = Current::enter(ctx);
-        let found = current.and_then(|_current| {
-            // With event tracking on, makes the stream wait for the memory's uses. The guard records this one.
-            let (device, guard) = view(self.used.stream);
-            self.used.guards.push(guard);
-            check("cuStreamWaitEvent", ctx.check_err())?;
-            Ok(device)
-        });
-        self.fail(found)
+        let _current = self.usable()?;
+        // With event tracking on, makes the stream wait for the memory's uses. The guard records this one.
+        let (device, guard) = view(self.used.stream);
+        self.used.guards.push(guard);
+        self.fail(check("cuStreamWaitEvent", ctx.check_err()))?;
+        Ok(device)
     }
 
-    /// Whether work can be enqueued on the scope's stream.
-    fn usable(&self) -> Result<(), Error> {
+    /// Checks that work can be enqueued on the scope's stream, and makes the context current for it.
+    fn usable(&self) -> Result<Current, Error> {
         if let Some(error) = self.fate.get() {
             return Err(error.clone());
         }
-        // SAFETY: the borrow keeps the stream alive.
-        let captured = unsafe { cu::is_captured(self.used.stream.cu_stream()) };
-        self.fail(captured.and_then(|captured| if captured { Err(Error::Captured) } else { Ok(()) }))
+        let usable = Current::enter(self.copies.context()).and_then(|current| {
+            // SAFETY: the borrow keeps the stream alive.
+            let captured = unsafe { cu::is_captured(self.used.stream.cu_stream()) }?;
+            if captured { Err(Error::Captured) } else { Ok(current) }
+        });
+        self.fail(usable)
     }
 
     /// Makes an error the scope's: what earlier calls have packed would be lost.
@@ -291,12 +290,9 @@ impl<'s, 'env> Staging<'s, 'env> {
     /// Hands the open slot over: its copies come after what is in the caller's stream now.
     fn dispatch(&mut self) -> Result<(), Error> {
         let Some(order) = self.open.take() else { return Ok(()) };
-        self.usable()?;
-        let recorded = Current::enter(self.copies.context()).and_then(|_current| {
-            // SAFETY: both exist; the slot's earlier copies have waited for the event's last record already.
-            unsafe { cu::record(order.ready().raw(), self.used.stream.cu_stream()) }
-        });
-        self.fail(recorded)?;
+        let _current = self.usable()?;
+        // SAFETY: both exist. The waits for the event's last record are enqueued: the slot was free.
+        self.fail(unsafe { cu::record(order.ready().raw(), self.used.stream.cu_stream()) })?;
         order.commit().map_err(|_closed| self.ended())
     }
 
