@@ -3,6 +3,9 @@
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
 mod common;
+#[allow(dead_code)]
+#[path = "../examples/stage.rs"]
+mod stage;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -142,6 +145,33 @@ fn many_small_slices_are_few_copies() {
     });
 }
 
+/// The example: a checkpoint, as people load it.
+#[test]
+fn a_checkpoint_arrives_tensor_by_tensor() {
+    let (sim, ctx) = start(1, true);
+    let shapes = [("up", 700), ("down", 33), ("scale", 0), ("norm", 4096)];
+    let (mut header, mut data) = (Vec::new(), Vec::new());
+    for (i, (name, len)) in shapes.into_iter().enumerate() {
+        let from = data.len();
+        data.extend(pattern(i, len));
+        let offsets = [from, data.len()];
+        header.push(format!(r#""{name}":{{"dtype":"U8","shape":[{len}],"data_offsets":{offsets:?}}}"#));
+    }
+    let header = format!("{{{}}}", header.join(","));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(&path, &file).unwrap();
+    let stream = ctx.new_stream().unwrap();
+    let weights = stage::load(&path, &stream).unwrap();
+    assert_eq!(weights.len(), 3); // CUDA has no empty allocations
+    for (i, (name, len)) in shapes.into_iter().enumerate().filter(|(_, (_, len))| *len > 0) {
+        assert_eq!(stream.clone_dtoh(&weights[name]).unwrap(), pattern(i, len), "{name}");
+    }
+    drop(weights);
+    assert_eq!(sim.violations(), [""; 0]);
+}
+
 /// Allocations may follow each other in memory. A copy across their border is refused by the driver.
 #[test]
 fn neighbours_in_different_allocations_are_two_copies() {
@@ -152,8 +182,6 @@ fn neighbours_in_different_allocations_are_two_copies() {
     assert!(sim.is_real() || memory.windows(2).any(|two| at(&two[0]) + 512 == at(&two[1])));
     let bytes = pattern(5, 8 * 512);
     let mut stager = Stager::new(&ctx).build().unwrap();
-    let to = |to: &mut twinbuf_cuda::Staging<'_, '_>| Ok::<_, Error>(drop(format!("{to:?}")));
-    stager.scope(&stream, to).unwrap();
     stager
         .scope(&stream, |to| {
             let pieces = bytes.chunks(512).zip(&mut memory);
@@ -401,7 +429,11 @@ fn life(ctx: &Arc<CudaContext>, stream: &Arc<CudaStream>, memory: &mut CudaSlice
                 if round == 0 {
                     to.upload(bytes, part)?;
                 } else {
-                    to.upload_with(|at, out| Ok(out.copy_from_slice(&bytes[at..][..out.len()])), part)?;
+                    let fill = |at: usize, out: &mut [u8]| {
+                        out.copy_from_slice(&bytes[at..][..out.len()]);
+                        Ok(())
+                    };
+                    to.upload_with(fill, part)?;
                 }
             }
             Ok::<_, Error>(())
@@ -431,7 +463,7 @@ fn every(failure: impl Fn(u64) -> Failure + Send + 'static, works: bool) {
                 match result {
                     Ok(()) => {}
                     Err(Error::Driver { code: LAUNCH_FAILED, .. }) => {
-                        assert!(!injected.is_empty(), "{description}")
+                        assert!(!injected.is_empty(), "{description}");
                     }
                     Err(error) => panic!("{description}: {error}"),
                 }
