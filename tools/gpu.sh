@@ -65,7 +65,7 @@ if [ "\${1-}" = --quick ]; then
   shift
 fi
 out=\$(mkdir -p "\${1:-\$here}" && cd "\${1:-\$here}" && pwd) || exit 2
-report="captures copies pipelines latency cpu calls overlap neighbour chunked depths pinning"
+report="captures copies pipelines stager latency cpu calls overlap neighbour chunked depths pinning"
 tests=\$(cd "\$here/tests" && ls | grep -v '[.]so\$' | sed 's/^/test-/')
 all="machine test-twinbuf_cuda \$report train torch \$(grep -v -x test-twinbuf_cuda <<<"\$tests" | tr '\n' ' ')"
 steps=\${*:2}
@@ -179,7 +179,7 @@ for line in report:
         sections.add(json.loads(line)["section"])
     except json.JSONDecodeError:
         print("cut:", line[:60])
-if lost or gone or len(sections) < 12:
+if lost or gone or len(sections) < 13:
     sys.exit(f"round {round_}: lost {lost}, gone {gone}, sections {sorted(sections)}")
 print(f"round {round_}: killed after figure {after}, with {len(printed)} printed, all kept; then run to its end, {len(sections)} sections")
 CHECK
