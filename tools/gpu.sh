@@ -151,7 +151,7 @@ for round in $(seq "${1:-10}"); do
   mkdir -p "$out/done"
   # The report alone: the other steps take minutes.
   (cd "$pack/tests" && for test in *; do touch "$out/done/test-$test"; done)
-  touch "$out/done/train" "$out/done/torch"
+  touch "$out/done/train" "$out/done/torch" "$out/printed"
   # A session of its own, so that the whole run can be killed by its number.
   setsid "$pack/run" --quick "$out" >"$out/printed" 2>&1 &
   run=$!

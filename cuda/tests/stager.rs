@@ -519,6 +519,40 @@ fn any_one_operation_on_the_device_may_fail() {
     every(|nth| Failure::op("any", nth, LAUNCH_FAILED), false);
 }
 
+/// cudarc keeps the errors of its own waits and records. Without them the memory would not be ordered with other streams.
+#[test]
+fn what_cudarc_could_not_enqueue_fails_the_scope() {
+    for (call, nth) in [("cuStreamWaitEvent", 1), ("cuEventRecord", 4)] {
+        let (sim, ctx) = start(1, true);
+        if sim.is_real() {
+            return;
+        }
+        let stream = ctx.new_stream().unwrap();
+        let mut memory = device(&ctx.new_stream().unwrap(), 64);
+        let mut stager = small(&ctx).build().unwrap();
+        // One slot: records of `ready`, of `copied` and of the end come before cudarc's.
+        sim.inject(Failure::api(call, nth, LAUNCH_FAILED));
+        let error = stager.scope(&stream, |to| to.upload(&[1; 64], memory.as_view_mut())).unwrap_err();
+        assert!(matches!(&error, Error::Driver { call: found, .. } if *found == call), "{error}");
+        stager.scope(&stream, |to| to.upload(&[2; 64], memory.as_view_mut())).unwrap();
+        assert_eq!(ctx.default_stream().clone_dtoh(&memory).unwrap(), [2; 64]);
+        assert_eq!(sim.violations(), [""; 0]);
+    }
+}
+
+/// Its slots are freed after their copies, which nobody has waited for.
+#[test]
+fn a_stager_is_dropped_while_its_copies_run() {
+    let sim = Sim::start(Options { delay_us: 50, ..Options::default() });
+    let ctx = twinbuf_cuda::context(0).unwrap();
+    let stream = ctx.new_stream().unwrap();
+    let mut memory = device(&stream, 200);
+    let mut stager = small(&ctx).build().unwrap();
+    stager.scope(&stream, |to| to.upload(&[1; 200], memory.as_view_mut())).unwrap();
+    drop(stager);
+    assert_eq!(sim.violations(), [""; 0]);
+}
+
 /// Slots that a copy may still use are neither filled again nor freed.
 #[test]
 fn a_stager_whose_copies_cannot_be_waited_for_has_ended() {

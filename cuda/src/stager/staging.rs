@@ -189,8 +189,12 @@ impl<'s, 'env> Staging<'s, 'env> {
         let _current = self.usable()?;
         // With event tracking on, makes the stream wait for the memory's uses. The guard records this one.
         let (device, guard) = view(self.used.stream);
+        if let Err(error) = check("cuStreamWaitEvent", ctx.check_err()) {
+            // Its record would stand for uses that the stream does not wait for.
+            mem::forget(guard);
+            return self.fail(Err(error));
+        }
         self.used.guards.push(guard);
-        self.fail(check("cuStreamWaitEvent", ctx.check_err()))?;
         Ok(device)
     }
 
