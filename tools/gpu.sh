@@ -65,7 +65,7 @@ if [ "\${1-}" = --quick ]; then
   shift
 fi
 out=\$(mkdir -p "\${1:-\$here}" && cd "\${1:-\$here}" && pwd) || exit 2
-report="captures copies pipelines latency cpu calls overlap neighbour chunked depths pinning"
+report="captures copies pipelines stager latency cpu calls overlap neighbour chunked depths pinning"
 tests=\$(cd "\$here/tests" && ls | grep -v '[.]so\$' | sed 's/^/test-/')
 all="machine test-twinbuf_cuda \$report train torch \$(grep -v -x test-twinbuf_cuda <<<"\$tests" | tr '\n' ' ')"
 steps=\${*:2}
@@ -151,7 +151,7 @@ for round in $(seq "${1:-10}"); do
   mkdir -p "$out/done"
   # The report alone: the other steps take minutes.
   (cd "$pack/tests" && for test in *; do touch "$out/done/test-$test"; done)
-  touch "$out/done/train" "$out/done/torch"
+  touch "$out/done/train" "$out/done/torch" "$out/printed"
   # A session of its own, so that the whole run can be killed by its number.
   setsid "$pack/run" --quick "$out" >"$out/printed" 2>&1 &
   run=$!
@@ -179,7 +179,7 @@ for line in report:
         sections.add(json.loads(line)["section"])
     except json.JSONDecodeError:
         print("cut:", line[:60])
-if lost or gone or len(sections) < 12:
+if lost or gone or len(sections) < 13:
     sys.exit(f"round {round_}: lost {lost}, gone {gone}, sections {sorted(sections)}")
 print(f"round {round_}: killed after figure {after}, with {len(printed)} printed, all kept; then run to its end, {len(sections)} sections")
 CHECK

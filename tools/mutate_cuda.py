@@ -4,6 +4,7 @@
     python3 tools/mutate_cuda.py            all mutants; exit status 1 if one survives that has no excuse (an hour)
     python3 tools/mutate_cuda.py --only X   only mutants whose description matches the regular expression X
     python3 tools/mutate_cuda.py --list     only says what would be tried
+    python3 tools/mutate_cuda.py --log F    appends each verdict to the file F, and skips the mutants that it has
 
 A mutant is killed by the first test program that fails, does not end, or does not compile while the library does. The
 workspace is not touched: every mutant is made in a private copy under the target directory. Exit status 2: the gate
@@ -21,9 +22,10 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Quick ones first.
+# Quick ones first. What follows a program's name filters its tests.
 TESTS = ["slots", "captures", "leases", "fuzz", "neighbour", "batches", "errors", "allocations", "--lib"]
-TIMEOUT_S = 180  # several times what the slowest of them takes
+STAGER_TESTS = ["stager -- --skip call", "captures scope", "--lib stager", "fuzz scopes", "stager call"]
+TIMEOUT_S = 600  # several times what the slowest of them takes
 
 # (file in cuda/src, what, the text, which must be there once, its replacement)
 MUTANTS = [
@@ -98,6 +100,44 @@ MUTANTS = [
     ("host.rs", "flushed bytes are still accessible", "        self.flushed = until;\n", ""),
     ("host.rs", "the last chunk can be flushed", "(filled / chunk).min(self.layout.chunks() - 1) * chunk", "(filled / chunk).min(self.layout.chunks()) * chunk"),
     ("uploader.rs", "a chunk has no least size", "let least = slot_bytes.div_ceil(Self::MAX_CHUNKS).max(1);", "let least = 1;"),
+    # A stager.
+    ("stager.rs", "the caller's stream does not wait", "                unsafe { edge::use_after_copy(stream.cu_stream(), done.raw()) }?;", "                ();"),
+    ("stager.rs", "the end is not recorded", "                unsafe { cu::record(done.raw(), copies.raw()) }?;", "                ();"),
+    ("stager.rs", "a failed scope does not wait", "drain.needed = ended.is_err();", "drain.needed = false;"),
+    ("stager.rs", "a panic does not wait", "needed: true };", "needed: false };"),
+    ("stager.rs", "copies that cannot be waited for are forgotten", "*self.lost = self.copies.settle().err();", "let _ = self.copies.settle();"),
+    ("stager.rs", "a stager goes on after that", "        if let Some(error) = &self.lost {\n            return Err(error.clone());\n        }\n", ""),
+    ("stager.rs", "its slots are freed", "if self.lost.is_some() || self.stream.settle().is_err() {", "if self.stream.settle().is_err() {"),
+    ("stager.rs", "slots are freed under copies", "if self.lost.is_some() || self.stream.settle().is_err() {", "if self.lost.is_some() {"),
+    ("stager.rs", "an error of a thread is not the scope's", "            fate.get().cloned().map_or(Ok(()), Err)?;\n", ""),
+    ("stager.rs", "a stream that is captured by now waits", "                    return Err(Error::Captured.into());", "                    ();"),
+    ("stager.rs", "a stream of another context", "if stream.context() != ctx {", "if false {"),
+    ("stager/lane.rs", "a slot is filled under its copies", "if mem::take(&mut self.copying) {", "if mem::take(&mut self.copying) && false {"),
+    ("stager/lane.rs", "copies do not wait for the stream", "        unsafe { edge::copy_after_use(copies.raw(), slot.ready.raw()) }?;", "        ();"),
+    ("stager/lane.rs", "copies are not remembered", "slot.copying = true;", "slot.copying = false;"),
+    ("stager/lane.rs", "the event of a slot is not recorded", "        unsafe { cu::record(slot.copied.raw(), copies.raw()) }", "        Ok(())"),
+    ("stager/lane.rs", "all pieces of a slot are one copy", "pieces.chunk_by(|_, next| next.follows)", "pieces.chunk_by(|_, _| true)"),
+    ("stager/lane.rs", "each piece is a copy", "pieces.chunk_by(|_, next| next.follows)", "pieces.chunk_by(|_, _| false)"),
+    ("stager/lane.rs", "each copy is from the start of the slot", "host = unsafe { host.add(len) };", "host = unsafe { host.add(len - len) };"),
+    ("stager/lane.rs", "the last offload is lost", "return last.map_or(Ok(()), |mut order| order.unload());", "return Ok(());"),
+    ("stager/lane.rs", "an offload is lost if another follows", "                    before.unload()?;", "                    drop(before.pieces.pop());"),
+    ("stager/lane.rs", "a fill's context stays", "        cu::bind(copies.context())?;\n        // SAFETY: both exist.\n        unsafe { edge", "        // SAFETY: both exist.\n        unsafe { edge"),
+    ("stager/lane.rs", "a fill thread breaks captures", "    let _beside = BesideCaptures::enter();\n    // An offload", "    // An offload"),
+    ("stager/staging.rs", "lengths may differ", "if host == device {", "if true {"),
+    ("stager/staging.rs", "memory of another context", "if owner.context() != ctx {", "if false {"),
+    ("stager/staging.rs", "an error of a call is not the scope's", "let _ = self.fate.set(error.clone());", "let _ = error;"),
+    ("stager/staging.rs", "a captured stream is used", "if captured { Err(Error::Captured) } else { Ok(current) }", "let _ = captured;\n            Ok(current)"),
+    ("stager/staging.rs", "neighbours are one allocation", "        within(&self.allocation)\n    }", "        true\n    }"),
+    ("stager/staging.rs", "no two pieces are one copy", "order.end() == Some(device) && ", "false && order.end() == Some(device) && "),
+    ("stager/staging.rs", "one slot has both directions", "Some(order) if order.way() == way => order,", "Some(order) => order,"),
+    ("stager/staging.rs", "the last slot stays", "let _ = if worked { self.dispatch() } else { Ok(()) };", "let _ = worked;"),
+    ("stager/staging.rs", "the stream's work is not recorded", "self.fail(unsafe { cu::record(order.ready().raw(), self.used.stream.cu_stream()) })?;", "();"),
+    ("stager/staging.rs", "cudarc records in a capture", "            mem::forget(mem::take(&mut self.guards));", "            ();"),
+    ("stager/staging.rs", "an error of cudarc's wait is lost", 'if let Err(error) = check("cuStreamWaitEvent", ctx.check_err()) {', 'if let (Err(error), false) = (check("cuStreamWaitEvent", ctx.check_err()), true) {'),
+    ("stager/staging.rs", "cudarc records a use after a failed wait", "            mem::forget(guard);", "            drop(guard);"),
+    ("stager/staging.rs", "an error of cudarc's record is lost", 'check("cuEventRecord", ctx.check_err())', 'Ok(drop(ctx.check_err()))'),
+    ("stager/staging.rs", "cudarc's record comes before the wait", "        self.used.guards.push(guard);", "        drop(guard);"),
+    ("stager/staging.rs", "a free thread is passed over", "Err(TryAcquireError::Full) => {}", "Err(TryAcquireError::Full) => break,"),
     ("time.rs", "a copy may begin before it was issued", ".min(latest).max(issued)", ".min(latest)"),
     ("error.rs", "nothing", "#[non_exhaustive]\npub enum Error {", "#[non_exhaustive]\n#[doc(hidden)]\npub enum Error {"),
 ]
@@ -105,6 +145,7 @@ MUTANTS = [
 # What -> why no test can kill it.
 EXCUSES = {
     "the copy's event is for timing always": "such an event costs time on a device, and nothing else shows it",
+    "a free thread is passed over": "a scope is slower, and right",
     "nothing": "the canary: it must survive",
 }
 
@@ -114,8 +155,11 @@ def run(tree, env, tests):
     cargo = ["cargo", "test", "-q", "-p", "twinbuf-cuda"]
     if subprocess.run(["cargo", "check", "-q", "-p", "twinbuf-cuda"], cwd=tree, env=env, capture_output=True).returncode:
         return "UNVIABLE"
+    # Apart, because on a busy machine a build takes longer than a test may. A test that does not compile fails below.
+    programs = {word for test in tests if (word := test.split()[0]) != "--lib"}
+    subprocess.run([*cargo, "--no-run", "--lib", *(f"--test={name}" for name in programs)], cwd=tree, env=env, capture_output=True)
     for test in tests:
-        command = [*cargo, *([test] if test.startswith("--") else ["--test", test])]
+        command = [*cargo, *([] if test.startswith("--") else ["--test"]), *test.split()]
         done = subprocess.Popen(command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:
             stdout, stderr = done.communicate(timeout=TIMEOUT_S)
@@ -133,8 +177,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path(os.devnull))
     options = parser.parse_args()
     mutants = [m for m in MUTANTS if re.search(options.only, f"{m[0]} {m[1]}")]
+    known = options.log.read_text() if options.log.exists() else ""
+    mutants = [m for m in mutants if f" {m[0]}: {m[1]}   [" not in known]
     sources = {}
     for file, what, old, new in MUTANTS:
         sources[file] = (ROOT / "cuda/src" / file).read_text()
@@ -150,9 +197,11 @@ def main():
     skip = shutil.ignore_patterns("target", ".git", "corpus", "artifacts")
     shutil.copytree(ROOT, tree, ignore=skip, copy_function=shutil.copy)
     env = dict(os.environ, CARGO_TARGET_DIR=str(home / "target"), RUST_BACKTRACE="0", CARGO_PROFILE_DEV_DEBUG="0")
-    env |= {"TWINBUF_CUDA_SEEDS": "192", "TWINBUF_FUZZ_CASES": "400"}
+    env |= {"TWINBUF_CUDA_SEEDS": "192", "TWINBUF_FUZZ_CASES": "200"}
     start = time.time()
-    if (killer := run(tree, env, TESTS)) is not None:
+    # A run that continues another has tried the tests already.
+    every = dict.fromkeys([*TESTS, *STAGER_TESTS])
+    if not known and (killer := run(tree, env, every)) is not None:
         print(f"the tests fail without any mutant: {killer}")
         return 2
     print(f"{len(mutants)} mutants; the tests without one took {time.time() - start:.0f} s", flush=True)
@@ -161,14 +210,17 @@ def main():
         path = tree / "cuda/src" / file
         path.write_text(sources[file].replace(old, new))
         began = time.time()
-        killer = run(tree, env, TESTS)
+        killer = run(tree, env, STAGER_TESTS if file.startswith("stager") else TESTS)
         path.write_text(sources[file])
         os.utime(path)
         if killer == "UNVIABLE" or killer is None and what not in EXCUSES:
             lived.append(what)
         verdict = {None: "excused" if what in EXCUSES else "SURVIVED", "UNVIABLE": "UNVIABLE"}.get(killer, "killed")
         reason = EXCUSES.get(what, "") if killer is None else killer
-        print(f"{verdict:8} {file}: {what}   [{reason}] {time.time() - began:.0f} s", flush=True)
+        line = f"{verdict:8} {file}: {what}   [{reason}] {time.time() - began:.0f} s"
+        print(line, flush=True)
+        with options.log.open("a") as log:
+            print(line, file=log)
     killed = len(mutants) - len(lived) - sum(m[1] in EXCUSES for m in mutants)
     print(f"{killed} of {len(mutants)} killed, not: {lived}, in {time.time() - start:.0f} s")
     return 1 if lived else 0

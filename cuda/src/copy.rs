@@ -31,7 +31,7 @@ pub(crate) struct Copies<H> {
     running: VecDeque<Running<H>>,
     /// Holds the chunks of the batch that is being copied, until its last chunk is committed.
     open: Vec<H>,
-    /// Empty vectors, to be reused by later batches.
+    /// Empty vectors, one for each copy that may be in flight.
     spare: Vec<Vec<H>>,
     /// Whether a copy of that batch has been enqueued.
     started: bool,
@@ -63,19 +63,23 @@ enum Patience {
 }
 
 impl<H> Copies<H> {
+    /// `chunks` is the number of chunks of a slot.
     pub(crate) fn new(
         stream: Arc<Stream>,
         clock: Option<Arc<Clock>>,
         on_copied: Option<OnCopied>,
         limit: usize,
+        chunks: usize,
     ) -> Self {
+        let list = || Vec::with_capacity(chunks);
         Self {
             stream,
             clock,
             on_copied,
             running: VecDeque::with_capacity(limit),
-            open: Vec::new(),
-            spare: Vec::with_capacity(limit),
+            open: list(),
+            // All of them now: how many copies overlap, and when they first do, depends on timing.
+            spare: std::iter::repeat_with(list).take(limit).collect(),
             started: false,
             limit,
         }

@@ -4,6 +4,7 @@
 //! them.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
@@ -188,6 +189,31 @@ pub(crate) unsafe fn copy_to_device(
     // SAFETY: the caller's guarantee. No reference to the source is made: other threads own it while the copy runs.
     let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), len, stream) };
     check("cuMemcpyHtoDAsync", result.result())
+}
+
+/// Enqueues a copy of `len` bytes from the device.
+///
+/// # Safety
+///
+/// Both ranges and the stream exist until the copy is done. `to` is page-locked and is not accessed until then.
+pub(crate) unsafe fn copy_to_host(
+    to: *mut u8,
+    from: CUdeviceptr,
+    len: usize,
+    stream: CUstream,
+) -> Result<(), Error> {
+    // SAFETY: the caller's guarantee.
+    let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, len, stream) };
+    check("cuMemcpyDtoHAsync", result.result())
+}
+
+/// The allocation of device memory that contains an address.
+pub(crate) fn allocation(address: CUdeviceptr) -> Result<Range<CUdeviceptr>, Error> {
+    let (mut start, mut bytes) = (0, 0);
+    // SAFETY: both pointers are valid for the call, which does not access the device memory.
+    let found = unsafe { sys::cuMemGetAddressRange_v2(&raw mut start, &raw mut bytes, address) };
+    check("cuMemGetAddressRange", found.result())?;
+    Ok(start..start + bytes as u64)
 }
 
 /// The copy stream. Not cudarc's stream type: creating one raises a count that turns on event tracking for every call

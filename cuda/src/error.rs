@@ -4,10 +4,10 @@ use std::fmt;
 use std::io;
 use std::sync::OnceLock;
 
-/// The error that ended an uploader, shared by both of its sides. Set once, before either side sees the end.
+/// The error that ended an uploader or a stager's scope, shared by its threads. Set once, before anyone sees the end.
 pub(crate) type Fate = OnceLock<Error>;
 
-/// Why a call returned no driver, no uploader, no slot or no batch.
+/// Why a call returned no driver, no uploader, no slot or no batch, or copied nothing.
 ///
 /// A driver error ends an uploader. Batches copied before it are still delivered. After them, every call on both sides
 /// returns that same error.
@@ -54,12 +54,19 @@ pub enum Error {
         /// The value it was given.
         found: String,
     },
-    /// The copy thread could not be started.
+    /// A function of the caller that fills or takes the bytes of a [`Stager`](crate::Stager)'s slot failed.
+    Fill {
+        /// The kind of its error.
+        kind: io::ErrorKind,
+        /// Its error.
+        message: String,
+    },
+    /// A thread could not be started.
     Spawn {
         /// The system's error.
         kind: io::ErrorKind,
     },
-    /// The stream belongs to a different context than the uploader.
+    /// The stream or the memory belongs to a different context than the uploader or the stager.
     OtherContext,
     /// The stream is the per-thread default stream. Its handle names a different stream on every thread, and a lease
     /// may move between threads, so its release could not be ordered. Copy the batch with
@@ -83,6 +90,12 @@ pub enum Error {
     Abandoned,
     /// The [`DeviceBatches`](crate::DeviceBatches) were dropped: nothing will receive what is committed.
     Closed,
+}
+
+impl Error {
+    pub(crate) fn fill(error: &io::Error) -> Self {
+        Self::Fill { kind: error.kind(), message: error.to_string() }
+    }
 }
 
 impl fmt::Display for Error {
@@ -112,9 +125,10 @@ impl fmt::Display for Error {
             Self::Option { option, wanted, found } => {
                 write!(f, "option `{option}`: wanted {wanted}, found {found}")
             }
-            Self::Spawn { kind } => write!(f, "the copy thread could not be started: {kind}"),
+            Self::Fill { message, .. } => write!(f, "the bytes of a copy could not be read or written: {message}"),
+            Self::Spawn { kind } => write!(f, "a thread could not be started: {kind}"),
             Self::OtherContext => {
-                f.write_str("wanted a stream of the uploader's context, found one of another context")
+                f.write_str("wanted a stream and memory of the uploader's context, found those of another context")
             }
             Self::PerThreadStream => f.write_str(
                 "wanted a stream that is the same on every thread, found the per-thread default stream: copy the batch \

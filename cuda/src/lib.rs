@@ -1,5 +1,5 @@
 //! Uploads batches from the host to a CUDA device while the previous batch is in use: page-locked host slots, device
-//! slots, and a copy stream.
+//! slots, and a copy stream. And weights, into memory that the caller allocated.
 //!
 //! * [`Uploader`] builds the two sides: the reading side fills [`HostSlots`], and the training side receives
 //!   [`DeviceBatches`]. Both hand-overs, reader to copy thread and copy thread to trainer, are [`twinbuf_core::Ring`]s.
@@ -7,6 +7,8 @@
 //!   [`View`] for cudarc's copies and kernels. Dropping the lease makes the next copy into that memory wait for that
 //!   stream. For other frameworks use [`on_raw`](Lease::on_raw), or [`into_owned`](Lease::into_owned) if they need a
 //!   [`CudaSlice`](cudarc::driver::CudaSlice).
+//! * A [`Stager`] copies between the host and memory of the caller's, in pieces of any size, within a scope that borrows
+//!   both.
 //! * Between the first batch and the last, only the copy thread waits on the host, asleep, and the device is never
 //!   synchronized as a whole. Exceptions: dropping the second side joins the copy thread; dropping a lease waits for a
 //!   stream on which no event can be recorded.
@@ -80,6 +82,7 @@ mod lease;
 pub mod lent;
 mod memory;
 mod slot;
+mod stager;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 mod time;
@@ -91,6 +94,7 @@ pub use cudarc;
 pub use error::Error;
 pub use host::{HostSlot, HostSlots};
 pub use lease::{Element, Lease, View};
+pub use stager::{Stager, StagerBuilder, Staging};
 pub use time::{Copied, CopyTime};
 pub use uploader::Uploader;
 

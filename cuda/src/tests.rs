@@ -17,6 +17,8 @@ use crate::memory::HostBytes;
 use crate::{Error, HostSlots, Uploader, context, lent};
 use kernels::Kernels;
 
+mod stager;
+
 #[path = "../kernels/mod.rs"]
 #[allow(dead_code)]
 mod kernels;
@@ -199,10 +201,15 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool) -> (Vec<String>, bool) 
     (sim.violations(), equal)
 }
 
+/// The number of seeds of a run.
+fn seeds() -> u64 {
+    let asked = std::env::var("TWINBUF_CUDA_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    if Control::get().is_real() { SEEDS_REAL } else { asked.unwrap_or(SEEDS) }
+}
+
 #[test]
 fn no_access_is_unordered_for_any_seed_with_tracking_on_and_off() {
-    let asked = std::env::var("TWINBUF_CUDA_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
-    let seeds = if Control::get().is_real() { SEEDS_REAL } else { asked.unwrap_or(SEEDS) };
+    let seeds = seeds();
     for (seed, tracking) in (0..seeds).flat_map(|seed| [(seed, true), (seed, false)]) {
         let (found, equal) = run(seed, None, tracking);
         assert!(found.is_empty(), "seed {seed}, tracking {tracking}: {found:#?}");

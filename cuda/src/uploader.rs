@@ -207,7 +207,7 @@ impl Uploader {
             let thread = std::thread::Builder::new()
                 .name("twinbuf-copy".to_string())
                 .spawn(move || {
-                    let copies = Copies::new(stream, clock, on_copied, limit);
+                    let copies = Copies::new(stream, clock, on_copied, limit, layout.chunks());
                     copy::thread::run(&mut host_rx, device_tx, copies, &seen);
                 })
                 .map_err(|error| Error::Spawn { kind: error.kind() })?;
@@ -217,7 +217,7 @@ impl Uploader {
         } else {
             // One `HostBuf` per slot: by hand, it hands over the slot's chunks one by one.
             let host = host.into_iter().step_by(layout.chunks()).collect();
-            let copies = Copies::new(stream, clock, self.on_copied, limit);
+            let copies = Copies::new(stream, clock, self.on_copied, limit, layout.chunks());
             let by_hand = ByHand::new(copies, host, device_tx, fate.clone(), shared.clone());
             (HostSlots::by_hand(by_hand, layout, device_depth, fate.clone()), None)
         };

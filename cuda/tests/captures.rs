@@ -14,7 +14,7 @@ use cudarc::driver::sys::CUstreamCaptureMode::{
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
 };
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Failure, Options, Sim};
 
 const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
@@ -41,6 +41,8 @@ struct Scene {
     batches: Option<DeviceBatches<u64>>,
     /// Kept, because cudarc frees it.
     owned: Option<CudaSlice<u8>>,
+    /// 1000 bytes on the stream that is not captured.
+    memory: CudaSlice<u8>,
 }
 
 impl Scene {
@@ -56,7 +58,7 @@ impl Scene {
 type Call = fn(&mut Scene);
 
 /// Each call of the API.
-const CALLS: [(&str, Call); 13] = [
+const CALLS: [(&str, Call); 14] = [
     ("context", |_| drop(twinbuf_cuda::context(0).unwrap())),
     ("build and drop", |scene| {
         let uploader = Uploader::new(&scene.ctx, BYTES).times(true).chunk_bytes(BYTES / 4);
@@ -106,6 +108,16 @@ const CALLS: [(&str, Call); 13] = [
     ("drop of a lease used elsewhere", |scene| {
         scene.lease().on::<u8>(&scene.other).unwrap();
     }),
+    ("a stager's scopes on another stream", |scene| {
+        let memory = &mut scene.memory;
+        let mut stager = Stager::new(&scene.ctx).slot_bytes(64).fill_threads(2).build().unwrap();
+        stager.scope(&scene.other, |to| to.upload(&[7; 1000], memory.as_view_mut())).unwrap();
+        let mut back = [0; 1000];
+        stager.scope(&scene.other, |from| from.offload(memory.as_view(), &mut back)).unwrap();
+        assert_eq!(back, [7; 1000]);
+        let failed = stager.scope(&scene.other, |_| Err::<(), _>(Error::Closed));
+        assert_eq!(failed.unwrap_err(), Error::Closed);
+    }),
     ("drop of both sides", |scene| drop((scene.slots.take(), scene.batches.take()))),
     ("finish", |scene| {
         scene.slots.take().unwrap().finish();
@@ -129,7 +141,9 @@ fn each_call_leaves_a_capture_alone_and_the_uploader_works_afterwards() {
             let (slots, batches) = uploader.build().unwrap();
             let (slots, batches) = (Some(slots), Some(batches));
             let control = sim.control();
-            let mut scene = Scene { control, ctx: ctx.clone(), captured, other, slots, batches, owned: None };
+            let memory = other.alloc_zeros(1000).unwrap();
+            let (ctx, owned) = (ctx.clone(), None);
+            let mut scene = Scene { control, ctx, captured, other, slots, batches, owned, memory };
             scene.commit(1);
             scene.commit(2);
             scene.captured.begin_capture(mode).unwrap();
@@ -289,6 +303,61 @@ fn a_capture_is_whole_though_the_call_that_spares_it_fails_once() {
                 commit(&mut slots, BYTES, value).unwrap();
                 assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [value; BYTES], "{call}");
             }
+        }
+    });
+}
+
+/// A scope on a captured stream, and on one whose capture begins between its calls or after them.
+#[test]
+fn a_scope_leaves_a_capture_of_its_stream_alone_and_the_stager_works_afterwards() {
+    must_end(|| {
+        let ways = MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]);
+        // 92: the second piece fills the last slot, and nothing is handed over at the end.
+        let ways = ways.flat_map(|way| [(way, 92), (way, 100)]);
+        for (((mode, tracking), len), begins) in ways.flat_map(|way| [0, 1, 2, 3].map(|begins| (way, begins)))
+        {
+            let sim = Sim::start(Options { delay_us: 20, ..Options::default() });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            if !tracking {
+                // SAFETY: one stream uses everything.
+                unsafe { ctx.disable_event_tracking() };
+            }
+            let stream = ctx.new_stream().unwrap();
+            let (mut first, mut second) =
+                (stream.alloc_zeros::<u8>(100).unwrap(), stream.alloc_zeros::<u8>(len).unwrap());
+            stream.synchronize().unwrap();
+            let mut stager = Stager::new(&ctx).slot_bytes(64).fill_threads(1).build().unwrap();
+            let capture = |now: u8| {
+                if now == begins {
+                    stream.begin_capture(mode).unwrap();
+                }
+            };
+            capture(0);
+            let error = stager
+                .scope(&stream, |to| {
+                    to.upload(&[1; 100], first.as_view_mut())?;
+                    capture(1);
+                    let uploaded = to.upload_with(
+                        |_, out| {
+                            out.fill(2);
+                            Ok(())
+                        },
+                        second.as_view_mut(),
+                    );
+                    assert_eq!(uploaded, if begins < 2 { Err(Error::Captured) } else { Ok(()) });
+                    capture(2);
+                    Ok::<_, Error>(())
+                })
+                .map(|()| capture(3));
+            assert_eq!(error, if begins < 3 { Err(Error::Captured) } else { Ok(()) }, "{mode:?}, {begins}");
+            end(stream.cu_stream());
+            for value in 3..6 {
+                let bytes = [value; 100];
+                stager.scope(&stream, |to| to.upload(&bytes, first.as_view_mut())).unwrap();
+                assert_eq!(stream.clone_dtoh(&first).unwrap(), [value; 100]);
+            }
+            drop((stager, first, second));
+            assert_eq!(sim.violations(), [""; 0], "{mode:?}, tracking {tracking}, begins {begins}");
         }
     });
 }

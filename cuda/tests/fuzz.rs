@@ -1,6 +1,8 @@
 //! Random calls of the public API in random order, on the software driver, compared with one model: the result of each
 //! call and the bytes that each use finds. No access is unordered, and nothing is lost or leaked.
 //!
+//! Another model has the scopes of a stager.
+//!
 //! `TWINBUF_FUZZ_CASES=3000 cargo test --release -p twinbuf-cuda --test fuzz` for a long run.
 #![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
@@ -8,16 +10,17 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::io;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use common::{copy_threads, must_end};
+use common::{copy_threads, must_end, threads};
 use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, result, sys};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader, lent};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Stager, Uploader, lent};
 use twinbuf_cuda_sim::{Control, Failure, Kernel, Options, Sim, checksum_of};
 
 const BYTES: usize = 448;
@@ -629,5 +632,201 @@ fn random_calls_agree_with_the_model() {
         });
         result.unwrap_or_else(|error| panic!("{error}"));
         println!("{cases} cases, {} of 64 pairs of depths", seen.len());
+    });
+}
+
+/// What a scope of a stager does with each of its buffers: with each part of it, in some order.
+#[derive(Clone, Debug)]
+struct Scope {
+    /// For each buffer, the size of its parts, and whether they are uploaded. `None`: it is not used.
+    buffers: Vec<Option<(usize, bool)>>,
+    /// Parts are taken in steps of this.
+    stride: usize,
+    /// The part whose fill fails.
+    failing: Option<usize>,
+    /// The part at which the closure gives up.
+    gives_up: Option<usize>,
+    /// The part before which the stream's capture begins, and the mode.
+    captured: Option<(usize, u8)>,
+    /// The driver call that fails, from the beginning of the scope.
+    call: Option<u64>,
+}
+
+/// Bytes of a buffer. Parts divide it.
+const LEN: usize = 600;
+
+fn scope() -> impl Strategy<Value = Scope> {
+    let size = prop::sample::select(vec![10, 25, 50, 100, 300, LEN]);
+    let buffers = prop::collection::vec(prop::option::weighted(0.8, (size, any::<bool>())), 3);
+    let rarely = |of: std::ops::Range<usize>| prop::option::weighted(0.1, of);
+    let captured = prop::option::weighted(0.1, (0..40_usize, 0..3_u8));
+    let call = prop::option::weighted(0.1, 1..120_u64);
+    (buffers, 1..20_usize, rarely(0..40), rarely(0..40), captured, call).prop_map(
+        |(buffers, stride, failing, gives_up, captured, call)| Scope {
+            buffers,
+            stride,
+            failing,
+            gives_up,
+            captured,
+            call,
+        },
+    )
+}
+
+/// A part of a buffer in a scope.
+enum Part<'a> {
+    Up(CudaViewMut<'a, u8>, &'a [u8]),
+    Down(CudaView<'a, u8>, &'a mut [u8]),
+}
+
+fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
+    let Setup { seed, pools, delay_us, .. } = setup;
+    let sim = Sim::start(Options { delay_us, pools, pieces: 2, ..Options::seeded(seed) });
+    let ctx = twinbuf_cuda::context(0).unwrap();
+    if !tracking {
+        // SAFETY: one stream uses everything.
+        unsafe { ctx.disable_event_tracking() };
+    }
+    let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+    let before = sim.live().leaked();
+    let stager = Stager::new(&ctx).slot_bytes([16, 60, 100, 4096][setup.host_depth % 4]);
+    let mut stager =
+        stager.depth(setup.device_depth).fill_threads(setup.host_depth.div_ceil(2)).build().unwrap();
+    let mut memory: Vec<CudaSlice<u8>> = (0..3).map(|_| stream.alloc_zeros(LEN).unwrap()).collect();
+    // `None` after a scope that failed.
+    let mut model: Vec<Option<Vec<u8>>> = vec![Some(vec![0; LEN]); 3];
+    let (mut kernels, control, mut failing) = (Vec::new(), sim.control(), false);
+    for (round, scope) in scopes.iter().enumerate() {
+        let new: Vec<Vec<u8>> = (0..3)
+            .map(|buffer| (0..LEN).map(|i| (i * 7 + buffer * 50 + round * 31) as u8 ^ seed as u8).collect())
+            .collect();
+        let mut back = vec![vec![0xEE; LEN]; 3];
+        let mut parts = Vec::new();
+        for (((memory, new), back), way) in memory.iter_mut().zip(&new).zip(&mut back).zip(&scope.buffers) {
+            match *way {
+                None => {}
+                Some((size, true)) => {
+                    let views = memory.as_view_mut().chunks_exact_mut(size);
+                    parts.extend(views.zip(new.chunks(size)).map(|(view, new)| Some(Part::Up(view, new))));
+                }
+                Some((size, false)) => {
+                    let memory = &*memory;
+                    let views = (0..LEN).step_by(size).map(|from| memory.slice(from..from + size));
+                    parts.extend(
+                        views.zip(back.chunks_mut(size)).map(|(view, out)| Some(Part::Down(view, out))),
+                    );
+                }
+            }
+        }
+        failing |= scope.call.is_some();
+        scope.call.into_iter().for_each(|nth| sim.inject(Failure::call(nth, LAUNCH_FAILED)));
+        let count = parts.len();
+        let mut captured = false;
+        let staged = stager.scope(&stream, |to| {
+            let order = (0..scope.stride).flat_map(|from| (from..count).step_by(scope.stride));
+            for (i, at) in order.enumerate() {
+                if scope.gives_up == Some(i) {
+                    return Err(Error::Closed);
+                }
+                if let Some((_, mode)) = scope.captured.filter(|(from, _)| *from == i) {
+                    bind(&ctx);
+                    let mode = [
+                        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+                        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+                    ][usize::from(mode)];
+                    // SAFETY: the stream exists.
+                    captured = unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.is_ok();
+                }
+                match parts[at].take().unwrap() {
+                    Part::Up(view, new) if i % 3 == 0 && scope.failing != Some(i) => to.upload(new, view)?,
+                    Part::Up(view, new) => to.upload_with(
+                        move |at, out| {
+                            control.host_write(&raw const *out);
+                            if scope.failing == Some(i) {
+                                return Err(io::Error::other("fails"));
+                            }
+                            out.copy_from_slice(&new[at..][..out.len()]);
+                            Ok(())
+                        },
+                        view,
+                    )?,
+                    Part::Down(view, out) => to.offload(view, out)?,
+                }
+            }
+            Ok(())
+        });
+        let wanted = match &staged {
+            Ok(()) => !captured && scope.gives_up.is_none_or(|i| i >= count),
+            Err(Error::Driver { code: LAUNCH_FAILED, .. }) => failing,
+            Err(Error::Captured) => captured,
+            Err(Error::Closed) => scope.gives_up.is_some(),
+            Err(Error::Fill { .. }) => scope.failing.is_some(),
+            Err(_) => false,
+        };
+        assert!(wanted, "{scope:?}: {staged:?}");
+        drop(parts);
+        bind(&ctx);
+        while captured {
+            // SAFETY: the stream exists.
+            match unsafe { result::stream::end_capture(stream.cu_stream()) } {
+                Ok(_) => captured = false,
+                // An injected error; the capture continues.
+                Err(error) => assert_eq!(error.0 as u32, LAUNCH_FAILED, "a broken capture"),
+            }
+        }
+        let results = memory.iter().zip(&mut model).zip(new.into_iter().zip(back)).zip(&scope.buffers);
+        for (((memory, model), (new, back)), way) in results {
+            match (way, &staged) {
+                (None, _) => {}
+                (Some((_, true)), staged) => *model = staged.is_ok().then_some(new),
+                (Some((_, false)), Ok(())) => assert!(model.as_ref().is_none_or(|model| *model == back)),
+                (Some((_, false)), Err(_)) => {}
+            }
+            let Some(model) = model.as_ref() else { continue };
+            if tracking && round % 2 == 1 {
+                let _ = ctx.check_err();
+                let found = other.clone_dtoh(memory);
+                assert!(failing || found.as_ref() == Ok(model));
+                continue;
+            }
+            let address = memory.device_ptr(&stream).0;
+            let kernel = sim.kernel_read(stream.cu_stream(), address, LEN, 5);
+            if let Ok(Some(kernel)) = kernel {
+                kernels.push((kernel, checksum_of(model)));
+            }
+        }
+    }
+    // Without what an injected error may still hit.
+    sim.drain();
+    bind(&ctx);
+    drop((stager, memory));
+    assert_eq!(threads("twinbuf-stage"), 0);
+    for (kernel, wanted) in kernels {
+        assert_eq!(sim.checksum(kernel), Some(wanted), "a use found other bytes");
+    }
+    assert_eq!(sim.violations(), [""; 0]);
+    sim.drain();
+    assert_eq!(sim.live().leaked(), before);
+}
+
+#[test]
+fn random_scopes_of_a_stager_agree_with_the_model() {
+    if Control::get().is_real() {
+        return;
+    }
+    let cases = std::env::var("TWINBUF_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(50);
+    must_end(move || {
+        let case = (setup(), prop::collection::vec(scope(), 1..6), any::<bool>());
+        let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+        let result = TestRunner::new(config).run(&case, |(setup, scopes, tracking)| {
+            if std::env::var_os("TWINBUF_FUZZ_PRINT").is_some() {
+                eprintln!("{setup:?} {tracking} {scopes:?}");
+            }
+            stage(setup, &scopes, tracking);
+            Ok(())
+        });
+        result.unwrap_or_else(|error| panic!("{error}"));
+        println!("{cases} cases of a stager");
     });
 }

@@ -87,6 +87,17 @@ fn the_report_has_every_figure() {
     for pipeline in report.lines("pipelines") {
         assert!(pipeline["serial"].is_f64() && pipeline["overlapped_over_longest"].is_f64(), "{pipeline}");
     }
+    let stager = report.line("stager");
+    let threads = stager["threads"].as_array().unwrap();
+    assert_eq!(
+        threads.iter().map(|of| of["fill_threads"].as_u64().unwrap()).collect::<Vec<_>>(),
+        [1, 2, 4, 8]
+    );
+    for of in threads {
+        for figure in ["upload", "upload_slices", "offload", "pageable_over_upload"] {
+            assert!(of[figure].is_f64(), "{stager}");
+        }
+    }
     let latency = report.lines("latency");
     assert_eq!(latency.iter().filter(|line| line["plain_4k"].is_f64()).count(), 3);
     assert!(latency[3]["uploader_4k"].is_f64());

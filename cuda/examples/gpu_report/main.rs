@@ -29,6 +29,7 @@ mod latency;
 mod measure;
 mod pinning;
 mod pipeline;
+mod stager;
 mod work;
 
 #[allow(unused_imports, reason = "by the report's test")]
@@ -53,6 +54,8 @@ pub(crate) struct Extent {
     /// One large batch, and the sizes of its chunks.
     large: usize,
     chunks: Vec<usize>,
+    /// Bytes of a stager's slot.
+    slot: usize,
     /// The three-stage runs' longest stage.
     stage: Duration,
     /// The target duration of that stage for all batches: long compared with one batch's time in the other two.
@@ -66,15 +69,15 @@ impl Extent {
         let sizes = (16..=30).step_by(2).map(|power| 1 << power).collect(); // 64 KiB to 1 GiB
         let (stage, epoch) = (Duration::from_millis(350), Duration::from_secs(10));
         let depth_sizes = vec![256 << 10, 1 << 20, 4 << 20, 64 << 20];
-        let (large, chunks) = (256 << 20, vec![4 << 20, 8 << 20, 16 << 20]);
-        Self { sizes, rounds: 7, round_bytes: 4 << 30, depth_sizes, large, chunks, stage, epoch }
+        let (large, chunks, slot) = (256 << 20, vec![4 << 20, 8 << 20, 16 << 20], 8 << 20);
+        Self { sizes, rounds: 7, round_bytes: 4 << 30, depth_sizes, large, chunks, slot, stage, epoch }
     }
 
     pub(crate) fn quick() -> Self {
         let sizes = vec![64 << 10, 1 << 20];
         let (stage, epoch) = (Duration::from_millis(7), Duration::from_millis(42));
-        let (depth_sizes, large, chunks) = (vec![64 << 10], 1 << 20, vec![256 << 10]);
-        Self { sizes, rounds: 3, round_bytes: 4 << 20, depth_sizes, large, chunks, stage, epoch }
+        let (depth_sizes, large, chunks, slot) = (vec![64 << 10], 1 << 20, vec![256 << 10], 64 << 10);
+        Self { sizes, rounds: 3, round_bytes: 4 << 20, depth_sizes, large, chunks, slot, stage, epoch }
     }
 
     /// How many copies of this size a round has.
@@ -99,7 +102,7 @@ type Line<'a> = &'a mut dyn FnMut(Result<Value>);
 type Section = fn(&Bench, Line<'_>);
 
 /// The sections, in the order of a whole run: the most important first.
-pub(crate) const SECTIONS: [(&str, Section); 12] = [
+pub(crate) const SECTIONS: [(&str, Section); 13] = [
     ("machine", |bench, line| line(machine(&bench.ctx))),
     ("captures", |bench, line| captures::captures(&bench.ctx, line)),
     ("copies", |bench, line| {
@@ -123,6 +126,7 @@ pub(crate) const SECTIONS: [(&str, Section); 12] = [
             line(entry("shape", shape, run));
         }
     }),
+    ("stager", |bench, line| line(stager::stager(&bench.ctx, &bench.extent))),
     ("latency", |bench, line| latency::latency(&bench.ctx, &bench.extent, line)),
     ("cpu", |bench, line| line(cpu::cpu(&bench.ctx, &bench.extent))),
     ("calls", |bench, line| line(calls::calls(&bench.ctx, &bench.extent))),
@@ -202,6 +206,7 @@ fn machine(ctx: &Arc<CudaContext>) -> Result<Value> {
             "enqueue_over_alone": "the host's time for one memcpy_dtod of the user's, over the same without",
             "plain_4k": "from the call to the end of one copy of 4 KiB on a stream of the user's, waited for",
             "uploader_4k": "from `commit` of 4 KiB to the end of its copy, waited for",
+            "pageable_over_upload": "cudarc's memcpy_htod from pageable memory, over a stager with that many threads",
             "cpu_share": "of one processor, by the copy thread",
             "codes": "CUresult of each call on a captured stream; 0 is success",
         },

@@ -50,15 +50,21 @@ pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// The number of copy threads of this process, after threads that were joined have left its list: the kernel wakes the
-/// joiner before it removes a thread from `/proc`. A thread that was not joined stays there.
+/// The number of copy threads of this process.
 #[allow(dead_code)]
 pub(crate) fn copy_threads() -> usize {
+    threads("twinbuf-copy")
+}
+
+/// The number of this process's threads of this name, after threads that were joined have left its list: the kernel
+/// wakes the joiner before it removes a thread from `/proc`. A thread that was not joined stays there.
+#[allow(dead_code)]
+pub(crate) fn threads(wanted: &str) -> usize {
     let listed = || {
         std::fs::read_dir("/proc/self/task")
             .unwrap()
             .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
-            .filter(|name| name.trim_end() == "twinbuf-copy")
+            .filter(|name| name.trim_end() == wanted)
             .count()
     };
     let looked = std::time::Instant::now();

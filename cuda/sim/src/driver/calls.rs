@@ -301,6 +301,11 @@ calls! {
         core.push(stream, Work::Free(address));
         Ok(())
     };
+    fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) Context |mut core| {
+        let found = core.device_allocation(address).ok_or(INVALID_VALUE)?;
+        base.set(found.0)?;
+        bytes.set(found.1)
+    };
     fn cuMemHostAlloc(address: Out<usize>, bytes: usize, flags: c_uint) Context |mut core| {
         // PORTABLE, DEVICEMAP, WRITECOMBINED.
         if flags > 7 {

@@ -1,0 +1,301 @@
+//! Copies between files or host memory and device memory that the caller allocated: the weights of a model, or state
+//! that is moved off the device and back.
+//!
+//! ```text
+//! caller          upload, upload, upload ──── one slot's worth of pieces ────┐ ring, one a thread
+//! fill thread     wait for copied (1) ─ fill the slot ─ issue its copies ◄───┘
+//! copy stream     ─ wait for ready (3) ─ copy ─ copy ─ record copied ─ ...   record done
+//! caller's stream ─ record ready ─                                           wait for done (2) ─
+//! ```
+//!
+//! The three edges are those of an uploader: host memory is refilled after its copy (1), memory is used after its copy
+//! (2), and a copy comes after the uses before it (3).
+
+use std::fmt;
+use std::mem;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread;
+
+use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::{CudaContext, CudaStream};
+use twinbuf_core::HeapRing;
+
+use crate::Uploader;
+use crate::cu::{self, BesideCaptures, Current, Event, Stream};
+use crate::driver::{Driver, check};
+use crate::edge;
+use crate::error::{Error, Fate};
+use crate::memory::HostBytes;
+
+mod lane;
+mod staging;
+
+use lane::{Order, Slot};
+pub use staging::Staging;
+
+/// Builds a [`Stager`]; made by [`Stager::new`].
+#[derive(Clone)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct StagerBuilder {
+    ctx: Arc<CudaContext>,
+    slot_bytes: usize,
+    depth: usize,
+    fill_threads: usize,
+}
+
+impl StagerBuilder {
+    /// Sets the size of a slot in bytes. Default: 8 MiB.
+    ///
+    /// A longer piece is split; shorter ones share a slot.
+    pub fn slot_bytes(mut self, bytes: usize) -> Self {
+        self.slot_bytes = bytes;
+        self
+    }
+
+    /// Sets the number of slots of each thread, 1 to 8. Default: 2, one being filled while the other one is copied.
+    pub fn depth(mut self, slots: usize) -> Self {
+        self.depth = slots;
+        self
+    }
+
+    /// Sets the number of threads that fill slots, 1 to 64. Default: 4.
+    pub fn fill_threads(mut self, threads: usize) -> Self {
+        self.fill_threads = threads;
+        self
+    }
+
+    /// Allocates the slots: `fill_threads × depth × slot_bytes` bytes of page-locked memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Option`] if a number is out of range; [`Error::Driver`] if there is not enough memory or the driver
+    /// fails. Everything allocated before the error is freed.
+    pub fn build(self) -> Result<Stager, Error> {
+        let Self { ctx, slot_bytes, depth, fill_threads } = self;
+        for (option, range, found) in [
+            ("slot_bytes", 1..=isize::MAX as usize, slot_bytes),
+            ("depth", 1..=Uploader::MAX_DEPTH, depth),
+            ("fill_threads", 1..=64, fill_threads),
+        ] {
+            if !range.contains(&found) {
+                let wanted = format!("{} to {}", range.start(), range.end());
+                return Err(Error::Option { option, wanted, found: found.to_string() });
+            }
+        }
+        Driver::load()?;
+        let _current = Current::enter(&ctx)?;
+        let _beside = BesideCaptures::enter();
+        check("a call before this stager's", ctx.check_err())?;
+        let stream = Stream::new(&ctx)?;
+        let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let blocking = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        let slot = |_| {
+            Ok(Slot {
+                memory: HostBytes::new(&ctx, slot_bytes, 0)?,
+                len: slot_bytes,
+                ready: Event::new(&ctx, untimed)?,
+                copied: Event::new(&ctx, untimed | blocking)?,
+                copying: false,
+            })
+        };
+        let lane = |_| (0..depth).map(slot).collect();
+        let lanes = (0..fill_threads).map(lane).collect::<Result<_, Error>>()?;
+        let done = Event::new(&ctx, untimed)?;
+        Ok(Stager { lanes, stream, done, lost: None })
+    }
+}
+
+/// Copies between the host and device memory of the caller's, through page-locked slots.
+///
+/// All copies happen within a [`scope`](Stager::scope), as threads do in [`std::thread::scope`]. Fill threads read or copy
+/// into the slots in parallel, each slot is one copy for every run of adjacent destinations, and the copies run on a
+/// separate stream while the next slots are being filled.
+///
+/// * **Destinations and sources are borrowed until the end of the scope**, also if a value is leaked with
+///   [`mem::forget`]: no safe code frees or uses memory under a running copy.
+/// * The copies come after the work that is in the scope's stream, and the stream's later work comes after the copies.
+///   The host waits only until the slots have been filled and the copies enqueued.
+/// * If a fill or a driver call fails, the copies that were issued are waited for before the error is returned.
+/// * Slots are allocated once: keep a stager for many scopes. Threads are started by each scope.
+///
+/// # Examples
+///
+/// ```no_run
+/// use twinbuf_cuda::{Error, Stager, context};
+///
+/// let ctx = context(0)?;
+/// let stream = ctx.default_stream();
+/// let mut weights = stream.alloc_zeros::<f32>(1 << 20).unwrap();
+/// let mut bias = stream.alloc_zeros::<f32>(1024).unwrap();
+/// let file = std::fs::File::open("weights.bin").unwrap();
+/// let ones = 1.0f32.to_le_bytes().repeat(1024);
+///
+/// let mut stager = Stager::new(&ctx).slot_bytes(32 << 20).fill_threads(4).build()?;
+/// stager.scope(&stream, |to| {
+///     // Called by several threads, each for a part.
+///     # #[cfg(unix)]
+///     to.upload_with(|at, out| std::os::unix::fs::FileExt::read_exact_at(&file, out, at as u64), weights.as_view_mut())?;
+///     to.upload(&ones, bias.as_view_mut())
+/// })?;
+/// // work on `stream` finds both
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// The memory is borrowed for as long as its copy may run:
+///
+/// ```compile_fail,E0505
+/// # use twinbuf_cuda::{Error, Stager, context};
+/// # let ctx = context(0)?;
+/// # let stream = ctx.default_stream();
+/// # let mut stager = Stager::new(&ctx).build()?;
+/// let mut weights = stream.alloc_zeros::<f32>(1024).unwrap();
+/// stager.scope(&stream, |to| {
+///     to.upload(&[0; 4096], weights.as_view_mut())?;
+///     drop(weights); // freed under the copy
+///     Ok::<_, Error>(())
+/// })?;
+/// # Ok::<(), Error>(())
+/// ```
+pub struct Stager {
+    /// The slots of each thread.
+    lanes: Vec<Vec<Slot>>,
+    stream: Stream,
+    /// Recorded after the last copy of a scope.
+    done: Event,
+    /// Set if the copies of a scope could not be waited for: they may still use the slots.
+    lost: Option<Error>,
+}
+
+impl Stager {
+    /// Describes a stager in this context, with 4 threads of two slots of 8 MiB each.
+    #[allow(clippy::new_ret_no_self, reason = "as `Uploader::new` and `build`")]
+    pub fn new(ctx: &Arc<CudaContext>) -> StagerBuilder {
+        StagerBuilder { ctx: ctx.clone(), slot_bytes: 8 << 20, depth: 2, fill_threads: 4 }
+    }
+
+    /// Calls `work`, which says what to copy. When this returns, every fill is done and every upload is enqueued: work that
+    /// is enqueued on `stream` from then on finds the data.
+    ///
+    /// `stream` is the stream that uses the memory. As with cudarc's own copies on it, the uses of that memory on other
+    /// streams are ordered by cudarc's event tracking, or by the caller if that is off. It may be the per-thread default
+    /// stream.
+    ///
+    /// # Errors
+    ///
+    /// The error that `work` returns; otherwise the first one of a copy: [`Error::Fill`], [`Error::Driver`],
+    /// [`Error::Spawn`] if a thread cannot be started; [`Error::OtherContext`]; [`Error::Captured`] if `stream` is being
+    /// captured, at the beginning, in between or at the end. The capture stays valid. After an error no copy is running,
+    /// and the contents of the destinations are unspecified. The stager can be used again, unless the driver failed to
+    /// wait for the copies: every later call then returns that error, and the slots are leaked.
+    ///
+    /// # Panics
+    ///
+    /// If `work` or a fill panics, after all copies have been waited for.
+    pub fn scope<'env, R, E: From<Error>>(
+        &mut self,
+        stream: &'env Arc<CudaStream>,
+        work: impl FnOnce(&mut Staging<'_, 'env>) -> Result<R, E>,
+    ) -> Result<R, E> {
+        self.begin(stream)?;
+        let Self { lanes, stream: copies, done, lost } = self;
+        let (copies, fate) = (&*copies, Fate::new());
+        let mut drain = Drain { copies, lost, needed: true };
+        let ended = thread::scope(|threads| {
+            let (mut producers, mut running) = (Vec::new(), Vec::new());
+            for slots in lanes {
+                let orders: Vec<_> = slots.iter_mut().map(Order::new).collect();
+                let (producer, consumer) = HeapRing::new(orders).into_handles();
+                let fate = &fate;
+                let thread = thread::Builder::new()
+                    .name("twinbuf-stage".to_string())
+                    .spawn_scoped(threads, move || lane::run(consumer, copies, fate))
+                    .map_err(|error| Error::Spawn { kind: error.kind() })?;
+                producers.push(producer);
+                running.push(thread);
+            }
+            let mut staging = Staging::new(copies, stream, producers, &fate);
+            let worked = work(&mut staging);
+            let used = staging.finish(worked.is_ok());
+            for thread in running {
+                thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+            }
+            let value = worked?;
+            fate.get().cloned().map_or(Ok(()), Err)?;
+            {
+                let _current = Current::enter(copies.context())?;
+                // SAFETY: the stream exists, and its handle names the same stream as before on this thread.
+                if unsafe { cu::is_captured(stream.cu_stream()) }? {
+                    return Err(Error::Captured.into());
+                }
+                // SAFETY: both exist.
+                unsafe { cu::record(done.raw(), copies.raw()) }?;
+                // SAFETY: as above.
+                unsafe { edge::use_after_copy(stream.cu_stream(), done.raw()) }?;
+            }
+            used.release()?;
+            Ok(value)
+        });
+        drain.needed = ended.is_err();
+        drop(drain);
+        ended
+    }
+
+    /// Checks that the stream can be used.
+    fn begin(&self, stream: &CudaStream) -> Result<(), Error> {
+        let ctx = self.stream.context();
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
+        }
+        if stream.context() != ctx {
+            return Err(Error::OtherContext);
+        }
+        // cudarc keeps errors of drops for its next call. Return such an error here, as one of an earlier call.
+        check("a call before this scope's", ctx.check_err())
+    }
+}
+
+/// Waits for the copies when it is dropped, also by a panic, unless the caller's stream waits for them.
+struct Drain<'s> {
+    copies: &'s Stream,
+    lost: &'s mut Option<Error>,
+    needed: bool,
+}
+
+impl Drop for Drain<'_> {
+    fn drop(&mut self) {
+        if self.needed {
+            // If the wait fails, the context is lost and no work runs in it.
+            *self.lost = self.copies.settle().err();
+        }
+    }
+}
+
+impl Drop for Stager {
+    fn drop(&mut self) {
+        if self.lost.is_some() || self.stream.settle().is_err() {
+            // A copy may still use them.
+            mem::forget(mem::take(&mut self.lanes));
+        }
+    }
+}
+
+impl fmt::Debug for StagerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StagerBuilder")
+            .field("slot_bytes", &self.slot_bytes)
+            .field("depth", &self.depth)
+            .field("fill_threads", &self.fill_threads)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Stager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stager")
+            .field("depth", &self.lanes.first().map_or(0, Vec::len))
+            .field("fill_threads", &self.lanes.len())
+            .field("error", &self.lost)
+            .finish_non_exhaustive()
+    }
+}

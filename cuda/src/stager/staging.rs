@@ -1,0 +1,357 @@
+//! The caller's side of a scope: packs pieces into slots, and hands full slots to the fill threads.
+
+use std::fmt;
+use std::io;
+use std::mem;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop};
+use twinbuf_core::{Park, Producer, ReservedSlot, TryAcquireError};
+
+use super::lane::{Fill, Host, Order, Piece, Take, Way};
+use crate::cu::{self, Current, Stream};
+use crate::driver::check;
+use crate::error::{Error, Fate};
+use crate::lease::Element;
+
+/// Says what to copy in a [scope](crate::Stager::scope).
+///
+/// Each call returns as soon as its pieces are in slots, some of them perhaps not handed over yet. A call waits for a free
+/// slot if all of them are being filled or copied.
+///
+/// Memory is named by cudarc's views: `slice.as_view_mut()`, `slice.slice_mut(8..16)`, the parts of
+/// `slice.as_view_mut().chunks_exact_mut(8)`, `slice.as_view()`.
+///
+/// # Errors
+///
+/// Each call returns [`Error::Option`] if the two lengths differ, [`Error::OtherContext`], [`Error::Captured`] if the
+/// scope's stream is being captured, and any error of a copy that was asked for earlier. An error other than the first two
+/// is also the scope's, whatever the closure returns.
+pub struct Staging<'s, 'env: 's> {
+    copies: &'s Stream,
+    used: Used<'env>,
+    /// One for each fill thread.
+    lanes: Vec<Producer<'s, Order<'s, 'env>, Park>>,
+    /// The next thread in turn.
+    turn: usize,
+    /// The slot that is being packed.
+    open: Option<ReservedSlot<'s, Order<'s, 'env>, Park>>,
+    /// The allocation that the last piece is in, as far as it was asked for.
+    allocation: Range<CUdeviceptr>,
+    fate: &'s Fate,
+}
+
+impl<'s, 'env> Staging<'s, 'env> {
+    pub(super) fn new(
+        copies: &'s Stream,
+        stream: &'env Arc<CudaStream>,
+        lanes: Vec<Producer<'s, Order<'s, 'env>, Park>>,
+        fate: &'s Fate,
+    ) -> Self {
+        let used = Used { stream, guards: Vec::new() };
+        Self { copies, used, lanes, turn: 0, open: None, allocation: 0..0, fate }
+    }
+
+    /// Copies `bytes` to device memory of the same length.
+    ///
+    /// # Errors
+    ///
+    /// See [`Staging`].
+    pub fn upload<T: Element>(&mut self, bytes: &'env [u8], dst: CudaViewMut<'env, T>) -> Result<(), Error> {
+        let len = same(bytes.len(), dst.num_bytes())?;
+        let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
+        self.add(device, len, Way::Upload, |range| Host::From(&bytes[range]))
+    }
+
+    /// Copies what `fill` writes to device memory.
+    ///
+    /// `fill(at, out)` writes the bytes from byte `at` on to all of `out`, which contains other data before: it reads them
+    /// from a file, or converts them. It is called for each part of the destination once, by several threads at a time if
+    /// the destination is longer than a slot.
+    ///
+    /// # Errors
+    ///
+    /// See [`Staging`]. An error that `fill` returns is [`Error::Fill`].
+    pub fn upload_with<T: Element>(
+        &mut self,
+        fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
+        dst: CudaViewMut<'env, T>,
+    ) -> Result<(), Error> {
+        let len = dst.num_bytes();
+        let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
+        self.fill(fill, device, len)
+    }
+
+    /// Copies what `fill` writes to `len` bytes of device memory at `device`, for memory that cudarc does not own;
+    /// otherwise same as [`upload_with`](Self::upload_with).
+    ///
+    /// # Safety
+    ///
+    /// The range is in one allocation of the stager's context, which exists until the scope's stream has executed what is
+    /// in it at the end of the scope. Until then, only this stager and work in the scope's stream use the range. Its
+    /// elements may have any bytes.
+    ///
+    /// # Errors
+    ///
+    /// See [`upload_with`](Self::upload_with).
+    pub unsafe fn upload_raw(
+        &mut self,
+        fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
+        device: CUdeviceptr,
+        len: usize,
+    ) -> Result<(), Error> {
+        drop(self.usable()?);
+        self.fill(fill, device, len)
+    }
+
+    /// Copies device memory to `out`, of the same length. `out` has the bytes when the scope returns.
+    ///
+    /// # Errors
+    ///
+    /// See [`Staging`].
+    pub fn offload<T: Element>(&mut self, src: CudaView<'env, T>, out: &'env mut [u8]) -> Result<(), Error> {
+        let len = same(out.len(), src.num_bytes())?;
+        let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;
+        let mut rest = out;
+        self.add(device, len, Way::Offload, |range| {
+            Host::To(rest.split_off_mut(..range.len()).unwrap_or_default())
+        })
+    }
+
+    /// Passes device memory to `take` in parts: `take(at, bytes)` gets the bytes from byte `at` on, and writes them to a
+    /// file, or converts them. Several threads call it.
+    ///
+    /// # Errors
+    ///
+    /// See [`Staging`]. An error that `take` returns is [`Error::Fill`].
+    pub fn offload_with<T: Element>(
+        &mut self,
+        src: CudaView<'env, T>,
+        take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
+    ) -> Result<(), Error> {
+        let len = src.num_bytes();
+        let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;
+        self.take(device, len, take)
+    }
+
+    /// Passes `len` bytes of device memory at `device` to `take`, for memory that cudarc does not own; otherwise same as
+    /// [`offload_with`](Self::offload_with).
+    ///
+    /// # Safety
+    ///
+    /// As for [`upload_raw`](Self::upload_raw); other work may read the range.
+    ///
+    /// # Errors
+    ///
+    /// See [`offload_with`](Self::offload_with).
+    pub unsafe fn offload_raw(
+        &mut self,
+        device: CUdeviceptr,
+        len: usize,
+        take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
+    ) -> Result<(), Error> {
+        drop(self.usable()?);
+        self.take(device, len, take)
+    }
+
+    fn fill(
+        &mut self,
+        fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
+        device: CUdeviceptr,
+        len: usize,
+    ) -> Result<(), Error> {
+        let fill: Arc<Fill<'env>> = Arc::new(fill);
+        self.add(device, len, Way::Upload, |range| Host::Fill(fill.clone(), range.start))
+    }
+
+    fn take(
+        &mut self,
+        device: CUdeviceptr,
+        len: usize,
+        take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
+    ) -> Result<(), Error> {
+        let take: Arc<Take<'env>> = Arc::new(take);
+        self.add(device, len, Way::Offload, |range| Host::Take(take.clone(), range.start))
+    }
+
+    /// The address of memory that `view` is in, to be used on the scope's stream.
+    fn address(
+        &mut self,
+        owner: &Arc<CudaStream>,
+        view: impl FnOnce(&'env CudaStream) -> (CUdeviceptr, SyncOnDrop<'env>),
+    ) -> Result<CUdeviceptr, Error> {
+        let ctx = self.copies.context();
+        if owner.context() != ctx {
+            return Err(Error::OtherContext);
+        }
+        let _current = self.usable()?;
+        // With event tracking on, makes the stream wait for the memory's uses. The guard records this one.
+        let (device, guard) = view(self.used.stream);
+        if let Err(error) = check("cuStreamWaitEvent", ctx.check_err()) {
+            // Its record would stand for uses that the stream does not wait for.
+            mem::forget(guard);
+            return self.fail(Err(error));
+        }
+        self.used.guards.push(guard);
+        Ok(device)
+    }
+
+    /// Checks that work can be enqueued on the scope's stream, and makes the context current for it.
+    fn usable(&self) -> Result<Current, Error> {
+        if let Some(error) = self.fate.get() {
+            return Err(error.clone());
+        }
+        let usable = Current::enter(self.copies.context()).and_then(|current| {
+            // SAFETY: the borrow keeps the stream alive.
+            let captured = unsafe { cu::is_captured(self.used.stream.cu_stream()) }?;
+            if captured { Err(Error::Captured) } else { Ok(current) }
+        });
+        self.fail(usable)
+    }
+
+    /// Makes an error the scope's: what earlier calls have packed would be lost.
+    fn fail<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
+        result.inspect_err(|error| {
+            // The first error counts.
+            let _ = self.fate.set(error.clone());
+        })
+    }
+
+    /// Packs `len` bytes from `device` on; `host` makes the host's end of each piece.
+    fn add(
+        &mut self,
+        device: CUdeviceptr,
+        len: usize,
+        way: Way,
+        mut host: impl FnMut(Range<usize>) -> Host<'env>,
+    ) -> Result<(), Error> {
+        let mut at = 0;
+        while at < len {
+            let mut order = match self.open.take() {
+                Some(order) if order.way() == way => order,
+                other => {
+                    self.open = other;
+                    self.dispatch()?;
+                    let mut order = self.acquire()?;
+                    order.begin(way);
+                    order
+                }
+            };
+            let end = len.min(at + order.room());
+            let device = device + at as u64;
+            let follows = order.end() == Some(device) && self.is_in_one_allocation(device - 1..device + 1);
+            order.push(Piece { device, len: end - at, host: host(at..end), follows });
+            let full = order.room() == 0;
+            self.open = Some(order);
+            if full {
+                self.dispatch()?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Whether the driver has one allocation for these bytes. Allocations may follow each other, and a copy must not cross
+    /// from one to the next.
+    fn is_in_one_allocation(&mut self, bytes: Range<CUdeviceptr>) -> bool {
+        let within = |all: &Range<CUdeviceptr>| all.start <= bytes.start && bytes.end <= all.end;
+        if !within(&self.allocation) {
+            let current = Current::enter(self.copies.context());
+            // After an error there are two copies. If it is that of earlier work, the next call returns it too.
+            self.allocation = current.and_then(|_current| cu::allocation(bytes.start)).unwrap_or(0..0);
+        }
+        within(&self.allocation)
+    }
+
+    /// The next free slot: that of a thread that is free, or else of the next thread in turn.
+    fn acquire(&mut self) -> Result<ReservedSlot<'s, Order<'s, 'env>, Park>, Error> {
+        let lanes = self.lanes.len();
+        for lane in (self.turn..self.turn + lanes).map(|lane| lane % lanes) {
+            match self.lanes[lane].try_acquire() {
+                Ok(slot) => {
+                    self.turn = lane + 1;
+                    return Ok(slot.reserve());
+                }
+                Err(TryAcquireError::Full) => {}
+                Err(_closed) => return Err(self.ended()),
+            }
+        }
+        let lane = self.turn % lanes;
+        self.turn = lane + 1;
+        match self.lanes[lane].acquire() {
+            Ok(slot) => Ok(slot.reserve()),
+            Err(_closed) => Err(self.ended()),
+        }
+    }
+
+    /// Why a thread has ended. After a panic, the scope does not return the error but panics too.
+    fn ended(&self) -> Error {
+        self.fate.get().cloned().unwrap_or(Error::Closed)
+    }
+
+    /// Hands the open slot over: its copies come after what is in the caller's stream now.
+    fn dispatch(&mut self) -> Result<(), Error> {
+        let Some(order) = self.open.take() else { return Ok(()) };
+        let _current = self.usable()?;
+        // SAFETY: both exist. The waits for the event's last record are enqueued: the slot was free.
+        self.fail(unsafe { cu::record(order.ready().raw(), self.used.stream.cu_stream()) })?;
+        order.commit().map_err(|_closed| self.ended())
+    }
+
+    /// Hands the last slot over, if the caller's work has succeeded, and ends the threads. They first do what they have.
+    pub(super) fn finish(mut self, worked: bool) -> Used<'env> {
+        // An error is in `fate` too, or that of a thread that has ended.
+        let _ = if worked { self.dispatch() } else { Ok(()) };
+        drop(self.open);
+        self.lanes.into_iter().for_each(Producer::finish);
+        self.used
+    }
+}
+
+/// The uses of cudarc's memory in a scope.
+pub(super) struct Used<'env> {
+    stream: &'env Arc<CudaStream>,
+    /// Each records an event on the stream when it is dropped, with cudarc's event tracking on.
+    guards: Vec<SyncOnDrop<'env>>,
+}
+
+impl Used<'_> {
+    /// Ends the uses: the copies are ordered before the stream's later work.
+    pub(super) fn release(mut self) -> Result<(), Error> {
+        let ctx = self.stream.context();
+        let _current = Current::enter(ctx)?;
+        self.guards.clear();
+        check("cuEventRecord", ctx.check_err())
+    }
+}
+
+impl Drop for Used<'_> {
+    fn drop(&mut self) {
+        if self.guards.is_empty() {
+            return;
+        }
+        let _current = Current::enter_to_free(self.stream.context());
+        // SAFETY: the borrow keeps the stream alive.
+        if unsafe { cu::is_captured(self.stream.cu_stream()) } != Ok(false) {
+            // A record would become part of the graph. It is not needed either: the host waits for the copies.
+            mem::forget(mem::take(&mut self.guards));
+        }
+    }
+}
+
+/// Both ends of a copy have the same length.
+fn same(host: usize, device: usize) -> Result<usize, Error> {
+    if host == device {
+        return Ok(host);
+    }
+    let wanted = format!("{device} bytes, as many as the view has");
+    Err(Error::Option { option: "bytes", wanted, found: host.to_string() })
+}
+
+impl fmt::Debug for Staging<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Staging").field("fill_threads", &self.lanes.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,111 @@
+//! The edges of a stager, as those of an uploader: with all of them, no access is unordered; with one removed, the
+//! checker reports it.
+
+#![allow(clippy::cast_possible_truncation)] // of small counts
+
+use twinbuf_cuda_sim::{Control, Options, Sim};
+
+use super::{SEEDS_WITHOUT, Without, seeds};
+use crate::edge::Edge;
+use crate::{Error, Stager, context};
+
+const SLOT: usize = 64;
+
+/// Uploads and offloads twice the slots' bytes, without a wait on the host. Returns what the checker found.
+fn run(seed: u64, without: Option<Edge>, offload: bool, tracking: bool) -> Vec<String> {
+    let sim = Sim::start(Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) });
+    let ctx = context(0).unwrap();
+    if !tracking {
+        // SAFETY: one stream uses everything.
+        unsafe { ctx.disable_event_tracking() };
+    }
+    let stream = ctx.new_stream().unwrap();
+    let (depth, threads) =
+        if without.is_some() { (1, 1) } else { (seed as usize % 8 + 1, seed as usize / 8 % 4 + 1) };
+    let mut stager = Stager::new(&ctx).slot_bytes(SLOT).depth(depth).fill_threads(threads).build().unwrap();
+    // Without the edge that waits for copies, a slot is filled again and again; otherwise there is one of it.
+    let slots =
+        if without.is_none_or(|edge| edge == Edge::RefillAfterCopy) { 2 * depth * threads } else { 1 };
+    let len = slots * SLOT;
+    let control = sim.control();
+    let _back = Without::edge(without);
+    // A zeroing on the stream, behind a kernel: a copy that does not wait for it is early.
+    let mut memory = stream.alloc_zeros::<u8>(len).unwrap();
+    // Without an edge, the device is stopped until everything is enqueued: no copy is over by chance.
+    let held = without.filter(|_| !offload).map(|_| sim.hold(0));
+    let fill = |at: usize, out: &mut [u8]| {
+        control.host_write(&raw const *out);
+        out.fill((at / SLOT) as u8 + 1);
+        Ok(())
+    };
+    if !offload {
+        stager.scope(&stream, |to| to.upload_with(fill, memory.as_view_mut())).unwrap();
+    }
+    let take = |at: usize, bytes: &[u8]| {
+        control.host_read(&raw const *bytes);
+        let wanted = if offload { 0 } else { (at / SLOT) as u8 + 1 };
+        assert!(without.is_some() || bytes.iter().all(|byte| *byte == wanted));
+        Ok(())
+    };
+    if offload {
+        stager.scope(&stream, |from| from.offload_with(memory.as_view(), take)).unwrap();
+        stream.memset_zeros(&mut memory).unwrap();
+    } else if without.is_some() {
+        // A use of the stream's, which the copies come before.
+        let mut copy = stream.alloc_zeros::<u8>(len).unwrap();
+        stream.memcpy_dtod(&memory, &mut copy).unwrap();
+        drop(held);
+    } else {
+        stager.scope(&stream, |from| from.offload_with(memory.as_view(), take)).unwrap();
+    }
+    drop((memory, stager));
+    sim.violations()
+}
+
+#[test]
+fn no_access_is_unordered_for_any_seed() {
+    for seed in 0..seeds().div_ceil(8) {
+        for (tracking, offload) in [(false, false), (true, false), (false, true)] {
+            assert_eq!(run(seed, None, offload, tracking), [""; 0], "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_edge_is_found_for_every_seed() {
+    if Control::get().is_real() {
+        return; // has no checker
+    }
+    // An offload is waited for on the host, so that nothing else waits for its copies.
+    for (edge, offload) in [
+        (Edge::RefillAfterCopy, false),
+        (Edge::UseAfterCopy, false),
+        (Edge::CopyAfterUse, false),
+        (Edge::RefillAfterCopy, true),
+        (Edge::CopyAfterUse, true),
+    ] {
+        for seed in 0..SEEDS_WITHOUT {
+            let found = run(seed, Some(edge), offload, seed % 2 == 0);
+            assert!(!found.is_empty(), "without {edge:?}, offload {offload}, seed {seed}: nothing found");
+        }
+        println!(
+            "stager without {edge:?}, offload {offload}: found by the checker for {SEEDS_WITHOUT} seeds"
+        );
+    }
+}
+
+/// Its copies are waited for by the stream, and its slots stay.
+#[test]
+fn a_stager_may_be_forgotten() -> Result<(), Error> {
+    let sim = Sim::start(Options { delay_us: 50, ..Options::default() });
+    let ctx = context(0)?;
+    let stream = ctx.new_stream().unwrap();
+    let mut memory = stream.alloc_zeros::<u8>(4 * SLOT).unwrap();
+    let mut stager = Stager::new(&ctx).slot_bytes(SLOT).fill_threads(1).build()?;
+    stager.scope(&stream, |to| to.upload(&[3; 4 * SLOT], memory.as_view_mut()))?;
+    std::mem::forget(stager);
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), [3; 4 * SLOT]);
+    drop(memory);
+    assert_eq!(sim.violations(), [""; 0]);
+    Ok(())
+}

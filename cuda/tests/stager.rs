@@ -1,0 +1,576 @@
+//! Copies to and from memory that the caller allocated: bytes, splits and runs, order, borrowing, errors.
+#![cfg(target_os = "linux")]
+#![allow(clippy::cast_possible_truncation)] // of small counts
+
+mod common;
+#[allow(dead_code)]
+#[path = "../examples/stage.rs"]
+mod stage;
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{must_end, start, threads};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
+use twinbuf_cuda::{Error, Stager, StagerBuilder};
+use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
+
+const LAUNCH_FAILED: u32 = 719;
+
+fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (seed * 37 + i * 11 + i / 256) as u8).collect()
+}
+
+fn small(ctx: &Arc<CudaContext>) -> StagerBuilder {
+    Stager::new(ctx).slot_bytes(256).depth(2).fill_threads(2)
+}
+
+fn device(stream: &Arc<CudaStream>, len: usize) -> CudaSlice<u8> {
+    stream.alloc_zeros(len).unwrap()
+}
+
+/// No thread, nothing leaked, nothing unordered.
+fn check(sim: &Sim, before: Live) {
+    assert_eq!(threads("twinbuf-stage"), 0);
+    sim.drain();
+    assert_eq!(sim.live().leaked(), before);
+    assert_eq!(sim.violations(), [""; 0]);
+}
+
+#[test]
+fn pieces_of_all_lengths_arrive_whole_and_come_back() {
+    must_end(|| {
+        for seed in 0..24 {
+            let pools = seed % 3 != 0;
+            let sim = Sim::start(Options { delay_us: 10, pools, ..Options::seeded(seed) });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            if seed % 2 == 0 {
+                // SAFETY: one stream uses everything.
+                unsafe { ctx.disable_event_tracking() };
+            }
+            let stream = ctx.new_stream().unwrap();
+            let (before, control) = (sim.live().leaked(), sim.control());
+            let seed = seed as usize;
+            let (slot, depth, fill_threads) =
+                ([64, 100, 256, 1 << 16][seed % 4], seed % 8 + 1, seed / 4 % 4 + 1);
+            let stager = Stager::new(&ctx).slot_bytes(slot).depth(depth).fill_threads(fill_threads);
+            let mut stager = stager.build().unwrap();
+            if !sim.is_real() {
+                let held = sim.live().host_bytes - before.host_bytes;
+                assert_eq!(held, (slot * depth * fill_threads) as u64);
+            }
+            for round in 0..3 {
+                let lens = [1, 3, 64, 0, 700, 255, 256, 257, 2000, 5];
+                let data: Vec<_> = lens.iter().enumerate().map(|(i, len)| pattern(i + round, *len)).collect();
+                let mut memory: Vec<_> = lens.iter().map(|len| device(&stream, len + 1)).collect();
+                stager
+                    .scope(&stream, |to| {
+                        for (i, (bytes, memory)) in data.iter().zip(&mut memory).enumerate() {
+                            let part = memory.slice_mut(1..);
+                            if i % 2 == 0 {
+                                to.upload(bytes, part)?;
+                            } else {
+                                let fill = move |at: usize, out: &mut [u8]| {
+                                    control.host_write(&raw const *out);
+                                    out.copy_from_slice(&bytes[at..][..out.len()]);
+                                    Ok(())
+                                };
+                                to.upload_with(fill, part)?;
+                            }
+                        }
+                        Ok::<_, Error>(())
+                    })
+                    .unwrap();
+                for (bytes, memory) in data.iter().zip(&memory) {
+                    assert_eq!(stream.clone_dtoh(memory).unwrap()[1..], bytes[..]);
+                }
+                let mut back: Vec<_> = lens.iter().map(|len| vec![0xEE; *len]).collect();
+                let sum = AtomicUsize::new(0);
+                stager
+                    .scope(&stream, |to| {
+                        for (out, memory) in back.iter_mut().zip(&memory) {
+                            to.offload(memory.slice(1..), out)?;
+                            to.offload_with(memory.as_view(), |at, bytes| {
+                                control.host_read(&raw const *bytes);
+                                let used = if at == 0 { &bytes[1..] } else { bytes };
+                                let used: usize = used.iter().map(|byte| usize::from(*byte)).sum();
+                                sum.fetch_add(used, Ordering::Relaxed);
+                                Ok(())
+                            })?;
+                        }
+                        Ok::<_, Error>(())
+                    })
+                    .unwrap();
+                assert_eq!(back, data);
+                let all: usize = data.iter().flatten().map(|byte| usize::from(*byte)).sum();
+                assert_eq!(sum.into_inner(), all);
+            }
+            drop(stager);
+            ctx.bind_to_thread().unwrap();
+            check(&sim, before);
+        }
+    });
+}
+
+/// The slices of one layout of a checkpoint, many to an allocation: a copy for every run within a slot.
+#[test]
+fn many_small_slices_are_few_copies() {
+    must_end(|| {
+        const SLICES: usize = 26_677;
+        const ALLOCATIONS: usize = 1300;
+        let (sim, ctx) = start(1, false);
+        let stream = ctx.new_stream().unwrap();
+        let bytes = pattern(1, SLICES * 32);
+        let of = |i: usize| SLICES * i / ALLOCATIONS..SLICES * (i + 1) / ALLOCATIONS;
+        let mut memory: Vec<_> = (0..ALLOCATIONS).map(|i| device(&stream, of(i).len() * 32)).collect();
+        let mut stager = Stager::new(&ctx).slot_bytes(16 << 10).build().unwrap();
+        let mut pieces = bytes.chunks(32);
+        stager
+            .scope(&stream, |to| {
+                for memory in &mut memory {
+                    for part in memory.as_view_mut().chunks_exact_mut(32) {
+                        to.upload(pieces.next().unwrap(), part)?;
+                    }
+                }
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+        let copies = sim.calls_of("cuMemcpyHtoDAsync_v2");
+        println!("{SLICES} slices in {ALLOCATIONS} allocations: {copies} copies");
+        assert!(sim.is_real() || (ALLOCATIONS as u64..=1500).contains(&copies), "{copies}");
+        let found: Vec<u8> = memory.iter().flat_map(|memory| stream.clone_dtoh(memory).unwrap()).collect();
+        assert_eq!(found, bytes);
+    });
+}
+
+/// The example: a checkpoint, as people load it.
+#[test]
+fn a_checkpoint_arrives_tensor_by_tensor() {
+    let (sim, ctx) = start(1, true);
+    let shapes = [("up", 700), ("down", 33), ("scale", 0), ("norm", 4096)];
+    let (mut header, mut data) = (Vec::new(), Vec::new());
+    for (i, (name, len)) in shapes.into_iter().enumerate() {
+        let from = data.len();
+        data.extend(pattern(i, len));
+        let offsets = [from, data.len()];
+        header.push(format!(r#""{name}":{{"dtype":"U8","shape":[{len}],"data_offsets":{offsets:?}}}"#));
+    }
+    let header = format!("{{{}}}", header.join(","));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(&path, &file).unwrap();
+    let stream = ctx.new_stream().unwrap();
+    let weights = stage::load(&path, &stream).unwrap();
+    assert_eq!(weights.len(), 3); // CUDA has no empty allocations
+    for (i, (name, len)) in shapes.into_iter().enumerate().filter(|(_, (_, len))| *len > 0) {
+        assert_eq!(stream.clone_dtoh(&weights[name]).unwrap(), pattern(i, len), "{name}");
+    }
+    drop(weights);
+    assert_eq!(sim.violations(), [""; 0]);
+}
+
+/// Allocations may follow each other in memory. A copy across their border is refused by the driver.
+#[test]
+fn neighbours_in_different_allocations_are_two_copies() {
+    let (sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    let mut memory: Vec<_> = (0..8).map(|_| device(&stream, 512)).collect();
+    let at = |memory: &CudaSlice<u8>| memory.device_ptr(&stream).0;
+    assert!(sim.is_real() || memory.windows(2).any(|two| at(&two[0]) + 512 == at(&two[1])));
+    let bytes = pattern(5, 8 * 512);
+    let mut stager = Stager::new(&ctx).build().unwrap();
+    stager
+        .scope(&stream, |to| {
+            let pieces = bytes.chunks(512).zip(&mut memory);
+            pieces.into_iter().try_for_each(|(bytes, memory)| to.upload(bytes, memory.as_view_mut()))
+        })
+        .unwrap();
+    assert!(sim.is_real() || sim.calls_of("cuMemcpyHtoDAsync_v2") == 8);
+    let found: Vec<u8> = memory.iter().flat_map(|memory| stream.clone_dtoh(memory).unwrap()).collect();
+    assert_eq!(found, bytes);
+}
+
+/// Fresh memory, memory in use, and memory that is used and freed right after the scope; on cudarc's streams of all kinds.
+#[test]
+fn copies_come_after_the_streams_work_and_before_its_later_work() {
+    must_end(|| {
+        for (seed, tracking) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
+            let sim = Sim::start(Options { delay_us: 30, pools: seed % 2 == 0, ..Options::seeded(seed) });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            if !tracking {
+                // SAFETY: one stream uses each slice.
+                unsafe { ctx.disable_event_tracking() };
+            }
+            let streams = [ctx.new_stream().unwrap(), ctx.default_stream(), ctx.per_thread_stream()];
+            let before = sim.live().leaked();
+            let mut stager = small(&ctx).build().unwrap();
+            for (i, stream) in streams.iter().enumerate() {
+                let bytes = pattern(i, 600);
+                let mut memory = device(stream, 600);
+                let mut back = vec![0; 600];
+                let raw = memory.device_ptr(stream).0;
+                let used = sim.kernel_read(stream.cu_stream(), raw, 600, 100).unwrap();
+                stager.scope(stream, |to| to.upload(&bytes, memory.as_view_mut())).unwrap();
+                let read = sim.kernel_read(stream.cu_stream(), raw, 600, 100).unwrap();
+                stager.scope(stream, |to| to.offload(memory.as_view(), &mut back)).unwrap();
+                stream.memset_zeros(&mut memory).unwrap();
+                if tracking && i == 0 {
+                    // cudarc orders another stream after the upload, which is not its own.
+                    stager.scope(stream, |to| to.upload(&bytes, memory.as_view_mut())).unwrap();
+                    assert_eq!(streams[1].clone_dtoh(&memory).unwrap(), bytes);
+                }
+                drop(memory);
+                assert_eq!(back, bytes);
+                if let (Some(used), Some(read)) = (used, read) {
+                    assert_eq!(sim.checksum(used), Some(twinbuf_cuda_sim::checksum_of(&[0; 600])));
+                    assert_eq!(sim.checksum(read), Some(twinbuf_cuda_sim::checksum_of(&bytes)));
+                }
+            }
+            drop(stager);
+            check(&sim, before);
+        }
+    });
+}
+
+/// Memory of an owner that cudarc does not know.
+#[test]
+fn raw_addresses() {
+    let (sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    // SAFETY: filled before it is read.
+    let memory = unsafe { result::malloc_sync(1000) }.unwrap();
+    let mut stager = small(&ctx).build().unwrap();
+    let bytes = pattern(9, 1000);
+    let fill = |at: usize, out: &mut [u8]| {
+        out.copy_from_slice(&bytes[at..][..out.len()]);
+        Ok(())
+    };
+    // SAFETY: an allocation of 1000 bytes, freed after the stream is done.
+    stager.scope(&stream, |to| unsafe { to.upload_raw(fill, memory, 1000) }).unwrap();
+    let (found, wanted) = (AtomicUsize::new(0), &bytes);
+    let take = |at: usize, out: &[u8]| {
+        assert_eq!(out, &wanted[at..][..out.len()]);
+        found.fetch_add(out.len(), Ordering::Relaxed);
+        Ok(())
+    };
+    // SAFETY: as above.
+    stager.scope(&stream, |from| unsafe { from.offload_raw(memory, 1000, take) }).unwrap();
+    assert_eq!(found.into_inner(), 1000);
+    stream.synchronize().unwrap();
+    // SAFETY: allocated above.
+    unsafe { result::free_sync(memory) }.unwrap();
+    assert_eq!(sim.violations(), [""; 0]);
+}
+
+#[test]
+fn options_and_lengths_out_of_range_are_refused() {
+    let (_sim, ctx) = start(1, false);
+    let stream = ctx.new_stream().unwrap();
+    for (option, builder) in [
+        ("slot_bytes", Stager::new(&ctx).slot_bytes(0)),
+        ("depth", Stager::new(&ctx).depth(0)),
+        ("depth", Stager::new(&ctx).depth(9)),
+        ("fill_threads", Stager::new(&ctx).fill_threads(0)),
+        ("fill_threads", Stager::new(&ctx).fill_threads(65)),
+    ] {
+        let error = builder.build().unwrap_err();
+        assert!(matches!(error, Error::Option { option: found, .. } if found == option), "{error}");
+    }
+    let mut stager = small(&ctx).build().unwrap();
+    let mut memory = stream.alloc_zeros::<u32>(8).unwrap();
+    let error = stager.scope(&stream, |to| to.upload(&[1; 31], memory.as_view_mut())).unwrap_err();
+    assert_eq!(error.to_string(), "option `bytes`: wanted 32 bytes, as many as the view has, found 31");
+    let mut out = [0; 33];
+    let error = stager.scope(&stream, |to| to.offload(memory.as_view(), &mut out)).unwrap_err();
+    assert!(matches!(error, Error::Option { option: "bytes", .. }), "{error}");
+    // A refused piece takes nothing with it.
+    let ones = [1; 32];
+    stager
+        .scope(&stream, |to| {
+            let mut parts = memory.as_view_mut().chunks_exact_mut(4);
+            to.upload(&ones[..16], parts.next().unwrap())?;
+            assert!(to.upload(&ones, parts.next().unwrap()).is_err());
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+    assert_eq!(
+        stream.clone_dtoh(&memory).unwrap(),
+        [0x0101_0101, 0x0101_0101, 0x0101_0101, 0x0101_0101, 0, 0, 0, 0]
+    );
+}
+
+#[test]
+fn another_context_is_refused() {
+    let sim = Sim::start(Options { devices: 2, delay_us: 0, ..Options::default() });
+    if sim.is_real() {
+        return;
+    }
+    let (here, there) = (twinbuf_cuda::context(0).unwrap(), twinbuf_cuda::context(1).unwrap());
+    let (stream, other) = (here.default_stream(), there.default_stream());
+    let mut memory = other.alloc_zeros::<u8>(8).unwrap();
+    let mut stager = small(&here).build().unwrap();
+    assert_eq!(stager.scope(&other, |_| Ok::<_, Error>(())).unwrap_err(), Error::OtherContext);
+    let upload = stager.scope(&stream, |to| to.upload(&[1; 8], memory.as_view_mut()));
+    assert_eq!(upload.unwrap_err(), Error::OtherContext);
+}
+
+/// An error of the caller's, a fill's, and a panic in either: copies end before anything returns.
+#[test]
+fn whatever_fails_waits_for_the_copies_and_the_stager_works_afterwards() {
+    must_end(|| {
+        for (seed, way) in (0..8).flat_map(|seed| (0..5).map(move |way| (seed, way))) {
+            let sim = Sim::start(Options { delay_us: 60, ..Options::seeded(seed) });
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            // SAFETY: one stream uses everything.
+            unsafe { ctx.disable_event_tracking() };
+            let stream = ctx.new_stream().unwrap();
+            let before = sim.live().leaked();
+            let mut stager = small(&ctx).build().unwrap();
+            let mut memory = device(&stream, 3000);
+            let bytes = pattern(3, 3000);
+            let fill = |at: usize, out: &mut [u8]| {
+                match way {
+                    0 if at >= 1024 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut off")),
+                    1 if at >= 1024 => panic!("in a fill"),
+                    _ => {}
+                }
+                out.copy_from_slice(&bytes[at..][..out.len()]);
+                Ok(())
+            };
+            let mut work = || {
+                stager.scope(&stream, |to| {
+                    if way == 4 {
+                        // The error of a call is the scope's, whatever the closure makes of it.
+                        let _ = to.upload_with(|_, _| Err(io::Error::other("lost")), memory.as_view_mut());
+                        return Ok(());
+                    }
+                    to.upload_with(fill, memory.as_view_mut())?;
+                    match way {
+                        2 => Err(Error::Closed),
+                        3 => panic!("in the closure"),
+                        _ => Ok(()),
+                    }
+                })
+            };
+            let result = catch_unwind(AssertUnwindSafe(&mut work));
+            match (way, result) {
+                (0, Ok(Err(Error::Fill { kind: io::ErrorKind::UnexpectedEof, message }))) => {
+                    assert_eq!(message, "cut off");
+                }
+                (1, Err(panic)) => assert_eq!(panic.downcast_ref(), Some(&"in a fill")),
+                (2, Ok(Err(Error::Closed))) => {}
+                (3, Err(panic)) => assert_eq!(panic.downcast_ref(), Some(&"in the closure")),
+                (4, Ok(Err(Error::Fill { message, .. }))) => assert_eq!(message, "lost"),
+                (_, other) => panic!("{way}: {other:?}"),
+            }
+            assert_eq!(threads("twinbuf-stage"), 0);
+            // The host has waited: a free by the host comes after the copies, which ran on another stream.
+            stream.synchronize().unwrap();
+            let raw = memory.leak();
+            // SAFETY: allocated above, with or without pools.
+            unsafe { result::free_sync(raw) }.unwrap();
+            let mut memory = device(&stream, 3000);
+            stager.scope(&stream, |to| to.upload(&bytes, memory.as_view_mut())).unwrap();
+            assert_eq!(stream.clone_dtoh(&memory).unwrap(), bytes);
+            drop((stager, memory));
+            check(&sim, before);
+        }
+    });
+}
+
+/// The calling thread's context is the caller's, and a fill may change its own thread's.
+#[test]
+fn contexts_are_left_as_they_were() {
+    must_end(|| {
+        let (sim, ctx) = start(1, true);
+        let stream = ctx.new_stream().unwrap();
+        let mut memory = device(&stream, 1000);
+        let leave = || {
+            // SAFETY: a null context is allowed.
+            unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
+        };
+        leave();
+        let mut stager = small(&ctx).build().unwrap();
+        let none = || assert_eq!(result::ctx::get_current().unwrap(), None);
+        none();
+        stager
+            .scope(&stream, |to| {
+                none();
+                to.upload_with(
+                    move |_, out| {
+                        leave();
+                        out.fill(7);
+                        Ok(())
+                    },
+                    memory.as_view_mut(),
+                )?;
+                none();
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+        none();
+        drop(stager);
+        none();
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), [7; 1000]);
+        assert_eq!(sim.violations(), [""; 0]);
+    });
+}
+
+/// The whole life of a stager. Returns its error.
+fn life(ctx: &Arc<CudaContext>, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>) -> Result<(), Error> {
+    let mut stager = small(ctx).build()?;
+    let (bytes, mut back) = (pattern(1, 1200), vec![0; 1200]);
+    for round in 0..2 {
+        stager.scope(stream, |to| {
+            for (part, bytes) in memory.as_view_mut().chunks_exact_mut(400).zip(bytes.chunks(400)) {
+                if round == 0 {
+                    to.upload(bytes, part)?;
+                } else {
+                    let fill = |at: usize, out: &mut [u8]| {
+                        out.copy_from_slice(&bytes[at..][..out.len()]);
+                        Ok(())
+                    };
+                    to.upload_with(fill, part)?;
+                }
+            }
+            Ok::<_, Error>(())
+        })?;
+        stager.scope(stream, |from| from.offload(memory.as_view(), &mut back))?;
+        assert_eq!(back, bytes);
+    }
+    Ok(())
+}
+
+fn every(failure: impl Fn(u64) -> Failure + Send + 'static, works: bool) {
+    must_end(move || {
+        for tracking in [false, true] {
+            for nth in 1.. {
+                let (sim, ctx) = start(1, tracking);
+                if sim.is_real() {
+                    return;
+                }
+                let stream = ctx.new_stream().unwrap();
+                let before = sim.live().leaked();
+                let mut memory = device(&stream, 1200);
+                stream.synchronize().unwrap();
+                sim.inject(failure(nth));
+                let result = life(&ctx, &stream, &mut memory);
+                let injected = sim.injected();
+                let description = format!("tracking {tracking}, call {nth}: {injected:?}, {result:?}");
+                match result {
+                    Ok(()) => {}
+                    Err(Error::Driver { code: LAUNCH_FAILED, .. }) => {
+                        assert!(!injected.is_empty(), "{description}");
+                    }
+                    Err(error) => panic!("{description}: {error}"),
+                }
+                assert_eq!(threads("twinbuf-stage"), 0);
+                // Freed at once: a copy that still ran would be found.
+                let _ = ctx.check_err();
+                drop(memory);
+                sim.drain();
+                let mut found = sim.violations();
+                assert!(!works || sim.live().leaked() == before, "{description}: {:?}", sim.live().leaked());
+                // Nothing runs in a lost context.
+                found.retain(|found| works || !found.contains("free ("));
+                assert_eq!(found, [""; 0], "{description}");
+                let _ = ctx.check_err();
+                if injected.is_empty() {
+                    println!("tracking {tracking}: {} failures", nth - 1);
+                    break;
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn any_one_call_may_fail() {
+    every(|nth| Failure::call(nth, LAUNCH_FAILED), true);
+}
+
+/// The call takes effect, like calls that report an error of earlier work.
+#[test]
+fn any_one_call_on_a_stream_may_take_effect_and_fail() {
+    for name in [
+        "cuMemcpyHtoDAsync_v2",
+        "cuMemcpyDtoHAsync_v2",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuEventQuery",
+        "cuEventSynchronize",
+        "cuStreamSynchronize",
+        "cuMemGetAddressRange_v2",
+    ] {
+        every(move |nth| Failure::api(name, nth, LAUNCH_FAILED).after_effect(), true);
+    }
+}
+
+#[test]
+fn every_call_may_fail_from_some_point_on() {
+    every(|nth| Failure::call(nth, LAUNCH_FAILED).times(u64::MAX), false);
+}
+
+#[test]
+fn any_one_operation_on_the_device_may_fail() {
+    every(|nth| Failure::op("any", nth, LAUNCH_FAILED), false);
+}
+
+/// cudarc keeps the errors of its own waits and records. Without them the memory would not be ordered with other streams.
+#[test]
+fn what_cudarc_could_not_enqueue_fails_the_scope() {
+    for (call, nth) in [("cuStreamWaitEvent", 1), ("cuEventRecord", 4)] {
+        let (sim, ctx) = start(1, true);
+        if sim.is_real() {
+            return;
+        }
+        let stream = ctx.new_stream().unwrap();
+        let mut memory = device(&ctx.new_stream().unwrap(), 64);
+        let mut stager = small(&ctx).build().unwrap();
+        // One slot: records of `ready`, of `copied` and of the end come before cudarc's.
+        sim.inject(Failure::api(call, nth, LAUNCH_FAILED));
+        let error = stager.scope(&stream, |to| to.upload(&[1; 64], memory.as_view_mut())).unwrap_err();
+        assert!(matches!(&error, Error::Driver { call: found, .. } if *found == call), "{error}");
+        stager.scope(&stream, |to| to.upload(&[2; 64], memory.as_view_mut())).unwrap();
+        assert_eq!(ctx.default_stream().clone_dtoh(&memory).unwrap(), [2; 64]);
+        assert_eq!(sim.violations(), [""; 0]);
+    }
+}
+
+/// Its slots are freed after their copies, which nobody has waited for.
+#[test]
+fn a_stager_is_dropped_while_its_copies_run() {
+    let sim = Sim::start(Options { delay_us: 50, ..Options::default() });
+    let ctx = twinbuf_cuda::context(0).unwrap();
+    let stream = ctx.new_stream().unwrap();
+    let mut memory = device(&stream, 200);
+    let mut stager = small(&ctx).build().unwrap();
+    stager.scope(&stream, |to| to.upload(&[1; 200], memory.as_view_mut())).unwrap();
+    drop(stager);
+    assert_eq!(sim.violations(), [""; 0]);
+}
+
+/// Slots that a copy may still use are neither filled again nor freed.
+#[test]
+fn a_stager_whose_copies_cannot_be_waited_for_has_ended() {
+    let (sim, ctx) = start(1, false);
+    if sim.is_real() {
+        return;
+    }
+    let stream = ctx.new_stream().unwrap();
+    let mut memory = device(&stream, 100);
+    let before = sim.live().leaked();
+    let mut stager = small(&ctx).build().unwrap();
+    sim.inject(Failure::api("cuMemcpyHtoDAsync_v2", 1, LAUNCH_FAILED));
+    sim.inject(Failure::api("cuStreamSynchronize", 1, LAUNCH_FAILED).times(2));
+    let mut upload = || stager.scope(&stream, |to| to.upload(&[1; 100], memory.as_view_mut()));
+    let error = upload().unwrap_err();
+    assert!(matches!(error, Error::Driver { call: "cuMemcpyHtoDAsync", .. }), "{error}");
+    let error = upload().unwrap_err();
+    assert!(matches!(error, Error::Driver { call: "cuStreamSynchronize", .. }), "{error}");
+    drop(stager);
+    assert_eq!(sim.live().leaked().host_allocations, before.host_allocations + 4);
+}
