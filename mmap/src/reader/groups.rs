@@ -1,4 +1,4 @@
-//! Reads groups of tensors: byte ranges that are not records, in an order that the caller gives.
+//! Reads groups of tensors, in the order that the caller chooses.
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ use crate::{Error, Groups, ReadMode, limit};
 /// ahead here: the caller's slots are.
 const LANES: [u64; 2] = [1 << 20, 4 << 20];
 
-/// Reads groups of tensors, each into memory of the caller.
+/// Reads groups of tensors into memory of the caller.
 ///
-/// Make one for each loop that reads. A read through it is as long as a group, and starts when it is asked for: to read a
-/// group while another is used, read it on another thread, as `twinbuf::stream` does.
+/// Create one reader per loop. A read starts when the caller requests it, and covers a whole group. To read a group
+/// while another is in use, read on another thread, as `twinbuf::stream` does.
 ///
 /// ```
 /// # fn f(model: &twinbuf_mmap::Tensors) -> Result<(), twinbuf_mmap::Error> {
@@ -36,17 +36,19 @@ pub struct GroupReader {
 }
 
 impl GroupReader {
-    /// Bytes of memory that a reader takes, at most.
+    /// The maximum memory of a reader in bytes: its buffers for direct I/O.
     pub const MEMORY: u64 = LANES[0] + LANES[1];
 
-    /// Makes a reader of `groups`, and decides how the files are read.
+    /// Creates a reader for `groups` and chooses how the files are read. `own` is the size in bytes of the caller's
+    /// memory for the groups.
     ///
-    /// In [`ReadMode::Auto`] they are read through the page cache if all groups fit there, in the memory that is left when
-    /// `own` bytes are taken: those that the caller reads into. If not, all of them are read past it.
+    /// With [`ReadMode::Auto`], the reader uses the page cache if all groups fit in the available memory after `own`
+    /// bytes are taken. Otherwise it uses direct I/O for all groups.
     ///
     /// # Errors
     ///
-    /// In [`ReadMode::Direct`] those of [`Reader::new`](crate::Reader::new).
+    /// With [`ReadMode::Direct`], the errors of [`Reader::new`](crate::Reader::new): [`Error::Unsupported`],
+    /// [`Error::System`] and [`Error::Replaced`].
     pub fn new(groups: Groups, mode: ReadMode, own: u64) -> Result<Self, Error> {
         Self::with_memory(groups, mode, own, limit::memory_left())
     }
@@ -72,14 +74,19 @@ impl GroupReader {
         Ok(Self { groups, source, choice })
     }
 
-    /// Reads a group to the front of `out`. Returns [`Groups::bytes`]. `out` should begin at a page, as a
-    /// [`Buffer`](crate::Buffer) does: then the disk writes to it and nothing is copied.
+    /// Reads a group into the start of `out`. Returns the size of the group in bytes, [`Groups::bytes`]. If `out`
+    /// starts at a page boundary, as a [`Buffer`](crate::Buffer) does, direct I/O writes to it without a copy.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchRecord`] if there is no such group; [`Error::BufferTooSmall`], before anything is read.
-    /// [`Error::Truncated`] if a file has become shorter, [`Error::Read`] if the system fails; the contents of `out` are
-    /// then unspecified.
+    /// - [`Error::NoSuchRecord`]: the index of the group is out of range.
+    /// - [`Error::BufferTooSmall`]: `out` is smaller than the group. Nothing is read.
+    /// - [`Error::Truncated`]: a file became shorter after it was opened.
+    /// - [`Error::Read`]: a read failed.
+    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a file that is not
+    ///   kept open could not be reopened.
+    ///
+    /// After an error other than `NoSuchRecord` or `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, group: usize, out: &mut [u8]) -> Result<usize, Error> {
         let Some(runs) = self.groups.runs(group) else {
             return Err(Error::NoSuchRecord { wanted: group as u64, found: self.groups.len() as u64 });
@@ -100,19 +107,19 @@ impl GroupReader {
         read.map(|()| bytes)
     }
 
-    /// Returns the groups.
+    /// Returns the groups of the reader.
     #[must_use]
     pub const fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// Returns what it has read so far.
+    /// Returns statistics of the reads so far.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
         self.source.stats()
     }
 
-    /// Returns how it reads, and why.
+    /// Returns how the reader reads the files, and why.
     #[must_use]
     pub const fn choice(&self) -> ReadChoice {
         self.choice
