@@ -1,4 +1,4 @@
-//! Where batches come from: what a loader asks of a data set.
+//! The data set: a loader's source of records.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,13 +7,15 @@ use twinbuf_mmap::{BatchIndices, DType, RaggedRecords, Ranges, Records};
 
 use crate::error::BoxError;
 
-/// A source of records that a [`Loader`](crate::Loader) reads batches from.
+/// A source of records. A [`Loader`](crate::Loader) reads batches from it.
 ///
-/// [`Records`] and [`RaggedRecords`] in an [`Arc`] are; anything else that can fill a buffer can be one. Several of them make batches with
-/// several fields: [`Fields`](crate::loader::Fields).
+/// [`Records`] and [`RaggedRecords`] in an [`Arc`] implement this trait. Implement it for any other type that can
+/// fill a buffer with records. For batches with several fields, combine several data sets
+/// ([`Fields`](crate::loader::Fields)).
 ///
-/// A method that panics ends the epoch with [`Error::Panicked`](crate::Error::Panicked); one that is called to build
-/// the loader (`records`, `record_bytes`, `fingerprint`) panics there.
+/// If a method panics while a batch is loaded, the epoch ends with [`Error::Panicked`](crate::Error::Panicked). If a
+/// method panics while the loader is built (`records`, `record_bytes`, `fingerprint`),
+/// [`build`](crate::loader::LoaderBuilder::build) panics.
 ///
 /// # Examples
 ///
@@ -44,74 +46,80 @@ use crate::error::BoxError;
 /// # Ok::<(), BoxError>(())
 /// ```
 pub trait Dataset: Send {
-    /// How many records there are.
+    /// Returns the number of records.
     fn records(&self) -> u64;
 
-    /// The size of a record in bytes; that of the longest, if they differ ([`lengths`](Self::lengths)).
+    /// Returns the size of a record in bytes. If records vary in length ([`lengths`](Self::lengths)), returns the
+    /// size of the longest record.
     fn record_bytes(&self) -> usize;
 
-    /// The type of a record's elements and their number along each axis, for
-    /// [`Batch::fields`](crate::Batch::fields). Default: `None`, bytes that may be taken as anything.
+    /// Returns the element type of a record and its shape: the number of elements along each axis.
+    /// [`Batch::fields`](crate::Batch::fields) checks types against it. Default: `None`, untyped bytes that can be
+    /// read as any type.
     fn element(&self) -> Option<(DType, Vec<usize>)> {
         None
     }
 
-    /// The bytes of each record of `batch`, in its order, if records differ in length. Default: `None`, all have
-    /// [`record_bytes`](Self::record_bytes). The answer is `Some` for every batch or for none.
+    /// Returns the length in bytes of each record of `batch`, in batch order, if records vary in length. Return
+    /// `Some` for every batch, or `None` for every batch. Default: `None`, all records have
+    /// [`record_bytes`](Self::record_bytes) bytes.
     fn lengths(&self, _batch: &BatchIndices) -> Option<Vec<usize>> {
         None
     }
 
-    /// What errors call it. Default: the name of its type.
+    /// Returns the name of the data set in error messages. Default: the name of the Rust type.
     fn name(&self) -> String {
         std::any::type_name::<Self>().to_string()
     }
 
-    /// Reads the records of `batch`, in its order, into `out`. The length of `out` is exactly their total. Returns how
-    /// many bytes it read.
+    /// Reads the records of `batch`, in batch order, into `out`. Returns the number of bytes read. The length of
+    /// `out` is exactly the total size of these records. If the returned number differs from it, the epoch ends with
+    /// [`Error::Length`](crate::Error::Length).
     ///
-    /// With a [`transform`](crate::loader::LoaderBuilder::transform), and for large batches on their way to a device, it
-    /// is asked for a batch part by part.
+    /// The loader may request one batch in several parts: with a
+    /// [`transform`](crate::loader::LoaderBuilder::transform), and for a large batch that is copied to a device.
     ///
     /// # Errors
     ///
-    /// Whatever the data set finds: it reaches the caller as [`Error::Load`](crate::Error::Load).
+    /// Any error. The caller receives it as [`Error::Load`](crate::Error::Load), and the epoch ends.
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError>;
 
-    /// The files that it reads, if its records are theirs, unchanged. The loader then reads them itself, ahead of use, and
-    /// does not call [`read`](Self::read). Default: `None`.
+    /// Returns the files of the records, if the records are unchanged byte ranges of files. The loader then reads
+    /// the files itself, ahead of use, and does not call [`read`](Self::read). Default: `None`.
     fn files(&self) -> Option<Arc<Ranges>> {
         None
     }
 
-    /// Clones the data set for another thread of [`workers`](crate::loader::LoaderBuilder::workers). Called when the
-    /// loader is built.
+    /// Clones the data set for another [worker](crate::loader::LoaderBuilder::workers). The loader calls it when it
+    /// is built.
     ///
-    /// The two read at the same time, and each reads its part of the batches. Returns `None` unless implemented: then
-    /// there can be only one worker. A data set that is [`Clone`] returns `Some(Box::new(self.clone()))`.
+    /// The clones read at the same time, each a different batch. For a type that is [`Clone`], return
+    /// `Some(Box::new(self.clone()))`. Default: `None`; the loader can then have only one worker.
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
         None
     }
 
-    /// Returns a function that finds the file of a record and its offset there, for callers that wait for a read that
-    /// does not return. Asked once, when the loader is built; `None` unless implemented.
+    /// Returns a function that finds the file and the byte offset of a record. The loader calls this method once,
+    /// when it is built, and uses the function to show a read in progress ([`Reading`](crate::loader::Reading)).
+    /// Default: `None`.
     fn locator(&self) -> Option<Locator> {
         None
     }
 
-    /// A number that no other data set has: a [`Checkpoint`](crate::Checkpoint) saved with one data set is not restored
-    /// with another. Asked once, when the loader is built. Unless implemented it is 0: then only the number and the
-    /// size of the records are compared.
+    /// Returns a number that identifies the content of the data set. A [`Checkpoint`](crate::Checkpoint) of one data
+    /// set cannot resume with a data set that has another fingerprint. The loader calls this method once, when it is
+    /// built. Default: 0; a checkpoint then compares only the number and the size of the records.
     ///
     /// # Errors
     ///
-    /// Whatever keeps the data set from telling: [`Error::Fingerprint`](crate::Error::Fingerprint).
+    /// Any error. The caller receives it as [`Error::Fingerprint`](crate::Error::Fingerprint).
     fn fingerprint(&mut self) -> Result<u64, BoxError> {
         Ok(0)
     }
 }
 
-/// Finds a record by its number: its file, and the offset of its first byte there. It must not wait.
+/// Finds a record by its index: returns the file and the offset of the record's first byte in this file. The
+/// function must not block.
 pub type Locator = Box<dyn Fn(u64) -> Option<(PathBuf, u64)> + Send + Sync>;
 
 /// Files as a data set: `$element` is the type and the shape of a record, and `$lengths` those of a batch.

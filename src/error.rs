@@ -1,4 +1,4 @@
-//! What can go wrong between a file and a batch.
+//! The errors of loaders, generators and streams.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,32 +7,33 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Any error of a data set, a transform or a closure. The loader passes it on as a source.
+/// Any error of a data set, a transform or a closure.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// The batch of an error. Displayed as `train: epoch 0, step 17`, or `round 3` for a generator.
+/// The batch that an error belongs to. Displayed as `train: epoch 0, step 17`, or as `round 3` for a generator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
-    /// The name of the loader, if it was given one.
+    /// The name of the loader. `None` if the loader has no name.
     pub loader: Option<Arc<str>>,
-    /// The epoch, or the round of a generator.
+    /// The epoch. For a generator, the round. For a stream, the pass.
     pub epoch: u64,
-    /// The step within the epoch; `None` for a generator, whose rounds have no steps.
+    /// The step within the epoch. `None` for a generator, because rounds have no steps.
     pub step: Option<u64>,
 }
 
-/// What a thread of a loader is reading; see [`Epochs::reading`](crate::loader::Epochs::reading).
+/// The read in progress on a loading thread; see [`Epochs::reading`](crate::loader::Epochs::reading).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reading {
-    /// The batch.
+    /// The batch that the thread is reading.
     pub at: At,
-    /// For how long it has been reading it.
+    /// The time since the thread started to read the batch.
     pub time: Duration,
-    /// The first of the records that it has asked the data set for; `None` before it did, and for a generator.
+    /// The first record of the current request to the data set. `None` before the first request of the batch, and
+    /// for a generator.
     pub record: Option<u64>,
-    /// The file of that record and its offset there in bytes, if the data set
-    /// [knows](crate::Dataset::locator).
+    /// The file of the record, and the record's offset in the file in bytes. `None` if the data set has no
+    /// [`locator`](crate::Dataset::locator).
     pub file: Option<(PathBuf, u64)>,
 }
 
@@ -49,188 +50,194 @@ impl fmt::Display for Reading {
     }
 }
 
-/// Why a loader could not be built, or an epoch could not continue.
+/// The error type of this crate: why a loader could not be built, or why an epoch could not continue.
 ///
-/// An iterator of batches yields at most one error, after every batch that was loaded before it, and then ends.
+/// An iterator of batches returns at most one error, after every batch that was loaded before the failure, and then
+/// ends.
 ///
-/// Printed it is one line with everything that is known, whether by `{}`, by `{:?}` or by `main`: `train: epoch 0, step
-/// 17: the batch could not be read: "tokens.bin": truncated while open, byte 1536 is missing: ...`. So the errors that
-/// it was made of are no [source](std::error::Error::source): reporters would print them twice. The variants have them.
+/// `Display` and `Debug` print the same single line, including all underlying errors: `train: epoch 0, step 17: the
+/// batch could not be read: "tokens.bin": truncated while open, byte 1536 is missing: ...`. For this reason
+/// [`source`](std::error::Error::source) returns `None`: error reporters would print the underlying errors twice.
+/// The variants hold the underlying errors.
 #[non_exhaustive]
 pub enum Error {
-    /// An option of the builder has a value that cannot work.
+    /// An option of the builder has an invalid value.
     Option {
-        /// The builder's method.
+        /// The name of the builder's method.
         option: &'static str,
-        /// The values it takes.
+        /// The valid values.
         wanted: String,
-        /// The value it was given.
+        /// The value that was set.
         found: String,
     },
-    /// Files could not be opened in the way that [`read_mode`](crate::loader::LoaderBuilder::read_mode) asks for.
+    /// The files could not be opened as [`read_mode`](crate::loader::LoaderBuilder::read_mode) requires.
     Open(twinbuf_mmap::Error),
-    /// The data set could not read a batch, or a generator's closure could not make a round. The source has the
-    /// details: a [`mmap::Error`](twinbuf_mmap::Error) has the path and the offset.
+    /// The data set could not read a batch, or a generator's closure returned an error. For file data sets, the
+    /// source is a [`mmap::Error`](twinbuf_mmap::Error) with the path and the offset.
     Load {
-        /// The batch.
+        /// The batch or round that failed.
         at: At,
-        /// The data set's or the closure's own error.
+        /// The error that the data set or the closure returned.
         source: BoxError,
     },
-    /// The data set read fewer or more bytes than the batch has, and returned `Ok`.
+    /// [`Dataset::read`](crate::Dataset::read) returned `Ok` with a wrong number of bytes.
     Length {
-        /// The batch.
+        /// The batch that failed.
         at: At,
-        /// The bytes of the batch, or with a transform of the part of it that was read.
+        /// The number of bytes requested: of the batch, or of one part of the batch.
         wanted: usize,
-        /// The bytes that the data set claims to have read.
+        /// The number of bytes that the data set reported.
         found: usize,
     },
-    /// The data set, the transform or a generator's closure panicked.
+    /// The data set, a transform or a generator's closure panicked.
     Panicked {
-        /// The batch.
+        /// The batch or round that failed.
         at: At,
-        /// What panicked: `data set`, `transform` or `closure`.
+        /// The part that panicked, for example `data set`, `transform` or `closure`.
         who: &'static str,
-        /// The panic's message.
+        /// The panic message.
         message: String,
     },
-    /// The transform cannot take such records, or one of them is bad.
+    /// A transform does not accept the records of the data set, or it failed on a batch.
     Transform {
-        /// The batch; `None` when the loader is built.
+        /// The batch that failed. `None` if the error occurred while the loader was built.
         at: Option<At>,
-        /// The transform's own error.
+        /// The error that the transform returned.
         source: BoxError,
     },
-    /// A generator's hook failed before its round was started.
+    /// A hook of a generator ([`before`](crate::generate::GeneratorBuilder::before) or
+    /// [`after`](crate::generate::GeneratorBuilder::after)) returned an error.
     Hook {
-        /// The round.
+        /// The round that was passed to the hook.
         at: At,
-        /// The hook's own error.
+        /// The error that the hook returned.
         source: BoxError,
     },
-    /// The device's slots could not be allocated, or the device failed while no batch was waited for.
+    /// The device's slots could not be allocated, or the device failed and no call was waiting for a batch.
     Device(
         /// The error of the crate `twinbuf-cuda`.
         BoxError,
     ),
-    /// The batch could not be copied to the device. It is the last error of this loader: build another.
+    /// The batch could not be copied to the device. The loader cannot continue: build a new one.
     Upload {
-        /// The batch.
+        /// The batch that failed.
         at: At,
         /// The error of the crate `twinbuf-cuda`.
         source: BoxError,
     },
-    /// A batch has another field than was asked for.
+    /// The requested field does not exist in the batch, or it has another type.
     Field {
         /// The batch.
         at: At,
-        /// The field, counted from 0.
+        /// The index of the requested field, from 0.
         field: usize,
-        /// What the batch has.
+        /// The fields or the type that the batch has.
         wanted: String,
-        /// What was asked for.
+        /// The field or the type that was requested.
         found: String,
     },
-    /// A group of tensors has no such tensor, or one of another type than was asked for.
+    /// The requested tensor does not exist in the group, its name is ambiguous, or it has another type.
     Tensor {
         /// The group: pass and step.
         at: At,
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// What the group has: names of its tensors, or the tensor's type and shape.
+        /// The names of the group's tensors, or the type and shape of the tensor.
         wanted: String,
-        /// What was asked for, or how many tensors have this name.
+        /// The number of tensors whose names end in the requested name, or the requested type.
         found: String,
     },
-    /// A batch is not a whole number of values of the requested type.
+    /// The bytes cannot be read as values of the requested type: the size is not a multiple of the type's size, or
+    /// the bytes are misaligned.
     Cast {
         /// The batch.
         at: At,
-        /// The type.
+        /// The name of the requested type.
         wanted: &'static str,
-        /// The bytes of the batch.
+        /// The size of the data in bytes.
         found: usize,
     },
-    /// The slots do not fit the memory limit.
+    /// The slots need more memory than the limit has left.
     Memory {
-        /// What the memory is for.
+        /// The items that need the memory, as text.
         sum: String,
-        /// Bytes needed.
+        /// The number of bytes needed.
         wanted: u64,
-        /// Bytes of the limit.
+        /// The limit in bytes.
         limit: u64,
-        /// Bytes of it that are taken: by other loaders, and by batches that are kept.
+        /// The number of bytes in use: by other loaders, and by batches that the caller keeps.
         taken: u64,
     },
-    /// A checkpoint belongs to another plan or another data set.
+    /// The checkpoint belongs to another plan or another data set.
     Checkpoint {
-        /// The field that differs, for example `seed`.
+        /// The name of the value that differs, for example `seed`.
         field: &'static str,
-        /// The loader's own value.
+        /// The loader's value.
         wanted: String,
-        /// The checkpoint's.
+        /// The checkpoint's value.
         found: String,
     },
-    /// A checkpoint could not be saved or loaded.
+    /// A checkpoint file could not be written, read or parsed.
     CheckpointFile {
-        /// The file.
+        /// The checkpoint file.
         path: PathBuf,
-        /// The system's error, or what is wrong with the text.
+        /// The system's error or the parser's error.
         source: BoxError,
     },
-    /// The data set could not compute its fingerprint.
+    /// [`Dataset::fingerprint`](crate::Dataset::fingerprint) returned an error.
     Fingerprint(BoxError),
-    /// The loader is used in a process that was forked from the one it was built in. Its thread stayed there.
+    /// The loader was built before a `fork` and used in the child process. The loading thread exists only in the
+    /// parent process.
     Forked {
-        /// The batch.
+        /// The next batch.
         at: At,
     },
-    /// The next slot still holds a batch that the caller has not dropped in time.
+    /// The next slot still holds an earlier batch that the caller did not drop within the timeout.
     SlotHeld {
-        /// The batch that has no slot.
+        /// The batch that could not be loaded.
         at: At,
-        /// The option that sets the number of slots: `host_depth` or `device_depth`.
+        /// The builder option that sets the number of slots: `host_depth` or `device_depth`.
         option: &'static str,
-        /// The number of slots.
+        /// The number of slots of all workers.
         slots: usize,
     },
-    /// A load did not end within the time given to [`Loader::close_timeout`](crate::Loader::close_timeout). Its thread is
-    /// left behind: it ends when the load does, and keeps the memory that it writes to.
+    /// A read did not end within the timeout of [`Loader::close_timeout`](crate::Loader::close_timeout). The loader
+    /// detached the reading thread. The thread ends when the read returns; until then it keeps the memory that it
+    /// writes to.
     Timeout {
-        /// The time given.
+        /// The timeout.
         waited: Duration,
-        /// What it is reading; `None` if it has ended just now.
+        /// The read in progress. `None` if the read ended after the timeout.
         reading: Option<Reading>,
     },
-    /// The loading thread is gone. It catches panics of data sets, transforms and closures, so this is a bug in this
-    /// crate, or a panic of a waker or of a subscriber of `tracing`.
+    /// The loading thread ended unexpectedly. The thread catches panics of data sets, transforms and closures. This
+    /// error therefore means a bug in this crate, or a panic in a waker or in a `tracing` subscriber.
     ThreadGone {
-        /// The batch.
+        /// The next batch.
         at: At,
     },
-    /// An environment variable has a value that its switch does not take; see
+    /// An environment variable has an invalid value; see
     /// [`LoaderBuilder::from_env`](crate::loader::LoaderBuilder::from_env).
     Switch {
-        /// The variable.
+        /// The name of the variable.
         name: String,
-        /// The values it takes.
+        /// The valid values.
         wanted: String,
-        /// Its value; it may not be UTF-8.
+        /// The value of the variable. It may not be valid UTF-8.
         found: OsString,
     },
-    /// An environment variable begins with `TWINBUF_` but is not a switch.
+    /// An environment variable starts with `TWINBUF_`, or almost does, but no option has this variable.
     UnknownSwitch {
-        /// The variable.
+        /// The name of the variable.
         name: String,
-        /// The switch with the most similar name, if there is one.
+        /// The known variable with a similar name, if there is one.
         meant: Option<&'static str>,
     },
-    /// The loading thread could not be started.
+    /// The system could not start a loading thread.
     Spawn(io::Error),
-    /// The trace could not be written. The batches are not affected.
+    /// The trace could not be written. Delivered batches remain valid.
     Trace {
-        /// The file.
+        /// The trace file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -344,7 +351,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The message. `main` prints it for an error that it returns.
+/// Prints the same message as `Display`. `main` uses it for a returned error.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,19 +1,21 @@
-//! Overlap reading with training: two buffers, one filled while the other is used.
+//! Overlaps reading with training: a thread fills one buffer while the training loop uses another.
 //!
-//! * [`Records`]: fixed-size records in one or several files: raw, token files, `.npy`, `safetensors`. [`Plan`]:
-//!   the records of each batch, as a pure function of seed, epoch, rank and step.
-//! * [`Loader`]: reads the batches, one ahead of the one in use, on its own thread, and prefetches the pages of the
-//!   batch after that. An epoch is an iterator; a [`Checkpoint`] resumes one in the middle.
-//! * [`mmap::RaggedRecords`]: records of any length; [`Batch::record`] is one of them.
-//! * [`transform`]: changes records on their way into the slot. `LoaderBuilder::cuda` (feature `cuda`): copies them to
-//!   a device, on a separate stream.
-//! * [`generate`](generate()): the same overlap for data that is made by code. [`Breakdown`]: a step, phase by phase.
-//! * `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
-//! * [`Report`]: where the time went, and what other options would gain, replayed. Often that is nothing, because the
-//!   compute dominates, and the report tells you. [`observe::Trace`]: the same as a picture, for Perfetto.
-//! * Errors come in order, once, with path and offset; a truncated file is an error, never a signal.
-//! * It does **not** decode by itself, shuffle in memory or make tensors: a batch is bytes, or the numbers that
-//!   they are, in a buffer that is reused.
+//! - [`Records`]: records of a fixed size in one or more files: untyped bytes, token files, `.npy`, `safetensors`.
+//!   [`Plan`]: the records of each batch, as a pure function of seed, epoch, rank and step.
+//! - [`Loader`]: reads batches ahead of use on a separate thread and prefetches the pages of later batches. An epoch
+//!   is an iterator. A [`Checkpoint`] resumes in the middle of an epoch.
+//! - [`mmap::RaggedRecords`]: records of any length. [`Batch::record`] returns one of them.
+//! - [`transform`]: converts records before they reach the slot. `LoaderBuilder::cuda` (feature `cuda`): copies
+//!   batches to a device on a separate stream.
+//! - [`generate`](generate()): the same overlap for data made by code. [`Breakdown`]: the time of each phase of a
+//!   step.
+//! - `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
+//! - [`Report`]: where the time went, and the predicted gain of other options. If compute dominates, the report says
+//!   that no option helps. [`observe::Trace`]: a timeline for Perfetto.
+//! - The caller receives errors in order, each once, with path and offset. A truncated file causes an error, never a
+//!   signal.
+//! - This crate does **not** decode, shuffle in memory or make tensors: a batch is bytes, or numbers without a copy,
+//!   in a reused buffer.
 //!
 //! # Example
 //!
@@ -37,17 +39,18 @@
 //!
 //! # The crates
 //!
-//! [`ring`] is the two-slot ring alone (`no_std`, no dependency), for authors of other loaders;
-//! [`mmap`] is files, plans and page hints; `twinbuf-cuda` is page-locked and device slots and the stream between
-//! them; this crate puts them together.
+//! - [`ring`]: the ring of slots alone (`no_std`, no dependency), for authors of other loaders.
+//! - [`mmap`]: files, plans and prefetch.
+//! - `twinbuf-cuda`: page-locked host slots, device slots, and the copies between them.
+//! - This crate combines them.
 //!
-//! | feature | is |
+//! | feature | provides |
 //! | --- | --- |
-//! | `cuda` | `LoaderBuilder::cuda`; needs no toolkit, and a driver only when it is used |
+//! | `cuda` | `LoaderBuilder::cuda`; it needs no CUDA toolkit, and needs a driver only at run time |
 //! | `safetensors` | `Records::open_safetensors`, `open_safetensors_each`; `stream()` and the tensors of models |
-//! | `serde` | [`Checkpoint`] and [`Plan`] can be saved, [`Report`] written |
-//! | `stream` | [`loader::Epochs`] is a `futures_core::Stream` |
-//! | `tracing` | spans `epoch`, `load` and `wait` for the crate of that name |
+//! | `serde` | [`Checkpoint`] and [`Plan`] can be saved and loaded, [`Report`] can be serialized |
+//! | `stream` | [`loader::Epochs`], [`generate::Rounds`] and `stream::Pass` implement `futures_core::Stream` |
+//! | `tracing` | spans `epoch`, `load` and `wait` for the crate `tracing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;

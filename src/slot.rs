@@ -12,7 +12,7 @@ use crate::batch::layout::Layout;
 use crate::cpu::Share;
 use crate::error::{At, Error};
 
-/// The most host slots a loader can have.
+/// The maximum of [`host_depth`](crate::loader::LoaderBuilder::host_depth).
 pub const MAX_HOST_DEPTH: usize = 8;
 
 /// A slot of the ring: the content of one batch, and what is known about it.
@@ -40,7 +40,8 @@ impl<T> Slot<T> {
     }
 }
 
-/// What travels with a batch from the thread that loads it to the caller. Its content is private.
+/// The position and load times of a batch. The loader attaches it to a
+/// [`Lease`](crate::loader::DeviceBatch::into_lease). It has no public fields or methods.
 #[derive(Debug)]
 pub struct BatchMeta {
     pub(crate) ticket: Ticket,

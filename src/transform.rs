@@ -1,4 +1,4 @@
-//! Per-record transforms, applied between file and slot.
+//! Transforms of records, applied after the read and before the slot.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use twinbuf_mmap::{BatchIndices, DType};
 
 use crate::error::BoxError;
 
-/// What one record of a data set or of a field is: its bytes, and where they are known, the type of its elements and
-/// their number along each axis.
+/// The type of one record: its size in bytes and, if known, its element type and shape.
 ///
-/// Displayed as `f32 [3, 224, 224]`, or `150528 bytes` without a type.
+/// Displayed as `f32 [3, 224, 224]`, or as `150528 bytes` without an element type. If records vary in length, the
+/// text starts with `up to`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordType {
     bytes: usize,
@@ -22,29 +22,30 @@ pub struct RecordType {
 }
 
 impl RecordType {
-    /// Makes the type of records of `bytes` bytes that may be taken as anything.
+    /// Creates the type of untyped records of `bytes` bytes. They can be read as any type.
     #[must_use]
     pub fn bytes(bytes: usize) -> Self {
         Self { bytes, dtype: None, shape: vec![bytes], ragged: false }
     }
 
-    /// Makes the same type of records that differ in length: those of `self` are the longest.
+    /// Returns this type for records that vary in length. The length of `self` becomes the maximum length.
     #[must_use]
     pub fn ragged(self) -> Self {
         Self { ragged: true, ..self }
     }
 
-    /// Whether records differ in length.
+    /// Returns `true` if records vary in length.
     #[must_use]
     pub const fn is_ragged(&self) -> bool {
         self.ragged
     }
 
-    /// Makes the type of records of `dtype` elements in this shape, in C order; an empty shape is one element.
+    /// Creates the type of records with elements of type `dtype`. `shape` is the number of elements along each axis,
+    /// in C order (the last axis is contiguous). An empty shape means one element.
     ///
     /// # Errors
     ///
-    /// If memory cannot hold such a record.
+    /// Returns an error if the size in bytes overflows `usize`.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self, BoxError> {
         let shape = shape.into();
         match shape.iter().try_fold(dtype.size(), |bytes, &axis| bytes.checked_mul(axis)) {
@@ -53,20 +54,21 @@ impl RecordType {
         }
     }
 
-    /// Bytes in a record; in the longest, if they differ in length.
+    /// Returns the record length in bytes. If lengths vary, returns the maximum length.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "the loader refuses records of 0 bytes")]
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the type of the elements; `None` for bytes that may be taken as anything.
+    /// Returns the element type. Returns `None` for untyped bytes.
     #[must_use]
     pub const fn dtype(&self) -> Option<DType> {
         self.dtype
     }
 
-    /// Elements along each axis, in C order: empty for a single number. Without a type, the number of bytes.
+    /// Returns the number of elements along each axis, in C order. The shape is empty for a single number. For
+    /// untyped bytes, the shape is the number of bytes.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
@@ -100,76 +102,81 @@ impl fmt::Display for RecordType {
     }
 }
 
-/// Turns records into records of another size, while their bytes are still in the CPU's cache.
+/// Converts records to records of another type or size, while their bytes are in the CPU's cache.
 ///
-/// [`Transform`] is one (numbers to normalised f32, planes), so is [`Convert`], and [`per_record`] makes one
-/// of a function, [`map`] for records of any length. Transforms can follow each other: each call of
-/// [`LoaderBuilder::transform`](crate::loader::LoaderBuilder::transform) adds one.
+/// [`Transform`] (normalized `f32`, channels first) and [`Convert`] implement this trait. [`per_record`] makes a
+/// transform from a function; [`map`] does this for records of any length. Each call of
+/// [`LoaderBuilder::transform`](crate::loader::LoaderBuilder::transform) adds a transform to the chain.
 pub trait RecordTransform: Send {
-    /// Returns what a record becomes: at least 1 byte. Called when the loader is built.
+    /// Returns the type of a transformed record. `record` is the type before the transform. The returned length must
+    /// be at least 1 byte. The loader calls this method when it is built.
     ///
     /// # Errors
     ///
-    /// If such records cannot be transformed: the loader is not built
-    /// ([`Error::Transform`](crate::Error::Transform)).
+    /// Returns an error if this transform does not accept the type. [`build`](crate::loader::LoaderBuilder::build)
+    /// then returns [`Error::Transform`](crate::Error::Transform).
     fn output(&self, record: &RecordType) -> Result<RecordType, BoxError>;
 
-    /// Transforms `records`, one or more whole ones, to all of `out`.
+    /// Transforms one or more whole records and fills `out` completely. `records` and `out` hold the records one
+    /// after another.
     ///
-    /// `out` begins at a multiple of 64 bytes plus a multiple of the size of a transformed record.
+    /// The offset of `out` from a 64-byte boundary is a multiple of the size of a transformed record.
     ///
     /// # Errors
     ///
-    /// Whatever is wrong with the records: it reaches the caller as
-    /// [`Error::Transform`](crate::Error::Transform), in order, and ends the epoch. So does a panic.
+    /// Any error. If it returns an error, the caller receives the earlier batches, then
+    /// [`Error::Transform`](crate::Error::Transform); the epoch then ends. If it panics, the epoch ends with
+    /// [`Error::Panicked`](crate::Error::Panicked).
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError>;
 
-    /// Transforms one record to the front of `out`, and returns how many bytes it became. Called in place of
-    /// [`apply`](Self::apply) where records differ in length, before or after the transform. `out` has room for the longest
-    /// record, unless [`slot_bytes`](crate::loader::LoaderBuilder::slot_bytes) left less.
+    /// Transforms one record, writes the result to the start of `out`, and returns its length in bytes. The loader
+    /// calls it instead of [`apply`](Self::apply) if records vary in length before or after the transform. `out` is
+    /// large enough for the longest record, unless [`slot_bytes`](crate::loader::LoaderBuilder::slot_bytes) sets a
+    /// smaller size.
     ///
-    /// Default: calls `apply`; the record becomes what [`output`](Self::output) returns for one of its length.
+    /// Default: calls [`output`](Self::output) with this record's length to get the new length, then calls `apply`.
     ///
     /// # Errors
     ///
-    /// Same as [`apply`](Self::apply), and if `out` is too small.
+    /// The errors of [`apply`](Self::apply), and an error if `out` is too small.
     fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
         let len = self.output(&RecordType::bytes(record.len()))?.len();
         self.apply(record, front(out, len)?, context)?;
         Ok(len)
     }
 
-    /// Clones the transform for another thread of [`workers`](crate::loader::LoaderBuilder::workers).
+    /// Clones the transform for another [worker](crate::loader::LoaderBuilder::workers).
     ///
-    /// Each thread applies its own to the batches that it reads. Returns `None` unless implemented: then there can be
-    /// only one worker. A transform that is [`Clone`] returns `Some(Box::new(self.clone()))`.
+    /// Each worker applies its clone to the batches that it reads. For a type that is [`Clone`], return
+    /// `Some(Box::new(self.clone()))`. Default: `None`; the loader can then have only one worker.
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         None
     }
 }
 
-/// The records that a transform is applied to.
+/// Describes the records that are passed to a transform.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     batch: &'a BatchIndices,
 }
 
-/// The record that a transform is applied to.
+/// Describes one record that is passed to a transform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordContext {
-    /// Its number in the data set.
+    /// The index of the record in the data set, from 0.
     pub number: u64,
     /// The epoch.
     pub epoch: u64,
     /// The step within the epoch.
     pub step: u64,
-    /// A random number for this record in this epoch, made from the plan's seed: the same after any resume, at any
-    /// depth and on any rank. Seed a generator with it to make random augmentation repeatable.
+    /// A pseudorandom number that depends only on the plan's seed, the epoch and the record's index. It is the same
+    /// after a resume, at any depth and on any rank. Use it to seed a random generator for reproducible
+    /// augmentation.
     pub seed: u64,
 }
 
 impl<'a> Context<'a> {
-    /// Makes the context of the records of a batch, or of a part of one. The loader does it; tests of a transform may.
+    /// Creates the context of a batch, or of a part of a batch. The loader does this. Call it to test a transform.
     #[must_use]
     pub const fn new(batch: &'a BatchIndices) -> Self {
         Self { batch }
@@ -180,7 +187,7 @@ impl<'a> Context<'a> {
         self.records().next().ok_or_else(|| "wanted the context of a record, found none".into())
     }
 
-    /// Returns the records, in the order of their bytes.
+    /// Returns the context of each record, in the order of the records' bytes.
     pub fn records(&self) -> impl Iterator<Item = RecordContext> + use<'a> {
         let batch = self.batch;
         let (epoch, step, seed) = (batch.epoch(), batch.step(), batch.seed());
@@ -234,17 +241,17 @@ fn planes(shape: &[usize], pixels: usize, channels: usize) -> Vec<usize> {
     }
 }
 
-/// Converts numbers of one type to another, one by one; see [`twinbuf_mmap::transform`] for the rounding.
+/// Converts each element to another number type; see [`twinbuf_mmap::transform`] for the rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Convert {
-    /// Tokens as candle's embeddings take them.
+    /// Converts `u16` to `u32`, the index type of embeddings in candle.
     U16ToU32,
-    /// Tokens as `PyTorch`'s embeddings take them.
+    /// Converts `u16` to `i64`, the index type of embeddings in `PyTorch`.
     U16ToI64,
-    /// To binary16, to nearest even.
+    /// Converts `f32` to IEEE binary16, rounding to nearest even.
     F32ToF16,
-    /// To bfloat16, to nearest even.
+    /// Converts `f32` to bfloat16, rounding to nearest even.
     F32ToBf16,
 }
 
@@ -311,10 +318,10 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
         .map_err(|error| format!("the slot cannot hold such numbers: {error}").into())
 }
 
-/// Makes a transform that calls `apply` for each record with its bytes, the `out_bytes` bytes that it becomes, and
-/// which record it is.
+/// Makes a transform from a function for single records. `apply` receives the bytes of a record, an output slice of
+/// `out_bytes` bytes, and the record's index, epoch, step and seed. It must fill the output slice.
 ///
-/// With several [`workers`](crate::loader::LoaderBuilder::workers) each has a clone of `apply`.
+/// Each [worker](crate::loader::LoaderBuilder::workers) has a clone of `apply`.
 ///
 /// ```
 /// use twinbuf::transform::{RecordTransform, per_record};
@@ -343,11 +350,11 @@ where
     PerRecord { out_bytes, elements: None, apply }
 }
 
-/// Makes a transform of records of any length to records of any length, at most `max_bytes` bytes: it calls `apply` for each
-/// with its bytes, the room for what it becomes, and which record it is. `apply` writes to the front of the room and returns
-/// how many bytes it wrote.
+/// Makes a transform from a function for records of any length, before and after. `apply` receives the bytes of a
+/// record, an output slice, and the record's index, epoch, step and seed. It writes the new record to the start of
+/// the output slice and returns the length in bytes. The length is at most `max_bytes`.
 ///
-/// With several [`workers`](crate::loader::LoaderBuilder::workers) each has a clone of `apply`.
+/// Each [worker](crate::loader::LoaderBuilder::workers) has a clone of `apply`.
 ///
 /// ```
 /// use twinbuf::transform::map;
@@ -370,7 +377,10 @@ where
     Map { max_bytes, apply }
 }
 
-/// Made by [`map`].
+/// A transform for records of any length. [`map`] returns it.
+///
+/// In tests, call [`apply_one`](RecordTransform::apply_one); it returns the length of the new record.
+/// [`apply`](RecordTransform::apply) does not return the length.
 #[derive(Clone)]
 #[must_use = "a transform does nothing until a loader has it"]
 pub struct Map<F> {
@@ -405,7 +415,7 @@ impl<F> fmt::Debug for Map<F> {
     }
 }
 
-/// Made by [`per_record`].
+/// A transform from a function for single records. [`per_record`] returns it.
 #[derive(Clone)]
 #[must_use = "a transform does nothing until a loader has it"]
 pub struct PerRecord<F> {
@@ -415,8 +425,11 @@ pub struct PerRecord<F> {
 }
 
 impl<F> PerRecord<F> {
-    /// Declares what `apply` makes: `dtype` elements in this shape, `out_bytes` bytes together. Default: bytes that may
-    /// be taken as anything.
+    /// Declares the type of the transformed records: elements of type `dtype`, with the number of elements along
+    /// each axis. Default: untyped bytes.
+    ///
+    /// [`build`](crate::loader::LoaderBuilder::build) returns [`Error::Transform`](crate::Error::Transform) if the
+    /// size of this type differs from `out_bytes`.
     pub fn of(mut self, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
         self.elements = Some((dtype, shape.into()));
         self

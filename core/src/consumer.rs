@@ -16,20 +16,20 @@ use crate::wait::{Spin, Wait, WaitUntil};
 ///
 /// # One slot, or several
 ///
-/// A receive returns the next slot as a [`ReadSlot`] that borrows the consumer: one slot at a time. [`ReadSlot::keep`]
-/// turns it into a [`KeptSlot`]. The next slot can then be received while this one is still in use, on this thread or
-/// another.
+/// A receive call returns the next slot as a [`ReadSlot`]. A `ReadSlot` borrows the consumer: only one can exist at
+/// a time. [`ReadSlot::keep`] converts it to a [`KeptSlot`], and the consumer can then receive the next slot while
+/// the kept slot is in use, on this thread or another.
 ///
-/// Slots are reused in order. While a slot is kept, `N - 1` further slots can be received; then its own slot is next.
-/// Every receive **waits until the kept slot is dropped**, as it waits for a slot to be filled, and a waiting task is
-/// woken. Do not wait for a slot that the same thread keeps. [`try_recv`](Consumer::try_recv) and
-/// [`is_held`](Consumer::is_held) report a held slot without waiting. Once the producer is gone, the end is returned
-/// even while slots are kept.
+/// The ring reuses slots in order. In a ring of `N` slots, the consumer can receive `N - 1` further slots while one
+/// slot is kept. The next receive call then **waits until the kept slot is dropped**. Dropping it also wakes a
+/// waiting task. Do not wait for a slot that the same thread keeps. [`try_recv`](Consumer::try_recv) and
+/// [`is_held`](Consumer::is_held) report a kept slot without waiting. Once the producer is dropped, the consumer
+/// receives the end of the data even while slots are kept.
 ///
-/// The consumer belongs to one thread or task at a time: it is `Send`, and not `Sync`.
+/// One thread or task uses the consumer at a time: it is `Send` but not `Sync`.
 ///
-/// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed). The
-/// consumer may be dropped at any time, also while slots are kept.
+/// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed).
+/// The consumer may be dropped at any time, also while slots are kept.
 pub struct Consumer<'r, T, W: Wait = Spin> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
@@ -47,13 +47,15 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         &mut self.share
     }
 
-    /// Returns the next slot if it is filled now, `None` at the end of the data. Never waits. Costs one atomic load; a
-    /// cancelled slot is also released.
+    /// Returns the next slot if it is filled, or `None` at the end of the data. Never waits. The call costs one
+    /// atomic load. If the slot was cancelled, the call also releases it.
     ///
     /// # Errors
     ///
-    /// [`Empty`](TryRecvError::Empty) while the slot is not filled; [`Held`](TryRecvError::Held) while a [`KeptSlot`]
-    /// of the previous lap holds it; otherwise the errors of [`recv`](Consumer::recv).
+    /// - [`Empty`](TryRecvError::Empty): the slot is not filled.
+    /// - [`Held`](TryRecvError::Held): an earlier [`KeptSlot`] still holds the slot.
+    /// - [`Abandoned`](TryRecvError::Abandoned), [`Cancelled`](TryRecvError::Cancelled), as for
+    ///   [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -78,19 +80,21 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// Waits until the next slot is filled and returns it. Returns `None` at the end of the data: after the last slot
-    /// that the producer committed before [`finish`](crate::Producer::finish), and on every later call.
+    /// Waits until the next slot is filled, and returns it. Returns `None` at the end of the data: after the last
+    /// slot that the producer committed before [`finish`](crate::Producer::finish), and in every later call.
     ///
     /// # Errors
     ///
-    /// [`Abandoned`](RecvError::Abandoned) if the producer is gone and the next place is neither filled nor the end.
-    /// Later calls return it too, unless a [`ReservedSlot`](crate::ReservedSlot) is committed there in the meantime.
-    /// [`Cancelled`](RecvError::Cancelled) once, in the place of a slot that was reserved and dropped.
+    /// - [`Abandoned`](RecvError::Abandoned): the producer is dropped, and the next slot is neither filled nor the
+    ///   end. Later calls return the same error, unless a [`ReservedSlot`](crate::ReservedSlot) is committed at this
+    ///   position in the meantime.
+    /// - [`Cancelled`](RecvError::Cancelled): the next slot was reserved and dropped without a commit. Returned once
+    ///   per slot.
     ///
     /// # Panics
     ///
-    /// If the next place was cancelled and waking the producer's task panics (its `Waker` is foreign code). The place
-    /// has been passed by then. The same holds for all calls that receive.
+    /// If the next slot was cancelled and waking the producer's task panics (its `Waker` is foreign code). The
+    /// consumer has then moved past the slot. All receive calls can panic in this case.
     ///
     /// # Examples
     ///
@@ -113,12 +117,14 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.take(seen)
     }
 
-    /// Waits until the next slot is filled, for at most `timeout`, and returns it; `None` at the end of the data.
+    /// Waits up to `timeout` until the next slot is filled, and returns it. Returns `None` at the end of the data.
     ///
     /// # Errors
     ///
-    /// At the timeout: [`Empty`](TryRecvError::Empty) if the slot is not filled, [`Held`](TryRecvError::Held) if a
-    /// [`KeptSlot`] still holds it. Otherwise the errors of [`recv`](Consumer::recv).
+    /// - [`Empty`](TryRecvError::Empty): the slot is not filled at the timeout.
+    /// - [`Held`](TryRecvError::Held): an earlier [`KeptSlot`] still holds the slot at the timeout.
+    /// - [`Abandoned`](TryRecvError::Abandoned), [`Cancelled`](TryRecvError::Cancelled), as for
+    ///   [`recv`](Consumer::recv).
     ///
     /// # Examples
     ///
@@ -138,12 +144,12 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// Waits until the next slot is filled, but not past `deadline`, and returns it; `None` at the end of the data. A
-    /// filled slot is returned even if the deadline has passed.
+    /// Waits until the next slot is filled or `deadline` passes, and returns the slot. Returns `None` at the end of
+    /// the data. If the slot is filled, the call returns it even after the deadline.
     ///
     /// # Errors
     ///
-    /// Same as [`recv_timeout`](Consumer::recv_timeout).
+    /// The errors of [`recv_timeout`](Consumer::recv_timeout): `Empty`, `Held`, `Abandoned` and `Cancelled`.
     ///
     /// # Examples
     ///
@@ -168,16 +174,14 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// Returns the next slot, or registers the task of `cx` to be woken when it is filled; `None` at the end of the
-    /// data.
+    /// Returns the next slot, or `None` at the end of the data. If the slot is not filled, or if a [`KeptSlot`]
+    /// holds it, returns `Pending` and wakes the task of `cx` when this changes.
     ///
-    /// A slot that a [`KeptSlot`] holds is pending too: dropping that guard wakes the task.
-    ///
-    /// Only the waker of the latest call is kept; the waker of an earlier call is dropped.
+    /// Only the waker of the latest call is stored; the waker of an earlier call is dropped.
     ///
     /// # Errors
     ///
-    /// Same as [`recv`](Consumer::recv).
+    /// The errors of [`recv`](Consumer::recv): `Abandoned` and `Cancelled`.
     ///
     /// # Examples
     ///
@@ -194,14 +198,14 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.poll_ready(cx).map(|seen| self.take(seen))
     }
 
-    /// Waits as a task until the next slot is filled and returns it; `None` at the end of the data. Dropping the future
-    /// loses no slot.
+    /// Waits as a task until the next slot is filled, and returns it. Returns `None` at the end of the data.
+    /// Dropping the future loses no slot.
     ///
-    /// The future is `Send` if the consumer is, so a task may be moved between threads while it waits.
+    /// The future is `Send` if the consumer is: a task may move between threads while it waits.
     ///
     /// # Errors
     ///
-    /// Same as [`recv`](Consumer::recv).
+    /// The errors of [`recv`](Consumer::recv): `Abandoned` and `Cancelled`.
     ///
     /// # Examples
     ///
@@ -224,15 +228,15 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.take(seen)
     }
 
-    /// Iterates over the slots in order, each [kept](ReadSlot::keep), until the producer finishes.
+    /// Iterates over the slots in order, each as a [`KeptSlot`], until the end of the data.
     ///
-    /// An item does not borrow the iterator, so items may be sent to other threads. The iterator waits if the next slot
-    /// is still kept. After a [`Cancelled`](RecvError::Cancelled) item the iterator continues with the next slot; after
-    /// [`Abandoned`](RecvError::Abandoned) it ends.
+    /// An item does not borrow the iterator and may move to another thread. If an earlier item still holds the next
+    /// slot, the iterator waits until that item is dropped.
     ///
     /// # Errors
     ///
-    /// Same as [`recv`](Consumer::recv).
+    /// An item is an error in the cases of [`recv`](Consumer::recv). After [`Cancelled`](RecvError::Cancelled), the
+    /// iterator continues with the next slot. After [`Abandoned`](RecvError::Abandoned), it ends.
     ///
     /// # Examples
     ///
@@ -252,7 +256,8 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         Iter { consumer: self, ended: false }
     }
 
-    /// Whether a [`KeptSlot`] of the previous lap holds the next slot. A receive would wait for that guard.
+    /// Returns `true` if an earlier [`KeptSlot`] still holds the next slot. A receive call would then wait until
+    /// that guard is dropped.
     ///
     /// ```
     /// let mut ring = twinbuf_core::Ring::new([0; 1]);
@@ -269,21 +274,21 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.slot().state().for_consumer(self.at.lap) == ConsumerView::Held
     }
 
-    /// Returns the number of slots of the ring.
+    /// Returns the number of slots in the ring.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.ring.len()
     }
 
-    /// Returns the number of slots that were handed over and have not been released. Cancelled and kept slots count.
-    /// Both sides return the same number.
+    /// Returns the number of slots that were committed or cancelled and are not yet released. Kept slots count. The
+    /// producer returns the same number.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ring.full()
     }
 
-    /// Whether every slot that was handed over has been released. This does not mean that the data ended; only a
-    /// receive reports the end.
+    /// Returns `true` if every committed or cancelled slot has been released. This does not mean that the data has
+    /// ended; only a receive call reports the end.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -369,7 +374,7 @@ impl<T, W: Wait> fmt::Debug for Consumer<'_, T, W> {
     }
 }
 
-/// The slots of a [`Consumer`] in order; see [`Consumer::iter`].
+/// An iterator over the slots of a [`Consumer`]. [`Consumer::iter`] returns it.
 #[derive(Debug)]
 #[must_use = "an iterator does nothing until it is asked for an item"]
 pub struct Iter<'c, 'r, T, W: Wait = Spin> {
@@ -401,13 +406,12 @@ impl<'c, 'r, T, W: Wait> IntoIterator for &'c mut Consumer<'r, T, W> {
     }
 }
 
-/// A filled slot, to be used in place; the producer gets it back when it is dropped.
+/// A filled slot, used in place. It dereferences to the value.
 ///
-/// **Dropping it releases the slot**, so progress does not depend on an explicit call. (A
-/// [`WriteSlot`](crate::WriteSlot) differs: dropping it does *not* hand it over.) Leaking it changes nothing: the next
-/// receive returns the same slot.
+/// **Dropping it releases the slot** to the producer. A [`WriteSlot`](crate::WriteSlot) differs: dropping it does
+/// *not* commit the slot. Leaking a `ReadSlot` changes nothing: the next receive call returns the same slot.
 ///
-/// It borrows the consumer. One slot is read at a time, and no guard outlives its handle:
+/// A `ReadSlot` borrows the consumer: only one can exist at a time, and it cannot outlive the consumer.
 ///
 /// ```compile_fail,E0505
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
@@ -423,10 +427,11 @@ pub struct ReadSlot<'c, 'r, T, W: Wait = Spin> {
 }
 
 impl<'r, T, W: Wait> ReadSlot<'_, 'r, T, W> {
-    /// Turns this guard into one that does not borrow the consumer. The next slot can then be received while this one
-    /// is in use.
+    /// Converts this guard to one that does not borrow the consumer. The consumer can then receive the next slot
+    /// while this one is in use.
     ///
-    /// Does not wait. Does no atomic operation, except on a ring on the heap: one that counts the guard as an owner.
+    /// The call does not wait. It does no atomic operation, except one for a ring on the heap, to count the guard as
+    /// an owner.
     ///
     /// # Examples
     ///
@@ -451,8 +456,8 @@ impl<'r, T, W: Wait> ReadSlot<'_, 'r, T, W> {
         KeptSlot { slot, seen, lap, seq, share }
     }
 
-    /// Returns the number of this hand-off, from 0: the [`seq`](crate::WriteSlot::seq) of the guard that filled the
-    /// slot.
+    /// Returns the sequence number of the data in this slot, starting at 0. It equals the
+    /// [`seq`](crate::WriteSlot::seq) of the producer's guard that filled the slot.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -501,16 +506,17 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, '_, T, W> {
     }
 }
 
-/// A filled slot that does not borrow the consumer; made by [`ReadSlot::keep`] and by iterating.
+/// A filled slot that does not borrow the consumer. [`ReadSlot::keep`] and [`Consumer::iter`] return it. It
+/// dereferences to the value.
 ///
-/// **Dropping it releases the slot**, on any thread and in any order. It may outlive the consumer. A guard from the
-/// handles of a [`HeapRing`](crate::HeapRing) or of a `static` ring is `'static` and keeps the ring alive, so it can be
-/// held by a task, a tensor or a foreign object.
+/// **Dropping it releases the slot**, on any thread and in any order. It may outlive the consumer. A guard of a
+/// [`HeapRing`](crate::HeapRing) or of a `static` ring is `'static` and keeps the ring alive: a task, a tensor or a
+/// foreign object can hold it.
 ///
-/// If the guard is leaked (`mem::forget`), no call of any kind of ring hands its slot out again. Receives then wait at
-/// its place until the producer is gone.
+/// If the guard is leaked (`mem::forget`), the ring never reuses its slot. Receive calls then wait at this slot
+/// until the producer is dropped.
 ///
-/// It does not outlive a borrowed ring:
+/// It cannot outlive a borrowed ring:
 ///
 /// ```compile_fail,E0505
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
@@ -535,7 +541,7 @@ pub struct KeptSlot<'r, T, W: Wait = Spin> {
 const BOTH: &[Side] = &[Side::Producer, Side::Consumer];
 
 impl<T, W: Wait> KeptSlot<'_, T, W> {
-    /// Returns the number of this hand-off, from 0: see [`ReadSlot::seq`].
+    /// Returns the sequence number of the data in this slot, starting at 0; see [`ReadSlot::seq`].
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.seq

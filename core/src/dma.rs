@@ -1,49 +1,4 @@
-//! Implements the traits of `embedded-dma`: a guard is the buffer of a DMA transfer.
-//!
-//! A transfer owns its buffer and can be leaked while the engine runs. Memory given to an engine must therefore stay
-//! reserved until the guard is dropped. That holds for `'static` guards: those of owned handles and of
-//! [`try_split_static`](crate::Ring::try_split_static). A borrowed ring can be freed after its guard was leaked, so
-//! guards of a borrowed ring are not buffers:
-//!
-//! ```compile_fail,E0521
-//! use twinbuf_core::ReservedSlot;
-//! fn buffer(_: impl embedded_dma::WriteBuffer) {}
-//! fn start<'r>(slot: ReservedSlot<'r, [u8; 64]>) { buffer(slot) }
-//! ```
-//!
-//! [`WriteSlot`](crate::WriteSlot) and [`ReadSlot`](crate::ReadSlot) are not buffers either: after one was leaked, the
-//! next call returns the same slot.
-//!
-//! ```compile_fail,E0277
-//! use twinbuf_core::WriteSlot;
-//! fn buffer(_: impl embedded_dma::WriteBuffer) {}
-//! fn start(slot: WriteSlot<'static, 'static, [u8; 64]>) { buffer(slot) }
-//! ```
-//!
-//! The engine may write any bytes, so a slot that it writes to must hold integers ([`WriteTarget`]):
-//!
-//! ```compile_fail,E0277
-//! use twinbuf_core::ReservedSlot;
-//! fn buffer(_: impl embedded_dma::WriteBuffer) {}
-//! fn start(slot: ReservedSlot<'static, [bool; 64]>) { buffer(slot) }
-//! ```
-//!
-//! These are buffers:
-//!
-//! ```
-//! use core::mem::MaybeUninit;
-//! use embedded_dma::{ReadBuffer, WriteBuffer};
-//! use twinbuf_core::{DoubleBuffer, ReservedSlot};
-//! fn target(_: impl WriteBuffer<Word = u8>) {}
-//! fn source(_: impl ReadBuffer<Word = u8>) {}
-//! fn write(slot: ReservedSlot<'static, [u8; 64]>) { target(slot) }
-//! fn write_uninit(slot: ReservedSlot<'static, MaybeUninit<[u8; 64]>>) { target(slot) }
-//!
-//! static RING: DoubleBuffer<[u8; 64]> = DoubleBuffer::new([[0; 64]; 2]);
-//! let (mut tx, mut rx) = RING.try_split_static().unwrap();
-//! tx.fill(|slot| slot[0] = 1).unwrap();
-//! source(rx.recv().unwrap().unwrap().keep());
-//! ```
+//! Implements the traits of `embedded-dma`: a guard can be the buffer of a DMA transfer.
 
 use embedded_dma::{ReadBuffer, ReadTarget, WriteBuffer, WriteTarget};
 
@@ -51,6 +6,46 @@ use crate::consumer::KeptSlot;
 use crate::producer::ReservedSlot;
 use crate::wait::Wait;
 
+/// A reserved slot can be the destination of a DMA transfer (feature `embedded-dma`).
+///
+/// A transfer owns its buffer, and safe code can leak the transfer while the DMA engine runs. The memory must
+/// therefore stay reserved until the guard is dropped. This is true only for a `'static` guard, from an owned ring
+/// ([`HeapRing`](crate::HeapRing)) or from [`try_split_static`](crate::Ring::try_split_static). The owner of a
+/// borrowed ring can free the ring after a guard was leaked. For this reason, the guard of a borrowed ring is not a
+/// buffer:
+///
+/// ```compile_fail,E0521
+/// use twinbuf_core::ReservedSlot;
+/// fn buffer(_: impl embedded_dma::WriteBuffer) {}
+/// fn start<'r>(slot: ReservedSlot<'r, [u8; 64]>) { buffer(slot) }
+/// ```
+///
+/// [`WriteSlot`](crate::WriteSlot) is not a buffer: after one was leaked, the next acquire returns the same slot.
+///
+/// ```compile_fail,E0277
+/// use twinbuf_core::WriteSlot;
+/// fn buffer(_: impl embedded_dma::WriteBuffer) {}
+/// fn start(slot: WriteSlot<'static, 'static, [u8; 64]>) { buffer(slot) }
+/// ```
+///
+/// The engine may write any bytes. The slot must therefore hold integers ([`WriteTarget`]):
+///
+/// ```compile_fail,E0277
+/// use twinbuf_core::ReservedSlot;
+/// fn buffer(_: impl embedded_dma::WriteBuffer) {}
+/// fn start(slot: ReservedSlot<'static, [bool; 64]>) { buffer(slot) }
+/// ```
+///
+/// These guards are buffers:
+///
+/// ```
+/// use core::mem::MaybeUninit;
+/// use embedded_dma::WriteBuffer;
+/// use twinbuf_core::ReservedSlot;
+/// fn target(_: impl WriteBuffer<Word = u8>) {}
+/// fn write(slot: ReservedSlot<'static, [u8; 64]>) { target(slot) }
+/// fn write_uninit(slot: ReservedSlot<'static, MaybeUninit<[u8; 64]>>) { target(slot) }
+/// ```
 // SAFETY: the guard points to its slot. The slot does not move and is not freed before the guard is dropped: the ring
 // is borrowed for `'static`, or the guard has a share of it. Until then no call of either side returns the slot again:
 // the producer has moved on, and the slot's word stays free for a lap that has passed. This holds forever if the guard
@@ -64,6 +59,20 @@ unsafe impl<T: WriteTarget, W: Wait> WriteBuffer for ReservedSlot<'static, T, W>
     }
 }
 
+/// A kept slot can be the source of a DMA transfer (feature `embedded-dma`). As for
+/// [`ReservedSlot`](crate::ReservedSlot), the guard must be `'static`. [`ReadSlot`](crate::ReadSlot) is not a
+/// buffer: after one was leaked, the next receive returns the same slot.
+///
+/// ```
+/// use embedded_dma::ReadBuffer;
+/// use twinbuf_core::DoubleBuffer;
+/// fn source(_: impl ReadBuffer<Word = u8>) {}
+///
+/// static RING: DoubleBuffer<[u8; 64]> = DoubleBuffer::new([[0; 64]; 2]);
+/// let (mut tx, mut rx) = RING.try_split_static().unwrap();
+/// tx.fill(|slot| slot[0] = 1).unwrap();
+/// source(rx.recv().unwrap().unwrap().keep());
+/// ```
 // SAFETY: as above, with the consumer in the producer's place: a kept slot stays `FULL` until its guard is dropped, so
 // the producer does not write to it.
 unsafe impl<T: ReadTarget, W: Wait> ReadBuffer for KeptSlot<'static, T, W> {

@@ -1,46 +1,48 @@
-//! The reasons why a call returned no slot.
+//! The errors of acquire and receive calls.
 
 use core::error::Error;
 use core::fmt;
 
-/// The consumer is gone: nothing will read what is committed from now on.
+/// The consumer has been dropped: nothing will read committed slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Closed;
 
-/// Why a non-blocking or timed acquire returned no slot.
+/// Why an acquire call that does not block, or that has a time limit, returned no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum TryAcquireError {
-    /// The next slot is still in use: the consumer has not released it, or a [`ReservedSlot`](crate::ReservedSlot) of
-    /// the previous lap still holds it.
+    /// The next slot is in use: the consumer has not released it, or an earlier
+    /// [`ReservedSlot`](crate::ReservedSlot) still holds it.
     Full,
-    /// The consumer is gone.
+    /// The consumer has been dropped.
     Closed,
 }
 
-/// Why a receive returned neither a slot nor the end of the data.
+/// Why a receive call returned neither a slot nor the end of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum RecvError {
-    /// The producer is gone, and the data does not end here: it was dropped without `finish`, or the slot at this place
-    /// was reserved and is still open or leaked. The data received so far may be incomplete.
+    /// The producer has been dropped before the end of the data: it was dropped without
+    /// [`finish`](crate::Producer::finish), or the next slot was reserved and is still open or leaked. The data may
+    /// be incomplete.
     Abandoned,
-    /// The producer reserved this slot and dropped it without a commit. Returned once, in the slot's place in the
-    /// order; the next call continues with the next slot.
+    /// The producer reserved this slot and dropped the guard without a commit. The consumer receives this error
+    /// once, at the position of the slot. The next call continues with the next slot.
     Cancelled,
 }
 
-/// Why a non-blocking or timed receive returned neither a slot nor the end of the data.
+/// Why a receive call that does not block, or that has a time limit, returned neither a slot nor the end of the
+/// data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum TryRecvError {
-    /// The producer has not committed the next slot yet.
+    /// The producer has not committed the next slot.
     Empty,
-    /// A [`KeptSlot`](crate::KeptSlot) of the previous lap holds the next slot: drop that guard first.
+    /// An earlier [`KeptSlot`](crate::KeptSlot) still holds the next slot. Drop that guard first.
     Held,
     /// See [`RecvError::Abandoned`].
     Abandoned,

@@ -14,21 +14,22 @@ use crate::wait::{Spin, Wait, WaitUntil};
 
 /// The side of a ring that fills slots.
 ///
-/// Dropping a producer tells the consumer that the data was *abandoned*. A panic, an early return or a lost error can
-/// never look like the end of the data; only [`finish`](Producer::finish) is the end.
+/// Dropping a producer tells the consumer that the data was *abandoned*. Only [`finish`](Producer::finish) marks the
+/// end of the data: a panic, an early return or a lost error never looks like the end.
 ///
 /// # One slot, or several
 ///
-/// [`acquire`](Producer::acquire) returns the next slot as a [`WriteSlot`] that borrows the producer: one slot at a
-/// time, and dropping it leaves the ring as it was. [`WriteSlot::reserve`] turns it into a [`ReservedSlot`] and moves
-/// the producer on. The next slot can then be acquired while this one is being filled, on this thread or another.
+/// [`acquire`](Producer::acquire) returns the next slot as a [`WriteSlot`]. A `WriteSlot` borrows the producer: only
+/// one can exist at a time, and dropping it leaves the ring unchanged. [`WriteSlot::reserve`] converts it to a
+/// [`ReservedSlot`], and the producer can then acquire the next slot while the reserved slot is being filled, on
+/// this thread or another.
 ///
-/// The producer belongs to one thread or task at a time: it is `Send` and not `Sync`. So is a [`WriteSlot`].
+/// One thread or task uses the producer at a time: it is `Send` but not `Sync`, and so is a [`WriteSlot`].
 ///
 /// # Cancelling
 ///
-/// Every wait for a slot can be given up. A timeout, a dropped future or a dropped [`WriteSlot`] leaves the ring as it
-/// was, and the next call gets the same slot.
+/// A wait for a slot can be cancelled at any time. A timeout, a dropped future or a dropped [`WriteSlot`] leaves the
+/// ring unchanged, and the next call returns the same slot.
 pub struct Producer<'r, T, W: Wait = Spin> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
@@ -42,12 +43,13 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Self { ring, at: Cursor::START, finished: false, share }
     }
 
-    /// Returns the next slot if it is free now. Never waits. Costs at most one atomic load.
+    /// Returns the next slot if it is free. Never waits. The call costs at most one atomic load.
     ///
     /// # Errors
     ///
-    /// [`Full`](TryAcquireError::Full) while the consumer has not released the slot, or a [`ReservedSlot`] of the
-    /// previous lap holds it; [`Closed`](TryAcquireError::Closed) once the consumer is gone.
+    /// - [`Full`](TryAcquireError::Full): the consumer has not released the slot, or an earlier [`ReservedSlot`]
+    ///   still holds it.
+    /// - [`Closed`](TryAcquireError::Closed): the consumer is dropped.
     ///
     /// # Examples
     ///
@@ -70,14 +72,14 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Ok(self.write_slot(seen)?)
     }
 
-    /// Waits until the next slot is free and returns it.
+    /// Waits until the next slot is free, and returns it.
     ///
-    /// If every slot of the ring has a [`ReservedSlot`], this waits until the oldest one has been committed *and* the
-    /// consumer has released it. Do not wait for a guard that the same thread holds.
+    /// If every slot of the ring is reserved, the call waits until the oldest [`ReservedSlot`] has been committed
+    /// *and* the consumer has released its slot. Do not wait for a guard that the same thread holds.
     ///
     /// # Errors
     ///
-    /// [`Closed`] once the consumer is gone.
+    /// [`Closed`] if the consumer is dropped.
     ///
     /// # Examples
     ///
@@ -96,12 +98,12 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.write_slot(seen)
     }
 
-    /// Waits until the next slot is free, for at most `timeout`, and returns it.
+    /// Waits up to `timeout` until the next slot is free, and returns it.
     ///
     /// # Errors
     ///
-    /// [`Full`](TryAcquireError::Full) if the slot is still in use at the timeout, [`Closed`](TryAcquireError::Closed)
-    /// once the consumer is gone.
+    /// - [`Full`](TryAcquireError::Full): the slot is still in use at the timeout.
+    /// - [`Closed`](TryAcquireError::Closed): the consumer is dropped.
     ///
     /// # Examples
     ///
@@ -124,12 +126,12 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         }
     }
 
-    /// Waits until the next slot is free, but not past `deadline`, and returns it. A free slot is returned even if the
-    /// deadline has passed.
+    /// Waits until the next slot is free or `deadline` passes, and returns the slot. If the slot is free, the call
+    /// returns it even after the deadline.
     ///
     /// # Errors
     ///
-    /// Same as [`acquire_timeout`](Producer::acquire_timeout).
+    /// The errors of [`acquire_timeout`](Producer::acquire_timeout): `Full` and `Closed`.
     ///
     /// # Examples
     ///
@@ -151,13 +153,14 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         }
     }
 
-    /// Returns the next slot, or registers the task of `cx` to be woken when it is free.
+    /// Returns the next slot if it is free. Otherwise returns `Pending`, and wakes the task of `cx` when the slot is
+    /// free.
     ///
-    /// Only the waker of the latest call is kept; the waker of an earlier call is dropped.
+    /// Only the waker of the latest call is stored; the waker of an earlier call is dropped.
     ///
     /// # Errors
     ///
-    /// [`Closed`] once the consumer is gone.
+    /// [`Closed`] if the consumer is dropped.
     ///
     /// # Examples
     ///
@@ -172,11 +175,11 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.poll_free(cx).map(|seen| self.write_slot(seen))
     }
 
-    /// Waits as a task until the next slot is free and returns it. Dropping the future loses no slot.
+    /// Waits as a task until the next slot is free, and returns it. Dropping the future loses no slot.
     ///
     /// # Errors
     ///
-    /// [`Closed`] once the consumer is gone.
+    /// [`Closed`] if the consumer is dropped.
     ///
     /// # Examples
     ///
@@ -203,16 +206,16 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.write_slot(seen)
     }
 
-    /// Waits for the next slot, calls `fill` to fill it in place, and commits it.
+    /// Waits for the next slot, calls `fill` to fill it in place, and commits it. Returns the result of `fill`.
     ///
     /// # Errors
     ///
-    /// [`Closed`] once the consumer is gone. If the consumer goes while `fill` runs, the value that `fill` returned is
-    /// dropped.
+    /// [`Closed`] if the consumer is dropped. If the consumer is dropped while `fill` runs, the result of `fill` is
+    /// dropped too.
     ///
     /// # Panics
     ///
-    /// If `fill` panics; the slot is not committed then.
+    /// If `fill` panics. The slot is then not committed.
     ///
     /// # Examples
     ///
@@ -230,11 +233,11 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Ok(result)
     }
 
-    /// Ends the data: the consumer receives all committed slots, then `None`.
+    /// Marks the end of the data. The consumer receives all committed slots, then `None`.
     ///
-    /// Call it after the last commit. At the place of a [`ReservedSlot`] that is still open the consumer reads
-    /// [`Abandoned`](crate::RecvError::Abandoned), because an open guard and a leaked one look alike. A later commit is
-    /// still delivered if the consumer calls again.
+    /// Call it after the last commit. If a [`ReservedSlot`] is still open, the consumer receives
+    /// [`Abandoned`](crate::RecvError::Abandoned) at its position, because the ring cannot distinguish an open guard
+    /// from a leaked one. If the guard is committed later, the consumer receives the slot in its next call.
     ///
     /// # Examples
     ///
@@ -248,7 +251,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.finished = true;
     }
 
-    /// Whether the consumer is gone.
+    /// Returns `true` if the consumer is dropped.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -262,14 +265,14 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.slot().state().is_closed()
     }
 
-    /// Returns the number of slots of the ring.
+    /// Returns the number of slots in the ring.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.ring.len()
     }
 
-    /// Returns the number of slots that were handed over and have not been released. Cancelled slots count. Both sides
-    /// return the same number.
+    /// Returns the number of slots that were committed or cancelled and are not yet released. The consumer returns
+    /// the same number.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -288,19 +291,19 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.ring.full()
     }
 
-    /// Whether every slot that was handed over has been released.
+    /// Returns `true` if every committed or cancelled slot has been released.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Ends both handles of a [`HeapRing`](crate::HeapRing) and returns its slots in order. They stay in the memory
-    /// that they had, except slots of a few bytes.
+    /// Ends both handles of a [`HeapRing`](crate::HeapRing) and returns its slots, in order. The slots stay at their
+    /// addresses, except slots of a few bytes.
     ///
     /// # Errors
     ///
-    /// Returns both handles unchanged if they belong to different rings, if they borrow their ring, or if a guard of it
-    /// is still alive (or leaked).
+    /// Returns both handles unchanged if they belong to different rings, if they borrow the ring, or if a guard of
+    /// the ring still exists or was leaked.
     ///
     /// # Examples
     ///
@@ -398,18 +401,18 @@ impl<T, W: Wait> fmt::Debug for Producer<'_, T, W> {
     }
 }
 
-/// A free slot to fill in place. Only one `WriteSlot` exists at a time.
+/// A free slot to fill in place. It dereferences to the value. Only one `WriteSlot` exists at a time.
 ///
-/// **Dropping it does not hand it over**: half-filled data must not reach the consumer. Call
-/// [`commit`](WriteSlot::commit). (A [`ReadSlot`](crate::ReadSlot) differs: dropping it *does* give the slot back.)
+/// **Dropping it does not commit the slot**, because incomplete data must not reach the consumer. Call
+/// [`commit`](WriteSlot::commit). A [`ReadSlot`](crate::ReadSlot) differs: dropping it *does* release the slot.
 ///
-/// Dropping or leaking it leaves the ring as it was: the next acquire returns **the same slot**. If a device may still
-/// write to the slot, use a [`ReservedSlot`] instead: its slot is handed out again only after that guard was committed
-/// or dropped.
+/// If a `WriteSlot` is dropped or leaked, the ring is unchanged: the next acquire call returns **the same slot**. If
+/// a device may still write to the slot, use a [`ReservedSlot`]: the ring reuses its slot only after the guard was
+/// committed or dropped.
 ///
-/// The value is whatever the consumer left in the slot, or the initial value: a buffer to reuse.
+/// The slot contains the value that the consumer left in it, or the initial value. Reuse it as a buffer.
 ///
-/// It borrows the producer. One slot is filled at a time, and no guard outlives its handle:
+/// A `WriteSlot` borrows the producer and cannot outlive it:
 ///
 /// ```compile_fail,E0505
 /// let mut ring = twinbuf_core::DoubleBuffer::new([1, 2]);
@@ -426,15 +429,15 @@ pub struct WriteSlot<'p, 'r, T, W: Wait = Spin> {
 }
 
 impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
-    /// Hands the slot over to the consumer.
+    /// Passes the slot to the consumer.
     ///
     /// # Errors
     ///
-    /// [`Closed`] if the consumer is gone: nothing will read it.
+    /// [`Closed`] if the consumer is dropped. Nothing will then read the slot.
     ///
     /// # Panics
     ///
-    /// If waking the consumer's task panics (its `Waker` is foreign code). The slot has been handed over by then.
+    /// If waking the consumer's task panics (its `Waker` is foreign code). The slot has then been committed.
     ///
     /// # Examples
     ///
@@ -455,10 +458,11 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
         if old.is_closed() { Err(Closed) } else { Ok(()) }
     }
 
-    /// Turns this guard into one that does not borrow the producer, and moves the producer to the next slot.
+    /// Converts this guard to one that does not borrow the producer, and moves the producer to the next slot.
     ///
-    /// Several slots can then be filled at once, on any threads, and committed in any order. The consumer receives them
-    /// in the order in which they were reserved. Does no atomic operation on the slot and does not wait.
+    /// Several slots can then be filled at the same time, on any threads, and committed in any order. The consumer
+    /// receives them in the order of their reservation. The call does not wait and does no atomic operation on the
+    /// slot.
     ///
     /// # Examples
     ///
@@ -489,7 +493,8 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
         slot
     }
 
-    /// Returns the number of this hand-off, from 0.
+    /// Returns the sequence number of the data in this slot, starting at 0. It counts the slots in the order in
+    /// which the consumer receives them.
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
@@ -529,20 +534,21 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, '_, T, W> {
     }
 }
 
-/// A slot that is filled while the producer moves on to the next one; made by [`WriteSlot::reserve`].
+/// A slot to fill that does not borrow the producer. [`WriteSlot::reserve`] returns it. It dereferences to the
+/// value.
 ///
-/// Several may be open at once. They may be sent to other threads and committed in any order. The consumer receives
-/// them in the order of their [`seq`](ReservedSlot::seq) and waits for one that is late. A guard from owned or `static`
-/// handles is `'static`, keeps the ring alive and may outlive its producer.
+/// Several reserved slots may exist at the same time. They may move to other threads and may be committed in any
+/// order. The consumer receives them in the order of their [`seq`](ReservedSlot::seq), and waits if one is not yet
+/// committed. A guard of an owned or `static` ring is `'static`, keeps the ring alive, and may outlive its producer.
 ///
-/// * **Committed:** the consumer receives it at its place in the order.
-/// * **Dropped:** the consumer reads [`Cancelled`](crate::RecvError::Cancelled) at its place, once; later slots are not
-///   affected.
-/// * **Leaked** (`mem::forget`): no call of any kind of ring hands the slot out again, and a ring on the heap is never
-///   freed. A DMA engine or a driver that may still write to the slot can rely on this. The memory of a borrowed
-///   [`Ring`](crate::Ring) belongs to the ring's owner, so give engines and drivers a `ReservedSlot<'static, ..>`. The
-///   consumer waits at the slot's place. Once the producer is gone, with or without `finish`, it reads
-///   [`Abandoned`](crate::RecvError::Abandoned) there.
+/// * **Committed:** the consumer receives the slot at its position in the order.
+/// * **Dropped:** the consumer receives [`Cancelled`](crate::RecvError::Cancelled) at this position, once. Later
+///   slots are not affected.
+/// * **Leaked** (`mem::forget`): the ring never reuses the slot, and a ring on the heap is never freed. A DMA engine
+///   or a driver that may still write to the slot can rely on this. The owner of a borrowed [`Ring`](crate::Ring)
+///   can free its memory: give engines and drivers only a `ReservedSlot<'static, ..>`. The consumer waits at this
+///   position. When the producer is dropped, with or without `finish`, the consumer receives
+///   [`Abandoned`](crate::RecvError::Abandoned).
 ///
 /// ```
 /// use twinbuf_core::{HeapRing, RecvError};
@@ -572,15 +578,15 @@ pub struct ReservedSlot<'r, T, W: Wait = Spin> {
 const BOTH: &[Side] = &[Side::Consumer, Side::Producer];
 
 impl<T, W: Wait> ReservedSlot<'_, T, W> {
-    /// Hands the slot over to the consumer, to be received at its place in the order.
+    /// Passes the slot to the consumer. The consumer receives it at its position in the order.
     ///
     /// # Errors
     ///
-    /// [`Closed`] if the consumer is gone: nothing will read it.
+    /// [`Closed`] if the consumer is dropped. Nothing will then read the slot.
     ///
     /// # Panics
     ///
-    /// If waking a task panics (its `Waker` is foreign code). The slot has been handed over by then.
+    /// If waking a task panics (its `Waker` is foreign code). The slot has then been committed.
     #[inline]
     pub fn commit(self) -> Result<(), Closed> {
         let mut this = ManuallyDrop::new(self);
@@ -591,7 +597,8 @@ impl<T, W: Wait> ReservedSlot<'_, T, W> {
         if old.is_closed() { Err(Closed) } else { Ok(()) }
     }
 
-    /// Returns the number of this hand-off, from 0. The consumer receives slots in this order.
+    /// Returns the sequence number of the data in this slot, starting at 0. The consumer receives slots in this
+    /// order.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.at.seq

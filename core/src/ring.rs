@@ -15,7 +15,7 @@ use crate::state::State;
 use crate::sync::{self, AtomicU32, Ordering, UnsafeCell, const_fn};
 use crate::wait::{Spin, Wait};
 
-/// A ring of two slots: one is filled while the other one is used.
+/// A ring of two slots: the producer fills one slot while the consumer uses the other.
 pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 
 /// `N` fixed slots (default: two) that one producer and one consumer hand back and forth.
@@ -109,11 +109,13 @@ impl<T: UnwindSafe, const N: usize, W: RefUnwindSafe> RefUnwindSafe for Ring<T, 
 
 impl<T, const N: usize> Ring<T, N, Spin> {
     const_fn! {
-        /// Makes a ring of these slots whose blocking calls [`Spin`]. Each slot starts with the value given here.
+        /// Creates a ring with these slots. Blocking calls use the strategy [`Spin`]. Each slot starts with the value
+        /// given here.
         ///
-        /// `const`, so a ring can be a `static`. For other strategies use [`with_wait`](Ring::with_wait).
+        /// The function is `const`, and a ring can be a `static`. For other wait strategies use
+        /// [`with_wait`](Ring::with_wait).
         ///
-        /// A ring of no slots does not compile:
+        /// A ring without slots does not compile:
         ///
         /// ```compile_fail,E0080
         /// let ring = twinbuf_core::Ring::<u8, 0>::new([]);
@@ -127,7 +129,8 @@ impl<T, const N: usize> Ring<T, N, Spin> {
 
 impl<T, const N: usize, W> Ring<T, N, W> {
     const_fn! {
-        /// Makes a ring of these slots whose blocking calls use the strategy `wait`.
+        /// Creates a ring with these slots. Blocking calls use the wait strategy `wait`. A ring without slots does
+        /// not compile.
         ///
         /// ```
         /// use twinbuf_core::{DoubleBuffer, Park};
@@ -163,13 +166,13 @@ impl<T, const N: usize, W> Drop for Ring<T, N, W> {
 }
 
 impl<T, const N: usize, W: Wait> Ring<T, N, W> {
-    /// Returns the two handles, which borrow the ring. Does not allocate. The ring can be split again when they are
-    /// gone.
+    /// Returns a producer and a consumer that borrow the ring. Does not allocate. When both are dropped, the ring
+    /// can be split again.
     ///
-    /// Every slot is free, even if an earlier pair of handles left it unread. But if one of those handles or a guard
-    /// ([`ReservedSlot`](crate::ReservedSlot), [`KeptSlot`](crate::KeptSlot)) was leaked, the ring has ended
-    /// permanently, because the slot may still be in use: the producer gets [`Closed`](crate::Closed) and the consumer
-    /// gets [`Abandoned`](crate::RecvError::Abandoned).
+    /// All slots are free after the split, even if an earlier pair of handles left unread slots. If a handle or a
+    /// guard ([`ReservedSlot`](crate::ReservedSlot), [`KeptSlot`](crate::KeptSlot)) of an earlier pair was leaked,
+    /// the ring has ended permanently, because the slot may still be in use: the producer gets
+    /// [`Closed`](crate::Closed), and the consumer gets [`Abandoned`](crate::RecvError::Abandoned).
     ///
     /// ```
     /// let mut ring = twinbuf_core::DoubleBuffer::new([0, 0]);
@@ -189,9 +192,8 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
         handles(self.by_ref(), Share::BORROWED)
     }
 
-    /// Returns the two handles of a ring that is never freed, such as a `static`. Succeeds once.
-    ///
-    /// `None` if the ring was split before, by this call or by [`split`](Ring::split).
+    /// Returns the producer and the consumer of a ring that is never freed, such as a `static`. Succeeds once.
+    /// Returns `None` if the ring was split before, with this call or with [`split`](Ring::split).
     ///
     /// ```
     /// use twinbuf_core::DoubleBuffer;
@@ -250,22 +252,22 @@ pub struct HeapRing<T, W>(Box<Block<T, W>>);
 
 #[cfg(feature = "std")]
 impl<T> HeapRing<T, crate::Park> {
-    /// Makes a ring of these slots whose blocking calls [`Park`](crate::Park).
+    /// Creates a ring with these slots. Blocking calls use the strategy [`Park`](crate::Park).
     ///
     /// # Panics
     ///
-    /// Same as [`with_wait`](HeapRing::with_wait).
+    /// If there are no slots, or more than 2³¹.
     #[must_use]
     pub fn new(slots: impl Into<Vec<T>>) -> Self {
         Self::with_wait(slots, crate::Park)
     }
 
-    /// Makes a ring of `depth` slots whose blocking calls [`Park`](crate::Park). Slot `i` starts with the value of
-    /// `slot(i)`.
+    /// Creates a ring with `depth` slots. Slot `i` starts with the value of `slot(i)`. Blocking calls
+    /// use the strategy [`Park`](crate::Park).
     ///
     /// # Panics
     ///
-    /// Same as [`with_wait`](HeapRing::with_wait).
+    /// If `depth` is 0 or more than 2³¹.
     #[must_use]
     pub fn from_fn(depth: usize, slot: impl FnMut(usize) -> T) -> Self {
         Self::new((0..depth).map(slot).collect::<Vec<_>>())
@@ -274,9 +276,9 @@ impl<T> HeapRing<T, crate::Park> {
 
 #[cfg(feature = "alloc")]
 impl<T, W> HeapRing<T, W> {
-    /// Makes a ring of these slots whose blocking calls use the strategy `wait`.
+    /// Creates a ring with these slots. Blocking calls use the wait strategy `wait`.
     ///
-    /// A vector with spare capacity is first shrunk to its length. This may move the slots within the heap.
+    /// If the vector has spare capacity, it is first shrunk to its length. This may move the slots within the heap.
     ///
     /// # Panics
     ///
@@ -289,8 +291,8 @@ impl<T, W> HeapRing<T, W> {
         Self(Box::new(Block::new(slots, wait)))
     }
 
-    /// Returns the two handles, which own the ring jointly. The ring is freed with the last of its handles and guards.
-    /// If a guard is leaked, the ring is never freed.
+    /// Returns a producer and a consumer that own the ring together. The ring is freed when both handles and all
+    /// guards are dropped. If a guard is leaked, the ring is never freed.
     #[must_use]
     pub fn into_handles<'r>(self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
     where
@@ -311,7 +313,7 @@ fn handles<'r, T, W: Wait>(
     (Producer::new(ring, share.share()), Consumer::new(ring, share))
 }
 
-/// The states of the slots in words, as in `[FULL|LAP, free|WAITER]`.
+/// Prints the state of each slot, for example `[FULL|LAP, free|WAITER]`.
 impl<T, const N: usize, W> fmt::Debug for Ring<T, N, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         struct States<'a>(&'a [AtomicU32]);

@@ -1,22 +1,13 @@
-//! How a blocked side waits: a strategy modeled on an address wait. It can be implemented without `std`.
-//!
-//! | strategy | needs | a waiting side | choose it when |
-//! | --- | --- | --- | --- |
-//! | [`Spin`] | nothing | burns its core | each side has a core to itself and hand-offs take less than 10 µs |
-//! | [`Park`] | `std` | sleeps in the kernel | batches take longer than a wake-up (about 10 µs): loaders |
-//! | [`Backoff`] | `std` | spins for a time, then sleeps | hand-offs come in bursts and cores are free |
-//! | your own | | WFE/SEV, an RTOS semaphore | see [`Wait`] |
-//!
-//! The `try_*`, `poll_*` and `*_async` calls work with every strategy and never call it to wait.
+//! Wait strategies: how a blocked side waits. The interface is modeled on an address wait, and can be implemented
+//! without `std`.
 
 use core::fmt;
 use core::time::Duration;
 
 use crate::sync::{self, AtomicU32, Ordering};
 
-/// The word of a slot, as a wait strategy sees it: it can read the word and take its address, but not write it.
-///
-/// The ring owns the word. A strategy that could store to it could hand one slot to both sides.
+/// The state word of a slot, as a wait strategy sees it. A strategy can read the word and take its address, but
+/// cannot write it: with a store, it could give one slot to both sides.
 ///
 /// ```compile_fail,E0599
 /// use twinbuf_core::{Wait, Word};
@@ -35,15 +26,15 @@ impl<'a> Word<'a> {
         Self(word)
     }
 
-    /// Returns the value of the word now. Relaxed: it tells whether the word has changed and publishes nothing. The
-    /// ring reads the word again before it acts.
+    /// Returns the present value of the word, with a relaxed load. Use it only to detect a change: the load does not
+    /// synchronize. The ring reads the word again before it acts.
     #[must_use]
     pub fn load(self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns the address of the word, for a system call or as a key. Only reads through it are allowed, and they
-    /// must be atomic.
+    /// Returns the address of the word, for a system call or as a key. Only atomic reads through this pointer are
+    /// allowed.
     #[must_use]
     pub fn as_ptr(self) -> *const u32 {
         core::ptr::from_ref(self.0).cast()
@@ -58,20 +49,29 @@ impl fmt::Debug for Word<'_> {
 
 /// A strategy for waiting until a word changes.
 ///
-/// The ring calls it only on the slow path, after it found that the slot is not ready. The ring first calls
-/// [`relax`](Wait::relax) until that returns `false`. Then it sets the word's `WAITER` bit and calls
-/// [`wait`](Wait::wait). A side that changes a word and finds `WAITER` there calls [`wake`](Wait::wake). If `relax`
-/// never returns `false`, the other side has no cost.
+/// | strategy | needs | a waiting side | choose it when |
+/// | --- | --- | --- | --- |
+/// | [`Spin`] | nothing | uses its core fully | each side has its own core, and slots are passed within 10 µs |
+/// | `Park` | `std` | sleeps in the kernel | batches take longer than a wake-up (about 10 µs), as in loaders |
+/// | `Backoff` | `std` | spins for a time, then sleeps | slots are passed in bursts, and cores are free |
+/// | your own | | for example WFE/SEV, an RTOS semaphore | the target has no `std` |
+///
+/// The `try_*`, `poll_*` and `*_async` calls of the handles work with every strategy and never call it to wait.
+///
+/// The ring calls the strategy only if the slot is not ready. It first calls [`relax`](Wait::relax) until this
+/// returns `false`. Then it sets the `WAITER` bit of the word and calls [`wait`](Wait::wait). A side that changes a
+/// word with this bit calls [`wake`](Wait::wake). If `relax` never returns `false`, the other side has no cost.
 ///
 /// # Contract
 ///
-/// A wake issued after the word changed must end every wait that began before it: with respect to `wake`, comparing the
-/// word and falling asleep are one step, as in `futex(2)`. If they are not one step (an event register, a flag), a
-/// waiter must see the change of the word before it sees the event. So `wake` begins with a barrier that orders the
-/// store before the event (`DSB` before `SEV` on ARM), and the waiter's next read of the word comes after the event
-/// that it took (as after `WFE`). Spurious wakes are allowed.
+/// A `wake` after a change of the word must end every `wait` that began before it. With respect to `wake`, comparing
+/// the word and going to sleep must be one step, as in `futex(2)`. If they are separate steps (an event register, a
+/// flag), a waiter must see the change of the word before it sees the event: `wake` starts with a barrier that
+/// orders the store before the event (`DSB` before `SEV` on ARM), and the waiter reads the word again after it took
+/// the event (as after `WFE`). Spurious wake-ups are allowed.
 ///
-/// Breaking the contract makes a ring hang. It never makes it unsound, so implementing this trait is safe.
+/// If a strategy breaks the contract, the ring may hang, but it stays sound. For this reason the trait is safe to
+/// implement.
 ///
 /// # Examples
 ///
@@ -105,27 +105,29 @@ impl fmt::Debug for Word<'_> {
 /// # rx.recv().unwrap();
 /// ```
 pub trait Wait {
-    /// Called when the word was found unchanged. `round` is how often this wait got `true` before.
+    /// Called when the word has not changed. `round` is the number of earlier calls in this wait that returned
+    /// `true`.
     ///
-    /// Return `true` to look at the word again, after any pause made here. Return `false` to announce the waiter and
-    /// sleep.
+    /// Return `true` to check the word again; pause in this method if needed. Return `false` to announce the waiter
+    /// and sleep.
     fn relax(&self, round: u32) -> bool;
 
-    /// Blocks until `word` is no longer `expected`, or until a [`wake`](Wait::wake) on it. May return earlier.
+    /// Blocks until `word` differs from `expected`, or until a [`wake`](Wait::wake) on it. It may return earlier.
     fn wait(&self, word: Word<'_>, expected: u32);
 
-    /// Wakes every thread that waits on `word`. Must not panic: it runs where handles are dropped.
+    /// Wakes all threads that wait on `word`. It must not panic, because it runs when handles are dropped.
     fn wake(&self, word: Word<'_>);
 }
 
-/// A strategy that can also stop waiting at a given time.
+/// A [`Wait`] strategy that supports a deadline.
 ///
-/// The strategy chooses the clock: `std::time::Instant` for the strategies of this crate, ticks on a system without it.
+/// The strategy chooses the clock: `std::time::Instant` for the strategies of this crate, or ticks on a system
+/// without this clock.
 ///
 /// # Examples
 ///
-/// A strategy of a system that counts ticks. The counter wraps, so a deadline has passed if it is less than half the
-/// range behind the counter:
+/// A strategy for a tick counter that wraps around. A deadline has passed if `now - deadline`, with wrapping, is
+/// less than half the range:
 ///
 /// ```
 /// use core::sync::atomic::{AtomicU32, Ordering};
@@ -165,24 +167,24 @@ pub trait Wait {
 /// assert_eq!(rx.recv_timeout(Duration::from_millis(5)).unwrap_err(), TryRecvError::Empty);
 /// ```
 pub trait WaitUntil: Wait {
-    /// A point in time on a clock that does not go back.
+    /// A point in time on a monotonic clock.
     type Instant: Copy;
 
-    /// Returns the point in time `timeout` from now. `None` if the clock cannot express it: the call then waits without
-    /// a limit.
+    /// Returns the point in time `timeout` from now. Returns `None` if the clock cannot represent it; the call then
+    /// waits without a limit.
     fn after(&self, timeout: Duration) -> Option<Self::Instant>;
 
-    /// Whether `deadline` has passed.
+    /// Returns `true` if `deadline` has passed.
     fn expired(&self, deadline: Self::Instant) -> bool;
 
-    /// Same as [`Wait::wait`], but ends at `deadline` or shortly after.
+    /// Blocks as [`Wait::wait`] does, but returns at `deadline` or shortly after.
     fn wait_until(&self, word: Word<'_>, expected: u32, deadline: Self::Instant);
 }
 
 /// Polls the word in a loop, with the processor's spin hint between polls.
 ///
-/// This is the fastest hand-off if each side has a core to itself. If both sides share one processor, a wait uses up
-/// the rest of its time slice: a round trip takes about 8 ms of CPU time.
+/// This is the fastest strategy if each side has its own core. If both sides share one core, a wait uses up the rest
+/// of its time slice: a round trip takes about 8 ms of CPU time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin;
 
@@ -212,10 +214,10 @@ mod with_std {
     use super::{Spin, Wait, WaitUntil, Word, address};
     use crate::sync;
 
-    /// Sleeps in the kernel immediately: a waiting side uses no CPU.
+    /// Sleeps in the kernel immediately. A waiting side uses no CPU.
     ///
     /// On 64-bit Linux, a wait and a wake are one `futex(2)` call each on the slot's word, without a lock or an
-    /// allocation. Elsewhere they use `parking_lot_core`, which locks its table on each call and allocates once per
+    /// allocation. On other systems they use `parking_lot_core`, with a lock on each call and one allocation per
     /// thread.
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Park;
@@ -227,8 +229,8 @@ mod with_std {
     }
 
     impl Backoff {
-        /// Makes a strategy that spins for `spins` rounds, then sleeps. One round is one load of the word and one pause
-        /// of the processor (about 10 to 50 ns).
+        /// Creates a strategy that spins for `spins` rounds, then sleeps. A round is one load of the word and one
+        /// pause instruction (about 10 to 50 ns).
         ///
         /// ```
         /// use twinbuf_core::{Backoff, DoubleBuffer};

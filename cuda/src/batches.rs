@@ -1,4 +1,4 @@
-//! The training side: receives batches in device memory.
+//! The training side of an uploader: receives batches in device memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use crate::host::Thread;
 use crate::lease::{Lease, Shared};
 use crate::slot::DeviceBuf;
 
-/// Receives batches in device memory; made by [`Uploader::build`](crate::Uploader::build).
+/// The training side of an uploader: receives batches in device memory. [`Uploader::build`](crate::Uploader::build)
+/// returns it.
 pub struct DeviceBatches<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
     ring: Consumer<'static, DeviceBuf<M>, Park>,
@@ -34,20 +35,19 @@ impl<M: 'static> DeviceBatches<M> {
         Self { ring, next: 0, shared, fate, thread }
     }
 
-    /// Receives the next batch, waiting until its copy has been issued. Returns `None` after
-    /// [`finish`](crate::HostSlots::finish).
+    /// Waits until the copy of the next batch has been issued, and returns the batch. Returns `None` at the end,
+    /// after [`finish`](crate::HostSlots::finish).
     ///
-    /// The copy may still be running. The streams that use the batch wait for it; the host does not. If the copy fails,
-    /// CUDA reports the error from every later call, and the next receive returns it.
+    /// The copy may still be running. The streams that use the batch wait for it; the host does not. If the copy
+    /// fails, CUDA reports the error in every later call, and the next receive call returns it.
     ///
     /// # Errors
     ///
-    /// After all earlier batches: the error that ended the uploader, or [`Error::Abandoned`] if the host slots were
-    /// dropped without `finish`. Every later call returns the same error.
-    ///
-    /// [`Error::SlotHeld`] if the next device slot in turn is held by a lease, was leaked with its lease, or belonged
-    /// to a lease that was dropped while a stream that used it is being captured: waiting for it could block forever.
-    /// With `overlap(false)`, [`Error::Empty`] if nothing was committed.
+    /// - The error that ended the uploader, or [`Error::Abandoned`] if the host slots were dropped without `finish`.
+    ///   The caller first receives all earlier batches. Every later call returns the same error.
+    /// - [`Error::SlotHeld`]: a lease holds the next device slot, the lease was leaked, or the lease was dropped
+    ///   while a stream that used it was being captured. To wait for the slot could block forever.
+    /// - [`Error::Empty`]: with `overlap(false)`, nothing was committed.
     pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         if !self.overlap() {
             return self.try_recv();
@@ -62,23 +62,25 @@ impl<M: 'static> DeviceBatches<M> {
         self.lease(received.map_err(TryRecvError::from))
     }
 
-    /// Receives the next batch if its copy has been issued. Does not wait.
+    /// Returns the next batch if its copy has been issued. Does not wait. Returns `None` at the end.
     ///
     /// # Errors
     ///
-    /// [`Error::Empty`] if its copy has not been issued; otherwise same as [`recv`](DeviceBatches::recv).
+    /// - [`Error::Empty`]: the copy has not been issued.
+    /// - The errors of [`recv`](DeviceBatches::recv).
     pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         self.shared.release_captured(None);
         let received = self.ring.try_recv().map(|slot| slot.map(ReadSlot::keep));
         self.lease(received)
     }
 
-    /// Receives the next batch, or registers the task of `cx` to be woken when its copy has been issued. If a lease
-    /// holds the next device slot, dropping that lease wakes the task too.
+    /// Returns the next batch if its copy has been issued, or `None` at the end. Otherwise returns `Pending`, and
+    /// wakes the task of `cx` when the copy has been issued, or when the lease that holds the next device slot is
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// Same as [`recv`](DeviceBatches::recv), except that [`Error::SlotHeld`] is not returned.
+    /// The errors of [`recv`](DeviceBatches::recv), except [`Error::SlotHeld`].
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
         if !self.overlap() {
             return Poll::Ready(self.try_recv());
@@ -125,15 +127,15 @@ impl<M: 'static> DeviceBatches<M> {
         self.thread.is_some()
     }
 
-    /// The thread that issues the copies and wakes tasks. Code on that thread must not wait for the thread that fills
-    /// the slots.
+    /// Returns the ID of the thread that issues the copies and wakes tasks. Code on that thread must not wait for
+    /// the thread that fills the slots. Returns `None` with `overlap(false)`.
     #[doc(hidden)]
     #[must_use]
     pub fn copy_thread(&self) -> Option<ThreadId> {
         self.thread.as_ref()?.0.as_ref().map(|thread| thread.thread().id())
     }
 
-    /// Returns the context of the batches.
+    /// Returns the context of the device.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.shared.ctx

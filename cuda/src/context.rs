@@ -8,15 +8,18 @@ use crate::cu::Current;
 use crate::driver::{Driver, check};
 use crate::error::Error;
 
-/// Returns the primary context of device `ordinal`, counted from 0. Frameworks share this context.
+/// Returns the primary context of a device. `ordinal` is the number of the device, from 0. Frameworks share this
+/// context.
 ///
-/// Same as [`CudaContext::new`], with errors in place of its panics. The calling thread's current context stays as it
-/// was.
+/// It does the same as [`CudaContext::new`], but returns errors where that function panics. It does not change the
+/// calling thread's current context.
 ///
 /// # Errors
 ///
-/// [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`], [`Error::NoDevice`]; [`Error::Option`] if
-/// `ordinal` is out of range; [`Error::Driver`] if the driver fails.
+/// - [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`]: no usable driver was found.
+/// - [`Error::NoDevice`]: the driver has no usable device.
+/// - [`Error::Option`]: `ordinal` is out of range.
+/// - [`Error::Driver`]: a driver call failed.
 ///
 /// # Examples
 ///

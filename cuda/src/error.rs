@@ -7,51 +7,51 @@ use std::sync::OnceLock;
 /// The error that ended an uploader or a stager's scope, shared by its threads. Set once, before anyone sees the end.
 pub(crate) type Fate = OnceLock<Error>;
 
-/// Why a call returned no driver, no uploader, no slot or no batch, or copied nothing.
+/// The error type of this crate.
 ///
-/// A driver error ends an uploader. Batches copied before it are still delivered. After them, every call on both sides
-/// returns that same error.
+/// An error of the driver ends an uploader. The caller still receives the batches that were copied before it. After
+/// them, every call on both sides returns the same error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// No CUDA driver is installed: none of these libraries could be loaded.
+    /// No CUDA driver is installed: none of the library names could be loaded.
     NoDriver {
-        /// Each library name that was tried, and the system's error for it.
+        /// Each library name, and the system's error for it.
         tried: Vec<(String, String)>,
     },
-    /// A library with the driver's name was found, but it lacks a function of the driver.
+    /// A library with the name of the driver was loaded, but it lacks a driver function.
     NotADriver {
-        /// The name it was loaded by.
+        /// The name of the loaded library.
         library: String,
-        /// The missing function.
+        /// The name of the missing function.
         function: &'static str,
     },
-    /// The toolkit's stub was found in place of the driver. The stub is for linking only.
+    /// The CUDA toolkit's stub library was loaded instead of a driver. The stub is only for linking.
     StubDriver {
-        /// The name it was loaded by.
+        /// The name of the loaded library.
         library: String,
     },
-    /// The driver works, but it has no usable device.
+    /// The driver was loaded, but it has no usable device.
     NoDevice {
-        /// The name the driver was loaded by.
+        /// The name of the loaded library.
         library: String,
     },
-    /// A driver call failed. CUDA also reports errors of earlier work this way.
+    /// A driver call failed. CUDA may also report an error of earlier asynchronous work in this way.
     Driver {
-        /// The function.
+        /// The name of the driver function.
         call: &'static str,
         /// The `CUresult` it returned.
         code: u32,
-        /// The driver's name for that code.
+        /// The driver's name for the code.
         name: String,
     },
-    /// An argument or option has a value that cannot work.
+    /// An argument or an option has an invalid value.
     Option {
-        /// The argument, or the builder's method.
+        /// The name of the argument, or of the builder's method.
         option: &'static str,
-        /// The values it accepts.
+        /// The valid values.
         wanted: String,
-        /// The value it was given.
+        /// The value that was passed.
         found: String,
     },
     /// A function of the caller that fills or takes the bytes of a [`Stager`](crate::Stager)'s slot failed.
@@ -61,34 +61,34 @@ pub enum Error {
         /// Its error.
         message: String,
     },
-    /// A thread could not be started.
+    /// The system could not start a thread.
     Spawn {
         /// The system's error.
         kind: io::ErrorKind,
     },
     /// The stream or the memory belongs to a different context than the uploader or the stager.
     OtherContext,
-    /// The stream is the per-thread default stream. Its handle names a different stream on every thread, and a lease
-    /// may move between threads, so its release could not be ordered. Copy the batch with
-    /// [`Lease::into_owned`](crate::Lease::into_owned), which accepts this stream, or use a stream from
-    /// `ctx.new_stream()` or `ctx.default_stream()`.
+    /// The stream is the per-thread default stream. On each thread, its handle refers to a different stream. A lease
+    /// may move between threads, and its release could not be ordered. Use a stream from `ctx.new_stream()` or
+    /// `ctx.default_stream()`, or copy the batch with [`Lease::into_owned`](crate::Lease::into_owned), because
+    /// `into_owned` accepts this stream.
     PerThreadStream,
-    /// The stream is being captured into a graph: captured work cannot wait for a copy, and the next copy cannot wait for
-    /// captured work. Use the batch on the stream that launches the graph.
+    /// The stream is being captured into a graph. Captured work cannot wait for a copy, and the next copy cannot
+    /// wait for captured work. Use the batch on the stream that launches the graph.
     Captured,
-    /// The next device slot in turn is held by a lease that is alive or leaked, or by a lease that was dropped while a
-    /// stream that used it is being captured.
+    /// A lease holds the next device slot: the lease exists, was leaked, or was dropped while a stream that used it
+    /// was being captured.
     SlotHeld {
         /// The number of device slots.
         device_depth: usize,
     },
-    /// The next batch is not ready. With `overlap(false)` the same thread commits and receives, so `recv` returns this
-    /// too: waiting would never end.
+    /// The next batch is not ready. With `overlap(false)`, one thread both commits and receives: `recv` also returns
+    /// this error, because it would wait forever.
     Empty,
     /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`, or
-    /// [`on_copied`](crate::Uploader::on_copied) panicked: the batches received so far may not be all of them.
+    /// [`on_copied`](crate::Uploader::on_copied) panicked. The data may be incomplete.
     Abandoned,
-    /// The [`DeviceBatches`](crate::DeviceBatches) were dropped: nothing will receive what is committed.
+    /// The [`DeviceBatches`](crate::DeviceBatches) were dropped. Nothing will receive committed batches.
     Closed,
 }
 

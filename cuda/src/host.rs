@@ -13,10 +13,10 @@ use crate::error::{Error, Fate};
 use crate::memory::HostBytes;
 use crate::slot::{HostBuf, Layout};
 
-/// Fills host slots; made by [`Uploader::build`](crate::Uploader::build).
+/// The reading side of an uploader: fills host slots. [`Uploader::build`](crate::Uploader::build) returns it.
 ///
-/// Call [`finish`](HostSlots::finish) at the end of the data. Without it, dropping this makes the other side receive
-/// [`Error::Abandoned`] after the last batch, because the data may be incomplete.
+/// Call [`finish`](HostSlots::finish) at the end of the data. If it is dropped without this call, the training side
+/// receives [`Error::Abandoned`] after the last batch, because the data may be incomplete.
 pub struct HostSlots<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
     side: Side<M>,
@@ -67,13 +67,13 @@ impl<M: 'static> HostSlots<M> {
         Self { side: Side::ByHand(Box::new(by_hand)), layout, device_depth, fate, _thread: None }
     }
 
-    /// Returns the next host slot, waiting until its previous copy is done.
+    /// Waits until the previous copy from the next host slot is complete, and returns the slot.
     ///
     /// # Errors
     ///
-    /// The error that ended the uploader, or [`Error::Closed`] if the [`DeviceBatches`](crate::DeviceBatches) were
-    /// dropped. With `overlap(false)` also [`Error::SlotHeld`] if a lease holds the next device slot: drop that lease
-    /// first.
+    /// - The error that ended the uploader.
+    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped.
+    /// - [`Error::SlotHeld`]: with `overlap(false)`, a lease holds the next device slot. Drop the lease first.
     pub fn acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
         let Self { side, layout, device_depth, fate, .. } = self;
         let ended = || fate.get().cloned().unwrap_or(Error::Closed);
@@ -99,7 +99,7 @@ impl<M: 'static> HostSlots<M> {
         Ok(HostSlot { slot, layout: *layout, flushed: 0, fate })
     }
 
-    /// Ends the data: the other side receives what was committed, then `None`.
+    /// Marks the end of the data. The training side receives all committed batches, then `None`.
     pub fn finish(self) {
         match self.side {
             Side::Ahead(ring, reserved) => {
@@ -112,11 +112,11 @@ impl<M: 'static> HostSlots<M> {
     }
 }
 
-/// A free host slot to fill in place: page-locked memory of the uploader's slot size. CUDA does not guarantee its
-/// alignment.
+/// A free host slot to fill in place: page-locked memory of the uploader's slot size. It dereferences to its bytes.
+/// CUDA does not guarantee an alignment.
 ///
-/// **Dropping it does not hand it over**, as with [`twinbuf_core::WriteSlot`]: call [`commit`](HostSlot::commit). It
-/// contains the bytes of an earlier batch, or zeros.
+/// **Dropping it does not commit the batch**: call [`commit`](HostSlot::commit). The slot contains bytes of an
+/// earlier batch, or zeros.
 ///
 /// A write-combined slot is slow to read: fill it in order, and do not read it.
 #[must_use = "a slot dropped without `commit` is not handed over"]
@@ -159,13 +159,17 @@ impl<M: 'static> Drop for Turn<'_, M> {
 }
 
 impl<M: 'static> HostSlot<'_, M> {
-    /// Hands over the first `len` bytes, to be copied to the device, and the value `meta`, to be returned by the
-    /// batch's [`Lease`](crate::Lease). `len` may be 0: a reader can report its errors in order as empty batches.
+    /// Commits the first `len` bytes of the slot as a batch. They are copied to the device. The batch's
+    /// [`Lease`](crate::Lease) returns the value `meta`. `len` may be 0: a reader can use empty batches to report
+    /// its errors in order.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if the slot is shorter than `len`. The error that ended the uploader, or [`Error::Closed`]. In
-    /// all these cases the batch is not handed over.
+    /// - [`Error::Option`]: `len` exceeds the size of the slot.
+    /// - The error that ended the uploader.
+    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped.
+    ///
+    /// In all cases the batch is not committed.
     pub fn commit(mut self, len: usize, meta: M) -> Result<(), Error> {
         if len > self.layout.bytes {
             let wanted = format!("at most the slot's {} bytes", self.layout.bytes);
@@ -202,17 +206,19 @@ impl<M: 'static> HostSlot<'_, M> {
         }
     }
 
-    /// Starts the copy of every complete [chunk](crate::Uploader::chunk_bytes) within the slot's first `filled` bytes.
-    /// The caller keeps filling the rest.
+    /// Starts the copies of all complete [chunks](crate::Uploader::chunk_bytes) within the first `filled` bytes of
+    /// the slot. The caller continues to fill the rest.
     ///
-    /// **Afterwards the slot dereferences to the bytes after those chunks**: its first [`flushed`](HostSlot::flushed)
-    /// bytes are no longer accessible. `filled` still counts from the slot's original start.
-    /// [`commit`](HostSlot::commit) copies the last chunk. If the slot is dropped instead, the batch is not handed
-    /// over.
+    /// **After this call, the slot dereferences to the bytes after these chunks**: its first
+    /// [`flushed`](HostSlot::flushed) bytes are no longer accessible. `filled` always counts from the original start
+    /// of the slot. [`commit`](HostSlot::commit) copies the last chunk. If the slot is dropped instead, the batch is
+    /// not committed.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if the slot is shorter than `filled`; the error that ended the uploader, or [`Error::Closed`].
+    /// - [`Error::Option`]: `filled` exceeds the size of the slot.
+    /// - The error that ended the uploader.
+    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped.
     pub fn flush(&mut self, filled: usize) -> Result<(), Error> {
         if filled > self.layout.bytes {
             let wanted = format!("at most the slot's {} bytes", self.layout.bytes);
@@ -245,7 +251,7 @@ impl<M: 'static> HostSlot<'_, M> {
         }
     }
 
-    /// The number of bytes at the slot's start that [`flush`](HostSlot::flush) has handed over.
+    /// Returns the number of bytes at the start of the slot whose copy was started by [`flush`](HostSlot::flush).
     #[must_use]
     pub fn flushed(&self) -> usize {
         self.flushed

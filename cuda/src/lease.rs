@@ -20,7 +20,8 @@ mod view;
 
 pub use view::View;
 
-/// An element type for views of a batch in device memory: every bit pattern is a valid value.
+/// An element type for views of device memory. Every bit pattern must be a valid value. It is implemented for all
+/// types that are [`DeviceRepr`] and [`AnyBitPattern`].
 pub trait Element: DeviceRepr + AnyBitPattern {}
 
 impl<T: DeviceRepr + AnyBitPattern> Element for T {}
@@ -30,19 +31,19 @@ const PER_THREAD: usize = 2;
 
 /// One batch in device memory, in its slot.
 ///
-/// Dropping it records an event on every stream that used the batch, and the next copy into the slot waits for those
-/// events. Drop it as soon as the work that reads the batch is *enqueued*. Dropping blocks only if an event cannot be
-/// recorded: it then waits for that stream. Leases may be dropped in any order and on any thread. If a lease is leaked
-/// (`mem::forget`), its slot is never refilled.
+/// Dropping the lease records an event on every stream that used the batch, and the next copy into the slot waits
+/// for these events. Drop the lease as soon as the work that reads the batch is *enqueued*. If an event cannot be
+/// recorded, the drop blocks until the stream is done; otherwise it does not block. Leases may be dropped in any
+/// order and on any thread. If a lease is leaked (`mem::forget`), its slot is never refilled.
 ///
-/// **If one of those streams is being captured** into a graph when the lease is dropped, the slot stays held, because
-/// an event recorded now would belong to the graph. The first receive after the end of the capture releases it. Until
-/// then, a receive that reaches this slot returns [`Error::SlotHeld`]. If the uploader and its leases are dropped
-/// before that, the slot's memory is leaked.
+/// **If one of these streams is being captured** into a graph when the lease is dropped, the slot stays occupied,
+/// because an event recorded at this time would belong to the graph. The first receive call after the end of the
+/// capture releases the slot. Until then, a receive call that needs this slot returns [`Error::SlotHeld`]. If the
+/// uploader and its leases are dropped before, the memory of the slot is leaked.
 ///
 /// Every call, and the drop, restores the calling thread's current context.
 ///
-/// `M` is the value committed with the batch. It is dropped with the lease.
+/// `M` is the type of the value committed with the batch. The value is dropped with the lease.
 pub struct Lease<M: 'static> {
     /// Taken by `drop` only.
     slot: Option<Slot<M>>,
@@ -93,32 +94,35 @@ impl<M: 'static> Lease<M> {
         slot
     }
 
-    /// Views the batch as elements of type `T`, for use on `stream`.
+    /// Returns a view of the batch as elements of type `T`, for use on `stream`.
     ///
-    /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after all work that was
-    /// enqueued on `stream` before the lease was dropped. Call this once for each stream that uses the batch; repeated
-    /// calls for one stream cost nothing. cudarc's safe copies of the [`View`] on another stream are ordered too, but
-    /// block the host.
+    /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after all work that
+    /// was enqueued on `stream` before the lease was dropped. Call this method once for each stream that uses the
+    /// batch; repeated calls for one stream cost nothing. cudarc's safe copies of the [`View`] on another stream are
+    /// ordered too, but block the host.
     ///
-    /// To use a batch in a graph, copy it into the graph's own memory before the launch: captured work would find
+    /// To use a batch in a graph, copy it to the graph's own memory before the launch: captured work would find
     /// another batch in the slot.
     ///
     /// # Errors
     ///
-    /// [`Error::OtherContext`]; [`Error::PerThreadStream`]; [`Error::Option`] if the batch is not a whole number of
-    /// `T`; [`Error::Captured`] while `stream` is being captured or, if it is the default stream, while any blocking
-    /// stream is: the capture stays valid. [`Error::Driver`] if the stream could not be made to wait; do not use the
-    /// batch on that stream then.
+    /// - [`Error::OtherContext`]: the stream belongs to another context.
+    /// - [`Error::PerThreadStream`]: the stream is the per-thread default stream.
+    /// - [`Error::Option`]: the size of the batch is not a multiple of the size of `T`.
+    /// - [`Error::Captured`]: `stream` is being captured, or `stream` is the default stream and any blocking stream
+    ///   is being captured. The capture stays valid.
+    /// - [`Error::Driver`]: the stream could not be made to wait for the copy. Do not use the batch on this stream.
     pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
         self.on_range(0..self.len(), stream)
     }
 
-    /// Views a range of the batch's bytes as elements of type `T`; otherwise same as [`on`](Lease::on). For batches of
-    /// several fields.
+    /// Returns a view of a byte range of the batch as elements of type `T`, for use on `stream`. Use it for a batch
+    /// with several fields. See [`on`](Lease::on).
     ///
     /// # Errors
     ///
-    /// Same as [`on`](Lease::on); also [`Error::Option`] if the range is out of bounds or not aligned for `T`.
+    /// - [`Error::Option`]: the range is out of bounds or not aligned for `T`.
+    /// - The errors of [`on`](Lease::on).
     pub fn on_range<T: Element>(
         &self,
         bytes: Range<usize>,
@@ -128,19 +132,21 @@ impl<M: 'static> Lease<M> {
         self.view(bytes, stream)
     }
 
-    /// Copies the batch into new memory, on the device and on `stream`, for frameworks that own their memory. The host
-    /// does not wait. The slot can be refilled once that copy is done.
+    /// Copies the batch to new device memory, on `stream`, for frameworks that own their memory. The host does not
+    /// wait. The slot can be refilled when this copy is complete.
     ///
-    /// The per-thread default stream is accepted, because its use ends within this call. But the returned slice is
-    /// bound to it, like every slice that cudarc allocates on that stream: cudarc frees it on the per-thread stream of
-    /// the thread that drops it. Drop it on this thread, or synchronize this thread's stream first.
+    /// The method accepts the per-thread default stream, because the use of the slot ends within the call. The
+    /// returned slice is bound to the stream, like every slice that cudarc allocates on it: cudarc frees the slice
+    /// on the per-thread stream of the thread that drops it. Drop the slice on this thread, or synchronize this
+    /// thread's stream first.
     ///
-    /// The memory comes from cudarc (`cuMemAllocAsync` if the device supports it).
+    /// cudarc allocates the memory (`cuMemAllocAsync` if the device supports it).
     ///
     /// # Errors
     ///
-    /// Same as [`on`](Lease::on), without [`Error::PerThreadStream`]; also [`Error::Driver`] if there is not enough
-    /// memory, [`Error::Option`] if the batch is empty.
+    /// - [`Error::Option`]: the batch is empty.
+    /// - [`Error::Driver`]: a driver call failed, for example because there is not enough memory.
+    /// - The errors of [`on`](Lease::on), except [`Error::PerThreadStream`].
     pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
         // `self` is dropped here, on the thread where the stream's handle was used.
         let view = self.view::<T>(0..self.len(), stream)?;
@@ -157,19 +163,21 @@ impl<M: 'static> Lease<M> {
         Ok(owned)
     }
 
-    /// Returns the batch's device address, for code that uses it on `stream` without cudarc; otherwise same as
-    /// [`on`](Lease::on). A null `stream` is the *legacy* default stream, whatever default the other code was compiled
-    /// with.
+    /// Returns the device address of the batch, for code that uses it on `stream` without cudarc. See
+    /// [`on`](Lease::on). A null `stream` is the *legacy* default stream, regardless of the default stream of the
+    /// other code.
     ///
     /// # Safety
     ///
-    /// The stream belongs to the uploader's context and exists until the lease has been dropped; if it is being captured
-    /// at that time, until the uploader and all its leases have been dropped. The memory is used on this stream only,
-    /// within [`len`](Lease::len) bytes, and only by work that is enqueued before the lease is dropped.
+    /// - The stream must belong to the uploader's context.
+    /// - The stream must exist until the lease has been dropped. If the stream is being captured at that time, it
+    ///   must exist until the uploader and all its leases have been dropped.
+    /// - Only work that is enqueued on this stream before the lease is dropped may access the memory, within
+    ///   [`len`](Lease::len) bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::PerThreadStream`], [`Error::Captured`], [`Error::Driver`].
+    /// [`Error::PerThreadStream`], [`Error::Captured`] and [`Error::Driver`], as for [`on`](Lease::on).
     pub unsafe fn on_raw(&self, stream: CUstream) -> Result<CUdeviceptr, Error> {
         self.refuse_per_thread(stream)?;
         let _current = Current::enter(&self.shared.ctx)?;
@@ -179,19 +187,19 @@ impl<M: 'static> Lease<M> {
         Ok(self.slot().address())
     }
 
-    /// Returns the batch's length in bytes.
+    /// Returns the size of the batch in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slot().len
     }
 
-    /// Whether the batch has no bytes.
+    /// Returns `true` if the batch has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the batch's number, from 0, in commit order.
+    /// Returns the sequence number of the batch, starting at 0, in commit order.
     #[must_use]
     pub fn seq(&self) -> u64 {
         let Some(slot) = &self.slot else { unreachable!("taken by `drop` only") };
@@ -213,11 +221,11 @@ impl<M: 'static> Lease<M> {
         meta
     }
 
-    /// Whether the copy is done. Does not wait.
+    /// Returns `true` if the copy is complete. Does not wait.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`], also if the copy failed.
+    /// [`Error::Driver`] if the copy or the query failed.
     pub fn is_copied(&self) -> Result<bool, Error> {
         if self.is_empty() {
             return Ok(true);
@@ -228,12 +236,12 @@ impl<M: 'static> Lease<M> {
         unsafe { cu::is_complete(self.slot().copied.raw()) }
     }
 
-    /// Returns when the batch was copied. `None` while the copy runs, if the batch is empty, or if
-    /// [`times`](crate::Uploader::times) is off. Does not wait.
+    /// Returns the time of the copy. Does not wait. Returns `None` if the copy is still running, if the batch is
+    /// empty, or if copies are not timed ([`times`](crate::Uploader::times)).
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`], also if the copy failed.
+    /// [`Error::Driver`] if the copy or the query failed.
     pub fn copied(&self) -> Result<Option<CopyTime>, Error> {
         let (Some(clock), Some(start), false) = (&self.shared.clock, &self.slot().start, self.is_empty())
         else {
@@ -244,12 +252,12 @@ impl<M: 'static> Lease<M> {
         unsafe { clock.time(start.raw(), self.slot().copied.raw(), self.slot().issued) }
     }
 
-    /// Blocks until the copy is done, then returns the same as [`copied`](Lease::copied). Streams do not need this
-    /// call. It is for a host that runs one stage after the other.
+    /// Blocks until the copy is complete, and returns its time as [`copied`](Lease::copied) does. Streams do not
+    /// need this call. It is for a host that runs one stage after the other.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`], also if the copy failed.
+    /// [`Error::Driver`] if the copy or the wait failed.
     pub fn wait_copied(&self) -> Result<Option<CopyTime>, Error> {
         if !self.is_copied()? {
             let _current = Current::enter(&self.shared.ctx)?;

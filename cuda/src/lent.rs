@@ -13,15 +13,16 @@ pub struct Host {
 }
 
 impl Host {
-    /// Makes a slot of `len` bytes at `start`, of any alignment.
+    /// Creates a slot from `len` bytes at `start`, at any alignment.
     ///
-    /// `lender` keeps the memory allocated. The uploader drops it, on any thread, when it no longer uses the memory. If
-    /// the memory is page-locked, copies from it run asynchronously; otherwise the driver stages them first.
+    /// `lender` owns the memory. The uploader drops `lender`, on any thread, when it no longer uses the memory. If
+    /// the memory is page-locked, copies from it are asynchronous. Otherwise the driver copies through a staging
+    /// buffer.
     ///
     /// # Safety
     ///
-    /// Until `lender` is dropped, the bytes are readable, writable and initialized, and only the uploader accesses
-    /// them.
+    /// Until `lender` is dropped, the `len` bytes at `start` must be initialized, must be valid for reads and
+    /// writes, and must be accessed only by the uploader.
     pub unsafe fn new(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
         Self { start, len, lender: Box::new(lender) }
     }

@@ -9,30 +9,30 @@ use crate::cu::{self, Event, Stream};
 use crate::driver::Driver;
 use crate::error::Error;
 
-/// When a copy ran: measured by the device's clock, mapped to the host's.
+/// The start and the duration of a copy, measured by the device's clock and converted to the host's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyTime {
-    /// When it began. Never before the copy was issued, and never so late that the copy would end after this was
-    /// computed. Within those bounds it is as accurate as the device's clock. That clock is aligned with the host's
-    /// once, when the uploader is built, and then drifts. CUDA reports times as a 32-bit float of milliseconds: in
-    /// steps of 0.06 ms after ten minutes and 0.25 ms after an hour.
+    /// The start of the copy. It is never before the copy was issued, and never so late that the copy would end in
+    /// the future. Within these bounds, it is as accurate as the device's clock. The two clocks are aligned once,
+    /// when the uploader is built, and then drift apart. CUDA reports times as a 32-bit float in milliseconds: the
+    /// resolution is 0.06 ms after ten minutes, and 0.25 ms after an hour.
     pub start: Instant,
-    /// How long it took, measured by the events before and after it, to about half a microsecond. On an idle stream the
-    /// first event completes before the copy is enqueued. The time then includes the microseconds that the host needs
-    /// to enqueue the copy.
+    /// The duration of the copy, measured by the events before and after it, accurate to about half a microsecond.
+    /// On an idle stream, the first event completes before the copy is enqueued; the duration then includes the
+    /// microseconds that the host needs to enqueue the copy.
     pub took: Duration,
 }
 
-/// A completed copy; see [`Uploader::on_copied`](crate::Uploader::on_copied).
+/// A completed copy. [`Uploader::on_copied`](crate::Uploader::on_copied) receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Copied {
-    /// The number of its batch: see [`Lease::seq`](crate::Lease::seq).
+    /// The sequence number of the batch; see [`Lease::seq`](crate::Lease::seq).
     pub seq: u64,
-    /// Bytes copied, at least one: an empty batch is not copied.
+    /// The number of bytes copied, at least 1. Empty batches are not copied.
     pub bytes: usize,
-    /// When it ran.
+    /// The time of the copy.
     pub time: CopyTime,
 }
 

@@ -72,7 +72,8 @@ impl Uploader {
     /// The maximum number of chunks per slot.
     pub const MAX_CHUNKS: usize = 1024;
 
-    /// Makes an uploader in this context for batches of at most `slot_bytes`, with two slots on either side and a copy thread.
+    /// Creates a builder for an uploader in this context. `slot_bytes` is the maximum size of a batch in bytes, at
+    /// least 1. Defaults: two host slots, two device slots, a copy thread, one chunk per slot, no timing.
     pub fn new(ctx: &Arc<CudaContext>, slot_bytes: usize) -> Self {
         Self {
             ctx: ctx.clone(),
@@ -88,63 +89,70 @@ impl Uploader {
         }
     }
 
-    /// Sets the size of the chunks that [`HostSlot::flush`](crate::HostSlot::flush) copies while the rest of the slot
-    /// is being filled; 4 to 16 MiB is usual. A slot has at most [`MAX_CHUNKS`](Uploader::MAX_CHUNKS) chunks. Default:
-    /// the whole slot, copied at `commit`.
+    /// Sets the chunk size in bytes. [`HostSlot::flush`](crate::HostSlot::flush) copies complete chunks while the
+    /// rest of the slot is being filled. A usual size is 4 to 16 MiB. Default: the whole slot, copied by `commit`. A
+    /// value above the slot size has the same effect. [`build`](Self::build) returns [`Error::Option`] if a slot
+    /// would have more than [`MAX_CHUNKS`](Uploader::MAX_CHUNKS) chunks.
     pub fn chunk_bytes(mut self, bytes: usize) -> Self {
         self.chunk_bytes = Some(bytes);
         self
     }
 
-    /// Uses these host slots, allocated by the caller, in place of [`host_depth`](Uploader::host_depth) new ones.
+    /// Uses host memory of the caller as host slots, and sets [`host_depth`](Uploader::host_depth) to their number.
+    /// Default: the uploader allocates page-locked memory. [`build`](Self::build) returns [`Error::Option`] if a
+    /// slot is smaller than the slot size, or if the number is not 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH).
     pub fn host_slots(mut self, slots: Vec<lent::Host>) -> Self {
         self.host_depth = slots.len();
         self.host_slots = Some(slots);
         self
     }
 
-    /// Sets the number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one, reading and copying
-    /// alternate.
+    /// Sets the number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one slot, reading
+    /// does not overlap with copying. [`build`](Self::build) returns [`Error::Option`] for a value out of range.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.host_depth = slots;
         self
     }
 
-    /// Sets the number of device slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one, copying and computing
-    /// alternate.
+    /// Sets the number of device slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one slot, copying
+    /// does not overlap with computing. [`build`](Self::build) returns [`Error::Option`] for a value out of range.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.device_depth = slots;
         self
     }
 
-    /// Whether the host slots are write-combined. Such memory is not cached: the copy may be faster, but reading the
-    /// slots on the host is very slow. Default: `false`.
+    /// Sets whether the host slots are write-combined. Write-combined memory is not cached: copies may be faster,
+    /// but reading the slots on the host is very slow. Default: `false`. It has no effect on slots from
+    /// [`host_slots`](Uploader::host_slots).
     pub fn write_combined(mut self, write_combined: bool) -> Self {
         self.write_combined = write_combined;
         self
     }
 
-    /// Whether a copy thread issues the copies. Default: `true`. If `false`, [`commit`](crate::HostSlot::commit) issues
-    /// them, and no call waits for another thread: use this to drive both sides from one thread.
+    /// Sets whether a copy thread issues the copies. Default: `true`. With `false`,
+    /// [`commit`](crate::HostSlot::commit) issues them, and no call waits for another thread: use this to drive both
+    /// sides from one thread.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Whether each copy is timed, for [`Lease::copied`](crate::Lease::copied). This costs one more event per batch,
-    /// and timing events are slower. Default: `true` with [`on_copied`](Uploader::on_copied), otherwise `false`.
+    /// Sets whether each copy is timed, for [`Lease::copied`](crate::Lease::copied). Timing costs one more event per
+    /// batch, and timing events are slower. Default: `false`. With [`on_copied`](Uploader::on_copied), copies are
+    /// always timed.
     pub fn times(mut self, times: bool) -> Self {
         self.times = times;
         self
     }
 
-    /// Calls `on_copied` for each completed copy, in order, after its host slot has been released: on the copy thread,
-    /// or in `acquire` with `overlap(false)`. Empty batches are not copied. If it panics, the uploader ends.
+    /// Calls `on_copied` for each completed copy, in order, after its host slot was released. The call is made on
+    /// the copy thread, or inside `acquire` with `overlap(false)`. Empty batches are not copied and cause no call.
+    /// If `on_copied` panics, the uploader ends with [`Error::Abandoned`].
     ///
-    /// The call comes when the copies are next polled: soon on the copy thread; with `overlap(false)`, after as many
-    /// further batches as there are slots. There is no call for copies that still run when the [`DeviceBatches`] are
+    /// The call is made when the copies are next polled: soon with a copy thread, and after one further batch per
+    /// slot with `overlap(false)`. There is no call for a copy that is still running when the [`DeviceBatches`] are
     /// dropped, or, with `overlap(false)`, when the [`HostSlots`] are dropped without [`finish`](HostSlots::finish).
-    /// For one batch's time without a delay, use [`Lease::copied`](crate::Lease::copied).
+    /// To get the time of one batch without this delay, use [`Lease::copied`](crate::Lease::copied).
     pub fn on_copied(mut self, on_copied: impl FnMut(Copied) + Send + 'static) -> Self {
         self.on_copied = Some(Box::new(on_copied));
         self
@@ -154,8 +162,12 @@ impl Uploader {
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if a depth or size is out of range; [`Error::Driver`] if there is not enough memory or the driver
-    /// fails; [`Error::Spawn`] if the thread cannot be started. Everything allocated before the error is freed.
+    /// - [`Error::Option`]: a depth or a size is out of range, or a lent host slot is smaller than the slot size.
+    /// - [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`]: no usable driver was found.
+    /// - [`Error::Driver`]: a driver call failed, for example because there is not enough memory.
+    /// - [`Error::Spawn`]: the system could not start the copy thread.
+    ///
+    /// On an error, all memory is freed.
     pub fn build<M: Send + 'static>(self) -> Result<(HostSlots<M>, DeviceBatches<M>), Error> {
         let Self { ctx, slot_bytes, chunk_bytes, host_depth, device_depth, overlap, .. } = self;
         for (option, depth) in [("host_depth", host_depth), ("device_depth", device_depth)] {

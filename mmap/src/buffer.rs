@@ -1,4 +1,4 @@
-//! Memory for a batch: where direct reads can put it, and in huge pages where it is large.
+//! Memory for one batch, suitable for direct I/O.
 
 use std::any::Any;
 use std::fmt;
@@ -10,13 +10,13 @@ use memmap2::MmapMut;
 /// Bytes in a huge page where pages have 4 KiB; on other systems the advice only has less effect.
 const HUGE: usize = 2 << 20;
 
-/// Memory of a fixed size that never moves: new memory that begins at a page ([`new`](Self::new)), or memory that
-/// other code allocated ([`lent`](Self::lent)).
+/// Memory of a fixed size at a fixed address. [`new`](Self::new) allocates it, starting at a page boundary.
+/// [`lent`](Self::lent) uses memory that other code allocated. A buffer dereferences to its bytes.
 ///
-/// New memory of 2 MiB or more begins at a multiple of 2 MiB, and on Linux it requests huge pages (`MADV_HUGEPAGE`), as
-/// far as they fit in: [`ReadMode::Direct`](crate::ReadMode::Direct) reads into them in larger requests, because a disk
-/// request is limited to a number of separate memory pieces (`queue/max_segments`), and each page of 4 KiB is one
-/// piece. If the kernel has none, pages of the usual size do.
+/// A new buffer of 2 MiB or more starts at a multiple of 2 MiB. On Linux, a new buffer of 2 MiB or more asks for
+/// huge pages (`MADV_HUGEPAGE`) for every whole 2 MiB block. Huge pages allow larger disk requests in
+/// [`ReadMode::Direct`](crate::ReadMode::Direct), because a request may cover only a limited number of separate
+/// memory pieces (`queue/max_segments`). If the kernel refuses, the buffer uses normal pages.
 ///
 /// ```
 /// let mut slot = twinbuf_mmap::Buffer::new(3 << 20).ok_or("no memory")?;
@@ -38,7 +38,8 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Buffer {
-    /// Allocates `len` zeros and touches all of them, so no read pays for it. `None` if there is no memory.
+    /// Allocates `len` bytes and fills them with zeros. Later reads into the buffer then cause no page faults.
+    /// Returns `None` if the memory cannot be allocated.
     #[must_use]
     pub fn new(len: usize) -> Option<Self> {
         let mut buffer = Self::untouched(len)?;
@@ -46,8 +47,9 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// The same, but the system finds the memory when it is first written, on the thread that does: for memory that a read
-    /// fills anyway, while another thread computes. `None` if there is no room for it in the address space.
+    /// Allocates `len` bytes without touching them. The bytes are zero. The kernel provides each page when it is
+    /// first written, on the thread that writes it. Use it if a read fills the memory anyway. Returns `None` if the
+    /// memory cannot be mapped.
     #[must_use]
     pub fn untouched(len: usize) -> Option<Self> {
         let align = if len < HUGE { 1 } else { HUGE };
@@ -79,8 +81,8 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// Takes `len` bytes at `start` that other code allocated, such as page-locked memory or a tensor's. `lender` keeps
-    /// them allocated. It is dropped with the buffer, on whatever thread that happens.
+    /// Uses `len` bytes at `start` that other code allocated, for example page-locked memory or the memory of a
+    /// tensor. `lender` owns the memory. The buffer drops `lender` when it is dropped, on any thread.
     ///
     /// ```
     /// use std::ptr::NonNull;
@@ -93,8 +95,8 @@ impl Buffer {
     ///
     /// # Safety
     ///
-    /// Until `lender` is dropped, the bytes are initialized, can be read and written, and are reached only through the
-    /// buffer.
+    /// Until `lender` is dropped, the `len` bytes at `start` must be initialized, must be valid for reads and
+    /// writes, and must be accessed only through the buffer.
     #[must_use]
     pub unsafe fn lent(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
         Self(Memory::Lent { start, len, _lender: Box::new(lender) })

@@ -1,17 +1,17 @@
-//! Which pages are in the kernel's page cache, and how to drop them.
+//! Queries and drops the pages of a data set in the kernel's page cache.
 
 use crate::ranges::Ranges;
 use crate::shard::Shard;
 use crate::system::Piece;
 use crate::{BatchIndices, Error, system};
 
-/// Pages of a data set or of a batch, and how many of them the page cache holds.
+/// The number of pages of a data set or a batch, and how many of them are in the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Residency {
-    /// Pages in all.
+    /// The total number of pages.
     pub pages: u64,
-    /// Pages that can be read without the disk. It is a snapshot and may be out of date at once.
+    /// The number of pages in the page cache at the time of the call.
     pub resident: u64,
 }
 
@@ -34,30 +34,30 @@ impl Residency {
 }
 
 impl Ranges {
-    /// Counts the pages of all shards that are in the page cache, by `mincore(2)`: pages that hold records or are
-    /// between them. Linux only.
+    /// Counts the pages of all shards in the page cache, with `mincore(2)`. It counts the pages from the first to
+    /// the last record of each shard. Linux only.
     ///
-    /// The time is proportional to the number of pages, unless the kernel has `cachestat(2)` (Linux 6.5): it skips
-    /// stretches without cached pages.
+    /// The time is proportional to the number of pages. With `cachestat(2)` (Linux 6.5), the call skips regions
+    /// without cached pages.
     ///
-    /// Since Linux 5.2 the kernel answers truthfully only to those who own the file or may write to it
-    /// (`can_do_mincore` in `mm/mincore.c`). To anyone else it reports all pages as resident.
+    /// Since Linux 5.2, the count is correct only if the process owns the file or may write to it (`can_do_mincore`
+    /// in `mm/mincore.c`). Otherwise the kernel reports all pages as resident.
     ///
     /// # Errors
     ///
-    /// [`Error::System`] if a shard could not be mapped or the kernel refuses; [`Error::Unsupported`] on
-    /// another operating system.
+    /// - [`Error::System`]: a shard could not be mapped, or the system call failed.
+    /// - [`Error::Unsupported`]: the operating system is not Linux.
     pub fn residency(&self) -> Result<Residency, Error> {
         Residency::of(self.shards())
     }
 
-    /// Counts the pages of one batch that are in the page cache, as [`residency`](Self::residency) does.
-    ///
-    /// A page that two runs of the batch share is counted for each of them.
+    /// Counts the pages of one batch in the page cache, as [`residency`](Self::residency) does. If two runs of
+    /// consecutive records share a page, the page is counted twice.
     ///
     /// # Errors
     ///
-    /// The errors of [`residency`](Self::residency), and [`Error::NoSuchRecord`].
+    /// - [`Error::NoSuchRecord`]: the batch has a record that the data set does not have.
+    /// - [`Error::System`] and [`Error::Unsupported`], as for [`residency`](Self::residency).
     pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
         let mut residency = Residency::default();
         for span in self.spans(batch.pieces()) {
@@ -67,16 +67,17 @@ impl Ranges {
         Ok(residency)
     }
 
-    /// Asks the kernel to drop the files of all shards, headers included, from its cache. The next read is then cold.
-    /// Linux only.
+    /// Asks the kernel to drop the files of all shards from the page cache, including headers. The next read then
+    /// comes from disk. Linux only.
     ///
-    /// Each file is written out first (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops clean pages only.
-    /// Pages that another data set or process has mapped and touched stay. File systems that live in memory (tmpfs)
-    /// keep everything. [`residency`](Self::residency) shows what is left.
+    /// The call first writes each file to disk (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops only
+    /// clean pages. Pages that another data set or process has mapped and touched stay in the cache. File systems in
+    /// memory (tmpfs) keep all pages. [`residency`](Self::residency) shows the remaining pages.
     ///
     /// # Errors
     ///
-    /// [`Error::System`] if the kernel refuses; [`Error::Unsupported`] on another operating system.
+    /// - [`Error::System`]: the system call failed.
+    /// - [`Error::Unsupported`]: the operating system is not Linux.
     pub fn evict(&self) -> Result<(), Error> {
         self.shards().iter().try_for_each(|shard| system::evict(&shard.piece(0..0)))
     }

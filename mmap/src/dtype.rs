@@ -1,52 +1,52 @@
-//! The types that the elements of a record can have.
+//! Element types.
 
 use std::fmt;
 
 /// The type of a record's elements.
 ///
-/// Elements are **little-endian, as in the file**: nothing converts them. On a big-endian machine the caller
-/// does.
+/// Elements are **little-endian, as in the file**. This crate does not convert the byte order: on a big-endian
+/// machine, the caller must convert it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
-    /// One byte, 0 or 1. The bytes are not checked: others are delivered as they are found.
+    /// One byte, 0 or 1. The crate does not check the value.
     Bool,
-    /// Unsigned, 8 bits; also the bytes of records without a type.
+    /// Unsigned 8-bit integer. Also the type of untyped bytes.
     U8,
-    /// Signed, 8 bits.
+    /// Signed 8-bit integer.
     I8,
-    /// Unsigned, 16 bits.
+    /// Unsigned 16-bit integer.
     U16,
-    /// Signed, 16 bits.
+    /// Signed 16-bit integer.
     I16,
-    /// 8-bit float with 4 bits of exponent and 3 of fraction, without infinities (OCP FP8).
+    /// 8-bit float with 4 exponent bits and 3 fraction bits, without infinities (OCP FP8).
     F8E4M3,
-    /// 8-bit float with 5 bits of exponent and 2 of fraction (OCP FP8).
+    /// 8-bit float with 5 exponent bits and 2 fraction bits (OCP FP8).
     F8E5M2,
-    /// IEEE 754 binary16.
+    /// 16-bit float, IEEE 754 binary16.
     F16,
-    /// The upper half of an IEEE 754 binary32.
+    /// 16-bit float, bfloat16: the upper half of an IEEE 754 binary32.
     Bf16,
-    /// Unsigned, 32 bits.
+    /// Unsigned 32-bit integer.
     U32,
-    /// Signed, 32 bits.
+    /// Signed 32-bit integer.
     I32,
-    /// IEEE 754 binary32.
+    /// 32-bit float, IEEE 754 binary32.
     F32,
-    /// Unsigned, 64 bits.
+    /// Unsigned 64-bit integer.
     U64,
-    /// Signed, 64 bits.
+    /// Signed 64-bit integer.
     I64,
-    /// IEEE 754 binary64.
+    /// 64-bit float, IEEE 754 binary64.
     F64,
-    /// Complex: two binary32, the real part first.
+    /// Complex number: two binary32, the real part first.
     C64,
-    /// Complex: two binary64, the real part first.
+    /// Complex number: two binary64, the real part first.
     C128,
 }
 
 impl DType {
-    /// Bytes in an element: 1, 2, 4, 8 or 16.
+    /// Returns the size of an element in bytes: 1, 2, 4, 8 or 16.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -59,7 +59,7 @@ impl DType {
     }
 }
 
-/// The short name: `u16`, `bf16`, `c64`.
+/// Prints the short name, for example `u16`, `bf16` or `c64`.
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

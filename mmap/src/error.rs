@@ -1,4 +1,4 @@
-//! Errors as values: what is wrong, path, offset, wanted, found, and what to do.
+//! Errors with path, offset, expected value, found value, and advice.
 
 use std::fmt;
 use std::io;
@@ -6,43 +6,43 @@ use std::path::{Path, PathBuf};
 
 use crate::DType;
 
-/// Why files could not be opened, read or asked about.
+/// The error type of this crate: why files could not be opened, read or queried.
 ///
-/// Every message is one line and leaves out the [`source`](std::error::Error::source): an error reporter prints it
-/// separately. `{:?}` has both; `main` prints an error that it returns in this form. Offsets and lengths are bytes,
-/// counted from the start of the file.
+/// `Display` prints one line without the [`source`](std::error::Error::source), because error reporters print the
+/// source separately. `Debug` prints the message and the source; `main` uses `Debug` for a returned error. Offsets
+/// and lengths are in bytes. Offsets count from the start of the file.
 #[non_exhaustive]
 pub enum Error {
-    /// No path was given.
+    /// The list of paths is empty.
     NoPaths,
     /// The record size is 0.
     ZeroRecord,
     /// The stride is 0.
     ZeroStride,
-    /// A folder holds no files, or a pattern matches none.
+    /// A folder contains no files, or a pattern matches no file.
     NoFiles {
         /// The folder or pattern.
         path: PathBuf,
     },
-    /// There is no such file.
+    /// The file does not exist.
     NotFound {
         /// The file.
         path: PathBuf,
     },
-    /// The file, or a folder on the way to it, may not be read by this process.
+    /// This process may not read the file, or may not search a folder of its path.
     PermissionDenied {
         /// The file.
         path: PathBuf,
     },
-    /// The path names something other than a regular file.
+    /// The path does not name a regular file.
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// What it names: `directory`, `FIFO`, `socket` or `device`.
+        /// The kind of the path: `directory`, `FIFO`, `socket` or `device`.
         found: &'static str,
     },
-    /// Another file has taken this one's name. Files that are not kept open, because there are too many of them, are
-    /// recognized by device and inode.
+    /// Another file now has the path of this file. If there are too many files to keep open, the crate reopens each
+    /// file for use and compares device and inode.
     Replaced {
         /// The file.
         path: PathBuf,
@@ -54,91 +54,91 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// The file holds not even one record.
+    /// The file contains less than one record.
     TooShort {
         /// The file.
         path: PathBuf,
-        /// Bytes in a record; `u64::MAX` if it has more than that.
+        /// The size of a record in bytes; `u64::MAX` if it does not fit.
         wanted: u64,
-        /// Bytes of data in the file.
+        /// The size of the data in the file, in bytes.
         found: u64,
     },
-    /// The file's length is no multiple of the record size, or of the size of an element.
+    /// The size of the file's data is not a multiple of the record size or the element size.
     Ragged {
         /// The file.
         path: PathBuf,
-        /// End of the last whole record or element.
+        /// The end of the last whole record or element.
         offset: u64,
-        /// Bytes in a record or element.
+        /// The size of a record or element, in bytes.
         wanted: u64,
-        /// Bytes from `offset` to the end of the file.
+        /// The number of bytes from `offset` to the end of the file.
         found: u64,
     },
-    /// The records together have 2^64 bytes or more, or one of them is larger than memory can be.
+    /// The total size of the records is 2^64 bytes or more, or one record exceeds the address space.
     TooLarge {
-        /// The file that makes the sum overflow.
+        /// The file at which the size overflows.
         path: PathBuf,
     },
-    /// The file's header is bad, or it is not one that can be read as records.
+    /// The header of the file is invalid, or the file's format cannot be read as records.
     Format(FormatError),
-    /// The records of one file differ from those of the first.
+    /// The element type or the record shape of a file differs from the first file.
     Mixed {
         /// The file that differs.
         path: PathBuf,
         /// The first file.
         first: PathBuf,
-        /// The type and the shape of a record of the first file.
+        /// The element type and record shape of the first file.
         wanted: (DType, Vec<usize>),
-        /// The type and the shape of a record of this file.
+        /// The element type and record shape of the file that differs.
         found: (DType, Vec<usize>),
     },
-    /// A batch names a record that the files do not have: its plan was made for another data set.
+    /// A batch contains a record that the files do not have. The plan was made for another data set.
     NoSuchRecord {
-        /// The number of the record.
+        /// The index of the record, from 0.
         wanted: u64,
-        /// Records in the files.
+        /// The number of records in the files.
         found: u64,
     },
     /// The buffer is smaller than the batch.
     BufferTooSmall {
-        /// Bytes in the batch; `u64::MAX` if it has more than that.
+        /// The size of the batch in bytes; `u64::MAX` if it does not fit.
         wanted: u64,
-        /// Bytes in the buffer.
+        /// The size of the buffer in bytes.
         found: u64,
     },
-    /// The file ended early: it was truncated after it was opened.
+    /// The file became shorter after it was opened.
     Truncated {
         /// The file.
         path: PathBuf,
-        /// The first byte that is missing.
+        /// The offset of the first missing byte.
         offset: u64,
-        /// Bytes that this read should have given.
+        /// The number of bytes requested by the read.
         wanted: u64,
-        /// Bytes that it gave, those just before `offset`.
+        /// The number of bytes that the read returned. They end at `offset`.
         found: u64,
     },
-    /// The system failed to read.
+    /// The system call to read the file failed.
     Read {
         /// The file.
         path: PathBuf,
-        /// Offset where the failed read began, in bytes.
+        /// The offset of the failed read.
         offset: u64,
         /// The system's error.
         source: io::Error,
     },
-    /// Another call on the file failed.
+    /// Another system call on the file failed.
     System {
         /// The file.
         path: PathBuf,
-        /// The name of the call: `mmap`, `mincore`, `fsync`, `fstat`, `madvise`, `posix_fadvise`,
-        /// `open(O_DIRECT)`, `preadv(O_DIRECT)`, `fcntl(F_NOCACHE)` or `ReOpenFile`.
+        /// The name of the call: `mmap`, `mincore`, `fsync`, `fstat`, `madvise`, `posix_fadvise`, `open(O_DIRECT)`,
+        /// `preadv(O_DIRECT)`, `fcntl(F_NOCACHE)` or `ReOpenFile`.
         call: &'static str,
         /// The system's error.
         source: io::Error,
     },
-    /// This operating system has no such call.
+    /// This operating system does not have the system call.
     Unsupported {
-        /// The name of the call that is missing.
+        /// The name of the missing call.
         call: &'static str,
     },
 }
@@ -254,137 +254,137 @@ impl std::error::Error for Error {
     }
 }
 
-/// What is wrong with a file's header, or with the array that it describes.
+/// Why a file's header, or the array that it describes, cannot be read.
 ///
-/// Every message is one line. Offsets and lengths are bytes, counted from the start of the file.
+/// Each message is one line. Offsets and lengths are in bytes. Offsets count from the start of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// The file was opened as bare numbers, but it begins like one of another format.
+    /// The file was opened as a file without a header, but its first bytes are the header of a known format.
     NotHeaderless {
         /// The file.
         path: PathBuf,
-        /// The format.
+        /// The name of the format.
         found: &'static str,
-        /// What to do with such a file.
+        /// How to open such a file.
         advice: &'static str,
     },
     /// The file ends inside its header.
     HeaderCutOff {
         /// The file.
         path: PathBuf,
-        /// Bytes in the header, as far as its length is known.
+        /// The minimum size of the header in bytes, as far as it is known.
         wanted: u64,
-        /// Bytes in the file.
+        /// The size of the file in bytes.
         found: u64,
     },
-    /// The file is of another format: it does not begin with the magic number or string.
+    /// The file has another format: the magic number or string is wrong.
     BadMagic {
         /// The file.
         path: PathBuf,
-        /// Offset of the magic.
+        /// The offset of the magic number.
         offset: u64,
-        /// The magic of the format.
+        /// The magic number of the format.
         wanted: &'static str,
-        /// What was found there.
+        /// The bytes found at the offset.
         found: String,
     },
-    /// The format's version is unknown.
+    /// The version of the format is unknown.
     BadVersion {
         /// The file.
         path: PathBuf,
-        /// Offset of the version.
+        /// The offset of the version.
         offset: u64,
         /// The known versions.
         wanted: String,
-        /// The file's version.
+        /// The version of the file.
         found: String,
     },
-    /// The header claims a length that no header should have.
+    /// The header states an implausible length.
     HeaderTooLong {
         /// The file.
         path: PathBuf,
-        /// Offset of the header's length.
+        /// The offset of the length.
         offset: u64,
-        /// The most bytes a header may have.
+        /// The maximum length in bytes.
         wanted: u64,
-        /// The length that it claims.
+        /// The stated length in bytes.
         found: u64,
     },
-    /// The header cannot be understood.
+    /// The header cannot be parsed.
     BadHeader {
         /// The file.
         path: PathBuf,
-        /// Offset of the part that cannot be parsed.
+        /// The offset of the part that cannot be parsed.
         offset: u64,
-        /// What was expected there.
+        /// The expected content.
         wanted: &'static str,
-        /// The first 100 characters from there, or what is wrong with them.
+        /// The first 100 characters at the offset, or a description of the problem.
         found: String,
     },
-    /// The elements are of a type that no [`DType`] represents.
+    /// No [`DType`] represents the element type.
     UnsupportedType {
         /// The file.
         path: PathBuf,
-        /// Offset of the type, or of the part of the header that holds it.
+        /// The offset of the type, or of the part of the header that contains it.
         offset: u64,
-        /// The type, in the words of the format.
+        /// The type in the notation of the format.
         found: String,
     },
-    /// The elements have their bytes in big-endian order.
+    /// The elements are big-endian.
     BigEndian {
         /// The file.
         path: PathBuf,
-        /// Offset of the type.
+        /// The offset of the type.
         offset: u64,
-        /// The type, in the words of the format.
+        /// The type in the notation of the format.
         found: String,
     },
-    /// The array is stored in Fortran order: its first axis varies fastest, so no row is contiguous.
+    /// The array is in Fortran order (column-major). Its rows are not contiguous.
     FortranOrder {
         /// The file.
         path: PathBuf,
-        /// Offset of the order.
+        /// The offset of the order in the header.
         offset: u64,
     },
-    /// The array has a shape that cannot be records.
+    /// The shape of the array does not describe records.
     BadShape {
         /// The file.
         path: PathBuf,
-        /// What was expected of the shape.
+        /// The requirement on the shape.
         wanted: &'static str,
-        /// The array's shape.
+        /// The shape of the array.
         found: Vec<u64>,
     },
-    /// The file holds fewer or more bytes of data than its header describes: it was cut off or has grown.
+    /// The size of the data differs from the size in the header: the file is truncated or has extra bytes.
     DataLength {
         /// The file.
         path: PathBuf,
-        /// Offset of the data.
+        /// The offset of the data.
         offset: u64,
-        /// Bytes of data that the header describes.
+        /// The size of the data according to the header, in bytes.
         wanted: u64,
-        /// Bytes from `offset` to the end of the file.
+        /// The number of bytes from `offset` to the end of the file.
         found: u64,
     },
-    /// The array is compressed, so no row can be read by itself.
+    /// The array is compressed. Single rows of a compressed array cannot be read.
     #[cfg(feature = "npz")]
     Compressed {
         /// The file.
         path: PathBuf,
         /// The name of the array.
         name: String,
-        /// How it is compressed.
+        /// The compression method.
         found: String,
     },
-    /// The file has no tensor or array of that name.
+    /// The file has no tensor or array with this name.
     #[cfg(any(feature = "safetensors", feature = "npz"))]
     NoTensor {
         /// The file.
         path: PathBuf,
-        /// The name.
+        /// The requested name.
         wanted: String,
-        /// The names of the tensors that it has, sorted.
+        /// The names in the file, sorted.
         found: Vec<String>,
     },
 }

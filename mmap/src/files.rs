@@ -1,22 +1,23 @@
-//! Lists of files: folders and patterns in natural order.
+//! Lists of data files from folders and patterns, in natural order.
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// Returns the files that `sources` name: each a file, a folder (the files in it, without those in folders below and
-/// without those whose name begins with a dot) or a pattern (`*`, `?`, `[...]`, and `**` for folders at any depth).
+/// Expands paths, folders and patterns to a list of files. Each source is one of these:
 ///
-/// The files of one source are sorted in natural order: numbers in names count as numbers, so `shard-10` comes after
-/// `shard-9`. The order of the sources stays. Print the result once: it is the order of the data set.
+/// - a path of a file. It is returned unchanged, without a check that the file exists.
+/// - a folder. It expands to the files in the folder, without subfolders and without names that start with a dot.
+/// - a pattern with `*`, `?`, `[...]`, or `**` for folders at any depth.
+///
+/// The files of one source are sorted in natural order: `shard-10` comes after `shard-9`. The sources stay in the
+/// given order. The order of the result is the order of the data set: print it once to check it.
 ///
 /// # Errors
 ///
-/// [`Error::NoFiles`] for a folder without files and a pattern that matches nothing, also if it is no pattern;
-/// [`Error::NotFound`], [`Error::PermissionDenied`] and [`Error::Open`] if a folder cannot be read. A path without
-/// any of the characters `*?[` is given back as it is, and found missing when it is opened. So is a link to a file that
-/// is gone.
+/// - [`Error::NoFiles`]: a folder has no files, a pattern matches no file, or a pattern is invalid.
+/// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a folder could not be read.
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! A number that identifies a data set, to check that a saved position is used with the right one.
+//! A number that identifies a data set, to check that a saved position belongs to it.
 
 use crate::shard::Places;
 use crate::{Error, Ranges, Shard};
@@ -13,24 +13,28 @@ const OFFSETS: usize = 1024;
 const SAMPLE: usize = 4096;
 
 impl Ranges {
-    /// Computes a number that identifies the data set. Save it with a position, such as a step to resume at, and
-    /// compare it before the position is used.
+    /// Returns a number that identifies the data set. Save it together with a position, and compare it before you
+    /// use the position.
     ///
-    /// It is taken of the type, shape and stride of the records; of the number of files, and for each of the offset and
-    /// number of its records; and of bytes: the first and last 4 KiB of the records of at most 16 files, evenly spread
-    /// from the first to the last; of records of varying length, also of at most 1024 offsets a file. So it costs at
-    /// most 32 reads and 128 KiB, however large the data set. Paths and times are not included: a copy elsewhere is the
-    /// same data set, on any platform.
+    /// The fingerprint depends on the element type, shape and stride of the records, the number of files, and the
+    /// offset and number of records of each file. It also depends on samples of the data: the first and last 4 KiB
+    /// of the records in at most 16 files, spread evenly from the first to the last. For records of varying length,
+    /// it also depends on at most 1024 record offsets per file. The call makes at most 32 reads of 4 KiB, regardless
+    /// of the size of the data set. Paths and file times have no effect: a copy has the same fingerprint on any
+    /// platform.
     ///
-    /// Data sets that differ only in bytes that were not looked at share it: it detects a file that was swapped, cut
-    /// differently or regenerated, not one that was tampered with.
+    /// Data sets that differ only outside the samples have the same fingerprint. It detects files that were
+    /// replaced, resized or regenerated. It does not detect deliberate changes.
     ///
-    /// The number is FNV-1a of 64 bits (Fowler, Noll and Vo; RFC 9923) over all that, numbers as 8
-    /// little-endian bytes. It is the same in every version of this crate.
+    /// The algorithm is 64-bit FNV-1a (Fowler, Noll and Vo; RFC 9923), with numbers as 8 little-endian bytes. The
+    /// result is the same in every version of this crate.
     ///
     /// # Errors
     ///
-    /// [`Error::Truncated`] and [`Error::Read`], as [`read`](Self::read) gives them.
+    /// - [`Error::Truncated`]: a file became shorter after it was opened.
+    /// - [`Error::Read`]: a read failed.
+    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a file that is not
+    ///   kept open could not be reopened.
     ///
     /// ```
     /// use twinbuf_mmap::Records;

@@ -1,4 +1,4 @@
-//! Groups of tensors that are used together, such as the layers of a model: what is read for each, and where it goes.
+//! Groups of tensors that are used together, for example the layers of a model, and their layout in memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,12 +17,13 @@ const ALIGN: usize = 64;
 /// Bytes between two tensors in a file that are read with them: a block, because a disk reads whole blocks.
 const GAP: u64 = BLOCK as u64;
 
-/// Lists of tensors that are read and used together, in the order of use: the layers of a model.
+/// Groups of tensors that are read and used together, in the order of use, for example the layers of a model.
 ///
-/// Made by [`Tensors::groups_by`] or [`Tensors::groups`]. It describes and reads nothing; a clone is cheap.
+/// [`Tensors::groups_by`] and [`Tensors::groups`] make groups. A `Groups` value is only a description; it reads no
+/// tensor data. Cloning it is cheap.
 ///
-/// In the memory of a group each tensor begins at a multiple of its element's size. Tensors that follow each other in a
-/// file do so in memory, and are one read.
+/// In memory, each tensor of a group starts at a multiple of its element size. Tensors that are adjacent in a file
+/// stay adjacent in memory and are read with one call.
 #[derive(Clone)]
 pub struct Groups {
     tensors: Tensors,
@@ -47,8 +48,8 @@ pub(crate) struct Run {
 }
 
 impl Tensors {
-    /// Puts the tensors with the same key into one group. Groups are in the order of their keys, and the tensors of a
-    /// group in the order of the files. A tensor whose key is `None` is left out.
+    /// Groups tensors by a key computed from the name. The groups are sorted by key. The tensors of a group are
+    /// sorted by their position in the files. A tensor whose key is `None` is omitted.
     ///
     /// ```
     /// # fn f(model: &twinbuf_mmap::Tensors) -> Result<(), twinbuf_mmap::Error> {
@@ -61,7 +62,7 @@ impl Tensors {
     ///
     /// # Errors
     ///
-    /// [`Error::TooLarge`] if memory cannot hold a group.
+    /// [`Error::TooLarge`] if the size of a group exceeds the address space.
     pub fn groups_by<K: Ord>(&self, mut key: impl FnMut(&str) -> Option<K>) -> Result<Groups, Error> {
         let mut groups: BTreeMap<K, Vec<usize>> = BTreeMap::new();
         for (index, tensor) in self.all().iter().enumerate() {
@@ -75,12 +76,12 @@ impl Tensors {
         Groups::new(self, groups.into_values())
     }
 
-    /// Makes groups of tensors that are listed by name. A tensor may be in several groups.
+    /// Makes groups from lists of tensor names. A tensor may be in several groups.
     ///
     /// # Errors
     ///
-    /// [`FormatError::NoTensor`](crate::FormatError::NoTensor) for a name that the model does not have; [`Error::TooLarge`] if memory cannot hold a
-    /// group.
+    /// - [`FormatError::NoTensor`](crate::FormatError::NoTensor): the model has no tensor with this name.
+    /// - [`Error::TooLarge`]: the size of a group exceeds the address space.
     pub fn groups<G>(&self, lists: impl IntoIterator<Item = G>) -> Result<Groups, Error>
     where
         G: IntoIterator<Item: AsRef<str>>,
@@ -105,25 +106,27 @@ impl Groups {
         Ok(Self { tensors: tensors.clone(), groups: groups?.into() })
     }
 
-    /// The number of groups.
+    /// Returns the number of groups.
     #[must_use]
     pub fn len(&self) -> usize {
         self.groups.len()
     }
 
-    /// Whether there is no group.
+    /// Returns `true` if there are no groups.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    /// Bytes of memory that a group takes, with the gaps between its tensors. 0 if there is no such group.
+    /// Returns the size of a group in memory, in bytes, including the gaps between its tensors. Returns 0 if the
+    /// index is out of range.
     #[must_use]
     pub fn bytes(&self, group: usize) -> usize {
         self.groups.get(group).map_or(0, |group| group.bytes)
     }
 
-    /// Returns the tensors of a group, each with its place in the group's memory. Empty if there is no such group.
+    /// Returns the tensors of a group, each with its byte range in the group's memory. Returns an empty iterator if
+    /// the index is out of range.
     #[must_use]
     pub fn tensors(&self, group: usize) -> impl ExactSizeIterator<Item = (&Tensor, Range<usize>)> {
         let tensors = self.groups.get(group).map_or(&[][..], |group| &group.tensors);

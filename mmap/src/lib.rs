@@ -1,29 +1,30 @@
-//! Files of records for training loops: plans, page hints ahead of use, and reads that cannot raise SIGBUS.
+//! Files of records for training loops: reproducible batch plans, prefetch, and reads that cannot raise SIGBUS.
 //!
-//! - [`Records`] opens one or several files as one data set: plain bytes, tokens with llm.c's header or none, `.npy`,
-//!   one array of `.npz` or one tensor of `safetensors` (features of these names). A record is a row or a window over rows ([`Cut`]).
-//!   Opening checks every header against the file's real size.
-//! - [`RaggedRecords`] describes records of varying length: a data file with an index of offsets, or Megatron-LM's.
-//!   Readers see both as [`Ranges`]: the bytes of each record in the files.
-//! - `Tensors` (feature `safetensors`) finds the tensors of a model by name: `safetensors`, their index, and GGUF.
-//!   `GroupReader` reads groups of them.
-//! - [`Plan`] computes the order of an epoch and stores nothing: from seed, epoch, rank, world size and step it finds
-//!   any [`BatchIndices`] in O(1), the same on every machine. To resume, ask for another step.
-//! - [`Reader`] reads the batches of one loop into your buffer and prefetches the next ones. What fits in memory comes
-//!   through the page cache, the rest past it ([`ReadMode`]). A truncated file is a typed [`Error`] with path and
-//!   offset, never a SIGBUS. [`Ranges::read`] reads one batch without reading ahead.
-//! - [`Ranges::residency`] counts the pages in the cache and [`Ranges::evict`] drops them, to measure cold reads.
+//! - [`Records`] opens one or more files as one data set: untyped bytes, token files with llm.c's header or without
+//!   a header, `.npy`, one array of `.npz` files (feature `npz`), or one tensor of `safetensors` files (feature
+//!   `safetensors`). A record is a row or a window of rows ([`Cut`]). Opening checks every header against the size
+//!   of the file.
+//! - [`RaggedRecords`] opens records of varying length: a data file with an index of offsets, or Megatron-LM token
+//!   files. Both types contain a [`Ranges`]: the byte range of each record in the files.
+//! - `Tensors` (feature `safetensors`) finds the tensors of a model by name, in `safetensors` files, their index, or
+//!   GGUF files. `GroupReader` reads groups of tensors.
+//! - [`Plan`] computes the order of an epoch. From the seed, epoch, rank, world size and step, it finds any
+//!   [`BatchIndices`] in O(1), with the same result on every machine. To resume, start at another step.
+//! - [`Reader`] reads the batches of a loop into the caller's buffer and prefetches the next batches. Data that fits
+//!   in memory is read through the page cache, the rest with direct I/O ([`ReadMode`]). Reading a truncated file
+//!   returns an [`Error`] with path and offset. [`Ranges::read`] reads one batch without prefetch.
+//! - [`Ranges::residency`] counts cached pages, and [`Ranges::evict`] drops them, to measure cold reads.
 //!
-//! It does not:
+//! This crate does not:
 //!
-//! - overlap reading with training: the crate `twinbuf` does. The only threads are those of reads past the page cache where
-//!   there is no `io_uring`.
-//! - convert records: they stay bytes in the file's type and byte order ([`DType`], little-endian). [`transform`] turns
-//!   them into f32 on request.
-//! - write or decompress.
-//! - give slices of a mapping, because any process may truncate the file.
+//! - overlap reading with training; the crate `twinbuf` does. This crate starts threads only for direct I/O on
+//!   systems without `io_uring`.
+//! - convert records when it reads them: records keep the type and byte order of the file ([`DType`],
+//!   little-endian). [`transform`] converts numbers on request.
+//! - write or decompress files.
+//! - return slices of a mapping, because another process may truncate the file.
 //!
-//! Runs on Unix and Windows. The README has a table of what hints, eviction and direct reads are on each system.
+//! It runs on Unix and Windows. The README has a table of prefetch, eviction and direct I/O for each system.
 //!
 //! # Example
 //!
@@ -59,7 +60,8 @@
 //!
 //! # See also
 //!
-//! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Reader`] for reading ahead; [`transform`] for f32 in place of bytes; [`Error`] for what can be wrong with a file.
+//! [`Plan`] for shuffling, ranks and the end of an epoch; [`Records`] for files; [`Reader`] for prefetch; [`transform`]
+//! for conversions to `f32`; [`Error`] for the errors of files.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod buffer;

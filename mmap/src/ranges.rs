@@ -1,4 +1,4 @@
-//! Where the records of a data set are in its files: the only part of a data set that reading needs.
+//! The byte ranges of a data set's records in its files.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -34,23 +34,24 @@ pub(crate) struct Layout {
     pub(crate) records: u64,
 }
 
-/// Where a record is; found by [`Ranges::locate`].
+/// The position of a record in its file. [`Ranges::locate`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// The index of its file in [`Ranges::shards`].
+    /// The index of the file in [`Ranges::shards`].
     pub shard: usize,
-    /// Its first byte, counted from the start of that file.
+    /// The offset of the record's first byte from the start of the file.
     pub offset: u64,
-    /// Its bytes. 0 only for records of varying length.
+    /// The length of the record in bytes. It can be 0 only for records of varying length.
     pub len: u64,
 }
 
-/// The files of a data set and the byte range of each record. Records are numbered from the first file on.
+/// The files of a data set, and the byte range of each record. Record indices start at 0 and continue from each file
+/// to the next.
 ///
-/// This is what a [`Reader`](crate::Reader) reads. [`Records`](crate::Records) and
-/// [`RaggedRecords`](crate::RaggedRecords) each have one, and dereference to it. It is immutable and `Send + Sync`:
-/// reads name their offsets and share no cursor, so any number of readers and threads use it at once. A record is in
-/// one file, never across two.
+/// A [`Reader`](crate::Reader) reads the batches of a `Ranges`. [`Records`](crate::Records) and
+/// [`RaggedRecords`](crate::RaggedRecords) each contain a `Ranges` and dereference to it. `Ranges` is immutable,
+/// `Send` and `Sync`: reads use explicit offsets and share no file cursor, and any number of readers and threads can
+/// use it at the same time. A record never spans two files.
 #[derive(Debug)]
 #[expect(clippy::len_without_is_empty, reason = "a data set holds at least one record")]
 pub struct Ranges {
@@ -187,50 +188,54 @@ impl Ranges {
         Ok(Arc::new(Self { shards, kind, records, bytes, longest }))
     }
 
-    /// Records in all files, at least 1.
+    /// Returns the number of records in all files. It is at least 1.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.records
     }
 
-    /// Returns the element type of a record: [`DType::U8`] if the files were opened without a type.
+    /// Returns the element type. Returns [`DType::U8`] for files opened without a type; see
+    /// [`is_typed`](Self::is_typed).
     #[must_use]
     pub const fn dtype(&self) -> DType {
         self.kind.dtype
     }
 
-    /// Whether the files were opened with an element type. If not, the records are bytes that may be taken as anything.
+    /// Returns `true` if the files have an element type. If `false`, the records are untyped bytes that can be read
+    /// as any type.
     #[must_use]
     pub const fn is_typed(&self) -> bool {
         self.kind.typed
     }
 
-    /// Bytes in all records, one after the other: where windows overlap, the bytes that they share are counted for each.
+    /// Returns the total size of all records in bytes. If records overlap, shared bytes count once for each record.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the bytes in the longest record; in each of them, if they have one size.
+    /// Returns the length of the longest record in bytes.
     #[must_use]
     pub const fn max_len(&self) -> usize {
         self.longest
     }
 
-    /// Returns the files in the given order.
+    /// Returns the files in the order of their records.
     #[must_use]
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// Finds a record, in O(log shards), or `None` if there is no such one.
+    /// Finds the file, offset and length of a record. Takes O(log shards). Returns `None` if the index is out of
+    /// range.
     #[must_use]
     pub fn locate(&self, record: u64) -> Option<Location> {
         let Span { at, len, .. } = self.span(&(record..record.checked_add(1)?))?;
         Some(Location { shard: at.shard, offset: at.bytes.start, len })
     }
 
-    /// Returns the most bytes that any `records` different records take together.
+    /// Returns the total size in bytes of the `records` largest records. If `records` exceeds the number of records,
+    /// the result is an upper bound that counts repeated records.
     #[must_use]
     pub fn most_bytes(&self, records: u64) -> u64 {
         let count = usize::try_from(records.min(self.records)).unwrap_or(usize::MAX);
@@ -265,7 +270,8 @@ impl Ranges {
         if mean == 0 { 1 } else { mean }
     }
 
-    /// Returns the bytes of each record of a batch, in its order; 0 for one that is not there.
+    /// Returns the length in bytes of each record of a batch, in batch order. Returns 0 for a record that does not
+    /// exist.
     pub fn lengths(&self, batch: &BatchIndices) -> impl Iterator<Item = usize> {
         let len = |record| self.locate(record).and_then(|found| usize::try_from(found.len).ok());
         batch.pieces().flatten().map(move |record| len(record).unwrap_or(0))

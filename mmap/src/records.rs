@@ -1,4 +1,4 @@
-//! Records of one size in one or several files, read by position into the caller's buffer.
+//! Records of one size in one or more files.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::ranges::{Kind, Layout, Ranges};
 use crate::shard::Places;
 use crate::{DType, Error};
 
-/// How to open [`Records`]; made by [`Records::options`].
+/// Options for opening [`Records`]. [`Records::options`] returns the defaults.
 ///
 /// ```
 /// use twinbuf_mmap::{Cut, DType, Records};
@@ -32,36 +32,41 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether a file of plain bytes may end with a part of a record. That part is left unread. Default: no; the usual
-    /// reasons are a wrong record size and a file that was cut off.
+    /// Sets whether a file of untyped bytes ([`open`](Self::open)) may end with an incomplete record. The crate
+    /// ignores the incomplete record. Default: `false`, [`Error::Ragged`], because the usual causes are a wrong
+    /// record size or a truncated file.
     pub const fn partial(mut self, partial: bool) -> Self {
         self.partial = partial;
         self
     }
 
-    /// Whether to leave out files that do not hold one record, such as a last shard shorter than a window or an array
-    /// without rows. [`Records::skipped`] lists them. Default: no.
+    /// Sets whether to skip files that contain less than one record, for example a last shard that is shorter than a
+    /// window, or an array without rows. [`Records::skipped`] lists the skipped files. Default: `false`,
+    /// [`Error::TooShort`]. If every file is too short, opening fails with [`Error::TooShort`].
     pub const fn skip_short(mut self, skip_short: bool) -> Self {
         self.skip_short = skip_short;
         self
     }
 
-    /// Opens the files as records of `record_bytes` bytes. Together, in this order, they are the data set.
+    /// Opens files as records of `record_bytes` untyped bytes. The files in this order are the data set.
     ///
-    /// The files stay open, as many as a quarter of the limit of open files (`RLIMIT_NOFILE`) allows; the soft limit is
-    /// raised for them up to the hard one. Others are opened for each use and must not be renamed or replaced in
-    /// between ([`Error::Replaced`]). Each use then costs a few microseconds more.
+    /// The files stay open, up to a quarter of the limit on open files (`RLIMIT_NOFILE`). The call raises the soft
+    /// limit toward the hard limit for them. The remaining files are reopened for each use. This costs a few
+    /// microseconds per use; do not rename or replace them ([`Error::Replaced`]).
     ///
-    /// On Unix each file has one read-only mapping. It takes address space but no memory until pages are read through
-    /// it, unless the process locks all that it maps (`mlockall(MCL_FUTURE)`). If the system refuses the mapping, hints
-    /// do nothing and reads work. If it has no room for one (`RLIMIT_AS`, `vm.max_map_count`), those made before are
-    /// given back: the program may need that room.
+    /// On Unix, each file has one read-only mapping for page hints. The mapping takes address space, but takes no
+    /// memory until pages are touched, unless the process locks all mappings (`mlockall(MCL_FUTURE)`). If the system
+    /// refuses a mapping, prefetch has no effect for this file, and reads still work. If the address space is
+    /// exhausted (`RLIMIT_AS`, `vm.max_map_count`), the crate releases all mappings of this data set.
     ///
     /// # Errors
     ///
-    /// No path, a record of 0 bytes, a path that is missing, may not be read or is not a regular file (a
-    /// FIFO is refused and not waited for), a file shorter than one record, and one that ends with a part of a record,
-    /// unless the options allow these two. See [`Error`]; each names the path.
+    /// - [`Error::NoPaths`], [`Error::ZeroRecord`]: the list of paths is empty, or `record_bytes` is 0.
+    /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`]: a file cannot be
+    ///   opened. The call refuses a FIFO and does not block on it.
+    /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
+    /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
+    /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.
     pub fn open<P: AsRef<Path>>(
         self,
         paths: impl IntoIterator<Item = P>,
@@ -80,20 +85,18 @@ impl Options {
     }
 }
 
-/// Records of one size in one or several files, numbered through from the first file on.
+/// Records of one size in one or more files. Record indices start at 0 and continue from each file to the next.
 ///
-/// [`open`](Self::open) takes files without headers as records of plain bytes;
-/// [`open_headerless`](Self::open_headerless), [`open_llm_c`](Self::open_llm_c), [`open_npy`](Self::open_npy) and
-/// `open_safetensors` (with the feature of that name) determine the element type, and can cut overlapping windows
-/// ([`Cut`](crate::Cut)). All of them give the same `Records`.
+/// [`open`](Self::open) reads files without headers as untyped bytes. [`open_headerless`](Self::open_headerless),
+/// [`open_llm_c`](Self::open_llm_c), [`open_npy`](Self::open_npy) and `open_safetensors` (feature `safetensors`)
+/// have an element type and can cut overlapping windows ([`Cut`](crate::Cut)).
 ///
-/// A record is in one file, never across two. `Records` is `Send + Sync`: reads name their offsets and share no cursor,
-/// so several threads may read at once.
+/// A record never spans two files. `Records` is `Send` and `Sync`: reads use explicit offsets and share no file
+/// cursor, and several threads can read at the same time.
 ///
-/// The files must not be written to while they are open. A read of a truncated file is [`Error::Truncated`]; bytes that
-/// change under the reader are delivered as they are found. On Unix a file that stays open is read on as it was when
-/// its name is deleted or given to another file, as `mv` and most programs that save do; see [`Options::open`] for how
-/// many do.
+/// Do not write to the files while they are open. Reading a truncated file fails with [`Error::Truncated`]. If the
+/// content changes, reads return the present content. On Unix, a file that stays open keeps its content when its
+/// name is deleted or given to another file, as `mv` does. [`Options::open`] documents how many files stay open.
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, Records};
@@ -120,11 +123,12 @@ pub struct Records {
 }
 
 impl Records {
-    /// Opens `paths` as records of `record_bytes` bytes, and refuses a ragged file.
+    /// Opens files as records of `record_bytes` untyped bytes, with default [`Options`].
     ///
     /// # Errors
     ///
-    /// The errors of [`Options::open`].
+    /// The errors of [`Options::open`]. A file that is too short or ends with an incomplete record is an error:
+    /// [`Error::TooShort`], [`Error::Ragged`].
     pub fn open<P: AsRef<Path>>(
         paths: impl IntoIterator<Item = P>,
         record_bytes: usize,
@@ -132,7 +136,7 @@ impl Records {
         Self::options().open(paths, record_bytes)
     }
 
-    /// Returns default [`Options`]: short files are an error.
+    /// Returns the default [`Options`]: files that are too short or end with an incomplete record are errors.
     pub const fn options() -> Options {
         Options { partial: false, skip_short: false }
     }
@@ -148,28 +152,27 @@ impl Records {
         Ok(Self { ranges, skipped })
     }
 
-    /// Returns the files and the places of the records in them, for a [`Reader`](crate::Reader).
+    /// Returns the files and the byte ranges of the records, for a [`Reader`](crate::Reader).
     #[must_use]
     pub fn ranges(&self) -> Arc<Ranges> {
         self.ranges.clone()
     }
 
-    /// Bytes in a record, at least 1: the product of its [`shape`](Self::shape) and the size of its
-    /// [`dtype`](Ranges::dtype).
+    /// Returns the size of a record in bytes, at least 1. It is the product of the [`shape`](Self::shape) and the
+    /// size of the [`dtype`](Ranges::dtype).
     #[must_use]
     pub fn record_bytes(&self) -> usize {
         self.kind.bytes
     }
 
-    /// Elements of one record along each axis, in C order; empty if a record is one element.
-    ///
-    /// `[record_bytes]` if the files were opened without a type.
+    /// Returns the number of elements of a record along each axis, in C order. The shape is empty if a record is one
+    /// element. For untyped bytes the shape is `[record_bytes]`.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.kind.shape
     }
 
-    /// Returns the files that were left out because they do not hold one record: [`Options::skip_short`].
+    /// Returns the files that [`Options::skip_short`] skipped.
     #[must_use]
     pub fn skipped(&self) -> &[PathBuf] {
         &self.skipped

@@ -1,4 +1,4 @@
-//! One file of a data set, and where its records are.
+//! One file of a data set.
 
 use std::ops::Range;
 use std::path::Path;
@@ -26,13 +26,13 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Returns the path as it was given.
+    /// Returns the path as it was passed to the open call.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.file.path
     }
 
-    /// Returns the numbers of its records in the data set.
+    /// Returns the range of record indices in this file.
     #[must_use]
     pub const fn records(&self) -> Range<u64> {
         self.first..self.first + self.records

@@ -21,106 +21,118 @@ use crate::slot::{BatchMeta, Slot};
 use crate::thread::this_thread;
 use crate::transform::RecordType;
 
-/// The bytes of one batch, in their slot: record after record, in the plan's order, as the transform left them.
+/// The bytes of one batch in a host slot: the records one after another, in the plan's order, after the transforms.
 ///
-/// From several data sets, it has one field after the other, each at a multiple of 64: [`fields`](Self::fields).
+/// With several data sets, the batch holds all records of field 0, then all records of field 1, and the remaining
+/// fields in order. Each field starts at a multiple of 64 bytes; see [`fields`](Self::fields).
 ///
-/// The bytes start at a multiple of 64. [`cast`](Self::cast) returns them as numbers. Dropping the batch frees its
-/// slot. A batch borrows nothing: it may be sent to another thread, and may outlive its loader.
+/// The batch dereferences to its bytes. The bytes are aligned to 64 bytes. [`cast`](Self::cast) returns them as
+/// numbers. Dropping the batch frees its slot. A batch borrows nothing: it may move to another thread and may
+/// outlive its loader.
 pub struct Batch {
     slot: KeptSlot<'static, Slot<Buffer>, Adaptive>,
 }
 
 impl Batch {
-    /// Returns the epoch that the batch belongs to.
+    /// Returns the epoch of the batch, from 0.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.meta().ticket.epoch
     }
 
-    /// Its step within the epoch, from 0.
+    /// Returns the step of the batch within its epoch, from 0.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.meta().ticket.step
     }
 
-    /// Returns the records of the batch.
+    /// Returns the indices of the batch's records in the data set.
     #[must_use]
     pub fn plan(&self) -> &BatchIndices {
         &self.meta().records().plan
     }
 
-    /// Returns the position after this batch: resuming there delivers the next batch first.
+    /// Returns the position after this batch. A loader that resumes from it delivers the next batch first.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.meta().checkpoint()
     }
 
-    /// Returns the bytes as values of type `T`, in place: `batch.cast::<f32>()?`.
+    /// Returns the bytes as values of type `T`, without a copy: `batch.cast::<f32>()?`.
     ///
-    /// `T` is the type that the data set or the transform declares, or an array of it; `u8` for any. Bytes without a type
-    /// may be taken as anything ([`field_type`](Self::field_type)). No byte order is converted: a big-endian machine
-    /// sees the numbers of little-endian files reversed.
+    /// `T` must be the element type of the field ([`field_type`](Self::field_type)), an array of it, or `u8`. `u16`
+    /// is also valid for the 16-bit float types. A struct is valid if it has the element's alignment and its size is
+    /// a multiple of the element's size. If the field has no type, `T` can be any type. The byte order is not
+    /// converted: on a big-endian machine, numbers from little-endian files have reversed bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Field`] for another type, or if there are several fields; [`Error::Cast`] unless the bytes are a whole
-    /// number of `T`s.
+    /// - [`Error::Field`]: `T` does not match the field's type, or the batch has several fields.
+    /// - [`Error::Cast`]: the size of the batch is not a multiple of the size of `T`, or the bytes are not aligned
+    ///   for `T`.
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&[T], Error> {
         self.count_fields(1)?;
         self.field(0)
     }
 
-    /// Returns the bytes as mutable values of type `T`, in place.
+    /// Returns the bytes as mutable values of type `T`, without a copy. `T` follows the rules of
+    /// [`cast`](Self::cast).
     ///
     /// # Errors
     ///
-    /// Same as [`cast`](Self::cast).
+    /// The errors of [`cast`](Self::cast): [`Error::Field`] and [`Error::Cast`].
     pub fn cast_mut<T: AnyBitPattern + NoUninit>(&mut self) -> Result<&mut [T], Error> {
         self.count_fields(1)?;
         self.field_mut(0)
     }
 
-    /// Returns the fields of a batch from several data sets ([`Fields`](crate::loader::Fields)), each as numbers in place:
-    /// `let (x, y) = batch.fields::<(f32, i64)>()?;`
+    /// Returns all fields of a batch with several data sets ([`Fields`](crate::loader::Fields)) as slices, without a
+    /// copy: `let (x, y) = batch.fields::<(f32, i64)>()?;`
     ///
-    /// Each slice has the field's part of all records, record after record: [`field_type`](Self::field_type).
-    /// A type in a tuple for each field, up to four; bytes (`u8`) for any.
+    /// `F` is a tuple with one element type per field, for one to four fields. `u8` is valid for every field.
+    /// [`field_type`](Self::field_type) returns the declared type of a field. [`cast`](Self::cast) states the rules
+    /// for types. Each slice holds the field's data of all records, one record after another.
     ///
     /// # Errors
     ///
-    /// [`Error::Field`] for another number of fields, or another type than the data set has; [`Error::Cast`] unless the
-    /// bytes are a whole number of values.
+    /// - [`Error::Field`]: the number of types differs from the number of fields, or a type does not match the
+    ///   field's type after the transforms.
+    /// - [`Error::Cast`]: the size of a field is not a multiple of the size of its type, or the field is not aligned
+    ///   for it.
     pub fn fields<F: Numbers>(&self) -> Result<F::Slices<'_>, Error> {
         F::of(self)
     }
 
-    /// Returns one field; see [`fields`](Self::fields).
+    /// Returns the field with the index `field`, from 0, as values of type `T`, without a copy. `T` follows the
+    /// rules of [`cast`](Self::cast).
     ///
     /// # Errors
     ///
-    /// The errors of [`fields`](Self::fields).
+    /// - [`Error::Field`]: the field does not exist, or `T` does not match its type.
+    /// - [`Error::Cast`]: the size of the field is not a multiple of the size of `T`, or the field is not aligned
+    ///   for `T`.
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&[T], Error> {
         let bytes = &self[self.field_range::<T>(field)?];
         bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>(bytes.len()))
     }
 
-    /// Returns one field, mutable.
+    /// Returns the field with the index `field`, from 0, as mutable values of type `T`, without a copy.
     ///
     /// # Errors
     ///
-    /// The errors of [`fields`](Self::fields).
+    /// The errors of [`field`](Self::field): [`Error::Field`] and [`Error::Cast`].
     pub fn field_mut<T: AnyBitPattern + NoUninit>(&mut self, field: usize) -> Result<&mut [T], Error> {
         let range = self.field_range::<T>(field)?;
         let error = self.not_whole::<T>(range.len());
         bytemuck::try_cast_slice_mut(&mut self[range]).map_err(|_| error)
     }
 
-    /// Returns the type and the shape of one record in a field, after the transforms.
+    /// Returns the element type and the shape of one record of a field, after the transforms. Fields are numbered
+    /// from 0.
     ///
     /// # Errors
     ///
-    /// [`Error::Field`] if there is no such field.
+    /// [`Error::Field`] if the field does not exist.
     pub fn field_type(&self, field: usize) -> Result<&RecordType, Error> {
         let fields = &self.meta().records().layout.fields;
         fields.get(field).ok_or_else(|| {
@@ -129,8 +141,8 @@ impl Batch {
         })
     }
 
-    /// Returns the bytes of one record, counted from 0 in batch order, or `None` past the last. Of several fields: of the first
-    /// one.
+    /// Returns the bytes of one record. `record` is the index in the batch, from 0. If the batch has several fields,
+    /// this returns the record of field 0. Returns `None` if the index is out of range.
     ///
     /// ```
     /// # use twinbuf::{BoxError, Loader};
@@ -149,15 +161,17 @@ impl Batch {
         self.get(self.meta().place(0, record)?)
     }
 
-    /// Returns where the records of a field begin in its bytes, and last where they end, if they differ in length: with
-    /// [`field`](Self::field), one flat array and its offsets. `None` if all have one size, or there is no such field.
+    /// Returns the offsets of the records in a field with variable-length records: N + 1 byte offsets for N records,
+    /// counted from the start of the field. Record `i` is `offsets[i]..offsets[i + 1]` of
+    /// [`field`](Self::field)`::<u8>`. Returns `None` if all records have the same length, or if the field does not
+    /// exist.
     #[must_use]
     pub fn offsets(&self, field: usize) -> Option<&[usize]> {
         self.meta().offsets.get(field).map(Vec::as_slice).filter(|offsets| !offsets.is_empty())
     }
 
-    /// Splits the batch into mini-batches of `records` records, in place, the last one with what is left: several steps on
-    /// one chunk that was read at once.
+    /// Splits the batch into mini-batches of `records` records, without a copy. The last mini-batch holds the
+    /// remaining records. Use it to train several steps on one large read.
     ///
     /// ```
     /// # use twinbuf::{BoxError, Loader, Plan, Records};
@@ -186,7 +200,7 @@ impl Batch {
         })
     }
 
-    /// The number of fields.
+    /// Returns the number of fields.
     #[must_use]
     pub fn field_count(&self) -> usize {
         self.meta().records().layout.fields.len()
@@ -216,15 +230,19 @@ impl Batch {
         At { loader: None, epoch: self.epoch(), step: Some(self.step()) }
     }
 
-    /// Takes the memory out of its slot, to keep a batch without a copy for longer than the loader can wait. The slot
-    /// gets other memory and is free. The bytes stay where they are, and the memory may be longer than the batch. It is
-    /// part of the loader's [memory limit](crate::loader::LoaderBuilder::memory_limit) until it is dropped.
+    /// Takes the memory out of the slot, to keep the batch for a long time without a copy. The loader allocates new
+    /// memory for the slot, and the slot is free again.
+    ///
+    /// The returned buffer has the size of the slot and may be longer than the batch. It counts toward the loader's
+    /// [memory limit](crate::loader::LoaderBuilder::memory_limit) until it is dropped.
     ///
     /// # Errors
     ///
-    /// The batch, and why: [`Error::Memory`] if the limit has no room for the slot's new memory; [`Error::Option`] if
-    /// there is none, or if the caller gave the slots ([`slots`](crate::loader::LoaderBuilder::slots)): the loader does
-    /// not replace their memory.
+    /// Returns the batch together with the error.
+    ///
+    /// - [`Error::Memory`]: the limit has no room for the slot's new memory.
+    /// - [`Error::Option`]: the new memory cannot be allocated, or the caller provided the memory of the slots
+    ///   ([`slots`](crate::loader::LoaderBuilder::slots)).
     pub fn into_buffer(mut self) -> Result<Buffer, Box<(Self, Error)>> {
         let (other, taken) = match self.other_memory() {
             Ok(memory) => memory,
@@ -267,7 +285,7 @@ impl Batch {
     }
 }
 
-/// Some records of a batch, in their slot; made by [`Batch::split`].
+/// A part of a batch. [`Batch::split`] returns it.
 #[derive(Clone, Debug)]
 pub struct MiniBatch<'b> {
     batch: &'b Batch,
@@ -275,33 +293,35 @@ pub struct MiniBatch<'b> {
 }
 
 impl<'b> MiniBatch<'b> {
-    /// Returns its records, counted from the first of the batch.
+    /// Returns the range of this mini-batch's records in the batch, from 0.
     #[must_use]
     pub fn records(&self) -> Range<u64> {
         self.records.clone()
     }
 
-    /// Returns the batch's records in the data set.
+    /// Returns the indices of this mini-batch's records in the data set.
     #[must_use]
     pub fn plan(&self) -> Option<BatchIndices> {
         self.batch.plan().part(self.records.clone())
     }
 
-    /// Returns the bytes as values of type `T`, in place.
+    /// Returns the bytes of the mini-batch as values of type `T`, without a copy. `T` follows the rules of
+    /// [`Batch::cast`].
     ///
     /// # Errors
     ///
-    /// Same as [`Batch::cast`].
+    /// The errors of [`Batch::cast`]: [`Error::Field`] and [`Error::Cast`].
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'b [T], Error> {
         self.batch.count_fields(1)?;
         self.field(0)
     }
 
-    /// Returns one field as values of type `T`, in place.
+    /// Returns this mini-batch's part of one field as values of type `T`, without a copy. Fields are numbered from
+    /// 0.
     ///
     /// # Errors
     ///
-    /// Same as [`Batch::field`].
+    /// The errors of [`Batch::field`]: [`Error::Field`] and [`Error::Cast`].
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
         let all = self.batch.field_range::<T>(field)?;
         let place = |record: u64| self.batch.meta().place(field, usize::try_from(record).ok()?);
@@ -312,16 +332,17 @@ impl<'b> MiniBatch<'b> {
     }
 }
 
-/// Types of numbers, one for each field of a batch: see [`Batch::fields`].
+/// A tuple of element types, one per field of a batch; see [`Batch::fields`]. Implemented for tuples of one to four
+/// types.
 pub trait Numbers {
-    /// A slice for each field.
+    /// A tuple with one slice per field.
     type Slices<'b>;
 
-    /// The fields of a batch.
+    /// Returns the fields of `batch`.
     ///
     /// # Errors
     ///
-    /// The errors of [`Batch::fields`].
+    /// The errors of [`Batch::fields`]: [`Error::Field`] and [`Error::Cast`].
     fn of(batch: &Batch) -> Result<Self::Slices<'_>, Error>;
 }
 

@@ -22,61 +22,63 @@ use crate::observe::trace::Track;
 use crate::slot::{BatchMeta, Naming, Ticket};
 use crate::transform::RecordType;
 
-/// Batches end up in the memory of a CUDA device: [`DeviceBatch`]. See
-/// [`LoaderBuilder::cuda`](crate::loader::LoaderBuilder::cuda).
+/// The backend of a loader that copies batches to a CUDA device. Its epochs yield [`DeviceBatch`].
+/// [`LoaderBuilder::cuda`](crate::loader::LoaderBuilder::cuda) selects it.
 #[derive(Clone, Debug)]
 pub struct Cuda {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) device_depth: usize,
 }
 
-/// One batch in device memory: a [`Lease`] of its slot, and the batch's position.
+/// One batch in device memory: a [`Lease`] of a device slot, and the position of the batch.
 ///
-/// Use it with [`on`](Lease::on), for each stream, and drop it as soon as the work that reads it is *enqueued*. The
-/// next copy into the slot then waits for those streams.
+/// Call [`on`](Lease::on) for each stream that uses the batch. Drop the batch as soon as the work that reads it is
+/// *enqueued*: the next copy into the slot waits for these streams.
 pub struct DeviceBatch {
     lease: Lease<BatchMeta>,
 }
 
 impl DeviceBatch {
-    /// Returns the epoch that the batch belongs to.
+    /// Returns the epoch of the batch, from 0.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.lease.meta().ticket.epoch
     }
 
-    /// Its step within the epoch, from 0.
+    /// Returns the step of the batch within its epoch, from 0.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.lease.meta().ticket.step
     }
 
-    /// Returns the records of the batch.
+    /// Returns the indices of the batch's records in the data set.
     #[must_use]
     pub fn plan(&self) -> &BatchIndices {
         &self.lease.meta().records().plan
     }
 
-    /// Returns the byte range of a field of a batch from several data sets ([`Fields`](crate::loader::Fields)):
-    /// `batch.on_range::<i64>(batch.field_range(1).ok_or("no labels")?, &stream)?`. `None` if there is no such field.
+    /// Returns the byte range of a field in the batch. Fields are numbered from 0. Returns `None` if the field does
+    /// not exist. Pass the range to [`on_range`](Lease::on_range):
+    /// `batch.on_range::<i64>(batch.field_range(1).ok_or("no labels")?, &stream)?`.
     #[must_use]
     pub fn field_range(&self, field: usize) -> Option<Range<usize>> {
         self.lease.meta().range(field)
     }
 
-    /// Returns the type and the shape of one record in a field, after the transforms. `None` if there is no such field.
+    /// Returns the element type and the shape of one record of a field, after the transforms. Returns `None` if the
+    /// field does not exist.
     #[must_use]
     pub fn field_type(&self, field: usize) -> Option<&RecordType> {
         self.lease.meta().records().layout.fields.get(field)
     }
 
-    /// Returns the position after this batch: resuming there delivers the next batch first.
+    /// Returns the position after this batch. A loader that resumes from it delivers the next batch first.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.lease.meta().checkpoint()
     }
 
-    /// Returns the lease alone, for [`Lease::into_owned`] (it consumes the lease).
+    /// Returns the lease of the slot, for example to call [`Lease::into_owned`].
     #[must_use]
     pub fn into_lease(self) -> Lease<BatchMeta> {
         self.lease

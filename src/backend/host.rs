@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::observe::log::What;
 use crate::slot::{BatchMeta, Freed, Slot, Ticket};
 
-/// Batches stay in host memory: [`Batch`](crate::Batch) is bytes.
+/// The default backend of a loader: batches stay in host memory. Its epochs yield [`Batch`](crate::Batch).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 

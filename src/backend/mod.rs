@@ -20,11 +20,11 @@ use crate::error::{BoxError, Error};
 use crate::observe::trace::LoaderTrace;
 use crate::slot::Naming;
 
-/// Where a loader's batches end up: [`Host`], or `Cuda` with the feature of that name. It is sealed.
+/// The memory that receives a loader's batches: [`Host`], or `Cuda` with the feature `cuda`. This trait is sealed.
 pub trait Backend:
     sealed::Backend<Content = [u8], Batches: sealed::Batches<Batch: Into<Self::Batch>>>
 {
-    /// A batch as the caller receives it.
+    /// The type of the batches that the caller receives.
     type Batch;
 }
 

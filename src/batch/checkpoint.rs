@@ -1,4 +1,4 @@
-//! A position in the data, saved with the model and resumed from another day.
+//! A position in the data. Saved with the model, it resumes the training later.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,19 +7,20 @@ use twinbuf_mmap::{PartialEpoch, Plan, PlanError, RemainingEpoch};
 
 use crate::error::Error;
 
-/// A position between two batches, and the plan and data set that it belongs to.
+/// A position between two batches, together with the plan and the data set of the loader.
 ///
-/// Take one from a [`Batch`](crate::Batch), [`Epochs`](crate::loader::Epochs) or [`Loader`](crate::Loader), save it
-/// with the model, and pass it to [`Loader::epochs_from`](crate::Loader::epochs_from). With the feature `serde` it is
-/// `Serialize` and `Deserialize` and has `save` and `load_or_start`. The names of its fields are a stable format.
+/// Get a checkpoint from a [`Batch`](crate::Batch), [`Epochs`](crate::loader::Epochs) or [`Loader`](crate::Loader),
+/// save it with the model, and pass it to [`Loader::epochs_from`](crate::Loader::epochs_from). With the feature
+/// `serde`, a checkpoint is `Serialize` and `Deserialize`, and has the methods `save` and `load_or_start`. The names
+/// of the serialized fields are a stable format.
 ///
-/// Depth, overlap, hints, rank and transform are not part of it. It is the same for all ranks of a step: any rank
-/// resumes from any other rank's checkpoint. So do loaders with another batch size or another number of ranks: they
-/// continue with the records of the epoch that were not seen yet, each once, and [`step`](Self::step) continues to
-/// count.
+/// A checkpoint does not contain depth, overlap, hints, rank or transforms. All ranks have the same checkpoint after
+/// the same step: any rank can resume from any other rank's checkpoint. A loader with another batch size or number
+/// of ranks can also resume: it continues with the unseen records of the epoch, each once, and [`step`](Self::step)
+/// continues to count.
 ///
-/// With [`LastBatch::Keep`](crate::LastBatch::Keep) a rank may have no batch in the last step. It has done that step when its
-/// epoch has ended. Rank 0 has a batch in every step.
+/// With [`LastBatch::Keep`](crate::LastBatch::Keep), a rank may have no batch in the last step of an epoch. For this
+/// rank the step counts as done when the epoch ends. Rank 0 has a batch in every step.
 ///
 /// ```
 /// # use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
@@ -49,16 +50,17 @@ use crate::error::Error;
 ///
 /// # Saved checkpoints
 ///
-/// The JSON of version 3 has these fields; version 2, without `trained`, and version 1, without `before`, are read too.
+/// The JSON of version 3 has the following fields. Version 2 has no `trained`, version 1 has no `before`; both can also be
+/// loaded.
 ///
-/// | field | is |
+/// | field | content |
 /// | --- | --- |
 /// | `version` | 3 |
-/// | `epoch`, `step` | of the next batch |
-/// | `trained` | the steps of the training before this epoch |
-/// | `before` | the steps of this epoch that were done with other batch sizes or numbers of ranks, in order: `batch`, `world`, `steps` |
+/// | `epoch`, `step` | the epoch and the step of the next batch |
+/// | `trained` | the number of steps of the training before this epoch |
+/// | `before` | the completed steps of this epoch with other batch sizes or numbers of ranks, in order: `batch`, `world`, `steps` |
 /// | `plan` | the [`Plan`] of rank 0 |
-/// | `record_bytes`, `fingerprint` | of the data set |
+/// | `record_bytes`, `fingerprint` | the record size and the fingerprint of the data set |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -113,25 +115,26 @@ impl Start {
 }
 
 impl Checkpoint {
-    /// Makes the checkpoint of the start of a training: the first step of epoch 0, of any plan and data set.
+    /// Returns the checkpoint at step 0 of epoch 0. It is valid for any plan and any data set.
     #[must_use]
     pub const fn start() -> Self {
         Self { identity: None, epoch: 0, step: 0 }
     }
 
-    /// Returns the epoch of the next batch.
+    /// Returns the epoch of the next batch, from 0.
     #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Returns the step of the next batch; the number of steps in an epoch if the epoch is over.
+    /// Returns the step of the next batch, from 0. At the end of an epoch, this is the number of steps in the epoch.
     #[must_use]
     pub const fn step(&self) -> u64 {
         self.step
     }
 
-    /// Returns how many records of its epoch all ranks together have received before it. 0 for [`start`](Self::start).
+    /// Returns the number of records of the current epoch that precede this position, summed over all ranks. Returns
+    /// 0 for [`start`](Self::start).
     #[must_use]
     pub fn records_seen(&self) -> u64 {
         let Some(identity) = &self.identity else { return 0 };
@@ -141,9 +144,10 @@ impl Checkpoint {
         records.fold(0, u64::saturating_add).min(identity.plan.records())
     }
 
-    /// Returns the position `steps` steps later, also across the end of the epoch: the batches in between are never delivered.
+    /// Returns the position `steps` steps later. The loader never delivers the batches in between. The new position
+    /// may be in a later epoch.
     ///
-    /// From [`start`](Self::start) it stays in epoch 0.
+    /// A checkpoint made by [`start`](Self::start) has no plan and always stays in epoch 0.
     #[must_use]
     pub fn skip(mut self, mut steps: u64) -> Self {
         if let Some(identity) = &mut self.identity {
@@ -174,7 +178,8 @@ impl Checkpoint {
         self
     }
 
-    /// Returns the plan that it belongs to, as rank 0 has it; `None` for [`start`](Self::start).
+    /// Returns the plan of the loader that made the checkpoint, as rank 0 has it. Returns `None` for
+    /// [`start`](Self::start).
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
         self.identity.as_ref().map(|identity| &identity.plan)
@@ -182,7 +187,7 @@ impl Checkpoint {
 }
 
 impl Default for Checkpoint {
-    /// [`Checkpoint::start`].
+    /// Returns [`Checkpoint::start`].
     fn default() -> Self {
         Self::start()
     }

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How much memory the slots of loaders may take: [`LoaderBuilder::memory_limit`](crate::loader::LoaderBuilder::memory_limit).
+/// A limit, in bytes, on the memory of one or more loaders. See
+/// [`LoaderBuilder::memory_limit`](crate::loader::LoaderBuilder::memory_limit).
 ///
-/// A number of bytes is the limit of one loader. Clones of a `MemoryLimit` are one limit for all loaders that are built
-/// with them, as for training and validation.
+/// A `u64` passed as a limit applies to one loader. Clones of one `MemoryLimit` are the same limit: the loaders that
+/// receive them share it, for example training and validation.
 ///
 /// ```
 /// use twinbuf::loader::MemoryLimit;
@@ -24,13 +25,14 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// Makes a limit of this many bytes.
+    /// Creates a limit of `bytes` bytes.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         Self { bytes, taken: Arc::default() }
     }
 
-    /// Returns how many bytes loaders, their batches and buffers that left their slots have.
+    /// Returns the number of bytes in use: by loaders, by their batches, and by buffers from
+    /// [`Batch::into_buffer`](crate::Batch::into_buffer).
     #[must_use]
     pub fn taken(&self) -> u64 {
         *self.lock()

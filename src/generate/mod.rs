@@ -1,7 +1,7 @@
-//! Rounds of data made by code, one ahead of the one in use: simulators and self-play.
+//! Generators: rounds of data made by a closure ahead of their use, for simulators and self-play.
 //!
-//! A generator is a loader whose batches a closure makes: the same thread, the same report, errors and trace. Its
-//! rounds are epochs of one batch.
+//! A generator is a loader whose batches come from a closure. It has the same thread, report, errors and trace as a
+//! loader. One round is an epoch with one batch.
 
 mod rounds;
 
@@ -20,19 +20,19 @@ use crate::slot::{Naming, Origin, Ticket};
 use crate::stage::worker::{Load, Source};
 use crate::stage::{self, HELD_TIMEOUT, Stage};
 
-/// Makes rounds of data with a closure: round `N + 1` on a thread while the caller trains on round `N`.
+/// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
-/// The first round is made while the caller waits for it. From then on one round is made ahead. The two slots are
-/// made once and recycled: nothing is allocated, copied or dropped per round.
+/// The caller waits for the first round. After that, the thread makes one round ahead. The generator creates two
+/// slots once and reuses them: it allocates, copies and drops nothing per round.
 ///
-/// Without a [`before`](GeneratorBuilder::before) hook the closure may start a round as soon as a slot is free. With
-/// it, round `N + 1` starts only when round `N` has been received and the hook has run on the caller's thread: data
-/// made from the model's current weights needs that order.
+/// Without a [`before`](GeneratorBuilder::before) hook, the closure starts a round as soon as a slot is free. With
+/// the hook, round `N + 1` starts only after the caller has received round `N` and the hook has run on the caller's
+/// thread. Use the hook if rounds depend on the model's current weights.
 ///
-/// Dropping the generator waits for the round that is being made and joins the thread. After 10 s it leaves the thread
-/// behind. The thread then ends with its round.
+/// Dropping the generator waits at most 10 s for the round in progress and joins the thread. After 10 s it detaches
+/// the thread, and the thread ends when its round is made.
 ///
-/// A generator may be sent to another thread, and so may its [`Round`]s. The hook may borrow the model.
+/// A generator and its [`Round`]s may move to another thread. The hooks may borrow the model.
 ///
 /// # Examples
 ///
@@ -122,7 +122,7 @@ pub struct Generator<'h, T: Send + 'static> {
     used: Option<u64>,
 }
 
-/// Builds a [`Generator`]; made by [`generate`].
+/// Builds a [`Generator`]. [`generate`] and [`with_slots`] return it.
 #[must_use = "a builder does nothing until `build`"]
 pub struct GeneratorBuilder<'h, T> {
     slots: [T; 2],
@@ -140,9 +140,9 @@ pub struct GeneratorBuilder<'h, T> {
 type Make<T> = Box<dyn FnMut(u64, &mut T) -> Result<(), BoxError> + Send>;
 type Hook<'h> = Box<dyn FnMut(u64) -> Result<(), BoxError> + Send + 'h>;
 
-/// Builds a generator of rounds that `make` makes, in two slots that start as `T::default()`.
-///
-/// See [`with_slots`] for values that have no default or that reserve memory up front.
+/// Returns a builder for a generator that calls `make` for each round. The two slots start as `T::default()`.
+/// [`with_slots`] documents the arguments of `make`. Use [`with_slots`] for types without a default, or to allocate
+/// memory up front.
 pub fn generate<'h, T, E, F>(make: F) -> GeneratorBuilder<'h, T>
 where
     T: Default,
@@ -152,11 +152,12 @@ where
     with_slots([T::default(), T::default()], make)
 }
 
-/// Builds a generator of rounds that `make` makes in `slots`. Defaults: overlap, no hook, no trace.
+/// Returns a builder for a generator that calls `make` for each round, with the caller's initial slots. Defaults:
+/// overlap on, no hooks, no trace.
 ///
-/// `make` gets the number of the round, from 0, and a slot. The slot still holds the round before the last one. It is
-/// called once for every round, in order. After an error or a panic it is called again for the same round if the
-/// caller asks again.
+/// `make` receives the round number, from 0, and a slot to fill. The slot still holds its initial value or the data
+/// of an earlier round. The generator calls `make` once per round, in order. If `make` returns an error or panics,
+/// the iterator ends, and the next call of [`rounds`](Generator::rounds) calls `make` again for the same round.
 pub fn with_slots<'h, T, E, F>(slots: [T; 2], mut make: F) -> GeneratorBuilder<'h, T>
 where
     F: FnMut(u64, &mut T) -> Result<(), E> + Send + 'static,
@@ -180,30 +181,30 @@ where
 }
 
 impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
-    /// Names the generator in errors, reports and traces. Default: no name.
+    /// Sets the name of the generator in errors, reports and traces. Default: no name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Whether a thread makes the rounds ahead. Default: `true`.
+    /// Sets whether a thread makes rounds ahead of the caller. Default: `true`.
     ///
-    /// With `false`, each round is made on the caller's thread when the caller asks for it. The rounds are the same,
-    /// and the hook runs at the same points.
+    /// With `false`, the call that asks for a round makes it on the caller's thread. The rounds are the same, and
+    /// the hooks run at the same points.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Runs `hook(n)` on the caller's thread before round `n` is started, and starts round `n` only once round
-    /// `n - 1` has been received.
+    /// Runs `hook(n)` on the caller's thread before round `n` starts. Round `n` starts only after the caller has
+    /// received round `n - 1`. Default: no hook.
     ///
-    /// This is the place to copy the model's current weights into what the closure reads. The hook runs within the
-    /// call that receives round `n - 1`, before the first round too, and again before a round that failed and is
-    /// tried again. It does not run after the last round that was asked for; [`after`](Self::after) does.
+    /// Use it to copy the model's current weights to the closure. The hook for round `n` runs inside the call that
+    /// receives round `n - 1`; the hook for the first round runs inside the first call. It runs again before a
+    /// failed round is retried. It does not run after the last requested round; [`after`](Self::after) does.
     ///
-    /// Its time counts as the caller's. If it fails, its round is not started, and the next call gets
-    /// [`Error::Hook`].
+    /// The report counts the hook's time as the caller's. If the hook for round `n` returns an error, round `n` does
+    /// not start, and the call that asks for round `n` returns [`Error::Hook`].
     pub fn before<E: Into<BoxError>>(
         mut self,
         mut hook: impl FnMut(u64) -> Result<(), E> + Send + 'h,
@@ -212,14 +213,15 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
         self
     }
 
-    /// Runs `hook(n)` on the caller's thread when the caller is done with round `n`: when it asks for the next round,
-    /// or finds that there is no other.
+    /// Runs `hook(n)` on the caller's thread when the caller has finished with round `n`: when the caller asks for
+    /// the next round, or reaches the end of the iterator. Default: no hook.
     ///
-    /// This is the place to save, to log, or to publish the weights of every round, also of the last. If the caller
-    /// leaves the iterator early, the hook runs within its next call, if there is one.
+    /// Use it to save, to log or to publish the weights after every round, including the last. If the caller drops
+    /// the iterator early, the hook runs inside the first call on the next iterator.
     ///
-    /// Its time counts as the caller's. If it fails, the call gets [`Error::Hook`], and the next call runs it again for
-    /// the same round. No round is lost.
+    /// The report counts the hook's time as the caller's. If the hook returns an error, the call returns
+    /// [`Error::Hook`] and the iterator ends. The next iterator runs the hook again for the same round. No round is
+    /// lost.
     pub fn after<E: Into<BoxError>>(
         mut self,
         mut hook: impl FnMut(u64) -> Result<(), E> + Send + 'h,
@@ -228,31 +230,34 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
         self
     }
 
-    /// Numbers the rounds from `round`: the first round that a resumed training still needs. Default: 0.
+    /// Sets the number of the first round, for example to resume a training run. Default: 0.
     pub fn first_round(mut self, round: u64) -> Self {
         self.first = round;
         self
     }
 
-    /// Sets how long to wait for a round that is still held, when its slot is the next to be filled. Default: 10 s.
+    /// Sets how long to wait for the caller to drop an earlier round when the generator needs its slot. Default: 10
+    /// s.
     ///
-    /// Rounds may be dropped on other threads. When the time is over the iterator ends with [`Error::SlotHeld`], also
-    /// if the caller itself holds the round.
+    /// Another thread can drop the round during the wait. After the timeout the iterator ends with
+    /// [`Error::SlotHeld`]. If the waiting thread itself holds the round, the
+    /// generator waits for the full timeout.
     pub fn held_timeout(mut self, timeout: Duration) -> Self {
         self.held_timeout = timeout;
         self
     }
 
-    /// Writes a Chrome trace. Default: no trace.
+    /// Writes a Chrome trace to a file. Default: no trace.
     ///
-    /// Each round counts as an epoch of the [`Trace`]. The caller's row has `queue_wait` and `train`; the thread's
-    /// has `generate`.
+    /// Each round counts as one epoch of the [`Trace`]. The caller's row has the events `queue_wait` and `train`.
+    /// The thread's row has the event `generate`.
     pub fn trace(mut self, trace: impl Into<Trace>) -> Self {
         self.trace = Some(trace.into());
         self
     }
 
-    /// Times the phases of each round; the generator adds its own, `load`. Default: off. Turns the overlap off.
+    /// Measures the phases of each round. Default: off. The generator adds the phase `load`. A breakdown that is on
+    /// turns overlap off.
     pub fn breakdown(mut self, breakdown: Breakdown) -> Self {
         self.breakdown = breakdown;
         self
@@ -262,7 +267,8 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Trace`] if the trace's file cannot be created, [`Error::Spawn`] if the system starts no thread.
+    /// - [`Error::Trace`]: the trace file could not be created.
+    /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
         let Self { slots, make, first, before, after, name, overlap, held_timeout, trace, breakdown } = self;
         if overlap && breakdown.is_on() {
@@ -312,16 +318,17 @@ impl<T> Source<T> for Maker<T> {
 }
 
 impl<'h, T: Send + 'static> Generator<'h, T> {
-    /// Iterates over the next `n` rounds, in order.
+    /// Iterates over the next `n` rounds, in order. [`Rounds`] lists the errors.
     ///
-    /// The numbers continue from call to call. If the iterator is dropped early, no further round is started. A round
-    /// that was already made, or whose hook has run, comes first in the next call.
+    /// Each call continues with the next round number. If the caller drops the iterator early, the generator starts
+    /// no further rounds. A round that was already made, or whose `before` hook has run, is the first round of the
+    /// next call.
     ///
-    /// Slots are filled in turn: while a round is kept, only one more can be made. Asking for another waits for the
-    /// first to be dropped on another thread, up to
-    /// [`held_timeout`](GeneratorBuilder::held_timeout), and then ends with [`Error::SlotHeld`].
+    /// A round in use occupies one of the two slots: while the caller keeps one round, only one more can be made.
+    /// When the generator needs an occupied slot, it waits up to [`held_timeout`](GeneratorBuilder::held_timeout)
+    /// for another thread to drop the round, and then the iterator ends with [`Error::SlotHeld`].
     ///
-    /// The iterator borrows the generator, so there is one at a time:
+    /// The iterator borrows the generator: only one iterator can exist at a time.
     ///
     /// ```compile_fail,E0499
     /// # let make = |_: u64, _: &mut u64| Ok::<(), twinbuf::BoxError>(());
@@ -332,30 +339,32 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     ///
     /// # Panics
     ///
-    /// The iterator's `next`, if a hook does. The round that `before` ran for has then not been started; the one that
-    /// was being received is lost.
+    /// This method does not panic. A call on the iterator panics if a hook panics. If the `before` hook of round `n`
+    /// panics, round `n` does not start, and the round that the call was about to return is lost.
     pub fn rounds(&mut self, n: u64) -> Rounds<'_, 'h, T> {
         Rounds::new(self, n)
     }
 
-    /// Reports where the time went so far. `read` is the closure.
+    /// Returns a report of where the time went so far. In it, `read` is the time of the closure.
     #[must_use]
     pub fn report(&self) -> Report {
         self.stage.report()
     }
 
-    /// Returns a handle of the breakdown that the generator was built with, for the phases of the loop itself.
+    /// Returns a handle to the generator's breakdown. Use it to measure the phases of the training loop.
     #[must_use]
     pub fn breakdown(&self) -> Breakdown {
         self.stage.breakdown().clone()
     }
 
-    /// Joins the thread and returns an error that has not been delivered. Dropping the generator joins it too.
+    /// Joins the thread and returns a pending error. Waits without a time limit for the round in progress. Dropping
+    /// the generator also joins the thread, but waits at most 10 s.
     ///
     /// # Errors
     ///
-    /// The failure of the round that was made ahead of a caller who left early; else [`Error::Trace`] if the trace
-    /// could not be written. The rounds are not affected by that.
+    /// Returns the error of a round made ahead that the caller has not received: [`Error::Load`] or
+    /// [`Error::Panicked`]. Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered rounds
+    /// remain valid.
     pub fn close(self) -> Result<(), Error> {
         self.stage.close(None, &[])
     }

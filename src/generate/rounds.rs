@@ -1,4 +1,4 @@
-//! Rounds: an iterator over what the closure made, ahead of its use.
+//! An iterator of rounds, made ahead of their use.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -17,11 +17,28 @@ use crate::backend::host::Value;
 use crate::error::{At, Error};
 use crate::slot::Slot;
 
-/// An iterator over rounds; see [`Generator::rounds`].
+/// An iterator over rounds. [`Generator::rounds`] returns it.
 ///
-/// It yields at most one error, after every round made before it, and then ends. As an iterator it sleeps until the
-/// next round is made; the other methods are those of [`Epochs`](crate::loader::Epochs). With the feature `stream` it
-/// is a `futures_core::Stream` too.
+/// `next` blocks the thread until the next round is made. [`try_next`](Self::try_next) does not wait,
+/// [`next_timeout`](Self::next_timeout) waits for a limited time, and [`next_async`](Self::next_async) waits without
+/// blocking the thread. The caller may mix these calls. With the feature `stream`, this type also implements
+/// `futures_core::Stream`.
+///
+/// # Errors
+///
+/// The iterator returns every round made before the failure, then one error, and then ends.
+///
+/// - [`Error::Load`]: the closure returned an error.
+/// - [`Error::Panicked`]: the closure panicked.
+/// - [`Error::Hook`]: a hook returned an error.
+/// - [`Error::SlotHeld`]: the caller did not drop an earlier round within the
+///   [`held_timeout`](super::GeneratorBuilder::held_timeout).
+/// - [`Error::Forked`]: this process was forked from the process that built the generator.
+/// - [`Error::ThreadGone`]: the thread ended unexpectedly.
+///
+/// # Panics
+///
+/// A call that asks for a round panics if a hook panics; see [`Generator::rounds`].
 #[must_use = "rounds are delivered only by iterating"]
 pub struct Rounds<'g, 'h, T: Send + 'static> {
     generator: &'g mut Generator<'h, T>,
@@ -42,8 +59,8 @@ impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
         }
     }
 
-    /// Collects the rounds, at most two. If there are more, it fails with [`Error::SlotHeld`] at once: only the
-    /// collection holds the slots, so a wait would never end.
+    /// Collects at most two rounds. Each round occupies a slot, and the collection holds both slots: if there are
+    /// more rounds, the collection ends at once with [`Error::SlotHeld`] and does not wait.
     fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
         let mut rounds = 0;
         std::iter::from_fn(|| {
@@ -59,7 +76,8 @@ impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
         .collect()
     }
 
-    /// Exact, unless an error ends the iteration early.
+    /// Returns 1 or 0 as the lower bound, because an error may end the iteration early. The upper bound is the
+    /// number of remaining rounds, or 1 if only the `after` hook may still run.
     fn size_hint(&self) -> (usize, Option<usize>) {
         if self.ended {
             return (0, Some(0));
@@ -79,17 +97,22 @@ impl<'g, 'h, T: Send + 'static> Rounds<'g, 'h, T> {
         Self { generator, end, started: Instant::now(), hook_failed: None, ended: false }
     }
 
-    /// Returns the next round if it is made, [`Poll::Pending`] if not. Without overlap it is made now.
+    /// Returns the next round, without waiting for the thread that makes it. Returns [`Poll::Pending`] if the round
+    /// is not made, and `Ready(None)` at the end. If [`overlap`](super::GeneratorBuilder::overlap) is `false`, this
+    /// call makes the round and blocks until it is made.
     ///
-    /// # Errors
-    ///
-    /// Same as `next`; the error is in the returned `Result`.
+    /// The hooks run inside this call. The [errors](Rounds#errors) are listed on the type.
     pub fn try_next(&mut self) -> Poll<Option<Result<Round<T>, Error>>> {
         self.advance(Waiting::Try)
     }
 
-    /// Returns the next round if it is made within `timeout`, [`Poll::Pending`] if not. Nothing is lost: the round
-    /// comes with a later call. The hooks run within the call; their time is not limited.
+    /// Waits up to `timeout` for the next round. Returns [`Poll::Pending`] if the round is not made in time, and
+    /// `Ready(None)` at the end. After `Pending`, a later call returns the round. If
+    /// [`overlap`](super::GeneratorBuilder::overlap) is `false`, this call makes the round, and `timeout` does not
+    /// limit the closure.
+    ///
+    /// The hooks run inside this call, and `timeout` does not limit them. The [errors](Rounds#errors) are listed on
+    /// the type.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Round<T>, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),
@@ -97,13 +120,16 @@ impl<'g, 'h, T: Send + 'static> Rounds<'g, 'h, T> {
         }
     }
 
-    /// Returns the next round, or [`Poll::Pending`] if it is not made; the task of `cx` is then woken later.
+    /// Returns the next round, or [`Poll::Pending`] if the round is not made. After `Pending`, the generator wakes
+    /// the task of `cx` when the round is ready. Returns `Ready(None)` at the end. The [errors](Rounds#errors) are
+    /// listed on the type.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Round<T>, Error>>> {
         self.advance(Waiting::Poll(cx))
     }
 
-    /// Waits for the next round as a task, without blocking the thread; without overlap it is made on the thread that
-    /// polls. Dropping the future loses nothing.
+    /// Waits for the next round without blocking the thread. If [`overlap`](super::GeneratorBuilder::overlap) is
+    /// `false`, the round is made on the thread that polls the future. Dropping the future loses no round. The
+    /// [errors](Rounds#errors) are listed on the type.
     pub async fn next_async(&mut self) -> Option<Result<Round<T>, Error>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -226,13 +252,15 @@ impl<T: Send + 'static> Drop for Rounds<'_, '_, T> {
     }
 }
 
-/// One round's data, in its slot. Dropping it frees the slot. It may be sent to another thread.
+/// The data of one round, in its slot. It dereferences to `T`. Dropping it frees the slot. It may move to another
+/// thread.
 pub struct Round<T: Send + 'static> {
     slot: KeptSlot<'static, Slot<Value<T>>, Adaptive>,
 }
 
 impl<T: Send + 'static> Round<T> {
-    /// Its number, from 0 over all rounds of the generator.
+    /// Returns the number of the round. Numbers start at [`first_round`](super::GeneratorBuilder::first_round) and
+    /// continue over all iterators of the generator.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.slot.meta().ticket.epoch

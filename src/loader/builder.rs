@@ -1,4 +1,4 @@
-//! Sets up a loader: its options, the memory it takes, its thread.
+//! Builds a loader: checks the options, allocates the slots, starts the threads.
 
 use std::alloc;
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ pub(super) const MAX_WORKERS: usize = 64;
 /// Slots begin at multiples of it, as fields do in a slot.
 const SLOT_ALIGN: usize = 64;
 
-/// Builds a [`Loader`]; made by [`Loader::builder`].
+/// Builds a [`Loader`]. [`Loader::builder`] returns it.
 #[must_use = "a builder does nothing until `build`"]
 pub struct LoaderBuilder<B: Backend = Host> {
     pub(crate) backend: B,
@@ -133,23 +133,29 @@ impl LoaderBuilder {
 }
 
 impl<B: Backend> LoaderBuilder<B> {
-    /// Names the loader in errors, reports and traces, and gives it its own switches in the environment; see
-    /// [`from_env`](Self::from_env). Default: no name.
+    /// Sets the name of the loader in errors, reports and traces. Default: no name.
+    ///
+    /// A named loader also has environment variables that set options for it alone; see
+    /// [`from_env`](Self::from_env).
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.options.name = Some(name.into());
         self
     }
 
-    /// Sets the number of threads that read, transform and decode, 1 to 64. Default: 1.
+    /// Sets the number of threads that read, transform and decode batches, 1 to 64. Default: 1. `build` returns
+    /// [`Error::Option`] for a value out of range.
     ///
-    /// Each has its own `host_depth` slots, on a device also `device_depth` and a copy stream. A thread that has a free
-    /// slot takes the next batch: a batch that takes long delays no other thread. Batches are delivered in the plan's
-    /// order, and are the same for any number of threads. Use more
-    /// than one where a batch takes more CPU time than a step: decoding, slow transforms. One is enough for records
-    /// that are only read. Without [`overlap`](Self::overlap) there are no threads, and one set of slots.
+    /// Each worker has `host_depth` host slots. With `cuda`, each also has `device_depth` device slots and a copy
+    /// stream. A worker with a free slot takes the next batch, and a slow batch does not delay the other workers.
+    /// The caller receives the batches in the plan's order. The batches are the same for any number of workers.
     ///
-    /// Each thread has a copy of the data set ([`Dataset::try_clone`]) and of the transform
-    /// ([`RecordTransform::try_clone`]).
+    /// Use several workers if loading a batch takes more CPU time than a training step, for example because of
+    /// decoding or slow transforms. One worker is enough to read records without further processing. With
+    /// [`overlap`](Self::overlap) set to `false`, the loader starts no thread and allocates the slots of one worker.
+    ///
+    /// Each worker uses a clone of the data set ([`Dataset::try_clone`]) and of every transform
+    /// ([`RecordTransform::try_clone`]). `build` returns [`Error::Option`] if there are several workers and one of
+    /// these cannot be cloned.
     pub fn workers(mut self, threads: usize) -> Self {
         self.options.workers = threads;
         self
@@ -166,19 +172,21 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// Sets the number of host slots of each worker, 1 to [`MAX_HOST_DEPTH`]. Default: 2.
     ///
-    /// Each slot takes the memory of one batch. Two are enough for a steady load; more even out a load that comes in
-    /// bursts. With one slot nothing overlaps.
+    /// Each slot takes the memory of one batch. Two slots are enough if loading time is steady. Additional slots
+    /// absorb bursts. With one slot, loading does not overlap with use. `build` returns [`Error::Option`] for a
+    /// value out of range.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.options.host_depth = slots;
         self
     }
 
-    /// Uses this memory for the host slots, in place of new memory: a tensor library's pinned memory, or pages that
-    /// the caller registered ([`Buffer::lent`]).
+    /// Uses the caller's memory for the host slots, for example a tensor library's pinned memory or registered pages
+    /// ([`Buffer::lent`]). Default: the loader allocates the slots.
     ///
-    /// [`wanted_slots`](Self::wanted_slots) returns how many buffers there must be, and the least size and alignment of
-    /// each. Batches stay in these buffers. The buffers of a worker are dropped together, after the loader and the last
-    /// batch in one of them.
+    /// [`wanted_slots`](Self::wanted_slots) returns the number of buffers, and the minimum size and alignment of
+    /// each. `build` returns [`Error::Option`] if the number differs, or if a buffer is too small or misaligned.
+    /// Batches stay in these buffers. The loader drops a worker's buffers together, after the loader and every batch
+    /// in these buffers have been dropped.
     ///
     /// ```
     /// # use twinbuf::{Loader, Plan, Records, mmap::Buffer};
@@ -200,116 +208,126 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Sets the most bytes that the records of a batch take together, where they differ in length. Default: those of the longest
-    /// records of the data set; with transforms, as many of the longest that these make as a batch has records.
+    /// Sets the maximum size, in bytes, of one variable-length field in a batch.
     ///
-    /// Slots are that large. It is for each field, and no limit for records of one size. A batch that does not fit ends its
-    /// epoch with [`Error::Load`] or [`Error::Transform`].
+    /// The limit applies to each such field separately. It has no effect on fields with fixed-length records, and a
+    /// value above the default has no effect. Default: for files without transforms, the total size of the N longest
+    /// records, where N is the batch size; otherwise, N times the maximum record length after the transforms.
+    ///
+    /// Each slot reserves this size for the field. If a batch exceeds it, the epoch ends with [`Error::Load`] or
+    /// [`Error::Transform`].
     pub fn slot_bytes(mut self, bytes: usize) -> Self {
         self.options.slot_bytes = Some(bytes);
         self
     }
 
-    /// Returns how many host slots [`build`](Self::build) needs with the options set so far, and the size and alignment
-    /// of each in bytes: [`host_depth`](Self::host_depth) slots for each of the [`workers`](Self::workers) (one worker
-    /// without overlap). A slot holds one batch after its transforms. For [`slots`](Self::slots).
+    /// Returns the number of host slots that [`build`](Self::build) needs with the present options, and the minimum
+    /// size and alignment of each slot in bytes. Use it to allocate the buffers for [`slots`](Self::slots).
     ///
-    /// Set all other options before, also those of the environment ([`from_env`](Self::from_env)). Nothing is allocated,
-    /// and nothing taken from the [`memory_limit`](Self::memory_limit).
+    /// The number is [`host_depth`](Self::host_depth) times [`workers`](Self::workers), or `host_depth` without
+    /// overlap. A slot holds one batch after its transforms.
+    ///
+    /// Set all other options first, including options from the environment ([`from_env`](Self::from_env)). This
+    /// method allocates nothing and does not count toward the [`memory_limit`](Self::memory_limit).
     ///
     /// # Errors
     ///
-    /// Those of [`build`](Self::build) that are found before it allocates: [`Error::Option`] if a number is out of range,
-    /// the plan is for more records than the data set has or a slot does not fit the memory; [`Error::Transform`] if
-    /// the records cannot be transformed.
+    /// - [`Error::Option`]: an option is out of range, the data sets have different numbers of records, the plan has
+    ///   more records than the data set, or a slot's size exceeds the address space.
+    /// - [`Error::Transform`]: a transform does not accept the records.
     pub fn wanted_slots(&self) -> Result<(usize, alloc::Layout), Error> {
         let (sizes, _) = self.options.sizes(self.backend.device_depth())?;
         let slot = alloc::Layout::from_size_align(sizes.slot, SLOT_ALIGN).map_err(|_| too_large(&sizes))?;
         Ok((sizes.depths.workers * sizes.depths.host, slot))
     }
 
-    /// Whether a thread reads ahead of the caller. Default: `true`.
+    /// Sets whether threads read batches ahead of the caller. Default: `true`.
     ///
-    /// With `false`, each batch is read on the caller's thread when the caller asks for it. The batches and their
-    /// order are the same.
+    /// With `false`, the call that asks for a batch reads it on the caller's thread. The batches and their order are
+    /// the same.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.options.overlap = overlap;
         self
     }
 
-    /// Whether files are prefetched. Default: `true`. Only with [`overlap`](Self::overlap).
+    /// Sets whether the loader prefetches the pages of the next batches. Default: `true`. It has no effect without
+    /// [`overlap`](Self::overlap).
     ///
-    /// `MADV_SEQUENTIAL` is not used. It makes touches of mapped pages in order as fast as asking for the pages, but
-    /// reads by `pread` have the system's own read-ahead; and pages that are read may be freed soon (`madvise(2)`), but
-    /// later epochs need them.
+    /// The loader does not use `MADV_SEQUENTIAL`: the kernel may free such pages soon after the read (`madvise(2)`),
+    /// but later epochs need them. Reads by `pread` have the system's read-ahead anyway.
     pub fn hints(mut self, hints: bool) -> Self {
         self.options.hints = hints;
         self
     }
 
-    /// Sets the prefetch window: how many bytes of records after the current batch are prefetched. Default: 32 MiB or
-    /// one batch, whichever is more. See [`ReadOptions::prefetch`].
+    /// Sets the prefetch window: the loader prefetches the records within the next `bytes` bytes after the current
+    /// batch. Default: 32 MiB or one batch, whichever is more. See [`ReadOptions::prefetch`].
     pub fn hint_window(mut self, bytes: u64) -> Self {
         self.options.hint_window = Some(bytes);
         self
     }
 
-    /// Sets where the bytes of files come from. Default: [`ReadMode::Auto`]. The [`Report`](crate::Report) explains its
-    /// choice.
+    /// Sets how files are read: through the page cache, or past it. Default: [`ReadMode::Auto`]. The
+    /// [`Report`](crate::Report) shows and explains the choice.
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
         self.options.read_mode = mode;
         self
     }
 
-    /// Transforms the records on their way into the slots, after the transforms that were added before. Default: no
+    /// Adds a transform of the records. Several transforms run in the order in which they were added. Default: no
     /// transform.
     ///
-    /// Transforms run on the reading thread, on 256 KiB at a time that have just been read. Slots then hold the
-    /// transformed records.
-    ///
-    /// With several data sets, the records of the first are transformed; see
+    /// Transforms run on the reading thread, on parts of 256 KiB directly after each part was read. The slot
+    /// receives the transformed records. If there are several data sets, this transform applies to field 0; see
     /// [`transform_field`](Self::transform_field).
     pub fn transform(self, transform: impl RecordTransform + 'static) -> Self {
         self.transform_field(0, transform)
     }
 
-    /// Transforms one field of the records, counted from 0: of `(images, labels)`, field 0 is the images. The others stay
-    /// as they are. Each field can have its own transform.
+    /// Adds a transform of one field. Fields are numbered from 0: in a data set `(images, labels)`, field 0 is the
+    /// images. The other fields are unchanged. Each field can have its own transforms.
+    ///
+    /// `build` returns [`Error::Option`] if the field does not exist.
     pub fn transform_field(mut self, field: usize, transform: impl RecordTransform + 'static) -> Self {
         self.options.transforms.entry(field).or_default().push(Box::new(transform));
         self
     }
 
-    /// Limits the memory of the slots, in bytes; a [`MemoryLimit`] is for several loaders together. Default: no limit.
+    /// Limits the memory of the slots, in bytes. To share one limit between loaders, pass clones of a
+    /// [`MemoryLimit`]. Default: no limit.
     ///
-    /// Counts for each worker `host_depth` batches, `device_depth` more on a device, and the scratch buffer of a
-    /// transform; and the memory for reads past the page cache ([`Reader::memory`](twinbuf_mmap::Reader::memory)). It
-    /// counts until the loader and the last of its batches are dropped, and so does memory that a batch took out of its
-    /// slot ([`Batch::into_buffer`](crate::Batch::into_buffer)). Does not count the page cache.
+    /// The loader counts the following memory for each worker: `host_depth` batches, `device_depth` batches on a
+    /// device, and the scratch buffers of the transforms. It also counts the memory for direct I/O
+    /// ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the caller took out of a slot with
+    /// [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page cache. Memory is counted until
+    /// the loader and its last batch are dropped.
+    ///
+    /// `build` returns [`Error::Memory`] if the loader needs more than the limit has left.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
         self.options.memory_limit = Some(limit.into());
         self
     }
 
-    /// Sets how long to wait for a batch that is still held, when its slot is the next to be filled. Default: 10 s.
+    /// Sets how long to wait for the caller to drop an earlier batch when the loader needs its slot. Default: 10 s.
     ///
-    /// Batches may be dropped on other threads. When the time is over the epoch ends with [`Error::SlotHeld`], also
-    /// if the caller itself holds the batch.
+    /// Another thread can drop the batch during the wait. After the timeout the epoch ends with [`Error::SlotHeld`].
+    /// If the waiting thread itself holds the batch, the
+    /// loader waits for the full timeout.
     pub fn held_timeout(mut self, timeout: Duration) -> Self {
         self.options.held_timeout = timeout;
         self
     }
 
-    /// Writes a Chrome trace: `builder.trace("trace.json")`. Default: no trace.
+    /// Writes a Chrome trace to a file: `builder.trace("trace.json")`. Default: no trace.
     pub fn trace(mut self, trace: impl Into<Trace>) -> Self {
         self.options.trace = Some(trace.into());
         self
     }
 
-    /// Times the phases of each step. Default: off.
+    /// Measures the phases of each step. Default: off.
     ///
-    /// The loader adds its own phases: `load` and, on a device, `h2d`. A loader whose breakdown is on does not
-    /// overlap, whatever [`overlap`](Self::overlap) is set to.
+    /// The loader adds the phase `load` and, on a device, the phase `h2d` (host to device). A breakdown that is on
+    /// turns overlap off, regardless of [`overlap`](Self::overlap).
     pub fn breakdown(mut self, breakdown: Breakdown) -> Self {
         self.options.breakdown = breakdown;
         self
@@ -319,13 +337,16 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Open`] if files cannot be opened past the page cache, as asked for; [`Error::Option`] if a number is out of
-    /// range, there are several workers and the data set or the transform
-    /// cannot be cloned, the plan is for more records than the data set has or
-    /// the slots do not fit the memory; [`Error::Memory`] if they do not fit the limit; [`Error::Transform`] if
-    /// the records cannot be transformed; [`Error::Device`] if the device has no such slots;
-    /// [`Error::Fingerprint`] if the data set cannot tell its own; [`Error::Trace`] if the trace's file cannot be
-    /// made; [`Error::Spawn`] if the system starts no thread.
+    /// - [`Error::Option`]: an option is out of range, the data sets have different numbers of records, the plan has
+    ///   more records than the data set, the data set or a transform cannot be cloned for several workers, the
+    ///   caller's [`slots`](Self::slots) do not fit, or the slots cannot be allocated.
+    /// - [`Error::Transform`]: a transform does not accept the records.
+    /// - [`Error::Open`]: the files cannot be opened as [`read_mode`](Self::read_mode) requires.
+    /// - [`Error::Memory`]: the slots exceed the [`memory_limit`](Self::memory_limit).
+    /// - [`Error::Device`]: the device's slots could not be allocated.
+    /// - [`Error::Fingerprint`]: [`Dataset::fingerprint`] failed.
+    /// - [`Error::Trace`]: the trace file could not be created.
+    /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Loader<B>, Error> {
         let Self { backend, options } = self;
         if options.overlap && options.breakdown.is_on() {
@@ -399,21 +420,22 @@ impl<B: Backend> LoaderBuilder<B> {
 
 #[cfg(feature = "cuda")]
 impl LoaderBuilder {
-    /// Copies each batch to the device of `context` on a separate stream, while the one before is in use.
+    /// Copies each batch to the device of `context` on a separate stream, while the previous batch is in use.
     ///
-    /// Host slots are page-locked then, and there are two device slots of the same size. Epochs yield
-    /// [`DeviceBatch`](crate::loader::DeviceBatch)es. A batch of more than 8 MiB is copied in chunks while the rest of it
-    /// is read. Without overlap there is no thread: each batch is read and copied when it is asked for.
+    /// The host slots are page-locked. Each worker also has two device slots of the same size by default
+    /// ([`device_depth`](LoaderBuilder::device_depth)). Epochs yield [`DeviceBatch`](crate::loader::DeviceBatch)es.
+    /// A batch of more than 8 MiB is copied in chunks while the rest of it is read. Without overlap the loader has
+    /// no thread: it reads and copies each batch when the caller asks for it.
     ///
-    /// Page-locking is slow: keep the loader for all epochs. The host slots are on the NUMA node of the thread that calls
-    /// [`build`](Self::build), unless a policy (`numactl`) chooses another.
+    /// Page-locking is slow: keep the loader for all epochs. The host slots are on the NUMA node of the thread that
+    /// calls [`build`](Self::build), unless a memory policy (`numactl`) selects another node.
     ///
-    /// The [`Report`](crate::Report) measures what the caller waits for, not what the device does. For a loop that
-    /// only enqueues its work it estimates how long both sides waited for the device
-    /// ([`Report::device`](crate::Report::device)). A loop that waits for its work at the end of each step, for
-    /// example by reading the loss, has exact figures.
+    /// The [`Report`](crate::Report) measures the time that the caller waits, not the work of the device. If the
+    /// loop only enqueues work, the report estimates how long both sides waited for the device
+    /// ([`Report::device`](crate::Report::device)). If the loop waits for its work at the end of each step, for
+    /// example by reading the loss, the figures are exact.
     ///
-    /// [`twinbuf::cuda::context`](crate::cuda::context) creates a context and returns an error where there is no
+    /// [`twinbuf::cuda::context`](crate::cuda::context) creates a context, and returns an error if there is no
     /// driver.
     ///
     /// ```no_run
@@ -439,8 +461,9 @@ impl LoaderBuilder {
 
 #[cfg(feature = "cuda")]
 impl LoaderBuilder<Cuda> {
-    /// Sets the number of device slots, 1 to 8. Default: 2. With 1, a batch is copied when the one before has been dropped:
-    /// copies do not overlap, and reads still do.
+    /// Sets the number of device slots of each worker, 1 to 8. Default: 2. With one slot, a batch is copied when the one
+    /// before has been dropped: copies do not overlap with use, and reads still do. `build` returns [`Error::Option`] for
+    /// a value out of range.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.backend.device_depth = slots;
         self

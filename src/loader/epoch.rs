@@ -1,4 +1,4 @@
-//! Epochs: an iterator of batches, loaded ahead of their use.
+//! An iterator of batches, loaded ahead of their use.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -16,13 +16,26 @@ use crate::observe::history::StepTimes;
 use crate::observe::report::Report;
 use crate::slot::Ticket;
 
-/// The batches of one epoch or of several; see [`Loader::epochs`].
+/// An iterator over the batches of one or more epochs. [`Loader::epochs`] returns it.
 ///
-/// After an error it ends. Dropping it early leaves the rest unread.
+/// `next` blocks the thread until the next batch is ready. [`try_next`](Self::try_next) does not wait,
+/// [`next_timeout`](Self::next_timeout) waits for a limited time, and [`next_async`](Self::next_async) waits without
+/// blocking the thread. The caller may mix these calls. With the feature `stream`, this type also implements
+/// `futures_core::Stream`. If the caller drops the iterator early, the loader does not read the remaining batches.
 ///
-/// As an iterator it sleeps until the next batch is ready. [`try_next`](Self::try_next) does not wait,
-/// [`next_timeout`](Self::next_timeout) waits for a limited time and [`next_async`](Self::next_async) waits as a
-/// task; calls of all kinds may be mixed. With the feature `stream` it is a `futures_core::Stream` too.
+/// # Errors
+///
+/// The iterator returns every batch that was loaded before the failure, then one error, and then ends.
+///
+/// - [`Error::Load`]: the data set returned an error.
+/// - [`Error::Length`]: the data set read a wrong number of bytes.
+/// - [`Error::Transform`]: a transform returned an error.
+/// - [`Error::Panicked`]: the data set or a transform panicked.
+/// - [`Error::SlotHeld`]: the caller did not drop an earlier batch within the
+///   [`held_timeout`](crate::loader::LoaderBuilder::held_timeout).
+/// - [`Error::Upload`]: a copy to the device failed.
+/// - [`Error::Forked`]: this process was forked from the process that built the loader.
+/// - [`Error::ThreadGone`]: the loading thread ended unexpectedly.
 #[must_use = "batches are delivered only by iterating"]
 pub struct Epochs<'l, B: Backend = Host> {
     loader: Held<'l, B>,
@@ -64,8 +77,10 @@ impl<B: Backend> DerefMut for Held<'_, B> {
 }
 
 impl<B: Backend> Loader<B> {
-    /// Iterates over the batches of several epochs as [`epochs`](Self::epochs) does, and owns the loader: for a function that
-    /// returns its batches, a thread or a task. With the feature `stream` it is a `'static` stream.
+    /// Iterates over the batches of several epochs as [`epochs`](Self::epochs) does, but owns the loader. Use it to
+    /// return an iterator from a function, or to move it to a thread or a task. With the feature `stream` it is a
+    /// `'static` stream.
+    ///
     /// [`Epochs::into_loader`] returns the loader.
     ///
     /// ```
@@ -80,11 +95,12 @@ impl<B: Backend> Loader<B> {
         Epochs::new(Held::Own(Box::new(self)), Start::new(epochs.start), last)
     }
 
-    /// Iterates from a checkpoint as [`epochs_from`](Self::epochs_from) does, and owns the loader.
+    /// Iterates from a checkpoint as [`epochs_from`](Self::epochs_from) does, but owns the loader.
     ///
     /// # Errors
     ///
-    /// The errors of [`epochs_from`](Self::epochs_from), and the loader.
+    /// [`Error::Checkpoint`] in the cases of [`epochs_from`](Self::epochs_from). The error is returned together with
+    /// the loader.
     pub fn into_epochs_from(
         mut self,
         checkpoint: &Checkpoint,
@@ -107,12 +123,12 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
         }
     }
 
-    /// Collects the batches, at most as many as the loader has slots. If there are more, it fails with
-    /// [`Error::SlotHeld`] at once: only the collection holds the slots, so a wait would never end.
+    /// Collects the batches. Each batch occupies a slot, and the collection holds them all: if there are more
+    /// batches than slots, the collection ends at once with [`Error::SlotHeld`] and does not wait.
     ///
-    /// Instead, collect what is computed from the batches (`epoch.map(..).collect()`), raise
-    /// [`host_depth`](crate::loader::LoaderBuilder::host_depth), or take
-    /// [`Batch::into_buffer`](crate::Batch::into_buffer).
+    /// To collect more, collect results computed from the batches (`epoch.map(..).collect()`), increase
+    /// [`host_depth`](crate::loader::LoaderBuilder::host_depth), or call
+    /// [`Batch::into_buffer`](crate::Batch::into_buffer) on each batch.
     fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
         let (_, slots) = self.loader.stage.slots();
         let mut batches = 0;
@@ -126,7 +142,8 @@ impl<B: Backend> Iterator for Epochs<'_, B> {
         .collect()
     }
 
-    /// Exact, unless an error ends the iteration early.
+    /// Returns 1 or 0 as the lower bound, because an error may end the iteration early. The upper bound is the
+    /// number of remaining batches.
     fn size_hint(&self) -> (usize, Option<usize>) {
         let Ticket { epoch, step, steps, last, .. } = self.next;
         let left = if self.ended {
@@ -177,21 +194,23 @@ impl<'l, B: Backend> Epochs<'l, B> {
         epochs
     }
 
-    /// Returns the next batch if it has been loaded, [`Poll::Pending`] if not. Without overlap it is loaded now.
+    /// Returns the next batch, without waiting for the reading thread. Returns [`Poll::Pending`] if the batch is not
+    /// loaded, and `Ready(None)` at the end. If [`overlap`](crate::loader::LoaderBuilder::overlap) is `false`, this
+    /// call loads the batch and blocks until it is loaded.
     ///
-    /// From the first call on, the caller counts as waiting for the batch in the [`Report`].
-    ///
-    /// # Errors
-    ///
-    /// Same as `next`; the error is in the returned `Result`.
+    /// The [`Report`] counts the time from the first such call until the batch is received as waiting. The
+    /// [errors](Epochs#errors) are listed on the type.
     pub fn try_next(&mut self) -> Poll<Option<Result<B::Batch, Error>>> {
         self.advance(Waiting::Try)
     }
 
-    /// Returns the next batch if it is loaded within `timeout`, [`Poll::Pending`] if not. Nothing is lost: the batch
-    /// comes with a later call.
+    /// Waits up to `timeout` for the next batch. Returns [`Poll::Pending`] if the batch is not loaded in time, and
+    /// `Ready(None)` at the end. After `Pending`, a later call returns the batch. If
+    /// [`overlap`](crate::loader::LoaderBuilder::overlap) is `false`, this call loads the batch, and `timeout` does
+    /// not limit the load.
     ///
-    /// [`reading`](Self::reading) tells what it waits for.
+    /// After `Pending`, [`reading`](Self::reading) shows the read in progress. The [errors](Epochs#errors) are
+    /// listed on the type.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<B::Batch, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),
@@ -199,35 +218,41 @@ impl<'l, B: Backend> Epochs<'l, B> {
         }
     }
 
-    /// Returns the next batch, or [`Poll::Pending`] if it has not been loaded; the task of `cx` is then woken later.
+    /// Returns the next batch, or [`Poll::Pending`] if the batch is not loaded. After `Pending`, the loader wakes
+    /// the task of `cx` when the batch is ready. Returns `Ready(None)` at the end. The [errors](Epochs#errors) are
+    /// listed on the type.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<B::Batch, Error>>> {
         self.advance(Waiting::Poll(cx))
     }
 
-    /// Waits for the next batch as a task, without blocking the thread; without overlap it is loaded on the thread
-    /// that polls. Dropping the future loses nothing.
+    /// Waits for the next batch without blocking the thread. If [`overlap`](crate::loader::LoaderBuilder::overlap)
+    /// is `false`, the batch is loaded on the thread that polls the future. Dropping the future loses no batch. The
+    /// [errors](Epochs#errors) are listed on the type.
     pub async fn next_async(&mut self) -> Option<Result<B::Batch, Error>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Returns how long calls of [`try_next`](Self::try_next) and [`next_timeout`](Self::next_timeout) have found the next slot
-    /// held by a batch that was received earlier. `None` if the last of them did not.
+    /// Returns how long an earlier batch has blocked the next slot, measured from the first call of
+    /// [`try_next`](Self::try_next), [`next_timeout`](Self::next_timeout) or [`poll_next`](Self::poll_next) that
+    /// found the slot occupied. Returns `None` if the last call did not find it occupied.
     #[must_use]
     pub fn held_for(&self) -> Option<Duration> {
         self.loader.stage.held_for()
     }
 
-    /// Returns what the thread of the next batch is reading: the batch, for how long, file and offset. `None` if it
-    /// reads nothing, because the batch is ready or no slot is free.
+    /// Returns what the thread that loads the next batch is reading: the batch, the duration so far, the file and
+    /// the offset. Returns `None` if the thread is not reading, because the batch is ready or no slot is free.
     ///
-    /// For a caller whose [`next_timeout`](Self::next_timeout) found nothing. File and offset are those of the first record
-    /// that the data set was asked for last, if it can tell ([`Dataset::locator`](crate::Dataset::locator)).
+    /// Call it after [`next_timeout`](Self::next_timeout) returned `Pending`. File and offset belong to the first
+    /// record of the current request to the data set. They are present only if the data set has a
+    /// [`locator`](crate::Dataset::locator).
     #[must_use]
     pub fn reading(&self) -> Option<Reading> {
         self.loader.stage.reading(Some(self.next), &self.loader.locators)
     }
 
-    /// Ends the iteration and returns the loader; `None` if the loader was only lent, by [`Loader::epochs`].
+    /// Ends the iteration and returns the loader. Returns `None` if the iterator only borrows the loader
+    /// ([`Loader::epochs`]).
     #[must_use = "otherwise drop the iterator"]
     pub fn into_loader(mut self) -> Option<Loader<B>> {
         if !self.ended {
@@ -239,19 +264,19 @@ impl<'l, B: Backend> Epochs<'l, B> {
         }
     }
 
-    /// Reports where the time went so far; see [`Loader::report`].
+    /// Returns a report of where the time went so far; see [`Loader::report`].
     #[must_use]
     pub fn report(&self) -> Report {
         self.loader.report()
     }
 
-    /// Returns the times of the last steps; see [`Loader::recent_steps`].
+    /// Returns the times of the most recent completed steps; see [`Loader::recent_steps`].
     #[must_use]
     pub fn recent_steps(&self) -> Vec<StepTimes> {
         self.loader.recent_steps()
     }
 
-    /// Returns the position after the last batch that was received; see [`Loader::checkpoint`].
+    /// Returns the position after the last batch that the caller received; see [`Loader::checkpoint`].
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.loader.checkpoint()

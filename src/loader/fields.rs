@@ -7,13 +7,15 @@ use twinbuf_mmap::{RaggedRecords, Records};
 use crate::dataset::Dataset;
 use crate::error::Error;
 
-/// What a loader reads: one data set, or several whose records belong together by their number.
+/// One data set, or several data sets in parallel: record `i` of each belongs to the same sample.
 ///
-/// Any [`Dataset`] is one, and so are [`Records`], [`RaggedRecords`] and a `Box<dyn Dataset>`. A tuple of up to four, or a `Vec`, is a data
-/// set with as many fields: images and labels, inputs and targets. All must have the same number of records, or the loader is not built. A checkpoint
-/// belongs to all of them; page hints and cache policy apply to all.
+/// Every [`Dataset`] implements this trait; so do [`Records`], [`RaggedRecords`] and `Box<dyn Dataset>`. A tuple of
+/// two to four items, or a `Vec`, has one field per data set. [`build`](crate::loader::LoaderBuilder::build) returns
+/// [`Error::Option`](crate::Error::Option) if the record counts differ. A checkpoint, the prefetch and the read mode
+/// apply to all fields.
 ///
-/// In a batch each field is contiguous and begins at a multiple of 64 bytes: [`Batch::fields`](crate::Batch::fields).
+/// In a batch, each field is contiguous and starts at a multiple of 64 bytes.
+/// [`Batch::fields`](crate::Batch::fields) returns the fields.
 ///
 /// ```
 /// use twinbuf::mmap::Cut;
@@ -36,7 +38,7 @@ use crate::error::Error;
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
 pub trait Fields {
-    /// The data sets, in order.
+    /// Returns the data sets in the order of the fields.
     fn into_fields(self) -> Vec<Box<dyn Dataset>>;
 }
 

@@ -10,15 +10,17 @@ use crate::error::Error;
 /// Where launchers put the number of a process on its machine: torchrun, Open MPI, MPICH, Slurm.
 const NAMES: [&str; 4] = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 
-/// Makes a context of the device whose number is this process's rank on its machine: `LOCAL_RANK` (torchrun),
-/// `OMPI_COMM_WORLD_LOCAL_RANK`, `MPI_LOCALRANKID` or `SLURM_LOCALID`. Without any of them it is device 0.
+/// Creates a context on the device of this process's local rank. The rank is the value of the first of these
+/// environment variables that is set: `LOCAL_RANK` (torchrun), `OMPI_COMM_WORLD_LOCAL_RANK` (Open MPI),
+/// `MPI_LOCALRANKID` (MPICH), `SLURM_LOCALID` (Slurm). If none is set, the device is 0.
 ///
-/// A launcher may show each process one device alone. Then that is its device, whatever the rank.
+/// If exactly one device is visible, the device is 0 for every rank: some launchers show each process only its own
+/// device.
 ///
 /// # Errors
 ///
-/// [`Error::Switch`] if the variable is not a number, or there is no such device; [`Error::Device`] if there is no driver
-/// or no device.
+/// - [`Error::Switch`]: the variable is not a number, or no device has this number.
+/// - [`Error::Device`]: there is no driver or no device.
 pub fn context_from_env() -> Result<Arc<CudaContext>, Error> {
     let Some((name, found)) = NAMES.into_iter().find_map(|name| Some((name, std::env::var_os(name)?))) else {
         return context(0);

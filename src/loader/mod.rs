@@ -1,4 +1,4 @@
-//! The loader: epochs as iterators of batches, read ahead of their use.
+//! Loads the batches of a plan ahead of their use. An epoch is an iterator of batches.
 
 mod builder;
 mod epoch;
@@ -43,14 +43,15 @@ pub use crate::slot::BatchMeta;
 pub use crate::slot::MAX_HOST_DEPTH;
 use crate::stage::Stage;
 
-/// Reads the batches of a plan, one ahead of the one in use.
+/// Reads the batches of a plan ahead of their use.
 ///
-/// A thread reads while the caller iterates. Between the two are `host_depth` buffers of one batch each, allocated
-/// once: nothing is allocated or copied per batch. The thread lives as long as the loader. There can be several
-/// [`workers`](LoaderBuilder::workers), each with its own thread and buffers.
+/// A thread reads the next batch while the caller uses the current one. The thread and the caller share `host_depth`
+/// slots. A slot is a buffer for one batch. The loader allocates the slots once: it allocates nothing and copies
+/// nothing per batch. The thread runs until the loader is dropped. A loader can have several
+/// [`workers`](LoaderBuilder::workers), each with a thread and slots.
 ///
-/// The plan alone determines the batches and their order. They are the same with overlap on or off, with any number of
-/// workers and at any depth.
+/// The plan alone determines the batches and their order. They are the same with or without overlap, for any number
+/// of workers, and for any depth.
 ///
 /// # Examples
 ///
@@ -87,8 +88,8 @@ pub struct Loader<B: Backend = Host> {
 }
 
 impl Loader {
-    /// Starts to build a loader of `plan`'s batches from `dataset`. Defaults: two host slots, overlap and page hints,
-    /// no trace.
+    /// Returns a builder for a loader that reads the batches of `plan` from `dataset`. Defaults: one worker, two
+    /// host slots, overlap and prefetch on, no transform, no trace.
     ///
     /// A tuple of data sets is a data set with several [`Fields`].
     pub fn builder(dataset: impl Fields, plan: Plan) -> LoaderBuilder {
@@ -107,25 +108,28 @@ impl<B: Backend> Loader<B> {
         Self { stage, schedule, locators, files, epochs_begun: 0, position: (0, 0), identity }
     }
 
-    /// Iterates over the batches of one epoch, in order; see [`epochs`](Self::epochs).
+    /// Iterates over the batches of one epoch, in order. Epochs are numbered from 0. See [`epochs`](Self::epochs).
     pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
         Epochs::lent(self, Start::new(epoch), Some(epoch))
     }
 
-    /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`.
+    /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`. An empty range yields nothing.
     ///
-    /// There is no gap between two epochs: the first batch of the next one is read during the last step of this one.
-    /// Reading starts when the iterator is made, before the first call of `next`: make it before the model is loaded or
-    /// compiled, and that of a validation set before the last steps of an epoch, and the first batches are there in time.
-    /// The report counts from the first call on.
-    /// Dropping the iterator early leaves the rest unread.
+    /// The loader reads the first batch of the next epoch during the last step of the current epoch.
     ///
-    /// A batch borrows nothing and may be kept, also beyond the end of its epoch. But slots are filled in turn: while
-    /// a batch is kept, only `host_depth - 1` more can be loaded (`device_depth - 1` on a device). The loader then
-    /// waits for the batch to be dropped on another thread, up to
-    /// [`held_timeout`](LoaderBuilder::held_timeout), and ends with [`Error::SlotHeld`].
+    /// Reading starts when this method is called, before the first call of `next`. Call it before the model is
+    /// loaded or compiled, and call it for a validation set before the last training steps of an epoch: the first
+    /// batches are then ready in time. The report counts time from the first call of `next`. If the caller drops the
+    /// iterator early, the loader does not read the remaining batches.
     ///
-    /// The iterator borrows the loader, so there is one at a time; [`into_epochs`](Self::into_epochs) owns it:
+    /// A batch borrows nothing. The caller may keep it beyond the end of the epoch. Each batch in use occupies a
+    /// slot: while the caller keeps one batch, the loader can load only `host_depth - 1` more (`device_depth - 1` on
+    /// a device). When the loader needs an occupied slot, it waits up to
+    /// [`held_timeout`](LoaderBuilder::held_timeout) for another thread to drop the batch, and then the iterator
+    /// returns [`Error::SlotHeld`] and ends. [`Epochs`] lists all errors.
+    ///
+    /// The iterator borrows the loader: only one iterator can exist at a time. [`into_epochs`](Self::into_epochs)
+    /// returns an iterator that owns the loader.
     ///
     /// ```compile_fail,E0499
     /// # fn f(mut loader: twinbuf::Loader) {
@@ -138,20 +142,22 @@ impl<B: Backend> Loader<B> {
         Epochs::lent(self, Start::new(epochs.start), last)
     }
 
-    /// Iterates over the batches from a checkpoint to the end of epoch `epochs - 1`: what is left of a training of so
-    /// many epochs.
+    /// Iterates from `checkpoint` to the end of epoch `epochs - 1`. `epochs` is the total number of epochs in the
+    /// training run. If no epoch remains, the iterator is empty.
     ///
-    /// They are the batches that the other loader would have delivered next, byte for byte if the transform is the
-    /// same. Depth, overlap, hints and rank may differ.
+    /// With the same batch size and number of ranks, it delivers the batches that the saving loader would have
+    /// delivered next. The bytes are identical if the transforms are the same. Depth, overlap, hints, and rank may
+    /// differ.
     ///
-    /// With another batch size or another number of ranks, this plan's batches are made of what is left of the epoch:
-    /// all ranks together deliver every record that was not seen before the checkpoint, once. Their steps are numbered
-    /// on. A schedule of batch sizes is where it is after the steps of the whole training. Later epochs are the plan's.
+    /// With a different batch size or number of ranks, all ranks together deliver each unseen record of the epoch
+    /// once; with [`LastBatch::Drop`](crate::LastBatch::Drop), records that do not fill the last step are omitted.
+    /// Step numbers continue. A schedule of batch sizes
+    /// continues after all steps of the training. Later epochs follow this loader's plan.
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] if the checkpoint belongs to another data set, range, shuffle, seed or last batch; it names the
-    /// field that differs.
+    /// [`Error::Checkpoint`] if the data set, record range, shuffle, seed, or `LastBatch` mode differs, or if the
+    /// step is past the end of the epoch. The error names the field.
     pub fn epochs_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<Epochs<'_, B>, Error> {
         let (start, last) = self.start_from(checkpoint, epochs)?;
         Ok(Epochs::lent(self, start, last))
@@ -172,28 +178,29 @@ impl<B: Backend> Loader<B> {
 
     /// Returns the position after the last batch that the caller received.
     ///
-    /// Batches that were only read ahead do not count; the batch in use does. At the end of an epoch it is the end of
-    /// all ranks' epoch, also where this rank has a step fewer ([`LastBatch::Keep`](crate::LastBatch::Keep)).
+    /// Batches that were only read ahead do not count. The batch in use counts. At the end of an epoch, the position
+    /// is the end of the epoch for all ranks, even if this rank has one step fewer
+    /// ([`LastBatch::Keep`](crate::LastBatch::Keep)).
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         let (epoch, step) = self.position;
         self.identity.at(epoch, step)
     }
 
-    /// Reports where the time went so far.
+    /// Returns a report of where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
         self.stage.report().with_reading(&self.files)
     }
 
-    /// Returns the times of the last steps, up to [`STEPS`](crate::observe::STEPS), the oldest first. The current step
-    /// is not included.
+    /// Returns the times of the most recent completed steps, at most [`STEPS`](crate::observe::STEPS), oldest first.
+    /// The current step is not included.
     #[must_use]
     pub fn recent_steps(&self) -> Vec<StepTimes> {
         self.stage.recent_steps()
     }
 
-    /// Returns a handle of the report, for a loop whose iterator has the loader, and for other threads.
+    /// Returns a handle that reads the report while an iterator borrows the loader, also from other threads.
     ///
     /// ```
     /// # fn f(mut loader: twinbuf::Loader) -> Result<(), twinbuf::BoxError> {
@@ -210,41 +217,42 @@ impl<B: Backend> Loader<B> {
         self.stage.live_report()
     }
 
-    /// Returns a handle of the breakdown that the loader was built with, for the phases of the loop itself.
+    /// Returns a handle to the loader's breakdown. Use it to measure the phases of the training loop.
     #[must_use]
     pub fn breakdown(&self) -> Breakdown {
         self.stage.breakdown().clone()
     }
 
-    /// Returns the plan whose batches this loads.
+    /// Returns the plan of this loader's batches.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.schedule.plan
     }
 
-    /// Joins the reading threads and returns an error that has not been delivered. Waits for batches that are being read,
-    /// however long that takes; see [`close_timeout`](Self::close_timeout).
+    /// Joins the reading threads and returns a pending error. Waits without a time limit for reads in progress; see
+    /// [`close_timeout`](Self::close_timeout).
     ///
-    /// Dropping the loader joins the threads too. It waits for reads for at most 10 s, or 10 ms if a task waited for the last
-    /// batch, and then leaves their threads behind.
+    /// Dropping the loader also joins the threads. It waits for reads in progress for at most 10 s, or 10 ms if a task
+    /// waited for the last batch. After that it detaches the threads.
     ///
     /// # Errors
     ///
-    /// The error that the thread met ahead of a caller who left early, or [`Error::Device`] if the device failed; else
-    /// [`Error::Trace`] if the trace could not be written. The batches are not affected by that.
+    /// Returns the first read error that the caller has not received, for example because the caller stopped
+    /// iterating early. Returns [`Error::Device`] if the device failed. Otherwise, returns [`Error::Trace`] if the
+    /// trace could not be written; delivered batches remain valid.
     pub fn close(self) -> Result<(), Error> {
         self.stage.close(None, &self.locators)
     }
 
-    /// Closes the loader as [`close`](Self::close) does, but waits for batches that are being read for `timeout` at most.
+    /// Closes the loader as [`close`](Self::close) does, but waits at most `timeout` for reads in progress.
     ///
-    /// A read that does not return, for example from a file server that is gone, cannot be ended by force. Its thread is
-    /// left behind: it keeps the slots and the data set that it uses, and ends when the read does. The end of the process
-    /// ends it too.
+    /// A blocked read cannot be cancelled, for example if a file server does not answer. After the timeout, the
+    /// loader detaches the reading thread. The thread keeps its slots and its data set until the read returns or the
+    /// process exits.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] with the batch, the file and the offset, if a thread was left behind; else those of
+    /// [`Error::Timeout`] with the batch, the file and the offset if a thread was detached. Otherwise, the errors of
     /// [`close`](Self::close).
     pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
         self.stage.close(Some(timeout), &self.locators)

@@ -173,32 +173,37 @@ fn every(value: &str) -> Option<u64> {
 }
 
 impl<B: Backend> LoaderBuilder<B> {
-    /// Replaces options by what the environment sets. Call it last, after [`name`](Self::name).
+    /// Replaces options by values from environment variables. Call it last, after [`name`](Self::name). Options
+    /// whose variable is not set stay unchanged.
     ///
     /// | variable | values | option |
     /// | --- | --- | --- |
     /// | `TWINBUF_OVERLAP` | `1`, `on`, `true`; `0`, `off`, `false` | [`overlap`](Self::overlap) |
     /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers) |
     /// | `TWINBUF_DEPTH` | 1 to [`MAX_HOST_DEPTH`] | [`host_depth`](Self::host_depth) |
-    /// | `TWINBUF_HINTS` | as `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
-    /// | `TWINBUF_MEMORY` | bytes, or `512MiB`: of all loaders together | [`memory_limit`](Self::memory_limit) |
+    /// | `TWINBUF_HINTS` | the values of `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
+    /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders | [`memory_limit`](Self::memory_limit) |
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
-    /// | `TWINBUF_BREAKDOWN` | a number of steps; `on`: 100; `off` or 0: none | [`breakdown`](Self::breakdown) |
+    /// | `TWINBUF_BREAKDOWN` | log every this many steps; `on`: 100; `off` or 0: no log | [`breakdown`](Self::breakdown) |
     ///
-    /// A loader with a name has its own switches: for the name `valid`, `TWINBUF_VALID_OVERLAP=0` wins over
-    /// `TWINBUF_OVERLAP=1`. Values may be in capitals and have spaces around them, except paths.
+    /// For a named loader, a variable with the name has precedence: for the name `valid`, `TWINBUF_VALID_OVERLAP=0`
+    /// overrides `TWINBUF_OVERLAP=1`. `TWINBUF_VALID_MEMORY` limits only this loader. Except in paths, case does not
+    /// matter, and leading and trailing spaces are ignored.
     ///
-    /// Where the plan has several ranks, the rank becomes part of the trace's file name: `trace.json` is
-    /// `trace.rank3.json` then. A trace covers as many epochs as that of [`trace`](Self::trace), or the first 5.
+    /// If the plan has several ranks, the rank becomes part of the trace's file name: `trace.json` becomes
+    /// `trace.rank3.json`. The trace covers the number of epochs set by [`trace`](Self::trace), or the first 5
+    /// epochs.
     ///
-    /// `TWINBUF_BREAKDOWN` turns the overlap off. It logs steps that the program ends with
+    /// `TWINBUF_BREAKDOWN` turns overlap off. It logs the steps that the program ends with
     /// `loader.breakdown().end_step()`; see [`Loader::breakdown`](crate::Loader::breakdown).
     ///
     /// # Errors
     ///
-    /// [`Error::Switch`] for a value that a switch does not take, [`Error::UnknownSwitch`] for any other variable
-    /// that begins with `TWINBUF_` or almost does. Variables that begin with `TWINBUF_TEST_`, `TWINBUF_STRESS_`,
-    /// `TWINBUF_SOAK_` or `TWINBUF_CUDA_` are those of this crate's tests, and ignored.
+    /// - [`Error::Switch`]: a variable has a value outside this table.
+    /// - [`Error::UnknownSwitch`]: another variable starts with `TWINBUF_`, or the name of a variable is almost a
+    ///   name in this table. Variables that start with `TWINBUF_TEST_`, `TWINBUF_STRESS_`, `TWINBUF_SOAK_` or
+    ///   `TWINBUF_CUDA_` belong to this crate's tests, and this method ignores them. It also ignores the variables
+    ///   of loaders with other names.
     ///
     /// # Examples
     ///

@@ -1,4 +1,4 @@
-//! Where the time of a step goes, phase by phase, as lines of a log and a table at the end.
+//! Measures the phases of each step: log lines while the program runs, and a table at the end.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -12,19 +12,20 @@ use super::phases::{Summary, Table};
 /// The first steps. All of them are logged.
 const FIRST: u64 = 10;
 
-/// Times the phases of each step: those of the loader (`load`, `h2d`), and the caller's own, under the names
-/// that it gives them (`forward`, `backward`, `optimizer`).
+/// Measures the phases of each step: the loader's phases (`load`, `transform`, `h2d`) and the caller's own phases,
+/// for example `forward`, `backward` and `optimizer`.
 ///
-/// Logs the first 10 steps and every `K`-th, and sums up when it is displayed. Training and
-/// [`validation`](Breakdown::validation) are kept apart. Off, every call only looks whether it is on.
+/// It logs the first 10 steps and every `K`-th step. `Display` prints a summary table. Training and
+/// [`validation`](Breakdown::validation) have separate tables. A breakdown that is off only tests a flag in each
+/// call.
 ///
-/// A clone is another handle of the same breakdown: one for the loader
-/// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)), one for the loop. A loader whose
-/// breakdown is on does not overlap, and says so in the log: of two things done at once, neither could be
-/// timed for itself.
+/// A clone is another handle to the same breakdown: pass one to the loader
+/// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)) and use one in the loop. A loader whose
+/// breakdown is on does not overlap loading with use, and logs this: two phases that run at the same time cannot be
+/// measured separately.
 ///
-/// What runs on a device is timed only if the phase waits for it: synchronise at its end, or measure with the
-/// device's events and [`add`](Breakdown::add) the result.
+/// Work on a device is measured only if the phase waits for it: synchronize at the end of the phase, or measure with
+/// the device's events and [`add`](Breakdown::add) the result.
 ///
 /// # Examples
 ///
@@ -87,14 +88,14 @@ struct Start {
 }
 
 impl Breakdown {
-    /// Makes a breakdown that does nothing.
+    /// Creates a breakdown that measures nothing.
     #[must_use]
     pub const fn off() -> Self {
         Self { on: None }
     }
 
-    /// Makes a breakdown that logs the first 10 steps and every `steps`-th, counted from 0; only the first 10 if that
-    /// is 0. The log goes to the standard error, unless [`sink`](Breakdown::sink) sends it elsewhere.
+    /// Creates a breakdown that logs the first 10 steps and every `steps`-th step, counted from 0. If `steps` is 0,
+    /// it logs only the first 10 steps. Log lines go to standard error by default; see [`sink`](Breakdown::sink).
     #[must_use]
     pub fn every(steps: u64) -> Self {
         let inner = Inner {
@@ -110,8 +111,8 @@ impl Breakdown {
         Self { on: Some(Arc::new(Mutex::new(inner))) }
     }
 
-    /// Logs every `batches`-th batch of a validation; none if that is 0. Default: as many as steps, see
-    /// [`every`](Breakdown::every).
+    /// Sets how often validation batches are logged: every `batches`-th batch, or none if `batches` is 0. Default:
+    /// the value of [`every`](Breakdown::every). It has no effect on a breakdown that is off.
     #[must_use]
     pub fn validation_every(self, batches: u64) -> Self {
         if let Some(mut inner) = self.lock() {
@@ -120,15 +121,15 @@ impl Breakdown {
         self
     }
 
-    /// Hands the lines of the log to `sink`, one a call and without their ends.
+    /// Sends the log lines to `sink`, one line per call, without a newline. Default: standard error. It has no
+    /// effect on a breakdown that is off.
     ///
-    /// Lines that are due while the sink is being called are lost, be they the sink's own or another
-    /// thread's.
+    /// A line that is logged while `sink` is running, on any thread, is lost.
     ///
     /// # Panics
     ///
-    /// Not here, but if the sink panics, so does the call whose line it got; the next line is the sink's
-    /// again.
+    /// This method does not panic. If `sink` panics, the call that logs the line panics. The sink receives the next
+    /// line as usual.
     #[must_use]
     pub fn sink(self, sink: impl FnMut(&str) + Send + 'static) -> Self {
         let before = self.lock().and_then(|mut inner| inner.sink.replace(Box::new(sink)));
@@ -136,23 +137,25 @@ impl Breakdown {
         self
     }
 
-    /// Whether it is on.
+    /// Returns `true` if the breakdown measures and logs.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.on.is_some()
     }
 
-    /// Runs `work` and counts its time for the phase `name` of this step.
+    /// Runs `work` and adds its time to the phase `name` of the current step. Returns the result of `work`.
     ///
-    /// A phase that runs several times in a step, as where gradients are accumulated over micro-steps, is added up, and
-    /// shown for each run too. A phase within a phase counts for both.
+    /// If a phase runs several times in a step, for example once per micro-step of gradient accumulation, its times
+    /// are added, and the table also shows the mean of a single run. The time of a nested phase counts for both
+    /// phases.
     ///
-    /// A phase belongs to whatever was running when it started: training or a [`validation`](Breakdown::validation).
-    /// Time spent in the other is excluded. A phase that outlives its validation is discarded.
+    /// A phase belongs to the mode in which it started: training or [`validation`](Breakdown::validation). Time
+    /// spent in the other mode is excluded. A validation phase that is still running when its validation ends is
+    /// discarded.
     ///
     /// # Panics
     ///
-    /// If `work` does; its time is then not counted.
+    /// If `work` panics. The time is then not counted.
     #[inline]
     pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
         if self.on.is_none() {
@@ -182,7 +185,8 @@ impl Breakdown {
         table.count(name, at, end.saturating_duration_since(at));
     }
 
-    /// Counts a time that was measured elsewhere and ended just now: all of it, so measure it without a validation's.
+    /// Adds `time` to the phase `name` of the current step. Use it for a time that was measured elsewhere and ends
+    /// now. The whole `time` counts: exclude the time of any validation from it.
     #[inline]
     pub fn add(&self, name: &'static str, time: Duration) {
         if self.is_on() {
@@ -216,11 +220,12 @@ impl Breakdown {
         }
     }
 
-    /// Ends a step, or a batch of validation: it lasted from the start of its first phase until now. Time outside of
-    /// its phases is shown as `other`. Time between two steps is in neither.
+    /// Ends the current step, or the current batch of a validation. The step's time is the time from the start of
+    /// its first phase until this call. Time outside the phases is shown as `other`. Time between two steps is not
+    /// counted.
     ///
-    /// A validation in between is left out, and phases that are not within one another never add up to more than
-    /// the step.
+    /// The step's time excludes any validation that ran during the step. The sum of non-nested phases never exceeds
+    /// the step's time.
     pub fn end_step(&self) {
         let Some(mut inner) = self.lock() else { return };
         let now = Instant::now();
@@ -250,12 +255,15 @@ impl Breakdown {
         }
     }
 
-    /// Counts phases and steps, until the result is dropped, as those of a validation of `batches` batches.
+    /// Starts a validation. Until the returned guard is dropped, phases and steps count as phases and batches of the
+    /// validation. `batches` is the expected number of batches; the log shows progress against it.
     ///
-    /// Its progress is logged at every `K`-th batch, and its time at the end. A validation in the middle of a
-    /// step, or of a phase, does not count for it; one within another validation is part of that.
-    /// It counts neither as compute nor as wait in the [`Report`](crate::Report) of a loader whose batch is in use on
-    /// this thread, whether the breakdown is on or off.
+    /// The breakdown logs progress at every `K`-th batch ([`validation_every`](Self::validation_every)), and the
+    /// total time at the end. If a validation runs inside a training step or phase, its time does not count for the
+    /// step or phase. A validation inside another validation is part of the outer one.
+    ///
+    /// If the thread is using a batch of a loader at this time, the [`Report`](crate::Report) of that loader
+    /// excludes the validation from compute and wait. This is true even if the breakdown is off.
     #[must_use = "the validation ends when this is dropped"]
     pub fn validation(&self, batches: u64) -> Validation<'_> {
         let begun = self.lock().is_some_and(|mut inner| {
@@ -329,8 +337,8 @@ impl Inner {
     }
 }
 
-/// A table of training and one of validation, of those that had a step: of each phase the mean and the median
-/// (of its last 1024 times) over the steps that had it, and its share of all the steps' time.
+/// Prints a table for training, and one for validation if there was any. For each phase it prints the mean, the
+/// median of its last 1024 times, and its share of the total time.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(inner) = self.lock() else { return f.write_str("breakdown: off") };
@@ -344,7 +352,7 @@ impl fmt::Display for Breakdown {
     }
 }
 
-/// A validation; see [`Breakdown::validation`]. It ends when this is dropped.
+/// A running validation. [`Breakdown::validation`] returns it. The validation ends when it is dropped.
 #[derive(Debug)]
 pub struct Validation<'b> {
     breakdown: Option<&'b Breakdown>,

@@ -60,7 +60,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A few lines of text: the times of both stages, then the verdict and the advice.
+/// Prints a few lines of text: the times of both stages, the verdict, and the advice.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.generated {

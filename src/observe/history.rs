@@ -11,23 +11,23 @@ use crate::cpu::{Clock, Share};
 use crate::slot::{Freed, LoadTimes, Ticket};
 use crate::thread::this_thread;
 
-/// The number of steps that are remembered: about a second of short ones, an hour of long ones.
+/// The maximum number of recent steps that a loader records.
 pub const STEPS: usize = 1024;
 
-/// A step of the caller's loop: a batch from its load to its release.
+/// The times of one step of the caller's loop, from the load of its batch to the end of its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct StepTimes {
-    /// The epoch of the batch, or the number of the round.
+    /// The epoch of the batch. For a generator, the round.
     pub epoch: u64,
-    /// Its step within the epoch; 0 for a round.
+    /// The step within the epoch, from 0. Always 0 for a generator.
     pub step: u64,
-    /// From the first time that the caller asked for any batch to when it asked for this one.
+    /// The time when the caller asked for this batch, measured from the caller's first request for any batch.
     pub start: Duration,
-    /// Reading and transforming the batch, by the loading thread.
+    /// The time that the loading thread took to read and transform the batch.
     pub load: Duration,
-    /// The caller: waiting for the batch and for its copy, and using it.
+    /// The caller's times: `waiting` for the batch and its copy to the device, and `busy` with the batch.
     pub train: StageTimes,
 }
 

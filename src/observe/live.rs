@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use super::report::Report;
 
-/// A handle of a loader's report; see [`Loader::live_report`](crate::Loader::live_report).
+/// A handle that reads a loader's report while an iterator borrows the loader.
+/// [`Loader::live_report`](crate::Loader::live_report) returns it.
 #[derive(Clone, Debug)]
 pub struct LiveReport(Arc<Mutex<Report>>);
 
 impl LiveReport {
-    /// Returns where the time went so far, as of the last batch that was received or at most 100 ms before it; after an
-    /// epoch as of its end.
+    /// Returns a report of where the time went so far. During an epoch, it describes the state at most 100 ms before
+    /// the last received batch. After an epoch, it describes the end of the epoch.
     #[must_use]
     pub fn get(&self) -> Report {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -56,14 +56,14 @@ impl Event {
     }
 }
 
-/// What one stage did with its time.
+/// The times of one stage: the loading threads, or the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct StageTimes {
-    /// Time spent on its own work.
+    /// The time that the stage worked.
     pub busy: Duration,
-    /// Time spent waiting for the other stage.
+    /// The time that the stage waited for the other stage.
     pub waiting: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Where the time goes: the report, the trace, the breakdown, and spans for `tracing`.
+//! Measurement: the report, the Chrome trace, the breakdown of steps, and spans for `tracing`.
 
 pub(crate) mod breakdown;
 mod display;

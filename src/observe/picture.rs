@@ -37,8 +37,8 @@ th{font-weight:600}.now{outline:2px solid var(--ink);outline-offset:-2px}.best{b
 .pause{fill:var(--pause);background:var(--pause)}";
 
 impl Report {
-    /// Writes a page for any browser: the report, where the time went, the last steps, and the time predicted for other
-    /// depths and numbers of workers. It needs no other file and no network.
+    /// Writes an HTML page: the report, where the time went, the last steps, and the predicted time for other depths
+    /// and numbers of workers. The page needs no other file and no network.
     ///
     /// ```no_run
     /// # fn f(loader: &twinbuf::Loader) -> std::io::Result<()> {
@@ -48,12 +48,12 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// That of writing the file.
+    /// The [`io::Error`] of writing the file.
     pub fn save(&self, path: impl AsRef<Path>) -> io::Result<()> {
         std::fs::write(path, self.html())
     }
 
-    /// Returns the page that [`save`](Self::save) writes.
+    /// Returns the HTML page that [`save`](Self::save) writes.
     #[must_use]
     pub fn html(&self) -> String {
         let mut page = String::new();

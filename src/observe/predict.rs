@@ -9,27 +9,28 @@ use super::replay::{Hold, Machine, Outcome, Scale, Settings, Unit, replay};
 use super::report::{Report, Verdict};
 use crate::slot::MAX_HOST_DEPTH;
 
-/// What the last batches would have taken with other settings; made by [`Report::predict`].
+/// The predicted time of the last batches with other settings. [`Report::predict`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Prediction {
-    /// The settings.
+    /// The settings of the prediction.
     pub settings: Settings,
-    /// The batches that were replayed: the last ones, up to 1024.
+    /// The number of batches in the simulation: the most recent batches, at most 1024.
     pub batches: u64,
-    /// What they took as they were measured.
+    /// The measured time of these batches.
     pub measured: Duration,
-    /// What they would have taken.
+    /// The predicted time of these batches.
     pub wall: Duration,
-    /// The part of `wall` that the caller would have spent waiting for batches.
+    /// The part of `wall` in which the caller would wait for batches.
     pub waiting: Duration,
-    /// How long the loading threads would have waited for slots, added up.
+    /// The time that the loading threads would wait for free slots, summed over all threads.
     pub for_slots: Duration,
 }
 
 impl Prediction {
-    /// Returns the part of the measured time that the settings save: 0.25 for a quarter; negative if they take longer.
+    /// Returns the fraction of the measured time that these settings save, for example 0.25 for a quarter. The value
+    /// is negative if the settings take longer.
     #[must_use]
     pub fn gain(&self) -> f64 {
         1.0 - self.wall.as_secs_f64() / self.measured.as_secs_f64().max(1e-9)
@@ -196,21 +197,22 @@ fn nanos(time: f64) -> Duration {
 }
 
 impl Report {
-    /// Returns the settings that were measured.
+    /// Returns the settings that the loader ran with.
     #[must_use]
     pub fn settings(&self) -> Settings {
         let workers = usize::try_from(self.workers).unwrap_or(usize::MAX);
         Settings { overlap: self.overlap, depth: self.depth, workers }
     }
 
-    /// Predicts what the last batches, up to 1024, would have taken with other settings: their measured times are
-    /// replayed in a simulation of the loader. Takes about a millisecond.
+    /// Predicts the time of the last batches, at most 1024, with other settings. A simulation of the loader replays
+    /// their measured times. The call takes about a millisecond.
     ///
-    /// Loads and uses that compute share the processors. Files are on one disk, and more workers do not make it faster.
-    /// What it cannot take into account: times that are not the same under other settings, for example because the
-    /// system reads ahead.
+    /// In the simulation, loading and use share the processors. All files are on one disk, and more workers do not
+    /// make the disk faster. The simulation assumes that the time of a single load or use does not depend on the
+    /// settings; this is not true, for example, if the system reads ahead.
     ///
-    /// `None` if nothing was measured, or if the caller would wait for a slot that it keeps.
+    /// Returns `None` if nothing was measured, or if the caller would wait for a slot that the caller itself
+    /// occupies.
     ///
     /// # Examples
     ///
@@ -227,8 +229,9 @@ impl Report {
         Model::of(self).predict(settings)
     }
 
-    /// Limits what is replayed to the last batches: for example to an epoch after the first (the first one fills the
-    /// page cache).
+    /// Limits [`predict`](Self::predict), [`recommended`](Self::recommended), [`advice`](Self::advice) and
+    /// [`verdict`](Self::verdict) to the last `batches` batches. Use it, for example, to exclude the first epoch,
+    /// because the first epoch fills the page cache.
     #[must_use]
     pub fn of_last(mut self, batches: usize) -> Self {
         let units = &self.recent.units;
@@ -243,17 +246,19 @@ impl Report {
         all.map(|settings| model.predict(settings)).collect()
     }
 
-    /// Returns the smallest change that gains at least 3 %, unless others gain another 5 % or more.
+    /// Returns the smallest change of settings that saves at least 3 % of the time, unless a larger change saves at
+    /// least 5 percentage points more. Returns `None` if no change saves 3 %.
     ///
-    /// More overlap, slots or workers are tried, up to [`MAX_HOST_DEPTH`](crate::loader::MAX_HOST_DEPTH) slots and 4
-    /// workers more; and no overlap.
+    /// It tries to toggle overlap, up to 4 more slots (at most [`MAX_HOST_DEPTH`](crate::loader::MAX_HOST_DEPTH)),
+    /// and up to 4 more workers. For a generator it tries only to toggle overlap.
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
         Model::of(self).recommended(self.generated)
     }
 
-    /// Recommends a change, in one sentence: that of [`recommended`](Self::recommended) with the time that it saves, or why
-    /// none helps.
+    /// Returns advice as text: the change of [`recommended`](Self::recommended) with its predicted saving, the
+    /// advice to iterate over all epochs with one call of [`Loader::epochs`](crate::Loader::epochs), or the reason
+    /// why no change helps.
     #[must_use]
     pub fn advice(&self) -> String {
         let mut model = Model::of(self);
@@ -284,8 +289,8 @@ impl Report {
         format!("No option of the loader gains 3 %: {why}.")
     }
 
-    /// Returns what decides how long the run takes: the stage that saves most if it is faster, in a replay of the last
-    /// batches.
+    /// Returns the bottleneck: the stage that would save the most time if it were faster, in a simulation of the
+    /// last batches. Returns [`Verdict::Unmeasured`] if nothing was measured.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         if self.recent.units.is_empty() {

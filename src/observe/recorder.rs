@@ -221,7 +221,7 @@ impl Recorder {
     }
 }
 
-/// Records where the time of a loop goes that iterates over something else than a loader.
+/// Measures a loop that iterates over a source other than a loader. It produces the same report.
 ///
 /// ```
 /// use std::time::Instant;
@@ -244,7 +244,7 @@ pub struct LoopRecorder {
 }
 
 impl LoopRecorder {
-    /// Makes a recorder of a loop that has not begun.
+    /// Creates a recorder for a loop that has not started.
     #[must_use]
     pub fn new() -> Self {
         let next = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: 0, last: 0 };
@@ -255,14 +255,15 @@ impl LoopRecorder {
         Self { recorder, next }
     }
 
-    /// The loop asks for an item: its use of the one before is over.
+    /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
     pub fn asked(&mut self, at: Instant) {
         self.recorder.asked(self.next, at, None);
         // It is of no loader: it pauses for none, and none pauses for it.
         self.recorder.since = None;
     }
 
-    /// The loop has the item that it asked for. The first one of an iteration, or of another epoch, begins an epoch.
+    /// Records that the loop received the item at the time `at`. If `epoch` differs from the previous item's epoch,
+    /// or if this is the first item, a new epoch starts.
     pub fn received(&mut self, epoch: u64, step: u64, at: Instant) {
         self.next = Ticket { epoch, step, ..self.next };
         if self.recorder.epoch.as_ref().is_none_or(|begun| begun.id.epoch != epoch) {
@@ -273,18 +274,18 @@ impl LoopRecorder {
         self.recorder.in_use_from(self.next, None, at, 0);
     }
 
-    /// There are no more items, or the loop has ended.
+    /// Records that the loop ended at the time `at`.
     pub fn ended(&mut self, at: Instant) {
         self.recorder.ended(at, None);
     }
 
-    /// Reports where the time went so far; the loads are not known.
+    /// Returns a report of where the time went so far. The report has no load times.
     #[must_use]
     pub fn report(&self) -> Report {
         self.recorder.report()
     }
 
-    /// Returns the last steps, up to [`STEPS`](super::STEPS), the oldest first.
+    /// Returns the times of the most recent completed steps, at most [`STEPS`](super::STEPS), oldest first.
     #[must_use]
     pub fn recent_steps(&self) -> Vec<StepTimes> {
         self.recorder.recent_steps()

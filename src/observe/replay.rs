@@ -8,15 +8,15 @@
 
 use std::collections::VecDeque;
 
-/// The options of a loader that [`Report::predict`](super::Report::predict) varies.
+/// The loader options that [`Report::predict`](super::Report::predict) can vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Settings {
     /// Whether threads load ahead of the caller.
     pub overlap: bool,
-    /// Host slots of each loading thread.
+    /// The number of host slots per loading thread.
     pub depth: usize,
-    /// Loading threads.
+    /// The number of loading threads.
     pub workers: usize,
 }
 

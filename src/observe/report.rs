@@ -1,4 +1,4 @@
-//! Where the time went.
+//! The report of where the time went.
 
 use std::time::Duration;
 
@@ -10,56 +10,58 @@ use super::history::Recent;
 use super::log::{Event, StageTimes, What};
 use super::replay::Settings;
 
-/// What decides how long an epoch takes: the stage that shortens it if it is faster. See [`Report::verdict`].
+/// The bottleneck: the stage that would shorten the epoch if it were faster. See [`Report::verdict`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Nothing was measured yet.
+    /// No batch was measured.
     Unmeasured,
-    /// The caller's own work: a faster loader changes little.
+    /// The caller's work is the bottleneck. A faster loader gains little.
     ComputeBound,
-    /// Reading.
+    /// Reading is the bottleneck.
     DiskBound,
-    /// The transform: a faster disk changes little.
+    /// The transform is the bottleneck. A faster disk gains little.
     TransformBound,
-    /// Copying to the device.
+    /// The copy to the device is the bottleneck.
     TransferBound,
-    /// Making the rounds of a [`Generator`](crate::generate::Generator).
+    /// The closure of a [`Generator`](crate::generate::Generator) is the bottleneck.
     GenerationBound,
-    /// Other threads that get the batches from the caller: their slots are free only when those are done.
+    /// Other threads that receive batches from the caller are the bottleneck: they keep the batches, and the slots
+    /// stay occupied.
     HeldBound,
-    /// Several of them about equally, or only all of them together.
+    /// Several stages contribute about equally. No single faster stage shortens the epoch much more than another.
     Balanced,
 }
 
-/// The number of epochs that have rows in a report.
+/// The maximum number of epochs in [`Report::by_epoch`].
 pub const EPOCHS: usize = 64;
 
-/// Where the time of one epoch went: its part of the figures of a [`Report`].
+/// The times of one epoch in a [`Report`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct EpochTimes {
     /// The epoch.
     pub epoch: u64,
-    /// Batches that the caller received.
+    /// The number of batches that the caller received.
     pub batches: u64,
-    /// Their bytes.
+    /// The size of these batches in the slots, in bytes.
     pub bytes: u64,
-    /// System calls that read them.
+    /// The number of system calls that read these batches.
     pub io_calls: u64,
-    /// From the first time that a batch was asked for to the end; in the current epoch, to the batch in use.
+    /// The time from the first request for a batch to the end of the epoch. In the current epoch, the time up to the
+    /// batch in use.
     pub wall: Duration,
-    /// Reading and transforming them, on all loading threads together.
+    /// The time spent reading and transforming these batches, summed over all loading threads.
     pub load: Duration,
-    /// The caller: using them, and waiting for them.
+    /// The caller's times: using batches (`busy`) and waiting for batches (`waiting`).
     pub train: StageTimes,
 }
 
-/// Where the time of a loader's epochs went, up to now.
+/// Where the time of a loader went so far. [`Loader::report`](crate::Loader::report) returns it.
 ///
-/// All times are wall-clock times, measured on every batch that the caller received.
+/// All times are wall-clock times, measured for every batch that the caller received.
 ///
 /// # Examples
 ///
@@ -84,49 +86,56 @@ pub struct EpochTimes {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Report {
-    /// Epochs started.
+    /// The number of epochs started.
     pub epochs: u64,
-    /// Batches that the caller received.
+    /// The number of batches that the caller received.
     pub batches: u64,
-    /// Their bytes, as they stood in the slots.
+    /// The size of these batches in the slots, in bytes, after the transforms.
     pub bytes: u64,
-    /// The bytes that were read for them: those of their records in the files or data sets, before any transform.
+    /// The number of bytes read for these batches, before the transforms.
     pub read_bytes: u64,
-    /// Batches whose load was started, for the caller or ahead of it.
+    /// The number of batches whose load was started, including batches loaded ahead.
     pub loads: u64,
-    /// System calls that read the files of [`Records`](crate::Records), for these batches; 0 if another data set reads
-    /// by other means.
+    /// The number of system calls that read these batches from the files of [`Records`](crate::Records). 0 for data
+    /// sets that read by other means.
     pub io_calls: u64,
-    /// The number of loading threads; 1 if the caller loads. `read` and `transform` add up the time of all threads.
+    /// The number of loading threads. 1 if the caller's thread loads the batches. `read` and `transform` are sums
+    /// over all threads.
     pub workers: u64,
-    /// From the first time that a batch of each epoch was asked for to its end, added up; a wait in progress is
-    /// included, the batch in use is not.
+    /// The time from the first request for a batch to the end of each epoch, summed over all epochs. A wait in
+    /// progress is included. The batch in use is not included.
     pub wall: Duration,
-    /// Reading: disk to host slot, with the hints; waiting for a free slot.
+    /// The loading threads' times: `busy` reading from disk to host slot, including the time for prefetch calls;
+    /// `waiting` for a free slot.
     pub read: StageTimes,
-    /// Transforming, on the reading thread as well.
+    /// The time spent in transforms, on the loading threads.
     pub transform: Duration,
-    /// Copies from the host to the device, by the device's clock, all that are done; nothing without a device.
+    /// The time of all completed copies from host to device, by the device's clock. Zero without a device.
     pub transfer: Duration,
-    /// The bytes of those copies.
+    /// The size of these copies in bytes.
     pub transfer_bytes: u64,
-    /// The time that the caller waited for the device and not for a batch, where that can be told: its work was only
-    /// enqueued, the reading thread waited for slots too, and no copy accounts for it. 0 without a device.
+    /// The estimated time that the caller waited for the device, not for a batch. It is nonzero only if the caller
+    /// enqueues work without waiting for it, the loading threads also waited for slots, and the copies do not
+    /// explain the wait. Zero without a device.
     pub device: Duration,
-    /// The caller: from receiving a batch, copied if it is on a device, to asking for the next; waiting for that.
+    /// The caller's times: `busy` from the receipt of a batch (copied, if on a device) to the next request;
+    /// `waiting` from the request to the receipt.
     pub train: StageTimes,
-    /// The caller's part of the very first step. The wait for the first batch makes that step unlike the others.
+    /// The caller's times of the first step. It differs from other steps because the caller waits for the first
+    /// batch.
     pub first: StageTimes,
-    /// What was read from files and prefetched, all fields together. It includes batches that are not received yet.
+    /// Statistics of file reads and prefetch, summed over all fields. They include batches that the caller has not
+    /// received.
     pub reading: ReadStats,
-    /// For each field that is files: how it is read, and why.
+    /// For each field of files: how the files are read, and why.
     pub choices: Vec<ReadChoice>,
-    /// The last epochs, up to [`EPOCHS`], the oldest first. None for a generator.
+    /// The times of the most recent epochs, at most [`EPOCHS`], oldest first. Empty for a generator.
     pub by_epoch: Vec<EpochTimes>,
     /// Whether this is the report of a generator.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) generated: bool,
-    /// Whether a thread loads ahead of the caller: `false` also where the environment or a breakdown turned it off.
+    /// Whether a thread loads ahead of the caller. `false` if the builder, the environment or a breakdown turned
+    /// overlap off.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub overlap: bool,
     /// Host slots of each loading thread, and slots on the device.
@@ -229,8 +238,8 @@ impl Report {
         self.each(self.read.busy + self.transform)
     }
 
-    /// Returns the accelerator utilization as `MLPerf` Storage defines it: the caller's compute time over the total
-    /// time, without the first step. `None` before the second step has ended.
+    /// Returns the accelerator utilization as defined by `MLPerf` Storage, from 0 to 1: the caller's compute time
+    /// divided by the total time, without the first step. Returns `None` before the second step has ended.
     #[must_use]
     pub fn au(&self) -> Option<f64> {
         let total = self.wall.saturating_sub(self.first.busy + self.first.waiting);
@@ -238,19 +247,20 @@ impl Report {
         (self.batches > 1 && !total.is_zero()).then(|| (busy.as_secs_f64() / total.as_secs_f64()).min(1.0))
     }
 
-    /// Batches that the caller received in a second of [`wall`](Self::wall); 0 if there is none.
+    /// Returns the number of received batches per second of [`wall`](Self::wall). Returns 0 if `wall` is zero.
     #[must_use]
     pub fn batches_per_second(&self) -> f64 {
         if self.wall.is_zero() { 0.0 } else { self.batches as f64 / self.wall.as_secs_f64() }
     }
 
-    /// Bytes that the loading threads read in a second while all of them read; 0 before the first batch.
+    /// Returns the read rate in bytes per second of all loading threads together, while they read. Returns 0 before
+    /// the first batch.
     #[must_use]
     pub fn read_rate(&self) -> f64 {
         rate(self.read_bytes, self.each(self.read.busy))
     }
 
-    /// Bytes that were copied to the device in a second of copying; 0 without a device.
+    /// Returns the rate of copies to the device in bytes per second of copy time. Returns 0 without a device.
     #[must_use]
     pub fn transfer_rate(&self) -> f64 {
         rate(self.transfer_bytes, self.transfer)

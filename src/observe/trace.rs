@@ -21,7 +21,8 @@ use super::log::{Event, What};
 use crate::slot::BatchId;
 use crate::thread::ForkGuard;
 
-/// What to record of a run; see [`LoaderBuilder::trace`](crate::loader::LoaderBuilder::trace).
+/// The file and the number of epochs of a Chrome trace. Pass it to
+/// [`LoaderBuilder::trace`](crate::loader::LoaderBuilder::trace).
 ///
 /// ```
 /// let profile = twinbuf::observe::Trace::new("trace.json").epochs(2);
@@ -33,34 +34,35 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Writes a Chrome trace of the first 5 epochs to the file `path`. An existing file is overwritten.
+    /// Creates a trace of the first 5 epochs in the file `path`. The loader overwrites an existing file. Open the
+    /// trace in <https://ui.perfetto.dev> or `chrome://tracing`.
     ///
-    /// Each loader is a process of the trace, named `NAME rank R of W`, or `twinbuf rank R of W` without a name, with these
-    /// rows:
+    /// Each loader is a process in the trace, named `NAME rank R of W`, or `twinbuf rank R of W` without a name. A
+    /// process has these rows:
     ///
     /// | row | events |
     /// | --- | --- |
-    /// | `train`, the caller | `epoch N`; in it a `chunk` for each step, made up of `queue_wait` (the caller waits for the batch; on a device `gpu_queue_wait`, then `gpu_copy_wait` until it is copied) and `train` (the caller uses it), interrupted by `pause` where another loader is iterated meanwhile; `before` of a generator, the hook |
-    /// | `read`, a loading thread | `disk_load` (a batch from the disk into its slot) and `transform`; or `generate` |
-    /// | `upload`, the copies | `gpu_transfer` |
+    /// | `train`: the caller | `epoch N` contains a `chunk` for each step. A `chunk` contains `queue_wait` (the caller waits for the batch) and `train` (the caller uses the batch). On a device, `gpu_queue_wait` and `gpu_copy_wait` (wait for the copy) replace `queue_wait`. `pause`: the caller iterates over another loader. `before`: a generator's hook runs. |
+    /// | `read`: a loading thread | `disk_load` (a batch is read from disk into its slot) and `transform`, or `generate` for a generator |
+    /// | `upload`: the copies to a device | `gpu_transfer` |
     ///
-    /// Each event has the epoch, the step and the bytes in its `args`. An arrow leads from a batch's load to its use.
-    /// The counter `full host slots` is the number of batches that are ready for the caller; at 0 it waits, or would if
-    /// it asked now. The event `clock_origin` has the start of the clock, in microseconds since 1970 (`unix_us`), and
-    /// the system's process number.
+    /// The `args` of each event contain the epoch, the step and the bytes. An arrow connects the load of a batch
+    /// with its use. The counter `full host slots` is the number of batches ready for the caller; at 0, the caller
+    /// waits when it asks for a batch. The event `clock_origin` contains the start of the clock in microseconds
+    /// since 1970 (`unix_us`) and the process ID.
     ///
-    /// Recording takes about 0.1 us per event, and a write every 16 KiB. Events of a row are written with its first
-    /// batch, then with a batch if the last write is at least 250 ms old, and after an epoch. A program that is killed
-    /// loses what has not been written and the events that had not ended.
+    /// Recording takes about 0.1 us per event, plus one write per 16 KiB. Each row writes its events with its first
+    /// batch, then with a batch if the last write was at least 250 ms earlier, and after each epoch. If the program
+    /// is killed, unwritten and unfinished events are lost.
     ///
-    /// Loaders and generators of one process may share a path. The list ends when the last of them is closed or dropped.
-    /// Another process needs another path. A process forked from the loader's records nothing.
+    /// Loaders and generators of one process may share a path. The file is complete when the last of them is closed
+    /// or dropped. Another process needs another path. A process forked from the loader's process records nothing.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), epochs: 5 }
     }
 
-    /// Sets how many epochs to record, from the first one started.
+    /// Sets the number of epochs to record, counted from the first epoch that the loader starts. Default: 5.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.epochs = epochs;
@@ -142,7 +144,7 @@ impl TraceFile {
 }
 
 impl<P: Into<PathBuf>> From<P> for Trace {
-    /// [`Trace::new`].
+    /// Calls [`Trace::new`].
     fn from(path: P) -> Self {
         Self::new(path)
     }

@@ -1,4 +1,4 @@
-//! A group of tensors in memory: the guard of its slot, or a handle of memory that stays.
+//! A group of tensors in memory.
 
 use std::any::type_name;
 use std::fmt;
@@ -37,10 +37,10 @@ pub(super) struct Kept {
     pub(super) _taken: Option<Arc<Taken>>,
 }
 
-/// One group of tensors, in memory. Dropping it frees its slot.
+/// One group of tensors in memory. Dropping it frees its slot.
 ///
-/// It borrows nothing: it may be sent to another thread, and may outlive its stream. Its bytes do not change while it
-/// is alive.
+/// A group borrows nothing: it may move to another thread and may outlive its stream. Its bytes do not change while
+/// it exists.
 pub struct Group {
     place: Place,
     groups: Groups,
@@ -58,13 +58,13 @@ impl Group {
         Self { place, groups: groups.clone(), group, at }
     }
 
-    /// Returns its number in [`Groups`].
+    /// Returns the index of the group in [`Groups`], from 0.
     #[must_use]
     pub fn number(&self) -> usize {
         self.group
     }
 
-    /// Returns the pass that it belongs to, from 0.
+    /// Returns the pass of the group, from 0.
     #[must_use]
     pub fn pass(&self) -> u64 {
         self.at.epoch
@@ -78,12 +78,13 @@ impl Group {
         self.groups.tensors(self.group).map(view)
     }
 
-    /// Finds a tensor by its name, or by the end of its name if only one of the group has that: `mlp.up_proj.weight` is
-    /// `model.layers.17.mlp.up_proj.weight` in a group of layer 17.
+    /// Returns the tensor with this name. If no tensor has exactly this name, returns the tensor whose name ends in
+    /// `.` and `name`, provided there is exactly one: in a group of layer 17, `mlp.up_proj.weight` finds
+    /// `model.layers.17.mlp.up_proj.weight`.
     ///
     /// # Errors
     ///
-    /// [`Error::Tensor`] if none has this name, or several end in it.
+    /// [`Error::Tensor`] if no tensor matches, or if several names end in `name`.
     pub fn tensor(&self, name: &str) -> Result<View<'_>, Error> {
         let mut ends = None;
         let mut count = 0;
@@ -124,7 +125,7 @@ impl fmt::Debug for Group {
     }
 }
 
-/// One tensor of a [`Group`], in place: its bytes, and what they are.
+/// One tensor of a [`Group`]: its bytes, name, type and shape, without a copy. It dereferences to its bytes.
 #[derive(Clone, Copy)]
 pub struct View<'g> {
     tensor: &'g Tensor,
@@ -133,33 +134,35 @@ pub struct View<'g> {
 }
 
 impl<'g> View<'g> {
-    /// Returns its name.
+    /// Returns the full name of the tensor.
     #[must_use]
     pub fn name(&self) -> &'g str {
         self.tensor.name()
     }
 
-    /// Returns what it is: name, type and shape.
+    /// Returns the description of the tensor: name, type and shape.
     #[must_use]
     pub const fn tensor(&self) -> &'g Tensor {
         self.tensor
     }
 
-    /// Returns its bytes, for as long as the group is borrowed.
+    /// Returns the bytes of the tensor, in the byte order of the file.
     #[must_use]
     pub const fn bytes(&self) -> &'g [u8] {
         self.bytes
     }
 
-    /// Returns its elements as values of type `T`, in place.
+    /// Returns the elements as values of type `T`, without a copy.
     ///
-    /// `T` is the type of the elements, or an array of it; `u8` for any, and `u16` for floats of 16 bits. Blocks and types
-    /// that Rust lacks may be taken as anything. No byte order is converted.
+    /// `T` must be the element type, an array of it, or `u8`. `u16` is also valid for 16-bit floats. Quantized
+    /// blocks and element types without a Rust equivalent can be read as any type. The byte order is not converted.
     ///
     /// # Errors
     ///
-    /// [`Error::Tensor`] for another type; [`Error::Cast`] unless the bytes are a whole number of `T`s at a multiple of
-    /// their alignment. A type that Rust lacks is at any multiple of a byte in a file of `safetensors`, and of 32 in GGUF.
+    /// - [`Error::Tensor`]: `T` does not match the element type.
+    /// - [`Error::Cast`]: the size is not a multiple of the size of `T`, or the bytes are not aligned for `T`. For
+    ///   element types without a Rust equivalent, the file aligns a tensor only to 1 byte (safetensors) or 32 bytes
+    ///   (GGUF).
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'g [T], Error> {
         if !fits::<T>(self.tensor.dtype()) {
             let (name, wanted) = (self.name().to_string(), self.tensor.to_string());

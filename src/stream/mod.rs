@@ -1,7 +1,8 @@
-//! Weights: groups of tensors in the order of use, the next one read while this one is used.
+//! Streams of model weights: groups of tensors in the order of use. A thread reads the next group while the caller
+//! uses the current group.
 //!
-//! A stream is a loader whose batches are groups of tensors: the same thread, the same report, errors and trace. Its
-//! passes are epochs.
+//! A stream is a loader whose batches are groups of tensors. It has the same thread, report, errors and trace as a
+//! loader. One pass over all groups is an epoch.
 
 mod group;
 mod pass;
@@ -32,9 +33,11 @@ use crate::slot::{MAX_HOST_DEPTH, Naming, Origin, Ticket};
 use crate::stage::worker::{Load, Source};
 use crate::stage::{self, HELD_TIMEOUT, Stage};
 
-/// Builds a stream of groups of tensors: the layers of a model, in the order of use. Feature `safetensors`.
+/// Returns a builder for a stream of tensor groups, for example the layers of a model in the order of use. Requires
+/// the feature `safetensors`.
 ///
-/// Defaults: two slots, no limit of memory, passes that do not follow each other without a gap.
+/// Defaults: two slots, overlap on, no memory limit, no group [kept in memory](StreamBuilder::keep), each pass
+/// starts to read when [`pass`](TensorStream::pass) is called.
 ///
 /// # Examples
 ///
@@ -78,7 +81,7 @@ pub fn stream(groups: Groups) -> StreamBuilder {
     }
 }
 
-/// Builds a [`TensorStream`]; made by [`stream`].
+/// Builds a [`TensorStream`]. [`stream`] returns it.
 #[must_use = "a builder does nothing until `build`"]
 pub struct StreamBuilder {
     groups: Groups,
@@ -95,81 +98,89 @@ pub struct StreamBuilder {
 }
 
 impl StreamBuilder {
-    /// Names the stream in errors, reports and traces. Default: no name.
+    /// Sets the name of the stream in errors, reports and traces. Default: no name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Lets passes follow each other without a gap: the first group of the next pass is read while the last one of this
-    /// pass is used. Default: reading begins with each call of [`pass`](TensorStream::pass).
+    /// Reads continuously across passes: the stream reads the first group of the next pass while the caller uses the
+    /// last group of the current pass. Default: reading starts with each call of [`pass`](TensorStream::pass).
     pub fn cycle(mut self) -> Self {
         self.cycle = true;
         self
     }
 
-    /// Sets the order of the groups in each pass. `order(pass, step)` is the number of a group, and a pass has each group
-    /// once. Default: the order of [`Groups`], in each pass.
+    /// Sets the order of the groups in each pass. `order(pass, step)` returns the index of a group. Default: the
+    /// order of [`Groups`] in each pass.
     ///
-    /// It is called on both threads, and returns the same each time: `move |pass, step| if pass % 2 == 0 { step } else
-    /// { last - step }` goes forward and back.
+    /// `order` must return each group exactly once per pass. Otherwise the pass ends with [`Error::Option`]. The
+    /// caller's thread and the reading thread both call `order`; it must return the same result for the same
+    /// arguments. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
+    /// forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
         self.order = Some(Box::new(order));
         self
     }
 
-    /// Sets the number of slots, 1 to 8, each as large as the largest group that is not kept. Default: 2.
+    /// Sets the number of slots, 1 to 8. Default: 2.
     ///
-    /// A group that is in use has one of them, and the others are read into.
+    /// Each slot holds the largest group that is not [kept in memory](Self::keep). A group in use occupies one slot.
+    /// The reader fills the other slots. `build` returns [`Error::Option`] if out of range.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.depth = slots;
         self
     }
 
-    /// Limits the memory of slots, of groups that are kept and of reads past the page cache, in bytes. Default: no limit.
+    /// Limits the memory of the stream, in bytes: slots, groups [kept in memory](Self::keep), and buffers for direct
+    /// I/O. The page cache does not count. Default: no limit.
     ///
-    /// What the slots leave of it keeps groups: they are read once, and stay until the stream and the last [`Group`] are
-    /// dropped. If not all of them fit, those that do are spread over the pass. It does not count the page cache.
+    /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. `build`
+    /// returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
         self.memory_limit = Some(limit.into());
         self
     }
 
-    /// Sets how many groups are kept in memory at most. Default: as many as the
-    /// [`memory_limit`](Self::memory_limit) has room for; none without a limit.
+    /// Sets the maximum number of groups that stay in memory. Default: with a [`memory_limit`](Self::memory_limit),
+    /// the number of groups that fit the limit; otherwise 0. A value above the number of groups keeps all groups.
+    ///
+    /// A group kept in memory is read once and stays until the stream and the last [`Group`] are dropped. It does
+    /// not occupy a slot. If only some groups are kept, they are spread evenly over the pass.
     pub fn keep(mut self, groups: usize) -> Self {
         self.keep = Some(groups);
         self
     }
 
-    /// Whether a thread reads ahead of the caller. Default: `true`.
+    /// Sets whether a thread reads groups ahead of the caller. Default: `true`.
     ///
-    /// With `false`, each group is read on the caller's thread when the caller asks for it.
+    /// With `false`, the call that asks for a group reads it on the caller's thread.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Sets where the bytes come from. Default: [`ReadMode::Auto`]: through the page cache if all groups fit there,
-    /// otherwise past it. The [`Report`] has what was chosen.
+    /// Sets how files are read: through the page cache, or past it (direct I/O). Default: [`ReadMode::Auto`],
+    /// through the page cache if all groups fit, otherwise past it. The [`Report`] shows the choice.
     ///
-    /// Past the page cache the disk writes to the slot, by one call for each run of tensors of 4 MiB or more: do not
-    /// `fork` during a read (NOTES in `open(2)`).
+    /// With direct I/O, the disk writes to the slot, with one request per contiguous run of tensors of 4 MiB or
+    /// more. Do not call `fork` during a read (NOTES in `open(2)`).
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
         self.read_mode = mode;
         self
     }
 
-    /// Sets how long to wait for a group that is still held, when its slot is the next to be filled. Default: 10 s.
+    /// Sets how long to wait for the caller to drop an earlier group when the stream needs its slot. Default: 10 s.
     ///
-    /// Groups may be dropped on other threads. When the time is over the pass ends with [`Error::SlotHeld`], also if the
-    /// caller itself holds the group.
+    /// Another thread can drop the group during the wait. After the timeout the pass ends with [`Error::SlotHeld`].
+    /// If the waiting thread itself holds the group, the
+    /// stream waits for the full timeout.
     pub fn held_timeout(mut self, timeout: Duration) -> Self {
         self.held_timeout = timeout;
         self
     }
 
-    /// Writes a Chrome trace. Default: no trace.
+    /// Writes a Chrome trace to a file. Default: no trace.
     pub fn trace(mut self, trace: impl Into<Trace>) -> Self {
         self.trace = Some(trace.into());
         self
@@ -179,9 +190,12 @@ impl StreamBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if there is no group, or the slots do not fit the memory; [`Error::Memory`] if they do not fit the
-    /// limit; [`Error::Open`] if the files cannot be read as [`read_mode`](Self::read_mode) asks for; [`Error::Trace`] if
-    /// the trace's file cannot be made; [`Error::Spawn`] if the system starts no thread.
+    /// - [`Error::Option`]: there is no group, [`host_depth`](Self::host_depth) is out of range, or the slots cannot
+    ///   be allocated.
+    /// - [`Error::Memory`]: the slots exceed the [`memory_limit`](Self::memory_limit).
+    /// - [`Error::Open`]: the files cannot be read as [`read_mode`](Self::read_mode) requires.
+    /// - [`Error::Trace`]: the trace file could not be created.
+    /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<TensorStream, Error> {
         let Self { groups, name, order, cycle, depth, keep, overlap, read_mode, .. } = self;
         if !(1..=MAX_HOST_DEPTH).contains(&depth) {
@@ -251,12 +265,14 @@ impl fmt::Debug for StreamBuilder {
     }
 }
 
-/// Reads groups of tensors in the order of use, the next one while this one is used.
+/// Reads groups of tensors in the order of use. A thread reads the next group while the caller uses the current
+/// group.
 ///
-/// A thread reads while the caller computes, into slots that are allocated once and recycled. A slot is never
-/// overwritten while its [`Group`] is alive. Groups that are [kept](StreamBuilder::memory_limit) are read once.
+/// The thread reads into slots that are allocated once and reused. The thread never overwrites a slot while its
+/// [`Group`] exists. Groups [kept in memory](StreamBuilder::keep) are read once.
 ///
-/// Dropping the stream waits for the group that is being read, for at most 10 s, and joins the thread.
+/// Dropping the stream waits at most 10 s for the read in progress and joins the thread. After 10 s it detaches the
+/// thread.
 pub struct TensorStream {
     stage: Stage<Values<Memory>>,
     schedule: Arc<Schedule>,
@@ -271,32 +287,34 @@ pub struct TensorStream {
 }
 
 impl TensorStream {
-    /// Iterates over the groups of the next pass.
+    /// Iterates over the groups of the next pass. [`Pass`] lists the errors.
     ///
-    /// Reading begins when the iterator is made, or earlier with [`cycle`](StreamBuilder::cycle). If the iterator is
-    /// dropped early, the pass is given up: the next call begins another pass with its first group.
+    /// Reading starts with this call, or earlier with [`cycle`](StreamBuilder::cycle). If the caller drops the
+    /// iterator early, the pass ends: the next call starts a new pass at its first group.
     ///
     /// # Panics
     ///
-    /// If the [order](StreamBuilder::order) panics.
+    /// If the [order](StreamBuilder::order) function panics.
     pub fn pass(&mut self) -> Pass<'_> {
         Pass::new(self)
     }
 
-    /// Returns the groups.
+    /// Returns the groups of the stream.
     #[must_use]
     pub fn groups(&self) -> &Groups {
         self.schedule.groups()
     }
 
-    /// Returns how many groups are kept in memory when they have been read once.
+    /// Returns the number of groups that stay in memory after they have been read once; see
+    /// [`keep`](StreamBuilder::keep).
     #[must_use]
     pub fn kept(&self) -> usize {
         self.schedule.kept()
     }
 
-    /// Reports where the time went so far. Passes are epochs and groups are batches; the use of a group that is kept counts
-    /// as that of the one before it.
+    /// Returns a report of where the time went so far. In it, passes are epochs and groups are batches. The time in
+    /// which the caller uses a group [kept in memory](StreamBuilder::keep) counts toward the previous group that was
+    /// read.
     #[must_use]
     pub fn report(&self) -> Report {
         let mut report = self.stage.report();
@@ -305,12 +323,14 @@ impl TensorStream {
         report
     }
 
-    /// Joins the thread and returns an error that has not been delivered. Dropping the stream joins it too.
+    /// Joins the thread and returns a pending error. Waits without a time limit for the read in progress. Dropping
+    /// the stream also joins the thread, but waits at most 10 s.
     ///
     /// # Errors
     ///
-    /// The failure of a group that was read ahead of a caller who left early; else [`Error::Trace`] if the trace could
-    /// not be written. The groups are not affected by that.
+    /// Returns the error of a group read ahead that the caller has not received: [`Error::Load`] or
+    /// [`Error::Panicked`]. Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered groups
+    /// remain valid.
     pub fn close(self) -> Result<(), Error> {
         self.stage.close(None, &[])
     }

@@ -1,4 +1,4 @@
-//! Passes: an iterator of groups, read ahead of their use.
+//! An iterator of tensor groups, read ahead of their use.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -12,10 +12,25 @@ use crate::backend::Waiting;
 use crate::error::Error;
 use crate::slot::Ticket;
 
-/// The groups of one pass; see [`TensorStream::pass`].
+/// An iterator over the groups of one pass. [`TensorStream::pass`] returns it.
 ///
-/// After an error it ends. As an iterator it sleeps until the next group is in memory; the other methods are those of
-/// [`Epochs`](crate::loader::Epochs). With the feature `stream` it is a `futures_core::Stream` too.
+/// `next` blocks the thread until the next group is in memory. [`try_next`](Self::try_next) does not wait,
+/// [`next_timeout`](Self::next_timeout) waits for a limited time, and [`next_async`](Self::next_async) waits without
+/// blocking the thread. The caller may mix these calls. With the feature `stream`, this type also implements
+/// `futures_core::Stream`.
+///
+/// # Errors
+///
+/// The iterator returns every group that was read before the failure, then one error, and then ends.
+///
+/// - [`Error::Load`]: a file could not be read.
+/// - [`Error::Option`]: the [order](super::StreamBuilder::order) does not return each group exactly once, or the
+///   memory of a group cannot be allocated.
+/// - [`Error::Panicked`]: the order panicked on the reading thread.
+/// - [`Error::SlotHeld`]: the caller did not drop an earlier group within the
+///   [`held_timeout`](super::StreamBuilder::held_timeout).
+/// - [`Error::Forked`]: this process was forked from the process that built the stream.
+/// - [`Error::ThreadGone`]: the thread ended unexpectedly.
 #[must_use = "groups are delivered only by iterating"]
 pub struct Pass<'s> {
     stream: &'s mut TensorStream,
@@ -59,17 +74,18 @@ impl<'s> Pass<'s> {
         next
     }
 
-    /// Returns the next group if it is in memory, [`Poll::Pending`] if not. Without overlap it is read now.
-    ///
-    /// # Errors
-    ///
-    /// Same as `next`; the error is in the returned `Result`.
+    /// Returns the next group, without waiting for the reading thread. Returns [`Poll::Pending`] if the next group
+    /// is not in memory, and `Ready(None)` at the end of the pass. If [`overlap`](super::StreamBuilder::overlap) is
+    /// `false`, this call reads the group and blocks until the read completes. The [errors](Pass#errors) are listed
+    /// on the type.
     pub fn try_next(&mut self) -> Poll<Option<Result<Group, Error>>> {
         self.advance(Waiting::Try)
     }
 
-    /// Returns the next group if it is in memory within `timeout`, [`Poll::Pending`] if not. Nothing is lost: the group
-    /// comes with a later call.
+    /// Waits up to `timeout` for the next group. Returns [`Poll::Pending`] if the group is not in memory in time,
+    /// and `Ready(None)` at the end of the pass. After `Pending`, a later call returns the group. If
+    /// [`overlap`](super::StreamBuilder::overlap) is `false`, this call reads the group, and `timeout` does not
+    /// limit the read. The [errors](Pass#errors) are listed on the type.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Group, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),
@@ -77,12 +93,16 @@ impl<'s> Pass<'s> {
         }
     }
 
-    /// Returns the next group, or [`Poll::Pending`] if it is not in memory; the task of `cx` is then woken later.
+    /// Returns the next group, or [`Poll::Pending`] if the group is not in memory. After `Pending`, the stream wakes
+    /// the task of `cx` when the group is ready. Returns `Ready(None)` at the end of the pass. The
+    /// [errors](Pass#errors) are listed on the type.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Group, Error>>> {
         self.advance(Waiting::Poll(cx))
     }
 
-    /// Waits for the next group as a task, without blocking the thread. Dropping the future loses nothing.
+    /// Waits for the next group without blocking the thread. If [`overlap`](super::StreamBuilder::overlap) is
+    /// `false`, the group is read on the thread that polls the future. Dropping the future loses no group. The
+    /// [errors](Pass#errors) are listed on the type.
     pub async fn next_async(&mut self) -> Option<Result<Group, Error>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -163,7 +183,8 @@ impl Iterator for Pass<'_> {
         }
     }
 
-    /// Exact, unless an error ends the iteration early.
+    /// Returns 1 or 0 as the lower bound, because an error may end the iteration early. The upper bound is the
+    /// number of remaining groups.
     fn size_hint(&self) -> (usize, Option<usize>) {
         let left = if self.ended { 0 } else { self.order.len() - self.at };
         (left.min(1), Some(left.max(usize::from(self.failed.is_some()))))

@@ -17,10 +17,10 @@ use crate::error::Error;
 /// `CU_STREAM_LEGACY` of cuda.h: the legacy default stream, whose usual handle is null.
 pub(super) const LEGACY: usize = 1;
 
-/// A batch, or a part of it, as elements of type `T` on one stream; made by [`Lease::on`].
+/// A view of a batch, or of a part of it, as elements of type `T` on one stream. [`Lease::on`] returns it.
 ///
-/// cudarc's safe copies (`stream.memcpy_dtod(&view, ..)`, `memcpy_dtoh`, `clone_dtoh`) and everything else that accepts a
-/// [`DevicePtr`] can read it. It can be a kernel argument, as a pointer, on its own stream.
+/// cudarc's safe copies (`stream.memcpy_dtod(&view, ..)`, `memcpy_dtoh`, `clone_dtoh`) and all other functions that
+/// accept a [`DevicePtr`] can read the view. On its own stream, it can be a kernel argument, as a pointer.
 ///
 /// **A copy on another stream** is ordered too, but makes the host wait for that stream: call [`Lease::on`] for each
 /// stream instead. A copy to another *context* fails with a driver error, because it could not be ordered before the
@@ -91,26 +91,26 @@ impl<'l, T> View<'l, T> {
         self.len
     }
 
-    /// Whether it has no elements.
+    /// Returns `true` if the view has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the stream that the view is for.
+    /// Returns the stream of the view.
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Returns the device address. Use it only on [`stream`](View::stream), in work enqueued before the lease is
-    /// dropped.
+    /// Returns the device address of the view. Use it only on [`stream`](View::stream), in work enqueued before the
+    /// lease is dropped.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.start
     }
 
-    /// Returns a sub-range of the elements, on the same stream; `None` if it is out of bounds.
+    /// Returns a view of a range of the elements, on the same stream. Returns `None` if the range is out of bounds.
     #[must_use]
     pub fn slice(&self, elements: Range<usize>) -> Option<Self> {
         if elements.start > elements.end || elements.end > self.len {

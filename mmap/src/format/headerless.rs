@@ -6,19 +6,21 @@ use super::{Array, known, open};
 use crate::{Cut, DType, Error, Options, Records};
 
 impl Records {
-    /// Opens files that hold elements of `dtype` and nothing else: nanoGPT's `train.bin` (`DType::U16`, see
-    /// its `data/openwebtext/prepare.py`), or token ids of 32 bits (`DType::U32`).
+    /// Opens files that contain only elements of type `dtype`, without a header: for example nanoGPT's `train.bin`
+    /// (`DType::U16`, see `data/openwebtext/prepare.py`), or 32-bit token IDs (`DType::U32`). `cut` sets how
+    /// elements become records; a row is one element.
     ///
-    /// A row is one element. Only the length of the files can be checked, and that none begins as a file of another
-    /// format does: `.npy`, llm.c's tokens, `safetensors`, zip (`.npz`, `.pt`), gzip, zstd, HDF5, Parquet, Arrow, tar
-    /// and pickles are refused, because their headers would be read as numbers.
+    /// Without a header, the call can check only the size of the files. It also refuses files that start like
+    /// another format, because their headers would be read as elements: `.npy`, llm.c tokens, `safetensors`, zip
+    /// (`.npz`, `.pt`), gzip, zstd, HDF5, Parquet, Arrow, tar and pickle.
     ///
     /// # Errors
     ///
-    /// The errors of [`Options::open`](crate::Options::open), where [`Error::Ragged`] is a file that ends inside
-    /// an element and [`Error::TooShort`] one that does not fill one record; [`Error::ZeroRecord`] and
-    /// [`Error::ZeroStride`] for a window or a stride of 0; [`FormatError::NotHeaderless`](crate::FormatError) for a
-    /// file of another format.
+    /// - [`Error::Ragged`]: a file ends inside an element.
+    /// - [`Error::TooShort`]: a file contains less than one record.
+    /// - [`Error::ZeroRecord`], [`Error::ZeroStride`]: the window or the stride is 0.
+    /// - [`FormatError::NotHeaderless`](crate::FormatError): a file has another format.
+    /// - The remaining errors of [`Options::open`](crate::Options::open).
     ///
     /// See [`Cut`] for an example.
     pub fn open_headerless<P: AsRef<Path>>(
@@ -31,7 +33,7 @@ impl Records {
 }
 
 impl Options {
-    /// Same as [`Records::open_headerless`], with these options.
+    /// Opens files as [`Records::open_headerless`] does, with these options.
     ///
     /// # Errors
     ///

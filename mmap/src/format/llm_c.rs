@@ -13,10 +13,11 @@ const GPT_2: (i32, i32, DType) = (20_240_520, 1, DType::U16);
 const LLAMA_3: (i32, i32, DType) = (20_240_801, 7, DType::U32);
 
 impl Records {
-    /// Opens token shards (`.bin`) with the header that llm.c and modded-nanogpt write. A row is one token.
+    /// Opens token shards (`.bin`) with the header of llm.c and modded-nanogpt. `cut` sets how tokens become
+    /// records; a row is one token.
     ///
-    /// All numbers are little-endian. The header is 256 int32: magic, version and the number of tokens; the other
-    /// 253 are ignored. The tokens follow the header. The header distinguishes two kinds (`HEADERS_INFO` in llm.c's
+    /// All numbers are little-endian. The header has 256 `int32`: magic, version, number of tokens, and 253 ignored
+    /// values. The tokens follow the header. There are two kinds (`HEADERS_INFO` in llm.c's
     /// `dev/data/data_common.py`):
     ///
     /// | magic | version | tokens | written by |
@@ -24,14 +25,18 @@ impl Records {
     /// | 20240520 | 1 | [`DType::U16`] | llm.c for GPT-2, modded-nanogpt |
     /// | 20240801 | 7 | [`DType::U32`] | llm.c for Llama 3 |
     ///
-    /// llm.c's evaluation files (magic 20240522) hold records of many lengths and are refused.
+    /// The call refuses llm.c's evaluation files (magic 20240522), because their records vary in length.
     ///
     /// # Errors
     ///
-    /// The errors of [`open_headerless`](Self::open_headerless) but [`Error::Ragged`], and
-    /// [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`];
-    /// [`FormatError::BadHeader`] for a negative number of tokens; [`FormatError::DataLength`] where that number is
-    /// not what the file holds; [`Error::Mixed`] where one file has tokens of 16 bits and another of 32.
+    /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`]: the header is
+    ///   invalid.
+    /// - [`FormatError::BadHeader`]: the number of tokens is negative.
+    /// - [`FormatError::DataLength`]: the number of tokens does not match the size of the file.
+    /// - [`Error::Mixed`]: one file has 16-bit tokens and another has 32-bit tokens.
+    /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`], as for
+    ///   [`open_headerless`](Self::open_headerless).
+    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, DType, Records};
@@ -55,7 +60,7 @@ impl Records {
 }
 
 impl Options {
-    /// Same as [`Records::open_llm_c`], with these options.
+    /// Opens files as [`Records::open_llm_c`] does, with these options.
     ///
     /// # Errors
     ///

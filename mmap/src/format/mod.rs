@@ -32,7 +32,7 @@ use crate::{DType, Error, FormatError, Options, Records};
 
 /// How an array is cut into records.
 ///
-/// A *row* is one entry of the array's first axis: a token of a token file, an image of an array of images.
+/// A *row* is one entry along the array's first axis: one token of a token file, or one image of an array of images.
 ///
 /// ```
 /// use twinbuf_mmap::{Cut, DType, Plan, Records};
@@ -53,23 +53,24 @@ use crate::{DType, Error, FormatError, Options, Records};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Cut {
-    /// Every row is a record.
+    /// Each row is one record.
     #[default]
     Rows,
-    /// Windows of consecutive rows. The rows at the end of each file that do not fill a window are left
-    /// unread, and no window reaches from one file into the next.
+    /// Each record is a window of consecutive rows. The last rows of a file that do not fill a window are skipped. A
+    /// window never spans two files.
     Windows {
-        /// Rows in a window, at least 1.
+        /// The number of rows in a window, at least 1.
         rows: usize,
-        /// Rows from the start of a window to the start of the next, at least 1. Windows overlap if it is
-        /// smaller than `rows`, and rows are left out if it is larger.
+        /// The number of rows from the start of a window to the start of the next, at least 1. Windows overlap if
+        /// `stride` is less than `rows`. Rows are skipped if `stride` is greater than `rows`.
         stride: usize,
     },
 }
 
 impl Cut {
-    /// Windows of `tokens + 1` tokens, one every `tokens`: neighbors share one token, so every token but the
-    /// first of a file is a target exactly once.
+    /// Returns windows of `tokens + 1` tokens with a stride of `tokens`, for next-token prediction. Adjacent windows
+    /// share one token: each token of a file except the first is a target exactly once, up to the end of the last
+    /// whole window.
     #[must_use]
     pub const fn sequence(tokens: usize) -> Self {
         Self::Windows { rows: tokens.saturating_add(1), stride: tokens }

@@ -16,25 +16,27 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const LONGEST: u64 = 10_000;
 
 impl Records {
-    /// Opens arrays that numpy saved (`numpy.save`): `.npy` of version 1.0, 2.0 or 3.0, in C order, or with at most one
-    /// axis longer than 1 (both orders are then the same). A row is one entry of the first axis.
+    /// Opens arrays saved by `numpy.save`: `.npy` version 1.0, 2.0 or 3.0. `cut` sets how rows become records; a row
+    /// is one entry along the first axis.
     ///
-    /// Types: all numeric ones of fixed size, that is `bool`, `int8` to `int64`, `uint8` to `uint64`,
-    /// `float16` to `float64`, `complex64`, `complex128`. Several files may differ in the length of the first
-    /// axis, and only there. The format is that of numpy's `numpy.lib.format`.
+    /// The array must be in C order, or have at most one axis longer than 1. Supported types are `bool`, `int8` to
+    /// `int64`, `uint8` to `uint64`, `float16` to `float64`, `complex64` and `complex128`. If there are several
+    /// files, only the length of the first axis may differ. numpy documents the format in `numpy.lib.format`.
     ///
     /// # Errors
     ///
-    /// The errors of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
-    /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
-    ///
     /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`],
-    ///   [`FormatError::HeaderTooLong`] (more than 10 000 bytes, numpy's own limit), [`FormatError::BadHeader`];
-    /// - [`FormatError::UnsupportedType`] (text, dates, objects, structures, `longdouble`), [`FormatError::BigEndian`],
-    ///   [`FormatError::FortranOrder`];
-    /// - [`FormatError::BadShape`]: no axis, rows of no element, or 2^64 bytes or more;
-    /// - [`FormatError::DataLength`]: the array does not end where the file does;
-    /// - [`Error::Mixed`]: its rows are not those of the first file.
+    ///   [`FormatError::BadHeader`]: the header is invalid.
+    /// - [`FormatError::HeaderTooLong`]: the header exceeds 10 000 bytes, the limit of numpy.
+    /// - [`FormatError::UnsupportedType`]: text, dates, objects, structures or `longdouble`.
+    /// - [`FormatError::BigEndian`]: the elements are big-endian.
+    /// - [`FormatError::FortranOrder`]: the array is in Fortran order.
+    /// - [`FormatError::BadShape`]: the array has no axis, its rows are empty, or its size is 2^64 bytes or more.
+    /// - [`FormatError::DataLength`]: the size of the array does not match the size of the file.
+    /// - [`Error::Mixed`]: the rows of a file differ in type or shape from the first file.
+    /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`]: a file contains less than one record, or
+    ///   the window or the stride is 0.
+    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, DType, Plan, Records};
@@ -65,7 +67,7 @@ impl Records {
 }
 
 impl Options {
-    /// Same as [`Records::open_npy`], with these options.
+    /// Opens files as [`Records::open_npy`] does, with these options.
     ///
     /// # Errors
     ///

@@ -12,18 +12,18 @@ use crate::file::{DataFile, Opened, read_at};
 use crate::{Cut, Error, FormatError, Options, Records};
 
 impl Records {
-    /// Opens the array named `name` in each of the files, which `numpy.savez` wrote. A row is one entry of its first axis.
+    /// Opens the array `name` in each file that `numpy.savez` wrote. `cut` sets how rows become records; a row is
+    /// one entry along the first axis. Requires the feature `npz`.
     ///
-    /// Feature `npz`. An array is stored in the file uncompressed, and its rows are read in place. Arrays of
-    /// `numpy.savez_compressed` have no such rows and are refused. Checksums cover whole arrays and are not checked.
+    /// The crate reads rows directly from the file. The call refuses arrays of `numpy.savez_compressed`, because
+    /// they are compressed. It does not verify zip checksums.
     ///
     /// # Errors
     ///
-    /// The errors of [`open_npy`](Self::open_npy), where offsets are those in the `.npz`; and
-    ///
-    /// - [`FormatError::BadHeader`]: no zip archive, or one that was cut off;
-    /// - [`FormatError::NoTensor`]: it lists the names of the arrays in the file;
-    /// - [`FormatError::Compressed`].
+    /// - [`FormatError::BadHeader`]: the file is not a zip archive, or it is truncated.
+    /// - [`FormatError::NoTensor`]: the file has no array with this name. The error lists the names.
+    /// - [`FormatError::Compressed`]: the array is compressed or encrypted.
+    /// - The errors of [`open_npy`](Self::open_npy). Offsets count from the start of the `.npz` file.
     ///
     /// ```no_run
     /// use twinbuf_mmap::{Cut, Records};
@@ -42,12 +42,13 @@ impl Records {
         Self::options().open_npz(paths, name, cut)
     }
 
-    /// Opens every array of one file, in the order of their names, each when the iterator reaches it. The archive's
-    /// directory is read once.
+    /// Returns an iterator over all arrays of one file, sorted by name. Each item is the name and the opened array.
+    /// The iterator opens an array when it reaches the array. The call reads the directory of the archive once.
     ///
     /// # Errors
     ///
-    /// The errors of [`open_npz`](Self::open_npz): of the archive at once, of an array in its place.
+    /// The call returns the errors of [`open_npz`](Self::open_npz) that concern the archive. The item of an array
+    /// contains the errors that concern the array.
     ///
     /// ```no_run
     /// use twinbuf_mmap::{Cut, Records};
@@ -81,7 +82,7 @@ impl Records {
 }
 
 impl Options {
-    /// Same as [`Records::open_npz`], with these options.
+    /// Opens files as [`Records::open_npz`] does, with these options.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Records of varying length: where each one begins and ends.
+//! Records of varying length.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -10,12 +10,12 @@ use crate::ranges::{Kind, Layout, Ranges};
 use crate::shard::Places;
 use crate::{DType, Error, FormatError, Location};
 
-/// Records of varying length in one or several files, numbered through from the first file on.
+/// Records of varying length in one or more files. Record indices start at 0 and continue from each file to the
+/// next.
 ///
-/// It describes where the records are: it is immutable, remembers nothing about its readers, and any number of threads
-/// can share it. In memory it takes 8 bytes a record. The data files are opened as [`Options::open`](crate::Options::open)
-/// opens files. A [`Reader`](crate::Reader) reads them as it reads [`Records`](crate::Records), by its
-/// [`ranges`](Self::ranges).
+/// A `RaggedRecords` is an immutable description, and any number of threads can share it. It uses 8 bytes of memory
+/// per record. [`Options::open`](crate::Options::open) documents how many data files stay open. Pass
+/// [`ranges`](Self::ranges) to a [`Reader`](crate::Reader) to read batches, as for [`Records`](crate::Records).
 ///
 /// ```
 /// use twinbuf_mmap::RaggedRecords;
@@ -50,9 +50,9 @@ impl Deref for RaggedRecords {
 }
 
 impl RaggedRecords {
-    /// Opens pairs of a data file and an index of offsets, a `.npy` file with one axis of `int64` or `uint64`: record
-    /// `i` is the bytes from offset `i` to offset `i + 1`. There is one more offset than records: the last offset is
-    /// the length of the data file.
+    /// Opens pairs of a data file and an index file. The index is a one-dimensional `.npy` array of `int64` or
+    /// `uint64` byte offsets. Record `i` is the bytes from offset `i` to offset `i + 1`. For N records, there are N
+    /// + 1 offsets, and the last offset is the size of the data file. The records are untyped bytes.
     ///
     /// ```python
     /// offsets = numpy.cumsum([0] + [len(record) for record in records])
@@ -60,10 +60,12 @@ impl RaggedRecords {
     ///
     /// # Errors
     ///
-    /// The errors of [`Records::open_npy`](crate::Records::open_npy) for the index, and of both files those of opening;
-    /// [`FormatError::UnsupportedType`] for other numbers, [`FormatError::BadShape`] for other axes or no record,
-    /// [`FormatError::BadHeader`] for an offset below the one before it, and [`FormatError::DataLength`] where the last one
-    /// is not the data file's length.
+    /// - [`FormatError::UnsupportedType`]: the index contains another type.
+    /// - [`FormatError::BadShape`]: the index is not one-dimensional or has fewer than two offsets.
+    /// - [`FormatError::BadHeader`]: an offset is negative or less than the previous offset.
+    /// - [`FormatError::DataLength`]: the last offset is not the size of the data file.
+    /// - The errors of [`Records::open_npy`](crate::Records::open_npy) for the index.
+    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     pub fn open_indexed<P: AsRef<Path>, Q: AsRef<Path>>(
         pairs: impl IntoIterator<Item = (P, Q)>,
     ) -> Result<Self, Error> {
@@ -76,21 +78,23 @@ impl RaggedRecords {
         })
     }
 
-    /// Opens token files that Megatron-LM wrote (`IndexedDataset`: `.bin`, with an index in the `.idx` of the same name).
-    /// A record is a sequence.
+    /// Opens token files written by Megatron-LM (`IndexedDataset`). `paths` are the `.bin` files; the index is the
+    /// `.idx` file with the same name. A record is a sequence of tokens.
     ///
-    /// The index, all of it little-endian: the magic `MMIDIDX\0\0`, the version 1 (`u64`), the type of a token (`u8`),
-    /// the number of sequences and of entries of the document index (`u64` each), then the tokens in each sequence
-    /// (`i32`), the first byte of each sequence (`i64`), and the first sequence of each document (`i64`). A data set
-    /// with several modalities has a mode (`i8`) for each sequence behind it. Neither the modes nor the document index
-    /// are read.
+    /// The index is little-endian: the magic `MMIDIDX\0\0`, the version 1 (`u64`), the token type (`u8`), the number
+    /// of sequences and the number of document index entries (`u64` each), the number of tokens of each sequence
+    /// (`i32`), the offset of each sequence (`i64`), and the document index (`i64`). A multimodal data set has a
+    /// mode (`i8`) per sequence at the end. The crate ignores the document index and the modes.
     ///
     /// # Errors
     ///
-    /// Those of opening both files; [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`],
-    /// [`FormatError::BadVersion`], [`FormatError::UnsupportedType`]; [`FormatError::BadHeader`] for no sequence, a
-    /// negative length, a sequence that does not begin where the one before it ends; [`FormatError::DataLength`] where the
-    /// index or the data file has another length than the index says; [`Error::Mixed`] for files with different types.
+    /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`],
+    ///   [`FormatError::UnsupportedType`]: the index is invalid.
+    /// - [`FormatError::BadHeader`]: there is no sequence, a length is negative, or a sequence does not start at the
+    ///   end of the previous sequence.
+    /// - [`FormatError::DataLength`]: the size of the index or of the data file does not match the index.
+    /// - [`Error::Mixed`]: the files have different token types.
+    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     pub fn open_megatron<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
         Self::assemble(paths, |data| megatron::index(&DataFile::open(&data.path.with_extension("idx"))?))
     }
@@ -115,18 +119,23 @@ impl RaggedRecords {
         Ok(Self(ranges))
     }
 
-    /// Returns the files and the places of the records in them, for a [`Reader`](crate::Reader).
+    /// Returns the files and the byte ranges of the records, for a [`Reader`](crate::Reader).
     #[must_use]
     pub fn ranges(&self) -> Arc<Ranges> {
         self.0.clone()
     }
 
-    /// Reads a record to the front of `out`, and returns its bytes. A buffer of [`max_len`](Ranges::max_len) holds any.
+    /// Reads a record into the start of `out`. Returns the length of the record in bytes. A buffer of
+    /// [`max_len`](Ranges::max_len) bytes is large enough for any record.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchRecord`] and [`Error::BufferTooSmall`], before anything is read; [`Error::Truncated`] if the file
-    /// has become shorter, [`Error::Read`] if the system fails.
+    /// - [`Error::NoSuchRecord`]: the index is out of range.
+    /// - [`Error::BufferTooSmall`]: `out` is smaller than the record.
+    /// - [`Error::Truncated`]: the file became shorter after it was opened.
+    /// - [`Error::Read`]: the system call failed.
+    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a file that is not
+    ///   kept open could not be reopened.
     pub fn read_record(&self, record: u64, out: &mut [u8]) -> Result<usize, Error> {
         let Some(Location { shard, offset, len: wanted }) = self.locate(record) else {
             return Err(Error::NoSuchRecord { wanted: record, found: self.len() });

@@ -16,22 +16,25 @@ const PREFIX: usize = 8;
 const LONGEST: u64 = 100_000_000;
 
 impl Records {
-    /// Opens the tensor named `tensor` in each of the files. A row is one entry of its first axis.
+    /// Opens the tensor named `tensor` in each file. `cut` sets how rows become records; a row is one entry along
+    /// the first axis. Requires the feature `safetensors`.
     ///
-    /// Feature `safetensors`. Only the header is read, at most 100 MB (the format's own limit); its tensors
-    /// must cover the rest of the file without gap or overlap, as the format demands.
+    /// The call reads only the header, at most 100 MB (the limit of the format). As the format requires, the tensors
+    /// must cover the rest of the file without gaps or overlaps.
     ///
     /// # Errors
     ///
-    /// The errors of [`Options::open`](crate::Options::open) but [`Error::Ragged`]; [`Error::ZeroRecord`] and
-    /// [`Error::ZeroStride`] for a window or a stride of 0; and of each file
-    ///
-    /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadHeader`];
-    /// - [`FormatError::DataLength`]: the tensors do not end where the file does;
-    /// - [`FormatError::NoTensor`]: it lists the names that the file has;
-    /// - [`FormatError::UnsupportedType`]: floats of 4 or 6 bits, and scales of 8 bits (`F8_E8M0`);
-    /// - [`FormatError::BadShape`]: no axis, or rows of no element;
-    /// - [`Error::Mixed`]: its rows are not those of the first file.
+    /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadHeader`]: the header is
+    ///   invalid.
+    /// - [`FormatError::DataLength`]: the size of the tensors does not match the size of the file.
+    /// - [`FormatError::NoTensor`]: the file has no tensor with this name. The error lists the names.
+    /// - [`FormatError::UnsupportedType`]: 4-bit and 6-bit floats, and 8-bit floats without a [`DType`], such as
+    ///   `F8_E8M0`.
+    /// - [`FormatError::BadShape`]: the tensor has no axis, or its rows are empty.
+    /// - [`Error::Mixed`]: the rows of a file differ in type or shape from the first file.
+    /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`]: a file contains less than one record, or
+    ///   the window or the stride is 0.
+    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, DType, Records};
@@ -57,13 +60,14 @@ impl Records {
         Self::options().open_safetensors(paths, tensor, cut)
     }
 
-    /// Opens every tensor of one file, in the order of their names, each when the iterator reaches it. The header is
-    /// read once: opened one by one, the tensors of a model would take a time that grows with the square of their
-    /// number.
+    /// Returns an iterator over all tensors of one file, sorted by name. Each item is the name and the opened
+    /// tensor. The iterator opens a tensor when it reaches the tensor. The call reads the header once, so the time
+    /// is proportional to the number of tensors.
     ///
     /// # Errors
     ///
-    /// The errors of [`open_safetensors`](Self::open_safetensors): of the file at once, of a tensor in its place.
+    /// The call returns the errors of [`open_safetensors`](Self::open_safetensors) that concern the file. The item
+    /// of a tensor contains the errors that concern the tensor.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, Records};
@@ -98,7 +102,7 @@ impl Records {
 }
 
 impl Options {
-    /// Same as [`Records::open_safetensors`], with these options.
+    /// Opens files as [`Records::open_safetensors`] does, with these options.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What a tensor of a model is, and where its bytes are.
+//! The description of a tensor and its position in a file.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,16 +6,16 @@ use std::ops::Range;
 
 use crate::DType;
 
-/// Bytes of a file.
+/// A byte range in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ByteRange {
     /// The index of the file in [`Tensors::paths`](crate::Tensors::paths).
     pub file: usize,
-    /// Offsets from the start of the file. May be empty.
+    /// The range of offsets from the start of the file. It may be empty.
     pub bytes: Range<u64>,
 }
 
-/// One tensor of a model: its name, type and shape, and where its bytes are.
+/// The description of one tensor of a model: its name, type, shape, and byte range in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
     pub(super) name: Box<str>,
@@ -26,51 +26,52 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Returns its name.
+    /// Returns the name of the tensor.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the type of its elements. `None` for a type that is bytes here: floats of 4 and 6 bits, some of 8 bits, and
-    /// the blocks of GGUF.
+    /// Returns the element type. Returns `None` for types without a [`DType`]: 4-bit and 6-bit floats, some 8-bit
+    /// floats, and quantized GGUF blocks. The crate treats their data as untyped bytes.
     #[must_use]
     pub const fn dtype(&self) -> Option<DType> {
         self.dtype
     }
 
-    /// Returns the type in the words of the format: `BF16`, `F8_E8M0`, `Q4_K`.
+    /// Returns the type in the notation of the file format, for example `BF16`, `F8_E8M0` or `Q4_K`.
     #[must_use]
     pub fn format_type(&self) -> &str {
         &self.format
     }
 
-    /// Returns the elements along each axis, in C order; empty for a single number.
+    /// Returns the number of elements along each axis, in C order. The shape is empty for a single number.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Returns where its bytes are; the file is an index into [`Tensors::paths`](crate::Tensors::paths).
+    /// Returns the file and the byte range of the tensor's data.
     #[must_use]
     pub const fn range(&self) -> &ByteRange {
         &self.range
     }
 
-    /// Bytes in it.
+    /// Returns the size of the tensor's data in bytes, not the number of elements.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.range.bytes.end - self.range.bytes.start
     }
 
-    /// Whether it has no bytes: an axis is 0.
+    /// Returns `true` if the tensor has no data, because an axis has length 0.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// As `bf16 [2, 3]`, with the format's own name where Rust has none.
+/// Prints the type and the shape, for example `bf16 [2, 3]`. Without a [`DType`], it prints the type of the file
+/// format.
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.dtype {

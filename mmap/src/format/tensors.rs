@@ -17,12 +17,12 @@ use crate::{Error, FormatError, limit};
 /// The longest index: as long as the longest header of a `safetensors` file.
 const LONGEST: u64 = 100_000_000;
 
-/// The tensors of a model: the type, shape, file and bytes of each.
+/// The tensors of a model, by name. Requires the feature `safetensors`.
 ///
-/// Feature `safetensors`. The files may be `safetensors`, GGUF, or the `model.safetensors.index.json` of a model in
-/// several files. Each file is opened once, and only its header is read. A clone is another handle of the same files.
+/// The files may be `safetensors` files, GGUF files, or the `model.safetensors.index.json` of a model in several
+/// files. The crate opens each file once and reads only its header. A clone is another handle to the same files.
 ///
-/// The files must not be written to while they are open. A read of a truncated file is [`Error::Truncated`].
+/// Do not write to the files while they are open. Reading a truncated file fails with [`Error::Truncated`].
 ///
 /// ```
 /// use twinbuf_mmap::{DType, Tensors};
@@ -55,22 +55,24 @@ struct Model {
 }
 
 impl Tensors {
-    /// Opens a model. Each path is a `safetensors` file, a GGUF file, or an index of `safetensors` files, whose name ends in
-    /// `.json`.
+    /// Opens a model. Each path is a `safetensors` file, a GGUF file, or an index of `safetensors` files. The name
+    /// of an index ends in `.json`.
     ///
-    /// Of the files of an index, those tensors belong to the model that the index lists for that file. The files are in the
-    /// folder of the index. A tensor's type does not matter, except in GGUF, where it determines the size.
+    /// An index names files in its own folder. From each of these files, the model contains only the tensors that
+    /// the index lists for the file. Tensors of any element type can be opened, except GGUF types of unknown size.
     ///
     /// # Errors
     ///
-    /// [`Error::NoPaths`]; those of opening a file, also one that an index names: [`Error::NotFound`],
-    /// [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`], [`Error::Read`]; and
-    ///
+    /// - [`Error::NoPaths`]: the list of paths is empty.
+    /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`], [`Error::Read`]: a
+    ///   file, or a file named by an index, could not be opened or read.
     /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadMagic`],
-    ///   [`FormatError::BadVersion`];
-    /// - [`FormatError::BadHeader`]: what cannot be parsed, and tensors that overlap or are in two files;
-    /// - [`FormatError::DataLength`]: the tensors do not end where the file does;
-    /// - [`FormatError::UnsupportedType`]: a GGUF type whose size is not known;
+    ///   [`FormatError::BadVersion`]: a header is invalid.
+    /// - [`FormatError::BadHeader`]: a header or an index cannot be parsed, tensors overlap, or two files have a
+    ///   tensor with the same name.
+    /// - [`FormatError::BadShape`]: a GGUF tensor does not consist of whole blocks.
+    /// - [`FormatError::DataLength`]: the size of the tensors does not match the size of the file.
+    /// - [`FormatError::UnsupportedType`]: the size of a GGUF type is unknown.
     /// - [`FormatError::NoTensor`]: an index lists a tensor that its file does not have.
     pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
         let mut files: Vec<(PathBuf, Option<HashSet<String>>)> = Vec::new();
@@ -127,11 +129,11 @@ impl Tensors {
         Ok(Self(Arc::new(model)))
     }
 
-    /// Finds a tensor by its name.
+    /// Returns the tensor with this name.
     ///
     /// # Errors
     ///
-    /// [`FormatError::NoTensor`], with the names that the model has.
+    /// [`FormatError::NoTensor`] if there is none. The error lists the names of the model's tensors.
     pub fn get(&self, name: &str) -> Result<&Tensor, Error> {
         self.find(name).map(|index| &self.0.tensors[index])
     }
@@ -142,7 +144,8 @@ impl Tensors {
         &self.0.tensors
     }
 
-    /// Returns the files in the given order; the files of an index are sorted by name.
+    /// Returns the paths of the files, in the order of the arguments of [`open`](Self::open). The files of an index
+    /// are sorted by name.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.0.shards.iter().map(Shard::path)
     }

@@ -11,9 +11,9 @@ use super::permute::{InOrder, Key, Permutation};
 use super::shuffle::Shuffle;
 use super::window::{self, Shares, Window};
 
-/// The records of one rank at one step, in read order; at least one.
+/// The record indices of one batch: of one rank at one step, in read order. A batch has at least one record.
 ///
-/// It holds a few words that determine the records, and no data.
+/// The value contains a few numbers that determine the records. It contains no list of records and no data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::len_without_is_empty, reason = "a batch holds at least one record")]
 pub struct BatchIndices {
@@ -41,32 +41,32 @@ pub struct BatchIndices {
 const LEAD: u64 = 8;
 
 impl BatchIndices {
-    /// Records in this batch, at least 1.
+    /// Returns the number of records in the batch, at least 1.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.end - self.start
     }
 
-    /// Returns the epoch that the batch is part of.
+    /// Returns the epoch of the batch, from 0.
     #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Its step within the epoch.
+    /// Returns the step of the batch within its epoch, from 0.
     #[must_use]
     pub const fn step(&self) -> u64 {
         self.step
     }
 
-    /// Returns the seed of the plan that the batch is part of.
+    /// Returns the seed of the plan.
     #[must_use]
     pub const fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Returns the records at these positions of the batch, in its order, or `None` if there are none or the batch
-    /// has no such positions. Takes O(1).
+    /// Returns a part of the batch. `positions` are positions in the batch, from 0, in batch order. Returns `None`
+    /// if the range is empty or exceeds the batch. Takes O(1).
     ///
     /// ```
     /// use twinbuf_mmap::{Shuffle, Plan};
@@ -90,10 +90,10 @@ impl BatchIndices {
         })
     }
 
-    /// Returns the records as ranges of consecutive ones, in batch order.
+    /// Returns the record indices as ranges of consecutive records, in batch order.
     ///
-    /// A range that begins where the one before it ends is joined to it, so a sequential batch is one range.
-    /// Each range takes O(1) for every chunk in it.
+    /// Adjacent ranges are merged: a sequential batch is one range. Each range takes O(1) per shuffled chunk that it
+    /// covers.
     #[must_use]
     pub fn runs(&self) -> impl FusedIterator<Item = Range<u64>> + Clone + fmt::Debug + use<> {
         self.pieces()

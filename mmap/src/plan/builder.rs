@@ -1,11 +1,11 @@
-//! The builder of a plan, and what it refuses.
+//! The builder of a plan.
 
 use std::fmt;
 
 use super::sizes::{EarlySizes, MAX_SIZES};
 use super::{LastBatch, PartialEpoch, Plan, Shuffle};
 
-/// Sets up a [`Plan`]; made by [`Plan::builder`].
+/// Builds a [`Plan`]. [`Plan::builder`] and [`Plan::from_env`] return it.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct PlanBuilder {
@@ -26,7 +26,7 @@ pub(super) enum Origin {
     Environment(Option<[&'static str; 3]>),
 }
 
-/// The rank, the world size, and where they are from: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`.
+/// Prints the rank, the world size, and their origin: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`.
 impl fmt::Display for PlanBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}", self.plan.rank, self.plan.world)?;
@@ -39,7 +39,7 @@ impl fmt::Display for PlanBuilder {
 }
 
 impl PlanBuilder {
-    /// Records in a batch of one rank, at least 1. Default: 1.
+    /// Sets the number of records in a batch of one rank, at least 1. Default: 1.
     pub const fn batch(mut self, records: u64) -> Self {
         (self.plan.batch, self.plan.early, self.sizes) = (records, EarlySizes::NONE, 1);
         self
@@ -76,37 +76,42 @@ impl PlanBuilder {
         self
     }
 
-    /// Sets how an epoch's records are shuffled. Default: [`Shuffle::None`].
+    /// Sets how the records of an epoch are shuffled. Default: [`Shuffle::None`].
     pub const fn shuffle(mut self, shuffle: Shuffle) -> Self {
         self.plan.shuffle = shuffle;
         self
     }
 
-    /// Sets the seed of the shuffle. It is an error without a shuffle. Default: 0.
+    /// Sets the seed of the shuffle. Default: 0. With [`Shuffle::None`], setting a seed makes [`build`](Self::build)
+    /// fail.
     pub const fn seed(mut self, seed: u64) -> Self {
         (self.plan.seed, self.seeded) = (seed, true);
         self
     }
 
-    /// Plans for rank `rank` of `world` ranks. Default: rank 0 of 1.
+    /// Sets the rank, from 0, and the number of ranks (world size). Default: rank 0 of 1.
     pub const fn rank(mut self, rank: u64, world: u64) -> Self {
         (self.plan.rank, self.plan.world) = (rank, world);
         self.origin = Origin::Program;
         self
     }
 
-    /// Sets how an incomplete last step is handled. Default: [`LastBatch::Drop`].
+    /// Sets how to handle records that do not fill the last step. Default: [`LastBatch::Drop`].
     pub const fn last_batch(mut self, last_batch: LastBatch) -> Self {
         self.plan.last_batch = last_batch;
         self
     }
 
-    /// Checks the numbers and makes the plan.
+    /// Checks the options and builds the plan.
     ///
     /// # Errors
     ///
-    /// A count that is zero, a seed without a shuffle, a rank not below the world size, and a data set that with
-    /// [`LastBatch::Drop`] does not fill one step: every epoch of it would be empty. See [`PlanError`].
+    /// - [`PlanError::NoRecords`], [`PlanError::ZeroBatch`], [`PlanError::ZeroChunk`], [`PlanError::ZeroWindow`]: a
+    ///   count is 0.
+    /// - [`PlanError::SeedWithoutShuffle`]: a seed was set with [`Shuffle::None`].
+    /// - [`PlanError::Rank`]: the rank is not less than the world size.
+    /// - [`PlanError::NoStep`]: with [`LastBatch::Drop`], the records do not fill one step of all ranks.
+    /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`], a step plus the data set exceeds 2^64 - 1 records.
     pub fn build(self) -> Result<Plan, PlanError> {
         let Self { plan, seeded, sizes, .. } = self;
         if !(1..=MAX_SIZES).contains(&sizes) {
@@ -119,60 +124,61 @@ impl PlanBuilder {
     }
 }
 
-/// Why there is no such [`Plan`].
+/// Why a [`Plan`] cannot be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The data set has no records.
     NoRecords,
-    /// A batch has no records.
+    /// The batch size is 0.
     ZeroBatch,
     /// A schedule of [`PlanBuilder::batches`] has no sizes, or more than 16.
     BatchSizes,
-    /// A chunk of [`Shuffle::Chunks`] or [`Shuffle::Window`] has no records.
+    /// The chunk size of [`Shuffle::Chunks`] or [`Shuffle::Window`] is 0.
     ZeroChunk,
-    /// A window of [`Shuffle::Window`] has no chunks.
+    /// The number of chunks in a window of [`Shuffle::Window`] is 0.
     ZeroWindow,
-    /// A seed was set, but the records are not shuffled.
+    /// A seed was set, but the shuffle is [`Shuffle::None`].
     SeedWithoutShuffle {
         /// The seed.
         seed: u64,
     },
-    /// The last record's number would not fit 64 bits. Only a saved plan can be so.
+    /// The end of the record range exceeds 2^64 - 1. This error occurs only when a saved plan is loaded.
     RangeTooLarge {
-        /// The first record.
+        /// The first record of the range.
         first: u64,
-        /// The number of records.
+        /// The number of records in the range.
         records: u64,
     },
-    /// The rank is not below the world size, or the world size is 0.
+    /// The rank is not less than the world size, or the world size is 0.
     Rank {
-        /// The rank that was given.
+        /// The rank.
         rank: u64,
-        /// The world size that was given.
+        /// The world size.
         world: u64,
     },
     /// With [`LastBatch::Drop`], the records do not fill one step of all ranks.
     NoStep {
-        /// Records in the data set.
+        /// The number of records in the data set.
         records: u64,
-        /// Records in a batch of one rank.
+        /// The number of records in a batch of one rank.
         batch: u64,
         /// The number of ranks.
         world: u64,
     },
-    /// With [`LastBatch::Wrap`], the positions of a step that goes past the end do not fit 64 bits.
+    /// With [`LastBatch::Wrap`], the number of records in one step of all ranks plus the number of records in the
+    /// data set exceeds 2^64 - 1.
     StepTooLarge {
-        /// Records in a batch of one rank.
+        /// The number of records in a batch of one rank.
         batch: u64,
         /// The number of ranks.
         world: u64,
     },
-    /// A part of an epoch has more steps than there were: [`Plan::resume`].
+    /// A part passed to [`Plan::resume`] has more steps than the records that remained before it allow.
     PartialEpoch {
         /// The part.
         part: PartialEpoch,
-        /// Records that were left before them.
+        /// The number of records that remained before the part.
         left: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! The rank of this process and the world size, from the variables that its launcher set.
+//! Rank and world size of this process, from the environment variables of its launcher.
 
 use std::fmt;
 
@@ -79,8 +79,8 @@ const MARKS: [&str; 23] = [
 ];
 
 impl Plan {
-    /// Same as [`builder`](Plan::builder), with the rank and the world size that a launcher set in the environment.
-    /// Rank 0 of 1 if no launcher did.
+    /// Returns a builder as [`builder`](Plan::builder) does, with the rank and the world size from the environment
+    /// variables of the launcher. Without a launcher, the rank is 0 of 1.
     ///
     /// | launcher | rank | world size |
     /// | --- | --- | --- |
@@ -94,23 +94,29 @@ impl Plan {
     /// | JAX | `JAX_PROCESS_ID` | `JAX_NUM_PROCESSES` |
     /// | Slurm (`srun`) | `SLURM_PROCID` | `SLURM_STEP_NUM_TASKS` |
     ///
-    /// The builder's `Display` states what was taken: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`. Print it once
-    /// per process.
+    /// The builder's `Display` prints the result and its origin: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`.
+    /// Print it once per process.
     ///
-    /// torchrun is often started by another launcher: if `TORCHELASTIC_RUN_ID` is set and both of torchrun's variables
-    /// are, they win. Slurm's are read only if no other pair is set, because under Slurm the other launchers are
-    /// started once a node. All other pairs must agree, and so must `PMIX_RANK`, `PALS_RANKID` and `ALPS_APP_PE`.
+    /// Another launcher often starts torchrun: if `TORCHELASTIC_RUN_ID` and both variables of torchrun are set,
+    /// torchrun has precedence. Slurm's variables are used only if no other pair is set, because under Slurm other
+    /// launchers are started once per node. All other pairs must agree. `PMIX_RANK`, `PALS_RANKID` and
+    /// `ALPS_APP_PE`, if set, must equal the rank.
     ///
-    /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, however many tasks the job has,
-    /// because only `srun` sets the world size. But `sbatch` passes Slurm's variables on, even with `--export=NONE`:
-    /// if a process of another step calls it, unset `SLURM_STEP_NUM_TASKS` for it.
+    /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, regardless of the number of
+    /// tasks of the job, because only `srun` sets the world size. `sbatch` passes on Slurm's variables, even with
+    /// `--export=NONE`: if a process of a job step calls `sbatch`, unset `SLURM_STEP_NUM_TASKS` for the call.
     ///
     /// # Errors
     ///
-    /// [`RankError`] if one variable of a pair is missing or is not a number, if the rank is not below the world size,
-    /// if two launchers disagree, or if a launcher or a cluster left other variables but no pair (such as `LOCAL_RANK`,
-    /// `PMIX_RANK`, `NODE_RANK`, `PET_NNODES`, `TF_CONFIG`, `SM_HOSTS`, `TPU_WORKER_ID` or `JOB_COMPLETION_INDEX`): then
-    /// set the numbers with [`PlanBuilder::rank`]. Each error names the variables.
+    /// - [`RankError::Missing`]: one variable of a pair is not set.
+    /// - [`RankError::NotANumber`]: a variable is not a nonnegative integer.
+    /// - [`RankError::RankTooLarge`]: the rank is not less than the world size.
+    /// - [`RankError::Conflict`], [`RankError::OtherRank`]: two launchers disagree.
+    /// - [`RankError::NoWorld`]: a launcher or a cluster set other variables but no pair, for example `LOCAL_RANK`,
+    ///   `PMIX_RANK`, `NODE_RANK`, `PET_NNODES`, `TF_CONFIG`, `SM_HOSTS`, `TPU_WORKER_ID` or `JOB_COMPLETION_INDEX`.
+    ///   Set the numbers with [`PlanBuilder::rank`].
+    ///
+    /// Each error names the variables.
     ///
     /// # Examples
     ///
@@ -209,60 +215,60 @@ fn number(name: &'static str, found: String) -> Result<u64, RankError> {
     found.trim().parse::<u64>().map_err(|_| RankError::NotANumber { name, found })
 }
 
-/// Why the environment does not determine this process's rank.
+/// Why the environment does not determine the rank of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RankError {
-    /// One variable of a pair is set and the other is not.
+    /// Only one variable of a pair is set.
     Missing {
         /// The variable that is not set.
         wanted: &'static str,
         /// The variable that is set.
         found: &'static str,
     },
-    /// A variable is not a whole number from 0.
+    /// A variable is not a nonnegative integer.
     NotANumber {
-        /// The variable.
+        /// The name of the variable.
         name: &'static str,
-        /// Its value.
+        /// The value of the variable.
         found: String,
     },
-    /// The rank is not below the world size.
+    /// The rank is not less than the world size.
     RankTooLarge {
-        /// The variable with the rank.
+        /// The name of the rank variable.
         rank: &'static str,
-        /// Its value.
+        /// The value of the rank variable.
         found: u64,
-        /// The variable with the world size.
+        /// The name of the world size variable.
         world: &'static str,
-        /// Its value.
+        /// The value of the world size variable.
         below: u64,
     },
-    /// Two launchers disagree.
+    /// Two launchers set different ranks or world sizes.
     Conflict {
-        /// The variables of one launcher: the rank's and the world size's.
+        /// The names of the first launcher's variables: rank and world size.
         first: [&'static str; 2],
-        /// Their values.
+        /// The values of the first launcher's variables.
         wanted: (u64, u64),
-        /// The variables of another launcher.
+        /// The names of the second launcher's variables: rank and world size.
         second: [&'static str; 2],
-        /// Their values.
+        /// The values of the second launcher's variables.
         found: (u64, u64),
     },
-    /// Two variables give different ranks.
+    /// Two variables contain different ranks.
     OtherRank {
-        /// A variable of a pair.
+        /// The name of the rank variable of a pair.
         first: &'static str,
-        /// Its value.
+        /// The value of this variable.
         wanted: u64,
-        /// A rank variable without its world size.
+        /// The name of a rank variable that has no world size variable.
         second: &'static str,
-        /// The other variable's value.
+        /// The value of the second variable.
         found: u64,
     },
-    /// A launcher started this process, but no pair of variables gives the rank and the number of ranks.
+    /// A launcher started this process, but no pair of variables contains the rank and the world size.
     NoWorld {
-        /// The variable that the launcher left.
+        /// The name of a variable that the launcher set.
         name: &'static str,
     },
 }

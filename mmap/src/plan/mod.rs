@@ -25,18 +25,20 @@ pub use shuffle::Shuffle;
 use sizes::EarlySizes;
 use window::Shares;
 
-/// The order of the records of every epoch, cut into batches and split over ranks.
+/// The order of the records in every epoch, divided into batches and ranks.
 ///
-/// A `Plan` is a value of a few words. It holds no table and allocates nothing; any batch of any epoch is found in
-/// O(1), so resuming at a step is free. With a schedule of batch sizes ([`PlanBuilder::batches`]) it takes O(1) for
-/// each size.
+/// A `Plan` is a small value without tables or allocations. It computes any batch of any epoch in O(1): to resume,
+/// start at another step.
+/// With a schedule of batch sizes ([`PlanBuilder::batches`]) it takes O(1) for each size.
 ///
-/// An epoch's order is a sequence of positions, and each position has a record. Step `s` of rank `r` covers the `batch`
-/// positions from `(s * world + r) * batch` on. All ranks together walk through the epoch front to back.
-/// [`Shuffle::Window`] differs: there, each rank has chunks to itself, so the order depends on the number of ranks and
-/// on the batch size too. Step `s` of rank `r` begins at `(r * full + s) * batch`, where `full` is the number of steps
-/// with a whole batch at every rank. The number of ranks and the batch size may change between any two steps:
-/// [`resume`](Self::resume).
+/// In each epoch, the shuffle maps positions to records. Step `s` of rank `r` covers the `batch` positions that
+/// start at `(s * world + r) * batch`. All ranks together go through the positions in order.
+///
+/// With [`Shuffle::Window`], each rank has separate chunks, and the order also depends on the number of ranks and on
+/// the batch size. Step `s` of rank `r` starts at position `(r * full + s) * batch`. `full` is the number of steps
+/// in which every rank has a whole batch.
+///
+/// The number of ranks and the batch size may change between any two steps; see [`resume`](Self::resume).
 ///
 /// ```
 /// use twinbuf_mmap::{Shuffle, Plan, LastBatch};
@@ -57,14 +59,14 @@ use window::Shares;
 ///
 /// # Saved plans
 ///
-/// With the feature `serde`, a plan can be saved, for example with a model, and restored. These names are a
-/// format that later versions of this crate read too:
+/// With the feature `serde`, a plan can be saved, for example with a model, and restored. The names of the fields are a
+/// stable format, and later versions of this crate can read it:
 ///
-/// | field | is |
+/// | field | content |
 /// | --- | --- |
-/// | `first`, `records` | the start of [`range`](Self::range) and its length |
-/// | `batch` | records in a batch; the last of a schedule's sizes |
-/// | `batches` | the sizes before it, as pairs of steps and records; only with a schedule |
+/// | `first`, `records` | the start and the length of [`range`](Self::range) |
+/// | `batch` | the number of records in a batch; with a schedule, of its last size |
+/// | `batches` | only with a schedule: the sizes before the last, as pairs of steps and records |
 /// | `seed` | [`seed`](Self::seed) |
 /// | `shuffle` | `none`, `full`, `chunks` with a field `records`, or `window` with fields `chunk_records` and `window_chunks`: [`Shuffle`] |
 /// | `rank`, `world` | [`rank`](Self::rank), [`world`](Self::world) |
@@ -74,8 +76,8 @@ use window::Shares;
 /// {"first":0,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep"}
 /// ```
 ///
-/// All of them must be there, `batches` only with a schedule, and no others, and a plan that [`PlanBuilder::build`] refuses is refused in the
-/// words of [`PlanError`].
+/// All fields are required, `batches` only with a schedule, and other fields are an error. If [`PlanBuilder::build`] would refuse the plan, loading
+/// fails with the message of the [`PlanError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Saved"))]
 pub struct Plan {
@@ -94,7 +96,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Starts a plan over `records` records, at least 1.
+    /// Returns a builder for a plan over `records` records, at least 1.
     ///
     /// Defaults: batches of one record, [`Shuffle::None`], seed 0, rank 0 of 1, [`LastBatch::Drop`].
     pub const fn builder(records: u64) -> PlanBuilder {
@@ -112,11 +114,11 @@ impl Plan {
         PlanBuilder { plan, seeded: false, sizes: 1, origin: builder::Origin::Program }
     }
 
-    /// This plan for another rank, or for another number of ranks.
+    /// Returns this plan for another rank or another number of ranks.
     ///
     /// # Errors
     ///
-    /// The errors of [`PlanBuilder::build`].
+    /// [`PlanError::Rank`], [`PlanError::NoStep`] or [`PlanError::StepTooLarge`], as for [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -130,12 +132,13 @@ impl Plan {
         Self { rank, world, ..self }.checked()
     }
 
-    /// This plan over other records: those in `records`, for example a part of the data set that is kept for
-    /// validation. They are numbered as in the data set.
+    /// Returns this plan over the record range `records` of the data set, for example to separate training and
+    /// validation. Record indices stay the indices in the data set.
     ///
     /// # Errors
     ///
-    /// The errors of [`PlanBuilder::build`].
+    /// [`PlanError::NoRecords`], [`PlanError::NoStep`] or [`PlanError::StepTooLarge`], as for
+    /// [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -151,60 +154,61 @@ impl Plan {
         Self { first: records.start, records: count, ..self }.checked()
     }
 
-    /// Records that an epoch visits, before [`LastBatch`] drops or repeats any.
+    /// Returns the number of records in the plan's range. [`LastBatch`] decides whether an epoch drops or repeats
+    /// some of them.
     #[must_use]
     pub const fn records(&self) -> u64 {
         self.records
     }
 
-    /// Returns the numbers of these records: `0..records`, unless [`with_range`](Self::with_range) set others.
+    /// Returns the range of record indices: `0..records`, or the range set by [`with_range`](Self::with_range).
     #[must_use]
     pub const fn range(&self) -> Range<u64> {
         self.first..self.first + self.records
     }
 
-    /// Records in a full batch of one rank; in the largest, if a schedule changes the size.
+    /// Returns the number of records in a full batch of one rank. With a schedule, it is that of the largest size.
     #[must_use]
     pub fn batch_records(&self) -> u64 {
         self.early.largest().max(self.batch)
     }
 
-    /// Returns the seed of the shuffle; 0 without one.
+    /// Returns the seed of the shuffle. Returns 0 if no seed was set.
     #[must_use]
     pub const fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Returns how an epoch's records are shuffled.
+    /// Returns how the records of an epoch are shuffled.
     #[must_use]
     pub const fn shuffle(&self) -> Shuffle {
         self.shuffle
     }
 
-    /// Returns the rank whose batches these are, below [`world`](Self::world).
+    /// Returns the rank of this plan, less than [`world`](Self::world).
     #[must_use]
     pub const fn rank(&self) -> u64 {
         self.rank
     }
 
-    /// Returns the number of ranks that share an epoch.
+    /// Returns the number of ranks (world size).
     #[must_use]
     pub const fn world(&self) -> u64 {
         self.world
     }
 
-    /// Returns how an incomplete last step is handled.
+    /// Returns how records that do not fill the last step are handled.
     #[must_use]
     pub const fn last_batch(&self) -> LastBatch {
         self.last_batch
     }
 
-    /// Steps of this rank in an epoch: the same in every epoch, unless a schedule changes the batch size
-    /// ([`PlanBuilder::batches`]).
+    /// Returns the number of steps of this rank in an epoch. It is the same for every epoch unless a schedule changes the
+    /// batch size ([`PlanBuilder::batches`]).
     ///
-    /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`] it is the same for every rank and at least 1. With
-    /// [`LastBatch::Keep`] two ranks may differ by one, and it is 0 for a rank past the last record of a data set
-    /// smaller than the world.
+    /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`], it is the same for every rank and at least 1. With
+    /// [`LastBatch::Keep`], ranks may differ by one step, and a rank may have 0 steps if the data set has fewer
+    /// records than there are ranks.
     #[must_use]
     pub fn steps(&self, epoch: u64) -> u64 {
         self.epoch(epoch).end()
@@ -236,7 +240,8 @@ impl Plan {
         sum
     }
 
-    /// Returns the records of this rank at `step` of `epoch`, or `None` past the end of the epoch.
+    /// Returns the record indices of this rank at `step` of `epoch`. Returns `None` if the step is past the end of
+    /// the epoch.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchIndices> {
         self.epoch(epoch).batch(epoch, step)
@@ -388,7 +393,7 @@ impl Plan {
     }
 }
 
-/// What to do with the records that do not fill a last step of all ranks.
+/// How to handle the records that do not fill the last step of all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -396,19 +401,19 @@ impl Plan {
     serde(rename_all = "snake_case", deny_unknown_fields)
 )]
 pub enum LastBatch {
-    /// They are left out of this epoch, and every rank has the same number of steps. A shuffled order
-    /// leaves out other ones in the next epoch.
+    /// Drops these records in the present epoch. Every rank has the same number of steps. With a shuffle, each epoch
+    /// drops different records.
     #[default]
     Drop,
-    /// They are split evenly over the ranks as one last, smaller batch.
+    /// Divides these records evenly among the ranks, as a smaller last batch.
     ///
-    /// When fewer remain than there are ranks, the ranks past the last record have **one step fewer**. A
-    /// loop with a collective in every step (an all-reduce, a barrier) would wait for them for ever: let
-    /// those ranks join with an empty contribution, or use [`LastBatch::Drop`].
+    /// If there are fewer records than ranks, some ranks have **one step fewer**. A collective operation in every
+    /// step (all-reduce, barrier) would then block forever: let these ranks take part with an empty contribution, or
+    /// use [`LastBatch::Drop`].
     Keep,
-    /// The last step is filled up from the front of the same epoch's order, again and again if that is
-    /// shorter than a step. Every rank has the same number of whole batches, no record is left out, and
-    /// those at the front are seen twice: fewer than one step of all ranks.
+    /// Fills the last step with records from the start of the same epoch's order, repeatedly if the epoch is shorter
+    /// than a step. Every rank has the same number of whole batches. No record is dropped. The repeated records are
+    /// fewer than one step of all ranks.
     Wrap,
 }
 

@@ -1,14 +1,14 @@
 //! Parts of an epoch that were done with one batch size on one number of ranks, and where they left off.
 
-/// Steps of an epoch that were done with one batch size on one number of ranks.
+/// Completed steps of an epoch with one batch size and one number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct PartialEpoch {
-    /// Records in a batch of one rank.
+    /// The number of records in a batch of one rank.
     pub batch: u64,
     /// The number of ranks.
     pub world: u64,
-    /// Steps that all of them did.
+    /// The number of steps that all ranks completed.
     pub steps: u64,
 }
 

@@ -7,10 +7,10 @@ use super::partial::{PartialEpoch, Seam};
 use super::window::Shares;
 use super::{BatchIndices, Plan, PlanError, Shuffle};
 
-/// What is left of an epoch after parts of it that other plans did: every record that they did not visit, once; made by
-/// [`Plan::resume`].
+/// The rest of an epoch after other plans completed some of its steps: each remaining record once. [`Plan::resume`]
+/// returns it.
 ///
-/// The number of its first step is that of the steps that were done.
+/// Step numbers continue: the number of the first remaining step equals the number of completed steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemainingEpoch {
     /// Records in the whole epoch.
@@ -74,20 +74,20 @@ impl Past {
 }
 
 impl Plan {
-    /// Returns what is left of an epoch after `parts` of it: the records that other batch sizes or other numbers of ranks
-    /// did not visit, cut into this plan's batches and split over its ranks. The shuffle, the seed and the range must be
-    /// the same.
+    /// Returns the rest of an epoch after `parts`. `parts` are the completed steps, in order, with other batch sizes
+    /// or other numbers of ranks. The remaining records are divided into this plan's batches and ranks. The other
+    /// plans must have the same shuffle, seed and range as this plan.
     ///
-    /// The records that were not visited keep the epoch's order. With [`LastBatch::Drop`](crate::LastBatch::Drop) those
-    /// that do not fill a last step of this plan are left out. With [`Shuffle::Window`] the first of the parts decides the
-    /// order of the epoch, and each rank takes a stretch of what is left. It takes O(1) memory for each part.
+    /// The remaining records keep the epoch's order. With [`LastBatch::Drop`](crate::LastBatch::Drop), records that
+    /// do not fill a last step of this plan are dropped. With [`Shuffle::Window`], the first part determines the
+    /// order of the epoch, and each rank takes a contiguous section of the rest. Memory is O(1) per part.
     ///
     /// A schedule of batch sizes ([`PlanBuilder::batches`](super::PlanBuilder::batches)) is where it is after the
     /// `trained` steps before this epoch and those of the parts.
     ///
     /// # Errors
     ///
-    /// [`PlanError::PartialEpoch`] for a part with more whole steps than there were.
+    /// [`PlanError::PartialEpoch`] if a part has more whole steps than the remaining records allow.
     ///
     /// ```
     /// use twinbuf_mmap::{PartialEpoch, Plan};
@@ -133,25 +133,27 @@ impl RemainingEpoch {
         self.earlier.iter().chain([&self.last])
     }
 
-    /// Returns the number of its first step: the steps that were done.
+    /// Returns the number of the first remaining step. It equals the number of steps that the earlier plans
+    /// completed.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.earlier.first().unwrap_or(&self.last).base
     }
 
-    /// Returns one more than the number of this rank's last step.
+    /// Returns the number of this rank's last step plus one.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.last.base + self.last.left.own_steps()
     }
 
-    /// Returns one more than the number of the last step of any rank.
+    /// Returns the number of the last step of any rank plus one.
     #[must_use]
     pub fn max_steps(&self) -> u64 {
         self.last.base + self.last.left.longest()
     }
 
-    /// Returns the records of this rank at `step` of `epoch`, or `None` for a step that is not left.
+    /// Returns the record indices of this rank at `step` of `epoch`. Returns `None` if the step is not one of the
+    /// remaining steps.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchIndices> {
         let Leg { left, base, front, seams } = self.legs().rfind(|leg| leg.base <= step)?;

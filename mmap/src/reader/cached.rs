@@ -26,12 +26,12 @@ const HUGE: usize = 2 << 20;
 /// The fewest pieces for which one call for all is faster than a call for each.
 const TOGETHER: usize = 4;
 
-/// The most bytes of one hint: 1 MiB.
+/// The maximum size of one prefetch hint: 1 MiB.
 ///
-/// One `madvise(MADV_WILLNEED)` reads at most the larger of the device's `max_sectors_kb` and `read_ahead_kb` and returns 0
-/// all the same (`force_page_cache_ra` in the kernel's `mm/readahead.c`): of a hint for 64 MiB, 8 MiB were resident afterwards
-/// where `read_ahead_kb` was 8192. Many devices allow 1280 KiB. Where both files in `/sys/block/*/queue/` have less than 1024,
-/// use the larger.
+/// One `madvise(MADV_WILLNEED)` reads at most the larger of the device's `max_sectors_kb` and `read_ahead_kb`, and
+/// returns 0 in any case (`force_page_cache_ra` in the kernel's `mm/readahead.c`). In a test with `read_ahead_kb`
+/// 8192, only 8 MiB of a 64 MiB hint were resident afterwards. Many devices allow 1280 KiB. If both values in
+/// `/sys/block/*/queue/` are below 1024, increase the larger one.
 pub const HINT_CHUNK: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
 
 /// Slots that the kernel does not write to for us: memory that a driver mapped may be of that kind.

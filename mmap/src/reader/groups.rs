@@ -1,4 +1,4 @@
-//! Reads groups of tensors: byte ranges that are not records, in an order that the caller gives.
+//! Reads groups of tensors, in the order that the caller chooses.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,11 +16,11 @@ use crate::{Error, Groups, ReadMode, limit};
 /// what is read ahead.
 const LANES: [u64; 2] = [8 << 20, 2 << 20];
 
-/// Reads groups of tensors, each into memory of the caller.
+/// Reads groups of tensors into memory of the caller.
 ///
-/// Make one for each loop that reads. A long read starts when its group is asked for: to read a group while another is
-/// used, read it on another thread, as `twinbuf::stream` does. Short reads of the groups to come, below 4 MiB, begin
-/// earlier if [`begin`](Self::begin) has their order.
+/// Create one reader per loop. A read of 4 MiB or more starts when the caller requests it: to read a group while another
+/// is in use, read on another thread, as `twinbuf::stream` does. Shorter reads of the next groups start earlier if
+/// [`begin`](Self::begin) has their order.
 ///
 /// ```
 /// # fn f(model: &twinbuf_mmap::Tensors) -> Result<(), twinbuf_mmap::Error> {
@@ -52,17 +52,19 @@ struct Window {
 }
 
 impl GroupReader {
-    /// Bytes of memory that a reader takes, at most.
+    /// The maximum memory of a reader in bytes: its buffers for direct I/O.
     pub const MEMORY: u64 = LANES[0] + LANES[1];
 
-    /// Makes a reader of `groups`, and decides how the files are read.
+    /// Creates a reader for `groups` and chooses how the files are read. `own` is the size in bytes of the caller's
+    /// memory for the groups.
     ///
-    /// In [`ReadMode::Auto`] they are read through the page cache if all groups fit there, in the memory that is left when
-    /// `own` bytes are taken: those that the caller reads into. If not, all of them are read past it.
+    /// With [`ReadMode::Auto`], the reader uses the page cache if all groups fit in the available memory after `own`
+    /// bytes are taken. Otherwise it uses direct I/O for all groups.
     ///
     /// # Errors
     ///
-    /// In [`ReadMode::Direct`] those of [`Reader::new`](crate::Reader::new).
+    /// With [`ReadMode::Direct`], the errors of [`Reader::new`](crate::Reader::new): [`Error::Unsupported`],
+    /// [`Error::System`] and [`Error::Replaced`].
     pub fn new(groups: Groups, mode: ReadMode, own: u64) -> Result<Self, Error> {
         Self::with_memory(groups, mode, own, limit::memory_left())
     }
@@ -117,14 +119,19 @@ impl GroupReader {
         }
     }
 
-    /// Reads a group to the front of `out`. Returns [`Groups::bytes`]. `out` should begin at a page, as a
-    /// [`Buffer`](crate::Buffer) does: then the disk writes to it and nothing is copied.
+    /// Reads a group into the start of `out`. Returns the size of the group in bytes, [`Groups::bytes`]. If `out`
+    /// starts at a page boundary, as a [`Buffer`](crate::Buffer) does, direct I/O writes to it without a copy.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchRecord`] if there is no such group; [`Error::BufferTooSmall`], before anything is read.
-    /// [`Error::Truncated`] if a file has become shorter, [`Error::Read`] if the system fails; the contents of `out` are
-    /// then unspecified.
+    /// - [`Error::NoSuchRecord`]: the index of the group is out of range.
+    /// - [`Error::BufferTooSmall`]: `out` is smaller than the group. Nothing is read.
+    /// - [`Error::Truncated`]: a file became shorter after it was opened.
+    /// - [`Error::Read`]: a read failed.
+    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a file that is not
+    ///   kept open could not be reopened.
+    ///
+    /// After an error other than `NoSuchRecord` or `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, group: usize, out: &mut [u8]) -> Result<usize, Error> {
         let Some(runs) = self.groups.runs(group) else {
             return Err(Error::NoSuchRecord { wanted: group as u64, found: self.groups.len() as u64 });
@@ -165,19 +172,19 @@ impl GroupReader {
         read
     }
 
-    /// Returns the groups.
+    /// Returns the groups of the reader.
     #[must_use]
     pub const fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// Returns what it has read so far.
+    /// Returns statistics of the reads so far.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
         self.source.stats()
     }
 
-    /// Returns how it reads, and why.
+    /// Returns how the reader reads the files, and why.
     #[must_use]
     pub const fn choice(&self) -> ReadChoice {
         self.choice

@@ -36,7 +36,7 @@ use crate::file::READ_CALLS;
 use crate::ranges::{Ranges, Span, Stretch};
 use crate::{BatchIndices, Error, Plan, ReadMode, Records, system};
 
-/// How a [`Reader`] reads; the default is right for most.
+/// Options for a [`Reader`]. The defaults suit most programs.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "options do nothing until a reader is made"]
 pub struct ReadOptions {
@@ -56,18 +56,19 @@ const QUIET: u64 = 8 << 20;
 const THREAD_BYTES: u64 = 4 << 20;
 
 impl ReadOptions {
-    /// Default options.
+    /// Returns the default options: [`ReadMode::Auto`] and the default prefetch window.
     pub const fn new() -> Self {
         Self { mode: ReadMode::Auto, prefetch: None, threads: 1 }
     }
 
-    /// Sets where bytes come from. Default: [`ReadMode::Auto`].
+    /// Sets how files are read: through the page cache, or past it. Default: [`ReadMode::Auto`].
     pub const fn mode(mut self, mode: ReadMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Sets how many bytes of the batches to come are asked for. Default: 32 MiB or one batch, whichever is more.
+    /// Sets the prefetch window: how many bytes of the next batches the reader requests ahead. Default: 32 MiB or
+    /// one batch, whichever is more.
     pub const fn prefetch(mut self, bytes: u64) -> Self {
         self.prefetch = Some(bytes);
         self
@@ -86,11 +87,11 @@ impl Default for ReadOptions {
     }
 }
 
-/// Reads the batches of a plan, and asks the system for those that come next.
+/// Reads the batches of a plan and prefetches the next batches.
 ///
-/// Make one for each loop that reads; its threads share it. Everything that depends on the order of reading is in here: the
-/// prefetch window, the memory of reads past the page cache, and the counters. [`Ranges`] has none of it, so any number of
-/// readers use the same files without knowledge of each other.
+/// Create one reader per loop. The threads of the loop share it. The reader has all state that depends on the read
+/// order: the prefetch window, the buffers for direct I/O, and the counters. [`Ranges`] has no such state, and any
+/// number of readers can use the same files independently.
 ///
 /// # Examples
 ///
@@ -152,12 +153,16 @@ struct Window {
 }
 
 impl Reader {
-    /// Makes a reader of batches of `plan`. The plan decides how the files are read.
+    /// Creates a reader for batches of `plan`. The plan's range, shuffle and batch size affect how the files are
+    /// read.
     ///
     /// # Errors
     ///
-    /// In [`ReadMode::Direct`]: [`Error::Unsupported`] where the system has no such reads, [`Error::System`] if the kernel
-    /// refuses them, as it does on some file systems, and [`Error::Replaced`].
+    /// With [`ReadMode::Direct`]:
+    ///
+    /// - [`Error::Unsupported`]: the operating system has no direct I/O.
+    /// - [`Error::System`]: the kernel or the file system refuses direct I/O.
+    /// - [`Error::Replaced`]: another file now has the path of a file.
     pub fn new(ranges: Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Result<Self, Error> {
         Self::with_memory(ranges, plan, options, crate::limit::memory_left())
     }
@@ -189,10 +194,11 @@ impl Reader {
         })
     }
 
-    /// Begins with `batches`, the ones that will be read next, in this order: what was asked for before is forgotten.
+    /// Sets the list of the next batches, in read order, and discards the previous list. The reader prefetches along
+    /// this list.
     ///
-    /// Each [`read`](Self::read) asks for more of them. Reads of other batches, and several at a time, are allowed: they find
-    /// less of what they need.
+    /// Each [`read`](Self::read) prefetches further batches of the list. The caller may read other batches, and
+    /// several at the same time; these reads benefit less from prefetch.
     pub fn begin(&self, batches: impl IntoIterator<Item = BatchIndices, IntoIter: Send + 'static>) {
         let mut window = self.lock();
         if let Some(stream) = &self.source.stream {
@@ -208,14 +214,15 @@ impl Reader {
         };
     }
 
-    /// Reads the records of `batch`, one after the other in batch order, to the front of `out`. Returns the number of
-    /// bytes.
+    /// Reads the records of `batch` in batch order into the start of `out`. Returns the number of bytes read.
     ///
-    /// Before that it requests batches to come, at most twice as many bytes as it reads, and does not wait for them.
+    /// Before the read, it requests at most twice this number of bytes of the next batches, and does not wait for
+    /// them.
     ///
     /// # Errors
     ///
-    /// The errors of [`Ranges::read`].
+    /// [`Error::BufferTooSmall`], [`Error::NoSuchRecord`], [`Error::Truncated`], [`Error::Read`], and errors of
+    /// reopening a file, in the cases of [`Ranges::read`].
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let wanted = self.ranges.size(batch);
@@ -290,25 +297,26 @@ impl Reader {
         })
     }
 
-    /// Returns the bytes of memory for reads past the page cache, at most.
+    /// Returns the maximum size in bytes of the buffers for direct I/O. Returns 0 if all files are read through the
+    /// page cache.
     #[must_use]
     pub fn memory(&self) -> u64 {
         self.source.stream.as_ref().map_or(0, Stream::memory)
     }
 
-    /// Returns what it has read and asked for so far.
+    /// Returns statistics of the reads and prefetches so far.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
         self.source.stats()
     }
 
-    /// Returns how it reads, and why.
+    /// Returns how the reader reads the files, and why.
     #[must_use]
     pub fn choice(&self) -> ReadChoice {
         ReadChoice { data: self.share.data, cached: self.share.cached, left: self.left }
     }
 
-    /// Returns what it reads.
+    /// Returns the files and byte ranges that this reader reads.
     #[must_use]
     pub const fn ranges(&self) -> &Arc<Ranges> {
         &self.ranges
@@ -470,27 +478,31 @@ impl fmt::Debug for Reader {
 }
 
 impl Ranges {
-    /// Reads the records of `batch`, one after the other in batch order, to the front of `out`, through the page cache.
-    /// Returns the number of bytes.
+    /// Reads the records of `batch` in batch order into the start of `out`, through the page cache and without
+    /// prefetch. Returns the number of bytes read.
     ///
-    /// A [`Reader`] does the same and reads ahead. The bytes go straight into `out`. Each run of consecutive records in a file
-    /// is one call, and each record where there are gaps between them; on Linux up to 1024 small records that are scattered are
-    /// one call. Bytes that overlapping windows share are read once and then copied inside `out`.
-    /// A file that is truncated in the meantime is an error here and cannot raise SIGBUS.
+    /// Each contiguous run of records in a file is one system call. On Linux, one call reads up to 1024 small
+    /// scattered records. Bytes shared by overlapping windows are read once and then copied inside `out`. If a file
+    /// is truncated during the read, the call returns an error and cannot raise SIGBUS.
     ///
     /// # Errors
     ///
-    /// [`Error::BufferTooSmall`], before anything is read. [`Error::NoSuchRecord`] if the plan was made for
-    /// a larger data set. [`Error::Truncated`] if a file has become shorter, [`Error::Read`] if the system
-    /// fails. After any of these three the contents of `out` are unspecified.
+    /// - [`Error::BufferTooSmall`]: `out` is smaller than the batch. Nothing is read.
+    /// - [`Error::NoSuchRecord`]: the plan was made for a larger data set.
+    /// - [`Error::Truncated`]: a file became shorter after it was opened.
+    /// - [`Error::Read`]: a read failed.
+    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a file that is not
+    ///   kept open could not be reopened.
+    ///
+    /// After every error except `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         read_batch(self, &Source::cached(), batch, self.size(batch), out, &mut ReadStats::default())
     }
 }
 
 impl Records {
-    /// Returns how many system calls that read files this thread has made through this crate, and how many requests past the
-    /// page cache it has begun. Compare two of them to count those of a read.
+    /// Returns the number of read requests that this thread has made through this crate: system calls that read
+    /// files, plus direct I/O requests. Subtract two values to count the requests of a read.
     #[must_use]
     pub fn read_calls() -> u64 {
         READ_CALLS.with(std::cell::Cell::get)

@@ -1,26 +1,27 @@
-//! What a reader has done, and how it was chosen.
+//! Statistics of a reader, and how it reads.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What a [`Reader`](super::Reader) has read and asked for so far.
+/// Statistics of a [`Reader`](super::Reader): bytes read and prefetched so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ReadStats {
-    /// Bytes delivered.
+    /// The number of bytes delivered to the caller.
     pub bytes: u64,
-    /// Bytes that came from disks for them or for later batches, whole blocks and pages. On Linux; elsewhere, and on file
-    /// systems that do not count them, only those of reads past the page cache.
+    /// The number of bytes read from disk, in whole blocks and pages, including prefetched bytes of later batches.
+    /// On systems other than Linux, and on file systems that do not count disk reads, only direct I/O counts.
     pub disk: u64,
-    /// Bytes that the kernel accepted hints for, in whole pages. Not all of them had to be read.
-    pub hinted: u64,
-    /// Calls for hints. 0: nothing is mapped, because the system lacks the call or refused the mapping, or all of it was in
+    /// The number of bytes in accepted prefetch hints, in whole pages. It includes pages that were already in
     /// memory.
+    pub hinted: u64,
+    /// The number of system calls for prefetch hints. It is 0 if the system does not support hints, if it refused
+    /// the mapping, or if all data was in memory.
     pub hints: u64,
-    /// Hints that the kernel refused. The bytes are read all the same, later and slower.
+    /// The number of hints that failed. The bytes are still read, but later and more slowly.
     pub failed: u64,
-    /// Time spent in hints. They start the reading and do not wait for it, yet they are not free.
+    /// The time spent in hint calls. A hint starts a read and does not wait for it, but the call itself takes time.
     pub hint_time: Duration,
 }
 
@@ -35,16 +36,18 @@ impl std::ops::AddAssign for ReadStats {
     }
 }
 
-/// How a [`Reader`](super::Reader) reads, and why; printed by a report.
+/// How a [`Reader`](super::Reader) reads the files of a plan, and why. `Display` prints it as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ReadChoice {
-    /// Bytes of the files that the plan reads.
+    /// The size in bytes of the plan's records in the files.
     pub data: u64,
-    /// Bytes of `data` that are read through the page cache and stay there. The others are read past it each time.
+    /// The part of `data`, in bytes, that is read through the page cache and stays there. The rest is read with
+    /// direct I/O in every epoch.
     pub cached: u64,
-    /// The memory that was left when the reader was made, if that decided.
+    /// The available memory in bytes when the reader was created. `None` if it did not affect the choice or is
+    /// unknown.
     pub left: Option<u64>,
 }
 

@@ -4,58 +4,58 @@ use std::fmt;
 
 use crate::DType;
 
-/// Why a [`Transform`](super::Transform) could not be made, or slices not be transformed.
+/// Why a [`Transform`](super::Transform) cannot be created or applied.
 ///
-/// Every message is one line.
+/// Each message is one line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum TransformError {
-    /// Numbers of this type are not transformed.
+    /// The source type is not supported.
     Source {
-        /// The type.
+        /// The source type.
         found: DType,
     },
-    /// Pixels have 0 channels.
+    /// The number of channels is 0.
     NoChannels,
-    /// Pictures have 0 pixels.
+    /// The number of pixels is 0.
     NoPixels,
-    /// A picture would have `isize::MAX` bytes or more. No slice has that many.
+    /// The size of a picture is `isize::MAX` bytes or more.
     PictureTooLarge {
-        /// Numbers in a pixel.
+        /// The number of channels in a pixel.
         channels: usize,
-        /// Pixels in a picture.
+        /// The number of pixels in a picture.
         pixels: usize,
     },
-    /// There is not one scale, or not one shift, for each channel.
+    /// The number of scales or shifts differs from the number of channels.
     ChannelCount {
-        /// Which of the two: `scale` or `shift`.
+        /// `scale` or `shift`.
         name: &'static str,
-        /// Channels.
+        /// The number of channels.
         wanted: usize,
-        /// Values.
+        /// The number of values.
         found: usize,
     },
     /// A scale or a shift is infinite or NaN.
     NotFinite {
-        /// Which of the two: `scale` or `shift`.
+        /// `scale` or `shift`.
         name: &'static str,
-        /// The first such channel.
+        /// The first channel with such a value, from 0.
         channel: usize,
         /// The value.
         found: f32,
     },
-    /// The source does not hold whole numbers, pixels or pictures.
+    /// The length of the source is not a multiple of the size of a number, a pixel or a picture.
     SourceLength {
-        /// Its length must be a multiple of this many bytes.
+        /// The required unit in bytes: the length must be a multiple of it.
         wanted: usize,
-        /// Its length in bytes.
+        /// The length of the source in bytes.
         found: usize,
     },
     /// The destination is shorter than the result.
     BufferTooSmall {
-        /// Numbers in the result.
+        /// The number of elements in the result.
         wanted: usize,
-        /// Numbers that fit the destination.
+        /// The number of elements in the destination.
         found: usize,
     },
 }

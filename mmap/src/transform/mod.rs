@@ -1,20 +1,22 @@
-//! Converts the numbers of records for training, in the same pass that copies them out of the read buffer.
+//! Converts the numbers of records for training.
 //!
-//! - [`Transform`]: u8, u16, i16, f16 or bf16 to f32, optionally with a scale and a shift for each channel, and
-//!   optionally from interleaved pixels (NHWC) to planes (NCHW).
-//! - [`u16_to_u32`], [`u16_to_i64`]: tokens, in the types that embedding layers take.
-//! - [`f32_to_f16`], [`f32_to_bf16`]: rounding to 16 bits.
+//! - [`Transform`]: `u8`, `u16`, `i16`, `f16` or `bf16` to `f32`, with an optional scale and shift per channel, and
+//!   an optional change from interleaved channels (NHWC) to planes (NCHW).
+//! - [`u16_to_u32`], [`u16_to_i64`]: tokens to the index types of embeddings.
+//! - [`f32_to_f16`], [`f32_to_bf16`]: rounding to 16-bit floats.
 //!
-//! Sources are the bytes of a batch: little-endian, packed, at any alignment, on any host. Every function writes to the
-//! front of the destination and returns the number of results; on an error it has written nothing.
+//! Sources are the bytes of a batch: little-endian, packed, at any alignment, on any host. Each function writes to
+//! the start of the destination and returns the number of elements written. On an error, the destination is
+//! unchanged.
 //!
-//! Results are the same on every machine, bit for bit, with every instruction set and at every alignment and length.
-//! The one exception is Rust's own: which of several NaNs a multiplication or addition returns.
+//! Results are bit-identical on every machine, for every instruction set, alignment and length. There is one
+//! exception: if several operands are NaN, Rust does not specify the resulting NaN.
 //!
-//! On x86-64 the loops are compiled for SSE2 and for AVX2, and the feature `simd` (on by default) chooses at run time;
-//! without it they use SSE2, or what `-C target-cpu` allows. Elsewhere they are compiled once, for the target's baseline
-//! (`AArch64`: NEON). On x86-64, destinations of 8 MiB or more are written with non-temporal stores, because they would
-//! push everything else out of the caches; planar ones with 2 to 4 channels are not.
+//! On x86-64, the loops are compiled for SSE2 and AVX2. The feature `simd` (on by default) selects one at run time.
+//! Without this feature, they use SSE2, or the instructions that `-C target-cpu` allows. On other processors, they
+//! are compiled for the target's baseline (`AArch64`: NEON). On x86-64, destinations of 8 MiB or more are written
+//! with non-temporal stores, to keep other data in the caches. Planar destinations with 2 to 4 channels are an
+//! exception.
 //!
 //! ```
 //! use twinbuf_mmap::{DType, transform::Transform};
@@ -56,17 +58,18 @@ use kernel::{
 use raw::Raw;
 use store::non_temporal;
 
-/// A conversion of bytes to f32 numbers. Make it once, then apply it to records or to whole batches.
+/// Converts the numbers of records to `f32`, with an optional scale and shift per channel and an optional change to
+/// planar layout. Create it once, then apply it to records or batches.
 ///
-/// The source is a sequence of pixels of `channels` numbers each. Rows of features are pixels too, and with one channel
-/// everything is one plane.
+/// The source is a sequence of pixels with `channels` numbers each. A row of features is also a pixel. With one
+/// channel, the source is a plain sequence of numbers.
 ///
-/// - Every u8, u16, i16, f16 and bf16 is an f32 exactly, so widening loses nothing; a NaN keeps its payload.
-/// - [`normalise`](Self::normalise) then gives `x * scale[c] + shift[c]` for channel `c`: one multiplication
-///   and one addition, each rounded to nearest even. They are never fused.
-/// - [`planar`](Self::planar) then puts the numbers of each channel together, picture by picture.
+/// - Every `u8`, `u16`, `i16`, `f16` and `bf16` converts to `f32` exactly. A NaN keeps its payload.
+/// - [`normalise`](Self::normalise) computes `x * scale[c] + shift[c]` for channel `c`, with one multiplication and
+///   one addition, each rounded to nearest even. They are never fused.
+/// - [`planar`](Self::planar) changes the layout of each picture from interleaved channels (HWC) to planes (CHW).
 ///
-/// `Transform` is `Send + Sync`: several threads may apply one to their parts of a batch.
+/// `Transform` is `Send` and `Sync`: several threads can apply one transform to parts of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transform {
     dtype: DType,
@@ -77,12 +80,13 @@ pub struct Transform {
 }
 
 impl Transform {
-    /// Widens numbers to f32 and leaves them in their order, `channels` for each pixel (at least 1).
+    /// Creates a transform that converts numbers of type `dtype` to `f32` and keeps their order. `channels` is the
+    /// number of numbers in a pixel, at least 1.
     ///
     /// # Errors
     ///
-    /// [`TransformError::Source`] unless `dtype` is `U8`, `U16`, `I16`, `F16` or `Bf16`.
-    /// [`TransformError::NoChannels`].
+    /// - [`TransformError::Source`]: `dtype` is not `U8`, `U16`, `I16`, `F16` or `Bf16`.
+    /// - [`TransformError::NoChannels`]: `channels` is 0.
     pub const fn new(dtype: DType, channels: usize) -> Result<Self, TransformError> {
         if !matches!(dtype, DType::U8 | DType::U16 | DType::I16 | DType::F16 | DType::Bf16) {
             return Err(TransformError::Source { found: dtype });
@@ -93,15 +97,15 @@ impl Transform {
         Ok(Self { dtype, channels, pixels: None, affine: None })
     }
 
-    /// Multiplies channel `c` by `scale[c]`, then adds `shift[c]`.
+    /// Multiplies the numbers of channel `c` by `scale[c]` and adds `shift[c]`. Default: no scale and no shift.
     ///
-    /// Bytes to `(x / 255 - mean) / std`, as in torchvision's `ToTensor` and `Normalize`, is a scale of
-    /// `1 / (255 * std)` and a shift of `-mean / std`; the result differs from theirs by rounding.
+    /// For `(x / 255 - mean) / std`, as in torchvision's `ToTensor` and `Normalize`, use a scale of `1 / (255 *
+    /// std)` and a shift of `-mean / std`. The result differs from torchvision only by rounding.
     ///
     /// # Errors
     ///
-    /// [`TransformError::ChannelCount`] unless both have one value for each channel.
-    /// [`TransformError::NotFinite`] if a value is infinite or NaN; a standard deviation of 0 does that.
+    /// - [`TransformError::ChannelCount`]: a slice does not have one value per channel.
+    /// - [`TransformError::NotFinite`]: a value is infinite or NaN, for example because a standard deviation is 0.
     pub fn normalise(self, scale: &[f32], shift: &[f32]) -> Result<Self, TransformError> {
         for (name, values) in [("scale", scale), ("shift", shift)] {
             if values.len() != self.channels {
@@ -115,13 +119,14 @@ impl Transform {
         Ok(Self { affine: Some(Affine::new(scale, shift)), ..self })
     }
 
-    /// Converts pictures of `pixels` pixels (at least 1; height times width), each with its channels side by side
-    /// (HWC), to pictures with one plane after the other (CHW). The source then holds whole pictures.
+    /// Changes the layout of each picture from interleaved channels (HWC) to one plane per channel (CHW). `pixels`
+    /// is the height times the width of a picture, at least 1. The source must then contain whole pictures. Default:
+    /// the layout stays the same.
     ///
     /// # Errors
     ///
-    /// [`TransformError::NoPixels`]. [`TransformError::PictureTooLarge`] if a picture has `isize::MAX` bytes or
-    /// more, before or after.
+    /// - [`TransformError::NoPixels`]: `pixels` is 0.
+    /// - [`TransformError::PictureTooLarge`]: the size of a picture is `isize::MAX` bytes or more as `f32`.
     pub fn planar(self, pixels: usize) -> Result<Self, TransformError> {
         if pixels == 0 {
             return Err(TransformError::NoPixels);
@@ -135,30 +140,31 @@ impl Transform {
         Ok(Self { pixels: Some(pixels), ..self })
     }
 
-    /// Returns the type of the source's numbers.
+    /// Returns the source type.
     #[must_use]
     pub const fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Numbers in a pixel, at least 1.
+    /// Returns the number of channels in a pixel, at least 1.
     #[must_use]
     pub const fn channels(&self) -> usize {
         self.channels
     }
 
-    /// Pixels of a picture; `None` unless the result is [`planar`](Self::planar).
+    /// Returns the number of pixels in a picture. Returns `None` if the result is not [`planar`](Self::planar).
     #[must_use]
     pub const fn pixels(&self) -> Option<usize> {
         self.pixels
     }
 
-    /// Numbers that `src_len` bytes become: `src_len / dtype.size()`.
+    /// Returns the number of `f32` elements in the result for `src_len` source bytes: `src_len / dtype.size()`.
+    /// Returns 0 for 0 bytes.
     ///
     /// # Errors
     ///
-    /// [`TransformError::SourceLength`] unless the bytes are whole pixels, or whole pictures if
-    /// [`planar`](Self::planar). No bytes at all are fine, and become no numbers.
+    /// [`TransformError::SourceLength`] if `src_len` is not a multiple of the pixel size, or of the picture size for
+    /// a [`planar`](Self::planar) transform.
     pub const fn out_len(&self, src_len: usize) -> Result<usize, TransformError> {
         let numbers = match self.pixels {
             Some(pixels) => self.channels * pixels,
@@ -173,11 +179,18 @@ impl Transform {
         }
     }
 
-    /// Transforms all of `src` to the front of `dst` and returns the number of results:
-    /// [`out_len`](Self::out_len) of its length.
+    /// Transforms all of `src` and writes the result to the start of `dst`. Returns the number of elements written,
+    /// [`out_len`](Self::out_len).
     ///
-    /// One record, a batch, or any part of whole pixels (whole pictures if [`planar`](Self::planar)) may be
-    /// given; the results are the same as in one go.
+    /// `src` may be one record, a batch, or any part of whole pixels (whole pictures for a [`planar`](Self::planar)
+    /// transform). Transforming the parts separately gives the same results.
+    ///
+    /// # Errors
+    ///
+    /// - [`TransformError::SourceLength`], as for [`out_len`](Self::out_len).
+    /// - [`TransformError::BufferTooSmall`]: `dst` is shorter than the result.
+    ///
+    /// In both cases `dst` is unchanged.
     ///
     /// ```
     /// use twinbuf_mmap::{DType, transform::Transform};
@@ -188,11 +201,6 @@ impl Transform {
     /// assert_eq!(samples, [-1.0, 0.5, 0.0, 0.0]);
     /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`out_len`](Self::out_len). [`TransformError::BufferTooSmall`] if `dst` is shorter than the
-    /// result. In both cases `dst` is unchanged.
     pub fn apply(&self, src: &[u8], dst: &mut [f32]) -> Result<usize, TransformError> {
         let dst = front(self.out_len(src.len())?, dst)?;
         let len = dst.len();
@@ -225,10 +233,17 @@ impl Transform {
     }
 }
 
-/// Tokens of two bytes to u32, the type that `candle` takes for an embedding.
+/// Converts `u16` tokens to `u32`, the index type of embeddings in `candle`.
 ///
-/// `src` holds little-endian u16 at any alignment; the result goes to the front of `dst`, and its length is
-/// returned.
+/// `src` contains little-endian `u16` at any alignment. The result is written to the start of `dst`. Returns the
+/// number of elements written.
+///
+/// # Errors
+///
+/// - [`TransformError::SourceLength`]: the length of `src` is odd.
+/// - [`TransformError::BufferTooSmall`]: `dst` is shorter than the result.
+///
+/// In both cases `dst` is unchanged.
 ///
 /// ```
 /// let mut tokens = [0; 2];
@@ -236,19 +251,18 @@ impl Transform {
 /// assert_eq!(tokens, [50_000, 1]);
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
-///
-/// # Errors
-///
-/// [`TransformError::SourceLength`] if the bytes are odd in number, [`TransformError::BufferTooSmall`] if `dst`
-/// is shorter than the result. In both cases `dst` is unchanged.
 pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> {
     each::<U16ToU32>(src, dst)
 }
 
-/// Tokens of two bytes to i64, the type that `PyTorch` takes for an embedding.
+/// Converts `u16` tokens to `i64`, the index type of embeddings in `PyTorch`.
 ///
-/// `src` holds little-endian u16 at any alignment; the result goes to the front of `dst`, and its length is
-/// returned.
+/// `src` contains little-endian `u16` at any alignment. The result is written to the start of `dst`. Returns the
+/// number of elements written.
+///
+/// # Errors
+///
+/// The errors of [`u16_to_u32`]: [`TransformError::SourceLength`] and [`TransformError::BufferTooSmall`].
 ///
 /// ```
 /// let mut tokens = [0; 2];
@@ -256,22 +270,26 @@ pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> 
 /// assert_eq!(tokens, [50_000, 1]);
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
-///
-/// # Errors
-///
-/// The errors of [`u16_to_u32`].
 pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> {
     each::<U16ToI64>(src, dst)
 }
 
-/// Rounds f32 to binary16, to nearest, ties to even (IEEE 754, 4.3.1); results are bits, in the host's order.
+/// Rounds `f32` to IEEE binary16, to nearest even (IEEE 754, 4.3.1). The results are the bits of the numbers, in the
+/// byte order of the host.
 ///
-/// From 65520 on that is infinity; below 2^-14 there are subnormals. A NaN stays one: quiet, with its sign and the
-/// upper 9 of the other bits of its payload. A slice of the crate `half`'s `f16` gives its bits by
-/// `reinterpret_cast_mut`.
+/// Magnitudes of 65520 or more become infinity with the same sign. Results below 2^-14 are subnormal. A NaN becomes
+/// a quiet NaN and keeps its sign and the 9 payload bits after the quiet bit. To fill a slice of `half::f16`, pass
+/// `dst.reinterpret_cast_mut()`.
 ///
-/// `src` holds little-endian f32 at any alignment; the result goes to the front of `dst`, and its length is
-/// returned.
+/// `src` contains little-endian `f32` at any alignment. The result is written to the start of `dst`. Returns the
+/// number of elements written.
+///
+/// # Errors
+///
+/// - [`TransformError::SourceLength`]: the length of `src` is not a multiple of 4 bytes.
+/// - [`TransformError::BufferTooSmall`]: `dst` is shorter than the result.
+///
+/// In both cases `dst` is unchanged.
 ///
 /// ```
 /// let mut bits = [0; 3];
@@ -280,23 +298,23 @@ pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> 
 /// assert_eq!(bits, [0x3c00, 0xc000, 0x7c00]);
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
-///
-/// # Errors
-///
-/// [`TransformError::SourceLength`] unless the bytes are a multiple of 4, [`TransformError::BufferTooSmall`] if
-/// `dst` is shorter than the result. In both cases `dst` is unchanged.
 pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> {
     each::<F32ToF16>(src, dst)
 }
 
-/// Rounds f32 to bf16, to nearest, ties to even; results are bits, in the host's order.
+/// Rounds `f32` to bfloat16, to nearest even. The results are the bits of the numbers, in the byte order of the
+/// host.
 ///
-/// What is larger than every finite bf16 by half a unit in the last place or more becomes infinity. A NaN stays
-/// one: quiet, with its sign and the upper 6 of the other bits of its payload. A slice of the crate `half`'s
-/// `bf16` gives its bits by `reinterpret_cast_mut`.
+/// Magnitudes of 2^128 - 2^119 (about 3.396e38) or more become infinity with the same sign. A NaN becomes a quiet
+/// NaN and keeps its sign and the 6 payload bits after the quiet bit. To fill a slice of `half::bf16`, pass
+/// `dst.reinterpret_cast_mut()`.
 ///
-/// `src` holds little-endian f32 at any alignment; the result goes to the front of `dst`, and its length is
-/// returned.
+/// `src` contains little-endian `f32` at any alignment. The result is written to the start of `dst`. Returns the
+/// number of elements written.
+///
+/// # Errors
+///
+/// The errors of [`f32_to_f16`]: [`TransformError::SourceLength`] and [`TransformError::BufferTooSmall`].
 ///
 /// ```
 /// let mut bits = [0; 2];
@@ -305,10 +323,6 @@ pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> 
 /// assert_eq!(bits, [0x3f80, 0xc000]);
 /// # Ok::<(), twinbuf_mmap::transform::TransformError>(())
 /// ```
-///
-/// # Errors
-///
-/// The errors of [`f32_to_f16`].
 pub fn f32_to_bf16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> {
     each::<F32ToBf16>(src, dst)
 }

@@ -67,16 +67,17 @@ impl TryFrom<Saved> for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Writes the checkpoint to a JSON file.
+    /// Writes the checkpoint to a JSON file at `path`.
     ///
-    /// An existing file is replaced in one step: after a crash, of the program or the system, the file is the old
-    /// checkpoint or the new one. Any number of threads and processes may save one path. Each writes a separate
-    /// temporary file in the same folder, `.NAME.*.twinbuf-tmp`; a save also removes those of processes that were
-    /// killed.
+    /// An existing file is replaced atomically: after a crash of the program or the system, the file holds the old
+    /// checkpoint or the new one. Several threads and processes may save to the same path at the same time. Each
+    /// call writes a temporary file `.NAME.*.twinbuf-tmp` in the same folder. On Unix, a call also removes the
+    /// temporary files of killed processes.
     ///
     /// # Errors
     ///
-    /// [`Error::CheckpointFile`] if the file or the temporary one cannot be written. The file is then unchanged.
+    /// [`Error::CheckpointFile`] if the file or the temporary file cannot be written. The file at `path` is then
+    /// unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let write = || -> Result<(), BoxError> {
@@ -87,7 +88,8 @@ impl Checkpoint {
         write().map_err(|source| Error::CheckpointFile { path: path.to_path_buf(), source })
     }
 
-    /// Reads a checkpoint that [`save`](Self::save) has written; [`start`](Self::start) if there is no such file.
+    /// Reads a checkpoint from a file written by [`save`](Self::save). Returns [`start`](Self::start) if the file
+    /// does not exist.
     ///
     /// # Errors
     ///
