@@ -3,6 +3,7 @@
 //! A generator is a loader whose batches come from a closure. It has the same thread, report, errors and trace as a
 //! loader. One round is an epoch with one batch.
 
+mod items;
 mod rounds;
 
 use std::fmt;
@@ -18,7 +19,7 @@ use crate::observe::report::Report;
 use crate::observe::trace::Trace;
 use crate::slot::{Naming, Origin, Ticket};
 use crate::stage::worker::{Load, Source};
-use crate::stage::{self, HELD_TIMEOUT, Stage};
+use crate::stage::{self, Around, HELD_TIMEOUT, Stage};
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
@@ -120,12 +121,14 @@ pub struct Generator<'h, T: Send + 'static> {
     granted: u64,
     /// The round that was received, if `after` has not run for it.
     used: Option<u64>,
+    /// The epoch of which the rounds are steps, if they are items.
+    items: Option<u64>,
 }
 
 /// Builds a [`Generator`]. [`generate`] and [`with_slots`] return it.
 #[must_use = "a builder does nothing until `build`"]
 pub struct GeneratorBuilder<'h, T> {
-    slots: [T; 2],
+    slots: Vec<T>,
     make: Make<T>,
     first: u64,
     before: Option<Hook<'h>>,
@@ -135,6 +138,8 @@ pub struct GeneratorBuilder<'h, T> {
     held_timeout: Duration,
     trace: Option<Trace>,
     breakdown: Breakdown,
+    items: Option<u64>,
+    around: Option<Around>,
 }
 
 type Make<T> = Box<dyn FnMut(u64, &mut T) -> Result<(), BoxError> + Send>;
@@ -158,7 +163,17 @@ where
 /// `make` receives the round number, from 0, and a slot to fill. The slot still holds its initial value or the data
 /// of an earlier round. The generator calls `make` once per round, in order. If `make` returns an error or panics,
 /// the iterator ends, and the next call of [`rounds`](Generator::rounds) calls `make` again for the same round.
-pub fn with_slots<'h, T, E, F>(slots: [T; 2], mut make: F) -> GeneratorBuilder<'h, T>
+pub fn with_slots<'h, T, E, F>(slots: [T; 2], make: F) -> GeneratorBuilder<'h, T>
+where
+    F: FnMut(u64, &mut T) -> Result<(), E> + Send + 'static,
+    E: Into<BoxError>,
+{
+    any_slots(slots.into(), make)
+}
+
+/// Same as [`with_slots`], with any number of slots from 1 on. For the Python package.
+#[doc(hidden)]
+pub fn any_slots<'h, T, E, F>(slots: Vec<T>, mut make: F) -> GeneratorBuilder<'h, T>
 where
     F: FnMut(u64, &mut T) -> Result<(), E> + Send + 'static,
     E: Into<BoxError>,
@@ -177,6 +192,8 @@ where
         held_timeout,
         trace,
         breakdown,
+        items: None,
+        around: None,
     }
 }
 
@@ -270,46 +287,59 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
-        let Self { slots, make, first, before, after, name, overlap, held_timeout, trace, breakdown } = self;
+        let Self { slots, make, first, before, after, name, overlap, held_timeout, trace, breakdown, .. } =
+            self;
+        let (items, around) = (self.items, self.around);
         if overlap && breakdown.is_on() {
             breakdown.overlap_is_off();
         }
         let trace = trace.map(|trace| trace.open(name.as_deref(), 0, 1)).transpose().map_err(Error::trace)?;
         let options = stage::Options {
-            naming: Naming { loader: name.map(Into::into), rounds: true },
+            naming: Naming { loader: name.map(Into::into), rounds: items.is_none() },
             overlap: overlap && !breakdown.is_on(),
             held_timeout,
             trace,
             breakdown,
-            steps: Box::new(|_, _| 1),
-            slots: (size_of::<T>(), slots.len(), &"2 slots"),
+            steps: Box::new(move |_, _| if items.is_some() { u64::MAX } else { 1 }),
+            slots: (size_of::<T>(), slots.len(), &"slots of rounds"),
             lent: None,
+            sends: false,
+            around,
         };
-        let mut stage = Stage::start(Values(slots.into()), vec![Box::new(Maker(make))], options)?;
+        let maker = Maker { make, what: if items.is_some() { What::Read } else { What::Generate } };
+        let mut stage = Stage::start(Values(slots), vec![Box::new(maker)], options)?;
         stage.recorder().lockstep(before.is_some());
-        let generator = Generator { stage, before, after, first, next: first, granted: first, used: None };
+        let (next, granted, used) = (first, first, None);
+        let mut generator = Generator { stage, before, after, first, next, granted, used, items };
+        let first = generator.ticket();
+        if items.is_some() {
+            generator.stage.recorder().items(first);
+        }
         if let Some(gate) = generator.stage.gate() {
-            gate.start_at(generator.ticket());
+            gate.start_at(first);
         }
         Ok(generator)
     }
 }
 
 /// The closure as the source of a stage.
-struct Maker<T>(Make<T>);
+struct Maker<T> {
+    make: Make<T>,
+    what: What,
+}
 
 impl<T> Source<T> for Maker<T> {
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = T>) -> Result<usize, Error> {
         let Load { ticket, naming, times, who, .. } = load;
         times.bytes = size_of::<T>();
         *who = "closure";
-        (self.0)(ticket.epoch, slot.content())
+        (self.make)(ticket.epoch, slot.content())
             .map_err(|source| Error::Load { at: naming.at(ticket), source })?;
         Ok(size_of::<T>())
     }
 
     fn log(&self) -> (What, &'static str) {
-        (What::Generate, "generate")
+        (self.what, if self.what == What::Read { "prefetch" } else { "generate" })
     }
 
     fn records(&self, _: Ticket) -> Option<Origin> {
@@ -372,7 +402,13 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     fn ticket(&self) -> Ticket {
         // One generation: rounds that were made for a call that was left early come first in the next one.
         let (epoch, n) = (self.next, self.next - self.first);
-        Ticket { generation: 0, seq: n, ordinal: n, epoch, step: 0, steps: 1, last: epoch }
+        match self.items {
+            Some(epoch) => {
+                let (seq, step, steps) = (n, n, u64::MAX);
+                Ticket { generation: 0, seq, ordinal: 0, epoch, step, steps, last: epoch }
+            }
+            None => Ticket { generation: 0, seq: n, ordinal: n, epoch, step: 0, steps: 1, last: epoch },
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::backend::adaptive::Adaptive;
 use crate::backend::host::Value;
 use crate::error::{At, Error};
 use crate::slot::Slot;
+use crate::thread::this_thread;
 
 /// An iterator over rounds. [`Generator::rounds`] returns it.
 ///
@@ -255,7 +256,14 @@ impl<T: Send + 'static> Drop for Rounds<'_, '_, T> {
 /// The data of one round, in its slot. It dereferences to `T`. Dropping it frees the slot. It may move to another
 /// thread.
 pub struct Round<T: Send + 'static> {
-    slot: KeptSlot<'static, Slot<Value<T>>, Adaptive>,
+    pub(super) slot: KeptSlot<'static, Slot<Value<T>>, Adaptive>,
+}
+
+/// The report takes into account how long rounds hold their slots.
+impl<T: Send + 'static> Drop for Round<T> {
+    fn drop(&mut self) {
+        self.slot.freed = Some((Instant::now(), this_thread()));
+    }
 }
 
 impl<T: Send + 'static> Round<T> {

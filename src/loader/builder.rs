@@ -63,6 +63,7 @@ pub(crate) struct Options {
     slot_bytes: Option<usize>,
     pub(super) memory_limit: Option<MemoryLimit>,
     held_timeout: Duration,
+    sends: bool,
     pub(crate) trace: Option<Trace>,
     pub(crate) breakdown: Breakdown,
 }
@@ -125,6 +126,7 @@ impl LoaderBuilder {
             slot_bytes: None,
             memory_limit: None,
             held_timeout: HELD_TIMEOUT,
+            sends: false,
             trace: None,
             breakdown: Breakdown::off(),
         };
@@ -218,6 +220,14 @@ impl<B: Backend> LoaderBuilder<B> {
     /// [`Error::Transform`].
     pub fn slot_bytes(mut self, bytes: usize) -> Self {
         self.options.slot_bytes = Some(bytes);
+        self
+    }
+
+    /// The caller is a thread that sends the batches to a device: its row of the trace has `gpu_transfer`. For the Python
+    /// package.
+    #[doc(hidden)]
+    pub fn sends(mut self) -> Self {
+        self.options.sends = true;
         self
     }
 
@@ -357,7 +367,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let Depths { workers, host: host_depth, .. } = sizes.depths;
         let Options { name, mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = options;
         let fill_threads = options.fill_threads;
-        let Options { slots, memory_limit, held_timeout, trace, breakdown, .. } = options;
+        let Options { slots, memory_limit, held_timeout, sends, trace, breakdown, .. } = options;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
         let how = ReadOptions::new().mode(read_mode).fill_threads(fill_threads);
@@ -412,6 +422,8 @@ impl<B: Backend> LoaderBuilder<B> {
             steps: Box::new(move |generation, epoch| steps.epoch(generation, epoch).0.end()),
             slots: (sizes.slot, host_depth, &sizes),
             lent: slots,
+            sends,
+            around: None,
         };
         let stage = Stage::start(backend, sources, options)?;
         Ok(Loader::new(stage, schedule, locators, files.into_iter().flatten().collect()))

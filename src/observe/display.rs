@@ -51,6 +51,7 @@ impl fmt::Display for Verdict {
             Self::Unmeasured => "Unmeasured",
             Self::ComputeBound => "ComputeBound",
             Self::DiskBound => "DiskBound",
+            Self::LoadBound => "LoadBound",
             Self::TransformBound => "TransformBound",
             Self::TransferBound => "TransferBound",
             Self::GenerationBound => "GenerationBound",
@@ -68,7 +69,10 @@ impl fmt::Display for Report {
         } else {
             let epochs = count(self.epochs, "epoch", "epochs");
             let batches = count(self.batches, "batch", "batches");
-            write!(f, "{epochs}, {batches}, {}", size(self.bytes))?;
+            write!(f, "{epochs}, {batches}")?;
+            if !self.items {
+                write!(f, ", {}", size(self.bytes))?;
+            }
             if self.io_calls > 0 {
                 write!(f, ", {}", count(self.io_calls, "I/O call", "I/O calls"))?;
             }
@@ -82,15 +86,9 @@ impl fmt::Display for Report {
         let row = |f: &mut fmt::Formatter<'_>, name, stage: StageTimes| {
             writeln!(f, "{name:<9} {:>10} {:>10}", time(stage.busy), time(stage.waiting))
         };
-        write!(
-            f,
-            "{:<9} {:>10} {:>10}",
-            if self.generated { "generate" } else { "read" },
-            time(self.read.busy),
-            time(self.read.waiting)
-        )?;
+        write!(f, "{:<9} {:>10} {:>10}", self.loads_name(), time(self.read.busy), time(self.read.waiting))?;
         match self.read_rate() {
-            rate if rate > 0.0 && !self.generated => writeln!(f, "    at {} GB/s", digits(rate / 1e9))?,
+            rate if rate > 0.0 => writeln!(f, "    at {} GB/s", digits(rate / 1e9))?,
             _ => writeln!(f)?,
         }
         if !self.transform.is_zero() {

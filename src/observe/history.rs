@@ -101,13 +101,7 @@ impl History {
         now: Instant,
     ) {
         let freed = load.and_then(|load| load.freed);
-        if let Some(Freed { batch, at, thread }) = freed {
-            let same = |seen: &&mut Seen| (seen.ticket.generation, seen.ticket.seq) == batch;
-            // It is one of the last.
-            if let Some(seen) = self.units.iter_mut().rev().find(same) {
-                seen.freed = Some((at, thread));
-            }
-        }
+        self.freed(freed);
         let slept = load.zip(freed).and_then(|(load, freed)| {
             let slept = load.start.saturating_duration_since(freed.at);
             (slept < load.start - load.since).then_some(slept)
@@ -135,9 +129,18 @@ impl History {
             load_cpu: load.and_then(|load| load.cpu),
             use_cpu: None,
         });
-        // A loop over something else is not replayed.
-        if load.is_some() && self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
+        if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
             (self.looked, self.clock) = (Some(now), Clock::now());
+        }
+    }
+
+    /// A slot is free, or its content had none.
+    pub(super) fn freed(&mut self, freed: Option<Freed>) {
+        let Some(Freed { batch, at, thread }) = freed else { return };
+        let same = |seen: &&mut Seen| (seen.ticket.generation, seen.ticket.seq) == batch;
+        // It is one of the last.
+        if let Some(seen) = self.units.iter_mut().rev().find(same) {
+            seen.freed = Some((at, thread));
         }
     }
 
@@ -237,6 +240,39 @@ impl Seen {
 }
 
 impl Recent {
+    /// With the batches of a later iteration.
+    pub(super) fn then(&self, later: &Self) -> Self {
+        let mut units = [&self.units[..], &later.units].concat();
+        units.drain(..units.len().saturating_sub(STEPS));
+        Self { units }
+    }
+
+    /// The batches of a loop, as the thread that sends them to a device received and released them.
+    pub(super) fn on_device(&self, sender: &Self) -> Self {
+        let unit = |seen: &Seen| {
+            let same = |sent: &&Seen| (sent.epoch(), sent.step()) == (seen.epoch(), seen.step());
+            let from = sender.units.iter().rev().find(same)?.clone();
+            let copied = Some((from.released, from.released - from.received));
+            let Seen { asked, received, released, paused, by, began, use_cpu, ticket, .. } = seen.clone();
+            // The slot on the device is free when the loop is done with it.
+            let freed = None;
+            Some(Seen {
+                asked,
+                received,
+                released,
+                paused,
+                by,
+                began,
+                use_cpu,
+                ticket,
+                copied,
+                freed,
+                ..from
+            })
+        };
+        Self { units: self.units.iter().filter_map(unit).collect() }
+    }
+
     /// How many nanoseconds pass until threads that sleep are awake: the caller after a load, and a loading thread after a
     /// slot was freed. `None` for what never happened.
     pub(super) fn wakes(&self) -> [Option<f64>; 2] {

@@ -56,20 +56,27 @@ impl Report {
     /// Returns the HTML page that [`save`](Self::save) writes.
     #[must_use]
     pub fn html(&self) -> String {
+        self.html_in(&|text| text)
+    }
+
+    /// The page with the names of another language in its advice and figures.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn html_in(&self, words: &dyn Fn(String) -> String) -> String {
         let mut page = String::new();
         // Writing to a `String` does not fail.
-        let _ = self.page(&mut page);
+        let _ = self.page(&mut page, words);
         page
     }
 
-    fn page(&self, out: &mut String) -> fmt::Result {
+    fn page(&self, out: &mut String, words: &dyn Fn(String) -> String) -> fmt::Result {
         let verdict = self.verdict();
         write!(
             out,
             "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
              <meta name=\"viewport\" content=\"width=device-width\"><title>twinbuf: {verdict}</title>\
              <style>{STYLE}</style></head>\n<body><h1>{verdict}</h1>\n<p>{}</p>\n",
-            Escaped(&self.advice()).to_string().split('`').enumerate().fold(
+            Escaped(&words(self.advice())).to_string().split('`').enumerate().fold(
                 String::new(),
                 |text, (at, part)| {
                     // What was between two of these is code.
@@ -80,13 +87,13 @@ impl Report {
         self.sums(out)?;
         self.timeline(out)?;
         self.table(out)?;
-        writeln!(out, "<h2>Figures</h2>\n<pre>{}</pre>\n</body></html>", Escaped(&self.to_string()))
+        writeln!(out, "<h2>Figures</h2>\n<pre>{}</pre>\n</body></html>", Escaped(&words(self.to_string())))
     }
 
     /// Where the time went: the caller's, a loading thread's, and the copies.
     fn sums(&self, out: &mut String) -> fmt::Result {
         let each = |time: Duration| time.as_secs_f64() / self.workers.max(1) as f64;
-        let load = if self.generated { "generate" } else { "read" };
+        let load = self.loads_name();
         let caller = [
             ("train", "train", self.train.busy.as_secs_f64()),
             ("wait", "wait", self.train.waiting.as_secs_f64()),
@@ -197,8 +204,8 @@ impl Report {
             return Ok(());
         }
         let now = self.settings();
+        let mut workers = if self.items { vec![1] } else { vec![1, 2, 4, now.workers] };
         let mut depths = vec![1, 2, 3, 4, MAX_HOST_DEPTH, now.depth];
-        let mut workers = vec![1, 2, 4, now.workers];
         for list in [&mut depths, &mut workers] {
             list.sort_unstable();
             list.dedup();

@@ -139,13 +139,17 @@ impl Model {
     }
 
     /// The settings worth a try, the smallest change first: in slots, then in threads.
-    fn candidates(&self, generated: bool) -> Vec<Settings> {
+    fn candidates(&self, report: &Report) -> Vec<Settings> {
         let now = self.settings;
+        if report.elsewhere {
+            return Vec::new();
+        }
         let mut all = vec![Settings { overlap: !now.overlap, ..now }];
-        if generated {
+        if report.generated || (report.items && !now.overlap) {
             return all;
         }
-        for workers in [0, 1, 2, 4].map(|more| now.workers + more) {
+        let more: &[usize] = if report.items { &[0] } else { &[0, 1, 2, 4] };
+        for workers in more.iter().map(|more| now.workers + more) {
             for depth in [0, 1, 2, 4].map(|more| (now.depth + more).min(MAX_HOST_DEPTH.max(now.depth))) {
                 all.push(Settings { overlap: true, depth, workers });
             }
@@ -159,8 +163,8 @@ impl Model {
     }
 
     /// The smallest change that gains, if none gains much more.
-    fn recommended(&self, generated: bool) -> Option<Prediction> {
-        let candidates = self.candidates(generated);
+    fn recommended(&self, report: &Report) -> Option<Prediction> {
+        let candidates = self.candidates(report);
         let found: Vec<_> = candidates.into_iter().filter_map(|settings| self.predict(settings)).collect();
         let best = found.iter().map(|found| found.wall).min()?;
         let near = best + nanos(self.measured * NEAR);
@@ -253,7 +257,7 @@ impl Report {
     /// and up to 4 more workers. For a generator it tries only to toggle overlap.
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
-        Model::of(self).recommended(self.generated)
+        Model::of(self).recommended(self)
     }
 
     /// Returns advice as text: the change of [`recommended`](Self::recommended) with its predicted saving, the
@@ -262,9 +266,9 @@ impl Report {
     #[must_use]
     pub fn advice(&self) -> String {
         let mut model = Model::of(self);
-        let recommended = model.recommended(self.generated);
-        let verdict = verdict(&model, self.generated);
-        if !self.generated && verdict != Verdict::Unmeasured {
+        let recommended = model.recommended(self);
+        let verdict = verdict(&model, self);
+        if !(self.generated || self.items) && verdict != Verdict::Unmeasured {
             let least = recommended.map_or(1.0, |found| 1.0 - found.gain());
             let at_once = model.at_once().filter(|found| 1.0 - found.gain() <= least - WORTH_IT);
             if let Some(found) = at_once {
@@ -280,6 +284,8 @@ impl Report {
             Verdict::DiskBound => {
                 "the disk decides: try another `ReadMode`, smaller records, or a faster disk"
             }
+            Verdict::LoadBound if self.elsewhere => "the workers decide: start more, or make loading cheaper",
+            Verdict::LoadBound => "the loading decides: make it cheaper, or use several processes",
             Verdict::TransformBound => "the transform decides: make it cheaper, or store its result",
             Verdict::TransferBound => "the copy to the device decides: send smaller numbers",
             Verdict::GenerationBound => "the closure decides: make it faster",
@@ -296,12 +302,16 @@ impl Report {
         if self.recent.units.is_empty() {
             return Verdict::Unmeasured;
         }
-        verdict(&Model::of(self), self.generated)
+        verdict(&Model::of(self), self)
     }
 }
 
-fn verdict(model: &Model, generated: bool) -> Verdict {
-    let read = if generated { Verdict::GenerationBound } else { Verdict::DiskBound };
+fn verdict(model: &Model, report: &Report) -> Verdict {
+    let read = match (report.generated, report.items) {
+        (true, _) => Verdict::GenerationBound,
+        (_, true) => Verdict::LoadBound,
+        _ => Verdict::DiskBound,
+    };
     let stages =
         [read, Verdict::TransformBound, Verdict::TransferBound, Verdict::ComputeBound, Verdict::HeldBound];
     let Some([read, transform, transfer, train, lent]) = model.gains().filter(|_| model.measured > 0.0)

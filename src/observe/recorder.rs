@@ -13,9 +13,11 @@ use super::pause::{self, Interval};
 use super::replay::Settings;
 use super::report::Report;
 use super::spans::{self, Span};
-use super::trace::Track;
+use super::trace::{Trace, Track};
 use crate::cpu::Clock;
-use crate::slot::{BatchId, BatchMeta, LoadTimes, Naming, Ticket};
+use crate::error::Error;
+use crate::slot::{BatchId, BatchMeta, Freed, LoadTimes, Naming, Ticket};
+use crate::thread::this_thread;
 
 /// The caller's log: a loop that asks for batches and uses them.
 pub(crate) struct Recorder {
@@ -33,6 +35,8 @@ pub(crate) struct Recorder {
     /// When the first batch was asked for since the caller began again.
     since: Option<Instant>,
     history: History,
+    /// The caller is a thread that sends the batches to a device.
+    sends: bool,
 }
 
 struct Epoch {
@@ -61,7 +65,12 @@ impl Recorder {
         let by_breakdown = !settings.overlap && breakdown.is_on();
         let report = Report { by_breakdown, ..Report::new(naming.rounds, settings, device_depth) };
         let (epoch, asked, first, since, history) = (None, None, None, None, History::default());
-        Self { report, breakdown, track, naming, wait, epoch, asked, first, since, history }
+        Self { report, breakdown, track, naming, wait, epoch, asked, first, since, history, sends: false }
+    }
+
+    /// Whether the caller is a thread that sends the batches to a device: in the trace that is what its use is.
+    pub(crate) fn sends(&mut self, sends: bool) {
+        self.sends = sends;
     }
 
     /// Whether the rounds of a generator wait for a hook of the caller.
@@ -69,12 +78,22 @@ impl Recorder {
         self.report.lockstep = lockstep;
     }
 
+    /// The rounds of a generator are the items of an iterable, from `first` on.
+    pub(crate) fn items(&mut self, first: Ticket) {
+        (self.report.generated, self.report.items) = (false, true);
+        self.began(first, Instant::now());
+    }
+
     /// Appends an event of the caller's.
     fn append(&mut self, what: What, batch: BatchId, (start, end): Interval, bytes: usize) {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
         self.breakdown.add_event(&event);
-        self.track.add(&event);
+        match what {
+            What::Use if self.sends => self.track.add(&Event { what: What::Transfer, ..event }),
+            _ if self.sends => {}
+            _ => self.track.add(&event),
+        }
     }
 
     /// Returns the report so far, including the current epoch.
@@ -223,6 +242,8 @@ impl Recorder {
 
 /// Measures a loop that iterates over a source other than a loader. It produces the same report.
 ///
+/// Its loads are the waits of the loop: [`Report::predict`] tells what a thread that loads ahead would gain.
+///
 /// ```
 /// use std::time::Instant;
 /// use twinbuf::observe::LoopRecorder;
@@ -241,54 +262,99 @@ impl Recorder {
 pub struct LoopRecorder {
     recorder: Recorder,
     next: Ticket,
+    /// When the clocks of the processors were last read, and what they were when the loop asked.
+    looked: Option<Instant>,
+    clock: Option<Clock>,
+    /// What came last, and a mean of how long the loop waits on a processor and off it.
+    last: Option<Instant>,
 }
 
 impl LoopRecorder {
     /// Creates a recorder for a loop that has not started.
     #[must_use]
     pub fn new() -> Self {
+        Self::make(Track::new(None, 0, ""), Naming::default(), What::Wait)
+    }
+
+    /// Makes one that writes a Chrome trace. With a device the loop's waits are called `gpu_queue_wait`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Trace`] if the file cannot be created.
+    #[doc(hidden)]
+    pub fn traced(name: Option<&str>, trace: Trace, device: bool) -> Result<Self, Error> {
+        let trace = trace.open(name, 0, 1).map_err(Error::trace)?;
+        let naming = Naming { loader: name.map(Into::into), rounds: false };
+        Ok(Self::make(
+            Track::new(Some(trace), 1, "train"),
+            naming,
+            if device { What::DeviceWait } else { What::Wait },
+        ))
+    }
+
+    fn make(track: Track, naming: Naming, wait: What) -> Self {
         let next = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: 0, last: 0 };
-        let track = Track::new(None, 0, "");
-        let settings = Settings { overlap: false, depth: 1, workers: 1 };
-        let (naming, breakdown) = (Naming::default(), Breakdown::off());
-        let recorder = Recorder::new(track, naming, What::Wait, breakdown, settings, 0);
-        Self { recorder, next }
+        let settings = Settings { overlap: false, depth: 2, workers: 1 };
+        let mut recorder = Recorder::new(track, naming, wait, Breakdown::off(), settings, 0);
+        recorder.report.items = true;
+        Self { recorder, next, looked: None, clock: None, last: None }
+    }
+
+    /// The items come from workers of the iterable, ahead of the loop.
+    #[doc(hidden)]
+    pub fn from_workers(&mut self) {
+        (self.recorder.report.overlap, self.recorder.report.elsewhere) = (true, true);
     }
 
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
     pub fn asked(&mut self, at: Instant) {
         self.recorder.asked(self.next, at, None);
-        // It is of no loader: it pauses for none, and none pauses for it.
-        self.recorder.since = None;
+        if self.looked.is_none_or(|looked| at.saturating_duration_since(looked) >= LOOK) {
+            (self.looked, self.clock) = (Some(at), Clock::now());
+        }
     }
 
     /// Records that the loop received the item at the time `at`. If `epoch` differs from the previous item's epoch,
     /// or if this is the first item, a new epoch starts.
     pub fn received(&mut self, epoch: u64, step: u64, at: Instant) {
-        self.next = Ticket { epoch, step, ..self.next };
+        let (seq, ordinal) = (self.next.seq + 1, self.recorder.report.epochs);
+        self.next = Ticket { seq, epoch, step, ..self.next };
+        let asked = self.recorder.asked.as_ref().map_or(at, |asked| asked.at);
         if self.recorder.epoch.as_ref().is_none_or(|begun| begun.id.epoch != epoch) {
             self.recorder.epoch_ended(at);
-            self.recorder.began(self.next, at);
+            self.next.ordinal = ordinal;
+            self.recorder.began(self.next, asked);
         }
+        let cpu = self.clock.take().and_then(|clock| clock.since(at - asked));
+        // Workers that the loop waits for have been at work since they handed over the item before.
+        let waits = self.recorder.report.elsewhere && cpu.is_none_or(|cpu| 2.0 * cpu.cpu < cpu.wall);
+        let start = self.last.filter(|_| waits).unwrap_or(asked);
+        self.last = Some(at);
+        // The item leaves nothing behind that it could occupy.
+        let batch = (self.next.generation, self.next.seq);
+        let freed = Some(Freed { batch, at, thread: this_thread() });
+        let (transform, io_calls, bytes) = (Duration::ZERO, 0, 0);
+        let load = LoadTimes { since: start, start, end: at, transform, io_calls, bytes, cpu, freed: None };
+        load.events(What::Read, self.naming_id(), |event| self.recorder.report.add(event));
         self.recorder.report.received(0, 0);
-        self.recorder.in_use_from(self.next, None, at, 0);
+        self.recorder.in_use_from(self.next, Some(&load), at, 0);
+        self.recorder.history.freed(freed);
+    }
+
+    fn naming_id(&self) -> BatchId {
+        self.recorder.naming.id(self.next)
     }
 
     /// Records that the loop ended at the time `at`.
     pub fn ended(&mut self, at: Instant) {
         self.recorder.ended(at, None);
+        self.last = None;
     }
 
-    /// Returns a report of where the time went so far. The report has no load times.
+    /// Returns a report of where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
         self.recorder.report()
-    }
-
-    /// Returns the times of the most recent completed steps, at most [`STEPS`](super::STEPS), oldest first.
-    #[must_use]
-    pub fn recent_steps(&self) -> Vec<StepTimes> {
-        self.recorder.recent_steps()
     }
 }
 

@@ -21,6 +21,8 @@ pub enum Verdict {
     ComputeBound,
     /// Reading is the bottleneck.
     DiskBound,
+    /// Making the items of an iterable, such as a loader of another library, is the bottleneck.
+    LoadBound,
     /// The transform is the bottleneck. A faster disk gains little.
     TransformBound,
     /// The copy to the device is the bottleneck.
@@ -134,6 +136,12 @@ pub struct Report {
     /// Whether this is the report of a generator.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) generated: bool,
+    /// Whether this is the report of a loop over any iterable.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) items: bool,
+    /// They come from threads or processes of the iterable, as far ahead as it has them.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) elsewhere: bool,
     /// Whether a thread loads ahead of the caller. `false` if the builder, the environment or a breakdown turned
     /// overlap off.
     #[cfg_attr(feature = "serde", serde(skip))]
@@ -229,9 +237,80 @@ impl Report {
         }
     }
 
+    /// Adds what comes after it: another iteration, by another thread.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn then(&self, mut later: Self) -> Self {
+        if self.batches == 0 && self.epochs == 0 {
+            return later;
+        }
+        let (before, all) = (self.clone(), &mut later);
+        let times = |all: &mut StageTimes, before: StageTimes| {
+            add([&mut all.busy], before.busy);
+            add([&mut all.waiting], before.waiting);
+        };
+        times(&mut all.read, before.read);
+        times(&mut all.train, before.train);
+        for (all, before) in [
+            (&mut all.wall, before.wall),
+            (&mut all.transform, before.transform),
+            (&mut all.transfer, before.transfer),
+            (&mut all.device, before.device),
+        ] {
+            *all += before;
+        }
+        for (all, before) in [
+            (&mut all.epochs, before.epochs),
+            (&mut all.batches, before.batches),
+            (&mut all.bytes, before.bytes),
+            (&mut all.read_bytes, before.read_bytes),
+            (&mut all.loads, before.loads),
+            (&mut all.io_calls, before.io_calls),
+            (&mut all.transfer_bytes, before.transfer_bytes),
+        ] {
+            *all += before;
+        }
+        if before.batches > 0 {
+            all.first = before.first;
+        }
+        let rows = [before.by_epoch, std::mem::take(&mut all.by_epoch)].concat();
+        all.by_epoch = rows[rows.len().saturating_sub(EPOCHS)..].to_vec();
+        all.recent = before.recent.then(&all.recent).into();
+        later
+    }
+
+    /// The report of a loop whose batches another thread reads and sends to a device, by the report of that thread.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn on_device(self, sender: Self, device_depth: usize) -> Self {
+        let (transfer, transfer_bytes) = (sender.train.busy, sender.bytes);
+        let recent = self.recent.on_device(&sender.recent).into();
+        let mut by_epoch = self.by_epoch;
+        for row in &mut by_epoch {
+            // The sender may be an epoch ahead.
+            if let Some(read) = sender.by_epoch.iter().find(|read| read.epoch == row.epoch) {
+                let EpochTimes { bytes, io_calls, load, .. } = *read;
+                *row = EpochTimes { bytes, io_calls, load, ..*row };
+            }
+        }
+        let Self { epochs, batches, wall, train, first, .. } = self;
+        let all = Self { epochs, batches, wall, train, first, by_epoch, recent, device_depth, ..sender };
+        let loads = all.loads;
+        all.with_transfers(loads, transfer, transfer_bytes)
+    }
+
     /// What each of the workers has of a time that is of all of them.
     fn each(&self, all: Duration) -> Duration {
         all / u32::try_from(self.workers.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// What making the batches is called.
+    pub(super) fn loads_name(&self) -> &'static str {
+        match (self.generated, self.items) {
+            (true, _) => "generate",
+            (_, true) => "load",
+            _ => "read",
+        }
     }
 
     fn load_each(&self) -> Duration {
@@ -257,7 +336,8 @@ impl Report {
     /// the first batch.
     #[must_use]
     pub fn read_rate(&self) -> f64 {
-        rate(self.read_bytes, self.each(self.read.busy))
+        let bytes = if self.generated || self.items { 0 } else { self.read_bytes };
+        rate(bytes, self.each(self.read.busy))
     }
 
     /// Returns the rate of copies to the device in bytes per second of copy time. Returns 0 without a device.

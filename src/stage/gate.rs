@@ -203,6 +203,12 @@ impl Gate {
         }
     }
 
+    /// Whether [`start`](Self::start) would not wait.
+    pub(super) fn may_start(&self) -> bool {
+        let state = self.lock();
+        state.closed || state.ready().is_some()
+    }
+
     /// The batch could not be loaded. Called before it is handed over. The caller learns of the failure later.
     pub(super) fn failed(&self, ticket: Ticket) {
         let mut state = self.lock();
@@ -345,6 +351,13 @@ impl Gate {
             thread::sleep(LOOK_AGAIN);
         }
         true
+    }
+
+    /// Closes the gate. The threads are not waited for.
+    pub(crate) fn abandon(&self) {
+        self.close();
+        // Relaxed: as in `end`.
+        self.abandoned.store(true, Ordering::Relaxed);
     }
 
     /// Whether [`end`](Self::end) gave up.

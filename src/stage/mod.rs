@@ -50,7 +50,21 @@ pub(crate) struct Options<'a> {
     pub(crate) slots: (usize, usize, &'a dyn std::fmt::Display),
     /// The memory of the slots, if the caller gave it.
     pub(crate) lent: Option<Vec<Buffer>>,
+    /// The caller sends the batches to a device.
+    pub(crate) sends: bool,
+    /// What the loop of the only thread runs within.
+    pub(crate) around: Option<Around>,
 }
+
+/// What a thread runs within, in a program with a lock of the interpreter.
+pub(crate) struct Around {
+    /// Calls the loop of the thread.
+    pub(crate) run: Box<dyn FnOnce(Box<dyn FnOnce() + Send>) + Send>,
+    /// Calls what may wait for the caller.
+    pub(crate) wait: Wait,
+}
+
+pub(crate) type Wait = Box<dyn Fn(&mut (dyn FnMut() + Send)) + Send>;
 
 pub(crate) struct Stage<B: Backend> {
     running: ForkGuard<Running<B>>,
@@ -260,7 +274,18 @@ impl<B: Backend> Stage<B> {
         sources: Vec<Box<dyn Source<B::Content>>>,
         options: Options<'_>,
     ) -> Result<Self, Error> {
-        let Options { naming, overlap, held_timeout, trace, breakdown, steps, slots, lent } = options;
+        let Options {
+            naming,
+            overlap,
+            held_timeout,
+            trace,
+            breakdown,
+            steps,
+            slots,
+            lent,
+            sends,
+            mut around,
+        } = options;
         let (slot, host_depth, sum) = slots;
         let lanes = sources.len();
         let (sides_trace, sides_naming) = (trace.clone(), naming.clone());
@@ -276,13 +301,18 @@ impl<B: Backend> Stage<B> {
             let (id, row) = sides.row(lane, row);
             let track = Track::new(trace.clone(), id, &row);
             let recorder = LoadRecorder::new(track, what, naming.clone(), loads.clone());
-            let worker = Worker { source, naming: naming.clone(), recorder };
+            let (around, wait) =
+                around.take().map_or((None, None), |Around { run, wait }| (Some(run), Some(wait)));
+            let worker = Worker { source, naming: naming.clone(), recorder, wait };
             match &mut feed {
                 Feed::Threads(threads) if overlap => {
                     let gate = gate.clone();
                     let thread = thread::Builder::new()
                         .name(crate::thread::name(naming.loader.as_deref(), &row))
-                        .spawn(move || worker.run(lane, &gate, slots))
+                        .spawn(move || match around {
+                            Some(around) => around(Box::new(move || worker.run(lane, &gate, slots))),
+                            None => worker.run(lane, &gate, slots),
+                        })
                         .map_err(Error::Spawn)?;
                     threads.join.push(JoinOnDrop::new(thread, received.copy_thread()));
                 }
@@ -290,11 +320,13 @@ impl<B: Backend> Stage<B> {
             }
             batches.push(received);
         }
-        let track = Track::new(trace.clone(), 1, "train");
+        let track =
+            Track::new(trace.clone(), if sends { 3 } else { 1 }, if sends { "upload" } else { "train" });
         let (option, slots) = batches[0].slots();
         let (depth, device_depth) = if option == "host_depth" { (slots, 0) } else { (host_depth, slots) };
         let settings = Settings { overlap, depth, workers: lanes };
-        let recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, settings, device_depth);
+        let mut recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, settings, device_depth);
+        recorder.sends(sends);
         let copy_threads = batches.iter().filter_map(Batches::copy_thread).collect();
         let ending = Ending { gate: gate.clone(), copy_threads, limit: END_LIMIT };
         let lanes = Lanes { lanes: batches, gate, generation: 0, stale: false };

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use super::Wait;
 use super::gate::Gate;
 use super::progress::Progress;
 use crate::backend::NoSlot;
@@ -42,9 +43,12 @@ pub(crate) struct Load<'a> {
 
 /// Fills slots, on whatever thread it is called.
 pub(crate) struct Worker<C: ?Sized> {
-    pub(crate) source: Box<dyn Source<C>>,
-    pub(crate) naming: Naming,
+    // Dropped first: when the source goes, the trace is written.
     pub(crate) recorder: LoadRecorder,
+    pub(crate) naming: Naming,
+    pub(crate) source: Box<dyn Source<C>>,
+    /// What waits for the caller are called by.
+    pub(crate) wait: Option<Wait>,
 }
 
 impl<C: ?Sized> Worker<C> {
@@ -57,7 +61,7 @@ impl<C: ?Sized> Worker<C> {
         since: Option<Instant>,
         progress: Option<&Progress>,
     ) -> BatchMeta {
-        let Self { source, naming, recorder } = self;
+        let Self { source, naming, recorder, .. } = self;
         let mut offsets = Vec::new();
         let mut who = "source";
         let records = source.records(ticket);
@@ -111,15 +115,26 @@ impl<C: ?Sized> Worker<C> {
             // The wait for a slot may be long.
             self.recorder.write_if_due(asked);
             // The slot first: a batch counts as started only when nothing but the source is in its way.
-            let waits = gate.is_shared() && matches!(slots.acquire_within(Duration::ZERO), Err(NoSlot::Held));
+            let looks = gate.is_shared() || self.wait.is_some();
+            let waits = looks && matches!(slots.acquire_within(Duration::ZERO), Err(NoSlot::Held));
             if waits {
                 gate.waits_for_slot(thread, true);
+                if let Some(wait) = &self.wait {
+                    // The guard goes, and its slot is handed out again.
+                    wait(&mut || drop(slots.acquire()));
+                }
             }
             let Ok(mut slot) = slots.acquire() else { return };
             if waits {
                 gate.waits_for_slot(thread, false);
             }
-            let Some((ticket, resumed)) = gate.start(thread, || self.recorder.flush()) else { break };
+            let mut found = None;
+            let mut start = || found = gate.start(thread, || self.recorder.flush());
+            match &self.wait {
+                Some(wait) if !gate.may_start() => wait(&mut start),
+                _ => start(),
+            }
+            let Some((ticket, resumed)) = found else { break };
             // The trace of an epoch that has been read is complete in the file. Epochs of one step are too many for that.
             if before.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.steps > 1) {
                 self.recorder.flush();

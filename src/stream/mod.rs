@@ -233,6 +233,8 @@ impl StreamBuilder {
             steps: Box::new(move |_, _| streamed),
             slots: (schedule.slot(), depth, &sum),
             lent: None,
+            sends: false,
+            around: None,
         };
         let kept = vec![None; schedule.groups().len()];
         let (to_read, schedule_of_source) = (reader.clone(), schedule.clone());
