@@ -1,4 +1,4 @@
-"""The cost of Python on top of the Rust loader, and whether its threads take the GIL.
+"""The cost of Python on top of the Rust loader and of an item of `prefetch`, and whether its threads take the GIL.
 
     cargo build --release --manifest-path python/Cargo.toml --example native
     python bench/python/overhead.py [--epochs 200] [--rounds 100] [--only overhead|gil]
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import random
 import subprocess
 import tempfile
@@ -31,7 +32,7 @@ import numpy as np
 import twinbuf as tb
 
 NATIVE = Path(__file__).parents[2] / "python/target/release/examples/native"
-RECORD, BATCH, BATCHES = 64, 16, 2000
+RECORD, BATCH, BATCHES, ITEMS = 64, 16, 2000, 10_000
 
 
 class Native:
@@ -91,6 +92,44 @@ def overhead(folder: Path, epochs: int) -> None:
     for name, values in times.items():
         above = [value - rust for value, rust in zip(values, times["Rust"], strict=True)]
         print(f"{name:20} {spread(values)}   {spread(above)}")
+
+
+def items(epochs: int) -> None:
+    """Print microseconds an item: of numbers, that cost nothing themselves."""
+
+    def simple_queue(depth: int) -> None:
+        there: queue.SimpleQueue[int] = queue.SimpleQueue()
+        room: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def fill() -> None:
+            for number in range(ITEMS):
+                room.get()
+                there.put(number)
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        for _ in range(depth):
+            room.put(None)
+        for _ in range(ITEMS):
+            there.get()
+            room.put(None)
+        thread.join()
+
+    def prefetch(depth: int) -> None:
+        for _ in tb.prefetch(range(ITEMS), depth=depth):
+            pass
+
+    print("\nmicroseconds an item   depth 1                 2                       4")
+    for run in (prefetch, simple_queue):
+        cells = []
+        for depth in (1, 2, 4):
+            times = []
+            for _ in range(max(4, epochs // 10)):
+                start = time.perf_counter_ns()
+                run(depth)
+                times.append((time.perf_counter_ns() - start) / 1e3 / ITEMS)
+            cells.append(spread(times))
+        print(f"{run.__name__:20} {' '.join(cells)}")
 
 
 class Counter:
@@ -190,6 +229,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.only != "gil":
             overhead(Path(folder), options.epochs)
+            items(options.epochs)
         if options.only != "overhead":
             gil(Path(folder), options.rounds)
     print(f"\nnumpy {np.__version__}")

@@ -12,9 +12,8 @@ that releases the GIL. Columns, medians of the rounds with their quartiles:
   remainder is the cost of the overlap: hand-offs, and the first load.
 - `wall / free`: the loop with `prefetch`, over two threads that do all loads and uses without a hand-off. If both use a
   processor, this is the limit of the processors: other programs, or a shared core, slow both down.
-- `foretold`: the speedup that `watch` predicted for `prefetch`; a range if both sides use processors that may share a
-  core. `reached`: the actual speedup.
-- `off %`: how far that is outside the range, in each round; 0 within it.
+- `predicted`: the speedup that `watch` predicted for `prefetch`. `reached`: the actual speedup.
+- `off %`: how far that is from the prediction, in each round: below 0 where more was promised than reached.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr
 from io import StringIO
-from statistics import median, quantiles
+from statistics import quantiles
 
 import torch
 import twinbuf as tb
@@ -130,11 +129,6 @@ def spread(values: list[float]) -> str:
     return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def outside(value: float, low: float, high: float) -> float:
-    """Return by how many percent the value is above or below a range."""
-    return 100 * (value / high - 1) if value > high else 100 * min(0.0, value / low - 1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
@@ -170,7 +164,7 @@ def main() -> None:
         ("DataLoader, both take CPU", loader, spin, spin, even, ms),
     ]
     cases = [case for case in cases if re.search(options.only, case[0])]
-    columns: list[list[list[float]]] = [[[] for _ in range(7)] for _ in cases]
+    columns: list[list[list[float]]] = [[[] for _ in range(6)] for _ in cases]
     for _ in range(options.rounds):
         for (_, make, load, use, loads, seconds), column in zip(cases, columns, strict=True):
             items = make(load, loads)
@@ -180,21 +174,18 @@ def main() -> None:
                 wall = loop(ahead, use, seconds)
             plain, beside = watched.report(), ahead.report()
             both = free(load, loads, use, seconds)
-            assert plain.with_prefetch is not None and plain.with_prefetch_at_worst is not None
-            most, least = plain.wall / plain.with_prefetch, plain.wall / plain.with_prefetch_at_worst
-            reached = plain.wall / wall
-            off = outside(reached, least, most)
-            found = wall / plain.ideal, wall / beside.ideal, wall / both, least, most, reached, off
+            prediction = plain.predict(overlap=True)
+            assert prediction is not None
+            predicted, reached = plain.wall / prediction.wall, plain.wall / wall
+            longest, same = (wall / max(report.load, report.compute) for report in (plain, beside))
+            found = longest, same, wall / both, predicted, reached, 100 * (reached / predicted - 1)
             for values, value in zip(column, found, strict=True):
                 values.append(value)
     print(f"{steps} steps of {options.ms:g} ms, {options.rounds} rounds, load {os.getloadavg()[0]:.1f}")
-    print("| case | wall / longest | wall / longest, same run | wall / free | foretold | reached | off % |")
+    print("| case | wall / longest | wall / longest, same run | wall / free | predicted | reached | off % |")
     print("| --- " + "| ---: " * 6 + "|")
-    for (name, *_), (longest, same, both, low, high, reached, off) in zip(cases, columns, strict=True):
-        least, most = f"{median(low):.2f}", f"{median(high):.2f}"
-        foretold = most if least == most else f"{least} to {most}"
-        cells = [*map(spread, (longest, same, both)), foretold, spread(reached), spread(off)]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    for (name, *_), column in zip(cases, columns, strict=True):
+        print(f"| {name} | " + " | ".join(map(spread, column)) + " |")
 
 
 if __name__ == "__main__":

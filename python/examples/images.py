@@ -73,7 +73,7 @@ def plain(path: Path) -> list[float]:
 
 def changed(path: Path) -> list[float]:
     model, losses = Model(), []
-    for images, labels in tb.prefetch(loader(path)):  # changed; on a GPU: prefetch(loader(path), "cuda")
+    for images, labels in tb.prefetch(loader(path)):  # changed; on a GPU: prefetch(..., device="cuda")
         losses.append(model.train(images, labels))
     return losses
 

@@ -79,7 +79,7 @@ def plain(train: Batches, valid: Batches) -> list[float]:
 
 def changed(train: Batches, valid: Batches) -> list[float]:
     model, losses = Model(), []
-    watched = tb.watch(tb.prefetch(train) if OVERLAP else train, name="train")  # changed
+    watched = tb.watch(tb.prefetch(train, name="train") if OVERLAP else train, name="train")  # changed
     for _ in range(EPOCHS):
         # Its thread starts now: when training is done, two batches are there.
         held = iter(tb.prefetch(valid) if OVERLAP else valid)  # changed

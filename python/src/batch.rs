@@ -39,9 +39,9 @@ pub(crate) struct Batch {
     /// object, as `torch.frombuffer(batch)` does.
     exported: AtomicBool,
     #[pyo3(get)]
-    epoch: u64,
+    pub(crate) epoch: u64,
     #[pyo3(get)]
-    step: u64,
+    pub(crate) step: u64,
 }
 
 enum Content {

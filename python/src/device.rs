@@ -1,14 +1,21 @@
 //! A device as the destination of batches: the Rust part. The rest is in `twinbuf/_device.py`.
 
 use std::alloc::Layout;
+use std::path::Path;
 use std::ptr::NonNull;
 
 use pyo3::prelude::*;
 use twinbuf::mmap::Buffer;
 
 /// The object that sends batches there. `None` for host memory.
-pub(crate) fn sender<'py>(device: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let sender = device.py().import("twinbuf._device")?.call_method1("sender", (device,))?;
+pub(crate) fn sender<'py>(
+    device: &Bound<'py, PyAny>,
+    depth: usize,
+    name: Option<&str>,
+    trace: Option<&Path>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let module = device.py().import("twinbuf._device")?;
+    let sender = module.call_method1("sender", (device, depth, name.unwrap_or_default(), trace))?;
     Ok(Some(sender).filter(|sender| !sender.is_none()))
 }
 

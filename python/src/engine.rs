@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use twinbuf::Checkpoint;
 use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
-use twinbuf::observe::StepTimes;
 
 use crate::dtype::Layout;
 use crate::errors::{self, Failure};
+use crate::handover::{self, DETACHED};
 use crate::lease::Lease;
 use crate::position::Position;
 use crate::reading::is_reading;
@@ -54,12 +54,12 @@ pub(crate) struct State {
     pub(crate) end: u64,
     /// Whether the last iteration reached its end.
     pub(crate) exhausted: bool,
-    /// The report of a loader that was closed, and its last steps.
-    pub(crate) last_report: (twinbuf::Report, Vec<StepTimes>),
+    /// The report of a loader that was closed.
+    pub(crate) last_report: twinbuf::Report,
     /// Batches that were handed out and may be in use, in their order, with the number of their iteration.
     pub(crate) leases: VecDeque<(u64, Weak<Lease>)>,
-    /// Whether it was logged that a batch left its slot.
-    pub(crate) warned: bool,
+    /// Batches that left their slots because the loop has kept them.
+    pub(crate) kept: u64,
 }
 
 /// What the loader and its iterators share.
@@ -77,10 +77,6 @@ pub(crate) struct Shared {
 
 /// Loaders whose threads must end before the interpreter does.
 static LOADERS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
-
-/// Threads that have released the interpreter within a call. If the interpreter exits before they have it back, Python
-/// (before 3.14) ends them in the middle of that call, which aborts the process.
-static DETACHED: AtomicUsize = AtomicUsize::new(0);
 
 /// Registers the loader for `_close_all`, which ends its thread too.
 pub(crate) fn register(shared: &Arc<Shared>) {
@@ -142,11 +138,7 @@ impl Shared {
 
     /// Same as `with`, for calls that may read data or join a thread that needs the GIL.
     pub(crate) fn detached<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
-        // SeqCst: the cost does not matter once per wait.
-        DETACHED.fetch_add(1, Ordering::SeqCst);
-        let result = py.detach(|| use_it(&mut self.lock()));
-        DETACHED.fetch_sub(1, Ordering::SeqCst);
-        result
+        handover::detached(py, || use_it(&mut self.lock()))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -203,9 +195,9 @@ impl State {
         self.leases.push_back((self.iteration, Arc::downgrade(lease)));
     }
 
-    /// If the next slot is in use, lets the oldest batch keep its memory, which frees its slot. Does so only if the
-    /// slot has been held for `patience`, or at once if the batch belongs to a finished iteration: a loop variable then
-    /// holds it.
+    /// If the next slot is in use, lets the oldest batch keep its memory, which frees its slot. The first time it does so
+    /// only if the slot has been held for `patience`, or at once if the batch belongs to a finished iteration: a loop
+    /// variable then holds it. A loop that has kept a batch keeps others, so it waits no more.
     pub(crate) fn free_a_slot(&mut self, patience: Duration) -> Freed {
         let Run::Running(epochs) = &self.run else { return Freed::No };
         let Some(held_for) = epochs.held_for() else { return Freed::No };
@@ -215,13 +207,16 @@ impl State {
                 continue;
             };
             let left_over = *iteration != self.iteration;
-            if !left_over && held_for < patience {
+            if !left_over && held_for < patience && self.kept == 0 {
                 return Freed::No;
             }
             self.leases.pop_front();
             match lease.leave_slot() {
                 Some(true) if left_over => return Freed::LeftOver,
-                Some(true) => return Freed::Kept { first: !std::mem::replace(&mut self.warned, true) },
+                Some(true) => {
+                    self.kept += 1;
+                    return Freed::Kept { first: self.kept == 1 };
+                }
                 Some(false) => return Freed::NoMemory,
                 None => {}
             }
@@ -301,10 +296,10 @@ impl State {
         }
     }
 
-    pub(crate) fn report(&self) -> (twinbuf::Report, Vec<StepTimes>) {
+    pub(crate) fn report(&self) -> twinbuf::Report {
         match &self.run {
-            Run::Idle(loader) => (loader.report(), loader.recent_steps()),
-            Run::Running(epochs) => (epochs.report(), epochs.recent_steps()),
+            Run::Idle(loader) => loader.report(),
+            Run::Running(epochs) => epochs.report(),
             Run::Closed => self.last_report.clone(),
         }
     }
@@ -357,7 +352,8 @@ pub(crate) fn end(run: Run, kept: &AtomicBool) {
 /// Ends the threads of all loaders. Registered with `atexit`: a thread that reads a Python data set must not request an
 /// interpreter that is gone.
 #[pyfunction]
-pub(crate) fn _close_all(py: Python<'_>) {
+pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
+    handover::close_all(py)?;
     let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.is_forked()) {
         // From now on an iterator is at its end.
@@ -368,4 +364,5 @@ pub(crate) fn _close_all(py: Python<'_>) {
     while DETACHED.load(Ordering::SeqCst) > 0 && started.elapsed() < Duration::from_secs(1) {
         py.detach(|| std::thread::sleep(Duration::from_millis(1)));
     }
+    Ok(())
 }

@@ -49,6 +49,11 @@ impl Batches {
         slf
     }
 
+    /// Where the time went so far, in all iterations of the loader.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.loader.bind(py).call_method0("report")
+    }
+
     /// The position after the last batch that this iterator returned.
     fn _position(&self, py: Python<'_>) -> Option<Position> {
         self.shared.with(py, |state| state.position())
@@ -129,8 +134,8 @@ fn tell(py: Python<'_>, shared: &Shared, freed: &Freed) -> PyResult<()> {
             errors::warn(
                 py,
                 &format!(
-                    "{name}all slots were in use for {} s, so one got new memory: let go of batches, tensors and \
-                     arrays before the next but one is asked for, raise `depth`, or keep copies",
+                    "{name}all slots were in use for {} s, so one got new memory, and so will others: let go of \
+                     batches, tensors and arrays before the next but one is asked for, raise `depth`, or keep copies",
                     PATIENCE.as_secs_f32()
                 ),
             )

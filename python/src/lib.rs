@@ -7,6 +7,7 @@ mod dlpack;
 mod dtype;
 mod engine;
 mod errors;
+mod handover;
 mod indices;
 mod iterator;
 mod lease;
@@ -32,13 +33,17 @@ mod _twinbuf {
     #[pymodule_export]
     use crate::engine::_close_all;
     #[pymodule_export]
+    use crate::handover::{Items, Total};
+    #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]
     use crate::plan::{Chunks, Plan, Window};
     #[pymodule_export]
-    use crate::recorder::Recorder;
+    use crate::recorder::{Recorder, Watch};
     #[pymodule_export]
     use crate::records::Records;
+    #[pymodule_export]
+    use crate::report::{Prediction, Report};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -21,7 +21,8 @@ use crate::number::whole;
 use crate::plan::Plan;
 use crate::position::Position;
 use crate::records::Records;
-use crate::report;
+use crate::recorder::Recorder;
+use crate::report::{Kind, Report};
 use crate::switches;
 
 /// A smaller batch is read in about the time that it takes to hand it over.
@@ -58,8 +59,11 @@ const SMALL: usize = 8 << 20;
 /// device
 ///     Where batches go: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, any accelerator of torch. A second thread sends
 ///     the next batch from page-locked slots, on a separate stream, while the loop uses this one. ``batch.torch()`` is
-///     then on the device, and the current stream waits for it. The device holds two batches, plus those that the loop
-///     keeps. Default: host memory, like ``"cpu"``.
+///     then on the device, and the current stream waits for it. A rank without ``set_device`` gets the device of its
+///     ``LOCAL_RANK``. Default: host memory, like ``"cpu"``.
+/// device_depth
+///     How many batches the device holds, plus those that the loop keeps: 2 or more. Default: 2, one in use and one on its
+///     way.
 /// depth
 ///     The number of slots per worker: 1 to 8. With 1 nothing is read ahead. Default: 2, or 3 if a batch is smaller
 ///     than 8 MiB: a loop holds a batch until it gets the next one, and a small batch is read within that time.
@@ -107,7 +111,10 @@ impl Loader {
                     Batches::new(this.shared.clone(), slf.clone().into_any().unbind(), iteration),
                 )?;
                 match &this.sender {
-                    Some(sender) => sender.bind(py).call_method1("begin", (batches, this.shared.overlap)),
+                    Some(sender) => {
+                        let position = batches.getattr("_position")?;
+                        sender.bind(py).call_method1("begin", (batches, this.shared.overlap, position))
+                    }
                     None => Ok(batches.into_any()),
                 }
             }
@@ -157,8 +164,11 @@ impl Loader {
 impl Loader {
     #[new]
     #[pyo3(
-        signature = (data, plan, *, name=None, device=None, depth=None, workers=None, overlap=true, trace=None),
-        text_signature = "(data, plan, *, name=None, device=None, depth=None, workers=1, overlap=True, trace=None)"
+        signature = (
+            data, plan, *, name=None, device=None, device_depth=None, depth=None, workers=None, overlap=true, trace=None
+        ),
+        text_signature = "(data, plan, *, name=None, device=None, device_depth=2, depth=None, workers=1, overlap=True, \
+                          trace=None)"
     )]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -166,6 +176,7 @@ impl Loader {
         plan: Bound<'_, Plan>,
         name: Option<String>,
         device: Option<&Bound<'_, PyAny>>,
+        device_depth: Option<&Bound<'_, PyAny>>,
         depth: Option<&Bound<'_, PyAny>>,
         workers: Option<&Bound<'_, PyAny>>,
         overlap: bool,
@@ -173,7 +184,10 @@ impl Loader {
     ) -> PyResult<Self> {
         let py = data.py();
         let asked_workers = workers.map_or(Ok(1), |workers| whole("workers", workers))?;
-        let sender = device.map_or(Ok(None), device::sender)?;
+        let device_depth = device_depth.map_or(Ok(2), |depth| whole("device_depth", depth))?;
+        let sender = device.map_or(Ok(None), |device| {
+            device::sender(device, device_depth, name.as_deref(), trace.as_deref())
+        })?;
         let kept = Arc::new(AtomicBool::new(false));
         let sets = dataset::each(data);
         if sets.is_empty() {
@@ -198,6 +212,7 @@ impl Loader {
         let builder = given_depth.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::host_depth);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
+        let builder = if sender.is_some() { builder.sends() } else { builder };
         let failed = |error| errors::loading(py, error);
         let builder = builder.from_env().map_err(failed)?;
         let small = builder.wanted_slots().map_err(failed)?.1.size() < SMALL;
@@ -221,7 +236,7 @@ impl Loader {
             exhausted: false,
             last_report: Default::default(),
             leases: VecDeque::new(),
-            warned: false,
+            kept: 0,
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
@@ -365,14 +380,19 @@ impl Loader {
     }
 
     /// Where the time went so far, as a report.
-    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn report(&self, py: Python<'_>) -> PyResult<Report> {
         self.shared.check(py)?;
-        let (report, steps) = self.shared.with(py, |state| state.report());
-        let report = report::report(py, self.shared.name.as_deref(), &report, &steps, self.depth)?;
-        match &self.sender {
-            Some(sender) => sender.bind(py).call_method1("report", (report,)),
-            None => Ok(report),
-        }
+        let (report, kept) = self.shared.with(py, |state| (state.report(), state.kept));
+        let report = match &self.sender {
+            Some(sender) => {
+                let recorder = sender.bind(py).getattr("recorder")?;
+                let sent = sender.bind(py).getattr("depth")?.extract()?;
+                recorder.cast::<Recorder>()?.get().inner().on_device(report, sent)
+            }
+            None => report,
+        };
+        let name = self.shared.name.as_deref().unwrap_or_default();
+        Ok(Report::new(report, name, Kind::Loader).with_kept(kept))
     }
 
     /// End the thread, and raise an error that no batch has reported. Batches in use stay valid.

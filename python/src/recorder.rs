@@ -1,20 +1,23 @@
 //! Where the time of a loop goes that iterates over something else than a `Loader`: the crate's own recorder.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use twinbuf::observe::LoopRecorder;
+use pyo3::types::PyIterator;
+use pyo3::{PyTraverseError, PyVisit};
+use twinbuf::observe::{LoopRecorder, Trace};
 
-use crate::report;
+use crate::batch::Batch;
+use crate::errors;
+use crate::report::Report;
 
 /// What `watch` and the loop of a device are measured by.
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
 pub(crate) struct Recorder {
     recorder: Mutex<LoopRecorder>,
-    /// A time, and what Python's clock showed.
-    base: (Instant, f64),
 }
 
 impl Recorder {
@@ -22,49 +25,137 @@ impl Recorder {
         self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn at(&self, now: f64) -> Instant {
-        let (base, then) = self.base;
-        let time = Duration::try_from_secs_f64((now - then).abs()).unwrap_or_default();
-        let at = if now < then { base.checked_sub(time) } else { base.checked_add(time) };
-        at.unwrap_or(base)
+    pub(crate) fn asked(&self) {
+        self.lock().asked(Instant::now());
+    }
+
+    pub(crate) fn received_batch(&self, batch: &Batch) {
+        self.lock().received(batch.epoch, batch.step, Instant::now());
+    }
+
+    pub(crate) fn ended(&self) {
+        self.lock().ended(Instant::now());
+    }
+
+    pub(crate) fn inner(&self) -> twinbuf::Report {
+        self.lock().report()
     }
 }
 
 #[pymethods]
 impl Recorder {
-    /// Times are seconds of a clock that shows `now`.
+    /// ``workers``: the items come from threads or processes of the iterable. ``device``: the loop waits for copies.
     #[new]
-    fn new(now: f64) -> Self {
-        Self { recorder: Mutex::default(), base: (Instant::now(), now) }
-    }
-
-    /// The loop asks for an item.
-    fn ask(&self, now: f64) {
-        self.lock().asked(self.at(now));
-    }
-
-    /// The loop has the item.
-    fn receive(&self, epoch: u64, step: u64, now: f64) {
-        self.lock().received(epoch, step, self.at(now));
-    }
-
-    /// There are no more items, or the loop has left.
-    fn end(&self, now: f64) {
-        self.lock().ended(self.at(now));
-    }
-
-    /// Seconds that the loop waited and used its items.
-    fn times(&self) -> (f64, f64) {
-        let train = self.lock().report().train;
-        (train.waiting.as_secs_f64(), train.busy.as_secs_f64())
-    }
-
-    /// The figures of a report, by name.
-    fn figures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (report, steps) = {
-            let recorder = self.lock();
-            (recorder.report(), recorder.recent_steps())
+    #[pyo3(signature = (*, name="", trace=None, workers=false, device=false))]
+    pub(crate) fn new(
+        py: Python<'_>,
+        name: &str,
+        trace: Option<PathBuf>,
+        workers: bool,
+        device: bool,
+    ) -> PyResult<Self> {
+        let name = Some(name).filter(|name| !name.is_empty());
+        let mut recorder = match trace {
+            Some(path) => LoopRecorder::traced(name, Trace::new(path), device)
+                .map_err(|error| errors::loading(py, error))?,
+            None => LoopRecorder::new(),
         };
-        report::figures(py, &report, &steps)
+        if workers {
+            recorder.from_workers();
+        }
+        Ok(Self { recorder: Mutex::new(recorder) })
+    }
+
+    /// The report of the loop in this line.
+    fn report(&self, name: &str, line: &str) -> Report {
+        Report::watched(self.inner(), name, line)
+    }
+}
+
+/// One epoch of a watched loop: hands the items on as they are.
+#[pyclass(name = "_Watch", module = "twinbuf._twinbuf", frozen)]
+pub(crate) struct Watch {
+    iterator: Py<PyIterator>,
+    recorder: Py<Recorder>,
+    place: Mutex<Place>,
+    /// Called once, at the end of the epoch or when the loop has left it.
+    end: Mutex<Option<Py<PyAny>>>,
+}
+
+struct Place {
+    epoch: u64,
+    step: u64,
+    /// What `iter` took: a part of the wait for the first item.
+    begun: Duration,
+}
+
+impl Watch {
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self, py: Python<'_>) -> PyResult<()> {
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(end) = end else { return Ok(()) };
+        self.recorder.get().ended();
+        end.call0(py).map(drop)
+    }
+}
+
+#[pymethods]
+impl Watch {
+    #[new]
+    fn new(
+        iterable: &Bound<'_, PyAny>,
+        recorder: Py<Recorder>,
+        epoch: u64,
+        end: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let start = Instant::now();
+        let iterator = iterable.try_iter()?.unbind();
+        let place = Mutex::new(Place { epoch, step: 0, begun: start.elapsed() });
+        Ok(Self { iterator, recorder, place, end: Mutex::new(Some(end)) })
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let recorder = self.recorder.get();
+        let begun = std::mem::take(&mut self.place().begun);
+        let now = Instant::now();
+        recorder.lock().asked(now.checked_sub(begun).unwrap_or(now));
+        // Nothing after this call can raise an exception, so no item is lost.
+        match self.iterator.bind(py).clone().next() {
+            Some(Ok(item)) => {
+                let mut place = self.place();
+                recorder.lock().received(place.epoch, place.step, Instant::now());
+                place.step += 1;
+                Ok(Some(item))
+            }
+            None => self.ended(py).map(|()| None),
+            Some(Err(error)) => {
+                // After Ctrl-C the loop may go on.
+                if error.is_instance_of::<PyException>(py) {
+                    self.ended(py)?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.iterator)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        Python::try_attach(|py| {
+            if let Err(error) = self.ended(py) {
+                error.write_unraisable(py, None);
+            }
+        });
     }
 }

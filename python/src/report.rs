@@ -1,56 +1,291 @@
-//! The loader's report, as the object that the Python loops use too.
+//! `Report`: the crate's report, with the names of Python.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use twinbuf::Report;
-use twinbuf::observe::StepTimes;
+use twinbuf::observe;
 
 use crate::errors::in_python;
 
-/// The figures that every loop has.
-pub(crate) fn figures<'py>(
-    py: Python<'py>,
-    report: &Report,
-    steps: &[StepTimes],
-) -> PyResult<Bound<'py, PyDict>> {
-    let make = py.import("twinbuf.report")?.getattr("Step")?;
-    let step = |step: &StepTimes| {
-        let &StepTimes { epoch, step, start, train, .. } = step;
-        make.call1((epoch, step, seconds(start), seconds(train.waiting), seconds(train.busy)))
-    };
-    let figures = PyDict::new(py);
-    figures.set_item("epochs", report.epochs)?;
-    figures.set_item("batches", report.batches)?;
-    figures.set_item("wall", seconds(report.wall))?;
-    figures.set_item("wait", seconds(report.train.waiting))?;
-    figures.set_item("compute", seconds(report.train.busy))?;
-    figures.set_item("first_wait", seconds(report.first.waiting))?;
-    figures.set_item("first_compute", seconds(report.first.busy))?;
-    figures.set_item("steps", steps.iter().map(step).collect::<PyResult<Vec<_>>>()?)?;
-    Ok(figures)
+/// What the loop iterates over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Loader,
+    Prefetched,
+    Rounds,
+    Watched,
+}
+
+/// Where the time of a loop went. Times are seconds of wall-clock time.
+///
+/// ``str()`` is a few lines of text; a notebook shows a picture, and `save` writes the same as a page.
+///
+/// Attributes
+/// ----------
+/// name
+///     The name of the loader or loop, which may be empty.
+/// epochs, batches, bytes
+///     Epochs that were begun, batches that the loop received, and their bytes where they are known.
+/// wall
+///     From the first time that a batch of each epoch was asked for to the end of that epoch, added up.
+/// wait, compute
+///     The parts of ``wall`` in which the loop waited for batches, and used them.
+/// load
+///     What making the batches took, wherever that was done. In a loop that loads in turn it is ``wait``.
+/// transfer
+///     Copies to a device.
+/// first_wait, first_compute
+///     The first step, which `au` leaves out.
+/// au
+///     Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None before the
+///     second step.
+/// overlap, depth, workers
+///     The settings in effect.
+/// kept
+///     Batches that were kept while their slots were needed: each slot got new memory.
+/// verdict, advice
+///     What decides how long the loop takes, and one sentence: what to change. Both come from a replay of the last batches.
+#[pyclass(frozen, module = "twinbuf", name = "Report")]
+pub(crate) struct Report {
+    inner: twinbuf::Report,
+    #[pyo3(get)]
+    name: String,
+    kind: Kind,
+    /// The line of a watched loop.
+    line: String,
+    #[pyo3(get)]
+    kept: u64,
+}
+
+/// What the last batches would have taken with other settings. Times are seconds.
+///
+/// Attributes
+/// ----------
+/// overlap, depth, workers
+///     The settings.
+/// batches
+///     Batches that were replayed: the last ones, up to 1024.
+/// measured, wall
+///     What they took, and what they would have taken.
+/// wait
+///     The part of ``wall`` that the loop would have waited.
+/// gain
+///     The part of ``measured`` that the settings save; negative if they take longer.
+#[pyclass(frozen, get_all, module = "twinbuf", name = "Prediction")]
+pub(crate) struct Prediction {
+    overlap: bool,
+    depth: usize,
+    workers: usize,
+    batches: u64,
+    measured: f64,
+    wall: f64,
+    wait: f64,
+    gain: f64,
+}
+
+#[pymethods]
+impl Prediction {
+    fn __repr__(&self) -> String {
+        let Self { overlap, depth, workers, batches, measured, wall, .. } = self;
+        let overlap = if *overlap { "True" } else { "False" };
+        format!(
+            "<Prediction: overlap={overlap}, depth={depth}, workers={workers}: {wall:.6} s in place of {measured:.6} s \
+             for {batches} batches>"
+        )
+    }
+}
+
+impl From<observe::Prediction> for Prediction {
+    fn from(found: observe::Prediction) -> Self {
+        let observe::Settings { overlap, depth, workers } = found.settings;
+        let (measured, wall, wait) = (seconds(found.measured), seconds(found.wall), seconds(found.waiting));
+        let (batches, gain) = (found.batches, found.gain());
+        Self { overlap, depth, workers, batches, measured, wall, wait, gain }
+    }
 }
 
 fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
 }
 
-pub(crate) fn report<'py>(
-    py: Python<'py>,
-    name: Option<&str>,
-    report: &Report,
-    steps: &[StepTimes],
-    depth: usize,
-) -> PyResult<Bound<'py, PyAny>> {
-    let figures = figures(py, report, steps)?;
-    figures.set_item("name", name.unwrap_or_default())?;
-    figures.set_item("load", seconds(report.read.busy + report.transform))?;
-    figures.set_item("overlap", report.overlap)?;
-    figures.set_item("depth", depth)?;
-    figures.set_item("workers", report.workers)?;
-    figures.set_item("advice", in_python(&report.advice()))?;
-    figures.set_item("bytes", report.bytes)?;
-    figures.set_item("text", in_python(&report.to_string()))?;
-    py.import("twinbuf.report")?.getattr("Report")?.call((), Some(&figures))
+impl Report {
+    pub(crate) fn new(inner: twinbuf::Report, name: &str, kind: Kind) -> Self {
+        Self { inner, name: name.to_string(), kind, line: String::new(), kept: 0 }
+    }
+
+    pub(crate) fn watched(inner: twinbuf::Report, name: &str, line: &str) -> Self {
+        Self { line: line.to_string(), ..Self::new(inner, name, Kind::Watched) }
+    }
+
+    pub(crate) fn with_kept(self, kept: u64) -> Self {
+        Self { kept, ..self }
+    }
+
+    /// The crate's text in Python's words.
+    fn in_python(&self, text: &str) -> String {
+        let overlap = "Set `overlap(true)`";
+        let text = match self.kind {
+            Kind::Watched => {
+                let here = format!("{}: put `tb.prefetch(...)` in place of `tb.watch(...)`", self.line);
+                text.replace(overlap, &here)
+            }
+            Kind::Prefetched => text.replace("Set `overlap(false)`", "Iterate without `tb.prefetch`"),
+            Kind::Rounds => text.replace("Set `overlap(false)`", "Make each round in the loop"),
+            Kind::Loader => text.to_string(),
+        };
+        let text = match self.kind {
+            Kind::Loader => text,
+            _ => text.replace("No option of the loader gains", "No overlap or depth gains"),
+        };
+        in_python(&text)
+    }
+}
+
+#[pymethods]
+impl Report {
+    #[getter]
+    fn epochs(&self) -> u64 {
+        self.inner.epochs
+    }
+
+    #[getter]
+    fn batches(&self) -> u64 {
+        self.inner.batches
+    }
+
+    #[getter]
+    fn bytes(&self) -> Option<u64> {
+        (self.kind == Kind::Loader).then_some(self.inner.bytes)
+    }
+
+    #[getter]
+    fn wall(&self) -> f64 {
+        seconds(self.inner.wall)
+    }
+
+    #[getter]
+    fn wait(&self) -> f64 {
+        seconds(self.inner.train.waiting)
+    }
+
+    #[getter]
+    fn compute(&self) -> f64 {
+        seconds(self.inner.train.busy)
+    }
+
+    #[getter]
+    fn load(&self) -> f64 {
+        seconds(self.inner.read.busy + self.inner.transform)
+    }
+
+    #[getter]
+    fn transfer(&self) -> f64 {
+        seconds(self.inner.transfer)
+    }
+
+    #[getter]
+    fn first_wait(&self) -> f64 {
+        seconds(self.inner.first.waiting)
+    }
+
+    #[getter]
+    fn first_compute(&self) -> f64 {
+        seconds(self.inner.first.busy)
+    }
+
+    #[getter]
+    fn overlap(&self) -> bool {
+        self.inner.overlap
+    }
+
+    #[getter]
+    fn depth(&self) -> usize {
+        self.inner.settings().depth
+    }
+
+    #[getter]
+    fn workers(&self) -> u64 {
+        self.inner.workers
+    }
+
+    #[getter]
+    fn au(&self) -> Option<f64> {
+        self.inner.au()
+    }
+
+    #[getter]
+    fn verdict(&self) -> String {
+        self.inner.verdict().to_string()
+    }
+
+    #[getter]
+    fn advice(&self) -> String {
+        self.in_python(&self.inner.advice())
+    }
+
+    /// Predict what the last batches would have taken with other settings, by a replay of their measured times.
+    ///
+    /// What is not given stays as it is. None if nothing was measured, or if the loop would wait for a slot that it keeps.
+    #[pyo3(signature = (*, overlap=None, depth=None, workers=None))]
+    fn predict(
+        &self,
+        overlap: Option<bool>,
+        depth: Option<usize>,
+        workers: Option<usize>,
+    ) -> Option<Prediction> {
+        let now = self.inner.settings();
+        let overlap = overlap.unwrap_or(now.overlap || depth.is_some() || workers.is_some());
+        let (depth, workers) = (depth.unwrap_or(now.depth), workers.unwrap_or(now.workers));
+        self.inner.predict(observe::Settings { overlap, depth, workers }).map(Prediction::from)
+    }
+
+    /// Predict the smallest change of settings that gains at least 3 %, or None if there is none.
+    fn recommended(&self) -> Option<Prediction> {
+        self.inner.recommended().map(Prediction::from)
+    }
+
+    /// Write a page for any browser: the report, the last steps, and predictions. It needs no other file.
+    fn save(&self, path: PathBuf) -> PyResult<()> {
+        Ok(std::fs::write(path, self.html())?)
+    }
+
+    /// The page that `save` writes.
+    fn html(&self) -> String {
+        self.inner.html_in(&|text| self.in_python(&text))
+    }
+
+    fn _repr_html_(&self) -> String {
+        let page = self.html().replace('&', "&amp;").replace('"', "&quot;");
+        format!("<iframe srcdoc=\"{page}\" style=\"width:100%;height:560px;border:0\"></iframe>")
+    }
+
+    /// The figures as plain values.
+    fn to_dict<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+        let figures = PyDict::new(slf.py());
+        for name in [
+            "name", "epochs", "batches", "bytes", "wall", "wait", "compute", "load", "transfer", "first_wait",
+            "first_compute", "au", "overlap", "depth", "workers", "kept", "verdict", "advice",
+        ] {
+            figures.set_item(name, slf.getattr(name)?)?;
+        }
+        Ok(figures)
+    }
+
+    fn __str__(&self) -> String {
+        if self.inner.batches == 0 {
+            return "Nothing was measured.".to_string();
+        }
+        let name = if self.name.is_empty() { String::new() } else { format!("{}: ", self.name) };
+        let kept = match self.kept {
+            0 => String::new(),
+            kept => format!("\n{kept} batches were kept while their slots were needed: the slots got new memory."),
+        };
+        name + &self.in_python(&self.inner.to_string()) + &kept
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Report: {}>", self.__str__())
+    }
 }

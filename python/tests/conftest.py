@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,23 @@ import twinbuf as tb
 # A shell starts what it runs in the background with Ctrl-C ignored, and Python leaves it at that: tests
 # that interrupt would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def wait_for_threads() -> None:
+    """Wait until no thread of `prefetch` or `generate` is left."""
+    tasks = Path("/proc/self/task")
+
+    def left() -> list[str]:
+        names = []
+        for task in tasks.iterdir():
+            with contextlib.suppress(OSError):
+                names.append((task / "comm").read_text())
+        return [name for name in names if name.startswith("twinbuf-") and name[8:12] in ("pref", "gene")]
+
+    while tasks.exists() and left():
+        gc.collect()
+        time.sleep(0.001)
+
 
 FORMATS = ("raw", "headerless", "llm_c", "npy", "npy_windows", "safetensors", "two_files")
 

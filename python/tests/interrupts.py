@@ -2,8 +2,8 @@
 
 python python/tests/interrupts.py [interrupts] [kind ...]
 
-A timer of the process takes the place of Ctrl-C; its handler raises KeyboardInterrupt. The loop goes on with the same
-iterator afterwards. Prints for each kind: interrupts, items lost, items that came twice, other exceptions.
+A timer of the process takes the place of Ctrl-C; its handler raises KeyboardInterrupt. The loop continues
+with the same iterator. Prints for each kind: interrupts, items lost, items that came twice, other exceptions.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def test_batches_are_what_was_filled_in(options: dict[str, Any]) -> None:
     assert sorted(seen) == sorted(list(range(50)) * 2)
     main = threading.main_thread().ident
     assert data.threads == {main} if options.get("overlap") is False else main not in data.threads
-    assert len(data.threads) == options.get("workers", 1)
+    assert len(data.threads) <= options.get("workers", 1)
 
 
 class Failing(Squares):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -187,16 +187,13 @@ def test_it_is_let_go_of(numbers: Numbers) -> None:
     iterator = loader.epoch(0)
     batch = next(iterator)
     del loader, iterator
-    # It ends as soon as it is out of the loader.
-    for thread in threading.enumerate():
-        if thread.name == "twinbuf-prefetch":
-            thread.join(300)
-    gc.collect()
-    assert gone() is None
+    # Its thread ends as soon as it is out of the loader.
+    while gone() is not None:
+        gc.collect()
     assert (batch.torch().numpy() == batch.indices[:, None]).all()
 
 
-def test_the_report_is_that_of_the_loop(numbers: Numbers, tmp_path: Path) -> None:
+def test_the_report_is_that_of_the_loop(numbers: Numbers) -> None:
     loader = numbers(device=Late("side"), name="train")
     assert "Nothing was measured" in str(loader.report())
     iterator: Iterator[tb.Batch] = loader.epochs(2)
@@ -204,13 +201,52 @@ def test_the_report_is_that_of_the_loop(numbers: Numbers, tmp_path: Path) -> Non
         next(iterator)
     report = loader.report()
     # The thread is ahead, and does not count.
-    assert (report.name, report.epochs, report.batches, len(report.steps)) == ("train", 2, 20, 19)
-    assert [(step.epoch, step.step) for step in report.steps] == [(n // 16, n % 16) for n in range(19)]
-    assert report.overlap and report.load > 0 and report.wait > 0 and report.advice
+    assert (report.name, report.epochs, report.batches) == ("train", 2, 20)
+    assert report.overlap and report.load > 0 and report.wait > 0 and report.transfer > 0 and report.advice
     assert report.wall == pytest.approx(report.wait + report.compute)
-    report.trace(tmp_path / "trace.json")
-    assert "train: 20 batches" in str(report)
+    assert str(report).startswith("train: 2 epochs, 20 batches") and "transfer" in str(report)
+    prediction = report.predict(overlap=False)
+    assert prediction is not None and prediction.batches == 19
     assert list(iterator) and loader.report().batches == 32
+
+
+def test_one_trace_has_the_reads_the_copies_and_the_loop(numbers: Numbers, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    loader = numbers(device=Late("side"), trace=path, name="train")
+    for batch in loader.epochs(2):
+        batch.release()
+    loader.close()
+    del loader
+    gc.collect()
+    events = json.loads(path.read_text())
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            row = f"{rows[event['tid']]}: {event['name']}"
+            spans.setdefault(row, []).append((event["args"]["epoch"], event["args"].get("step")))
+    every = [(epoch, step) for epoch in range(2) for step in range(16)]
+    assert spans["read: disk_load"] == spans["upload: gpu_transfer"] == spans["train: train"] == every
+    assert spans["train: gpu_queue_wait"][:32] == every
+    assert {row.partition(":")[0] for row in spans} == {"read", "upload", "train"}
+
+
+@pytest.mark.parametrize("device_depth", [2, 3, 5])
+def test_as_many_batches_are_on_the_device_as_asked_for(numbers: Numbers, device_depth: int) -> None:
+    device = Late("side")
+    iterator = numbers(device=device, device_depth=device_depth).epochs(2)
+    batch = next(iterator)
+    copies = lambda: sum(entry == ("copy", "side") for entry in device.log)  # noqa: E731
+    while copies() < device_depth:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert copies() == device_depth
+    assert batch.step == 0
+
+
+def test_a_device_holds_two_batches_at_least(numbers: Numbers) -> None:
+    with pytest.raises(ValueError, match="device_depth: 2 or more wanted, found 1"):
+        numbers(device=Late("side"), device_depth=1)
 
 
 def test_a_device_of_host_memory_changes_nothing(numbers: Numbers) -> None:

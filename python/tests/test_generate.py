@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import threading
 from typing import Any
 
 import pytest
+from conftest import wait_for_threads
 
 import twinbuf as tb
 
@@ -96,18 +97,33 @@ def test_leaving_early_ends_the_thread() -> None:
     for number in tb.generate(lambda number: number):
         if number == 3:
             break
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "twinbuf-prefetch":
-            thread.join(300)
-            assert not thread.is_alive()
+    wait_for_threads()
 
 
 def test_it_is_known_to_watch() -> None:
     items = tb.watch(tb.generate(lambda number: sum(range(1000)), rounds=9))
     assert len(list(items)) == 9
     report = items.report()
-    assert report.overlap and report.load > 0
+    assert report.overlap and report.load > 0 and report.batches == 9
+    assert "9 rounds" in str(report)
+
+
+def test_ctrl_c_in_before_takes_nothing_away() -> None:
+    asked, interrupts = [], [2, 2, 3]
+
+    def before(number: int) -> None:
+        asked.append(number)
+        if interrupts and interrupts[0] == number:
+            interrupts.pop(0)
+            raise KeyboardInterrupt
+
+    rounds = tb.generate(lambda number: number, before=before, rounds=5)
+    got = []
+    while len(got) < 5:
+        with contextlib.suppress(KeyboardInterrupt):
+            got.append(next(rounds))
+    assert got == [0, 1, 2, 3, 4] and list(rounds) == []
+    assert asked == [0, 1, 2, 2, 2, 3, 3, 4]
 
 
 def test_a_negative_number_of_rounds_is_refused() -> None:

@@ -115,6 +115,8 @@ def test_every_batch_can_be_kept(numbers: Numbers, caplog: pytest.LogCaptureFixt
         assert is_whole(batch.numpy(), batch.indices)
         assert (batch.indices == loader.plan.indices(0, batch.step)).all()
     assert len({batch.torch().data_ptr() for batch in batches}) == 16
+    report = loader.report()
+    assert report.kept >= 12 and f"{report.kept} batches were kept" in str(report)
     assert len(warnings_of(caplog)) == 1
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -15,21 +17,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from conftest import wait_for_threads
 
 import twinbuf as tb
-
-
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "twinbuf-prefetch"]
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    gc.collect()
-    for thread in threads():
-        thread.join(300)
-    assert threads() == []
+    wait_for_threads()
 
 
 class Source:
@@ -76,6 +72,61 @@ def test_depth_items_are_fetched_ahead_and_no_more() -> None:
 def test_a_depth_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="depth of at least 1 wanted, found 0"):
         tb.prefetch([], depth=0)
+
+
+def test_the_second_argument_is_no_device() -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        tb.prefetch([1], 4)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("around", [tb.prefetch, tb.watch])
+def test_nothing_else_moves_a_generator_on(around: Any) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(5)
+
+    wrapped = around(numbers())
+    items = iter(wrapped)
+    assert next(items) == 0
+    for name in ("send", "throw"):
+        assert not hasattr(wrapped, name) and not hasattr(items, name)
+    assert list(items) == [1, 2, 3, 4]
+
+
+def test_an_item_is_made_in_one_context(tmp_path: Any) -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+    local = threading.local()
+
+    def numbers() -> Iterator[tuple[int, int, int]]:
+        for _ in range(5):
+            variable.set(variable.get() + 1)
+            local.count = getattr(local, "count", 0) + 1
+            yield variable.get(), local.count, threading.get_ident()
+
+    variable.set(10)
+    path = tmp_path / "trace.json"
+    wrapped = tb.prefetch(numbers(), trace=path, name="numbers")
+    found = list(wrapped)
+    assert [item[:2] for item in found] == [(11 + n, 1 + n) for n in range(5)]
+    assert len({item[2] for item in found}) == 1 and found[0][2] != threading.get_ident()
+    assert variable.get() == 10
+    wrapped.close()
+    names = [event["name"] for event in json.loads(path.read_text()) if event["ph"] == "X"]
+    assert names.count("disk_load") == 6 and names.count("train") == 5  # the last finds the end
+    report = wrapped.report()
+    assert (report.name, report.epochs, report.batches) == ("numbers", 1, 5)
+    assert report.predict(depth=4) is not None
+
+
+def test_epochs_add_up() -> None:
+    wrapped = tb.prefetch(range(7), depth=3)
+    assert wrapped.report().batches == 0
+    for epoch in range(3):
+        assert sum(wrapped) == 21
+        report = wrapped.report()
+        assert (report.epochs, report.batches, report.depth) == (epoch + 1, 7 * (epoch + 1), 3)
+    for _ in wrapped:
+        break
+    assert wrapped.report().batches == 22
 
 
 def test_an_error_arrives_in_order_with_its_traceback() -> None:
@@ -421,6 +472,31 @@ print([next(each) for each in left])
     process = run(program)
     out, err = process.communicate(timeout=300)
     assert (out, err, process.returncode) == ("[0, 0, 0, 0]\n", "", 0)
+
+
+@pytest.mark.parametrize("how", ["raise SystemExit(3)", "raise KeyError"])
+def test_the_interpreter_exits_while_an_item_is_computed(how: str) -> None:
+    pytest.importorskip("torch")
+    program = f"""
+import threading, torch, twinbuf as tb
+torch.set_num_threads(1)
+begun = threading.Event()
+def items():
+    x = torch.rand(400, 400)
+    yield x
+    begun.set()
+    for _ in range(1000):  # longer than a second
+        x = x @ x / 400
+    yield x
+iterator = iter(tb.prefetch(items()))
+next(iterator)
+begun.wait()
+{how}
+"""
+    process = run(program)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == (3 if "3" in how else 1), err
+    assert "abort" not in err.lower() and "fatal" not in err.lower()
 
 
 def test_torch_is_not_needed() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,30 +205,92 @@ def test_a_device_that_is_not_there_is_named() -> None:
         tb.prefetch([1], device="cuda")
 
 
-def test_host_memory_is_page_locked_with_its_own_device_current() -> None:
+class Cuda:
+    """Stands in for `torch.cuda`, the driver and the runtime."""
+
+    def __init__(self) -> None:
+        self.modes: list[int] = []
+        self.mode = 0
+        self.current: list[int] = [0]
+        self.registered: dict[int, int] = {}
+
+    def Stream(self, device: int) -> int:
+        return device
+
+    def stream(self, stream: int) -> Any:
+        @contextlib.contextmanager
+        def on() -> Iterator[None]:
+            self.current.append(stream)
+            yield
+            self.current.pop()
+
+        return on()
+
+    def Event(self, **options: Any) -> dict[str, Any]:
+        return options
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        mode._obj.value, self.mode = self.mode, mode._obj.value
+        self.modes.append(self.mode)
+        return 0
+
+    def cudart(self) -> Cuda:
+        return self
+
+    def cudaHostRegister(self, start: int, nbytes: int, flags: int) -> int:
+        assert (self.mode, self.current[-1], flags) == (2, 3, 1)
+        self.registered[start] = nbytes
+        return 0
+
+    def cudaHostUnregister(self, start: int) -> None:
+        del self.registered[start]
+
+
+def accelerator(cuda: Cuda) -> _streams.Accelerator:
+    made = object.__new__(_streams.Accelerator)
+    made._torch, made._cuda, made._driver, made._device = torch, cuda, cuda, 3  # type: ignore[assignment]
+    return made
+
+
+def test_page_locked_memory_has_the_size_that_was_asked_for_and_its_own_device() -> None:
     """A rank that never calls ``set_device`` must not open a context on device 0."""
-    current: list[int] = [0]
+    cuda = Cuda()
+    memory = accelerator(cuda).host(5000)
+    assert cuda.registered == {memory.data_ptr(): 5000} and memory.numel() == 5000
+    assert memory.data_ptr() % 4096 == 0 and not memory.any()
+    del memory
+    gc.collect()
+    assert cuda.registered == {} and cuda.current == [0]
 
-    class Side:
-        def __init__(self, device: int) -> None:
-            self.device = device
 
-        def __enter__(self) -> None:
-            current.append(self.device)
+def test_the_sender_neither_spins_nor_ends_a_capture() -> None:
+    cuda = Cuda()
+    device = accelerator(cuda)
+    assert device.event() == {"blocking": True}
+    with contextlib.suppress(KeyError), device.using(device.side()):
+        assert (cuda.mode, cuda.current[-1]) == (2, 3)
+        raise KeyError
+    assert cuda.modes == [2, 0]
 
-        def __exit__(self, *_: object) -> None:
-            current.pop()
 
-    class Torch:
-        uint8 = torch.uint8
-        Stream = Side
-
-        @staticmethod
-        def empty(nbytes: int, **_: object) -> tuple[int, int]:
-            return nbytes, current[-1]
-
-    accelerator = object.__new__(_streams.Accelerator)
-    accelerator._torch = Torch  # type: ignore[assignment]
-    accelerator._device = 3  # type: ignore[assignment]
-    assert accelerator.host(64) == (64, 3)
-    assert current == [0]
+@pytest.mark.parametrize(
+    ("asked", "current", "rank", "wanted"),
+    [
+        (None, 0, "3", 3),
+        (None, 0, "9", 0),
+        (None, 0, None, 0),
+        (None, 2, "3", 2),
+        (1, 0, "3", 1),
+        (None, 0, "x", 0),
+    ],
+)
+def test_a_rank_has_its_own_device(
+    asked: int | None, current: int, rank: str | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in _streams._RANKS:
+        monkeypatch.delenv(name, raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    accelerators = SimpleNamespace(current_device_index=lambda: current, device_count=lambda: 4)
+    fake = SimpleNamespace(accelerator=accelerators)
+    assert _streams._index(fake, SimpleNamespace(index=asked)) == wanted

@@ -17,10 +17,20 @@ import atexit
 
 from ._generate import generate
 from ._prefetch import Prefetcher, prefetch
-from ._twinbuf import Batch, Chunks, Loader, Plan, Records, Window, __version__, _close_all
+from ._twinbuf import (
+    Batch,
+    Chunks,
+    Loader,
+    Plan,
+    Prediction,
+    Records,
+    Report,
+    Window,
+    __version__,
+    _close_all,
+)
 from ._watch import Watched, watch
 from .errors import CheckpointError, Error, FileError, ForkedError, LoaderError, OptionError
-from .report import Report
 
 __all__ = [
     "Batch",
@@ -33,6 +43,7 @@ __all__ = [
     "LoaderError",
     "OptionError",
     "Plan",
+    "Prediction",
     "Prefetcher",
     "Records",
     "Report",

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import threading
-import time
-import weakref
+import os
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from ._prefetch import prefetch
+from ._prefetch import around
+from ._twinbuf import _Items
 
 T = TypeVar("T")
 
+_ENDLESS = 2**64 - 1
+
 
 def generate(
-    make: Callable[[int], T], *, before: Callable[[int], object] | None = None, rounds: int | None = None
+    make: Callable[[int], T],
+    *,
+    before: Callable[[int], object] | None = None,
+    rounds: int | None = None,
+    name: str = "",
+    trace: str | os.PathLike[str] | None = None,
 ) -> Iterator[T]:
     """Make each round in a thread while the one before it is used: self-play, simulators.
 
@@ -26,9 +32,13 @@ def generate(
     before
         Called with the number of the round before it is made, in the loop's thread, while nothing is made:
         the place to hand new weights to ``make``. In every run round ``n + 1`` is made with what the loop has
-        learned from round ``n - 1``.
+        learned from round ``n - 1``. After Ctrl-C in it, it is called again for the same round.
     rounds
         How many there are. Default: no end.
+    name
+        The name of the loop in its report and trace.
+    trace
+        A file for a Chrome trace of both threads.
 
     Returns
     -------
@@ -55,84 +65,16 @@ def generate(
     """
     if rounds is not None and rounds < 0:
         raise ValueError(f"generate: 0 rounds or more wanted, found {rounds}")
-    return _Rounds(make, before, rounds)
 
-
-class _Gate:
-    """Lets the thread make one round at a time."""
-
-    def __init__(self) -> None:
-        self._permits = threading.Semaphore(0)
-        self._closed = False
-        self.busy = 0.0
-
-    def open(self) -> None:
-        self._permits.release()
-
-    def close(self) -> None:
-        self._closed = True
-        self._permits.release()
-
-    def rounds(self, make: Callable[[int], T], rounds: int | None) -> Iterator[T]:
-        for number in count() if rounds is None else range(rounds):
-            self._permits.acquire()
-            if self._closed:
-                return
-            start = time.perf_counter()
-            try:
-                made = make(number)
-            finally:
-                self.busy += time.perf_counter() - start
-            yield made
-            del made
-
-
-class _Rounds(Generic[T]):
-    """The iterator that the caller has; dropping it ends the thread."""
-
-    def __init__(
-        self, make: Callable[[int], T], before: Callable[[int], object] | None, rounds: int | None
-    ) -> None:
-        self._gate = _Gate()
-        self._before = before
-        self._rounds = rounds
-        self._asked = 0
-        self._error: Exception | None = None
-        self._items = iter(prefetch(self._gate.rounds(make, rounds), depth=1))
-        weakref.finalize(self, self._gate.close)
-
-    def __iter__(self) -> _Rounds[T]:
-        return self
-
-    def __next__(self) -> T:
-        if self._asked == 0:
-            self._ask()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        item = next(self._items)
-        self._ask()
-        return item
-
-    def loading(self) -> tuple[float, float]:
-        """Return the seconds in ``make``, for `watch`; it does not use the second figure."""
-        return self._gate.busy, 0.0
-
-    def _ask(self) -> None:
-        """Let the next round be made, with an error of `before` in its place."""
-        if self._asked == self._rounds:
-            return
+    def made(number: int) -> T:
         try:
-            if self._before is not None:
-                self._before(self._asked)
-        except BaseException as error:
-            self._gate.close()
-            if not isinstance(error, Exception):
-                raise
-            if isinstance(error, StopIteration):
-                # It would end the loop as if there were no more rounds (PEP 479).
-                stop, error = error, RuntimeError("before raised StopIteration")
-                error.__cause__ = stop
-            self._error = error
-        self._asked += 1
-        self._gate.open()
+            return make(number)
+        except StopIteration as stop:  # it would end the rounds in silence (PEP 479)
+            raise RuntimeError("make raised StopIteration") from stop
+
+    numbers = map(made, count())
+    limit = _ENDLESS if rounds is None else rounds
+    items: _Items[T] = _Items(
+        numbers, 1, before=before, rounds=limit, around=around(), name=name, trace=trace
+    )
+    return items

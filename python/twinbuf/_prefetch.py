@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import contextvars
 import copy
-import logging
 import os
 import sys
 import threading
-import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ._streams import Streams, Upload, as_tensors, streams_of
-from .errors import ForkedError
+from ._twinbuf import Report, _Items, _Total
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
 
-_log = logging.getLogger("twinbuf")
-
-# A wait of this many seconds is woken by Ctrl-C on systems where only a wait with a time-out is (Windows).
-_INTERRUPTIBLE = 0.05 if sys.platform == "win32" else None
-
-# How long the interpreter's exit waits for a thread that is inside the iterable.
-_EXIT_S = 1.0
+# What moves an iterable on: forwarded, it would take items from the thread.
+_MOVES = ("send", "throw")
 
 
 def prefetch(
-    iterable: Iterable[T], device: str | torch.device | Streams | None = None, depth: int = 2
+    iterable: Iterable[T],
+    *,
+    device: str | torch.device | Streams | None = None,
+    depth: int = 2,
+    name: str = "",
+    trace: str | os.PathLike[str] | None = None,
 ) -> Prefetcher[T]:
     """Fetch the next items of an iterable in a thread while one is used.
 
@@ -52,11 +48,15 @@ def prefetch(
         items are not touched, and torch is not needed.
     depth
         How many items are fetched ahead of the one in use. Default 2: one ready, one on its way.
+    name
+        The name of the loop in its report and trace.
+    trace
+        A file for a Chrome trace of both threads.
 
     Returns
     -------
     Prefetcher
-        An iterable that has the length, the attributes and the state of ``iterable``.
+        An iterable that has the length, the attributes and the state of ``iterable``, and ``report()``.
 
     Raises
     ------
@@ -70,8 +70,6 @@ def prefetch(
     The fetching thread starts at ``iter()``: call that before you load a checkpoint, and the first batch is
     ready when it is needed. It ends with the iterable, or when the iterator is dropped, as by ``break``.
 
-    Handing an item over takes tens of microseconds: fetch in turn what is fetched faster than that.
-
     Overlap needs an iterable that releases the GIL: reading, decoding and numpy do, loops in Python do not.
 
     Random numbers from a *global* generator are drawn by both threads in an order that varies. Give the
@@ -82,7 +80,7 @@ def prefetch(
     >>> list(prefetch(n * n for n in range(4)))
     [0, 1, 4, 9]
     """
-    return Prefetcher(iterable, device, depth)
+    return Prefetcher(iterable, device=device, depth=depth, name=name, trace=trace)
 
 
 class Prefetcher(Generic[T]):
@@ -92,7 +90,13 @@ class Prefetcher(Generic[T]):
     """
 
     def __init__(
-        self, iterable: Iterable[T], device: str | torch.device | Streams | None = None, depth: int = 2
+        self,
+        iterable: Iterable[T],
+        *,
+        device: str | torch.device | Streams | None = None,
+        depth: int = 2,
+        name: str = "",
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"prefetch: depth of at least 1 wanted, found {depth}")
@@ -101,10 +105,18 @@ class Prefetcher(Generic[T]):
         self._streams = None if device is None else streams_of(device)
         # Arrays become tensors of host memory.
         self._convert = device is not None and self._streams is None
-        self._position = Position()
-        self._last: weakref.ref[Run[T]] | None = None
+        self._name, self._trace = name, trace
+        self._epochs = 0
+        self._total = _Total()
+        # The state after the last item that the loop received; empty where it is the iterable's own.
+        self._place: list[Any] = []
+        self._items: Callable[[], _Items[T] | None] = lambda: None
+        # The thread of the last iteration has ended.
+        self._done = threading.Event()
+        self._done.set()
+        self._pid = os.getpid()
         # Of an iterable that is an iterator: it cannot start again, and neither can this.
-        self._only: Items[T] | None = None
+        self._only: _Items[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
         """Start to fetch.
@@ -114,18 +126,34 @@ class Prefetcher(Generic[T]):
         """
         if self._only is not None:
             return self._only
-        self._join()
+        if self._items() is None:
+            self._join()
         iterator = iter(self._iterable)
         upload = None if self._streams is None else Upload(self._streams)
         if upload is not None:
             upload.start()
-        run: Run[T] = Run(iterator, self._depth, upload, self._convert, _copies(self._iterable))
-        position = self._position = Position(run)
-        items = Items(run, upload, position)
-        self._last = weakref.ref(run)
+        states = _copies(self._iterable)
+        self._place = [] if states is None else [states()]
+        self._done = threading.Event()
+        self._pid = os.getpid()
+        items: _Items[T] = _Items(
+            iterator,
+            self._depth,
+            send=as_tensors if self._convert else upload.send if upload else None,
+            receive=upload.receive if upload else None,
+            states=states,
+            place=self._place,
+            around=around(upload),
+            done=self._done.set,
+            name=self._name,
+            trace=self._trace,
+            epoch=self._epochs,
+            total=self._total,
+        )
+        self._epochs += 1
+        self._items = weakref.ref(items)
         if iterator is self._iterable:
             self._only = items
-        run.start()
         return items
 
     def __len__(self) -> int:
@@ -133,7 +161,7 @@ class Prefetcher(Generic[T]):
         return len(self._iterable)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
+        if name.startswith("_") or name in _MOVES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._iterable, name)
 
@@ -152,7 +180,7 @@ class Prefetcher(Generic[T]):
             If the iterable has no ``state_dict``.
         """
         state_of: Callable[[], Any] = self._iterable.state_dict  # type: ignore[attr-defined]
-        return lambda: copy.deepcopy(self._position.state) if self._position.ahead() else state_of()
+        return lambda: copy.deepcopy(self._place[0]) if self._place else state_of()
 
     @property
     def load_state_dict(self) -> Callable[[Any], None]:
@@ -168,22 +196,26 @@ class Prefetcher(Generic[T]):
         def load_state_dict(state: Any) -> None:
             self.close()
             load(state)
-            self._position = Position()
+            self._place = []
             self._only = None
 
         return load_state_dict
 
+    def report(self) -> Report:
+        """Return where the time went up to now, in all epochs."""
+        items = self._items()
+        return self._total.report(self._name) if items is None else items.report()
+
     def close(self) -> None:
         """Stop to fetch and wait for the thread. Items that were fetched ahead are dropped."""
-        run = self._last() if self._last is not None else None
-        if run is not None:
-            run.stop()
-            run.join()
+        items = self._items()
+        if items is not None:
+            items.close()
+        self._join()
 
     def _join(self) -> None:
-        run = self._last() if self._last is not None else None
-        if run is not None and run.stopped:
-            run.join()
+        if self._pid == os.getpid():
+            self._done.wait()
 
 
 def _copies(iterable: object) -> Callable[[], Any] | None:
@@ -192,200 +224,16 @@ def _copies(iterable: object) -> Callable[[], Any] | None:
     return None if states is None else lambda: copy.deepcopy(states())
 
 
-class Items(Generic[T]):
-    """The iterator that the caller has. The thread does not know it, so that dropping it ends the thread."""
+def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
+    """Return what runs the loop of a thread in the context of this one, with its gradient mode."""
+    mode = _torch_mode()
 
-    def __init__(self, run: Run[T], upload: Upload | None, position: Position) -> None:
-        self._run = run
-        self._upload = upload
-        self._position = position
-        weakref.finalize(self, run.stop).atexit = False  # `_at_exit` stops all of them
+    def run(loop: Callable[[], None]) -> None:
+        with mode(), upload.using() if upload else contextlib.nullcontext():
+            loop()
 
-    def __iter__(self) -> Items[T]:
-        return self
-
-    def __next__(self) -> T:
-        entry = self._run.take()
-        if entry is None:
-            self._position.finish()
-            raise StopIteration
-        self._position.state = entry.state
-        if entry.error is not None:
-            error, entry = entry.error, None
-            try:
-                raise error
-            finally:
-                del error  # else its traceback holds it
-        item: T = entry.item if self._upload is None else self._upload.receive(entry.item)
-        return item
-
-    def loading(self) -> tuple[float, float]:
-        """Return the seconds of the thread in the iterable, and those that it waited for the caller."""
-        return self._run.busy, self._run.waiting
-
-
-class Position:
-    """The state of the iterable after the item that the caller has, while the thread is ahead of it."""
-
-    def __init__(self, run: Run[Any] | None = None) -> None:
-        self.state: Any = None if run is None else run.first_state
-        self._run = run
-
-    def ahead(self) -> bool:
-        """Return whether the state is the one here, and not the iterable's own."""
-        return self._run is not None
-
-    def finish(self) -> None:
-        """Note that the caller has received everything."""
-        if self._run is not None and not self._run.stopped:
-            self._run = None
-
-
-class _Entry:
-    """What the thread hands over: an item or an error, and the state of the iterable after it."""
-
-    __slots__ = ("error", "item", "state")
-
-    def __init__(self, item: Any, error: BaseException | None, state: Any) -> None:
-        self.item = item
-        self.error = error
-        self.state = state
-
-
-class Run(Generic[T]):
-    """One iteration: the thread, and the queue between it and the caller."""
-
-    def __init__(
-        self,
-        iterator: Iterator[T],
-        depth: int,
-        upload: Upload | None,
-        convert: bool,
-        states: Callable[[], Any] | None,
-    ) -> None:
-        self._iterator: Iterator[T] | None = iterator
-        self._depth = depth
-        self._upload = upload
-        self._convert = convert
-        self._states = states
-        self.first_state = self._state()
-        self._ready: deque[_Entry] = deque()
-        # A lock that its owner may take again: the collector can run `stop` in any thread, at any place.
-        self._changed = threading.Condition(threading.RLock())
-        self._asked = False  # the caller waits
-        self._failed = False  # the last entry is an error, and the caller has not asked again
-        self._ended = False
-        self.stopped = False
-        self.busy = 0.0
-        self.waiting = 0.0
-        self._pid = os.getpid()
-        self._mode = _torch_mode()
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(
-            target=context.run, args=(self._work,), name="twinbuf-prefetch", daemon=True
-        )
-
-    def start(self) -> None:
-        _runs.add(self)
-        self._thread.start()
-
-    def take(self) -> _Entry | None:
-        """Wait for the next entry; None after the last."""
-        if os.getpid() != self._pid:
-            raise ForkedError(
-                f"this iteration was started in process {self._pid}, and threads do not survive a fork: "
-                f"call iter() in process {os.getpid()}"
-            )
-        with self._changed:
-            self._asked = True
-            self._changed.notify_all()
-            try:
-                while not self._ready:
-                    if self._ended or self.stopped:
-                        return None
-                    self._changed.wait(_INTERRUPTIBLE)
-                entry = self._ready.popleft()
-            finally:
-                self._asked = False
-            self._changed.notify_all()
-            return entry
-
-    def stop(self) -> None:
-        """Let the thread end as soon as it is out of the iterable."""
-        if os.getpid() != self._pid:
-            return  # the thread is in the parent, and so may be the lock
-        with self._changed:
-            self.stopped = True
-            self._ready.clear()
-            self._changed.notify_all()
-
-    def join(self, timeout: float | None = None) -> None:
-        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
-
-    def _work(self) -> None:
-        try:
-            with self._mode(), self._upload.using() if self._upload else contextlib.nullcontext():
-                while self._room() and (entry := self._fetch()) is not None:
-                    with self._changed:
-                        if not self.stopped:
-                            self._ready.append(entry)
-                        del entry  # from now on the item is the caller's alone
-                        self._changed.notify_all()
-                self._close()
-        except BaseException as error:  # of the device: the iterable's own are caught where they arise
-            with self._changed:
-                self._ready.append(_Entry(None, error, self.first_state))
-        finally:
-            with self._changed:
-                self._iterator = self._states = None  # the caller may keep this
-                self._ended = True
-                self._changed.notify_all()
-
-    def _room(self) -> bool:
-        """Wait until one more item may be fetched; False if none is wanted."""
-        start = time.perf_counter()
-        with self._changed:
-            while not self.stopped:
-                # After an error the caller decides whether to go on.
-                if self._asked and not self._ready if self._failed else len(self._ready) < self._depth:
-                    self._failed = False
-                    self.waiting += time.perf_counter() - start
-                    return True
-                self._changed.wait()
-        return False
-
-    def _fetch(self) -> _Entry | None:
-        """Fetch one item, or the error instead of it; None at the end of the iterable."""
-        assert self._iterator is not None
-        start = time.perf_counter()
-        item: Any = None
-        failure: BaseException | None = None
-        try:
-            item = next(self._iterator)
-            if self._convert:
-                item = as_tensors(item)
-            elif self._upload is not None:
-                item = self._upload.send(item)
-        except StopIteration:
-            return None
-        except BaseException as error:
-            item, failure = None, error
-            self._failed = True
-        entry = _Entry(item, failure, self._state())
-        self.busy += time.perf_counter() - start
-        return entry
-
-    def _state(self) -> Any:
-        return None if self._states is None else self._states()
-
-    def _close(self) -> None:
-        """Close a generator that was left early, in the thread that ran it."""
-        if self.stopped and isinstance(self._iterator, Generator):
-            try:
-                self._iterator.close()
-            except Exception:
-                _log.exception("prefetch: closing %r failed", self._iterator)
+    context = contextvars.copy_context()
+    return lambda loop: context.run(run, loop)
 
 
 def _torch_mode() -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -397,17 +245,3 @@ def _torch_mode() -> Callable[[], contextlib.AbstractContextManager[Any]]:
         return lambda: torch.inference_mode()
     enabled = torch.is_grad_enabled()
     return lambda: torch.set_grad_enabled(enabled)
-
-
-_runs: weakref.WeakSet[Run[Any]] = weakref.WeakSet()
-
-
-@atexit.register
-def _at_exit() -> None:
-    """End the threads before the interpreter's own objects go: one inside native code could crash."""
-    runs = list(_runs)
-    for run in runs:
-        run.stop()
-    end = time.monotonic() + _EXIT_S
-    for run in runs:
-        run.join(max(0.0, end - time.monotonic()))

@@ -16,9 +16,14 @@ reuse of device memory    the caller's stream (``record_stream``): a batch may b
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import mmap
+import os
 import sys
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -82,38 +87,67 @@ class Streams(Protocol):
         """Move an object by its own ``to``, on the current stream."""
 
 
+# Where launchers put the number of a process on its machine. The same as in Rust.
+_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+# CU_STREAM_CAPTURE_MODE_RELAXED and cudaHostRegisterPortable, of the driver and the runtime API.
+_RELAXED, _PORTABLE = 2, 1
+
+
 class Accelerator:
-    """Torch's device-neutral streams of one device."""
+    """Torch's streams of one device."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
         found = torch.accelerator.current_accelerator(check_available=True)
         if found is None or found.type != device.type:
-            raise RuntimeError(f"prefetch: device {device} wanted, found {found or 'no accelerator'}")
-        index = torch.accelerator.current_device_index() if device.index is None else device.index
-        self._device = torch.device(device.type, index)
+            raise RuntimeError(f"device {device} wanted, found {found or 'no accelerator'}")
         self._torch = torch
+        self._device: Any = torch.device(device.type, _index(torch, device))
+        self._cuda = torch.cuda if device.type == "cuda" else None
+        self._driver = _driver() if device.type == "cuda" else None
 
     def side(self) -> Any:
-        return self._torch.Stream(device=self._device)
+        return (self._cuda or self._torch).Stream(device=self._device)
 
     def current(self) -> Any:
-        return self._torch.accelerator.current_stream(self._device)
+        return (self._cuda or self._torch.accelerator).current_stream(self._device)
 
-    def using(self, stream: Any) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = stream  # sets the thread's device as well
-        return context
+    @contextlib.contextmanager
+    def using(self, stream: Any) -> Iterator[None]:
+        # Without the exchange a wait for a copy would end a CUDA graph's capture by another thread.
+        mode = ctypes.c_int(_RELAXED)
+        if self._driver is not None:
+            self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            # Sets the thread's device as well.
+            with stream if self._cuda is None else self._cuda.stream(stream):
+                yield
+        finally:
+            if self._driver is not None:
+                self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
     def event(self) -> Event:
-        # Blocking: without it a thread that synchronizes spins.
-        event: Event = self._torch.Event(self._device, blocking=True)
+        # Blocking: a thread that synchronizes would spin. `torch.Event` ignores it on CUDA.
+        event: Event
+        if self._cuda is not None:
+            event = self._cuda.Event(blocking=True)
+        else:
+            event = self._torch.Event(self._device, blocking=True)
         return event
 
     def host(self, nbytes: int) -> torch.Tensor:
+        memory: torch.Tensor
         # With this device current: elsewhere torch would open a context on device 0 to page-lock for it.
-        # torch takes a power of two of bytes.
         with self.using(self.side()):
+            # torch's allocator takes a power of two of bytes.
+            if self._cuda is not None and nbytes & (nbytes - 1):
+                memory = self._torch.frombuffer(mmap.mmap(-1, nbytes), dtype=self._torch.uint8)
+                runtime, start = self._cuda.cudart(), memory.data_ptr()
+                if int(runtime.cudaHostRegister(start, nbytes, _PORTABLE)) == 0:
+                    weakref.finalize(memory, runtime.cudaHostUnregister, start).atexit = False
+                    return memory
             return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -126,13 +160,31 @@ class Accelerator:
         tensor.record_stream(stream)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self._device
+        return bool(tensor.device == self._device)
 
     def pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()
 
     def move(self, item: Any, non_blocking: bool) -> Any:
         return item.to(self._device, non_blocking=True) if non_blocking else item.to(self._device)
+
+
+def _index(torch: Any, device: Any) -> int:
+    """Return the number of the device: for a rank that has not chosen one, that of its rank."""
+    if device.index is not None:
+        return int(device.index)
+    current = int(torch.accelerator.current_device_index())
+    rank = next((os.environ[name] for name in _RANKS if name in os.environ), "")
+    if current == 0 and rank.isdecimal() and int(rank) < torch.accelerator.device_count():
+        return int(rank)
+    return current
+
+
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
 
 
 def streams_of(device: Any) -> Streams | None:

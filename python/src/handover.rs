@@ -1,0 +1,661 @@
+//! `_Items`: what a thread makes ahead of a loop, handed over by the crate's ring. `prefetch`, `generate` and the
+//! batches of a `Loader` with a device are made of it.
+//!
+//! An item is in the ring, or kept in [`State::put_back`], or returned: an exception in `next()`, such as that of Ctrl-C,
+//! finds it in one of these places.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use std::{fmt, mem};
+
+use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyIterator, PyList};
+use pyo3::{PyTraverseError, PyVisit};
+use twinbuf::BoxError;
+use twinbuf::Error;
+use twinbuf::generate::{Generator, Round, with_slots};
+
+use crate::batch::Batch;
+use crate::errors::{self, Failure};
+use crate::recorder::Recorder;
+use crate::report::{Kind, Report};
+
+/// The longest time before a signal is handled.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What the thread hands over: `None` once it was taken out.
+type Made = Option<Item>;
+
+/// In place of an item: there are no more.
+#[derive(Debug)]
+struct Ended;
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the iterable has ended")
+    }
+}
+
+impl std::error::Error for Ended {}
+
+struct Item {
+    item: Py<PyAny>,
+    /// The state of the iterable after it.
+    state: Option<Py<PyAny>>,
+}
+
+/// The thread's side.
+struct Source {
+    iterator: Py<PyIterator>,
+    /// Replaces an item by what is handed over.
+    send: Option<Py<PyAny>>,
+    /// Returns the state of the iterable.
+    states: Option<Py<PyAny>>,
+    /// Called when the thread has ended.
+    done: Option<Py<PyAny>>,
+    shared: Arc<Making>,
+    /// When it last let go of the GIL.
+    since: Instant,
+}
+
+/// The longest time for which the thread has the GIL if the iterable does not let go of it.
+const SWITCH: Duration = Duration::from_millis(1);
+
+/// What both sides know about the thread.
+#[derive(Default)]
+struct Making {
+    /// No more items are wanted.
+    stop: AtomicBool,
+    ended: AtomicBool,
+    thread: Turn,
+    caller: Turn,
+    /// Why it could not begin.
+    failed: Mutex<Option<PyErr>>,
+}
+
+/// One side's hold of the GIL. A side that waits for the other to let go of it spins a little: taking it is then free of
+/// calls to the system, each of which costs more than a small item.
+#[derive(Default)]
+struct Turn {
+    holds: AtomicBool,
+    /// How often not to spin, because it was for nothing.
+    skip: AtomicU32,
+}
+
+impl Turn {
+    /// Without the GIL: this side lets go of it for `wait`, and then waits a little for the other side to do so.
+    fn pass<T>(&self, other: &Self, wait: impl FnOnce() -> T) -> T {
+        self.holds.store(false, Ordering::Relaxed);
+        let found = wait();
+        let skip = self.skip.load(Ordering::Relaxed);
+        self.skip.store(skip.saturating_sub(1), Ordering::Relaxed);
+        let start = Instant::now();
+        while skip == 0 && other.holds.load(Ordering::Relaxed) {
+            if start.elapsed() > Self::SPIN {
+                self.skip.store(Self::SKIPS, Ordering::Relaxed);
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        self.holds.store(true, Ordering::Relaxed);
+        found
+    }
+
+    /// About what a wake-up takes.
+    const SPIN: Duration = Duration::from_micros(20);
+    const SKIPS: u32 = 64;
+}
+
+// Relaxed, for each of these flags: what they tell of is behind the GIL, the lock of `State` or the ring.
+
+impl Source {
+    fn make(&self, py: Python<'_>) -> PyResult<Made> {
+        if self.shared.stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let Some(item) = self.iterator.bind(py).clone().next().transpose()? else { return Ok(None) };
+        let item = match &self.send {
+            Some(send) => send.bind(py).call1((item,))?,
+            None => item,
+        };
+        let state = self.states.as_ref().map(|states| states.call0(py)).transpose()?;
+        Ok(Some(Item { item: item.unbind(), state }))
+    }
+
+    fn load(&mut self, slot: &mut Made) -> Result<(), BoxError> {
+        // The interpreter may be about to exit: nothing requests this item then.
+        Python::try_attach(|py| {
+            // The interpreter takes the GIL away from Python code alone.
+            if self.since.elapsed() > SWITCH {
+                py.detach(|| ());
+                self.since = Instant::now();
+            }
+            *slot = Some(self.make(py)?.ok_or(Ended)?);
+            Ok(())
+        })
+        .unwrap_or_else(|| Err("the interpreter is shutting down".into()))
+    }
+
+    /// Closes a generator that was left early, in the thread that ran it.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if self.shared.stop.load(Ordering::Relaxed) {
+            let generator = py.import("types")?.getattr("GeneratorType")?;
+            if self.iterator.bind(py).is_instance(&generator)? {
+                if let Err(error) = self.iterator.call_method0(py, "close") {
+                    let logger = py.import("logging")?.call_method1("getLogger", ("twinbuf",))?;
+                    let options = PyDict::new(py);
+                    options.set_item("exc_info", error.value(py))?;
+                    logger.call_method("error", ("prefetch: closing a generator failed",), Some(&options))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        Python::try_attach(|py| {
+            let closed = self.close(py);
+            let done = self.done.as_ref().map_or(Ok(()), |done| done.call0(py).map(drop));
+            if let Err(error) = closed.and(done) {
+                error.write_unraisable(py, None);
+            }
+        });
+        self.shared.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The loop of the thread, which has the GIL unless it waits: items are made without a hand-off of it between them. It is
+/// for the function that runs it in a context.
+#[pyclass(frozen, module = "twinbuf._twinbuf")]
+struct Loop(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+#[pymethods]
+impl Loop {
+    fn __call__(&self) {
+        let run = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(run) = run {
+            run();
+        }
+    }
+}
+
+enum Run {
+    Ahead(Generator<'static, Made>),
+    /// Or the loop makes its items itself.
+    Ended,
+}
+
+struct State {
+    run: Run,
+    /// An item that an exception withheld from the loop, and whether it is still to be sent.
+    put_back: Option<(Item, bool)>,
+    /// Rounds that may be started, and received ones.
+    asked: u64,
+    received: u64,
+    /// What `before` raised: it takes the place of the next round.
+    failed: Option<PyErr>,
+    total: Arc<Mutex<twinbuf::Report>>,
+}
+
+/// The report of all iterations over the same iterable.
+#[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Total")]
+pub(crate) struct Total(Arc<Mutex<twinbuf::Report>>);
+
+#[pymethods]
+impl Total {
+    #[new]
+    fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    /// The report of iterations that have ended.
+    fn report(&self, name: &str) -> Report {
+        let total = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Report::new(total, name, Kind::Prefetched)
+    }
+}
+
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    making: Arc<Making>,
+    process: u32,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accesses the state. Never waits for the lock with the GIL: its holder may wait for the GIL.
+    fn with<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
+        match self.state.try_lock() {
+            Ok(mut state) => use_it(&mut state),
+            Err(TryLockError::Poisoned(poisoned)) => use_it(&mut poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => detached(py, || use_it(&mut self.lock())),
+        }
+    }
+
+    fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Lets the thread end as soon as it is out of the iterable.
+    fn stop(&self, py: Option<Python<'_>>) {
+        self.making.stop.store(true, Ordering::Relaxed);
+        let end = |state: &mut State| {
+            state.end();
+            state.put_back.take()
+        };
+        // What is left is dropped without the lock: that may run Python code.
+        drop(match py {
+            Some(py) => self.with(py, end),
+            None => end(&mut self.lock()),
+        });
+    }
+}
+
+impl State {
+    /// The next item, waited for as long as `timeout`.
+    fn next(&mut self, timeout: Duration) -> Poll<Result<Made, Error>> {
+        let Run::Ahead(generator) = &mut self.run else { return Poll::Ready(Ok(None)) };
+        generator.start(self.asked);
+        let taken = |mut round: Round<Made>| round.take();
+        match generator.next_timeout(timeout).map_ok(taken) {
+            Poll::Ready(Err(Error::Load { source, .. })) if source.is::<Ended>() => Poll::Ready(Ok(None)),
+            found => found,
+        }
+    }
+
+    /// Ends the iteration.
+    fn end(&mut self) {
+        if let Run::Ahead(mut generator) = mem::replace(&mut self.run, Run::Ended) {
+            generator.rest();
+            let mut total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+            *total = total.then(generator.report());
+            drop(total);
+            generator.leave();
+        }
+    }
+
+    fn report(&self) -> twinbuf::Report {
+        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+        match &self.run {
+            Run::Ahead(generator) => total.then(generator.report()),
+            Run::Ended => total.clone(),
+        }
+    }
+}
+
+/// Waits without the GIL.
+pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
+    // SeqCst: the cost does not matter once per wait.
+    DETACHED.fetch_add(1, Ordering::SeqCst);
+    let result = py.detach(wait);
+    DETACHED.fetch_sub(1, Ordering::SeqCst);
+    result
+}
+
+/// Threads that have released the interpreter within a call. If the interpreter exits before they have it back, Python
+/// (before 3.14) ends them in the middle of that call, which aborts the process.
+pub(crate) static DETACHED: AtomicUsize = AtomicUsize::new(0);
+
+/// Iterations whose threads must end before the interpreter does.
+static ITERATIONS: Mutex<Vec<(Weak<Shared>, Arc<Making>)>> = Mutex::new(Vec::new());
+
+/// The iterator that a loop has. Dropping it ends the thread.
+#[pyclass(frozen, weakref, module = "twinbuf._twinbuf", name = "_Items")]
+pub(crate) struct Items {
+    shared: Arc<Shared>,
+    /// Makes what was sent usable on the loop's thread.
+    receive: Option<Py<PyAny>>,
+    /// Called with the number of a round before it is started.
+    before: Option<Py<PyAny>>,
+    /// The number of rounds, if an error ends them.
+    rounds: Option<u64>,
+    /// The state after the item that the loop has; empty at the end, where it is the iterable's own.
+    place: Option<Py<PyList>>,
+    /// Measures the loop over these batches of a loader.
+    recorder: Option<Py<Recorder>>,
+    batches: Option<Py<PyIterator>>,
+    /// Without overlap the loop sends the batches itself.
+    in_turn: Option<Py<PyAny>>,
+    kind: Kind,
+    name: String,
+}
+
+#[pymethods]
+impl Items {
+    #[new]
+    #[pyo3(signature = (
+        iterator, depth, *, send=None, receive=None, states=None, place=None, around=None, done=None, before=None,
+        rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0, total=None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keywords")]
+    fn new(
+        py: Python<'_>,
+        iterator: Py<PyIterator>,
+        depth: usize,
+        send: Option<Py<PyAny>>,
+        receive: Option<Py<PyAny>>,
+        states: Option<Py<PyAny>>,
+        place: Option<Py<PyList>>,
+        around: Option<Py<PyAny>>,
+        done: Option<Py<PyAny>>,
+        before: Option<Py<PyAny>>,
+        rounds: Option<u64>,
+        recorder: Option<Py<Recorder>>,
+        overlap: bool,
+        name: &str,
+        trace: Option<std::path::PathBuf>,
+        epoch: u64,
+        total: Option<&Bound<'_, Total>>,
+    ) -> PyResult<Self> {
+        let making = Arc::new(Making::default());
+        let batches = recorder.as_ref().map(|_| iterator.clone_ref(py));
+        let in_turn = send.as_ref().filter(|_| !overlap).map(|send| send.clone_ref(py));
+        let (shared, since) = (making.clone(), Instant::now());
+        let mut source = Source { iterator, send, states, done, shared, since };
+        let lockstep = before.is_some();
+        let run = if overlap {
+            let slots: Vec<Made> = (0..depth).map(|_| None).collect();
+            let builder = with_slots(slots, move |_, slot: &mut Made| source.load(slot));
+            let builder = if rounds.is_some() { builder } else { builder.items(epoch) };
+            let builder = if name.is_empty() { builder } else { builder.name(name) };
+            let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
+            let failed = making.clone();
+            let run = move |run| {
+                let run = Mutex::new(Some(run));
+                Python::try_attach(|py| {
+                    let run = Bound::new(py, Loop(run))?;
+                    match around {
+                        Some(around) => around.bind(py).call1((run,)).map(drop),
+                        None => run.call0().map(drop),
+                    }
+                })
+                .unwrap_or(Ok(()))
+                .unwrap_or_else(|error| {
+                    *failed.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                });
+            };
+            let turns = making.clone();
+            let wait = move |wait: &mut (dyn FnMut() + Send)| {
+                let wait = Mutex::new(wait);
+                let call = || wait.lock().unwrap_or_else(PoisonError::into_inner)();
+                let passed = Python::try_attach(|py| py.detach(|| turns.thread.pass(&turns.caller, call)));
+                passed.unwrap_or_else(call);
+            };
+            let builder = builder.around(run, wait);
+            let mut generator =
+                detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
+            if lockstep {
+                generator.in_lockstep();
+            }
+            Run::Ahead(generator)
+        } else {
+            Run::Ended
+        };
+        let asked = if lockstep { 0 } else { rounds.unwrap_or(u64::MAX) };
+        let total = total.map_or_else(Arc::default, |total| total.get().0.clone());
+        let state = State { run, put_back: None, asked, received: 0, failed: None, total };
+        let shared =
+            Arc::new(Shared { state: Mutex::new(state), making: making.clone(), process: std::process::id() });
+        let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        iterations.retain(|(_, making)| !making.ended.load(Ordering::Relaxed));
+        iterations.push((Arc::downgrade(&shared), making));
+        drop(iterations);
+        let kind = if rounds.is_some() { Kind::Rounds } else { Kind::Prefetched };
+        let name = name.to_string();
+        Ok(Self { shared, receive, before, rounds, place, recorder, batches, in_turn, kind, name })
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        if self.shared.is_forked() {
+            let message = format!(
+                "this iteration was started in process {}, and threads do not survive a fork: call iter() in process {}",
+                self.shared.process,
+                std::process::id()
+            );
+            return Err(errors::raise(py, Failure::new("ForkedError", message)));
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.get().asked();
+        }
+        let found = self.next(py);
+        if let Some(recorder) = &self.recorder {
+            match &found {
+                Ok(Some(item)) => {
+                    if let Ok(batch) = item.bind(py).cast::<Batch>() {
+                        recorder.get().received_batch(batch.get());
+                    }
+                }
+                Ok(None) => recorder.get().ended(),
+                Err(error) if error.is_instance_of::<PyException>(py) => recorder.get().ended(),
+                Err(_) => {}
+            }
+        }
+        found
+    }
+
+    /// End the thread as soon as it is out of the iterable. What it has made is dropped.
+    fn close(&self, py: Python<'_>) {
+        if !self.shared.is_forked() {
+            self.shared.stop(Some(py));
+        }
+    }
+
+    /// Where the time went so far.
+    fn report(&self, py: Python<'_>) -> Report {
+        let report = self.shared.with(py, |state| state.report());
+        Report::new(report, &self.name, self.kind)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.receive)?;
+        visit.call(&self.before)?;
+        visit.call(&self.batches)?;
+        visit.call(&self.place)
+    }
+}
+
+impl Items {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        if self.before.is_some() && self.shared.with(py, |state| state.asked == 0) {
+            self.ask(py)?;
+        }
+        let (item, unsent) = match self.shared.with(py, |state| state.put_back.take()) {
+            Some(put_back) => put_back,
+            None => match self.take(py)? {
+                Some(item) => item,
+                None => return Ok(None),
+            },
+        };
+        // From here on an exception puts the item back.
+        let (item, unsent, found) = self.receive(py, item, unsent);
+        match found.and_then(|found| py.check_signals().map(|()| found)) {
+            Ok(found) => {
+                if let (Some(place), Some(state)) = (&self.place, item.state) {
+                    place.bind(py).set_item(0, state)?;
+                }
+                Ok(Some(found))
+            }
+            Err(raised) => {
+                if !self.is_stopped() {
+                    self.shared.with(py, |state| state.put_back = Some((item, unsent)));
+                }
+                Err(raised)
+            }
+        }
+    }
+
+    /// The next item out of the ring, or in turn; `None` at the end.
+    fn take(&self, py: Python<'_>) -> PyResult<Option<(Item, bool)>> {
+        if let Some(error) = self.shared.with(py, |state| state.failed.take()) {
+            self.shared.stop(Some(py));
+            return Err(error);
+        }
+        let ended = self.shared.with(py, |state| self.rounds == Some(state.received));
+        let loops = self.in_turn.is_some() || (self.is_stopped() && self.batches.is_some());
+        if let Some(batches) = self.batches.as_ref().filter(|_| loops) {
+            // Where another iteration has ended this one, or `close`, this raises what the loader has to tell.
+            let next = batches.bind(py).clone().next().transpose()?;
+            return Ok(next.map(|item| (Item { item: item.unbind(), state: None }, true)));
+        }
+        if ended {
+            self.shared.with(py, State::end);
+            return Ok(None);
+        }
+        // Most items are ready already: there is no reason to release the GIL and wait to get it back.
+        let mut found = self.shared.with(py, |state| state.next(Duration::ZERO));
+        loop {
+            let made = match found {
+                Poll::Ready(made) => made,
+                Poll::Pending => {
+                    py.check_signals()?;
+                    let Making { thread, caller, .. } = &*self.shared.making;
+                    found = detached(py, || caller.pass(thread, || self.shared.lock().next(SLICE)));
+                    continue;
+                }
+            };
+            match made {
+                Ok(Some(item)) => {
+                    self.shared.with(py, |state| state.received += 1);
+                    return Ok(Some((item, false)));
+                }
+                Ok(None) => {
+                    if let (Some(place), false) = (&self.place, self.is_stopped()) {
+                        let place = place.bind(py);
+                        place.del_slice(0, place.len())?;
+                    }
+                    self.shared.with(py, State::end);
+                    return Ok(None);
+                }
+                Err(error) => return Err(self.failed(py, error)),
+            }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.shared.making.stop.load(Ordering::Relaxed)
+    }
+
+    fn failed(&self, py: Python<'_>, error: Error) -> PyErr {
+        let begun = self.shared.making.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.rounds.is_some() || begun.is_some() {
+            self.shared.stop(Some(py));
+        }
+        match (begun, error) {
+            (Some(error), _) => error,
+            (_, Error::Load { at, source }) => match source.downcast::<PyErr>() {
+                Ok(raised) => *raised,
+                Err(source) => errors::loading(py, Error::Load { at, source }),
+            },
+            (_, error) => errors::loading(py, error),
+        }
+    }
+
+    /// Makes an item usable here, and lets the next round begin. Returns the item too, and whether it is still to be
+    /// sent.
+    fn receive(&self, py: Python<'_>, item: Item, mut unsent: bool) -> (Item, bool, PyResult<Py<PyAny>>) {
+        let Item { item: made, state } = &item;
+        let mut sent = None;
+        let found = (|| {
+            if let Some(send) = self.in_turn.as_ref().filter(|_| unsent) {
+                sent = Some(send.call1(py, (made,))?);
+                unsent = false;
+            }
+            let made = sent.as_ref().unwrap_or(made);
+            let found = match &self.receive {
+                Some(receive) => receive.call1(py, (made,))?,
+                None => made.clone_ref(py),
+            };
+            if self.before.is_some() && self.shared.with(py, |state| state.asked <= state.received) {
+                self.ask(py)?;
+            }
+            Ok(found)
+        })();
+        let item = match sent {
+            Some(sent) => Item { item: sent, state: state.as_ref().map(|state| state.clone_ref(py)) },
+            None => item,
+        };
+        (item, unsent, found)
+    }
+
+    /// Lets the next round be started, after `before`. An error of it takes the place of that round.
+    fn ask(&self, py: Python<'_>) -> PyResult<()> {
+        let next = self.shared.with(py, |state| state.asked);
+        if self.rounds.is_some_and(|rounds| next >= rounds) {
+            return Ok(());
+        }
+        let called = self.before.as_ref().map_or(Ok(()), |before| before.call1(py, (next,)).map(drop));
+        let failed = match called {
+            Ok(()) => None,
+            Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
+            Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
+                // It would end the loop as if there were no more rounds (PEP 479).
+                let raised = PyRuntimeError::new_err("before raised StopIteration");
+                raised.set_cause(py, Some(error));
+                Some(raised)
+            }
+            Err(error) => Some(error),
+        };
+        self.shared.with(py, |state| {
+            state.asked = next + 1;
+            if failed.is_some() {
+                state.failed = failed;
+            } else if let Run::Ahead(generator) = &mut state.run {
+                generator.start(next + 1);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Drop for Items {
+    fn drop(&mut self) {
+        if !self.shared.is_forked() {
+            if let Some(recorder) = &self.recorder {
+                recorder.get().ended();
+            }
+            Python::try_attach(|py| self.shared.stop(Some(py))).unwrap_or_else(|| self.shared.stop(None));
+        }
+    }
+}
+
+/// Seconds after which a thread that does not compute is left behind.
+const ASLEEP: Duration = Duration::from_secs(1);
+
+/// Ends the threads, before the interpreter goes that they need. One that computes is waited for: Python (before 3.14)
+/// would end it in the middle of native code, which aborts the process. One that sleeps in the iterable may never wake.
+pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
+    let iterations = mem::take(&mut *ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner));
+    for shared in iterations.iter().filter_map(|(shared, _)| shared.upgrade()) {
+        if shared.is_forked() {
+            return Ok(());
+        }
+        shared.stop(Some(py));
+    }
+    let clock = py.import("time")?.getattr("process_time")?;
+    let used = || clock.call0()?.extract::<f64>();
+    let (mut since, mut before) = (Instant::now(), used()?);
+    while iterations.iter().any(|(_, making)| !making.ended.load(Ordering::Relaxed)) {
+        if since.elapsed() >= ASLEEP {
+            let now = used()?;
+            if now - before < 0.05 * since.elapsed().as_secs_f64() {
+                break;
+            }
+            (since, before) = (Instant::now(), now);
+        }
+        py.detach(|| std::thread::sleep(Duration::from_millis(1)));
+        py.check_signals()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,19 @@
+"""A short run of `interrupts.py`: one interrupt at a random point of each ``next()``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import interrupts
+import pytest
+
+KINDS = list(interrupts.makers(Path()))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no timers of a process")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_item_is_lost(kind: str, tmp_path: Path) -> None:
+    found = interrupts.run(kind, 300, tmp_path)
+    assert (found.interrupts, found.lost, found.twice, found.broken) == (300, 0, 0, 0)
+    assert found.items > 0
