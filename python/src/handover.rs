@@ -16,7 +16,7 @@ use pyo3::types::{PyDict, PyIterator, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::BoxError;
 use twinbuf::Error;
-use twinbuf::generate::{Generator, Round, with_slots};
+use twinbuf::generate::{Generator, Round, any_slots};
 
 use crate::batch::Batch;
 use crate::errors::{self, Failure};
@@ -363,7 +363,7 @@ impl Items {
         let lockstep = before.is_some();
         let run = if overlap {
             let slots: Vec<Made> = (0..depth).map(|_| None).collect();
-            let builder = with_slots(slots, move |_, slot: &mut Made| source.load(slot));
+            let builder = any_slots(slots, move |_, slot: &mut Made| source.load(slot));
             let builder = if rounds.is_some() { builder } else { builder.items(epoch) };
             let builder = if name.is_empty() { builder } else { builder.name(name) };
             let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
