@@ -402,8 +402,11 @@ impl Items {
         let asked = if lockstep { 0 } else { rounds.unwrap_or(u64::MAX) };
         let total = total.map_or_else(Arc::default, |total| total.get().0.clone());
         let state = State { run, put_back: None, asked, received: 0, failed: None, total };
-        let shared =
-            Arc::new(Shared { state: Mutex::new(state), making: making.clone(), process: std::process::id() });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            making: making.clone(),
+            process: std::process::id(),
+        });
         let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
         iterations.retain(|(_, making)| !making.ended.load(Ordering::Relaxed));
         iterations.push((Arc::downgrade(&shared), making));

@@ -20,8 +20,8 @@ use crate::iterator::{Batches, closed};
 use crate::number::whole;
 use crate::plan::Plan;
 use crate::position::Position;
-use crate::records::Records;
 use crate::recorder::Recorder;
+use crate::records::Records;
 use crate::report::{Kind, Report};
 use crate::switches;
 

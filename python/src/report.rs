@@ -265,8 +265,24 @@ impl Report {
     fn to_dict<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
         let figures = PyDict::new(slf.py());
         for name in [
-            "name", "epochs", "batches", "bytes", "wall", "wait", "compute", "load", "transfer", "first_wait",
-            "first_compute", "au", "overlap", "depth", "workers", "kept", "verdict", "advice",
+            "name",
+            "epochs",
+            "batches",
+            "bytes",
+            "wall",
+            "wait",
+            "compute",
+            "load",
+            "transfer",
+            "first_wait",
+            "first_compute",
+            "au",
+            "overlap",
+            "depth",
+            "workers",
+            "kept",
+            "verdict",
+            "advice",
         ] {
             figures.set_item(name, slf.getattr(name)?)?;
         }
@@ -280,7 +296,9 @@ impl Report {
         let name = if self.name.is_empty() { String::new() } else { format!("{}: ", self.name) };
         let kept = match self.kept {
             0 => String::new(),
-            kept => format!("\n{kept} batches were kept while their slots were needed: the slots got new memory."),
+            kept => {
+                format!("\n{kept} batches were kept while their slots were needed: the slots got new memory.")
+            }
         };
         name + &self.in_python(&self.inner.to_string()) + &kept
     }

@@ -418,3 +418,76 @@ impl LoadRecorder {
         self.track.flush();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Loads and uses of a loop in milliseconds, over two epochs.
+    fn recorded(steps: &[(u64, u64)]) -> LoopRecorder {
+        let mut recorder = LoopRecorder::new();
+        let mut now = Instant::now();
+        for epoch in 0..2 {
+            for (step, &(load, used)) in steps.iter().enumerate() {
+                recorder.asked(now);
+                now += Duration::from_millis(load);
+                recorder.received(epoch, step as u64, now);
+                now += Duration::from_millis(used);
+            }
+            recorder.ended(now);
+        }
+        recorder
+    }
+
+    #[test]
+    fn the_waits_of_a_loop_are_its_loads() {
+        let report = recorded(&[(40, 30), (10, 30), (10, 30)]).report();
+        assert_eq!((report.epochs, report.batches), (2, 6));
+        assert_eq!(report.read.busy, Duration::from_millis(120));
+        assert_eq!((report.train.waiting, report.train.busy), (report.read.busy, Duration::from_millis(180)));
+        assert_eq!(report.wall, Duration::from_millis(300));
+    }
+
+    #[test]
+    fn a_thread_would_hide_the_shorter_side_of_each_step() {
+        let report = recorded(&[(10, 30); 20]).report();
+        let found = report.predict(Settings { overlap: true, ..report.settings() }).unwrap();
+        assert_eq!(found.measured, Duration::from_millis(1600));
+        // The first load of each epoch, and the uses. Threads need some microseconds to wake up.
+        let wanted = 2.0 * (0.01 + 20.0 * 0.03);
+        assert!((found.wall.as_secs_f64() / wanted - 1.0).abs() < 0.02, "{found:?}");
+        assert!(report.advice().contains("`overlap(true)`"), "{}", report.advice());
+    }
+
+    #[test]
+    fn workers_of_the_iterable_that_decide_gain_nothing_from_a_thread() {
+        let mut recorder = LoopRecorder::new();
+        recorder.from_workers();
+        let mut now = Instant::now();
+        for step in 0..20 {
+            recorder.asked(now);
+            now += Duration::from_millis(10);
+            recorder.received(0, step, now);
+            now += Duration::from_millis(1);
+        }
+        recorder.ended(now);
+        let report = recorder.report();
+        assert_eq!(report.recommended(), None);
+        assert!(report.advice().contains("the workers decide"), "{}", report.advice());
+    }
+
+    #[test]
+    fn reports_of_iterations_add_up() {
+        // Loops of one thread would pause for each other.
+        let second = std::thread::spawn(|| recorded(&[(20, 5); 3]).report()).join().unwrap();
+        let first = recorded(&[(40, 30), (10, 30)]).report();
+        let both = first.then(second.clone());
+        assert_eq!((both.epochs, both.batches), (4, 10));
+        assert_eq!(both.wall, first.wall + second.wall);
+        assert_eq!(both.first, first.first);
+        let found = both.predict(both.settings()).unwrap();
+        assert_eq!(found.batches, 10);
+        assert_eq!(found.measured, first.wall + second.wall);
+        assert_eq!(Report::default().then(first.clone()), first);
+    }
+}

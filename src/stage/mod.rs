@@ -59,10 +59,13 @@ pub(crate) struct Options<'a> {
 /// What a thread runs within, in a program with a lock of the interpreter.
 pub(crate) struct Around {
     /// Calls the loop of the thread.
-    pub(crate) run: Box<dyn FnOnce(Box<dyn FnOnce() + Send>) + Send>,
+    pub(crate) run: Box<dyn FnOnce(Loop) + Send>,
     /// Calls what may wait for the caller.
     pub(crate) wait: Wait,
 }
+
+/// The loop of a thread.
+pub(crate) type Loop = Box<dyn FnOnce() + Send>;
 
 pub(crate) type Wait = Box<dyn Fn(&mut (dyn FnMut() + Send)) + Send>;
 
