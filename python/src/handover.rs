@@ -184,14 +184,9 @@ impl Loop {
     }
 }
 
-enum Run {
-    Ahead(Generator<'static, Made>),
-    /// Or the loop makes its items itself.
-    Ended,
-}
-
 struct State {
-    run: Run,
+    /// `None` at the end, or if the loop makes its items itself.
+    run: Option<Generator<'static, Made>>,
     /// An item that an exception withheld from the loop, and whether it is still to be sent.
     put_back: Option<(Item, bool)>,
     /// Rounds that may be started, and received ones.
@@ -262,7 +257,7 @@ impl Shared {
 impl State {
     /// The next item, waited for as long as `timeout`.
     fn next(&mut self, timeout: Duration) -> Poll<Result<Made, Error>> {
-        let Run::Ahead(generator) = &mut self.run else { return Poll::Ready(Ok(None)) };
+        let Some(generator) = &mut self.run else { return Poll::Ready(Ok(None)) };
         generator.start(self.asked);
         let taken = |mut round: Round<Made>| round.take();
         match generator.next_timeout(timeout).map_ok(taken) {
@@ -273,7 +268,7 @@ impl State {
 
     /// Ends the iteration.
     fn end(&mut self) {
-        if let Run::Ahead(mut generator) = mem::replace(&mut self.run, Run::Ended) {
+        if let Some(mut generator) = self.run.take() {
             generator.rest();
             let mut total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
             *total = total.then(generator.report());
@@ -285,8 +280,8 @@ impl State {
     fn report(&self) -> twinbuf::Report {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
         match &self.run {
-            Run::Ahead(generator) => total.then(generator.report()),
-            Run::Ended => total.clone(),
+            Some(generator) => total.then(generator.report()),
+            None => total.clone(),
         }
     }
 }
@@ -395,9 +390,9 @@ impl Items {
             if lockstep {
                 generator.in_lockstep();
             }
-            Run::Ahead(generator)
+            Some(generator)
         } else {
-            Run::Ended
+            None
         };
         let asked = if lockstep { 0 } else { rounds.unwrap_or(u64::MAX) };
         let total = total.map_or_else(Arc::default, |total| total.get().0.clone());
@@ -614,7 +609,7 @@ impl Items {
             state.asked = next + 1;
             if failed.is_some() {
                 state.failed = failed;
-            } else if let Run::Ahead(generator) = &mut state.run {
+            } else if let Some(generator) = &mut state.run {
                 generator.start(next + 1);
             }
         });
