@@ -6,12 +6,14 @@ mod device;
 mod dlpack;
 mod dtype;
 mod engine;
+mod epochs;
 mod errors;
 mod indices;
 mod iterator;
 mod lease;
 mod loader;
 mod number;
+mod phase;
 mod plan;
 mod position;
 mod reading;
@@ -19,6 +21,8 @@ mod recorder;
 mod records;
 mod report;
 mod switches;
+mod tensors;
+mod transform;
 
 use pyo3::prelude::*;
 
@@ -39,6 +43,8 @@ mod _twinbuf {
     use crate::recorder::Recorder;
     #[pymodule_export]
     use crate::records::Records;
+    #[pymodule_export]
+    use crate::tensors::{Group, Stream, Tensors, stream};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

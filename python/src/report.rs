@@ -1,11 +1,12 @@
 //! The loader's report, as the object that the Python loops use too.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use twinbuf::Report;
 use twinbuf::observe::StepTimes;
+use twinbuf::{Breakdown, Report};
 
 use crate::errors::in_python;
 
@@ -42,6 +43,7 @@ pub(crate) fn report<'py>(
     report: &Report,
     steps: &[StepTimes],
     depth: usize,
+    breakdown: &Breakdown,
 ) -> PyResult<Bound<'py, PyAny>> {
     let figures = figures(py, report, steps)?;
     figures.set_item("name", name.unwrap_or_default())?;
@@ -51,6 +53,10 @@ pub(crate) fn report<'py>(
     figures.set_item("workers", report.workers)?;
     figures.set_item("advice", in_python(&report.advice()))?;
     figures.set_item("bytes", report.bytes)?;
-    figures.set_item("text", in_python(&report.to_string()))?;
+    let mut text = in_python(&report.to_string());
+    if breakdown.is_on() {
+        let _ = write!(text, "\n{breakdown}");
+    }
+    figures.set_item("text", text)?;
     py.import("twinbuf.report")?.getattr("Report")?.call((), Some(&figures))
 }

@@ -90,7 +90,7 @@ def test_a_batch_may_have_more_records_than_there_are(tmp_path: Path) -> None:
 def test_several_data_sets_and_every_type(tmp_path: Path) -> None:
     for dtype, path in every_dtype(tmp_path):
         device = Late("side")
-        x = tb.Records.open_safetensors(path, "x")
+        x = tb.Records.open_safetensors(path, "x").to(dtype)
         loader = tb.Loader((x, x), tb.Plan(x, 4, drop_last=False), device=device)
         whole = torch.arange(24).remainder(2).reshape(6, 4).to(dtype).view(torch.uint8)
         for batch, rows in zip(loader.epoch(0), whole.split(4), strict=True):
