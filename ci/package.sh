@@ -3,6 +3,8 @@
 # licences in the crates' folders are the repository's, and that no README links out of its package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+cmp LICENSE-MIT python/licenses/LICENSE-MIT
+cmp LICENSE-APACHE python/licenses/LICENSE-APACHE
 for crate in core mmap cuda; do
   cmp LICENSE-MIT "$crate/LICENSE-MIT"
   cmp LICENSE-APACHE "$crate/LICENSE-APACHE"

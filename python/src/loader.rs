@@ -341,6 +341,12 @@ impl Loader {
         Ok(usize::try_from(self.plan.get().inner.steps(0))?)
     }
 
+    /// What trainers read of a ``DataLoader``: ``batch_size``, and what they skip batches by when they resume.
+    fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let next = slf.get().shared.with(slf.py(), |state| state.next_epoch);
+        slf.py().import("twinbuf._trainers")?.call_method1("attribute", (slf, name, next))
+    }
+
     /// The plan that determines the batches.
     #[getter]
     fn plan(&self, py: Python<'_>) -> Py<Plan> {
