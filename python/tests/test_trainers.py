@@ -1,4 +1,4 @@
-"""Trainers with loops of their own, killed in the middle and resumed: every record once an epoch, epoch 0 too."""
+"""Trainers with loops of their own, killed in the middle and resumed: every record once an epoch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 loader = tb.Loader(data, plan)
-checkpoint = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=1, save_top_k=0)
+every = {"every_n_train_steps": 1, "save_top_k": 0, "save_last": True}
+checkpoint = lightning.pytorch.callbacks.ModelCheckpoint(folder, **every)
 trainer = lightning.Trainer(
     max_epochs=3, accelerator="cpu", callbacks=[checkpoint], logger=False, enable_progress_bar=False,
     enable_model_summary=False,

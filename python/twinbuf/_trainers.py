@@ -1,7 +1,7 @@
 """What trainers read of a `DataLoader`.
 
-One that resumes makes another `DataLoader` of the first one's ``dataset`` and ``batch_sampler``, without the first
-batches. Those of a loader name steps: nothing is read of the batches that are left out.
+One that resumes makes another `DataLoader` of the first one's ``dataset`` and ``batch_sampler``, without the
+first batches. Those of a loader name steps: nothing is read of the batches that are left out.
 """
 
 from __future__ import annotations
