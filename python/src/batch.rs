@@ -8,6 +8,7 @@ use std::{mem, ptr};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyMapping, PySequence};
 use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
 use twinbuf::BatchIndices;
@@ -305,6 +306,9 @@ impl Batch {
     }
 }
 
+static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
 impl Lease {
     /// One array, or a list of arrays of records that differ in length, for each data set.
     fn pack<'py>(
@@ -328,13 +332,13 @@ impl Lease {
             let name = dtype::name(view.dtype);
             return Err(PyTypeError::new_err(format!("numpy has no {name}: use `torch()`")));
         }
-        let asarray = py.import("numpy")?.getattr("asarray")?;
+        let asarray = ASARRAY.import(py, "numpy", "asarray")?;
         // Made from an object that cannot be released before the array is gone.
         self.pack(py, |field| asarray.call1((Field { lease: self.clone(), field },)))
     }
 
     pub(crate) fn tensors<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let from_dlpack = py.import("torch.utils.dlpack")?.getattr("from_dlpack")?;
+        let from_dlpack = FROM_DLPACK.import(py, "torch.utils.dlpack", "from_dlpack")?;
         self.pack(py, |field| from_dlpack.call1((dlpack::capsule(py, self.clone(), field, true)?,)))
     }
 }

@@ -2,20 +2,20 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyMemoryView, PyTuple};
-use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::mmap::DType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
 
 use crate::dtype::{self, Layout};
 use crate::indices::indices;
 use crate::lease::strides;
+use crate::object::Object;
 use crate::reading::Reading;
 use crate::records::Records;
 
@@ -27,45 +27,6 @@ pub(crate) fn each<'py>(data: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
     match data.cast::<PyDict>() {
         Ok(fields) => fields.values().iter().collect(),
         Err(_) => vec![data.clone()],
-    }
-}
-
-/// What the parts of a batch are in: the shape of `data`.
-#[derive(Clone)]
-pub(crate) enum Names {
-    One,
-    Tuple,
-    Dict(Arc<[String]>),
-}
-
-impl Names {
-    pub(crate) fn of(data: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Ok(fields) = data.cast::<PyDict>() {
-            let name = |name: Bound<'_, PyAny>| {
-                let found = name.repr()?;
-                name.extract::<String>().map_err(|_| {
-                    PyTypeError::new_err(format!("data: wanted names as keys of the dict, found {found}"))
-                })
-            };
-            return Ok(Self::Dict(fields.keys().iter().map(name).collect::<PyResult<_>>()?));
-        }
-        Ok(if data.is_instance_of::<PyTuple>() { Self::Tuple } else { Self::One })
-    }
-
-    pub(crate) fn pack<'py>(
-        &self,
-        py: Python<'py>,
-        mut parts: impl ExactSizeIterator<Item = PyResult<Bound<'py, PyAny>>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        match self {
-            Self::One => parts.next().unwrap_or_else(|| Ok(py.None().into_bound(py))),
-            Self::Tuple => Ok(PyTuple::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any()),
-            Self::Dict(names) => {
-                let dict = PyDict::new(py);
-                names.iter().zip(parts).try_for_each(|(name, part)| dict.set_item(name, part?))?;
-                Ok(dict.into_any())
-            }
-        }
     }
 }
 
@@ -103,36 +64,6 @@ fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
             Err(PyTypeError::new_err("shape: wanted records of at least one element that fit memory"))
         }
         Some(_) => Ok(layout),
-    }
-}
-
-/// The loader's only reference to a Python data set, shared by all of its threads. The garbage collector finds cycles
-/// by counting references, and sees only those that a Python object reports.
-pub(crate) struct Object(Mutex<Option<Py<PyAny>>>);
-
-impl Object {
-    pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
-        Self(Mutex::new(Some(object.clone().unbind())))
-    }
-
-    pub(crate) fn copy(&self, py: Python<'_>) -> Self {
-        Self(Mutex::new(self.get(py)))
-    }
-
-    pub(crate) fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        // Held only while a count changes, and never while Python code runs.
-        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        object.as_ref().map(|object| object.clone_ref(py))
-    }
-
-    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // A reference that is not reported is not collected this time.
-        self.0.try_lock().map_or(Ok(()), |object| visit.call(&*object))
-    }
-
-    pub(crate) fn clear(&self) {
-        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(object);
     }
 }
 

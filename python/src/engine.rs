@@ -15,9 +15,9 @@ use twinbuf::mmap::PartialEpoch;
 use twinbuf::observe::StepTimes;
 use twinbuf::{Breakdown, Checkpoint, Plan};
 
-use crate::dataset::Names;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
+use crate::names::Names;
 use crate::position::Position;
 use crate::reading::is_reading;
 

@@ -10,15 +10,14 @@ use pyo3::sync::MutexExt;
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Checkpoint;
 
-use crate::dataset::Object;
 use crate::engine::State;
-use crate::loader::Loader;
+use crate::object::Object;
 
 /// The batches of an iteration of a loader. Programs ask for an iterator, and for its length, without iterating: the
 /// iteration begins at the first batch.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
 pub(crate) struct Epochs {
-    loader: Py<Loader>,
+    start: Start,
     which: Which,
     begun: OnceLock<Py<PyAny>>,
     /// Held by the thread that begins.
@@ -29,6 +28,15 @@ pub(crate) struct Epochs {
     map: Option<Arc<Object>>,
     /// A batch whose `map` was interrupted.
     interrupted: Mutex<Option<Py<PyAny>>>,
+}
+
+/// A loader, and what is asked of it.
+pub(crate) struct Start {
+    pub(crate) loader: Py<PyAny>,
+    /// Begins an iteration.
+    pub(crate) begin: fn(&Bound<'_, PyAny>, &Which) -> PyResult<Py<PyAny>>,
+    /// The number of its batches, if it begins now.
+    pub(crate) count: fn(&Bound<'_, PyAny>, &Which) -> PyResult<u64>,
 }
 
 #[derive(Clone)]
@@ -53,19 +61,19 @@ impl Which {
 }
 
 impl Epochs {
-    pub(crate) fn new(loader: Py<Loader>, which: Which, map: Option<Arc<Object>>) -> Self {
+    pub(crate) fn new(start: Start, which: Which, map: Option<Arc<Object>>) -> Self {
         let (begun, all) = (OnceLock::new(), OnceLock::new());
         let (beginning, received, interrupted) = (Mutex::new(()), AtomicU64::new(0), Mutex::new(None));
-        Self { loader, which, begun, beginning, all, received, map, interrupted }
+        Self { start, which, begun, beginning, all, received, map, interrupted }
     }
 
-    fn all(&self, py: Python<'_>) -> u64 {
+    fn all(&self, py: Python<'_>) -> PyResult<u64> {
         match self.all.get() {
-            Some(&all) => all,
+            Some(&all) => Ok(all),
             // Not within the lock's own call, which would wait while it holds the GIL.
             None => {
-                let all = self.loader.get().count(py, &self.which);
-                *self.all.get_or_init(|| all)
+                let all = (self.start.count)(self.start.loader.bind(py), &self.which)?;
+                Ok(*self.all.get_or_init(|| all))
             }
         }
     }
@@ -84,7 +92,7 @@ impl Epochs {
     /// The batches that are left.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         // Relaxed: a number for whoever asks, and nothing depends on it.
-        Ok(usize::try_from(self.all(py).saturating_sub(self.received.load(Ordering::Relaxed)))?)
+        Ok(usize::try_from(self.all(py)?.saturating_sub(self.received.load(Ordering::Relaxed)))?)
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
@@ -93,8 +101,8 @@ impl Epochs {
             None => {
                 let _one = self.beginning.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
                 if self.begun.get().is_none() {
-                    self.all(py);
-                    let _ = self.begun.set(Loader::begin(self.loader.bind(py), &self.which)?);
+                    self.all(py)?;
+                    let _ = self.begun.set((self.start.begin)(self.start.loader.bind(py), &self.which)?);
                 }
                 self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))?
             }
@@ -120,7 +128,7 @@ impl Epochs {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.loader)?;
+        visit.call(&self.start.loader)?;
         visit.call(self.begun.get())
     }
 }

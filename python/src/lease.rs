@@ -8,8 +8,8 @@ use twinbuf::mmap::{Buffer, DType};
 use twinbuf::stream::Group;
 use twinbuf::{BatchIndices, Error};
 
-use crate::dataset::Names;
 use crate::dtype;
+use crate::names::Names;
 
 /// A batch that was handed out. Every array of it holds one reference; dropping the last one frees the slot.
 pub(crate) struct Lease {

@@ -12,13 +12,15 @@ use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::mmap::ReadMode;
 use twinbuf::{Breakdown, Checkpoint, Dataset, LastBatch};
 
-use crate::dataset::{self, Names, Object, PythonData};
+use crate::dataset::{self, PythonData};
 use crate::device;
 use crate::engine::{self, Run, Shared, State};
-use crate::epochs::{Epochs, Which};
+use crate::epochs::{Epochs, Start, Which};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
+use crate::names::Names;
 use crate::number::{whole, whole_or_none};
+use crate::object::Object;
 use crate::phase::Phase;
 use crate::plan::Plan;
 use crate::position::Position;
@@ -107,21 +109,24 @@ impl Loader {
         if this.shared.with(py, |state| matches!(state.run, Run::Closed)) {
             return Err(closed(py));
         }
-        Ok(Epochs::new(slf.clone().unbind(), which, this.map.clone()))
+        let start = Start { loader: slf.clone().into_any().unbind(), begin: Self::begin, count: Self::count };
+        Ok(Epochs::new(start, which, this.map.clone()))
     }
 
     /// The number of batches of such an iteration, if it begins now.
-    pub(crate) fn count(&self, py: Python<'_>, which: &Which) -> u64 {
-        let plan = self.plan.get().inner;
-        self.shared.with(py, |state| {
+    fn count(slf: &Bound<'_, PyAny>, which: &Which) -> PyResult<u64> {
+        let this = slf.cast::<Self>()?.get();
+        let plan = this.plan.get().inner;
+        let count = this.shared.with(slf.py(), |state| {
             let (epochs, next) = which.epochs(state);
             state.count(&plan, &epochs, next.is_some())
-        })
+        });
+        Ok(count)
     }
 
     /// Begins an iteration, which ends the one before it.
-    pub(crate) fn begin(slf: &Bound<'_, Self>, which: &Which) -> PyResult<Py<PyAny>> {
-        let (py, this) = (slf.py(), slf.get());
+    fn begin(slf: &Bound<'_, PyAny>, which: &Which) -> PyResult<Py<PyAny>> {
+        let (py, this) = (slf.py(), slf.cast::<Self>()?.get());
         this.shared.check(py)?;
         this.stop_sending(py)?;
         let begun = this.shared.with(py, |state| {
@@ -134,7 +139,7 @@ impl Loader {
         });
         match begun {
             Ok(Some(iteration)) => {
-                let batches = Batches::new(this.shared.clone(), slf.clone().into_any().unbind(), iteration);
+                let batches = Batches::new(this.shared.clone(), slf.clone().unbind(), iteration);
                 let batches = Bound::new(py, batches)?;
                 match &this.sender {
                     Some(sender) => sender.call_method1(py, "begin", (batches, this.shared.overlap)),

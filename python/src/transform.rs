@@ -11,8 +11,8 @@ use twinbuf::BoxError;
 use twinbuf::mmap::DType;
 use twinbuf::transform::{Context, Convert, RecordTransform, RecordType, Transform};
 
-use crate::dataset::Object;
 use crate::dtype::{self, Layout};
+use crate::object::Object;
 use crate::reading::Reading;
 
 /// One step of the way. A data set has a list of them.
