@@ -265,14 +265,11 @@ impl State {
     /// The number of batches of such an iteration.
     pub(crate) fn count(&self, plan: &Plan, epochs: &Range<u64>, single: bool) -> u64 {
         let resume = self.resume.as_ref().filter(|resume| goes_on(resume, epochs, single));
-        let (start, of_first) = match resume {
-            Some(resume) => (resume.epoch(), left(plan, resume)),
-            None => (epochs.start, plan.steps()),
-        };
-        match epochs.end.checked_sub(start) {
-            None | Some(0) => 0,
-            Some(epochs) => (epochs - 1).saturating_mul(plan.steps()).saturating_add(of_first),
+        let Some(resume) = resume else { return plan.steps_between(epochs.clone(), 0) };
+        if resume.epoch() >= epochs.end {
+            return 0;
         }
+        left(plan, resume).saturating_add(plan.steps_between(resume.epoch() + 1..epochs.end, 0))
     }
 
     /// Begins an iteration over these epochs, or over what a loaded state leaves of them. An iteration of a single
@@ -343,7 +340,7 @@ fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
 
 /// The steps that are left of the epoch of a position.
 fn left(plan: &Plan, at: &Checkpoint) -> u64 {
-    let Some(found) = at.plan() else { return plan.steps().saturating_sub(at.step()) };
+    let Some(found) = at.plan() else { return plan.steps(at.epoch()).saturating_sub(at.step()) };
     let saved = serde_json::to_value(at).unwrap_or_default();
     let part = |part: &serde_json::Value| {
         let number = |name: &str| part[name].as_u64().unwrap_or_default();
@@ -353,7 +350,8 @@ fn left(plan: &Plan, at: &Checkpoint) -> u64 {
     let steps = at.step() - parts.iter().map(|part| part.steps).sum::<u64>().min(at.step());
     parts.push(PartialEpoch { batch: found.batch_records(), world: found.world(), steps });
     // A last step that is not whole is the end of the epoch.
-    plan.resume(&parts).map_or(0, |rest| rest.end() - rest.first())
+    plan.resume(saved["trained"].as_u64().unwrap_or_default(), &parts)
+        .map_or(0, |rest| rest.end() - rest.first())
 }
 
 /// The same position with another epoch and step.
