@@ -3,6 +3,12 @@
 # licences in the crates' folders are the repository's, and that no README links out of its package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Links of the Python package are absolute.
+if grep -nE '\]\((\.\.|/)' python/README.md; then
+  exit 1
+fi
+cmp LICENSE-MIT python/licenses/LICENSE-MIT
+cmp LICENSE-APACHE python/licenses/LICENSE-APACHE
 for crate in core mmap cuda; do
   cmp LICENSE-MIT "$crate/LICENSE-MIT"
   cmp LICENSE-APACHE "$crate/LICENSE-APACHE"

@@ -172,6 +172,28 @@ fn a_thousand_histories_of_ranks_and_schedules_see_every_record_once() {
 }
 
 #[test]
+fn the_next_epoch_of_a_training_that_changed_is_whole() {
+    let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Full).seed(3).build().unwrap();
+    let build = |batch| Loader::builder(Numbers(44), plan(batch)).build().unwrap();
+    let orders = |loader: &mut Loader| -> Vec<u64> {
+        loader.epoch(1).flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect()
+    };
+    let mut first = build(4);
+    let third = first.epoch(0).nth(2).unwrap().unwrap().checkpoint();
+    let mut second = build(2);
+    let next = second.epochs_from(&third, 1).unwrap().next().unwrap().unwrap().checkpoint().next_epoch();
+    assert_eq!((next.epoch(), next.step(), next.records_seen()), (1, 0, 0));
+    let rest: Vec<u64> = second
+        .epochs_from(&next, 2)
+        .unwrap()
+        .flat_map(|batch| batch.unwrap().cast().unwrap().to_vec())
+        .collect();
+    assert_eq!(rest, orders(&mut build(2)));
+    // The plan of the first loader is at the same place.
+    assert_eq!(build(4).epochs_from(&next, 2).unwrap().count(), 11);
+}
+
+#[test]
 fn a_batch_size_that_grows_in_mid_epoch() {
     let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Full).seed(3).build().unwrap();
     let build = |batch| Loader::builder(Numbers(44), plan(batch)).build().unwrap();

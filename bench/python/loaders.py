@@ -4,7 +4,7 @@
     python -m venv target/py && target/py/bin/pip install ./python -r bench/python/requirements.txt
     target/py/bin/python bench/python/loaders.py
 
-Options: --rounds N (5), --size-mib N (96), --only REGEX, --dir DIR (the disk that is measured), --out DIR, --verify
+Options: --rounds N (5), --size-mib N (96), --epochs N (a run, 1), --warm (alone), --only REGEX, --dir DIR (the disk that is measured), --out DIR, --verify
 (reads everything once and compares sums, without timing).
 
 Each run is a separate process (one.py). In a round every subject runs once in each place, in a new order: cold (the
@@ -123,7 +123,7 @@ def measure(args: argparse.Namespace, paths: dict[str, Path]) -> tuple[list[dict
     for round_ in range(args.rounds):
         for kind, path in paths.items():
             train = repeats(kind, path)
-            for cold in (True, False):
+            for cold in (False,) if args.warm else (True, False):
                 for products in (0, train):
                     for name in random.sample(names, len(names)):
                         if name in absent:
@@ -168,7 +168,7 @@ class Table:
         ]
 
     def cell(self, *key: Any, digits: int = 0, scale: float = 1.0) -> str:
-        found = [value * scale for value in self.values(*key)]
+        found = [value * scale for value in self.values(*key) if value is not None]
         if len(found) < 2:
             return f"{found[0]:,.{digits}f}" if found else ""
         low, middle, high = quantiles(found, n=4, method="inclusive")
@@ -235,11 +235,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size-mib", type=int, default=96)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--warm", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--dir")
     parser.add_argument("--out", type=Path, default=HERE.parent / "results")
     parser.add_argument("--verify", action="store_true")
     args = parser.parse_args()
+    os.environ["EPOCHS"] = str(args.epochs)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         paths = {kind: Path(folder) / f"{kind}.bin" for kind in KINDS}
         for kind, path in paths.items():
@@ -251,7 +254,7 @@ def main() -> None:
     table = Table(rows)
     machine = (
         f"{os.cpu_count()} processors, {platform.system()} {platform.release()}, Python {platform.python_version()}; "
-        f"load {os.getloadavg()[1]:.1f}; files of {args.size_mib} MiB; {args.rounds} rounds."
+        f"load {os.getloadavg()[1]:.1f}; files of {args.size_mib} MiB, {args.epochs} epochs; {args.rounds} rounds."
     )
     left_out = "".join(f"\n{name} was left out: `{error}`\n" for name, error in absent.items())
     print(f"{machine}\n\n{table.markdown()}{left_out}")

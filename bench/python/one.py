@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from subjects import KINDS, SUBJECTS, Reader
+from subjects import EPOCHS, KINDS, SUBJECTS, Reader
 
 
 def family() -> list[int]:
@@ -79,7 +79,7 @@ def main() -> None:
     input()
 
     wanted = Reader(args.kind, args.data)
-    total_batches, size = len(wanted.records) // wanted.batch, wanted.batch
+    total_batches, size = len(wanted.records) // wanted.batch * EPOCHS, wanted.batch
     count, total, waited, mib, cpu, first_cpu = 0, 0, 0.0, 0.0, 0.0, 0.0
     start = asked = first = last = time.perf_counter()
     iterator = iter(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ KINDS: dict[str, tuple[str, int, tuple[int, ...], int, int]] = {
     "tokens": ("<u2", 1024, (WINDOW,), WINDOW - 1, 64),
     "images": ("|u1", 0, (SIDE, SIDE, 3), SIDE * SIDE * 3, 32),
 }
+
+# One after the other, without a gap: a run lasts a second at least.
+EPOCHS = int(os.environ.get("EPOCHS", "1"))
 
 Batches = Iterable[Any]
 
@@ -41,13 +45,20 @@ class Reader:
 
     def order(self, seed: int) -> list[Any]:
         count = len(self.records) // self.batch
-        order = np.random.default_rng(seed).permutation(len(self.records))
-        return list(order[: count * self.batch].reshape(count, self.batch))
+        rng = np.random.default_rng(seed)
+        orders = (rng.permutation(len(self.records))[: count * self.batch] for _ in range(EPOCHS))
+        return [batch for order in orders for batch in order.reshape(count, self.batch)]
 
 
 def plain(kind: str, path: Path, seed: int, workers: int) -> Batches:
     read = Reader(kind, path)
     return map(read, read.order(seed))
+
+
+def prefetch(kind: str, path: Path, seed: int, workers: int) -> Batches:
+    import twinbuf as tb
+
+    return tb.prefetch(plain(kind, path, seed, workers))
 
 
 def torch_loader(kind: str, path: Path, seed: int, workers: int) -> Batches:
@@ -118,7 +129,8 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
     import twinbuf as tb
 
     if kind == "tokens":
-        data = tb.Records.open_llm_c(path).windows(WINDOW, WINDOW - 1)
+        # As the others: the numbers of the file.
+        data = tb.Records.open_llm_c(path).windows(WINDOW, WINDOW - 1).to("uint16")
     else:
         data = tb.Records.open(path, SIDE * SIDE * 3)
     plan = tb.Plan(data, batch=KINDS[kind][4], shuffle="full", seed=seed)
@@ -126,7 +138,7 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
     def batches() -> Iterator[Any]:
         # Created here: its slots and its threads count like those of the others.
         loader = tb.Loader(data, plan, workers=workers)
-        for batch in loader.epochs(1):
+        for batch in loader.epochs(EPOCHS):
             yield batch.numpy().reshape(KINDS[kind][4], *KINDS[kind][2])
 
     return batches()
@@ -135,6 +147,7 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
 # name: its factory, and its number of workers.
 SUBJECTS: dict[str, tuple[Callable[[str, Path, int, int], Batches], int]] = {
     "plain loop": (plain, 0),
+    "plain + prefetch": (prefetch, 0),
     "torch 0": (torch_loader, 0),
     "torch 1": (torch_loader, 1),
     "torch 2": (torch_loader, 2),

@@ -8,14 +8,15 @@ use std::{mem, ptr};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyList, PyMapping, PySequence};
 use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
 use twinbuf::BatchIndices;
 
 use crate::dlpack;
 use crate::dtype;
 use crate::indices::indices;
-use crate::lease::Lease;
+use crate::lease::{Lease, Part};
 
 /// One batch, stored in the slot that it was read into.
 ///
@@ -102,10 +103,12 @@ impl Batch {
     /// The lease of a batch that is one array.
     fn only(&self) -> PyResult<Arc<Lease>> {
         let lease = self.lease()?;
-        match lease.views.len() {
-            1 => Ok(lease),
-            fields => Err(PyBufferError::new_err(format!(
-                "the batch is {fields} arrays, of as many data sets: use `numpy()` or `torch()`"
+        match &lease.parts[..] {
+            [Part::One(_)] => Ok(lease),
+            [_] => Err(PyBufferError::new_err("the records differ in length: use `numpy()` or `torch()`")),
+            parts => Err(PyBufferError::new_err(format!(
+                "the batch is {} arrays, of as many data sets: use `numpy()` or `torch()`",
+                parts.len()
             ))),
         }
     }
@@ -119,37 +122,35 @@ fn released() -> PyErr {
 impl Batch {
     /// The batch as a numpy array, without a copy: shape ``(records, *shape of a record)``.
     ///
-    /// A tuple of arrays if the loader reads several data sets. Raises TypeError for bfloat16 and 8-bit floats: numpy
-    /// lacks them; use `torch`.
+    /// A tuple or a dict of arrays if the loader has a tuple or a dict of data sets. Records that differ in length are a
+    /// list of arrays. Raises TypeError for bfloat16 and 8-bit floats: numpy lacks them; use `torch`.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let py = slf.py();
-        let lease = slf.get().lease()?;
-        if let Some(view) = lease.views.iter().find(|view| dtype::format(view.dtype).is_none()) {
-            let name = dtype::name(view.dtype);
-            return Err(PyTypeError::new_err(format!("numpy has no {name}: use `batch.torch()`")));
-        }
-        let asarray = py.import("numpy")?.getattr("asarray")?;
-        // Made from an object that cannot be released before the array is gone.
-        let array = |field| asarray.call1((Field { lease: lease.clone(), field },));
-        match lease.views.len() {
-            1 => array(0),
-            fields => tuple(py, fields, array),
+        slf.get().lease()?.arrays(slf.py())
+    }
+
+    /// The batch as a torch tensor, without a copy: in host memory, or on the loader's ``device``. A tuple, a dict or a
+    /// list, as of `numpy`.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        match slf.get().on_device(slf.py()) {
+            Some(tensors) => Ok(tensors),
+            None => slf.get().lease()?.tensors(slf.py()),
         }
     }
 
-    /// The batch as a torch tensor, without a copy: in host memory, or on the loader's ``device``. A tuple if the
-    /// loader reads several data sets.
-    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    /// For ``numpy.asarray``: refuses a batch of several arrays, which would become an array of one object.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
-        if let Some(tensors) = slf.get().on_device(py) {
-            return Ok(tensors);
-        }
-        let lease = slf.get().lease()?;
-        let from_dlpack = py.import("torch.utils.dlpack")?.getattr("from_dlpack")?;
-        let tensor = |field| from_dlpack.call1((dlpack::capsule(py, lease.clone(), field, true)?,));
-        match lease.views.len() {
-            1 => tensor(0),
-            fields => tuple(py, fields, tensor),
+        slf.get().only().map_err(|error| PyTypeError::new_err(error.value(py).to_string()))?;
+        let (array, numpy) = (Self::numpy(slf)?, py.import("numpy")?);
+        match (dtype, copy) {
+            (None, Some(true)) => array.call_method0("copy"),
+            (None, _) => Ok(array),
+            (Some(dtype), _) => numpy.call_method1("asarray", (array, dtype)),
         }
     }
 
@@ -279,9 +280,12 @@ impl Batch {
                     part("device")?
                 ))
             };
-            let tensors = match tensors.cast::<PyTuple>() {
-                Ok(fields) => fields.iter().map(one).collect::<PyResult<Vec<_>>>()?,
-                Err(_) => vec![one(tensors)?],
+            let tensors = match (tensors.cast::<PyMapping>(), tensors.cast::<PySequence>()) {
+                (Ok(fields), _) => fields.values()?.iter().map(one).collect::<PyResult<Vec<_>>>()?,
+                (_, Ok(fields)) => {
+                    fields.try_iter()?.map(|field| one(field?)).collect::<PyResult<Vec<_>>>()?
+                }
+                _ => vec![one(tensors)?],
             };
             return Ok(format!("<Batch: {at}, {}>", tensors.join(", ")));
         }
@@ -302,13 +306,41 @@ impl Batch {
     }
 }
 
-fn tuple<'py>(
-    py: Python<'py>,
-    fields: usize,
-    make: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let made = (0..fields).map(make).collect::<PyResult<Vec<_>>>()?;
-    Ok(PyTuple::new(py, made)?.into_any())
+static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+impl Lease {
+    /// One array, or a list of arrays of records that differ in length, for each data set.
+    fn pack<'py>(
+        self: &Arc<Self>,
+        py: Python<'py>,
+        make: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.names.pack(
+            py,
+            self.parts.iter().map(|part| match part {
+                Part::One(view) => make(*view),
+                Part::Each(views) => {
+                    Ok(PyList::new(py, views.clone().map(&make).collect::<PyResult<Vec<_>>>()?)?.into_any())
+                }
+            }),
+        )
+    }
+
+    pub(crate) fn arrays<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(view) = self.views.iter().find(|view| dtype::format(view.dtype).is_none()) {
+            let name = dtype::name(view.dtype);
+            return Err(PyTypeError::new_err(format!("numpy has no {name}: use `torch()`")));
+        }
+        let asarray = ASARRAY.import(py, "numpy", "asarray")?;
+        // Made from an object that cannot be released before the array is gone.
+        self.pack(py, |field| asarray.call1((Field { lease: self.clone(), field },)))
+    }
+
+    pub(crate) fn tensors<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let from_dlpack = FROM_DLPACK.import(py, "torch.utils.dlpack", "from_dlpack")?;
+        self.pack(py, |field| from_dlpack.call1((dlpack::capsule(py, self.clone(), field, true)?,)))
+    }
 }
 
 /// The records of one of several data sets, for numpy.
@@ -364,12 +396,15 @@ unsafe fn fill(
         true => pointer.cast_mut(),
         false => ptr::null_mut(),
     };
+    if wanted(ffi::PyBUF_WRITABLE) && lease.readonly {
+        return Err(PyBufferError::new_err("tensors of a stream are not for writing"));
+    }
     let filled = ffi::Py_buffer {
         buf: of.data.cast::<c_void>(),
         obj: owner.into_ptr(),
         len: of.bytes as isize,
         itemsize: of.dtype.size() as isize,
-        readonly: 0,
+        readonly: c_int::from(lease.readonly),
         ndim: if wanted(ffi::PyBUF_ND) { of.shape.len() as c_int } else { 1 },
         format: match wanted(ffi::PyBUF_FORMAT) {
             true => format.map_or(ptr::null_mut(), |format: &CStr| format.as_ptr().cast_mut()),

@@ -2,45 +2,44 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyMemoryView, PyTuple};
-use pyo3::{PyTraverseError, PyVisit};
-use twinbuf::loader::Fields;
+use pyo3::types::{PyDict, PyInt, PyMemoryView, PyTuple};
+use twinbuf::mmap::DType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
 
 use crate::dtype::{self, Layout};
 use crate::indices::indices;
 use crate::lease::strides;
+use crate::object::Object;
 use crate::reading::Reading;
 use crate::records::Records;
 
-/// The data sets in `data`: a tuple is several data sets, matched by number.
+/// The data sets in `data`: a tuple or a dict is several data sets, matched by number.
 pub(crate) fn each<'py>(data: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
-    match data.cast::<PyTuple>() {
-        Ok(fields) => fields.iter().collect(),
+    if let Ok(fields) = data.cast::<PyTuple>() {
+        return fields.iter().collect();
+    }
+    match data.cast::<PyDict>() {
+        Ok(fields) => fields.values().iter().collect(),
         Err(_) => vec![data.clone()],
     }
 }
 
-/// All of them, for a loader.
-pub(crate) struct Sets(pub(crate) Vec<Box<dyn Dataset>>);
-
-impl Fields for Sets {
-    fn into_fields(self) -> Vec<Box<dyn Dataset>> {
-        self.0
+/// Bytes of a record of one data set, on average.
+pub(crate) fn record_bytes(data: &Bound<'_, PyAny>) -> Option<u64> {
+    match data.cast::<Records>() {
+        Ok(records) => Some(records.get().record_bytes()),
+        Err(_) => layout(data).ok()?.bytes().map(|bytes| bytes as u64),
     }
 }
 
-/// The layout of a record of one data set: from `Records`, or from its attributes `dtype` and `shape`.
-pub(crate) fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
-    if let Ok(records) = data.cast::<Records>() {
-        return Ok(records.get().layout());
-    }
+/// The layout of a record of a data set written in Python, from its attributes `dtype` and `shape`.
+fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     let attribute = |name: &str| {
         data.getattr(name).map_err(|_| {
             PyTypeError::new_err(format!(
@@ -68,28 +67,6 @@ pub(crate) fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
 }
 
-/// The loader's only reference to a Python data set, shared by all of its threads. The garbage collector finds cycles
-/// by counting references, and sees only those that a Python object reports.
-pub(crate) struct Object(Mutex<Option<Py<PyAny>>>);
-
-impl Object {
-    fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        // Held only while a count changes, and never while Python code runs.
-        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        object.as_ref().map(|object| object.clone_ref(py))
-    }
-
-    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // A reference that is not reported is not collected this time.
-        self.0.try_lock().map_or(Ok(()), |object| visit.call(&*object))
-    }
-
-    pub(crate) fn clear(&self) {
-        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(object);
-    }
-}
-
 /// A Python object as a data set. The thread that reads it takes the GIL for each batch.
 pub(crate) struct PythonData {
     object: Arc<Object>,
@@ -105,7 +82,7 @@ impl PythonData {
     pub(crate) fn new(data: &Bound<'_, PyAny>, kept: Arc<AtomicBool>) -> PyResult<Self> {
         let layout = layout(data)?;
         let bytes = layout.bytes().unwrap_or_default();
-        let object = Arc::new(Object(Mutex::new(Some(data.clone().unbind()))));
+        let object = Arc::new(Object::new(data));
         let records = data.len()? as u64;
         let fingerprint = match data.getattr_opt("fingerprint")? {
             Some(found) => found.extract::<u64>().map_err(|_| {
@@ -132,6 +109,16 @@ impl PythonData {
         let reading = Reading::begin(&self.kept);
         let result = object.bind(py).call_method1("read_into", (indices, &view));
         drop(reading);
+        let result = match result {
+            // A number is harmless: the bytes that `readinto` of a file read.
+            Ok(made) if made.is_none() || made.is_instance_of::<PyInt>() => Ok(()),
+            Ok(made) => Err(PyTypeError::new_err(format!(
+                "read_into: wanted `out` filled and nothing returned, found a {} returned: \
+                 `numpy.asarray(out)[:] = array`",
+                made.get_type().name()?
+            ))),
+            Err(raised) => Err(raised),
+        };
         if let Err(error) = &result {
             // A frame that cannot be cleared keeps the view; this is detected below.
             let _ = clear_frames(py, error);
@@ -152,7 +139,7 @@ impl PythonData {
                 "read_into kept `out`, or an array or tensor on it: fill it and let it go, because the slot is used again",
             ));
         }
-        result.map(drop)
+        result
     }
 }
 
@@ -188,6 +175,10 @@ impl Dataset for PythonData {
 
     fn record_bytes(&self) -> usize {
         self.bytes
+    }
+
+    fn element(&self) -> Option<(DType, Vec<usize>)> {
+        Some((self.layout.dtype, self.layout.shape.clone()))
     }
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
@@ -231,7 +222,7 @@ unsafe impl Sync for Lent {}
 
 impl Lent {
     fn new(out: &mut [u8], records: usize, layout: &Layout) -> Self {
-        let shape = layout.of_records(records);
+        let shape = dtype::of_records(records, &layout.shape);
         let size = layout.dtype.size();
         let strides = strides(&shape, size);
         // Types without a format are lent as unsigned integers of their size.

@@ -21,12 +21,10 @@ impl Layout {
     }
 }
 
-impl Layout {
-    /// The shape of this many records.
-    pub(crate) fn of_records(&self, records: usize) -> Box<[isize]> {
-        // They are in memory, so no axis is longer than `isize::MAX`.
-        std::iter::once(&records).chain(&self.shape).map(|&axis| axis as isize).collect()
-    }
+/// The shape of this many records of a shape.
+pub(crate) fn of_records(records: usize, shape: &[usize]) -> Box<[isize]> {
+    // They are in memory, so no axis is longer than `isize::MAX`.
+    std::iter::once(&records).chain(shape).map(|&axis| axis as isize).collect()
 }
 
 /// A type's name, as numpy and torch spell it.
@@ -73,6 +71,8 @@ const ALL: [DType; 17] = [
     DType::C128,
 ];
 
+const LONG: bool = size_of::<std::ffi::c_long>() == 8;
+
 /// The format of an element for the buffer protocol (PEP 3118, the codes of the module `struct`). `None` for types
 /// without a code: the 8-bit floats and bfloat16.
 pub(crate) const fn format(dtype: DType) -> Option<&'static CStr> {
@@ -86,6 +86,9 @@ pub(crate) const fn format(dtype: DType) -> Option<&'static CStr> {
         DType::U32 => c"I",
         DType::I32 => c"i",
         DType::F32 => c"f",
+        // numpy has two types of 64 bits where `long` is one, and `int64` is `long` there.
+        DType::U64 if LONG => c"L",
+        DType::I64 if LONG => c"l",
         DType::U64 => c"Q",
         DType::I64 => c"q",
         DType::F64 => c"d",

@@ -10,13 +10,14 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use twinbuf::Checkpoint;
 use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
+use twinbuf::mmap::PartialEpoch;
+use twinbuf::{Breakdown, Checkpoint, Plan};
 
-use crate::dtype::Layout;
 use crate::errors::{self, Failure};
 use crate::handover::{self, DETACHED};
 use crate::lease::Lease;
+use crate::names::Names;
 use crate::position::Position;
 use crate::reading::is_reading;
 
@@ -66,8 +67,8 @@ pub(crate) struct State {
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     pub(crate) name: Option<String>,
-    /// The layout of each data set.
-    pub(crate) layouts: Vec<Layout>,
+    pub(crate) names: Names,
+    pub(crate) breakdown: Breakdown,
     /// A thread reads ahead, so requesting a batch without waiting does not read it.
     pub(crate) overlap: bool,
     pub(crate) process: u32,
@@ -161,7 +162,7 @@ impl Shared {
         };
         match found {
             Poll::Pending => Asked::NotYet,
-            Poll::Ready(Some(Ok(batch))) => match Lease::new(batch, &self.layouts).map(Arc::new) {
+            Poll::Ready(Some(Ok(batch))) => match Lease::new(batch, self.names.clone()).map(Arc::new) {
                 Ok(lease) => {
                     state.lent(&lease);
                     Asked::Batch(lease)
@@ -256,15 +257,22 @@ impl State {
         self.run = run.into_loader().map_or(Run::Closed, Run::Idle);
     }
 
+    /// The number of batches of such an iteration.
+    pub(crate) fn count(&self, plan: &Plan, epochs: &Range<u64>, single: bool) -> u64 {
+        let resume = self.resume.as_ref().filter(|resume| goes_on(resume, epochs, single));
+        let Some(resume) = resume else { return plan.steps_between(epochs.clone(), 0) };
+        if resume.epoch() >= epochs.end {
+            return 0;
+        }
+        left(plan, resume).saturating_add(plan.steps_between(resume.epoch() + 1..epochs.end, 0))
+    }
+
     /// Begins an iteration over these epochs, or over what a loaded state leaves of them. An iteration of a single
     /// epoch covers all of it if the state belongs to another epoch.
     pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<u64, Box<twinbuf::Error>> {
         self.rest();
         self.iteration += 1;
-        self.resume.take_if(|resume| match single {
-            true => resume.epoch() != epochs.start,
-            false => resume.epoch() < epochs.start,
-        });
+        self.resume.take_if(|resume| !goes_on(resume, &epochs, single));
         let start = self.resume.as_ref().map_or(epochs.start, Checkpoint::epoch);
         if start >= epochs.end {
             // Nothing remains, and the position is not lost.
@@ -318,6 +326,27 @@ impl State {
             Run::Closed => None,
         }
     }
+}
+
+/// Whether an iteration over these epochs goes on at a loaded state.
+fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
+    if single { resume.epoch() == epochs.start } else { resume.epoch() >= epochs.start }
+}
+
+/// The steps that are left of the epoch of a position.
+fn left(plan: &Plan, at: &Checkpoint) -> u64 {
+    let Some(found) = at.plan() else { return plan.steps(at.epoch()).saturating_sub(at.step()) };
+    let saved = serde_json::to_value(at).unwrap_or_default();
+    let part = |part: &serde_json::Value| {
+        let number = |name: &str| part[name].as_u64().unwrap_or_default();
+        PartialEpoch { batch: number("batch"), world: number("world"), steps: number("steps") }
+    };
+    let mut parts: Vec<_> = saved["before"].as_array().into_iter().flatten().map(part).collect();
+    let steps = at.step() - parts.iter().map(|part| part.steps).sum::<u64>().min(at.step());
+    parts.push(PartialEpoch { batch: found.batch_records(), world: found.world(), steps });
+    // A last step that is not whole is the end of the epoch.
+    plan.resume(saved["trained"].as_u64().unwrap_or_default(), &parts)
+        .map_or(0, |rest| rest.end() - rest.first())
 }
 
 /// The same position with another epoch and step.

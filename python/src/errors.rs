@@ -146,7 +146,8 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     match error {
         Error::Load { at, source } => load(py, whole, at, source),
         Error::Hook { at, source } => load(py, whole, at, source),
-        Error::Transform { at, .. } => raise(py, Failure { at, ..Failure::new("LoaderError", whole) }),
+        Error::Transform { at: Some(at), source } => load(py, whole, at, source),
+        Error::Transform { at: None, source } => of_transform(py, source),
         Error::Length { at, .. } | Error::Panicked { at, .. } | Error::ThreadGone { at } => {
             raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
         }
@@ -173,9 +174,17 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     }
 }
 
+/// What is wrong with a transform, or what its Python code raised.
+pub(crate) fn of_transform(py: Python<'_>, error: BoxError) -> PyErr {
+    match error.downcast::<PyErr>() {
+        Ok(raised) => *raised,
+        Err(error) => option(py, error),
+    }
+}
+
 /// Whether Ctrl-C or an exit ended the read, as opposed to an error of the data.
 pub(crate) fn is_interrupt(error: &Error) -> bool {
-    let Error::Load { source, .. } = error else { return false };
+    let (Error::Load { source, .. } | Error::Transform { source, .. }) = error else { return false };
     let Some(raised) = source.downcast_ref::<PyErr>() else { return false };
     Python::try_attach(|py| !raised.is_instance_of::<PyException>(py)).unwrap_or(false)
 }
@@ -189,7 +198,7 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
             if raised.is_instance_of::<PyStopIteration>(py) {
                 // Without this it would end the loop as if there were no more batches (PEP 479).
                 let stop =
-                    mem::replace(&mut raised, PyRuntimeError::new_err("read_into raised StopIteration"));
+                    mem::replace(&mut raised, PyRuntimeError::new_err("the data set raised StopIteration"));
                 raised.set_cause(py, Some(stop));
             }
             // Failing to add a note is no reason to hide the error.
@@ -205,19 +214,38 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
     raise(py, Failure { at: Some(at), ..failure })
 }
 
+/// Rust's names, and Python's.
+const NAMES: [(&str, &str); 9] = [
+    ("Options::partial", "open whole files"),
+    ("Records::len", "len(records)"),
+    ("PlanBuilder::rank", "rank"),
+    ("host_depth", "depth"),
+    ("device_depth", "depth"),
+    ("transform", "map"),
+    ("ReadMode", "read_mode"),
+    ("dataset", "data"),
+    ("epochs(..)", "epochs(n)"),
+];
+
 /// Renames options to their Python names.
 pub(crate) fn in_python(text: &str) -> String {
-    let text = text.replace("set `Options::partial`", "open whole files");
+    let text = text
+        .replace("set `Options::partial`", "open whole files")
+        .replace(": the data set has no `try_clone`", "");
     // Every other part is code.
-    let code = |(at, part): (usize, &str)| match part.strip_suffix(')').and_then(|call| call.split_once('('))
-    {
-        Some(("host_depth", depth)) if at % 2 == 1 => format!("depth={depth}"),
-        Some(("workers", workers)) if at % 2 == 1 => format!("workers={workers}"),
-        Some(("overlap", on)) if at % 2 == 1 => {
-            format!("overlap={}", if on == "true" { "True" } else { "False" })
+    let code = |(at, part): (usize, &str)| {
+        if at % 2 == 0 {
+            return part.to_string();
         }
-        _ if part == "host_depth" => "depth".to_string(),
-        _ => part.to_string(),
+        if let Some(&(_, name)) = NAMES.iter().find(|(rust, _)| *rust == part) {
+            return name.to_string();
+        }
+        match part.strip_suffix(')').and_then(|call| call.split_once('(')) {
+            Some(("host_depth", depth)) => format!("depth={depth}"),
+            Some(("workers", workers)) => format!("workers={workers}"),
+            Some(("overlap", on)) => format!("overlap={}", if on == "true" { "True" } else { "False" }),
+            _ => part.replace("::", "."),
+        }
     };
     text.split('`').enumerate().map(code).collect::<Vec<_>>().join("`")
 }

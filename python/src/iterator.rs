@@ -1,6 +1,7 @@
 //! The iterator of batches: waits in slices, and handles signals between two of them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pyo3::exceptions::PyMemoryError;
@@ -29,11 +30,21 @@ pub(crate) struct Batches {
     /// The loader object. It reports to the garbage collector what they share.
     loader: Py<PyAny>,
     iteration: u64,
+    /// Whether a step of the breakdown has begun.
+    stepping: AtomicBool,
 }
 
 impl Batches {
     pub(crate) fn new(shared: Arc<Shared>, loader: Py<PyAny>, iteration: u64) -> Self {
-        Self { shared, loader, iteration }
+        Self { shared, loader, iteration, stepping: AtomicBool::new(false) }
+    }
+
+    /// Ends the step of the breakdown that the last batch began.
+    fn end_step(&self) {
+        // Relaxed: the thread that iterates reads and writes it.
+        if self.stepping.swap(false, Ordering::Relaxed) {
+            self.shared.breakdown.end_step();
+        }
     }
 
     /// Keeps a batch for the next call, because this call raises an exception instead.
@@ -66,6 +77,7 @@ impl Batches {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         let shared = &*self.shared;
         shared.check(py)?;
+        self.end_step();
         let ask = |timeout| move |state: &mut State| shared.ask(state, self.iteration, timeout);
         let mut asked = match shared.overlap {
             // Most batches are ready already, so there is no reason to release the GIL and wait to get it
@@ -78,7 +90,10 @@ impl Batches {
                 Asked::Batch(lease) => {
                     // Ctrl-C after this point would lose the batch.
                     return match py.check_signals() {
-                        Ok(()) => Ok(Some(Batch::new(lease))),
+                        Ok(()) => {
+                            self.stepping.store(shared.breakdown.is_on(), Ordering::Relaxed);
+                            Ok(Some(Batch::new(lease)))
+                        }
                         Err(raised) => Err(self.put_back(py, lease, raised)),
                     };
                 }
@@ -108,6 +123,7 @@ impl Batches {
 
 impl Drop for Batches {
     fn drop(&mut self) {
+        self.end_step();
         // The loop was left early: nothing more is read ahead for it.
         let (shared, iteration) = (&*self.shared, self.iteration);
         if !shared.is_forked() {

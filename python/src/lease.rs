@@ -1,23 +1,38 @@
 //! The memory of a batch, and its shape in Python.
 
 use std::mem;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use twinbuf::mmap::{Buffer, DType};
+use twinbuf::stream::Group;
 use twinbuf::{BatchIndices, Error};
 
-use crate::dtype::Layout;
+use crate::dtype;
+use crate::names::Names;
 
 /// A batch that was handed out. Every array of it holds one reference; dropping the last one frees the slot.
 pub(crate) struct Lease {
-    /// One view per data set of the loader.
+    /// Those of all parts, one after the other.
     pub(crate) views: Box<[View]>,
+    /// The parts of the batch, one per data set of the loader.
+    pub(crate) parts: Box<[Part]>,
+    pub(crate) names: Names,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
+    pub(crate) readonly: bool,
     memory: Mutex<Memory>,
 }
 
-/// The records of one data set, in C order.
+/// The views of one data set.
+pub(crate) enum Part {
+    /// All records are one view.
+    One(usize),
+    /// Each record is a view, because they differ in length.
+    Each(Range<usize>),
+}
+
+/// Records of one data set, in C order.
 pub(crate) struct View {
     /// The first byte. It does not move while the lease exists.
     pub(crate) data: *mut u8,
@@ -42,16 +57,17 @@ enum Memory {
     Slot(twinbuf::Batch),
     /// Taken out of its slot, because the loader needed the slot.
     Own { _buffer: Buffer, records: BatchIndices },
+    /// Tensors of a stream.
+    Group { _group: Group },
     /// Between the two states.
     Moving,
 }
 
 impl View {
-    fn new(data: *mut u8, bytes: usize, records: usize, layout: &Layout) -> Self {
-        let shape = layout.of_records(records);
+    pub(crate) fn new(data: *mut u8, bytes: usize, dtype: DType, shape: Box<[isize]>) -> Self {
         let strides = strides(&shape, 1);
-        let byte_strides = self::strides(&shape, layout.dtype.size());
-        Self { data, bytes, dtype: layout.dtype, shape, strides, byte_strides }
+        let byte_strides = self::strides(&shape, dtype.size());
+        Self { data, bytes, dtype, shape, strides, byte_strides }
     }
 }
 
@@ -66,19 +82,57 @@ pub(crate) fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
 }
 
 impl Lease {
-    pub(crate) fn new(mut batch: twinbuf::Batch, layouts: &[Layout]) -> Result<Self, Error> {
+    pub(crate) fn new(mut batch: twinbuf::Batch, names: Names) -> Result<Self, Error> {
         let whole: &mut [u8] = &mut batch;
         let data = whole.as_mut_ptr();
         // A batch is in memory, so the number of its records fits.
         let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
-        let view = |(field, layout)| {
+        let (mut views, mut parts) = (Vec::new(), Vec::new());
+        for field in 0..batch.field_count() {
             let bytes = batch.field::<u8>(field)?;
-            let offset = bytes.as_ptr().addr() - data.addr();
-            Ok(View::new(data.wrapping_add(offset), bytes.len(), records, layout))
-        };
-        let views = layouts.iter().enumerate().map(view).collect::<Result<_, Error>>()?;
+            let at = data.wrapping_add(bytes.as_ptr().addr() - data.addr());
+            let record = batch.field_type(field)?;
+            let (dtype, first) = (record.dtype().unwrap_or(DType::U8), views.len());
+            let Some(offsets) = batch.offsets(field) else {
+                views.push(View::new(at, bytes.len(), dtype, dtype::of_records(records, record.shape())));
+                parts.push(Part::One(first));
+                continue;
+            };
+            views.extend(offsets.windows(2).map(|ends| {
+                let bytes = ends[1] - ends[0];
+                let shape = Box::new([(bytes / dtype.size()) as isize]);
+                View::new(at.wrapping_add(ends[0]), bytes, dtype, shape)
+            }));
+            parts.push(Part::Each(first..views.len()));
+        }
         let (epoch, step) = (batch.epoch(), batch.step());
-        Ok(Self { views, epoch, step, memory: Mutex::new(Memory::Slot(batch)) })
+        let memory = Mutex::new(Memory::Slot(batch));
+        Ok(Self { views: views.into(), parts: parts.into(), names, epoch, step, readonly: false, memory })
+    }
+
+    /// A group of tensors. Each is a view. They are not for writing: a group may stay for the next pass.
+    pub(crate) fn of_group(group: Group, step: u64) -> Self {
+        let view = |tensor: twinbuf::stream::View<'_>| {
+            let (bytes, of) = (tensor.bytes(), tensor.tensor());
+            let (dtype, shape) = match of.dtype() {
+                Some(dtype) => (dtype, of.shape().iter().map(|&axis| axis as isize).collect()),
+                // Bytes that are the caller's to decode.
+                None => (DType::U8, vec![bytes.len() as isize].into()),
+            };
+            View::new(bytes.as_ptr().cast_mut(), bytes.len(), dtype, shape)
+        };
+        let views: Box<[View]> = group.tensors().map(view).collect();
+        let names = Names::Dict(group.tensors().map(|tensor| tensor.name().to_owned()).collect());
+        let (parts, epoch) = ((0..views.len()).map(Part::One).collect(), group.pass());
+        Self {
+            views,
+            parts,
+            names,
+            epoch,
+            step,
+            readonly: true,
+            memory: Mutex::new(Memory::Group { _group: group }),
+        }
     }
 
     /// The numbers of the batch's records.
@@ -86,7 +140,7 @@ impl Lease {
         match &*self.memory.lock().unwrap_or_else(PoisonError::into_inner) {
             Memory::Slot(batch) => batch.plan().clone(),
             Memory::Own { records, .. } => records.clone(),
-            Memory::Moving => unreachable!("only within a lock"),
+            Memory::Moving | Memory::Group { .. } => unreachable!("only within a lock; only of batches"),
         }
     }
 

@@ -6,13 +6,17 @@ mod device;
 mod dlpack;
 mod dtype;
 mod engine;
+mod epochs;
 mod errors;
 mod handover;
 mod indices;
 mod iterator;
 mod lease;
 mod loader;
+mod names;
 mod number;
+mod object;
+mod phase;
 mod plan;
 mod position;
 mod reading;
@@ -20,6 +24,8 @@ mod recorder;
 mod records;
 mod report;
 mod switches;
+mod tensors;
+mod transform;
 
 use pyo3::prelude::*;
 
@@ -44,6 +50,8 @@ mod _twinbuf {
     use crate::records::Records;
     #[pymodule_export]
     use crate::report::{Prediction, Report};
+    #[pymodule_export]
+    use crate::tensors::{Group, Stream, Tensors, stream};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

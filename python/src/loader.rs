@@ -1,7 +1,6 @@
 //! `Loader`: builds a loader, begins its iterations, saves and restores its position.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,14 +9,19 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyRange};
 use pyo3::{PyTraverseError, PyVisit};
-use twinbuf::{Checkpoint, Dataset, LastBatch};
+use twinbuf::mmap::ReadMode;
+use twinbuf::{Breakdown, Checkpoint, Dataset, LastBatch};
 
-use crate::dataset::{self, Object, PythonData, Sets};
+use crate::dataset::{self, PythonData};
 use crate::device;
 use crate::engine::{self, Run, Shared, State};
+use crate::epochs::{Epochs, Start, Which};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
-use crate::number::whole;
+use crate::names::Names;
+use crate::number::{whole, whole_or_none};
+use crate::object::Object;
+use crate::phase::Phase;
 use crate::plan::Plan;
 use crate::position::Position;
 use crate::recorder::Recorder;
@@ -50,8 +54,8 @@ const SMALL: usize = 8 << 20;
 ///     Keeping ``out``, or an array or tensor made from it, after the call raises ``BufferError``. It must not use the
 ///     loader that it reads for.
 ///
-///     A tuple of up to four data sets, such as images and labels, is matched by number; a batch is then a tuple of
-///     arrays. An optional attribute ``fingerprint``, a number from 0 to 2**64 - 1, identifies the data in a state.
+///     A tuple or a dict of data sets, such as images and labels, is matched by number; a batch is then a tuple or a dict
+///     of arrays. An optional attribute ``fingerprint``, a number from 0 to 2**64 - 1, identifies the data in a state.
 /// plan
 ///     Which records make up each batch.
 /// name
@@ -73,6 +77,18 @@ const SMALL: usize = 8 << 20;
 ///     with a Python data set whose ``read_into`` decodes and releases the GIL; several threads then call it.
 /// overlap
 ///     Whether a thread reads ahead. With False each batch is read when it is requested; the batches are the same.
+/// map
+///     A function that the loop's thread calls with each batch; the loop gets what it returns. The loader stays a loader,
+///     with its length and its state: ``map=lambda batch: {"input_ids": batch.torch()}``.
+/// read_mode
+///     ``"auto"``: through the page cache if the data fits, otherwise as much of it as fits. ``"pread"``: all of it.
+///     ``"direct"``: past the page cache.
+/// memory_limit
+///     The most bytes for slots and for reads past the page cache; more is an `OptionError`. Default: no limit.
+/// breakdown
+///     Prints the time of each phase for the first 10 steps and every n-th, to the standard error, and their sums with
+///     `report`. The phases are ``load`` and those of `phase`. It turns the overlap off: of two things done at once,
+///     neither could be timed. ``TWINBUF_BREAKDOWN=100`` does the same.
 /// trace
 ///     A file for a Chrome trace of both threads.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
@@ -82,6 +98,8 @@ pub(crate) struct Loader {
     plan: Py<Plan>,
     /// The data sets written in Python.
     objects: Vec<Arc<Object>>,
+    /// Makes of each batch what the loop gets.
+    map: Option<Arc<Object>>,
     /// Sends the batches to a device: `twinbuf._device.Sender`.
     sender: Option<Py<PyAny>>,
     depth: usize,
@@ -89,33 +107,50 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    fn iterate<'py>(
-        slf: &Bound<'py, Self>,
-        epochs: Range<u64>,
-        next: Option<u64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    fn iterate(slf: &Bound<'_, Self>, which: Which) -> PyResult<Epochs> {
         let (py, this) = (slf.py(), slf.get());
+        this.shared.check(py)?;
+        if this.shared.with(py, |state| matches!(state.run, Run::Closed)) {
+            return Err(closed(py));
+        }
+        let start = Start { loader: slf.clone().into_any().unbind(), begin: Self::begin, count: Self::count };
+        Ok(Epochs::new(start, which, this.map.clone()))
+    }
+
+    /// The number of batches of such an iteration, if it begins now.
+    fn count(slf: &Bound<'_, PyAny>, which: &Which) -> PyResult<u64> {
+        let this = slf.cast::<Self>()?.get();
+        let plan = this.plan.get().inner;
+        let count = this.shared.with(slf.py(), |state| {
+            let (epochs, next) = which.epochs(state);
+            state.count(&plan, &epochs, next.is_some())
+        });
+        Ok(count)
+    }
+
+    /// Begins an iteration, which ends the one before it.
+    fn begin(slf: &Bound<'_, PyAny>, which: &Which) -> PyResult<Py<PyAny>> {
+        let (py, this) = (slf.py(), slf.cast::<Self>()?.get());
         this.shared.check(py)?;
         this.stop_sending(py)?;
         let begun = this.shared.with(py, |state| {
             if let Run::Closed = state.run {
                 return Ok(None);
             }
+            let (epochs, next) = which.epochs(state);
             state.next_epoch = next.unwrap_or(state.next_epoch);
             state.begin(epochs, next.is_some()).map(Some)
         });
         match begun {
             Ok(Some(iteration)) => {
-                let batches = Bound::new(
-                    py,
-                    Batches::new(this.shared.clone(), slf.clone().into_any().unbind(), iteration),
-                )?;
+                let batches = Batches::new(this.shared.clone(), slf.clone().unbind(), iteration);
+                let batches = Bound::new(py, batches)?;
                 match &this.sender {
                     Some(sender) => {
                         let position = batches.getattr("_position")?;
-                        sender.bind(py).call_method1("begin", (batches, this.shared.overlap, position))
+                        sender.call_method1(py, "begin", (batches, this.shared.overlap, position))
                     }
-                    None => Ok(batches.into_any()),
+                    None => Ok(batches.into_any().unbind()),
                 }
             }
             Ok(None) => Err(closed(py)),
@@ -165,10 +200,11 @@ impl Loader {
     #[new]
     #[pyo3(
         signature = (
-            data, plan, *, name=None, device=None, device_depth=None, depth=None, workers=None, overlap=true, trace=None
+            data, plan, *, name=None, device=None, device_depth=None, depth=None, workers=None, overlap=true, map=None,
+            read_mode="auto", memory_limit=None, breakdown=None, trace=None
         ),
         text_signature = "(data, plan, *, name=None, device=None, device_depth=2, depth=None, workers=1, overlap=True, \
-                          trace=None)"
+                          map=None, read_mode='auto', memory_limit=None, breakdown=None, trace=None)"
     )]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -180,6 +216,10 @@ impl Loader {
         depth: Option<&Bound<'_, PyAny>>,
         workers: Option<&Bound<'_, PyAny>>,
         overlap: bool,
+        map: Option<&Bound<'_, PyAny>>,
+        read_mode: &str,
+        memory_limit: Option<&Bound<'_, PyAny>>,
+        breakdown: Option<&Bound<'_, PyAny>>,
         trace: Option<PathBuf>,
     ) -> PyResult<Self> {
         let py = data.py();
@@ -193,22 +233,35 @@ impl Loader {
         if sets.is_empty() {
             return Err(PyTypeError::new_err("data: wanted at least one data set, found an empty tuple"));
         }
-        let layouts = sets.iter().map(dataset::layout).collect::<PyResult<Vec<_>>>()?;
+        let names = Names::of(data)?;
         let given_depth = depth.map(|depth| whole("depth", depth)).transpose()?;
-        let mut objects = Vec::new();
-        let mut open = |set: &Bound<'_, PyAny>| -> PyResult<Box<dyn Dataset>> {
-            Ok(match set.cast::<Records>() {
-                Ok(records) => Box::new(records.get().inner.clone()),
-                Err(_) => {
-                    let data = PythonData::new(set, kept.clone())?;
-                    objects.push(data.object().clone());
-                    Box::new(data)
-                }
-            })
-        };
-        let sets = sets.iter().map(&mut open).collect::<PyResult<Vec<_>>>()?;
-        let builder = twinbuf::Loader::builder(Sets(sets), plan.get().inner);
-        let builder = builder.workers(asked_workers).overlap(overlap);
+        let memory_limit = whole_or_none::<u64>("memory_limit", memory_limit)?;
+        let breakdown = whole_or_none::<u64>("breakdown", breakdown)?;
+        let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
+        for (field, set) in sets.iter().enumerate() {
+            let Ok(records) = set.cast::<Records>() else {
+                let data = PythonData::new(set, kept.clone())?;
+                objects.push(data.object().clone());
+                opened.push(Box::new(data));
+                continue;
+            };
+            let (files, of_field) = records.get().for_loader()?;
+            opened.push(files);
+            for step in of_field {
+                let (step, object) = step.of_loader(py, &kept);
+                objects.extend(object);
+                steps.push((field, step));
+            }
+        }
+        let map = map.map(|map| Arc::new(Object::new(map)));
+        objects.extend(map.clone());
+        let builder = twinbuf::Loader::builder(opened, plan.get().inner);
+        let builder =
+            steps.into_iter().fold(builder, |builder, (field, step)| builder.transform_field(field, step));
+        let builder = builder.workers(asked_workers).overlap(overlap).read_mode(read_mode_of(py, read_mode)?);
+        let builder = memory_limit.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::memory_limit);
+        let breakdown = breakdown.filter(|&steps| steps > 0).map_or(Breakdown::off(), Breakdown::every);
+        let builder = builder.breakdown(breakdown);
         let builder = given_depth.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::host_depth);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
@@ -223,7 +276,7 @@ impl Loader {
         let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
         let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
         let built = py.detach(|| builder.build()).map_err(failed)?;
-        let report = built.report();
+        let (report, breakdown) = (built.report(), built.breakdown());
         let (asked_overlap, overlap) = (overlap, report.overlap);
         let state = State {
             run: Run::Idle(built),
@@ -241,7 +294,8 @@ impl Loader {
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             name,
-            layouts,
+            names,
+            breakdown,
             overlap,
             process: std::process::id(),
             kept,
@@ -249,7 +303,7 @@ impl Loader {
         engine::register(&shared);
         let sender = sender.map(Bound::unbind);
         let depth = wanted.0 / usize::try_from(report.workers)?;
-        let this = Self { shared, plan: plan.unbind(), objects, sender, depth, workers: report.workers };
+        let this = Self { shared, plan: plan.unbind(), objects, map, sender, depth, workers: report.workers };
         this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
         Ok(this)
     }
@@ -259,7 +313,7 @@ impl Loader {
     /// There is no gap between two epochs. After `load_state_dict` the iteration continues from that state:
     /// ``epochs(3)`` is what remains of three epochs.
     #[pyo3(signature = (epochs, /))]
-    fn epochs<'py>(slf: &Bound<'py, Self>, epochs: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn epochs(slf: &Bound<'_, Self>, epochs: &Bound<'_, PyAny>) -> PyResult<Epochs> {
         let (first, end) = match epochs.cast::<PyRange>() {
             Ok(range) => {
                 let part = |name: &str| range.getattr(name)?.extract::<i64>();
@@ -275,24 +329,17 @@ impl Loader {
             }
             Err(_) => (0, whole("epochs", epochs)?),
         };
-        Self::iterate(slf, first..end, None)
+        Self::iterate(slf, Which::Range(first..end))
     }
 
     /// The batches of one epoch, or the rest of it after `load_state_dict`.
-    fn epoch<'py>(slf: &Bound<'py, Self>, epoch: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let epoch = whole::<u64>("epoch", epoch)?;
-        let next = epoch.saturating_add(1);
-        Self::iterate(slf, epoch..next, Some(next))
+    fn epoch(slf: &Bound<'_, Self>, epoch: &Bound<'_, PyAny>) -> PyResult<Epochs> {
+        Self::iterate(slf, Which::One(Some(whole("epoch", epoch)?)))
     }
 
     /// The batches of the next epoch, starting with 0; of the epoch that was set; or the rest after `load_state_dict`.
-    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let (py, shared) = (slf.py(), &slf.get().shared);
-        shared.check(py)?;
-        let epoch =
-            shared.with(py, |state| state.resume.as_ref().map_or(state.next_epoch, Checkpoint::epoch));
-        let next = epoch.saturating_add(1);
-        Self::iterate(slf, epoch..next, Some(next))
+    fn __iter__(slf: &Bound<'_, Self>) -> PyResult<Epochs> {
+        Self::iterate(slf, Which::One(None))
     }
 
     /// Make ``epoch`` the next one that ``iter(loader)`` begins.
@@ -309,6 +356,12 @@ impl Loader {
     /// The number of steps of this rank in an epoch.
     fn __len__(&self) -> PyResult<usize> {
         Ok(usize::try_from(self.plan.get().inner.steps(0))?)
+    }
+
+    /// What trainers read of a ``DataLoader``: ``batch_size``, and what they skip batches by when they resume.
+    fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let next = slf.get().shared.with(slf.py(), |state| state.next_epoch);
+        slf.py().import("twinbuf._trainers")?.call_method1("attribute", (slf, name, next))
     }
 
     /// The plan that determines the batches.
@@ -379,6 +432,13 @@ impl Loader {
         }
     }
 
+    /// A part of the step for the ``breakdown``: ``with loader.phase("forward"): ...``.
+    ///
+    /// What runs on a device counts only if the phase waits for it.
+    fn phase(&self, name: &str) -> Phase {
+        Phase::new(self.shared.breakdown.clone(), name)
+    }
+
     /// Where the time went so far, as a report.
     fn report(&self, py: Python<'_>) -> PyResult<Report> {
         self.shared.check(py)?;
@@ -392,7 +452,7 @@ impl Loader {
             None => report,
         };
         let name = self.shared.name.as_deref().unwrap_or_default();
-        Ok(Report::new(report, name, Kind::Loader).with_kept(kept))
+        Ok(Report::new(report, name, Kind::Loader).with_kept(kept).with_phases(&self.shared.breakdown))
     }
 
     /// End the thread, and raise an error that no batch has reported. Batches in use stay valid.
@@ -460,4 +520,17 @@ impl Loader {
              and send its `state_dict()`",
         ))
     }
+}
+
+pub(crate) fn read_mode_of(py: Python<'_>, name: &str) -> PyResult<ReadMode> {
+    Ok(match name {
+        "auto" => ReadMode::Auto,
+        "pread" => ReadMode::Pread,
+        "direct" => ReadMode::Direct,
+        _ => {
+            let line =
+                format!("option `read_mode`: wanted \"auto\", \"pread\" or \"direct\", found {name:?}");
+            return Err(errors::option(py, line));
+        }
+    })
 }

@@ -21,7 +21,7 @@ const CHUNK: u64 = 1 << 20;
 /// Parameters
 /// ----------
 /// data
-///     The data set, a tuple of several that have the same number of records, or that number. A smaller number makes a
+///     The data set, a tuple or dict of several that have the same number of records, or that number. A smaller number makes a
 ///     plan of the first records only. A loader refuses a plan of more records than its data set has.
 /// batch
 ///     Records in a batch of one rank.
@@ -38,8 +38,8 @@ const CHUNK: u64 = 1 << 20;
 ///     Whether to leave out the records that do not fill a last step. With False they make a smaller batch. With
 ///     several ranks the last step is filled up from the front of the epoch, so all ranks have the same number of
 ///     steps.
-#[pyclass(frozen, eq, module = "twinbuf", name = "Plan")]
-#[derive(PartialEq)]
+#[pyclass(frozen, eq, hash, module = "twinbuf", name = "Plan")]
+#[derive(PartialEq, Hash)]
 pub(crate) struct Plan {
     pub(crate) inner: twinbuf::Plan,
 }
@@ -47,8 +47,8 @@ pub(crate) struct Plan {
 /// A shuffle that mixes records within windows of ``chunks`` chunks from all over the files.
 ///
 /// A chunk has ``records`` records; by default as many as fit in 1 MiB. The page cache must hold two windows.
-#[pyclass(frozen, eq, module = "twinbuf", name = "Window")]
-#[derive(PartialEq)]
+#[pyclass(frozen, eq, hash, module = "twinbuf", name = "Window")]
+#[derive(PartialEq, Hash)]
 pub(crate) struct Window {
     #[pyo3(get)]
     chunks: u64,
@@ -64,6 +64,10 @@ impl Window {
         Ok(Self { chunks: whole("chunks", chunks)?, records: whole_or_none("records", records)? })
     }
 
+    fn __getnewargs__(&self) -> (u64, Option<u64>) {
+        (self.chunks, self.records)
+    }
+
     fn __repr__(&self) -> String {
         match self.records {
             Some(records) => format!("Window({}, {records})", self.chunks),
@@ -73,8 +77,8 @@ impl Window {
 }
 
 /// A shuffle of chunks of ``records`` consecutive records. The order within a chunk is kept.
-#[pyclass(frozen, eq, module = "twinbuf", name = "Chunks")]
-#[derive(PartialEq)]
+#[pyclass(frozen, eq, hash, module = "twinbuf", name = "Chunks")]
+#[derive(PartialEq, Hash)]
 pub(crate) struct Chunks {
     #[pyo3(get)]
     records: u64,
@@ -85,6 +89,10 @@ impl Chunks {
     #[new]
     fn new(records: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self { records: whole("records", records)? })
+    }
+
+    fn __getnewargs__(&self) -> (u64,) {
+        (self.records,)
     }
 
     fn __repr__(&self) -> String {
@@ -190,6 +198,19 @@ impl Plan {
         }
     }
 
+    /// The plan from its saved form, for ``pickle``.
+    #[staticmethod]
+    fn _saved(saved: &str) -> PyResult<Self> {
+        let inner = serde_json::from_str(saved).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Self { inner })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        let saved = serde_json::to_string(&slf.get().inner);
+        let saved = saved.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok((slf.get_type().getattr("_saved")?, (saved,)))
+    }
+
     fn __repr__(&self) -> String {
         let plan = &self.inner;
         let (rank, world) = (plan.rank(), plan.world());
@@ -217,13 +238,13 @@ fn shuffle_of(shuffle: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<S
         let records = match records {
             Some(records) => records,
             None => {
-                let record = |set: &Bound<'_, PyAny>| dataset::layout(set).ok()?.bytes();
-                let bytes = dataset::each(data).iter().map(record).sum::<Option<usize>>().ok_or_else(|| {
+                let bytes = dataset::each(data).iter().map(dataset::record_bytes).sum::<Option<u64>>();
+                let bytes = bytes.ok_or_else(|| {
                     PyValueError::new_err(
                         "shuffle: the size of a record is unknown: wanted Window(chunks, records), found Window(chunks)",
                     )
                 })?;
-                (CHUNK / (bytes as u64).max(1)).max(1)
+                (CHUNK / bytes.max(1)).max(1)
             }
         };
         return Ok(Shuffle::Window { chunk_records: records, window_chunks: chunks });

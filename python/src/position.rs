@@ -18,12 +18,9 @@ impl Position {
     }
 
     pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let text = serde_json::to_string(&self.checkpoint).map_err(|error| errors::option(py, error))?;
-        let state = py.import("json")?.call_method1("loads", (text,))?;
-        if self.exhausted {
-            state.set_item("epoch", self.checkpoint.epoch() + 1)?;
-            state.set_item("step", 0)?;
-        }
-        Ok(state)
+        let at = self.checkpoint.clone();
+        let at = if self.exhausted { at.next_epoch() } else { at };
+        let text = serde_json::to_string(&at).map_err(|error| errors::option(py, error))?;
+        py.import("json")?.call_method1("loads", (text,))
     }
 }

@@ -1,30 +1,62 @@
-//! `Records`: files of fixed-size records.
+//! `Records`: files of records, and what becomes of them on their way to the slot.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
-use twinbuf::mmap::{Cut, DType, Options, files};
+use pyo3::types::{PyByteArray, PyList, PySlice, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, files};
+use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
+use twinbuf::{BatchIndices, Dataset};
 
 use crate::dtype::{self, Layout};
 use crate::errors::{self, Failure};
 use crate::number::{whole, whole_or_none};
+use crate::transform::{self, Step};
 
-/// Records of one size in one or several files, numbered consecutively from the first file on.
+/// Records in one or several files, numbered consecutively from the first file on.
 ///
 /// Open them with one of the static methods. Each takes a path or a list of paths. A path may be a folder or a pattern
 /// such as ``train_*.bin``; its files are taken in natural order (``9`` before ``10``). All methods check every file's
 /// header and length, and none reads the data.
 ///
-/// A record is one row, the array's first axis; `windows` makes records of several rows.
+/// A record is one row, the array's first axis; `windows` makes records of several rows. `to` and `map` change records
+/// while a loader copies them into its slots. ``data[i]`` reads one record as a numpy array, ``data[10:20]`` several.
 #[pyclass(frozen, module = "twinbuf", name = "Records")]
 pub(crate) struct Records {
-    pub(crate) inner: Arc<twinbuf::Records>,
+    files: Files,
     format: Format,
     sources: Vec<PathBuf>,
     skip_short: bool,
+    steps: Vec<Step>,
+    /// The elements' type was chosen by `to`.
+    chosen: bool,
+    /// A record after the steps.
+    record: RecordType,
+}
+
+#[derive(Clone)]
+enum Files {
+    Fixed(Arc<twinbuf::Records>),
+    Ragged(Arc<RaggedRecords>),
+}
+
+impl Files {
+    fn ranges(&self) -> Arc<Ranges> {
+        match self {
+            Self::Fixed(records) => records.ranges(),
+            Self::Ragged(records) => records.ranges(),
+        }
+    }
+
+    fn data_set(&self) -> Box<dyn Dataset> {
+        match self {
+            Self::Fixed(records) => Box::new(records.clone()),
+            Self::Ragged(records) => Box::new(records.clone()),
+        }
+    }
 }
 
 /// How the files were opened, to open them again as windows.
@@ -34,11 +66,14 @@ enum Format {
     Headerless(DType),
     LlmC,
     Npy,
+    Npz(String),
     Safetensors(String),
+    /// Records that differ in length.
+    Ragged,
 }
 
 /// One path or several.
-fn paths_of(paths: &Bound<'_, PyAny>) -> PyResult<Vec<PathBuf>> {
+pub(crate) fn paths_of(paths: &Bound<'_, PyAny>) -> PyResult<Vec<PathBuf>> {
     let one = paths.extract::<PathBuf>().map(|path| vec![path]);
     one.or_else(|_| paths.extract::<Vec<PathBuf>>()).map_err(|_| {
         let found = paths.repr().map_or_else(|_| paths.get_type().to_string(), |found| found.to_string());
@@ -63,20 +98,123 @@ impl Records {
         let opened = py.detach(|| {
             let files = files(&sources)?;
             let options: Options = twinbuf::Records::options().skip_short(skip_short);
-            match &format {
+            let opened = match &format {
                 Format::Raw(bytes) => options.open(files, *bytes),
                 Format::Headerless(dtype) => options.open_headerless(files, *dtype, cut),
                 Format::LlmC => options.open_llm_c(files, cut),
                 Format::Npy => options.open_npy(files, cut),
+                Format::Npz(array) => options.open_npz(files, array, cut),
                 Format::Safetensors(tensor) => options.open_safetensors(files, tensor, cut),
-            }
+                Format::Ragged => {
+                    return RaggedRecords::open_megatron(files).map(Arc::new).map(Files::Ragged);
+                }
+            };
+            opened.map(Arc::new).map(Files::Fixed)
         });
-        let inner = Arc::new(opened.map_err(|error| errors::raise(py, Failure::of_file(&error)))?);
-        Ok(Self { inner, format, sources, skip_short })
+        let files = opened.map_err(|error| errors::raise(py, Failure::of_file(&error)))?;
+        Self::new(files, format, sources, skip_short)
     }
 
-    pub(crate) fn layout(&self) -> Layout {
-        Layout { dtype: self.inner.dtype(), shape: self.inner.shape().to_vec() }
+    fn new(files: Files, format: Format, sources: Vec<PathBuf>, skip_short: bool) -> PyResult<Self> {
+        let data = files.data_set();
+        let record = match data.element() {
+            Some((dtype, shape)) => RecordType::new(dtype, shape),
+            None => Ok(RecordType::bytes(data.record_bytes())),
+        };
+        let record = record.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let record = if let Files::Ragged(_) = files { record.ragged() } else { record };
+        Ok(Self { files, format, sources, skip_short, steps: Vec::new(), chosen: false, record })
+    }
+
+    /// The same records with one more step.
+    fn with(&self, step: Option<Step>) -> PyResult<Self> {
+        let (mut steps, mut record) = (self.steps.clone(), self.record.clone());
+        if let Some(step) = step {
+            record = step.output(&record).map_err(|error| PyValueError::new_err(error.to_string()))?;
+            steps.push(step);
+        }
+        let (files, format, sources) = (self.files.clone(), self.format.clone(), self.sources.clone());
+        Ok(Self { files, format, sources, skip_short: self.skip_short, steps, chosen: true, record })
+    }
+
+    /// For a loader. Tokens get the type that torch's embeddings and losses take, unless a type was chosen.
+    pub(crate) fn for_loader(&self) -> PyResult<(Box<dyn Dataset>, Vec<Step>)> {
+        let mut steps = self.steps.clone();
+        let tokens = matches!(self.record.dtype(), Some(DType::U16 | DType::U32));
+        if tokens && !self.chosen && !self.record.is_ragged() && self.record.shape().len() < 2 {
+            steps.push(Step::cast(self.dtype_in_slots(), DType::I64)?);
+        }
+        Ok((self.files.data_set(), steps))
+    }
+
+    fn dtype_in_slots(&self) -> DType {
+        self.record.dtype().unwrap_or(DType::U8)
+    }
+
+    /// Bytes of a record in the files, on average.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        let ranges = self.files.ranges();
+        ranges.bytes() / ranges.len().max(1)
+    }
+
+    fn not_ragged(&self, what: &str) -> PyResult<()> {
+        match self.record.is_ragged() {
+            true => Err(PyTypeError::new_err(format!(
+                "{what}: wanted records of one size, found records that differ in length"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Reads these records, and takes them through the steps.
+    fn read<'py>(&self, py: Python<'py>, numbers: &[u64]) -> PyResult<Bound<'py, PyAny>> {
+        let ranges = self.files.ranges();
+        let plan = twinbuf::Plan::builder(ranges.len()).batch(1).build();
+        let plan = plan.map_err(|error| errors::option(py, error))?;
+        let batches = numbers.iter().map(|&number| plan.batch(0, number));
+        let batches = batches
+            .collect::<Option<Vec<BatchIndices>>>()
+            .ok_or_else(|| PyIndexError::new_err("no such record"))?;
+        let mut all: Vec<Vec<u8>> = py
+            .detach(|| {
+                let read = |batch| {
+                    let mut bytes = vec![0; ranges.lengths(batch).sum()];
+                    ranges.read(batch, &mut bytes).map(|_| bytes)
+                };
+                batches.iter().map(read).collect::<Result<_, _>>()
+            })
+            .map_err(|error| errors::raise(py, Failure::of_file(&error)))?;
+        let mut record = self
+            .files
+            .data_set()
+            .element()
+            .map_or_else(
+                || Ok(RecordType::bytes(ranges.max_len())),
+                |(dtype, shape)| RecordType::new(dtype, shape),
+            )
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        if let Files::Ragged(_) = self.files {
+            record = record.ragged();
+        }
+        for step in &mut self.steps.clone() {
+            let out = step.output(&record).map_err(|error| errors::of_transform(py, error))?;
+            for (bytes, batch) in all.iter_mut().zip(&batches) {
+                // Aligned, as a slot is.
+                let mut room = vec![0_u64; out.len().div_ceil(8)];
+                let room: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut room)[..out.len()];
+                let made = step.apply_one(bytes, room, &Context::new(batch));
+                let made = made.map_err(|error| errors::of_transform(py, error))?;
+                *bytes = room[..made].to_vec();
+            }
+            record = out;
+        }
+        if record.is_ragged() {
+            let arrays = all
+                .iter()
+                .map(|bytes| transform::array(py, PyByteArray::new(py, bytes), &record, 1)?.get_item(0));
+            return Ok(PyList::new(py, arrays.collect::<PyResult<Vec<_>>>()?)?.into_any());
+        }
+        transform::array(py, PyByteArray::new(py, &all.concat()), &record, all.len())
     }
 }
 
@@ -123,6 +261,98 @@ impl Records {
         Self::open_as(paths, Format::Safetensors(tensor), skip_short)
     }
 
+    /// Open the array of this name in ``.npz`` files, as ``numpy.savez`` writes them. A record is one entry of the first
+    /// axis.
+    #[staticmethod]
+    #[pyo3(signature = (paths, array, *, skip_short=false))]
+    fn open_npz(paths: &Bound<'_, PyAny>, array: String, skip_short: bool) -> PyResult<Self> {
+        Self::open_as(paths, Format::Npz(array), skip_short)
+    }
+
+    /// Open records that differ in length: files of bytes, each with an index.
+    ///
+    /// An index is a ``.npy`` file of one more offset than there are records: record ``i`` is the bytes from offset ``i``
+    /// to offset ``i + 1``. ``numpy.cumsum([0] + [len(record) for record in records])`` makes one. In a batch, such
+    /// records are a list of arrays.
+    #[staticmethod]
+    fn open_indexed(paths: &Bound<'_, PyAny>, indexes: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let (py, sources, indexes) = (paths.py(), paths_of(paths)?, paths_of(indexes)?);
+        let opened = py.detach(|| {
+            let (data, indexes) = (files(&sources)?, files(&indexes)?);
+            match data.len() == indexes.len() {
+                true => RaggedRecords::open_indexed(data.into_iter().zip(indexes)).map(Ok),
+                false => Ok(Err((data.len(), indexes.len()))),
+            }
+        });
+        match opened.map_err(|error| errors::raise(py, Failure::of_file(&error)))? {
+            Ok(records) => Self::new(Files::Ragged(Arc::new(records)), Format::Ragged, sources, false),
+            Err((wanted, found)) => Err(PyValueError::new_err(format!(
+                "indexes: wanted one for each of {wanted} files, found {found}"
+            ))),
+        }
+    }
+
+    /// Open token files of Megatron-LM: ``.bin`` with an index in the ``.idx`` of the same name. A record is a sequence;
+    /// in a batch, they are a list of arrays.
+    #[staticmethod]
+    fn open_megatron(paths: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::open_as(paths, Format::Ragged, false)
+    }
+
+    /// The same records with elements of another type: they are cast while they are copied into the slot.
+    ///
+    /// ``dtype`` is one that holds every number of the old one, or a float. A loader casts tokens by default: records of
+    /// uint16 or uint32 with at most one axis become int64, the type that torch's embeddings and losses take.
+    /// ``to("uint16")`` leaves them as they are in the file.
+    ///
+    /// With ``mean`` or ``std``, one number or one for each channel (the last axis), an element ``x`` becomes
+    /// ``(x / most - mean) / std``, where ``most`` is 255 for uint8, 65535 for uint16, 32768 for int16, and 1 for floats.
+    /// ``planar`` puts the channels first: ``(height, width, channels)`` becomes ``(channels, height, width)``. Both make
+    /// float32.
+    #[pyo3(signature = (dtype, *, mean=None, std=None, planar=false))]
+    fn to(
+        &self,
+        dtype: &Bound<'_, PyAny>,
+        mean: Option<&Bound<'_, PyAny>>,
+        std: Option<&Bound<'_, PyAny>>,
+        planar: bool,
+    ) -> PyResult<Self> {
+        let (from, to) = (self.dtype_in_slots(), dtype::parse(dtype)?);
+        let step = match (mean, std) {
+            (None, None) if !planar && from == to => None,
+            (None, None) if !planar => Some(Step::cast(from, to)?),
+            _ if to != DType::F32 => {
+                return Err(PyValueError::new_err(format!(
+                    "dtype: wanted float32 for `mean`, `std` and `planar`, found {}",
+                    dtype::name(to)
+                )));
+            }
+            _ => Some(Step::Normal(self.normal(from, mean, std, planar)?)),
+        };
+        self.with(step)
+    }
+
+    /// The same records after ``function(record, seed)``, which returns an array of this type and shape for each.
+    ///
+    /// The reading threads call it, with a copy of the record as a numpy array, and take the GIL for that: use several
+    /// ``workers`` where it releases the GIL, as decoders do. ``seed`` is a number for this record in this epoch, made of
+    /// the plan's seed: the same after any resume. Seed a generator with it to make random changes repeatable.
+    fn map(
+        &self,
+        function: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+        shape: Vec<usize>,
+    ) -> PyResult<Self> {
+        if !function.is_callable() {
+            return Err(PyTypeError::new_err(format!(
+                "function: wanted a function, found {}",
+                function.repr()?
+            )));
+        }
+        let to = Layout { dtype: dtype::parse(dtype)?, shape };
+        self.with(Some(Step::map(function, self.record.clone(), to)))
+    }
+
     /// The same files as windows of ``rows`` rows, one every ``stride`` rows.
     ///
     /// ``windows(1025, 1024)`` is inputs and targets of 1024 tokens: adjacent windows share one token. No window
@@ -131,9 +361,15 @@ impl Records {
     fn windows(&self, rows: &Bound<'_, PyAny>, stride: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let py = rows.py();
         let (rows, stride) = (whole("rows", rows)?, whole_or_none("stride", stride)?);
+        self.not_ragged("windows")?;
         if let Format::Raw(_) = self.format {
             return Err(PyValueError::new_err(
                 "windows are made of rows, and plain bytes have none: open the files with `open_headerless`",
+            ));
+        }
+        if self.chosen {
+            return Err(PyValueError::new_err(
+                "windows: wanted a call before `to` and `map`, found one after them",
             ));
         }
         let cut = Cut::Windows { rows, stride: stride.unwrap_or(rows) };
@@ -141,48 +377,135 @@ impl Records {
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.inner.len())?)
+        Ok(usize::try_from(self.files.ranges().len())?)
+    }
+
+    /// A record as a numpy array, or those of a slice: an array with one axis more, or a list of records that differ in
+    /// length. Each call reads from the files.
+    fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let len = isize::try_from(self.files.ranges().len())?;
+        if let Ok(slice) = index.cast::<PySlice>() {
+            let part = slice.indices(len)?;
+            let numbers = (0..part.slicelength).map(|i| (part.start + i as isize * part.step) as u64);
+            return self.read(py, &numbers.collect::<Vec<_>>());
+        }
+        let wanted = index.extract::<isize>()?;
+        let number = if wanted < 0 { wanted + len } else { wanted };
+        if !(0..len).contains(&number) {
+            return Err(PyIndexError::new_err(format!("wanted a record below {len}, found {wanted}")));
+        }
+        self.read(py, &[number as u64])?.get_item(0)
     }
 
     /// The name of the elements' type, as numpy and torch spell it.
     #[getter]
     fn dtype(&self) -> &'static str {
-        dtype::name(self.inner.dtype())
+        dtype::name(self.dtype_in_slots())
     }
 
-    /// The shape of one record.
+    /// The shape of one record; of the longest, if they differ in length.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.inner.shape())
+        PyTuple::new(py, self.record.shape())
     }
 
-    /// The bytes of all records. Bytes shared by several windows are counted for each of them.
+    /// The bytes of all records in the files. Bytes shared by several windows are counted for each of them.
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.inner.bytes()
+        self.files.ranges().bytes()
     }
 
     /// The files, in the order of their records.
     #[getter]
     fn paths(&self) -> Vec<PathBuf> {
-        self.inner.shards().iter().map(|shard| shard.path().to_owned()).collect()
+        self.files.ranges().shards().iter().map(|shard| shard.path().to_owned()).collect()
     }
 
     /// The files that ``skip_short`` left out, because they are shorter than one record.
     #[getter]
     fn skipped(&self) -> Vec<PathBuf> {
-        self.inner.skipped().to_vec()
+        match &self.files {
+            Files::Fixed(records) => records.skipped().to_vec(),
+            Files::Ragged(_) => Vec::new(),
+        }
     }
 
     fn __repr__(&self) -> String {
-        let Layout { dtype, shape } = self.layout();
-        let files = self.inner.shards().len();
-        format!("<Records: {} of {} {shape:?} in {files} file(s)>", self.inner.len(), dtype::name(dtype))
+        let ranges = self.files.ranges();
+        let (records, files) = (ranges.len(), ranges.shards().len());
+        let upto = if self.record.is_ragged() { "up to " } else { "" };
+        let (dtype, shape) = (dtype::name(self.dtype_in_slots()), self.record.shape());
+        format!("<Records: {records} of {upto}{dtype} {shape:?} in {files} file(s)>")
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.steps.iter().filter_map(Step::object).try_for_each(|object| object.traverse(&visit))
+    }
+
+    fn __clear__(&self) {
+        self.steps.iter().filter_map(Step::object).for_each(|object| object.clear());
     }
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(
             "Records cannot be pickled, because they hold open files: open them in the process that reads them",
         ))
+    }
+}
+
+impl Records {
+    /// A normalization of each channel.
+    fn normal(
+        &self,
+        from: DType,
+        mean: Option<&Bound<'_, PyAny>>,
+        std: Option<&Bound<'_, PyAny>>,
+        planar: bool,
+    ) -> PyResult<Transform> {
+        let wrong = |error: &dyn std::fmt::Display| PyValueError::new_err(error.to_string());
+        let shape = self.record.shape();
+        let one = |numbers: &Option<Vec<f64>>| numbers.as_ref().is_none_or(|numbers| numbers.len() == 1);
+        let numbers = |found: Option<&Bound<'_, PyAny>>| {
+            found
+                .map(|found| found.extract::<f64>().map(|one| vec![one]).or_else(|_| found.extract()))
+                .transpose()
+        };
+        let (mean, std) = (numbers(mean)?, numbers(std)?);
+        // One number for all channels needs none.
+        let channels =
+            if one(&mean) && one(&std) && !planar { 1 } else { shape.last().copied().unwrap_or(1) };
+        let mut transform = Transform::new(from, channels).map_err(|error| wrong(&error))?;
+        if mean.is_some() || std.is_some() {
+            let most = match from {
+                DType::U8 => 255.0,
+                DType::U16 => 65535.0,
+                DType::I16 => 32768.0,
+                _ => 1.0,
+            };
+            let each = |numbers: Option<Vec<f64>>, default: f64| match numbers {
+                None => vec![default; channels],
+                Some(one) if one.len() == 1 => vec![one[0]; channels],
+                Some(numbers) => numbers,
+            };
+            let (mean, std) = (each(mean, 0.0), each(std, 1.0));
+            let scale: Vec<f32> = std.iter().map(|std| (1.0 / (most * std)) as f32).collect();
+            let shift: Vec<f32> = mean.iter().zip(&std).map(|(mean, std)| (-mean / std) as f32).collect();
+            if mean.len() != channels || std.len() != channels {
+                let (mean, std) = (mean.len(), std.len());
+                return Err(PyValueError::new_err(format!(
+                    "mean, std: wanted one number or {channels}, one for each channel, found {mean} and {std}"
+                )));
+            }
+            transform = transform.normalise(&scale, &shift).map_err(|error| wrong(&error))?;
+        }
+        if planar {
+            let [.., height, width, _] = shape else {
+                return Err(PyValueError::new_err(format!(
+                    "planar: wanted records of height, width and channels, found {shape:?}"
+                )));
+            };
+            transform = transform.planar(height * width).map_err(|error| wrong(&error))?;
+        }
+        Ok(transform)
     }
 }

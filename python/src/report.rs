@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use twinbuf::observe;
+use twinbuf::{Breakdown, observe};
 
 use crate::errors::in_python;
 
@@ -57,6 +57,8 @@ pub(crate) struct Report {
     line: String,
     #[pyo3(get)]
     kept: u64,
+    /// The breakdown, if there is one.
+    phases: String,
 }
 
 /// What the last batches would have taken with other settings. Times are seconds.
@@ -112,7 +114,7 @@ fn seconds(time: Duration) -> f64 {
 
 impl Report {
     pub(crate) fn new(inner: twinbuf::Report, name: &str, kind: Kind) -> Self {
-        Self { inner, name: name.to_string(), kind, line: String::new(), kept: 0 }
+        Self { inner, name: name.to_string(), kind, line: String::new(), kept: 0, phases: String::new() }
     }
 
     pub(crate) fn watched(inner: twinbuf::Report, name: &str, line: &str) -> Self {
@@ -121,6 +123,11 @@ impl Report {
 
     pub(crate) fn with_kept(self, kept: u64) -> Self {
         Self { kept, ..self }
+    }
+
+    pub(crate) fn with_phases(self, breakdown: &Breakdown) -> Self {
+        let phases = if breakdown.is_on() { format!("\n{breakdown}") } else { String::new() };
+        Self { phases, ..self }
     }
 
     /// The crate's text in Python's words.
@@ -300,7 +307,7 @@ impl Report {
                 format!("\n{kept} batches were kept while their slots were needed: the slots got new memory.")
             }
         };
-        name + &self.in_python(&self.inner.to_string()) + &kept
+        name + &self.in_python(&self.inner.to_string()) + &kept + &self.phases
     }
 
     fn __repr__(&self) -> String {

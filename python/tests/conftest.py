@@ -64,12 +64,14 @@ def make(folder: Path, kind: str) -> Case:
         return Case(tb.Records.open(path, 60), records)
     if kind == "headerless":
         tokens.tofile(path)
-        return Case(tb.Records.open_headerless(path, "uint16").windows(17, 16), windows(tokens, 17, 16))
+        return Case(
+            tb.Records.open_headerless(path, "uint16").windows(17, 16).to("uint16"), windows(tokens, 17, 16)
+        )
     if kind == "llm_c":
         header = np.zeros(256, dtype=np.int32)
         header[:3] = 20240520, 1, len(tokens)
         path.write_bytes(header.tobytes() + tokens.tobytes())
-        return Case(tb.Records.open_llm_c(path).windows(33, 32), windows(tokens, 33, 32))
+        return Case(tb.Records.open_llm_c(path).windows(33, 32).to("uint16"), windows(tokens, 33, 32))
     if kind == "npy":
         np.save(folder / "a.npy", rows)
         return Case(tb.Records.open_npy(folder / "a.npy"), rows)

@@ -103,7 +103,7 @@ def test_stop_iteration_does_not_end_the_epoch_in_silence(overlap: bool) -> None
 
     data = Empty()
     loader = tb.Loader(data, tb.Plan(data, 8), overlap=overlap)
-    with pytest.raises(RuntimeError, match="read_into raised StopIteration") as caught:
+    with pytest.raises(RuntimeError, match="the data set raised StopIteration") as caught:
         list(loader.epoch(0))
     assert isinstance(caught.value.__cause__, StopIteration)
     assert caught.value.__notes__ == ["epoch 0, step 0: the batch could not be read"]

@@ -215,16 +215,18 @@ def test_one_iteration_at_a_time(numbers: Numbers) -> None:
     old = loader.epoch(0)
     assert next(old).step == 0
     new = loader.epoch(1)
+    assert next(old).step == 1  # the other begins at its first batch
+    assert next(new).step == 0
     with pytest.raises(tb.LoaderError, match="another iteration"):
         next(old)
     del old
-    assert [batch.step for batch in new] == list(range(16))
+    assert [batch.step for batch in new] == list(range(1, 16))
     assert list(new) == []
     loader.close()
     loader.close()
     with pytest.raises(tb.LoaderError, match="closed"):
         loader.epoch(0)
-    assert loader.report().batches == 17
+    assert loader.report().batches == 18
 
 
 def test_threads_share_an_iterator(numbers: Numbers) -> None:

@@ -1,5 +1,6 @@
 """The programs in the README run."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -20,8 +22,11 @@ def test_the_programs_in_the_readme(
     for number in range(2):
         (tmp_path / f"fineweb_train_{number}.bin").write_bytes(header.tobytes() + tokens.tobytes())
     for number in range(2):
-        np.save(tmp_path / f"images_{number}.npy", np.zeros((200, 4, 4), dtype=np.uint8))
+        np.save(tmp_path / f"images_{number}.npy", np.zeros((200, 4, 4, 3), dtype=np.uint8))
         np.save(tmp_path / f"labels_{number}.npy", np.zeros(200, dtype=np.int64))
+    save_file({f"layers.{layer}.up": torch.ones(3) for layer in range(2)}, tmp_path / "a.safetensors")
+    index = {"weight_map": {f"layers.{layer}.up": "a.safetensors" for layer in range(2)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.chdir(tmp_path)
     steps = 0
 
@@ -30,11 +35,12 @@ def test_the_programs_in_the_readme(
         steps += 1
         if targets is not None:
             assert inputs.shape == targets.shape == (32, 1024)
-            assert torch.equal(inputs[:, 1:].int(), targets[:, :-1].int())
+            assert torch.equal(inputs[:, 1:], targets[:, :-1])
+            assert inputs.dtype == torch.int64
 
     names: dict[str, Any] = {"np": np, "train": train, "use": torch.sum, "dataloader": [torch.ones(3)] * 4}
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for block in blocks:
         exec(block.replace('"cuda"', '"cpu"'), names)
     assert steps == 18 + 18

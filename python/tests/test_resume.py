@@ -58,7 +58,7 @@ def test_resume_epoch_by_epoch(npy: Case) -> None:
         other.load_state_dict(copy.deepcopy(state))
         for epoch in range(stop // 11, 3):
             rest += bytes_of(iter(other))
-            assert other.state_dict() == {**state, "epoch": epoch + 1, "step": 0}
+            assert other.state_dict() == {**state, "epoch": epoch + 1, "step": 0, "trained": 11 * (epoch + 1)}
         assert rest == [batch for batches in expected for batch in batches][stop + 1 :]
 
 

@@ -1,8 +1,9 @@
 """Overlap reading with training: one buffer is filled while the other is used.
 
-`Records` are fixed-size records in files, `Plan` says which of them make which batch, and `Loader` reads the
+`Records` are records in files, `Plan` says which of them make which batch, and `Loader` reads the
 batches ahead of their use. A `Batch` is the slot that it was read into: `Batch.numpy` and `Batch.torch` copy
-nothing. `prefetch` and `watch` go around any other iterable.
+nothing. `prefetch` and `watch` go around any other iterable. `generate` does the same for data that code
+makes, and `stream` for the weights of a model (`Tensors`).
 
 >>> import numpy, tempfile, twinbuf as tb
 >>> folder = tempfile.TemporaryDirectory()
@@ -14,23 +15,30 @@ nothing. `prefetch` and `watch` go around any other iterable.
 """
 
 import atexit
+from multiprocessing.reduction import ForkingPickler as _ForkingPickler
+from typing import Any as _Any
 
 from ._generate import generate
 from ._prefetch import Prefetcher, prefetch
 from ._twinbuf import (
     Batch,
     Chunks,
+    Group,
     Loader,
     Plan,
     Prediction,
     Records,
     Report,
+    Stream,
+    Tensors,
     Window,
     __version__,
     _close_all,
+    stream,
 )
 from ._watch import Watched, watch
 from .errors import CheckpointError, Error, FileError, ForkedError, LoaderError, OptionError
+from .tensors import TensorInfo
 
 __all__ = [
     "Batch",
@@ -39,6 +47,7 @@ __all__ = [
     "Error",
     "FileError",
     "ForkedError",
+    "Group",
     "Loader",
     "LoaderError",
     "OptionError",
@@ -47,12 +56,31 @@ __all__ = [
     "Prefetcher",
     "Records",
     "Report",
+    "Stream",
+    "TensorInfo",
+    "Tensors",
     "Watched",
     "Window",
     "__version__",
     "generate",
     "prefetch",
+    "stream",
     "watch",
 ]
 
 atexit.register(_close_all)
+
+
+def _refuse(message: str) -> None:
+    raise TypeError(message)
+
+
+def _reduce(batch: Batch) -> tuple[_Any, tuple[str]]:
+    return _refuse, (
+        "a worker process sent a Batch, which is a slot of a loader in that process: yield a copy of its "
+        "data, `batch.numpy().copy()`, or iterate over the loader without the `DataLoader`",
+    )
+
+
+# A worker process prints what pickle raises and sends nothing: the other process would wait for ever.
+_ForkingPickler.register(Batch, _reduce)

@@ -178,6 +178,18 @@ impl Checkpoint {
         self
     }
 
+    /// Returns the start of the next epoch. The loader never delivers the rest of this one.
+    #[must_use]
+    pub fn next_epoch(mut self) -> Self {
+        (self.epoch, self.step) = (self.epoch.saturating_add(1), 0);
+        if let Some(identity) = &mut self.identity {
+            let end = identity.rest().map_or(0, |rest| rest.max_steps());
+            identity.before.clear();
+            identity.trained = (self.epoch, identity.trained.1.saturating_add(end));
+        }
+        self
+    }
+
     /// Returns the plan of the loader that made the checkpoint, as rank 0 has it. Returns `None` for
     /// [`start`](Self::start).
     #[must_use]

@@ -10,6 +10,7 @@ use super::TensorStream;
 use super::group::{Group, Place};
 use crate::backend::Waiting;
 use crate::error::Error;
+use crate::observe::report::Report;
 use crate::slot::Ticket;
 
 /// An iterator over the groups of one pass. [`TensorStream::pass`] returns it.
@@ -105,6 +106,12 @@ impl<'s> Pass<'s> {
     /// [errors](Pass#errors) are listed on the type.
     pub async fn next_async(&mut self) -> Option<Result<Group, Error>> {
         poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Reports where the time went so far; see [`TensorStream::report`].
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.stream.report()
     }
 
     fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<Group, Error>>> {

@@ -1,0 +1,134 @@
+//! What a loop iterates over: begins reading at its first batch, and has a length.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use pyo3::exceptions::{PyException, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+use pyo3::{PyTraverseError, PyVisit};
+use twinbuf::Checkpoint;
+
+use crate::engine::State;
+use crate::object::Object;
+
+/// The batches of an iteration of a loader. Programs ask for an iterator, and for its length, without iterating: the
+/// iteration begins at the first batch.
+#[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
+pub(crate) struct Epochs {
+    start: Start,
+    which: Which,
+    begun: OnceLock<Py<PyAny>>,
+    /// Held by the thread that begins.
+    beginning: Mutex<()>,
+    /// Batches of the whole iteration once that is known, and those handed out.
+    all: OnceLock<u64>,
+    received: AtomicU64,
+    map: Option<Arc<Object>>,
+    /// A batch whose `map` was interrupted.
+    interrupted: Mutex<Option<Py<PyAny>>>,
+}
+
+/// A loader, and what is asked of it.
+pub(crate) struct Start {
+    pub(crate) loader: Py<PyAny>,
+    /// Begins an iteration.
+    pub(crate) begin: fn(&Bound<'_, PyAny>, &Which) -> PyResult<Py<PyAny>>,
+    /// The number of its batches, if it begins now.
+    pub(crate) count: fn(&Bound<'_, PyAny>, &Which) -> PyResult<u64>,
+}
+
+#[derive(Clone)]
+pub(crate) enum Which {
+    /// Several epochs.
+    Range(Range<u64>),
+    /// One epoch: the next one, if it has no number.
+    One(Option<u64>),
+}
+
+impl Which {
+    /// The epochs; and if it is a single one, the epoch after it.
+    pub(crate) fn epochs(&self, state: &State) -> (Range<u64>, Option<u64>) {
+        let one = match self {
+            Self::Range(epochs) => return (epochs.clone(), None),
+            Self::One(Some(epoch)) => *epoch,
+            Self::One(None) => state.resume.as_ref().map_or(state.next_epoch, Checkpoint::epoch),
+        };
+        let next = one.saturating_add(1);
+        (one..next, Some(next))
+    }
+}
+
+impl Epochs {
+    pub(crate) fn new(start: Start, which: Which, map: Option<Arc<Object>>) -> Self {
+        let (begun, all) = (OnceLock::new(), OnceLock::new());
+        let (beginning, received, interrupted) = (Mutex::new(()), AtomicU64::new(0), Mutex::new(None));
+        Self { start, which, begun, beginning, all, received, map, interrupted }
+    }
+
+    fn all(&self, py: Python<'_>) -> PyResult<u64> {
+        match self.all.get() {
+            Some(&all) => Ok(all),
+            // Not within the lock's own call, which would wait while it holds the GIL.
+            None => {
+                let all = (self.start.count)(self.start.loader.bind(py), &self.which)?;
+                Ok(*self.all.get_or_init(|| all))
+            }
+        }
+    }
+
+    fn taken(&self) -> Option<Py<PyAny>> {
+        self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl Epochs {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// The batches that are left.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        // Relaxed: a number for whoever asks, and nothing depends on it.
+        Ok(usize::try_from(self.all(py)?.saturating_sub(self.received.load(Ordering::Relaxed)))?)
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let batches = match self.begun.get() {
+            Some(batches) => batches,
+            None => {
+                let _one = self.beginning.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+                if self.begun.get().is_none() {
+                    self.all(py)?;
+                    let _ = self.begun.set((self.start.begin)(self.start.loader.bind(py), &self.which)?);
+                }
+                self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))?
+            }
+        };
+        let batch = match self.taken() {
+            Some(batch) => batch,
+            None => match batches.bind(py).cast::<pyo3::types::PyIterator>()?.clone().next() {
+                Some(batch) => batch?.unbind(),
+                None => return Ok(None),
+            },
+        };
+        let batch = match self.map.as_ref().and_then(|map| map.get(py)) {
+            None => batch,
+            Some(map) => map.bind(py).call1((&batch,)).map(Bound::unbind).inspect_err(|raised| {
+                if !raised.is_instance_of::<PyException>(py) {
+                    *self.interrupted.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(batch.clone_ref(py));
+                }
+            })?,
+        };
+        self.received.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(batch))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.start.loader)?;
+        visit.call(self.begun.get())
+    }
+}

@@ -1,0 +1,46 @@
+//! What the parts of a batch are in: nothing, a tuple, or a dict.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+/// What the parts of a batch are in: the shape of `data`.
+#[derive(Clone)]
+pub(crate) enum Names {
+    One,
+    Tuple,
+    Dict(Arc<[String]>),
+}
+
+impl Names {
+    pub(crate) fn of(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(fields) = data.cast::<PyDict>() {
+            let name = |name: Bound<'_, PyAny>| {
+                let found = name.repr()?;
+                name.extract::<String>().map_err(|_| {
+                    PyTypeError::new_err(format!("data: wanted names as keys of the dict, found {found}"))
+                })
+            };
+            return Ok(Self::Dict(fields.keys().iter().map(name).collect::<PyResult<_>>()?));
+        }
+        Ok(if data.is_instance_of::<PyTuple>() { Self::Tuple } else { Self::One })
+    }
+
+    pub(crate) fn pack<'py>(
+        &self,
+        py: Python<'py>,
+        mut parts: impl ExactSizeIterator<Item = PyResult<Bound<'py, PyAny>>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::One => parts.next().unwrap_or_else(|| Ok(py.None().into_bound(py))),
+            Self::Tuple => Ok(PyTuple::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any()),
+            Self::Dict(names) => {
+                let dict = PyDict::new(py);
+                names.iter().zip(parts).try_for_each(|(name, part)| dict.set_item(name, part?))?;
+                Ok(dict.into_any())
+            }
+        }
+    }
+}

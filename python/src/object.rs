@@ -1,0 +1,36 @@
+//! References to Python objects that the garbage collector sees.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+
+/// The loader's only reference to a data set or a function written in Python, shared by all of its threads. The garbage
+/// collector finds cycles by counting references, and sees only those that a Python object reports.
+pub(crate) struct Object(Mutex<Option<Py<PyAny>>>);
+
+impl Object {
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
+        Self(Mutex::new(Some(object.clone().unbind())))
+    }
+
+    pub(crate) fn copy(&self, py: Python<'_>) -> Self {
+        Self(Mutex::new(self.get(py)))
+    }
+
+    pub(crate) fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        // Held only while a count changes, and never while Python code runs.
+        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        object.as_ref().map(|object| object.clone_ref(py))
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // A reference that is not reported is not collected this time.
+        self.0.try_lock().map_or(Ok(()), |object| visit.call(&*object))
+    }
+
+    pub(crate) fn clear(&self) {
+        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(object);
+    }
+}

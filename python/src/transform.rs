@@ -1,0 +1,218 @@
+//! What becomes of a record on its way from the file to the slot: a cast, a normalization, or a call of Python code.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyTuple};
+use twinbuf::BoxError;
+use twinbuf::mmap::DType;
+use twinbuf::transform::{Context, Convert, RecordTransform, RecordType, Transform};
+
+use crate::dtype::{self, Layout};
+use crate::object::Object;
+use crate::reading::Reading;
+
+/// One step of the way. A data set has a list of them.
+#[derive(Clone)]
+pub(crate) enum Step {
+    Cast {
+        from: DType,
+        to: DType,
+    },
+    /// To float32, with a scale and a shift for each channel, or as planes.
+    Normal(Transform),
+    Map(Arc<Function>),
+}
+
+/// A Python function that is called for each record.
+pub(crate) struct Function {
+    object: Arc<Object>,
+    /// What it is called with, and what it returns.
+    from: RecordType,
+    to: Layout,
+    /// The loader that calls it.
+    loader: Arc<AtomicBool>,
+}
+
+impl Step {
+    /// A cast that the crates or this module have.
+    pub(crate) fn cast(from: DType, to: DType) -> PyResult<Self> {
+        let step = Self::Cast { from, to };
+        match convert(from, to, &[], bytemuck::cast_slice_mut::<u64, u8>(&mut [])) {
+            Ok(()) => Ok(step),
+            Err(_) => {
+                let (from, to) = (dtype::name(from), dtype::name(to));
+                Err(PyTypeError::new_err(format!(
+                    "dtype: wanted a type that holds every {from}, or a float, found {to}: use `map` for another"
+                )))
+            }
+        }
+    }
+
+    pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: Layout) -> Self {
+        let object = Arc::new(Object::new(function));
+        Self::Map(Arc::new(Function { object, from, to, loader: Arc::default() }))
+    }
+
+    /// The same step for one loader, and the Python object that it refers to: the garbage collector counts references.
+    pub(crate) fn of_loader(&self, py: Python<'_>, loader: &Arc<AtomicBool>) -> (Self, Option<Arc<Object>>) {
+        let Self::Map(function) = self else { return (self.clone(), None) };
+        let Function { object, from, to, .. } = &**function;
+        let object = Arc::new(object.copy(py));
+        let (from, to, loader) = (from.clone(), to.clone(), loader.clone());
+        (Self::Map(Arc::new(Function { object: object.clone(), from, to, loader })), Some(object))
+    }
+
+    pub(crate) fn object(&self) -> Option<&Object> {
+        match self {
+            Self::Map(function) => Some(&function.object),
+            _ => None,
+        }
+    }
+}
+
+impl RecordTransform for Step {
+    fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
+        let ragged = |found: RecordType| if record.is_ragged() { found.ragged() } else { found };
+        match self {
+            Self::Cast { from, to } => match record.dtype() {
+                Some(_) => RecordType::new(*to, record.shape()).map(ragged),
+                None => RecordType::new(*to, [record.len() / from.size()]).map(ragged),
+            },
+            Self::Normal(transform) => transform.output(record),
+            Self::Map(function) => RecordType::new(function.to.dtype, function.to.shape.clone()),
+        }
+    }
+
+    fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
+        match self {
+            Self::Cast { from: DType::U16, to: DType::U32 } => Convert::U16ToU32.apply(records, out, context),
+            Self::Cast { from: DType::U16, to: DType::I64 } => Convert::U16ToI64.apply(records, out, context),
+            Self::Cast { from: DType::F32, to: DType::F16 } => Convert::F32ToF16.apply(records, out, context),
+            Self::Cast { from: DType::F32, to: DType::Bf16 } => {
+                Convert::F32ToBf16.apply(records, out, context)
+            }
+            Self::Cast { from, to } => convert(*from, *to, records, out),
+            Self::Normal(transform) => RecordTransform::apply(transform, records, out, context),
+            Self::Map(function) => {
+                let bytes = function.to.bytes().unwrap_or_default();
+                let count = out.len() / bytes;
+                // Of records of one size: those that differ are applied one by one.
+                let each = records.chunks_exact((records.len() / count.max(1)).max(1));
+                let each = each.zip(out.chunks_exact_mut(bytes)).zip(context.records());
+                for ((record, out), context) in each {
+                    function.apply(record, out, context.seed)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
+        let len = match self {
+            Self::Cast { from, to } => record.len() / from.size() * to.size(),
+            Self::Normal(transform) => transform.out_len(record.len())? * DType::F32.size(),
+            Self::Map(function) => function.to.bytes().unwrap_or_default(),
+        };
+        let found = out.len();
+        let out = out.get_mut(..len);
+        let out = out.ok_or_else(|| format!("wanted room for a record of {len} bytes, found {found}"))?;
+        self.apply(record, out, context).map(|()| len)
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl Function {
+    fn apply(&self, record: &[u8], out: &mut [u8], seed: u64) -> Result<(), BoxError> {
+        let called = Python::try_attach(|py| self.call(py, record, out, seed));
+        Ok(called.ok_or("the interpreter is shutting down")??)
+    }
+
+    /// Calls the function with its own copy of the record, and copies what it returns.
+    fn call(&self, py: Python<'_>, record: &[u8], out: &mut [u8], seed: u64) -> PyResult<()> {
+        let function = self.object.get(py);
+        let function = function.ok_or_else(|| PyRuntimeError::new_err("the loader was collected"))?;
+        let array = array(py, PyByteArray::new(py, record), &self.from, 1)?.get_item(0)?;
+        let reading = Reading::begin(&self.loader);
+        let made = function.bind(py).call1((array, seed))?;
+        drop(reading);
+        let made = py.import("numpy")?.call_method1("asarray", (made,))?;
+        let (found, shape) = (made.getattr("dtype")?, made.getattr("shape")?.extract::<Vec<usize>>()?);
+        if dtype::parse(&found).ok() != Some(self.to.dtype) || shape != self.to.shape {
+            let (wanted, of) = (dtype::name(self.to.dtype), &self.to.shape);
+            return Err(PyTypeError::new_err(format!(
+                "map: wanted an array of {wanted} {of:?}, found one of {found} {shape:?}"
+            )));
+        }
+        let bytes = made.call_method0("tobytes")?.cast_into::<PyBytes>()?;
+        out.copy_from_slice(bytes.as_bytes());
+        Ok(())
+    }
+}
+
+/// Bytes as a numpy array of this many records; of one record that is shorter than the others, if they differ.
+pub(crate) fn array<'py>(
+    py: Python<'py>,
+    bytes: Bound<'py, PyByteArray>,
+    record: &RecordType,
+    records: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let dtype = record.dtype().unwrap_or(DType::U8);
+    if dtype::format(dtype).is_none() {
+        let name = dtype::name(dtype);
+        return Err(PyTypeError::new_err(format!("numpy has no {name}: use `to(\"float32\")`")));
+    }
+    let flat = py.import("numpy")?.call_method1("frombuffer", (bytes, dtype::name(dtype)))?;
+    let shape = if record.is_ragged() { vec![flat.len()?] } else { record.shape().to_vec() };
+    let shape: Vec<usize> = std::iter::once(records).chain(shape).collect();
+    flat.call_method1("reshape", (PyTuple::new(py, shape)?,))
+}
+
+/// Converts numbers one by one: each to a type that holds it, or to the nearest float.
+fn convert(from: DType, to: DType, records: &[u8], out: &mut [u8]) -> Result<(), BoxError> {
+    macro_rules! cast {
+        ($($from:ident $number:ty: $($to:ident $result:ty),+;)+) => {
+            match (from, to) {
+                $($((DType::$from, DType::$to) => each(records, out, |number: $number| number as $result),)+)+
+                (_, DType::F32) => {
+                    let numbers = bytemuck::try_cast_slice_mut(out).map_err(|error| format!("{error}"))?;
+                    Transform::new(from, 1)?.apply(records, numbers)?;
+                    Ok(())
+                }
+                (DType::U16, DType::U32 | DType::I64) | (DType::F32, DType::F16 | DType::Bf16) if out.is_empty() => Ok(()),
+                _ => Err("no such cast".into()),
+            }
+        };
+    }
+    cast! {
+        Bool u8: U8 u8, I16 i16, I32 i32, I64 i64, U16 u16, U32 u32, U64 u64, F32 f32, F64 f64;
+        U8 u8: I16 i16, I32 i32, I64 i64, U16 u16, U32 u32, U64 u64, F64 f64;
+        I8 i8: I16 i16, I32 i32, I64 i64, F32 f32, F64 f64;
+        U16 u16: I32 i32, U64 u64, F64 f64;
+        I16 i16: I32 i32, I64 i64, F64 f64;
+        U32 u32: I64 i64, U64 u64, F32 f32, F64 f64;
+        I32 i32: I64 i64, F32 f32, F64 f64;
+        U64 u64: F32 f32, F64 f64;
+        I64 i64: F32 f32, F64 f64;
+        F32 f32: F64 f64;
+        F64 f64: F32 f32;
+    }
+}
+
+fn each<A: AnyBitPattern, B: NoUninit + AnyBitPattern>(
+    records: &[u8],
+    out: &mut [u8],
+    convert: impl Fn(A) -> B,
+) -> Result<(), BoxError> {
+    let out: &mut [B] = bytemuck::try_cast_slice_mut(out).map_err(|error| format!("the slot: {error}"))?;
+    for (number, out) in records.chunks_exact(size_of::<A>()).zip(out) {
+        *out = convert(bytemuck::pod_read_unaligned(number));
+    }
+    Ok(())
+}

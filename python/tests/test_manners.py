@@ -1,0 +1,225 @@
+"""What programs do with a loader and its objects besides iterating over it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Case
+
+import twinbuf as tb
+
+Numbers = Callable[..., tb.Loader]
+
+
+def test_an_epoch_begins_at_its_first_batch(numbers: Numbers) -> None:
+    loader = numbers()
+    iter(loader)
+    iter(loader)
+    assert {batch.epoch for batch in loader} == {0}
+    iter(loader)
+    assert {batch.epoch for batch in loader} == {1}
+    # The rest of an epoch outlives a peek.
+    it = iter(loader)
+    next(it)
+    next(it)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    iter(loader)
+    loader.epochs(5)
+    loader.epoch(9)
+    assert [(batch.epoch, batch.step) for batch in loader] == [(2, step) for step in range(2, 16)]
+    assert {batch.epoch for batch in loader} == {3}
+
+
+def test_a_peek_does_not_end_an_iteration(numbers: Numbers) -> None:
+    loader = numbers()
+    steps = []
+    for batch in loader:
+        iter(loader)
+        loader.epochs(2)
+        steps.append(batch.step)
+    assert steps == list(range(16))
+
+
+def test_iterations_have_a_length(numbers: Numbers) -> None:
+    loader = numbers()
+    epochs = loader.epochs(3)
+    assert len(epochs) == 48
+    next(epochs)
+    assert len(epochs) == 47
+    assert sum(1 for _ in epochs) == 47
+    assert len(epochs) == 0
+    assert len(loader.epochs(range(3, 5))) == 32
+    assert len(loader.epochs(0)) == 0
+    assert len(loader.epoch(7)) == len(iter(loader)) == 16
+    tqdm = pytest.importorskip("tqdm")
+    assert tqdm.tqdm(loader.epochs(3), disable=True).total == 48
+    it = loader.epochs(3)
+    for _ in range(20):
+        next(it)
+    state = loader.state_dict()
+    other = numbers()
+    other.load_state_dict(state)
+    assert len(other.epochs(3)) == 28 == sum(1 for _ in other.epochs(3))
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_length_is_that_of_what_comes(npy: Case, drop_last: bool) -> None:
+    def loader(batch: int, rank: int = 0, world: int = 1) -> tb.Loader:
+        options: dict[str, Any] = {
+            "shuffle": "full",
+            "seed": 1,
+            "drop_last": drop_last,
+            "rank": rank,
+            "world": world,
+        }
+        return tb.Loader(npy.data, tb.Plan(npy.data, batch, **options))
+
+    for steps in (0, 1, 7, 19, 20):
+        first = loader(10)
+        it = first.epochs(2)
+        for _ in range(steps):
+            next(it)
+        for other in (loader(10), loader(7), loader(30), *(loader(6, rank, 3) for rank in range(3))):
+            try:
+                other.load_state_dict(first.state_dict())
+            except tb.CheckpointError:
+                assert not drop_last
+                continue
+            foretold = len(other.epochs(2))
+            assert foretold == sum(1 for _ in other.epochs(2))
+
+
+def test_plans_are_values(npy: Case) -> None:
+    things = [
+        tb.Plan(npy.data, 5),
+        tb.Plan(npy.data, 5, shuffle=tb.Window(2), seed=3, rank=1, world=4, drop_last=False),
+        tb.Plan(100, 7, shuffle=tb.Chunks(3), seed=2**63),
+        tb.Window(3),
+        tb.Window(3, 100),
+        tb.Chunks(7),
+    ]
+    for thing in things:
+        for other in (pickle.loads(pickle.dumps(thing)), copy.copy(thing), copy.deepcopy(thing)):
+            assert other == thing
+            assert hash(other) == hash(thing)
+            assert repr(other) == repr(thing)
+    assert len(set(things)) == len(things)
+
+
+def test_int64_is_numpys_int64(numbers: Numbers) -> None:
+    batch = next(iter(numbers()))
+    assert batch.numpy().dtype.type is np.int64
+    assert batch.indices.dtype.type is np.int64
+
+
+def test_asarray_of_several_arrays_is_refused(npy: Case) -> None:
+    data = (npy.data, npy.data)
+    batch = next(iter(tb.Loader(data, tb.Plan(data, 5))))
+    for make in (np.asarray, np.array):
+        with pytest.raises(TypeError, match=r"2 arrays, .* use `numpy\(\)`"):
+            make(batch)
+    batch = next(iter(tb.Loader(npy.data, tb.Plan(npy.data, 5))))
+    assert np.shares_memory(np.asarray(batch), batch.numpy())
+    assert np.asarray(batch, dtype="float64").dtype == np.float64
+
+
+def test_a_dict_of_data_sets(npy: Case) -> None:
+    data = {"x": npy.data, "y": npy.data.to("float64")}
+    for batch in tb.Loader(data, tb.Plan(data, 5, shuffle="full", seed=1)).epoch(0):
+        found = batch.numpy()
+        assert list(found) == ["x", "y"]
+        assert np.array_equal(found["x"], npy.records[batch.indices])
+        assert np.array_equal(found["x"], found["y"])
+        assert batch.torch()["y"].dtype.is_floating_point
+    with pytest.raises(TypeError, match="data: wanted names as keys of the dict, found 1"):
+        tb.Loader({1: npy.data}, tb.Plan(npy.data, 5))  # type: ignore[dict-item]
+
+
+def test_read_into_that_returns_an_array_is_told() -> None:
+    class Returns:
+        dtype, shape = "float32", (2,)
+
+        def __len__(self) -> int:
+            return 8
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> Any:
+            return np.ones((len(indices), 2), np.float32)
+
+    data = Returns()
+    with pytest.raises(TypeError, match=r"read_into: wanted `out` filled .*, found a ndarray returned"):
+        next(iter(tb.Loader(data, tb.Plan(data, 4))))  # type: ignore[arg-type]
+
+
+WORKER = """
+import sys, numpy, torch, twinbuf as tb
+class Data(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        data = tb.Records.open_npy(sys.argv[1])
+        yield from tb.Loader(data, tb.Plan(data, 5)).epoch(0)
+try:
+    next(iter(torch.utils.data.DataLoader(Data(), batch_size=None, num_workers=1)))
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_a_batch_from_a_worker_process_is_an_error(npy: Case) -> None:
+    command = [sys.executable, "-c", WORKER, str(npy.data.paths[0])]
+    out = subprocess.run(command, text=True, capture_output=True, timeout=100, check=False).stdout
+    assert "a worker process sent a Batch" in out
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(next(iter(tb.Loader(npy.data, tb.Plan(npy.data, 5)))))
+
+
+def test_messages_have_pythons_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(4))
+    with pytest.raises(tb.FileError, match=r"`Records\.open_npz`") as caught:
+        tb.Records.open_headerless(tmp_path / "a.npz", "uint8")
+    assert hasattr(tb.Records, "open_npz")
+    texts = [str(caught.value)]
+    os.environ["TORCHELASTIC_RUN_ID"] = "x"
+    try:
+        tb.Plan(10, 2, rank="env")
+    except tb.OptionError as error:
+        texts.append(str(error))
+    finally:
+        del os.environ["TORCHELASTIC_RUN_ID"]
+    assert len(texts) == 2
+    for text in texts:
+        assert "::" not in text
+        assert "Builder" not in text
+
+
+@pytest.mark.parametrize("by", ["option", "switch"])
+def test_a_breakdown_prints_the_phases(
+    numbers: Numbers, by: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if by == "switch":
+        monkeypatch.setenv("TWINBUF_BREAKDOWN", "5")
+    loader = numbers(**({} if by == "switch" else {"breakdown": 5}))
+    for _ in loader:
+        with loader.phase("forward"):
+            sum(range(1000))
+    lines = capfd.readouterr().err.splitlines()
+    # The first ten, and every fifth.
+    assert lines.pop(0).startswith("breakdown: ")  # it turns the overlap off
+    assert [line.split(":")[0] for line in lines] == [f"step {step}" for step in (*range(11), 15)]
+    assert all("load" in line and "forward" in line and "total" in line for line in lines)
+    assert "forward" in str(loader.report())
+    assert not loader.report().overlap
+    quiet = numbers(**({"breakdown": 0} if by == "option" else {}))
+    if by == "option":
+        with quiet.phase("forward"):
+            assert sum(1 for _ in quiet) == 16
+        assert capfd.readouterr().err == ""
+        assert quiet.report().overlap

@@ -1,0 +1,113 @@
+"""Weights, group by group."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import twinbuf as tb
+
+LAYERS = 5
+
+
+def model(folder: Path) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    tensors = {"embed": torch.randn(7, 4)}
+    for layer in range(LAYERS):
+        tensors[f"layers.{layer}.up"] = torch.randn(4, 6).to(torch.bfloat16)
+        tensors[f"layers.{layer}.down"] = torch.randn(6, 4)
+    names = sorted(tensors)
+    files = {"a.safetensors": names[:6], "b.safetensors": names[6:]}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in files.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tensors
+
+
+def layer_of(name: str) -> int | None:
+    return int(name.split(".")[1]) if name.startswith("layers.") else None
+
+
+def test_what_a_model_has(tmp_path: Path) -> None:
+    tensors = model(tmp_path)
+    found = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
+    assert list(found) == found.keys() == sorted(tensors)
+    assert (len(found), "embed" in found, "x" in found) == (11, True, False)
+    assert found["layers.0.up"] == tb.TensorInfo("bfloat16", (4, 6), 48)
+    assert [path.name for path in found.paths] == ["a.safetensors", "b.safetensors"]
+    with pytest.raises(KeyError, match="missing"):
+        found["missing"]
+    with pytest.raises(FileNotFoundError):
+        tb.Tensors.open(tmp_path / "c.safetensors")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"cycle": True}, {"memory_limit": 8 << 20}, {"depth": 4, "cycle": True}]
+)
+def test_every_pass_has_every_group(tmp_path: Path, options: dict[str, int]) -> None:
+    tensors = model(tmp_path)
+    layers = tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of, **options)
+    assert (len(layers), layers.kept) == (LAYERS, LAYERS if "memory_limit" in options else 0)
+    for _ in range(3):
+        numbers = []
+        for layer in layers:
+            found = layer.torch()
+            assert sorted(found) == [f"layers.{layer.number}.down", f"layers.{layer.number}.up"]
+            assert all(torch.equal(found[name], tensors[name]) for name in found)
+            numbers.append(layer.number)
+            del found, layer
+        assert numbers == list(range(LAYERS))
+    report = layers.report()
+    # The use of a group that is kept counts as that of the one before it.
+    assert (report.epochs, report.batches) == (3, LAYERS if layers.kept else 3 * LAYERS)
+
+
+def test_groups_by_name_in_any_order(tmp_path: Path) -> None:
+    tensors = model(tmp_path)
+    opened = tb.Tensors.open([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+    lists = [["layers.4.down", "embed"], ["layers.0.down"]]
+    for group, names in zip(tb.stream(opened, lists), lists, strict=True):
+        arrays = group.numpy()
+        assert list(arrays) == names
+        for name, array in arrays.items():
+            assert np.array_equal(array, tensors[name].numpy())
+            assert not array.flags.writeable
+    with pytest.raises(TypeError, match="bfloat16"):
+        next(iter(tb.stream(opened, [["layers.0.up"]]))).numpy()
+    with pytest.raises(tb.FileError, match="nothing"):
+        tb.stream(opened, [["nothing"]])
+    with pytest.raises(tb.OptionError, match="group"):
+        tb.stream(opened, lambda name: None)
+    with pytest.raises(TypeError, match="a list of lists"):
+        tb.stream(opened, 3)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        tb.stream(opened, lambda name: 1 / 0)
+
+
+def test_a_tensor_outlives_everything(tmp_path: Path) -> None:
+    tensors = model(tmp_path)
+    layers = tb.stream(tb.Tensors.open(tmp_path / "a.safetensors"), lambda name: name)
+    passing = iter(layers)
+    kept = next(passing).torch()["embed"]
+    assert next(passing).number == 1
+    del passing, layers
+    gc.collect()
+    assert torch.equal(kept, tensors["embed"])
+
+
+def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:
+    model(tmp_path)
+    layers = tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of)
+    old = iter(layers)
+    assert next(old).number == 0
+    iter(layers)  # a peek
+    assert next(old).number == 1
+    assert [layer.number for layer in layers] == list(range(LAYERS))
+    assert list(old) == []

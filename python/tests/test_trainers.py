@@ -1,0 +1,99 @@
+"""Trainers with loops of their own, killed in the middle and resumed: every record once an epoch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+COMMON = """
+import os, sys, numpy as np, torch, twinbuf as tb
+folder, kill = sys.argv[1], int(sys.argv[2])
+data = tb.Records.open_npy(folder + "/numbers.npy")
+plan = tb.Plan(data, 4, shuffle="full", seed=5)
+steps = 0
+
+def use(numbers):
+    global steps
+    if steps == kill:
+        os._exit(9)
+    steps += 1
+    with open(folder + "/seen", "a") as seen:
+        print(*numbers.flatten().int().tolist(), file=seen)
+"""
+
+LIGHTNING = """
+import lightning
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, index):
+        numbers = batch.torch()
+        use(numbers)
+        return self.layer(numbers.float()).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+loader = tb.Loader(data, plan)
+every = {"every_n_train_steps": 1, "save_top_k": 0, "save_last": True}
+checkpoint = lightning.pytorch.callbacks.ModelCheckpoint(folder, **every)
+trainer = lightning.Trainer(
+    max_epochs=3, accelerator="cpu", callbacks=[checkpoint], logger=False, enable_progress_bar=False,
+    enable_model_summary=False,
+)
+trainer.fit(Model(), loader, ckpt_path="last" if kill < 0 else None, weights_only=False)
+"""
+
+TRANSFORMERS = """
+import transformers
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, numbers):
+        use(numbers)
+        return {"loss": self.layer(numbers.float()).mean()}
+
+class Trainer(transformers.Trainer):
+    def get_train_dataloader(self):
+        return tb.Loader(data, plan, map=lambda batch: {"numbers": batch.torch()})
+
+arguments = transformers.TrainingArguments(
+    folder + "/out", num_train_epochs=3, save_steps=1, save_total_limit=1, report_to=[], use_cpu=True,
+    disable_tqdm=True,
+)
+Trainer(Model(), arguments, train_dataset=range(64)).train(resume_from_checkpoint=kill < 0)
+"""
+
+
+@pytest.mark.parametrize("trainer", ["lightning", "transformers"])
+def test_every_record_once_an_epoch(tmp_path: Path, trainer: str) -> None:
+    pytest.importorskip(trainer)
+    np.save(tmp_path / "numbers.npy", np.arange(64, dtype=np.float32)[:, None])
+    program = COMMON + {"lightning": LIGHTNING, "transformers": TRANSFORMERS}[trainer]
+    for kill, status in ((21, 9), (-1, 0)):
+        command = [sys.executable, "-c", program, str(tmp_path), str(kill)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        assert run.returncode == status, run.stderr[-3000:]
+    batches = (tmp_path / "seen").read_text().splitlines()
+    assert len(batches) == 48
+    orders = [" ".join(batches[epoch * 16 : epoch * 16 + 16]).split() for epoch in range(3)]
+    for order in orders:
+        assert Counter(order) == Counter(map(str, range(64)))
+    # In the plan's order.
+    import twinbuf as tb
+
+    data = tb.Records.open_npy(tmp_path / "numbers.npy")
+    plan = tb.Plan(data, 4, shuffle="full", seed=5)
+    for epoch, order in enumerate(orders):
+        assert [int(number) for number in order] == [
+            int(number) for step in range(16) for number in plan.indices(epoch, step)
+        ]

@@ -1,0 +1,291 @@
+"""Records that are changed while they are copied, differ in length, or are looked at one by one."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Case
+
+import twinbuf as tb
+
+
+def only(data: Any, batch: int, **options: Any) -> list[Any]:
+    return [batch.numpy() for batch in tb.Loader(data, tb.Plan(data, batch), **options).epoch(0)]
+
+
+def tokens(folder: Path, dtype: str = "uint16") -> np.ndarray:
+    numbers = np.random.default_rng(3).integers(0, 50_000, 641).astype(dtype)
+    numbers.tofile(folder / "tokens.bin")
+    return numbers
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_tokens_train_a_model(tmp_path: Path, dtype: str) -> None:
+    numbers = tokens(tmp_path, dtype)
+    data = tb.Records.open_headerless(tmp_path / "tokens.bin", dtype).windows(17, 16)
+    embedding, head = torch.nn.Embedding(50_000, 8), torch.nn.Linear(8, 50_000)
+    seen = []
+    for batch in tb.Loader(data, tb.Plan(data, 4)).epoch(0):
+        window = batch.torch()
+        loss = torch.nn.functional.cross_entropy(
+            head(embedding(window[:, :-1])).flatten(0, 1), window[:, 1:].flatten()
+        )
+        loss.backward()
+        seen.append(window.numpy().copy())
+    assert np.array_equal(np.concatenate(seen)[:, :-1].ravel(), numbers[:640])
+    (as_it_is,) = {part.dtype for part in only(data.to(dtype), 4)}
+    assert as_it_is == dtype
+    assert data.dtype == dtype
+    assert data.to("int64").dtype == "int64"
+
+
+def test_only_tokens_are_cast_by_default(tmp_path: Path) -> None:
+    np.save(tmp_path / "depth.npy", np.arange(240, dtype="uint16").reshape(10, 4, 6))
+    data = tb.Records.open_npy(tmp_path / "depth.npy")
+    assert only(data, 5)[0].dtype == np.uint16
+    assert only(data.to("float32"), 5)[0].dtype == np.float32
+
+
+SAFE = [
+    (before, after)
+    for before in (
+        "bool",
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "uint32",
+        "int32",
+        "uint64",
+        "int64",
+        "float32",
+    )
+    for after in ("uint8", "int16", "int32", "int64", "uint32", "uint64", "float32", "float64")
+    if before != after
+]
+
+
+@pytest.mark.parametrize(("before", "after"), SAFE)
+def test_a_cast_is_numpys(tmp_path: Path, before: str, after: str) -> None:
+    kind = np.dtype(before)
+    if kind.kind in "ui":
+        info = np.iinfo(kind)
+        numbers = np.random.default_rng(1).integers(info.min, info.max, 600, kind, endpoint=True)
+    else:
+        numbers = np.random.default_rng(1).integers(0, 2, 600).astype(kind)
+    np.save(tmp_path / "a.npy", numbers.reshape(60, 10))
+    data = tb.Records.open_npy(tmp_path / "a.npy")
+    if not np.can_cast(before, after) and np.dtype(after).kind != "f":
+        with pytest.raises(TypeError, match=f"holds every {before}, or a float, found {after}"):
+            data.to(after)
+        return
+    found = np.concatenate(only(data.to(after), 15))
+    assert found.dtype == after
+    assert np.array_equal(found, numbers.reshape(60, 10).astype(after))
+
+
+def test_sixteen_bits(tmp_path: Path) -> None:
+    rows = np.random.default_rng(2).standard_normal((20, 6)).astype(np.float32)
+    np.save(tmp_path / "a.npy", rows)
+    data = tb.Records.open_npy(tmp_path / "a.npy")
+    assert np.array_equal(only(data.to("float16"), 20)[0], rows.astype(np.float16))
+    (batch,) = tb.Loader(data.to(torch.bfloat16), tb.Plan(data, 20)).epoch(0)
+    assert torch.equal(batch.torch(), torch.from_numpy(rows).bfloat16())
+
+
+def test_images_are_normalized_and_planar(tmp_path: Path) -> None:
+    images = np.random.default_rng(4).integers(0, 256, (24, 5, 7, 3)).astype(np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    data = tb.Records.open_npy(tmp_path / "images.npy")
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    expected = ((images / 255 - mean) / std).astype(np.float32)
+    normal = data.to("float32", mean=mean, std=std)
+    assert np.allclose(np.concatenate(only(normal, 8)), expected, atol=1e-5)
+    planar = data.to("float32", mean=mean, std=std, planar=True)
+    assert (planar.shape, planar.dtype) == ((3, 5, 7), "float32")
+    assert np.allclose(np.concatenate(only(planar, 8)), expected.transpose(0, 3, 1, 2), atol=1e-5)
+    assert np.array_equal(only(data.to("float32", planar=True), 24)[0], images.transpose(0, 3, 1, 2))
+    assert np.allclose(only(data.to("float32", std=1), 24)[0], images / 255, atol=1e-6)
+    for call, message in (
+        (lambda: data.to("float32", mean=(1, 2)), "one for each channel, found 2"),
+        (lambda: data.to("float32", std=0), "not finite|finite"),
+        (lambda: data.to("int64", mean=1), "wanted float32"),
+        (lambda: tb.Records.open(tmp_path / "images.npy", 8).to("float32", planar=True), "height, width"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_map_is_the_same_after_a_resumption(npy: Case) -> None:
+    def noisy(record: np.ndarray, seed: int) -> np.ndarray:
+        return record[:, :2] + np.random.default_rng(seed).standard_normal((3, 2)).astype(np.float32)
+
+    data = npy.data.map(noisy, "float32", (3, 2))
+    plan = tb.Plan(data, 10, shuffle="full", seed=3)
+    whole = [batch.numpy().copy() for batch in tb.Loader(data, plan).epochs(2)]
+    assert whole[0].shape == (10, 3, 2)
+    assert not np.array_equal(np.sort(whole[0], axis=None), np.sort(whole[20], axis=None))
+    first = tb.Loader(data, plan)
+    it = first.epochs(2)
+    begun = [next(it).numpy().copy() for _ in range(13)]
+    second = tb.Loader(data, plan, workers=3)
+    second.load_state_dict(first.state_dict())
+    rest = [batch.numpy().copy() for batch in second.epochs(2)]
+    assert all(map(np.array_equal, whole, begun + rest))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_map_raises_reaches_the_loop(npy: Case, overlap: bool) -> None:
+    def fails(record: np.ndarray, seed: int) -> np.ndarray:
+        raise LookupError("no")
+
+    plan = tb.Plan(npy.data, 10)
+    with pytest.raises(LookupError, match="no") as caught:
+        next(tb.Loader(npy.data.map(fails, "uint8", (1,)), plan, name="train", overlap=overlap).epoch(0))
+    assert caught.value.__notes__ == ["train: epoch 0, step 0: the records could not be transformed"]
+    wrong = npy.data.map(lambda record, seed: record, "float32", (3, 4))
+    with pytest.raises(
+        TypeError, match=r"map: wanted an array of float32 \[3, 4\], found one of float32 \[3, 5\]"
+    ):
+        next(tb.Loader(wrong, plan, overlap=overlap).epoch(0))
+
+
+def ragged(folder: Path, records: int = 50) -> list[bytes]:
+    rng = np.random.default_rng(8)
+    words = [rng.integers(0, 256, rng.integers(0, 90), dtype=np.uint8).tobytes() for _ in range(records)]
+    (folder / "words.bin").write_bytes(b"".join(words))
+    np.save(folder / "words.idx.npy", np.cumsum([0] + [len(word) for word in words]))
+    return words
+
+
+def test_records_of_any_length_are_lists(tmp_path: Path) -> None:
+    words = ragged(tmp_path)
+    np.save(tmp_path / "labels.npy", np.arange(50))
+    data = {
+        "word": tb.Records.open_indexed(tmp_path / "words.bin", tmp_path / "words.idx.npy"),
+        "label": tb.Records.open_npy(tmp_path / "labels.npy"),
+    }
+    plan = tb.Plan(data, 8, shuffle="full", seed=5, drop_last=False)
+    seen = []
+    for batch in tb.Loader(data, plan).epochs(1):
+        found = batch.numpy()
+        assert list(found) == ["word", "label"]
+        assert [word.tobytes() for word in found["word"]] == [words[label] for label in found["label"]]
+        assert [tensor.numel() for tensor in batch.torch()["word"]] == [len(word) for word in found["word"]]
+        seen += found["label"].tolist()
+        with pytest.raises(TypeError, match="2 arrays"):
+            np.asarray(batch)
+    assert sorted(seen) == list(range(50))
+
+    def padded(word: np.ndarray, seed: int) -> np.ndarray:
+        return np.pad(word, (0, 90 - len(word)))
+
+    fixed = data["word"].map(padded, "uint8", (90,))
+    rows = np.concatenate(only(fixed, 10))
+    assert [row.tobytes().rstrip(b"\0") for row in rows] == [word.rstrip(b"\0") for word in words]
+    with pytest.raises(ValueError, match="indexes: wanted one for each of 2 files, found 1"):
+        tb.Records.open_indexed([tmp_path / "words.bin"] * 2, tmp_path / "words.idx.npy")
+    with pytest.raises(TypeError, match="differ in length"):
+        data["word"].windows(2)
+
+
+def test_megatron(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    texts = [rng.integers(0, 60_000, rng.integers(1, 30)).astype(np.uint16) for _ in range(20)]
+    np.concatenate(texts).tofile(tmp_path / "a.bin")
+    lengths = np.array([len(text) for text in texts], np.int32)
+    pointers = np.concatenate([[0], np.cumsum(lengths.astype(np.int64) * 2)[:-1]]).astype(np.int64)
+    head = b"MMIDIDX\0\0" + np.uint64(1).tobytes() + bytes([8]) + np.array([20, 21], np.uint64).tobytes()
+    documents = np.arange(21, dtype=np.int64)
+    (tmp_path / "a.idx").write_bytes(head + lengths.tobytes() + pointers.tobytes() + documents.tobytes())
+    data = tb.Records.open_megatron(tmp_path / "a.bin")
+    (batch,) = only(data, 20)
+    assert all(map(np.array_equal, batch, texts))
+    (batch,) = only(data.to("int64"), 20)
+    assert all(map(np.array_equal, batch, texts))
+    assert batch[0].dtype == np.int64
+    assert np.array_equal(data[3], texts[3])
+
+
+def test_npz(tmp_path: Path) -> None:
+    rows = np.arange(60, dtype=np.float32).reshape(20, 3)
+    np.savez(tmp_path / "a.npz", x=rows, y=np.arange(20))
+    assert zipfile.is_zipfile(tmp_path / "a.npz")
+    data = (tb.Records.open_npz(tmp_path / "a.npz", "x"), tb.Records.open_npz(tmp_path / "a.npz", "y"))
+    ((found, numbers),) = only(data, 20)
+    assert np.array_equal(found, rows)
+    assert numbers.dtype.type is np.int64
+    with pytest.raises(tb.FileError, match="z"):
+        tb.Records.open_npz(tmp_path / "a.npz", "z")
+
+
+def test_records_one_by_one(case: Case, tmp_path: Path) -> None:
+    data, records = case.data, case.records
+    for index in (0, 5, len(records) - 1, -1, -len(records), np.int64(3)):
+        assert np.array_equal(data[index], records[index])
+        assert data[index].dtype == records.dtype
+    for part in (slice(3), slice(2, 9), slice(None, None, 40), slice(9, 2, -3), slice(5, 5)):
+        assert np.array_equal(data[part], records[part])
+        assert data[part].shape == records[part].shape
+    for index in (len(records), -len(records) - 1):
+        with pytest.raises(IndexError):
+            data[index]
+    with pytest.raises(TypeError):
+        data["x"]
+    data[0][:] = 0  # a copy
+    assert np.array_equal(data[0], records[0])
+
+
+def test_a_record_is_what_a_loader_makes_of_it(npy: Case) -> None:
+    data = npy.data.to("float64").map(lambda record, seed: record.sum(axis=0), "float64", (5,))
+    assert np.array_equal(data[7], npy.records[7].astype("float64").sum(axis=0))
+    assert np.array_equal(data[3:6], np.concatenate(only(data, 29))[3:6])
+
+
+def test_map_of_the_loader_keeps_it_a_loader(npy: Case) -> None:
+    def named(batch: tb.Batch) -> dict[str, Any]:
+        return {"x": batch.torch(), "at": (batch.epoch, batch.step)}
+
+    plan = tb.Plan(npy.data, 10, shuffle="full", seed=1)
+    loader = tb.Loader(npy.data, plan, map=named)
+    items = loader.epochs(2)
+    assert (len(items), len(loader)) == (40, 20)
+    assert [next(items)["at"] for _ in range(25)][-1] == (1, 4)
+    assert len(items) == 15
+    state = loader.state_dict()
+    assert (state["epoch"], state["step"]) == (1, 5)
+    other = tb.Loader(npy.data, plan, map=named)
+    other.load_state_dict(state)
+    assert len(other.epochs(2)) == 15
+    assert [item["at"] for item in other.epochs(2)] == [(1, step) for step in range(5, 20)]
+
+    calls = []
+
+    def interrupted(batch: tb.Batch) -> int:
+        calls.append(batch.step)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return batch.step
+
+    it = tb.Loader(npy.data, plan, map=interrupted).epoch(0)
+    assert next(it) == 0
+    with pytest.raises(KeyboardInterrupt):
+        next(it)
+    assert list(it) == list(range(1, 20))
+
+
+def test_options_of_reading(npy: Case) -> None:
+    plan = tb.Plan(npy.data, 10)
+    whole = only(npy.data, 10)
+    for mode in ("auto", "pread", "direct"):
+        assert all(map(np.array_equal, only(npy.data, 10, read_mode=mode), whole))
+    with pytest.raises(tb.OptionError, match='`read_mode`: wanted "auto", "pread" or "direct", found "mmap"'):
+        tb.Loader(npy.data, plan, read_mode="mmap")
+    with pytest.raises(tb.OptionError, match="`memory_limit`: wanted at least"):
+        tb.Loader(npy.data, plan, memory_limit=100)
+    assert all(map(np.array_equal, only(npy.data, 10, memory_limit=1 << 20), whole))

@@ -1,0 +1,25 @@
+"""A program as its types see it: checked by mypy and pyright, both strict, and not run."""
+
+# pyright: strict
+
+import numpy as np
+
+import twinbuf as tb
+
+data = tb.Records.open_npy(["a.npy"]).to("float32", mean=0.5, std=[0.2, 0.3, 0.4], planar=True)
+count = np.int64(32)
+plan = tb.Plan({"x": data}, count, shuffle=tb.Window(np.int32(64)), seed=np.uint64(3), rank="env")
+loader = tb.Loader(
+    {"x": data}, plan, name="train", depth=np.int8(2), memory_limit=np.int64(1 << 30), breakdown=100
+)
+epochs = loader.epochs(np.int64(3))
+print(len(epochs), loader.plan.indices(np.int64(0), np.int64(1)))
+for batch in epochs:
+    step: int = batch.step
+    with loader.phase("forward"):
+        print(step, len(batch), batch.indices.shape, batch.torch())
+first = data[np.int64(0)].shape
+model = tb.Tensors.open("model.safetensors")
+for layer in tb.stream(model, lambda name: name.split(".")[0], memory_limit=1 << 30):
+    print(layer.number, [tensor.shape for tensor in layer.torch().values()], model["a"].shape)
+print(loader.report().advice, loader.state_dict())

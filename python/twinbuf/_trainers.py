@@ -1,0 +1,67 @@
+"""What trainers read of a `DataLoader`.
+
+One that resumes makes another `DataLoader` of the first one's ``dataset`` and ``batch_sampler``, without the
+first batches. Those of a loader name steps: nothing is read of the batches that are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._twinbuf import Loader
+
+
+class Steps:
+    """The steps of an epoch, as a batch sampler."""
+
+    def __init__(self, loader: Loader, epoch: int) -> None:
+        self._loader = loader
+        self._epoch = epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((self._epoch, step) for step in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class Batches:
+    """The batches of steps that follow each other, as a data set."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._next: tuple[int, int] | None = None
+        self._batches: Iterator[Any] = iter(())
+
+    def __len__(self) -> int:
+        plan = self._loader.plan
+        return len(plan) * plan.batch * plan.world
+
+    def __getitems__(self, at: tuple[int, int]) -> Any:
+        epoch, step = at
+        if at != self._next:
+            self._loader.load_state_dict(self._loader.state_dict() | {"epoch": epoch, "step": step})
+            self._batches = iter(self._loader.epoch(epoch))
+        self._next = epoch, step + 1
+        return next(self._batches)
+
+
+def attribute(loader: Loader, name: str, epoch: int) -> Any:
+    """Return the attribute of a loader whose next epoch is this one."""
+    if name == "dataset":
+        return Batches(loader)
+    if name == "batch_sampler":
+        return Steps(loader, epoch)
+    if name == "batch_size":
+        return loader.plan.batch
+    if name in ("sampler", "prefetch_factor"):
+        return None
+    if name == "collate_fn":
+        return lambda batch: batch
+    raise AttributeError(f"'Loader' object has no attribute {name!r}")
