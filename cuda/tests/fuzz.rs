@@ -784,10 +784,9 @@ fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
                 (Some((_, false)), Err(_)) => {}
             }
             let Some(model) = model.as_ref() else { continue };
-            if tracking && round % 2 == 1 {
-                let _ = ctx.check_err();
-                let found = other.clone_dtoh(memory);
-                assert!(failing || found.as_ref() == Ok(model));
+            // Not after an injected error: if it hits cudarc's own wait, cudarc copies without that edge.
+            if tracking && round % 2 == 1 && !failing {
+                assert_eq!(other.clone_dtoh(memory).as_ref(), Ok(model));
                 continue;
             }
             let address = memory.device_ptr(&stream).0;
