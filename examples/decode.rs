@@ -20,7 +20,6 @@ fn main() -> Result<(), BoxError> {
         ["pictures.bin", "pictures.idx.npy", "labels.bin"].map(|name| Path::new(&folder).join(name));
     std::fs::create_dir_all(&folder)?;
     write(&pictures, &index, &labels)?;
-
     let labels = Records::open_headerless([labels], DType::U32, Cut::Rows)?;
     let pictures = RaggedRecords::open_indexed([(pictures, index)])?;
     println!("{} pictures of {} bytes, the longest {}", pictures.len(), pictures.bytes(), pictures.max_len());

@@ -120,11 +120,11 @@ pub trait RecordTransform: Send {
     /// Transforms one or more whole records and fills `out` completely. `records` and `out` hold the records one
     /// after another.
     ///
-    /// The offset of `out` from a 64-byte boundary is a multiple of the size of a transformed record.
+    /// The loader guarantees that `out` starts a whole number of transformed records after a 64-byte boundary.
     ///
     /// # Errors
     ///
-    /// Any error. If it returns an error, the caller receives the earlier batches, then
+    /// May return any error. After an error, the caller receives the earlier batches, then
     /// [`Error::Transform`](crate::Error::Transform); the epoch then ends. If it panics, the epoch ends with
     /// [`Error::Panicked`](crate::Error::Panicked).
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError>;

@@ -7,7 +7,7 @@ use core::time::Duration;
 use crate::sync::{self, AtomicU32, Ordering};
 
 /// The state word of a slot, as a wait strategy sees it. A strategy can read the word and take its address, but
-/// cannot write it: with a store, it could give one slot to both sides.
+/// cannot write it. A strategy that wrote the word could give the same slot to the producer and the consumer at once.
 ///
 /// ```compile_fail,E0599
 /// use twinbuf_core::{Wait, Word};
@@ -170,8 +170,8 @@ pub trait WaitUntil: Wait {
     /// A point in time on a monotonic clock.
     type Instant: Copy;
 
-    /// Returns the point in time `timeout` from now. Returns `None` if the clock cannot represent it; the call then
-    /// waits without a limit.
+    /// Returns the point in time `timeout` from now. Returns `None` if the clock cannot represent it. The blocking
+    /// call that asked for the deadline then waits without a limit.
     fn after(&self, timeout: Duration) -> Option<Self::Instant>;
 
     /// Returns `true` if `deadline` has passed.

@@ -98,11 +98,11 @@ impl<M: 'static> Lease<M> {
     ///
     /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after all work that
     /// was enqueued on `stream` before the lease was dropped. Call this method once for each stream that uses the
-    /// batch; repeated calls for one stream cost nothing. cudarc's safe copies of the [`View`] on another stream are
-    /// ordered too, but block the host.
+    /// batch; repeated calls for one stream cost nothing. If a safe function of cudarc copies the [`View`] on a
+    /// different stream, the copy also runs in this order, but the call blocks the calling thread.
     ///
-    /// To use a batch in a graph, copy it to the graph's own memory before the launch: captured work would find
-    /// another batch in the slot.
+    /// To use a batch in a graph, copy it to the graph's own memory before the launch. When the graph is launched again,
+    /// the slot may contain a different batch.
     ///
     /// # Errors
     ///

@@ -198,8 +198,8 @@ impl<'l, B: Backend> Epochs<'l, B> {
     /// loaded, and `Ready(None)` at the end. If [`overlap`](crate::loader::LoaderBuilder::overlap) is `false`, this
     /// call loads the batch and blocks until it is loaded.
     ///
-    /// The [`Report`] counts the time from the first such call until the batch is received as waiting. The
-    /// [errors](Epochs#errors) are listed on the type.
+    /// The [`Report`] counts the time from the first call that returns `Pending` to the call that returns the batch as
+    /// wait time. The [errors](Epochs#errors) are listed on the type.
     pub fn try_next(&mut self) -> Poll<Option<Result<B::Batch, Error>>> {
         self.advance(Waiting::Try)
     }

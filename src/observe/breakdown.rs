@@ -255,11 +255,11 @@ impl Breakdown {
         }
     }
 
-    /// Starts a validation. Until the returned guard is dropped, phases and steps count as phases and batches of the
-    /// validation. `batches` is the expected number of batches; the log shows progress against it.
+    /// Starts a validation. Until the returned guard is dropped, phases belong to the validation, and each step counts as
+    /// one of its batches. `batches` is the expected number of batches; the log shows progress against it.
     ///
-    /// The breakdown logs progress at every `K`-th batch ([`validation_every`](Self::validation_every)), and the
-    /// total time at the end. If a validation runs inside a training step or phase, its time does not count for the
+    /// The breakdown logs progress after every `n` batches, where [`validation_every`](Self::validation_every) sets `n`,
+    /// and the total time at the end. If a validation runs inside a training step or phase, its time does not count for the
     /// step or phase. A validation inside another validation is part of the outer one.
     ///
     /// If the thread is using a batch of a loader at this time, the [`Report`](crate::Report) of that loader

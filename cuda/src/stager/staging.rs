@@ -106,11 +106,12 @@ impl<'s, 'env> Staging<'s, 'env> {
         self.fill(fill, device, len)
     }
 
-    /// Copies device memory to `out`, of the same length. `out` has the bytes when the scope returns.
+    /// Copies `src` from device memory to `out`. `out.len()` must equal the size of `src` in bytes. The bytes are in `out`
+    /// when [`Stager::scope`](crate::Stager::scope) returns.
     ///
     /// # Errors
     ///
-    /// See [`Staging`].
+    /// [`Error::Option`] if the sizes differ; else the errors of [`Staging`].
     pub fn offload<T: Element>(&mut self, src: CudaView<'env, T>, out: &'env mut [u8]) -> Result<(), Error> {
         let len = same(out.len(), src.num_bytes())?;
         let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;

@@ -45,11 +45,13 @@ impl PlanBuilder {
         self
     }
 
-    /// Sets batch sizes that change during the training: pairs of a number of steps and the records in a batch of one
-    /// rank, at most 16. The last size stays until the end of the training, whatever its number of steps.
+    /// Sets batch sizes that change during the training. Each of the 1 to 16 pairs is a number of steps and the number of
+    /// records in a batch of one rank during these steps. The last size applies until the training ends, and its number
+    /// of steps is ignored. [`build`](Self::build) returns [`PlanError::BatchSizes`] for another number of pairs, and
+    /// [`PlanError::ZeroBatch`] if a size is 0.
     ///
-    /// Steps are counted over all epochs. Where the size changes in the middle of an epoch, the batches of the next size
-    /// are made of the records that are left of it: each record is visited once, as in [`Plan::resume`].
+    /// Steps are counted over all epochs. If the size changes within an epoch, the remaining records of the epoch form
+    /// batches of the new size. Each record is visited once, as in [`Plan::resume`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;

@@ -167,7 +167,8 @@ impl Plan {
         self.first..self.first + self.records
     }
 
-    /// Returns the number of records in a full batch of one rank. With a schedule, it is that of the largest size.
+    /// Returns the number of records in a full batch of one rank. If
+    /// [`PlanBuilder::batches`] changes the size during the training, returns the largest size.
     #[must_use]
     pub fn batch_records(&self) -> u64 {
         self.early.largest().max(self.batch)
@@ -214,10 +215,10 @@ impl Plan {
         self.epoch(epoch).end()
     }
 
-    /// Returns the sum of the steps of this rank in these epochs, if all ranks together have done `trained` steps before
-    /// them; [`u64::MAX`] if it is more than that.
+    /// Returns the number of steps that this rank does in `epochs`. `trained` is the number of steps that the training
+    /// completed before the first of these epochs; a step of all ranks counts once. Returns [`u64::MAX`] on overflow.
     ///
-    /// Rank 0's are those of the training: no rank has more steps.
+    /// No rank does more steps than rank 0: the result for rank 0 is the number of steps of the training.
     #[must_use]
     pub fn steps_between(&self, epochs: Range<u64>, mut trained: u64) -> u64 {
         let (mut epoch, mut sum) = (epochs.start, 0_u64);
