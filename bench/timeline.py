@@ -4,7 +4,7 @@
     python3 bench/timeline.py [--first STEP] [--steps N] [--runs N] [--out docs/timeline.svg]
 
 Runs `cargo run --release --example train` alternately in the modes `serial` and `double+willneed`, each with a
-trace, and draws the run of each mode in which those steps took the least time. The bars are the spans of its trace:
+trace, and draws the run of each mode in which those steps took the median time. The bars are the spans of its trace:
 `disk_load` on the reader's row, `train` and `queue_wait` on the trainer's.
 """
 
@@ -93,7 +93,7 @@ def draw(found, args):
         body.append(f'<rect x="{x}" y="{axis + 30}" width="14" height="12" class="{kind}"/><text x="{x + 20}" y="{axis + 40}">{text}</text>')
         x += 150
     notes = [
-        f"Steps {first} to {first + steps - 1} of the main job, each 4 MiB, cold page cache, the fastest of {args.runs} runs.",
+        f"Steps {first} to {first + steps - 1} of the main job, each 4 MiB, cold page cache, the median of {args.runs} runs.",
         f"{machine()}; {datetime.date.today()}.",
     ]
     height = axis + 90
@@ -121,15 +121,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=40)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "timeline.svg")
     args = parser.parse_args()
-    found = {}
+    runs = {mode: [] for mode, _ in MODES}
     for _ in range(args.runs):
         for mode, _ in MODES:
-            new = window(trace(mode), args.first, args.steps)
-            if mode not in found or new[1] < found[mode][1]:
-                found[mode] = new
+            runs[mode].append(window(trace(mode), args.first, args.steps))
+    # The run of the median.
+    found = {mode: sorted(every, key=lambda run: run[1])[len(every) // 2] for mode, every in runs.items()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(draw(found, args))
     print(f"{args.out}: " + ", ".join(f"{mode} {long:.1f} ms" for mode, (_, long) in found.items()))
