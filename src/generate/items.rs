@@ -43,19 +43,7 @@ impl<T: Send + 'static> Generator<'_, T> {
     /// Receives the next round if it is made within `timeout`: one that [`start`](Self::start) has let begin.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Result<Round<T>, Error>> {
         let waiting = if timeout.is_zero() { Waiting::Try } else { Waiting::Until(Instant::now() + timeout) };
-        let ticket = self.ticket();
-        let Poll::Ready(found) = self.stage.receive(ticket, waiting) else { return Poll::Pending };
-        match &found {
-            Ok(_) => self.next += 1,
-            Err(Error::Load { .. } | Error::Panicked { .. }) => {
-                self.granted = self.next;
-                if let Some(gate) = self.stage.gate() {
-                    gate.heard();
-                }
-            }
-            Err(_) => {}
-        }
-        Poll::Ready(found.map(|slot| Round { slot }))
+        self.receive(waiting)
     }
 
     /// The caller asks for no more rounds: the use of the last one is over.

@@ -92,6 +92,24 @@ impl<T: Send + 'static> Iterator for Rounds<'_, '_, T> {
 
 impl<T: Send + 'static> FusedIterator for Rounds<'_, '_, T> {}
 
+impl<T: Send + 'static> Generator<'_, T> {
+    /// Receives the next round, which may be started. After a failed load or a panic it has to be granted again.
+    pub(super) fn receive(&mut self, waiting: Waiting<'_, '_>) -> Poll<Result<Round<T>, Error>> {
+        let Poll::Ready(found) = self.stage.receive(self.ticket(), waiting) else { return Poll::Pending };
+        match &found {
+            Ok(_) => self.next += 1,
+            Err(Error::Load { .. } | Error::Panicked { .. }) => {
+                self.granted = self.next;
+                if let Some(gate) = self.stage.gate() {
+                    gate.heard();
+                }
+            }
+            Err(_) => {}
+        }
+        Poll::Ready(found.map(|slot| Round { slot }))
+    }
+}
+
 impl<'g, 'h, T: Send + 'static> Rounds<'g, 'h, T> {
     pub(super) fn new(generator: &'g mut Generator<'h, T>, n: u64) -> Self {
         let end = generator.next.saturating_add(n);
@@ -141,9 +159,9 @@ impl<'g, 'h, T: Send + 'static> Rounds<'g, 'h, T> {
         }
         let generator = &mut *self.generator;
         let ticket = generator.ticket();
-        let at = generator.stage.naming().at(ticket);
         if generator.stage.is_orphaned() {
             self.ended = true;
+            let at = generator.stage.naming().at(ticket);
             return Poll::Ready(Some(Err(Error::Forked { at })));
         }
         if let (Some(hook), Some(used)) = (&mut generator.after, generator.used) {
@@ -164,28 +182,20 @@ impl<'g, 'h, T: Send + 'static> Rounds<'g, 'h, T> {
                 if prepared {
                     stage.recorder().prepared(Instant::now());
                 }
-                let Poll::Ready(found) = stage.receive(ticket, waiting) else { return Poll::Pending };
+                let Poll::Ready(found) = self.generator.receive(waiting) else { return Poll::Pending };
                 found
             }
             Err(error) => Err(error),
         };
         Poll::Ready(Some(match found {
-            Ok(slot) => {
-                self.generator.used = Some(self.generator.next);
-                self.generator.next += 1;
-                let round = Round { slot };
+            Ok(round) => {
+                self.generator.used = Some(round.number());
                 if self.generator.next < self.end {
                     self.hook_failed = self.grant().err();
                 }
                 Ok(round)
             }
             Err(error) => {
-                if matches!(error, Error::Load { .. } | Error::Panicked { .. }) {
-                    self.generator.granted = ticket.epoch;
-                    if let Some(gate) = self.generator.stage.gate() {
-                        gate.heard();
-                    }
-                }
                 self.end();
                 Err(error)
             }

@@ -16,6 +16,17 @@ pub(crate) struct Schedule {
     layout: Arc<Layout>,
     /// The last [`KEPT`] calls that continued a training of another plan, by generation, the oldest first.
     begun: Arc<Mutex<Vec<(u64, Begun)>>>,
+    /// The epoch of the last batch: those that follow are mostly of the same.
+    last: Arc<Mutex<Option<Epoch>>>,
+}
+
+/// The batches of an epoch in a call, and what a checkpoint in it belongs to.
+#[derive(Debug)]
+struct Epoch {
+    generation: u64,
+    epoch: u64,
+    batches: RemainingEpoch,
+    identity: Arc<Identity>,
 }
 
 /// Older calls than these load batches that are discarded.
@@ -23,7 +34,13 @@ const KEPT: usize = 8;
 
 impl Schedule {
     pub(crate) fn new(plan: Plan, identity: Identity, layout: Layout) -> Self {
-        Self { plan, identity: Arc::new(identity), layout: Arc::new(layout), begun: Arc::default() }
+        Self {
+            plan,
+            identity: Arc::new(identity),
+            layout: Arc::new(layout),
+            begun: Arc::default(),
+            last: Arc::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(u64, Begun)>> {
@@ -54,17 +71,24 @@ impl Schedule {
 
     /// Returns the records of a step. `None` past the end of the epoch, and perhaps for a call that is over.
     pub(crate) fn batch(&self, ticket: Ticket) -> Option<Origin> {
-        let (epoch, identity) = self.epoch(ticket.generation, ticket.epoch);
-        let plan = epoch.batch(ticket.epoch, ticket.step)?;
-        Some(Origin { plan, identity, layout: self.layout.clone() })
+        let Ticket { generation, epoch, step, .. } = ticket;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref().is_none_or(|last| (last.generation, last.epoch) != (generation, epoch)) {
+            let (batches, identity) = self.epoch(generation, epoch);
+            *last = Some(Epoch { generation, epoch, batches, identity });
+        }
+        let Epoch { batches, identity, .. } = last.as_ref()?;
+        let plan = batches.batch(epoch, step)?;
+        Some(Origin { plan, identity: identity.clone(), layout: self.layout.clone() })
     }
 
     /// The batches from this one to the last that the same call asks for.
     pub(crate) fn from(&self, mut ticket: Ticket) -> impl Iterator<Item = BatchIndices> + Send + use<> {
         let schedule = self.clone();
+        let (mut batches, _) = self.epoch(ticket.generation, ticket.epoch);
         std::iter::from_fn(move || {
             loop {
-                if let Some(Origin { plan, .. }) = schedule.batch(ticket) {
+                if let Some(plan) = batches.batch(ticket.epoch, ticket.step) {
                     ticket.step += 1;
                     return Some(plan);
                 }
@@ -73,6 +97,7 @@ impl Schedule {
                     return None;
                 }
                 (ticket.epoch, ticket.step) = (ticket.epoch + 1, 0);
+                (batches, _) = schedule.epoch(ticket.generation, ticket.epoch);
             }
         })
     }
