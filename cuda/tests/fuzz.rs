@@ -799,7 +799,10 @@ fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
     // Without what an injected error may still hit.
     sim.drain();
     bind(&ctx);
-    drop((stager, memory));
+    drop(stager);
+    // An error that cudarc recorded when an event failed: it would replace the wait before it frees the memory.
+    let _ = ctx.check_err();
+    drop(memory);
     assert_eq!(threads("twinbuf-stage"), 0);
     for (kernel, wanted) in kernels {
         assert_eq!(sim.checksum(kernel), Some(wanted), "a use found other bytes");
