@@ -50,7 +50,8 @@ mod linux {
         Ok(file.sync_all()?)
     }
 
-    /// Batches of shuffled records that are in the page cache: by a reader, against one `pread` for each run.
+    /// Batches of shuffled records that are in the page cache, in the pages in which a reader's own hints have brought them:
+    /// by a reader, against one `pread` for each run.
     fn cached(path: &Path) -> Result<(), Box<dyn Error>> {
         let file = File::open(path)?;
         let sizes = [256, 1024, 2048, 3072, 4096, 6144, 8192, 16_384, 65_536, 1 << 20];
@@ -61,6 +62,11 @@ mod linux {
             let plan = Plan::builder(records.len()).batch(batch as u64).shuffle(Shuffle::Full).build()?;
             let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
             let mut out = Buffer::new(batch * record).ok_or("no memory")?;
+            records.evict()?;
+            reader.begin((0..plan.steps(1)).map_while(move |step| plan.batch(1, step)));
+            for step in 0..plan.steps(1) {
+                reader.read(&plan.batch(1, step).ok_or("no batch")?, &mut out)?;
+            }
             let steps = plan.steps(0).min((64 << 20) / (batch * record) as u64);
             let batches: Vec<BatchIndices> = (0..steps).filter_map(|step| plan.batch(0, step)).collect();
             let mut times = [const { Vec::new() }; 2];

@@ -4,11 +4,15 @@ use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use memmap2::MmapMut;
 
 /// Bytes in a huge page where pages have 4 KiB; on other systems the advice only has less effect.
 const HUGE: usize = 2 << 20;
+
+/// Small buffers of so many bytes together share a huge page: it costs what they do not use of it.
+const SHARED: usize = 256 << 10;
 
 /// Memory of a fixed size at a fixed address. [`new`](Self::new) allocates it, starting at a page boundary.
 /// [`lent`](Self::lent) uses memory that other code allocated. A buffer dereferences to its bytes.
@@ -63,6 +67,37 @@ impl Buffer {
             let _ = map.advise_range(memmap2::Advice::HugePage, start, len / HUGE * HUGE);
         }
         Some(Self(Memory::Own { map, bytes: start..end }))
+    }
+
+    /// Allocates `count` buffers of `len` bytes each, the slots of a ring, and fills them with zeros. Buffers of less than
+    /// 2 MiB that take 256 KiB to 2 MiB together share one block of 2 MiB, which is a huge page where the kernel has one:
+    /// it copies small records into it in two thirds of the time. The last of them frees the block. Returns `None` if the
+    /// memory cannot be allocated.
+    ///
+    /// ```
+    /// let slots = twinbuf_mmap::Buffer::several(3, 128 << 10).ok_or("no memory")?;
+    /// assert!(slots.iter().all(|slot| slot.len() == 128 << 10));
+    /// # Ok::<(), &str>(())
+    /// ```
+    #[must_use]
+    pub fn several(count: usize, len: usize) -> Option<Vec<Self>> {
+        let step = len.checked_next_multiple_of(crate::page::page_size())?;
+        let all = step.checked_mul(count)?;
+        if count < 2 || !(SHARED..=HUGE).contains(&all) {
+            return (0..count).map(|_| Self::new(len)).collect();
+        }
+        let mut block = Self::untouched(HUGE)?;
+        block[..all].fill(0);
+        let start = NonNull::from(&mut block[..]).cast::<u8>();
+        let block = Arc::new(block);
+        let slot = |index| {
+            // SAFETY: the slots are `step` bytes apart, at least their length, and all of them fit into the block.
+            let start = unsafe { start.add(index * step) };
+            // SAFETY: the bytes are initialized, and nothing else reaches them: the block is never dereferenced again.
+            // Each slot keeps it mapped.
+            unsafe { Self::lent(start, len, Arc::clone(&block)) }
+        };
+        Some((0..count).map(slot).collect())
     }
 
     /// Memory that is not touched yet, for reads that may be in flight during a `fork`: the child finds zeros in it.
@@ -149,7 +184,30 @@ mod tests {
     }
 
     #[test]
+    fn several_are_apart_and_outlive_each_other() {
+        for (count, len) in
+            [(0, 5), (1, HUGE), (2, 100), (3, 128 << 10), (5, 100_001), (2, 1 << 20), (3, 1 << 20)]
+        {
+            let mut slots = Buffer::several(count, len).unwrap();
+            assert_eq!(slots.len(), count);
+            for (number, slot) in (1..).zip(&mut slots) {
+                assert!(slot.len() == len && slot.iter().all(|&byte| byte == 0), "{count} of {len}");
+                assert_eq!(slot.as_ptr().addr() % 4096, 0, "{count} of {len}");
+                slot.fill(number);
+            }
+            for number in (1..).take(count) {
+                let slot = slots.remove(0);
+                assert!(slot.iter().all(|&byte| byte == number), "slot {number} of {count} of {len}");
+            }
+        }
+        let block = |slot: &Buffer| slot.as_ptr().addr() / HUGE;
+        let slots = Buffer::several(3, 128 << 10).unwrap();
+        assert!(slots.iter().all(|slot| block(slot) == block(&slots[0])));
+    }
+
+    #[test]
     fn what_no_memory_holds_is_none() {
+        assert!(Buffer::several(2, usize::MAX).is_none() && Buffer::several(usize::MAX, 4096).is_none());
         assert!(Buffer::new(usize::MAX).is_none());
         assert!(Buffer::new(isize::MAX.unsigned_abs()).is_none());
     }

@@ -39,10 +39,7 @@ impl sealed::Backend for Host {
         let ring = |_| {
             let memory = match sides.lent() {
                 Some(lent) => lent,
-                None => (0..sides.host_depth)
-                    .map(|_| Buffer::new(sides.slot))
-                    .collect::<Option<_>>()
-                    .ok_or_else(|| too_large(sides.sum))?,
+                None => Buffer::several(sides.host_depth, sides.slot).ok_or_else(|| too_large(sides.sum))?,
             };
             let slots: Vec<_> = memory.into_iter().map(Slot::new).collect();
             Ok(HeapRing::with_wait(slots, Adaptive::for_threads(threads)).into_handles())

@@ -2,6 +2,8 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -14,13 +16,15 @@ use crate::ranges::Stretch;
 use crate::shard::Shard;
 use crate::system::{self, Asked, Gathered, PIECES, Piece};
 
-/// The most bytes of a piece that is copied out of the mapping, in a slot of small pages and in one of huge pages. The
-/// kernel pins each page once. Longer pieces are found page by page, where `pread` copies whole folios: 4 KiB took 0.79
-/// and 6 KiB 1.04 of its time, in huge pages 8 KiB 0.65 and 64 KiB 1.40 (`cargo bench --bench read --
-/// cached`).
-const GATHERED: [u64; 2] = [4 << 10, 8 << 10];
+/// The most bytes of a piece that is copied out of the mapping into small pages, of a cold cache and of a warm one. The
+/// kernel pins each page of the slot once there, and a huge page at once (`cargo bench --bench read -- cached`).
+const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 
-/// Slots of this length are in huge pages if there are any.
+/// The cache is warm if so many bytes were in it without a gap. Before that a fault may read from the disk, single pages,
+/// where `pread` reads all that it needs. This is more than `pread` itself reads ahead.
+const WARM: u64 = 32 << 20;
+
+/// Slots of this length are in huge pages if there are any, up to their last multiple of it.
 const HUGE: usize = 2 << 20;
 
 /// The fewest pieces for which one call for all is faster than a call for each.
@@ -34,26 +38,53 @@ const TOGETHER: usize = 4;
 /// `/sys/block/*/queue/` are below 1024, increase the larger one.
 pub const HINT_CHUNK: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
 
-/// Slots that the kernel does not write to for us: memory that a driver mapped may be of that kind.
+/// What earlier copies have found out.
 #[derive(Debug, Default)]
-pub(super) struct Unreachable(Mutex<Vec<Range<usize>>>);
+pub(super) struct Copied {
+    /// Slots that the kernel does not write to for us: memory that a driver mapped may be of that kind.
+    unreachable: Mutex<Vec<Range<usize>>>,
+    /// Bytes copied since a copy had to wait for a disk. `None`: the file system does not count its reads.
+    warm: Option<AtomicU64>,
+}
 
-impl Unreachable {
-    fn has(&self, out: &[u8]) -> bool {
-        let at = out.as_ptr().addr();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|known| known.contains(&at))
+impl Copied {
+    /// `counted`: whether reads of the files are counted.
+    pub(super) fn new(counted: bool) -> Self {
+        Self { warm: counted.then(AtomicU64::default), ..Self::default() }
     }
 
-    fn add(&self, out: &[u8]) {
+    pub(super) const fn is_counted(&self) -> bool {
+        self.warm.is_some()
+    }
+
+    fn cannot_reach(&self, out: &[u8]) -> bool {
+        let at = out.as_ptr().addr();
+        let known = self.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
+        known.iter().any(|known| known.contains(&at))
+    }
+
+    fn add_unreachable(&self, out: &[u8]) {
         let start = out.as_ptr().addr();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(start..start + out.len().max(1));
+        let mut known = self.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
+        known.push(start..start + out.len().max(1));
+    }
+
+    // Relaxed: it decides between two ways to copy the same bytes.
+    fn is_warm(&self) -> bool {
+        self.warm.as_ref().is_some_and(|warm| warm.load(Relaxed) >= WARM)
+    }
+
+    /// Counts a copy of this many bytes. `disk`: bytes that came from a disk for it; `None` if that is not counted.
+    fn add(&self, bytes: u64, disk: Option<u64>) {
+        match (&self.warm, disk) {
+            (Some(warm), Some(0)) => _ = warm.fetch_add(bytes, Relaxed),
+            (Some(warm), _) => warm.store(0, Relaxed),
+            (None, _) => {}
+        }
     }
 }
 
-/// Copies `wanted`, at most [`PIECES`] pieces, to their places in `out`.
-///
-/// Small pieces come out of the mapping by one call. A piece of a file that was truncated since it was opened may then be
-/// zeros, so files that have changed are read by `pread`, as everything else is: it tells what is missing.
+/// Copies `wanted`, at most [`PIECES`] pieces, to their places in `out`, and counts what came from disks for it.
 ///
 /// # Errors
 ///
@@ -62,32 +93,46 @@ pub(super) fn fill(
     shards: &[Shard],
     wanted: &[Wanted],
     out: &mut [u8],
-    unreachable: &Unreachable,
+    before: &Copied,
+    stats: &mut ReadStats,
 ) -> Result<(), Error> {
-    let most = GATHERED[usize::from(out.len() >= HUGE)];
-    let small = |wanted: &&Wanted| {
+    let at_first = system::read_from_disk();
+    let filled = copy(shards, wanted, out, before);
+    let disk = at_first.zip(system::read_from_disk()).map(|(first, now)| now.saturating_sub(first));
+    before.add(wanted.iter().map(Wanted::len).sum(), disk);
+    stats.disk += disk.unwrap_or(0);
+    filled
+}
+
+/// Small pieces, and long ones of a warm cache, come out of the mapping by one call. A piece of a file that was truncated
+/// since it was opened may then be zeros, so files that have changed are read by `pread`, as everything else is: it tells
+/// what is missing.
+fn copy(shards: &[Shard], wanted: &[Wanted], out: &mut [u8], before: &Copied) -> Result<(), Error> {
+    let warm = before.is_warm();
+    let (most, huge) = (GATHERED[usize::from(warm)], if warm { out.len() - out.len() % HUGE } else { 0 });
+    let together = |wanted: &&Wanted| {
         let shard = &shards[wanted.at.shard];
-        wanted.at.bytes.end - wanted.at.bytes.start <= most && shard.file.is_kept() && !shard.hints_wait
+        (wanted.len() <= most || wanted.to < huge) && shard.file.is_kept() && !shard.hints_wait
     };
     let gathered: Vec<_> = wanted
         .iter()
-        .filter(small)
+        .filter(together)
         .map(|wanted| (shards[wanted.at.shard].piece(wanted.at.bytes.clone()), wanted.to))
         .collect();
-    if gathered.len() < TOGETHER || unreachable.has(out) {
+    if gathered.len() < TOGETHER || before.cannot_reach(out) {
         return pread(shards, wanted.iter(), out);
     }
     let copied = system::gather(&gathered, out);
-    let mut changed: Vec<usize> = wanted.iter().filter(small).map(|wanted| wanted.at.shard).collect();
+    let mut changed: Vec<usize> = wanted.iter().filter(together).map(|wanted| wanted.at.shard).collect();
     changed.sort_unstable();
     changed.dedup();
     changed.retain(|&shard| !shards[shard].file.is_unchanged());
     if copied == Gathered::Fault && changed.is_empty() {
         // Not for lack of bytes in the files.
-        unreachable.add(out);
+        before.add_unreachable(out);
     }
     let missing = |wanted: &&Wanted| {
-        copied != Gathered::All || !small(wanted) || changed.binary_search(&wanted.at.shard).is_ok()
+        copied != Gathered::All || !together(wanted) || changed.binary_search(&wanted.at.shard).is_ok()
     };
     pread(shards, wanted.iter().filter(missing), out)
 }

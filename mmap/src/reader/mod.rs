@@ -28,6 +28,7 @@ use std::thread;
 use std::{iter, mem};
 
 use self::around::Around;
+use self::cached::Copied;
 use self::memory::Share;
 use self::source::Source;
 use self::stats::{ReadChoice, ReadStats};
@@ -125,8 +126,6 @@ pub struct Reader {
     threads: usize,
     /// Ranks that share an epoch.
     world: u64,
-    /// Whether reads from disks are counted for all files.
-    counted: bool,
     window: Mutex<Window>,
 }
 
@@ -179,15 +178,15 @@ impl Reader {
         let stream = (!files.is_empty()).then(|| Stream::new(files, [share.ahead, share.now]));
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         let counts = |shard: &crate::Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
+        // Most often all of them are on one file system.
+        let copied = Copied::new(ranges.shards().first().is_some_and(counts));
         let window = Window { around: Around::new(&ranges), ..Window::default() };
         Ok(Self {
-            source: Source { cached: share.until, stream, straight, ..Source::cached() },
+            source: Source { cached: share.until, stream, straight, copied, ..Source::cached() },
             left: left.filter(|_| options.mode == ReadMode::Auto),
             prefetch: options.prefetch.unwrap_or(batch.max(PREFETCH)),
             threads: options.threads,
             world: plan.world(),
-            // Most often all of them are on one file system.
-            counted: ranges.shards().first().is_some_and(counts),
             share,
             ranges,
             window: Mutex::new(window),
@@ -234,7 +233,7 @@ impl Reader {
             Some(out) if threads > 1 => self.read_parts(batch, threads, out, &mut stats),
             _ => read_batch(&self.ranges, &self.source, batch, wanted, out, &mut stats),
         };
-        let missed = self.counted && stats.disk > asked && self.source.stream.is_none();
+        let missed = self.source.copied.is_counted() && stats.disk > asked && self.source.stream.is_none();
         if missed {
             self.lock().missed();
         }
@@ -365,7 +364,7 @@ impl Reader {
 
     /// Whether hints are superfluous: everything comes through the page cache, and the last ones found all of it there.
     fn is_quiet(&self, window: &Window) -> bool {
-        self.counted && self.source.stream.is_none() && window.quiet >= QUIET
+        self.source.copied.is_counted() && self.source.stream.is_none() && window.quiet >= QUIET
     }
 
     /// Asks for the bytes of a batch or of a part of it. With windows: for the chunks that it brings in.

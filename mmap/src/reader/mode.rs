@@ -23,7 +23,8 @@ pub enum ReadMode {
     Auto,
     /// Reads through the page cache, with one system call per contiguous run of records (`pread` on Unix, `ReadFile`
     /// with an offset on Windows). On Linux, small scattered records are copied from the mapping, many per call
-    /// (`process_vm_writev`).
+    /// (`process_vm_writev`), and so are longer ones once 32 MiB were found in the page cache without a gap, into
+    /// slots of 2 MiB and more. The pages copied from count as resident memory of the process.
     Pread,
     /// Reads with direct I/O, past the page cache: `O_DIRECT` on Linux and FreeBSD, `F_NOCACHE` on macOS,
     /// `FILE_FLAG_NO_BUFFERING` on Windows.

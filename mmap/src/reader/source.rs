@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::cached::{self, Unreachable};
+use super::cached::{self, Copied};
 use super::direct::BounceBuffer;
 use super::stats::ReadStats;
 use super::stream::{Copy, Stream, Taken, Wanted};
@@ -28,7 +28,7 @@ pub(super) struct Source {
     pub(super) stream: Option<Stream>,
     /// Whether the disk may write to the caller's memory.
     pub(super) straight: bool,
-    pub(super) unreachable: Unreachable,
+    pub(super) copied: Copied,
     /// What was read so far, except the requests of the stream.
     pub(super) stats: Mutex<ReadStats>,
 }
@@ -40,7 +40,7 @@ impl Source {
             cached: u64::MAX,
             stream: None,
             straight: false,
-            unreachable: Unreachable::default(),
+            copied: Copied::default(),
             stats: Mutex::default(),
         }
     }
@@ -82,10 +82,7 @@ impl Source {
             self.ask_now(shards, &next);
             let Group { cached, streamed } = group;
             if !cached.is_empty() {
-                let before = crate::system::read_from_disk();
-                let filled = cached::fill(shards, &cached, out, &self.unreachable);
-                stats.disk += cached::read_since(before);
-                filled?;
+                cached::fill(shards, &cached, out, &self.copied, stats)?;
             }
             if let Some(stream) = &self.stream {
                 self.take(stream, shards, &streamed, out, stats)?;

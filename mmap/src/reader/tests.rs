@@ -395,6 +395,43 @@ fn the_share_follows_from_the_memory() {
 
 /// Data that fits in memory is requested once an epoch, and not at all once it is resident.
 #[cfg(target_os = "linux")]
+/// Guards against faults that read single pages from the disk, and against wrong bytes of the way that replaces `pread`.
+#[test]
+#[cfg(target_os = "linux")]
+fn long_records_are_copied_together_while_the_cache_is_warm() {
+    const BATCH: usize = 45;
+    let folder = folder();
+    let paths = files(&folder, &[5_000_050]);
+    let records = Records::open(&paths, 100_001).unwrap();
+    let plan = Plan::builder(records.len()).batch(BATCH as u64).shuffle(Shuffle::Full).build().unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
+    let mut slot = crate::Buffer::new(BATCH * 100_001).unwrap();
+    let mut calls = Vec::new();
+    for number in 0..12 {
+        if number == 10 {
+            records.evict().unwrap();
+        }
+        let batch = plan.batch(number, 0).unwrap();
+        let begun = Records::read_calls();
+        assert_eq!(reader.read(&batch, &mut slot).unwrap(), slot.len());
+        calls.push((Records::read_calls() - begun, reader.stats().disk));
+        assert!(slot[..] == plain(&reader.ranges, &batch), "epoch {number}");
+    }
+    if !reader.source.copied.is_counted() || calls[9].1 > calls[0].1 || calls[10].1 == calls[9].1 {
+        eprintln!("not checked: reads from disks are not counted, or the pages came or stayed by themselves");
+        return;
+    }
+    // One call for 4 MiB, and one for each record behind.
+    assert!(calls[0].0 > 30 && calls[9].0 < 8 && calls[11].0 > 30, "{calls:?}");
+    for number in 12..22 {
+        reader.read(&plan.batch(number, 0).unwrap(), &mut slot).unwrap();
+    }
+    let file = File::options().write(true).open(&paths[0]).unwrap();
+    file.set_len(4_000_040).unwrap();
+    let error = reader.read(&plan.batch(22, 0).unwrap(), &mut slot).unwrap_err();
+    assert!(matches!(error, Error::Truncated { .. }), "{error}");
+}
+
 #[test]
 fn hints_end_when_everything_is_in_memory() {
     let folder = folder();
@@ -402,7 +439,7 @@ fn hints_end_when_everything_is_in_memory() {
     records.evict().unwrap();
     let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
     let reader = limited(&records, &plan, 1 << 40);
-    if records.residency().unwrap().resident > 0 || !reader.counted {
+    if records.residency().unwrap().resident > 0 || !reader.source.copied.is_counted() {
         return eprintln!("not checked: the file system keeps its pages, or does not count reads");
     }
     check_without_preads(&reader, plan, 0);
