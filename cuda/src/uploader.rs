@@ -56,7 +56,7 @@ pub struct Uploader {
     ctx: Arc<CudaContext>,
     slot_bytes: usize,
     chunk_bytes: Option<usize>,
-    host_depth: usize,
+    host_depth: Option<usize>,
     device_depth: usize,
     host_slots: Option<Vec<lent::Host>>,
     write_combined: bool,
@@ -79,7 +79,7 @@ impl Uploader {
             ctx: ctx.clone(),
             slot_bytes,
             chunk_bytes: None,
-            host_depth: 2,
+            host_depth: None,
             device_depth: 2,
             host_slots: None,
             write_combined: false,
@@ -98,19 +98,19 @@ impl Uploader {
         self
     }
 
-    /// Uses host memory of the caller as host slots, and sets [`host_depth`](Uploader::host_depth) to their number.
+    /// Uses host memory of the caller as host slots. Their number is the [`host_depth`](Uploader::host_depth).
     /// Default: the uploader allocates page-locked memory. [`build`](Self::build) returns [`Error::Option`] if a
-    /// slot is smaller than the slot size, or if the number is not 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH).
+    /// slot is smaller than the slot size, if the number is not 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH), or if
+    /// `host_depth` was set to a different number.
     pub fn host_slots(mut self, slots: Vec<lent::Host>) -> Self {
-        self.host_depth = slots.len();
         self.host_slots = Some(slots);
         self
     }
 
-    /// Sets the number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one slot, reading
-    /// does not overlap with copying. [`build`](Self::build) returns [`Error::Option`] for a value out of range.
+    /// Sets the number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2, or the
+    /// number of [`host_slots`](Self::host_slots). With one slot, reading does not overlap with copying. [`build`](Self::build) returns [`Error::Option`] for a value out of range.
     pub fn host_depth(mut self, slots: usize) -> Self {
-        self.host_depth = slots;
+        self.host_depth = Some(slots);
         self
     }
 
@@ -169,7 +169,15 @@ impl Uploader {
     ///
     /// On an error, all memory is freed.
     pub fn build<M: Send + 'static>(self) -> Result<(HostSlots<M>, DeviceBatches<M>), Error> {
-        let Self { ctx, slot_bytes, chunk_bytes, host_depth, device_depth, overlap, .. } = self;
+        let Self { ctx, slot_bytes, chunk_bytes, device_depth, overlap, .. } = self;
+        let host_depth = match (&self.host_slots, self.host_depth) {
+            (Some(lent), Some(depth)) if depth != lent.len() => {
+                let wanted = format!("{}, the number of lent slots", lent.len());
+                return Err(Error::Option { option: "host_depth", wanted, found: depth.to_string() });
+            }
+            (Some(lent), _) => lent.len(),
+            (None, depth) => depth.unwrap_or(2),
+        };
         for (option, depth) in [("host_depth", host_depth), ("device_depth", device_depth)] {
             if !(1..=Self::MAX_DEPTH).contains(&depth) {
                 let wanted = format!("1 to {} slots", Self::MAX_DEPTH);

@@ -207,6 +207,20 @@ fn arguments_that_cannot_work_are_refused_by_name() {
     );
     assert_eq!(option(Uploader::new(&ctx, 0).chunk_bytes(1)), "slot_bytes: at least 1 byte, 0");
     assert_eq!(option(Uploader::new(&ctx, 1).host_slots(Vec::new())), "host_depth: 1 to 8 slots, 0");
+    // The lent slots are used in turn: a larger depth would refill one under its copy.
+    for depth in [1, 3, 8] {
+        let two = || {
+            let slot = |_| {
+                let memory = Box::leak(Box::new([0; 8]));
+                // SAFETY: never freed, and used by this slot alone.
+                unsafe { lent::Host::new(NonNull::from(memory).cast(), 8, ()) }
+            };
+            Uploader::new(&ctx, 8).host_slots((0..2).map(slot).collect())
+        };
+        let wanted = format!("host_depth: 2, the number of lent slots, {depth}");
+        assert_eq!(option(two().host_depth(depth)), wanted);
+        assert!(two().host_depth(2).build::<()>().is_ok());
+    }
     let mut memory = [0; 7];
     // SAFETY: refused before it is used.
     let short = unsafe { lent::Host::new(NonNull::from(&mut memory).cast(), 7, ()) };
