@@ -98,8 +98,8 @@ impl<M: 'static> Lease<M> {
     ///
     /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after all work that
     /// was enqueued on `stream` before the lease was dropped. Call this method once for each stream that uses the
-    /// batch; repeated calls for one stream cost nothing. If a safe function of cudarc copies the [`View`] on a
-    /// different stream, the copy also runs in this order, but the call blocks the calling thread.
+    /// batch; repeated calls for one stream cost nothing. A copy of the [`View`] on any other stream fails with a driver
+    /// error.
     ///
     /// To use a batch in a graph, copy it to the graph's own memory before the launch. When the graph is launched again,
     /// the slot may contain a different batch.

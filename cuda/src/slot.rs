@@ -161,17 +161,9 @@ impl<M> DeviceBuf<M> {
         Ok(())
     }
 
-    /// Makes `stream` wait for the copy without remembering it: the caller itself waits for the use.
-    ///
-    /// # Safety
-    ///
-    /// The stream exists and belongs to this slot's context, which is current.
-    pub(crate) unsafe fn use_meanwhile(&self, stream: CUstream) -> Result<(), Error> {
-        if self.len > 0 {
-            // SAFETY: the caller guarantees the stream; the event is ours.
-            unsafe { edge::use_after_copy(stream, self.copied.raw()) }?;
-        }
-        Ok(())
+    /// Whether `use_on` was called for this stream.
+    pub(crate) fn is_used_on(&self, stream: CUstream) -> bool {
+        self.uses.borrow().streams.iter().any(|used| used.stream == stream)
     }
 
     /// Ends the lease: records an event on each stream that used the batch. While one of those streams is being

@@ -13,7 +13,7 @@ use cudarc::driver::sys::CUstreamCaptureMode::{
     self, CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
 };
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Failure, Options, Sim};
 
@@ -103,7 +103,7 @@ const CALLS: [(&str, Call); 14] = [
         let lease = scene.lease();
         let view = lease.on::<u8>(&scene.other).unwrap();
         // The address that cudarc's copies ask for: null, so the driver refuses it.
-        assert_eq!(cudarc::driver::DevicePtr::device_ptr(&view, &scene.captured).0, 0);
+        assert_eq!(DevicePtr::device_ptr(&view, &scene.captured).0, 0);
     }),
     ("drop of a lease used elsewhere", |scene| {
         scene.lease().on::<u8>(&scene.other).unwrap();
@@ -197,8 +197,14 @@ fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
                     // SAFETY: the stream outlives the uploader.
                     unsafe { lease.on_raw(stream.cu_stream()) }.unwrap();
                 }
-                stream.memcpy_dtod(&lease.on::<u8>(&stream).unwrap(), &mut copy).unwrap();
+                let view = lease.on::<u8>(&stream).unwrap();
+                stream.memcpy_dtod(&view, &mut copy).unwrap();
                 stream.begin_capture(mode).unwrap();
+                assert_eq!(
+                    DevicePtr::device_ptr(&view, &stream).0,
+                    0,
+                    "cudarc's copies would be part of the graph"
+                );
                 drop(lease);
                 commit(&mut slots, BYTES, value + 1).unwrap();
                 assert_eq!(*batches.recv().unwrap().unwrap().meta(), u64::from(value) + 1);

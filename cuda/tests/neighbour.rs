@@ -302,7 +302,7 @@ fn the_calls_of_a_batch() {
 }
 
 #[test]
-fn a_view_on_another_stream_than_its_own_is_ordered_by_safe_code_alone() {
+fn a_view_is_read_on_each_stream_that_the_lease_is_on_and_on_no_other() {
     must_end(|| {
         for (seed, tracking) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
             let sim = Sim::start(Options { delay_us: 20, ..Options::seeded(seed) });
@@ -318,11 +318,18 @@ fn a_view_on_another_stream_than_its_own_is_ordered_by_safe_code_alone() {
                 commit(&mut slots, value).unwrap();
                 let batch = batches.recv().unwrap().unwrap();
                 let view = batch.on::<u8>(&own).unwrap();
-                for stream in [&other, &ctx.default_stream(), &ctx.per_thread_stream(), &own] {
+                for (stream, shared) in
+                    [(&other, true), (&ctx.default_stream(), true), (&ctx.per_thread_stream(), false)]
+                {
                     let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
-                    stream.memcpy_dtod(&view, &mut copy).unwrap();
-                    copies.push((value, copy));
+                    stream.memcpy_dtod(&view, &mut copy).unwrap_err();
+                    if shared {
+                        batch.on::<u8>(stream).unwrap();
+                        stream.memcpy_dtod(&view, &mut copy).unwrap();
+                        copies.push((value, copy));
+                    }
                 }
+                copies.push((value, own.clone_dtod(&view).unwrap()));
             }
             for (value, copy) in copies {
                 assert_eq!(copy.stream().clone_dtoh(&copy).unwrap(), [value; BYTES], "seed {seed}");

@@ -12,7 +12,6 @@ use cudarc::driver::{
 
 use super::Lease;
 use crate::cu::{self, Current};
-use crate::error::Error;
 
 /// `CU_STREAM_LEGACY` of cuda.h: the legacy default stream, whose usual handle is null.
 pub(super) const LEGACY: usize = 1;
@@ -20,11 +19,11 @@ pub(super) const LEGACY: usize = 1;
 /// A view of a batch, or of a part of it, as elements of type `T` on one stream. [`Lease::on`] returns it.
 ///
 /// cudarc's safe copies (`stream.memcpy_dtod(&view, ..)`, `memcpy_dtoh`, `clone_dtoh`) and all other functions that
-/// accept a [`DevicePtr`] can read the view. On its own stream, it can be a kernel argument, as a pointer.
+/// accept a [`DevicePtr`] can read the view, on each stream that [`Lease::on`] was called for. On its own stream, it can
+/// be a kernel argument, as a pointer.
 ///
-/// **A copy on another stream** is ordered too, but makes the host wait for that stream: call [`Lease::on`] for each
-/// stream instead. A copy to another *context* fails with a driver error, because it could not be ordered before the
-/// slot's next copy. Copy within the context first ([`Lease::into_owned`]).
+/// **A copy on any other stream fails** with a driver error, because it could not be ordered before the slot's next
+/// copy. To copy to another context, copy within the context first ([`Lease::into_owned`]).
 pub struct View<'l, T> {
     lease: &'l dyn Leased,
     start: CUdeviceptr,
@@ -41,13 +40,12 @@ trait Leased {
     /// Returned by [`DeviceSlice::stream`]; see there.
     fn elsewhere(&self) -> &Arc<CudaStream>;
 
-    /// Refuses a stream that is being captured. Makes the stream wait for the copy, unless it is the view's `own`
-    /// stream.
+    /// Whether the lease is used on the stream, and the stream is not being captured.
     ///
     /// # Safety
     ///
     /// The stream exists, and belongs to the lease's context.
-    unsafe fn wait_for_copy(&self, stream: CUstream, own: bool) -> Result<(), Error>;
+    unsafe fn is_on(&self, stream: CUstream) -> bool;
 }
 
 impl<M: 'static> Leased for Lease<M> {
@@ -59,19 +57,11 @@ impl<M: 'static> Leased for Lease<M> {
         &self.shared.elsewhere
     }
 
-    unsafe fn wait_for_copy(&self, stream: CUstream, own: bool) -> Result<(), Error> {
-        let current = Current::enter(&self.shared.ctx);
+    unsafe fn is_on(&self, stream: CUstream) -> bool {
+        let _current = Current::enter(&self.shared.ctx);
         // If the driver cannot tell, the caller's call gets the error.
         // SAFETY: the caller guarantees the stream.
-        if unsafe { cu::is_captured(stream) } == Ok(true) {
-            return Err(Error::Captured);
-        }
-        if own {
-            return Ok(());
-        }
-        let _current = current?;
-        // SAFETY: as above; its context has been entered.
-        unsafe { self.slot().use_meanwhile(stream) }
+        self.slot().is_used_on(stream) && unsafe { cu::is_captured(stream) } != Ok(true)
     }
 }
 
@@ -141,21 +131,15 @@ impl<T> DeviceSlice<T> for View<'_, T> {
 }
 
 impl<T> DevicePtr<T> for View<'_, T> {
-    /// If `stream` is not the view's stream: makes that stream wait for the copy, and the host wait for that stream
-    /// afterwards.
+    /// Returns address 0, which the driver rejects, if the lease is not [on](Lease::on) this stream, or the access would
+    /// be captured into a graph.
     ///
-    /// Returns address 0, which the driver rejects, if the access cannot be ordered, or would be captured into a graph.
+    /// The guard waits for nothing: cudarc's waits do nothing while an error of an earlier call is recorded in the context.
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let own = *stream == *self.stream;
-        if stream.cu_stream().addr() == LEGACY || stream.context() != self.lease.context() {
-            return (0, SyncOnDrop::Sync(None));
-        }
+        let here = stream.cu_stream().addr() != LEGACY && stream.context() == self.lease.context();
         // SAFETY: the stream exists and belongs to this context.
-        match unsafe { self.lease.wait_for_copy(stream.cu_stream(), own) } {
-            Ok(()) => (self.start, SyncOnDrop::Sync((!own).then_some(stream))),
-            // The copy then fails with a driver error.
-            Err(_) => (0, SyncOnDrop::Sync(None)),
-        }
+        let ordered = here && unsafe { self.lease.is_on(stream.cu_stream()) };
+        (if ordered { self.start } else { 0 }, SyncOnDrop::Sync(None))
     }
 }
 
