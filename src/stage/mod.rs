@@ -35,7 +35,7 @@ use crate::slot::{BatchMeta, Naming, Ticket};
 use crate::thread::{ForkGuard, JoinOnDrop};
 
 /// A batch as a backend's receiving side hands it out.
-type Raw<B> = <<B as Backend>::Batches as Batches>::Batch;
+pub(crate) type Raw<B> = <<B as Backend>::Batches as Batches>::Batch;
 
 /// What a stage is started with.
 pub(crate) struct Options<'a> {

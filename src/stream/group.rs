@@ -2,62 +2,39 @@
 
 use std::any::type_name;
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use bytemuck::AnyBitPattern;
-use twinbuf_core::KeptSlot;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
-use crate::backend::adaptive::Adaptive;
-use crate::backend::host::Value;
+use crate::backend::{Backend, Host};
 use crate::batch::layout::fits;
 use crate::batch::memory::Taken;
 use crate::error::{At, Error};
-use crate::slot::Slot;
+use crate::stage::Raw;
 
-/// A slot of the ring.
-pub(super) type Held = KeptSlot<'static, Slot<Value<Memory>>, Adaptive>;
-
-/// What a slot holds.
-pub(crate) struct Memory {
-    /// A group that is not kept.
-    pub(super) own: Buffer,
-    /// One that is.
-    pub(super) kept: Option<Arc<Kept>>,
-    pub(super) group: usize,
-    /// What the stream takes of a limit: the last of the slots gives it back.
-    #[expect(dead_code, reason = "dropped with the last slot")]
-    pub(super) taken: Option<Arc<Taken>>,
-}
-
-/// The memory of a group that stays.
-pub(super) struct Kept {
-    pub(super) buffer: Buffer,
-    pub(super) _taken: Option<Arc<Taken>>,
-}
-
-/// One group of tensors in memory. Dropping it frees its slot.
+/// One group of tensors, in host memory or, as `Group<Cuda>`, in device memory. Dropping it frees its slot.
 ///
 /// A group borrows nothing: it may move to another thread and may outlive its stream. Its bytes do not change while
 /// it exists.
-pub struct Group {
-    place: Place,
-    groups: Groups,
-    group: usize,
-    at: At,
+pub struct Group<B: Backend = Host> {
+    pub(super) place: Place<B>,
+    pub(super) groups: Groups,
+    pub(super) group: usize,
+    pub(super) at: At,
+    /// What the stream takes of a limit: the last of the groups gives it back.
+    #[expect(dead_code, reason = "dropped after the slot")]
+    pub(super) taken: Option<Arc<Taken>>,
 }
 
-pub(super) enum Place {
-    Slot(Held),
-    Kept(Arc<Kept>),
+pub(super) enum Place<B: Backend> {
+    Slot(Raw<B>),
+    /// The memory of a group that stays. Only on the host: a device has all groups in its slots.
+    Kept(Arc<Buffer>),
 }
 
-impl Group {
-    pub(super) fn new(place: Place, groups: &Groups, group: usize, at: At) -> Self {
-        Self { place, groups: groups.clone(), group, at }
-    }
-
+impl<B: Backend> Group<B> {
     /// Returns the index of the group in [`Groups`], from 0.
     #[must_use]
     pub fn number(&self) -> usize {
@@ -70,12 +47,40 @@ impl Group {
         self.at.epoch
     }
 
+    /// All tensors, each with its bytes of the group.
+    pub(super) fn ranges(&self) -> impl ExactSizeIterator<Item = (&Tensor, Range<usize>)> {
+        self.groups.tensors(self.group)
+    }
+
+    /// The tensor with this name, or the only one whose name ends in it.
+    pub(super) fn find(&self, name: &str) -> Result<(&Tensor, Range<usize>), Error> {
+        let mut ends = None;
+        let mut count = 0;
+        for (tensor, range) in self.ranges() {
+            match tensor.name().strip_suffix(name) {
+                Some("") => return Ok((tensor, range)),
+                Some(front) if front.ends_with('.') => {
+                    count += 1;
+                    ends = Some((tensor, range));
+                }
+                _ => {}
+            }
+        }
+        if let (Some(found), 1) = (ends, count) {
+            return Ok(found);
+        }
+        // A group may have hundreds.
+        let names: Vec<_> = self.ranges().take(16).map(|(tensor, _)| tensor.name()).collect();
+        let (wanted, found) = (format!("the name of one of {names:?}"), format!("{count} of them end in it"));
+        Err(Error::Tensor { at: self.at.clone(), name: name.to_string(), wanted, found })
+    }
+}
+
+impl Group {
     /// Returns all tensors of the group.
     #[must_use]
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = View<'_>> {
-        let bytes = self.bytes();
-        let view = move |(tensor, range)| View { tensor, bytes: &bytes[range], at: &self.at };
-        self.groups.tensors(self.group).map(view)
+        self.ranges().map(|found| self.view(found))
     }
 
     /// Returns the tensor with this name. If no tensor has exactly this name, returns the tensor whose name ends in
@@ -86,41 +91,24 @@ impl Group {
     ///
     /// [`Error::Tensor`] if no tensor matches, or if several names end in `name`.
     pub fn tensor(&self, name: &str) -> Result<View<'_>, Error> {
-        let mut ends = None;
-        let mut count = 0;
-        for view in self.tensors() {
-            match view.name().strip_suffix(name) {
-                Some("") => return Ok(view),
-                Some(front) if front.ends_with('.') => {
-                    count += 1;
-                    ends = Some(view);
-                }
-                _ => {}
-            }
-        }
-        if let (Some(view), 1) = (ends, count) {
-            return Ok(view);
-        }
-        // A group may have hundreds.
-        let names: Vec<_> = self.tensors().take(16).map(|view| view.tensor.name()).collect();
-        let (wanted, found) = (format!("the name of one of {names:?}"), format!("{count} of them end in it"));
-        Err(Error::Tensor { at: self.at.clone(), name: name.to_string(), wanted, found })
+        self.find(name).map(|found| self.view(found))
     }
 
-    fn bytes(&self) -> &[u8] {
-        match &self.place {
-            Place::Slot(slot) => &slot.content.0.own,
-            Place::Kept(kept) => &kept.buffer,
-        }
+    fn view<'g>(&'g self, (tensor, range): (&'g Tensor, Range<usize>)) -> View<'g> {
+        let bytes = match &self.place {
+            Place::Slot(slot) => &slot.content,
+            Place::Kept(kept) => &**kept,
+        };
+        View { tensor, bytes: &bytes[range], at: &self.at }
     }
 }
 
-impl fmt::Debug for Group {
+impl<B: Backend> fmt::Debug for Group<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
             .field("number", &self.number())
             .field("pass", &self.pass())
-            .field("tensors", &self.tensors().len())
+            .field("tensors", &self.ranges().len())
             .finish_non_exhaustive()
     }
 }
@@ -164,19 +152,20 @@ impl<'g> View<'g> {
     ///   element types without a Rust equivalent, the file aligns a tensor only to 1 byte (safetensors) or 32 bytes
     ///   (GGUF).
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'g [T], Error> {
-        if !fits::<T>(self.tensor.dtype()) {
-            let (name, wanted) = (self.name().to_string(), self.tensor.to_string());
-            return Err(Error::Tensor {
-                at: self.at.clone(),
-                name,
-                wanted,
-                found: type_name::<T>().to_string(),
-            });
-        }
+        check::<T>(self.tensor, self.at)?;
         let not_whole =
             |_| Error::Cast { at: self.at.clone(), wanted: type_name::<T>(), found: self.bytes.len() };
         bytemuck::try_cast_slice(self.bytes).map_err(not_whole)
     }
+}
+
+/// Whether the elements of a tensor can be read as values of type `T`.
+pub(super) fn check<T: AnyBitPattern>(tensor: &Tensor, at: &At) -> Result<(), Error> {
+    if fits::<T>(tensor.dtype()) {
+        return Ok(());
+    }
+    let (name, wanted) = (tensor.name().to_string(), tensor.to_string());
+    Err(Error::Tensor { at: at.clone(), name, wanted, found: type_name::<T>().to_string() })
 }
 
 impl Deref for View<'_> {

@@ -4,24 +4,28 @@
 //! A stream is a loader whose batches are groups of tensors. It has the same thread, report, errors and trace as a
 //! loader. One pass over all groups is an epoch.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod group;
 mod pass;
 mod schedule;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use twinbuf_mmap::{Buffer, GroupReader};
 pub use twinbuf_mmap::{Groups, ReadMode, Tensor, Tensors};
 
+#[cfg(feature = "cuda")]
+pub use self::device::DeviceView;
 pub use self::group::{Group, View};
-use self::group::{Kept, Memory};
 pub use self::pass::Pass;
 use self::schedule::{Order, Schedule};
-use crate::backend::host::Values;
+#[cfg(feature = "cuda")]
+pub use crate::backend::Cuda;
 use crate::backend::sealed::SlotGuard;
-use crate::backend::too_large;
+use crate::backend::{Backend, Host, too_large};
 use crate::batch::memory::Taken;
 use crate::error::Error;
 use crate::loader::MemoryLimit;
@@ -66,7 +70,7 @@ use crate::stage::{self, HELD_TIMEOUT, Stage};
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
 pub fn stream(groups: Groups) -> StreamBuilder {
-    StreamBuilder {
+    let options = Options {
         groups,
         name: None,
         order: None,
@@ -78,12 +82,18 @@ pub fn stream(groups: Groups) -> StreamBuilder {
         memory_limit: None,
         held_timeout: HELD_TIMEOUT,
         trace: None,
-    }
+    };
+    StreamBuilder { backend: Host, options }
 }
 
 /// Builds a [`TensorStream`]. [`stream`] returns it.
 #[must_use = "a builder does nothing until `build`"]
-pub struct StreamBuilder {
+pub struct StreamBuilder<B: Backend = Host> {
+    backend: B,
+    options: Options,
+}
+
+struct Options {
     groups: Groups,
     name: Option<String>,
     order: Option<Order>,
@@ -97,17 +107,17 @@ pub struct StreamBuilder {
     trace: Option<Trace>,
 }
 
-impl StreamBuilder {
+impl<B: Backend> StreamBuilder<B> {
     /// Sets the name of the stream in errors, reports and traces. Default: no name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
+        self.options.name = Some(name.into());
         self
     }
 
     /// Reads continuously across passes: the stream reads the first group of the next pass while the caller uses the
     /// last group of the current pass. Default: reading starts with each call of [`pass`](TensorStream::pass).
     pub fn cycle(mut self) -> Self {
-        self.cycle = true;
+        self.options.cycle = true;
         self
     }
 
@@ -119,7 +129,7 @@ impl StreamBuilder {
     /// arguments. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
     /// forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
-        self.order = Some(Box::new(order));
+        self.options.order = Some(Box::new(order));
         self
     }
 
@@ -128,17 +138,17 @@ impl StreamBuilder {
     /// Each slot holds the largest group that is not [kept in memory](Self::keep). A group in use occupies one slot.
     /// The reader fills the other slots. `build` returns [`Error::Option`] if out of range.
     pub fn host_depth(mut self, slots: usize) -> Self {
-        self.depth = slots;
+        self.options.depth = slots;
         self
     }
 
-    /// Limits the memory of the stream, in bytes: slots, groups [kept in memory](Self::keep), and buffers for direct
+    /// Limits the memory of the stream, in bytes: slots (those of a device too), groups [kept in memory](Self::keep), and buffers for direct
     /// I/O. The page cache does not count. Default: no limit.
     ///
     /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. `build`
     /// returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
-        self.memory_limit = Some(limit.into());
+        self.options.memory_limit = Some(limit.into());
         self
     }
 
@@ -148,7 +158,7 @@ impl StreamBuilder {
     /// A group kept in memory is read once and stays until the stream and the last [`Group`] are dropped. It does
     /// not occupy a slot. If only some groups are kept, they are spread evenly over the pass.
     pub fn keep(mut self, groups: usize) -> Self {
-        self.keep = Some(groups);
+        self.options.keep = Some(groups);
         self
     }
 
@@ -156,7 +166,7 @@ impl StreamBuilder {
     ///
     /// With `false`, the call that asks for a group reads it on the caller's thread.
     pub fn overlap(mut self, overlap: bool) -> Self {
-        self.overlap = overlap;
+        self.options.overlap = overlap;
         self
     }
 
@@ -166,7 +176,7 @@ impl StreamBuilder {
     /// With direct I/O, the disk writes to the slot, with one request per contiguous run of tensors of 4 MiB or
     /// more. Do not call `fork` during a read (NOTES in `open(2)`).
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
-        self.read_mode = mode;
+        self.options.read_mode = mode;
         self
     }
 
@@ -176,13 +186,13 @@ impl StreamBuilder {
     /// If the waiting thread itself holds the group, the
     /// stream waits for the full timeout.
     pub fn held_timeout(mut self, timeout: Duration) -> Self {
-        self.held_timeout = timeout;
+        self.options.held_timeout = timeout;
         self
     }
 
     /// Writes a Chrome trace to a file. Default: no trace.
     pub fn trace(mut self, trace: impl Into<Trace>) -> Self {
-        self.trace = Some(trace.into());
+        self.options.trace = Some(trace.into());
         self
     }
 
@@ -196,8 +206,10 @@ impl StreamBuilder {
     /// - [`Error::Open`]: the files cannot be read as [`read_mode`](Self::read_mode) requires.
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
-    pub fn build(self) -> Result<TensorStream, Error> {
-        let Self { groups, name, order, cycle, depth, keep, overlap, read_mode, .. } = self;
+    /// - [`Error::Device`]: a call of the device's driver failed.
+    pub fn build(self) -> Result<TensorStream<B>, Error> {
+        let Self { backend, options } = self;
+        let Options { groups, name, order, cycle, depth, keep, overlap, read_mode, .. } = options;
         if !(1..=MAX_HOST_DEPTH).contains(&depth) {
             let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
             return Err(Error::Option { option: "host_depth", wanted, found: depth.to_string() });
@@ -206,63 +218,63 @@ impl StreamBuilder {
             let (wanted, found) = ("at least one group".to_string(), "none".to_string());
             return Err(Error::Option { option: "groups", wanted, found });
         }
-        let left = self.memory_limit.as_ref().map(MemoryLimit::left);
-        let schedule = Arc::new(Schedule::new(groups, order, depth, left, keep));
+        let left = options.memory_limit.as_ref().map(MemoryLimit::left);
+        let device_depth = backend.device_depth();
+        let schedule = Arc::new(Schedule::new(groups, order, (depth, device_depth), left, keep));
         let sum = schedule.to_string();
         let wanted = schedule.memory().ok_or_else(|| too_large(&sum))?;
-        let taken = self.memory_limit.map(|limit| limit.take(wanted)).transpose();
+        let taken = options.memory_limit.map(|limit| limit.take(wanted)).transpose();
         let taken =
             taken.map_err(|(limit, taken)| Error::Memory { sum: sum.clone(), wanted, limit, taken })?;
         let taken = taken.map(Arc::new);
         let reader = GroupReader::new(schedule.groups().clone(), read_mode, wanted).map_err(Error::Open)?;
         let reader = Arc::new(reader);
-        let slot = |_| {
-            let own = Buffer::untouched(schedule.slot()).ok_or_else(|| too_large(&sum))?;
-            Ok(Memory { own, kept: None, group: 0, taken: taken.clone() })
-        };
-        let slots: Vec<Memory> = (0..depth).map(slot).collect::<Result<_, Error>>()?;
+        // A device has page-locked slots.
+        let slots = (0..depth).filter(|_| device_depth == 0).map(|_| Buffer::untouched(schedule.slot()));
+        let slots: Vec<Buffer> = slots.collect::<Option<_>>().ok_or_else(|| too_large(&sum))?;
         let trace =
-            self.trace.map(|trace| trace.open(name.as_deref(), 0, 1)).transpose().map_err(Error::trace)?;
+            options.trace.map(|trace| trace.open(name.as_deref(), 0, 1)).transpose().map_err(Error::trace)?;
         let streamed = schedule.streamed();
+        let kept: Kept = (0..schedule.groups().len()).map(|_| OnceLock::new()).collect();
+        let source = Reading {
+            reader: reader.clone(),
+            schedule: schedule.clone(),
+            kept: kept.clone(),
+            begun: None,
+            pass: None,
+            _taken: taken.clone(),
+        };
         let options = stage::Options {
             naming: Naming { loader: name.map(Into::into), rounds: false },
             overlap,
-            held_timeout: self.held_timeout,
+            held_timeout: options.held_timeout,
             trace,
             breakdown: Breakdown::off(),
             steps: Box::new(move |_, _| streamed),
             slots: (schedule.slot(), depth, &sum),
-            lent: None,
+            lent: (device_depth == 0).then_some(slots),
             sends: false,
             around: None,
         };
-        let kept = vec![None; schedule.groups().len()];
-        let (to_read, schedule_of_source) = (reader.clone(), schedule.clone());
-        let source = Reading {
-            reader: to_read,
-            schedule: schedule_of_source,
-            kept: kept.clone(),
-            taken,
-            begun: None,
-            pass: None,
-        };
-        let stage = Stage::start(Values(slots), vec![Box::new(source)], options)?;
-        Ok(TensorStream { stage, schedule, reader, kept, cycle, passes: 0, flowing: None })
+        let stage = Stage::start(backend, vec![Box::new(source)], options)?;
+        Ok(TensorStream { stage, schedule, reader, kept, cycle, passes: 0, flowing: None, taken })
     }
 }
 
-impl fmt::Debug for StreamBuilder {
+impl<B: Backend> fmt::Debug for StreamBuilder<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { groups, cycle, order, depth, keep, overlap, read_mode, memory_limit, trace, .. } =
+            &self.options;
         f.debug_struct("StreamBuilder")
-            .field("groups", &self.groups)
-            .field("cycle", &self.cycle)
-            .field("order", &self.order.is_some())
-            .field("host_depth", &self.depth)
-            .field("keep", &self.keep)
-            .field("overlap", &self.overlap)
-            .field("read_mode", &self.read_mode)
-            .field("memory_limit", &self.memory_limit)
-            .field("trace", &self.trace)
+            .field("groups", groups)
+            .field("cycle", cycle)
+            .field("order", &order.is_some())
+            .field("host_depth", depth)
+            .field("keep", keep)
+            .field("overlap", overlap)
+            .field("read_mode", read_mode)
+            .field("memory_limit", memory_limit)
+            .field("trace", trace)
             .finish_non_exhaustive()
     }
 }
@@ -275,20 +287,24 @@ impl fmt::Debug for StreamBuilder {
 ///
 /// Dropping the stream waits at most 10 s for the read in progress and joins the thread. After 10 s it detaches the
 /// thread.
-pub struct TensorStream {
-    stage: Stage<Values<Memory>>,
+pub struct TensorStream<B: Backend = Host> {
+    stage: Stage<B>,
     schedule: Arc<Schedule>,
     reader: Arc<GroupReader>,
-    /// The groups that are kept, as far as they have been received.
-    kept: Vec<Option<Arc<Kept>>>,
+    kept: Kept,
     cycle: bool,
     /// Passes begun so far.
     passes: u64,
     /// The first group of the next pass, if it follows the last one without a gap.
     flowing: Option<Ticket>,
+    /// Shared with the groups, and dropped after what it counts.
+    taken: Option<Arc<Taken>>,
 }
 
-impl TensorStream {
+/// The memory of the groups that are kept, as far as they have been read.
+type Kept = Arc<[OnceLock<Arc<Buffer>>]>;
+
+impl<B: Backend> TensorStream<B> {
     /// Iterates over the groups of the next pass. [`Pass`] lists the errors.
     ///
     /// Reading starts with this call, or earlier with [`cycle`](StreamBuilder::cycle). If the caller drops the
@@ -297,7 +313,7 @@ impl TensorStream {
     /// # Panics
     ///
     /// If the [order](StreamBuilder::order) function panics.
-    pub fn pass(&mut self) -> Pass<'_> {
+    pub fn pass(&mut self) -> Pass<'_, B> {
         Pass::new(self)
     }
 
@@ -338,7 +354,7 @@ impl TensorStream {
     }
 }
 
-impl fmt::Debug for TensorStream {
+impl<B: Backend> fmt::Debug for TensorStream<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TensorStream")
             .field("groups", self.groups())
@@ -354,13 +370,12 @@ impl fmt::Debug for TensorStream {
 struct Reading {
     reader: Arc<GroupReader>,
     schedule: Arc<Schedule>,
-    /// The groups that are kept, as far as they have been read.
-    kept: Vec<Option<Arc<Kept>>>,
-    taken: Option<Arc<Taken>>,
+    kept: Kept,
     /// The series of passes that the reader has the order of.
     begun: Option<u64>,
     /// The pass that is read, and the groups that come through the slots.
     pass: Option<(u64, u64, Vec<usize>)>,
+    _taken: Option<Arc<Taken>>,
 }
 
 impl Reading {
@@ -370,7 +385,7 @@ impl Reading {
         if self.pass.as_ref().is_none_or(|&(pass, steps, _)| (pass, steps) != of) {
             let mut order = self.schedule.pass(ticket.epoch)?;
             if ticket.steps != order.len() as u64 {
-                order.retain(|&group| !self.schedule.is_kept(group));
+                order.retain(|&group| self.schedule.is_streamed(group));
             }
             self.pass = Some((of.0, of.1, order));
         }
@@ -380,39 +395,40 @@ impl Reading {
     }
 }
 
-impl Source<Memory> for Reading {
+impl Source<[u8]> for Reading {
     fn log(&self) -> (What, &'static str) {
         (What::Read, "read")
     }
 
-    fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = Memory>) -> Result<usize, Error> {
+    fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
         let Load { ticket, naming, times, who, .. } = load;
         *who = "order";
         let group = self.group(ticket)?;
         if self.begun != Some(ticket.generation) {
             self.begun = Some(ticket.generation);
-            self.reader.begin(self.schedule.from(ticket));
+            let kept = self.kept.clone();
+            self.reader.begin(self.schedule.from(ticket, move |group| kept[group].get().is_some()));
         }
         *who = "reader";
         let failed =
             |source: twinbuf_mmap::Error| Error::Load { at: naming.at(ticket), source: source.into() };
-        let memory = slot.content();
-        memory.group = group;
-        memory.kept = None;
         let bytes = self.schedule.groups().bytes(group);
         if !self.schedule.is_kept(group) {
             times.bytes = bytes;
-            return self.reader.read(group, &mut memory.own).map_err(failed);
+            return self.reader.read(group, slot.content()).map_err(failed);
         }
-        let kept = &mut self.kept[group];
-        if kept.is_none() {
+        let kept = &self.kept[group];
+        if kept.get().is_none() {
             times.bytes = bytes;
             let mut buffer = Buffer::untouched(bytes).ok_or_else(|| too_large(&*self.schedule))?;
             self.reader.read(group, &mut buffer).map_err(failed)?;
-            *kept = Some(Arc::new(Kept { buffer, _taken: self.taken.clone() }));
+            // Only this thread sets it.
+            let _ = kept.set(Arc::new(buffer));
         }
-        memory.kept.clone_from(kept);
-        Ok(kept.as_ref().map_or(0, |kept| kept.buffer.len()))
+        if let (true, Some(kept)) = (self.schedule.is_streamed(group), kept.get()) {
+            slot.content()[..bytes].copy_from_slice(kept);
+        }
+        Ok(bytes)
     }
 
     fn records(&self, _: Ticket) -> Option<Origin> {

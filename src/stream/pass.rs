@@ -3,12 +3,13 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::iter::FusedIterator;
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::TensorStream;
 use super::group::{Group, Place};
-use crate::backend::Waiting;
+use crate::backend::{Backend, Host, Waiting};
 use crate::error::Error;
 use crate::observe::report::Report;
 use crate::slot::Ticket;
@@ -33,8 +34,8 @@ use crate::slot::Ticket;
 /// - [`Error::Forked`]: this process was forked from the process that built the stream.
 /// - [`Error::ThreadGone`]: the thread ended unexpectedly.
 #[must_use = "groups are delivered only by iterating"]
-pub struct Pass<'s> {
-    stream: &'s mut TensorStream,
+pub struct Pass<'s, B: Backend = Host> {
+    stream: &'s mut TensorStream<B>,
     /// The groups, and the next one.
     order: Vec<usize>,
     at: usize,
@@ -45,8 +46,8 @@ pub struct Pass<'s> {
     ended: bool,
 }
 
-impl<'s> Pass<'s> {
-    pub(super) fn new(stream: &'s mut TensorStream) -> Self {
+impl<'s, B: Backend> Pass<'s, B> {
+    pub(super) fn new(stream: &'s mut TensorStream<B>) -> Self {
         let pass = stream.passes;
         let (order, failed) = match stream.schedule.pass(pass) {
             Ok(order) => (order, None),
@@ -62,9 +63,9 @@ impl<'s> Pass<'s> {
     }
 
     /// Begins a series of passes with this one.
-    fn begin(stream: &mut TensorStream, pass: u64, read: bool) -> Ticket {
+    fn begin(stream: &mut TensorStream<B>, pass: u64, read: bool) -> Ticket {
         let generation = stream.stage.next_generation();
-        let there = stream.kept.iter().flatten().count() == stream.schedule.kept();
+        let there = stream.kept.iter().filter_map(OnceLock::get).count() == stream.schedule.kept();
         // All groups come through the slots until each of those that are kept has done so.
         let steps = if there { stream.schedule.streamed() } else { stream.schedule.groups().len() as u64 };
         let last = if stream.cycle { u64::MAX } else { pass };
@@ -79,7 +80,7 @@ impl<'s> Pass<'s> {
     /// is not in memory, and `Ready(None)` at the end of the pass. If [`overlap`](super::StreamBuilder::overlap) is
     /// `false`, this call reads the group and blocks until the read completes. The [errors](Pass#errors) are listed
     /// on the type.
-    pub fn try_next(&mut self) -> Poll<Option<Result<Group, Error>>> {
+    pub fn try_next(&mut self) -> Poll<Option<Result<Group<B>, Error>>> {
         self.advance(Waiting::Try)
     }
 
@@ -87,7 +88,7 @@ impl<'s> Pass<'s> {
     /// and `Ready(None)` at the end of the pass. After `Pending`, a later call returns the group. If
     /// [`overlap`](super::StreamBuilder::overlap) is `false`, this call reads the group, and `timeout` does not
     /// limit the read. The [errors](Pass#errors) are listed on the type.
-    pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Group, Error>>> {
+    pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Group<B>, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),
             None => Poll::Ready(self.next()),
@@ -97,14 +98,14 @@ impl<'s> Pass<'s> {
     /// Returns the next group, or [`Poll::Pending`] if the group is not in memory. After `Pending`, the stream wakes
     /// the task of `cx` when the group is ready. Returns `Ready(None)` at the end of the pass. The
     /// [errors](Pass#errors) are listed on the type.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Group, Error>>> {
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Group<B>, Error>>> {
         self.advance(Waiting::Poll(cx))
     }
 
     /// Waits for the next group without blocking the thread. If [`overlap`](super::StreamBuilder::overlap) is
     /// `false`, the group is read on the thread that polls the future. Dropping the future loses no group. The
     /// [errors](Pass#errors) are listed on the type.
-    pub async fn next_async(&mut self) -> Option<Result<Group, Error>> {
+    pub async fn next_async(&mut self) -> Option<Result<Group<B>, Error>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
@@ -114,7 +115,7 @@ impl<'s> Pass<'s> {
         self.stream.report()
     }
 
-    fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<Group, Error>>> {
+    fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<Group<B>, Error>>> {
         if self.ended {
             return Poll::Ready(None);
         }
@@ -132,34 +133,29 @@ impl<'s> Pass<'s> {
             self.end(true);
             return Poll::Ready(None);
         };
-        let mut place = None;
-        if self.next.steps < self.order.len() as u64 {
-            // Kept groups no longer come through the slots.
-            place = self.stream.kept[group].clone().map(Place::Kept);
-        }
-        if place.is_none() {
+        let mut slot = None;
+        // Kept groups no longer come through the slots once all of them are there.
+        if self.next.steps == self.order.len() as u64 || schedule.is_streamed(group) {
             let Poll::Ready(found) = stage.receive(self.next, waiting) else { return Poll::Pending };
-            let slot = match found {
-                Ok(slot) => slot,
+            match found {
+                Ok(found) => slot = Some(found),
                 Err(error) => {
                     self.end(false);
                     return Poll::Ready(Some(Err(error)));
                 }
-            };
+            }
             self.next.step += 1;
             self.next.seq += 1;
-            debug_assert_eq!(slot.content.0.group, group, "both sides count the same steps");
-            place = Some(match &slot.content.0.kept {
-                Some(kept) => {
-                    let kept = kept.clone();
-                    self.stream.kept[group] = Some(kept.clone());
-                    Place::Kept(kept)
-                }
-                None => Place::Slot(slot),
-            });
         }
+        let kept = self.stream.kept[group].get().filter(|_| !schedule.is_streamed(group));
+        let place = match (kept, slot) {
+            (Some(kept), _) => Place::Kept(kept.clone()),
+            (None, Some(slot)) => Place::Slot(slot),
+            (None, None) => unreachable!("a group that is kept was read before"),
+        };
         self.at += 1;
-        Poll::Ready(place.map(|place| Ok(Group::new(place, schedule.groups(), group, at))))
+        let (groups, taken) = (schedule.groups().clone(), self.stream.taken.clone());
+        Poll::Ready(Some(Ok(Group { place, groups, group, at, taken })))
     }
 
     /// The pass is over, or given up.
@@ -180,8 +176,8 @@ impl<'s> Pass<'s> {
     }
 }
 
-impl Iterator for Pass<'_> {
-    type Item = Result<Group, Error>;
+impl<B: Backend> Iterator for Pass<'_, B> {
+    type Item = Result<Group<B>, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
         match self.advance(Waiting::Block) {
@@ -198,11 +194,11 @@ impl Iterator for Pass<'_> {
     }
 }
 
-impl FusedIterator for Pass<'_> {}
+impl<B: Backend> FusedIterator for Pass<'_, B> {}
 
 #[cfg(feature = "stream")]
-impl futures_core::Stream for Pass<'_> {
-    type Item = Result<Group, Error>;
+impl<B: Backend> futures_core::Stream for Pass<'_, B> {
+    type Item = Result<Group<B>, Error>;
 
     fn poll_next(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         Pass::poll_next(self.get_mut(), cx)
@@ -213,7 +209,7 @@ impl futures_core::Stream for Pass<'_> {
     }
 }
 
-impl Drop for Pass<'_> {
+impl<B: Backend> Drop for Pass<'_, B> {
     fn drop(&mut self) {
         if !self.ended {
             self.end(self.failed.is_none() && self.at == self.order.len());
@@ -221,7 +217,7 @@ impl Drop for Pass<'_> {
     }
 }
 
-impl fmt::Debug for Pass<'_> {
+impl<B: Backend> fmt::Debug for Pass<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pass")
             .field("pass", &self.next.epoch)

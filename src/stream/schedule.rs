@@ -15,22 +15,23 @@ pub(super) type Order = Box<dyn Fn(u64, usize) -> usize + Send + Sync>;
 pub(super) struct Schedule {
     groups: Groups,
     order: Option<Order>,
-    depth: usize,
+    /// Slots of the host, and of a device.
+    depths: (usize, usize),
     /// Whether each group is kept.
     kept: Vec<bool>,
 }
 
 impl Schedule {
-    /// With this many slots, and this many bytes for all of it.
+    /// With this many slots of the host and of a device, and this many bytes for all of it.
     pub(super) fn new(
         groups: Groups,
         order: Option<Order>,
-        depth: usize,
+        depths: (usize, usize),
         left: Option<u64>,
         keep: Option<usize>,
     ) -> Self {
         let all = groups.len();
-        let mut schedule = Self { groups, order, depth, kept: vec![false; all] };
+        let mut schedule = Self { groups, order, depths, kept: vec![false; all] };
         let most = keep.unwrap_or(if left.is_some() { all } else { 0 }).min(all);
         let left = left.unwrap_or(u64::MAX);
         if schedule.try_keep(most, left) {
@@ -67,15 +68,21 @@ impl Schedule {
         self.kept.iter().filter(|&&kept| kept).count()
     }
 
-    /// How many are read in each pass.
+    /// Whether it comes through the slots in each pass. A device has nothing else.
+    pub(super) fn is_streamed(&self, group: usize) -> bool {
+        self.depths.1 > 0 || !self.is_kept(group)
+    }
+
+    /// How many come through the slots in each pass.
     pub(super) fn streamed(&self) -> u64 {
-        (self.groups.len() - self.kept()) as u64
+        (0..self.groups.len()).filter(|&group| self.is_streamed(group)).count() as u64
     }
 
     /// Bytes of a slot.
     pub(super) fn slot(&self) -> usize {
-        let streamed = (0..self.groups.len()).filter(|&group| !self.is_kept(group));
-        streamed.map(|group| self.groups.bytes(group)).max().unwrap_or(0)
+        let streamed = (0..self.groups.len()).filter(|&group| self.is_streamed(group));
+        // A device has no slots without bytes.
+        streamed.map(|group| self.groups.bytes(group)).max().unwrap_or(0).max(self.depths.1.min(1))
     }
 
     /// Bytes of all groups that are kept.
@@ -86,23 +93,26 @@ impl Schedule {
 
     /// Bytes of all of it. `None` if that is too much for any memory.
     pub(super) fn memory(&self) -> Option<u64> {
-        let slots = (self.slot() as u64).checked_mul(self.depth as u64)?;
+        let slots = (self.slot() as u64).checked_mul(self.depths.0.saturating_add(self.depths.1) as u64)?;
         slots.checked_add(self.kept_bytes())?.checked_add(GroupReader::MEMORY)
     }
 
-    /// The groups that come through the slots from a ticket on, as far as the order is valid.
-    pub(super) fn from(self: &Arc<Self>, first: Ticket) -> impl Iterator<Item = usize> + Send + 'static {
+    /// The groups that are read from the pass of a ticket on, as far as the order is valid. `there` tells which of those
+    /// that are kept have been read.
+    pub(super) fn from(
+        self: &Arc<Self>,
+        first: Ticket,
+        there: impl Fn(usize) -> bool + Send + 'static,
+    ) -> impl Iterator<Item = usize> + Send + 'static {
         let schedule = self.clone();
         let passes = (first.epoch..=first.last).map_while(move |pass| {
+            let is_first = pass == first.epoch;
             let mut groups =
-                schedule.pass(pass).ok().filter(|_| pass == first.epoch || schedule.streamed() > 0)?;
-            // The first pass may have those that are kept: it reads them.
-            if pass > first.epoch || first.steps < groups.len() as u64 {
-                groups.retain(|&group| !schedule.is_kept(group));
-            }
+                schedule.pass(pass).ok().filter(|_| is_first || schedule.kept() < schedule.groups.len())?;
+            groups.retain(|&group| if is_first { !there(group) } else { !schedule.is_kept(group) });
             Some(groups)
         });
-        passes.flatten().skip(usize::try_from(first.step).unwrap_or(usize::MAX))
+        passes.flatten()
     }
 
     /// The groups of a pass, in its order.
@@ -131,8 +141,13 @@ impl Schedule {
 /// The sum, spelled out.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (depth, slot, kept) = (self.depth, self.slot(), self.kept());
-        write!(f, "{depth} slots of {slot} bytes")?;
+        let (slot, kept) = (self.slot(), self.kept());
+        match self.depths {
+            (depth, 0) => write!(f, "{depth} slots of {slot} bytes")?,
+            (host, device) => {
+                write!(f, "{host} host slots and {device} device slots of {slot} bytes")?;
+            }
+        }
         if kept > 0 {
             write!(f, ", {kept} groups that are kept: {} bytes", self.kept_bytes())?;
         }

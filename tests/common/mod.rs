@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)] // each test binary uses its part
 
+pub mod model;
 pub mod trace;
 
 use std::path::PathBuf;
