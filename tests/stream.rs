@@ -293,6 +293,8 @@ fn options_that_cannot_work_are_refused() {
 
 #[test]
 fn a_task_waits_for_groups() {
+    fn both<T: Send + Sync>() {}
+    both::<Group>();
     let model = Arc::new(Model::new(&SIZES));
     let mut layers = stream(model.groups()).cycle().build().unwrap();
     for _pass in 0..3 {
