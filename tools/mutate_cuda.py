@@ -67,7 +67,7 @@ MUTANTS = [
     ("context.rs", "`context` leaves its context current", "let _current = Current::keep()?;", "();"),
     ("cu.rs", "the context is entered for a free in one try", "Self::enter(ctx).or_else(|_| Self::enter(ctx)).ok()", "Self::enter(ctx).ok()"),
     ("lease/view.rs", "a copy to another context is made", "stream.cu_stream().addr() != LEGACY && ", ""),
-    ("lease/view.rs", "a view is read on any stream", "self.slot().is_used_on(stream) && ", ""),
+    ("lease/view.rs", "a view is read on any stream", "self.slot().is_used_on(stream) && ", "true && "),
     ("lease.rs", "a stream of another context is accepted", "if *stream.context() != self.shared.ctx {", "if false {"),
     ("lease.rs", "the per-thread stream is accepted", "if stream.addr() == PER_THREAD {", "if stream.addr() == PER_THREAD + 99 {"),
     # Memory.

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{must_end, start};
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DeviceSlice, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
@@ -390,7 +390,9 @@ fn another_devices_context_stays_current_and_its_streams_are_refused() {
                 let view = batch.on::<u8>(&stream).unwrap();
                 is_current("on");
                 assert_eq!(batch.on::<u8>(&theirs).unwrap_err(), Error::OtherContext);
-                // A copy to another context could not be ordered before the slot's next copy.
+                // A copy to another context could not be ordered before the slot's next copy, even if the lease is on the
+                // stream that cudarc takes for the view's.
+                batch.on::<u8>(DeviceSlice::<u8>::stream(&view)).unwrap();
                 let mut copy = theirs.alloc_zeros::<u8>(BYTES).unwrap();
                 theirs.memcpy_dtod(&view, &mut copy).unwrap_err();
                 other.bind_to_thread().unwrap();
