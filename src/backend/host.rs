@@ -106,7 +106,9 @@ impl<C: Content> Slots for Producer<'static, Slot<C>, Adaptive> {
     }
 
     fn acquire_within(&mut self, timeout: Duration) -> Result<Self::Guard<'_>, NoSlot> {
-        self.acquire_timeout(timeout).map_err(|error| match error {
+        // Without a wait the clock is not read.
+        let found = if timeout.is_zero() { self.try_acquire() } else { self.acquire_timeout(timeout) };
+        found.map_err(|error| match error {
             TryAcquireError::Full => NoSlot::Held,
             _ => NoSlot::Gone,
         })

@@ -5,7 +5,7 @@ mod display;
 pub(crate) mod history;
 pub(crate) mod live;
 pub(crate) mod log;
-mod pause;
+pub(crate) mod pause;
 mod phases;
 mod picture;
 mod predict;

@@ -405,6 +405,9 @@ impl LoadRecorder {
     }
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
+        if !self.track.is_on() {
+            return;
+        }
         load.events(self.what, self.naming.id(ticket), |event| self.track.add(event));
         self.track.write_if_due(load.end);
     }

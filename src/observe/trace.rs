@@ -292,6 +292,10 @@ impl Track {
         Self { trace, common, buffer, written: None }
     }
 
+    pub(crate) fn is_on(&self) -> bool {
+        self.trace.is_some()
+    }
+
     /// Writes an event of the log. One that fills a host slot begins an arrow.
     #[inline]
     pub(crate) fn add(&mut self, event: &Event) {

@@ -437,15 +437,22 @@ impl<B: Backend> Stage<B> {
         ending.limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
         let mut found = None;
         // A batch that is ready costs no second read of the clock, unless a trace shows how long that took.
-        let (mut look, mut there) = (matches!(feed, Feed::Threads(_)), false);
+        let (mut look, mut there) = (true, false);
         if let Feed::Inline(inline) = feed {
             let (worker, slots) = &mut **inline;
+            // A slot that is free costs none either: the load begins when the caller asks.
+            let (mut patience, mut start) = (Duration::ZERO, Some(asked));
             loop {
-                match slots.acquire_within(waiting.patience(self.held_timeout)) {
+                match slots.acquire_within(patience) {
                     Ok(mut slot) => {
-                        let meta = worker.load(ticket, &mut slot, None, None);
+                        let start = start.unwrap_or_else(Instant::now);
+                        let meta = worker.load(ticket, &mut slot, (start, start), None);
                         // If the backend has failed, the receiving side has the error.
                         let _ = slot.commit(meta);
+                    }
+                    Err(NoSlot::Held) if start.take().is_some() => {
+                        patience = waiting.patience(self.held_timeout);
+                        continue;
                     }
                     // Both sides are at this slot, so the receiving one leaves the task's waker there.
                     Err(NoSlot::Held) if matches!(waiting, Waiting::Poll(_)) => {
@@ -497,11 +504,11 @@ impl<B: Backend> Stage<B> {
                 continue;
             }
             self.held_since = None;
-            let now = match (there, &feed) {
-                (true, _) => asked,
+            let now = match &feed {
                 // The caller itself has just loaded it.
-                (false, Feed::Inline(_)) => meta.load.end.max(asked),
-                (false, Feed::Threads(_)) => Instant::now(),
+                Feed::Inline(_) => meta.load.end.max(asked),
+                Feed::Threads(_) if there => asked,
+                Feed::Threads(_) => Instant::now(),
             };
             if meta.result.is_err() {
                 recorder.discarded(ticket);

@@ -10,6 +10,7 @@ use crate::backend::NoSlot;
 use crate::backend::sealed::{SlotGuard, Slots};
 use crate::error::Error;
 use crate::observe::log::What;
+use crate::observe::pause::Interval;
 use crate::observe::recorder::LoadRecorder;
 use crate::slot::{BatchMeta, LoadTimes, Naming, Origin, Ticket};
 use crate::thread::panic_message;
@@ -52,13 +53,13 @@ pub(crate) struct Worker<C: ?Sized> {
 }
 
 impl<C: ?Sized> Worker<C> {
-    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded. The wait for it
-    /// began at `since`, if there was one.
+    /// Fills `slot`, and returns what is known about the batch: its length, or why it could not be loaded. The load begins
+    /// at `start`, and the wait for it at `since`.
     pub(crate) fn load(
         &mut self,
         ticket: Ticket,
         slot: &mut dyn SlotGuard<Content = C>,
-        since: Option<Instant>,
+        (since, start): Interval,
         progress: Option<&Progress>,
     ) -> BatchMeta {
         let Self { source, naming, recorder, .. } = self;
@@ -66,9 +67,7 @@ impl<C: ?Sized> Worker<C> {
         let mut who = "source";
         let records = source.records(ticket);
         let span = recorder.began(ticket).entered();
-        let start = Instant::now();
         let clock = recorder.clock(start);
-        let since = since.map_or(start, |since| since.min(start));
         let mut times = LoadTimes {
             since,
             start,
@@ -139,8 +138,9 @@ impl<C: ?Sized> Worker<C> {
             if before.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.steps > 1) {
                 self.recorder.flush();
             }
-            let (since, progress) = (Some(asked.max(resumed)), Some(gate.progress(thread)));
-            let meta = self.load(ticket, &mut slot, since, progress);
+            let (start, progress) = (Instant::now(), Some(gate.progress(thread)));
+            let since = asked.max(resumed).min(start);
+            let meta = self.load(ticket, &mut slot, (since, start), progress);
             asked = meta.load.end;
             if meta.result.is_err() {
                 gate.failed(ticket);
