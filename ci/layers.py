@@ -15,13 +15,13 @@ from circles import Crate
 
 # Bottom to top. Modules of one layer do not import each other.
 LAYERS = {
-    "src": ["error thread cpu", "transform dataset", "batch", "slot", "observe", "backend", "stage", "loader generate stream"],
+    "src": ["error thread", "transform dataset", "batch", "slot", "observe", "backend", "stage", "loader generate stream"],
     "mmap/src": [
         "dtype",
-        "error page buffer",
+        "error buffer",
         "file files",
         "system",
-        "shard limit",
+        "limit",
         "plan",
         "ranges",
         "records",

@@ -55,7 +55,6 @@
 
 mod backend;
 mod batch;
-mod cpu;
 mod dataset;
 mod error;
 pub mod generate;

@@ -1,7 +1,7 @@
 //! Queries and drops the pages of a data set in the kernel's page cache.
 
 use crate::ranges::Ranges;
-use crate::shard::Shard;
+use crate::ranges::Shard;
 use crate::system::Piece;
 use crate::{BatchIndices, Error, system};
 
@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
     use crate::Records;
-    use crate::page::page_size;
+    use crate::buffer::page_size;
     use crate::system::STRETCH;
 
     /// Three stretches and a half with a page here and there: counted at once, and page by page.

@@ -1,6 +1,6 @@
 //! A number that identifies a data set, to check that a saved position belongs to it.
 
-use crate::shard::Places;
+use crate::ranges::Places;
 use crate::{Error, Ranges, Shard};
 
 /// Number of shards whose bytes are read: the first, the last, and others evenly between them.

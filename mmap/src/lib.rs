@@ -75,12 +75,10 @@ mod format;
 #[cfg(feature = "safetensors")]
 mod groups;
 mod limit;
-mod page;
 mod plan;
 mod ranges;
 mod reader;
 mod records;
-mod shard;
 mod system;
 pub mod transform;
 
@@ -97,7 +95,7 @@ pub use groups::Groups;
 pub use plan::{
     BatchIndices, LastBatch, PartialEpoch, Plan, PlanBuilder, PlanError, RankError, RemainingEpoch, Shuffle,
 };
-pub use ranges::{Location, Ranges};
+pub use ranges::{Location, Ranges, Shard};
 pub use reader::cached::HINT_CHUNK;
 #[cfg(feature = "safetensors")]
 pub use reader::groups::GroupReader;
@@ -105,4 +103,3 @@ pub use reader::mode::ReadMode;
 pub use reader::stats::{ReadChoice, ReadStats};
 pub use reader::{ReadOptions, Reader};
 pub use records::{Options, Records};
-pub use shard::Shard;

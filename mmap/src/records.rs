@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::file::DataFile;
+use crate::ranges::Places;
 use crate::ranges::{Kind, Layout, Ranges};
-use crate::shard::Places;
 use crate::{DType, Error};
 
 /// Options for opening [`Records`]. [`Records::options`] returns the defaults.

@@ -11,12 +11,12 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::KeptSlot;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
-use super::adaptive::Adaptive;
+use super::Adaptive;
 use super::too_large;
 use crate::batch::checkpoint::Checkpoint;
-use crate::batch::layout::fits;
 use crate::batch::memory::Taken;
 use crate::error::{At, Error};
+use crate::slot::fits;
 use crate::slot::{BatchMeta, Slot};
 use crate::thread::this_thread;
 use crate::transform::RecordType;

@@ -145,7 +145,7 @@ pub struct DeviceSide {
 struct CopyLog(Mutex<Copies>);
 
 struct Copies {
-    track: Track,
+    track: Option<Track>,
     naming: Naming,
     /// Batches whose copies are coming, by the uploader's number.
     coming: VecDeque<(u64, Ticket)>,
@@ -183,8 +183,10 @@ impl CopyLog {
         let start = before.map_or(time.start, |end| end.max(time.start));
         let (batch, end) = (copies.naming.id(ticket), start + time.took);
         let event = Event { what: What::Transfer, batch, start, end, bytes };
-        copies.track.add(&event);
-        copies.track.write_if_due(end);
+        if let Some(track) = &mut copies.track {
+            track.add(&event);
+            track.write_if_due(end);
+        }
         copies.time += time.took;
         copies.bytes += bytes as u64;
         if copies.last.len() == LAST {
@@ -219,7 +221,7 @@ impl Cuda {
     fn lane(&self, lane: usize, sides: &mut Sides<'_>) -> Result<(HostSide, DeviceSide), Error> {
         let (id, row) = sides.row(lane, "upload");
         let log = Arc::new(CopyLog(Mutex::new(Copies {
-            track: Track::new(sides.trace.clone(), id + 1, &row),
+            track: sides.trace.clone().map(|trace| Track::new(trace, id + 1, &row)),
             naming: sides.naming.clone(),
             coming: VecDeque::new(),
             time: Duration::ZERO,

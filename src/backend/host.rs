@@ -9,7 +9,7 @@ use twinbuf_core::{
 };
 use twinbuf_mmap::Buffer;
 
-use super::adaptive::Adaptive;
+use super::Adaptive;
 use super::batch::Batch;
 use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};

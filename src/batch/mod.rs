@@ -2,5 +2,4 @@
 //! position after it.
 
 pub(crate) mod checkpoint;
-pub(crate) mod layout;
 pub(crate) mod memory;

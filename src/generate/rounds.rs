@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use twinbuf_core::KeptSlot;
 
 use super::{Generator, Hook};
+use crate::backend::Adaptive;
 use crate::backend::Waiting;
-use crate::backend::adaptive::Adaptive;
 use crate::backend::host::Value;
 use crate::error::{At, Error};
 use crate::slot::Slot;

@@ -12,21 +12,18 @@ use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
 use super::Loader;
 use super::fields;
-use super::reader::{FieldReader, Reader, Transforming};
-use super::schedule::Schedule;
+use super::reader::{FieldReader, Reader, Schedule, Transforming};
 use super::sizes::{Depths, Part, Sizes};
 #[cfg(feature = "cuda")]
 use crate::backend::Cuda;
 use crate::backend::{Backend, Host, too_large};
 use crate::batch::checkpoint::Identity;
-use crate::batch::layout;
 use crate::batch::memory::MemoryLimit;
 use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
-use crate::slot::MAX_HOST_DEPTH;
-use crate::slot::Naming;
+use crate::slot::{self, MAX_HOST_DEPTH, Naming};
 use crate::stage::worker::Source;
 use crate::stage::{self, HELD_TIMEOUT, Stage};
 use crate::transform::{RecordTransform, RecordType};
@@ -76,7 +73,7 @@ impl Options {
 
     /// Checks the options against each other and against the data sets, and finds what they need, with as many device
     /// slots for each worker.
-    fn sizes(&self, device: usize) -> Result<(Sizes, layout::Layout), Error> {
+    fn sizes(&self, device: usize) -> Result<(Sizes, slot::Layout), Error> {
         let Self { datasets, plan, transforms, workers, host_depth: host, .. } = self;
         for (option, found) in [("workers", workers), ("fill_threads", &self.fill_threads)] {
             if !(1..=MAX_WORKERS).contains(found) {

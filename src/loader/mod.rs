@@ -6,7 +6,6 @@ mod fields;
 #[cfg(feature = "cuda")]
 mod local;
 mod reader;
-mod schedule;
 mod sizes;
 mod switches;
 
@@ -24,7 +23,7 @@ pub use self::epoch::Epochs;
 pub use self::fields::Fields;
 #[cfg(feature = "cuda")]
 pub use self::local::context_from_env;
-use self::schedule::Schedule;
+use self::reader::Schedule;
 pub use crate::backend::{Backend, Host};
 #[cfg(feature = "cuda")]
 pub use crate::backend::{Cuda, DeviceBatch};
@@ -36,7 +35,7 @@ use crate::error::Error;
 pub use crate::error::{At, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::history::StepTimes;
-use crate::observe::live::LiveReport;
+use crate::observe::report::LiveReport;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
 pub use crate::slot::BatchMeta;

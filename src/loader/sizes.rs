@@ -5,10 +5,10 @@ use std::fmt;
 use twinbuf_mmap::{LastBatch, Plan};
 
 use crate::backend::too_large;
-use crate::batch::layout::Layout;
 use crate::batch::memory::{MemoryLimit, Taken};
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
+use crate::slot::Layout;
 use crate::transform::{RecordTransform, RecordType};
 
 /// Bytes that are read and transformed at a time: few enough to be still in the CPU's second-level cache.

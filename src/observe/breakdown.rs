@@ -5,8 +5,8 @@ use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::log::pause;
 use super::log::{Event, What};
-use super::pause::pause;
 use super::phases::{Summary, Table};
 
 /// The first steps. All of them are logged.

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use super::log::Interval;
 use super::log::StageTimes;
-use super::pause::Interval;
 use super::replay::{Hold, Unit};
-use crate::cpu::{Clock, Share};
 use crate::slot::{Freed, LoadTimes, Ticket};
 use crate::thread::this_thread;
+use crate::thread::{Clock, Share};
 
 /// The maximum number of recent steps that a loader records.
 pub const STEPS: usize = 1024;

@@ -77,7 +77,7 @@ impl Model {
             let (wall, delay) = (f64::from(share.wall), f64::from(share.delay));
             if crowded && wall > 0.0 { 1.0 - delay / wall } else { 1.0 }
         });
-        let cpu = |share: crate::cpu::Share, part: f64| {
+        let cpu = |share: crate::thread::Share, part: f64| {
             let wall = f64::from(share.wall) * part;
             // A thread that was not looked at may need all of a processor.
             if wall > 0.0 { (f64::from(share.cpu) / wall).min(1.0) } else { 1.0 }

@@ -257,10 +257,10 @@ const ROWS: u64 = 1000;
 /// For how long a track may keep events to itself.
 const KEEP: Duration = Duration::from_millis(250);
 
-/// One side's events. Without a trace it records nothing.
+/// One side's events.
 #[derive(Debug)]
 pub(crate) struct Track {
-    trace: Option<Arc<LoaderTrace>>,
+    trace: Arc<LoaderTrace>,
     /// What every event of the track has between its phase and its time.
     common: String,
     buffer: String,
@@ -269,42 +269,28 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    pub(crate) fn new(trace: Option<Arc<LoaderTrace>>, id: u32, name: &str) -> Self {
-        let (mut common, mut buffer) = (String::new(), String::new());
-        if let Some(trace) = trace.as_deref() {
-            let pid = trace.pid;
-            let id = ROWS * trace.index + u64::from(id);
-            common = format!(r#"","pid":{pid},"tid":{id},"ts":"#);
-            buffer.reserve(BUFFER + 1024);
-            for (event, arg) in [
-                ("thread_name", format!(r#""name":"{name}""#)),
-                ("thread_sort_index", format!(r#""sort_index":{id}"#)),
-            ] {
-                // Writing to a `String` does not fail.
-                let _ = write!(
-                    buffer,
-                    ",\n{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{id},\"args\":{{{arg}}}}}"
-                );
-            }
-            trace.file.write(&buffer);
-            buffer.clear();
+    pub(crate) fn new(trace: Arc<LoaderTrace>, id: u32, name: &str) -> Self {
+        let pid = trace.pid;
+        let id = ROWS * trace.index + u64::from(id);
+        let common = format!(r#"","pid":{pid},"tid":{id},"ts":"#);
+        let mut buffer = String::with_capacity(BUFFER + 1024);
+        for (event, arg) in [
+            ("thread_name", format!(r#""name":"{name}""#)),
+            ("thread_sort_index", format!(r#""sort_index":{id}"#)),
+        ] {
+            // Writing to a `String` does not fail.
+            let _ = write!(
+                buffer,
+                ",\n{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{id},\"args\":{{{arg}}}}}"
+            );
         }
+        trace.file.write(&buffer);
+        buffer.clear();
         Self { trace, common, buffer, written: None }
     }
 
-    pub(crate) fn is_on(&self) -> bool {
-        self.trace.is_some()
-    }
-
     /// Writes an event of the log. One that fills a host slot begins an arrow.
-    #[inline]
-    pub(crate) fn add(&mut self, event: &Event) {
-        if self.trace.is_some() {
-            self.write(event);
-        }
-    }
-
-    fn write(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
+    pub(crate) fn add(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
         let (Some(origin), Some(name)) = (self.recorded(batch), what.name()) else { return };
         // A viewer gives each name its color.
         let epoch = (what == What::Epoch).then(|| format!("{name} {}", batch.epoch));
@@ -348,19 +334,16 @@ impl Track {
 
     /// Writes what has been gathered if that has been kept long enough, the first time at once: the step
     /// after it may be long. To be called before the track's side turns to something that may take long.
-    #[inline]
     pub(crate) fn write_if_due(&mut self, now: Instant) {
-        if self.trace.is_some()
-            && self.written.is_none_or(|written| now.saturating_duration_since(written) >= KEEP)
-        {
+        if self.written.is_none_or(|written| now.saturating_duration_since(written) >= KEEP) {
             self.flush();
         }
     }
 
     /// Writes what has been gathered.
     pub(crate) fn flush(&mut self) {
-        if let (Some(trace), false) = (&self.trace, self.buffer.is_empty()) {
-            trace.file.write(&self.buffer);
+        if !self.buffer.is_empty() {
+            self.trace.file.write(&self.buffer);
             self.buffer.clear();
             self.written = Some(Instant::now());
         }
@@ -368,13 +351,12 @@ impl Track {
 
     /// When the trace's clock started, if this place is to be recorded at all.
     fn recorded(&self, place: BatchId) -> Option<Instant> {
-        let trace = self.trace.as_deref()?;
-        (place.ordinal < trace.epochs).then_some(trace.file.start)
+        (place.ordinal < self.trace.epochs).then_some(self.trace.file.start)
     }
 
     /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
     fn arrow(&mut self, end: &str, place: BatchId, at: Duration) {
-        let pid = self.trace.as_deref().map_or(0, |trace| trace.pid);
+        let pid = self.trace.pid;
         // Unique as far as the viewers' 64 bits go: two batches with more in common would share an arrow, no more.
         let batch = (place.ordinal & 0xffff) << 32 | (place.step.unwrap_or(0) & 0xffff_ffff);
         let id = (pid & 0xffff) << 48 | batch;
@@ -387,9 +369,8 @@ impl Track {
 
     /// Counts the full slots, `change` more.
     fn full(&mut self, origin: Instant, change: i64) {
-        let Some(trace) = self.trace.clone() else { return };
         let (now, full) = {
-            let mut full = trace.full.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut full = self.trace.full.lock().unwrap_or_else(PoisonError::into_inner);
             *full += change;
             (Instant::now(), *full)
         };

@@ -5,7 +5,6 @@
 //! receives the batches in their order, whichever thread has them.
 
 pub(crate) mod gate;
-pub(crate) mod progress;
 pub(crate) mod worker;
 
 use std::mem;
@@ -25,11 +24,11 @@ use crate::dataset::Locator;
 use crate::error::{Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::history::StepTimes;
-use crate::observe::live::{LiveReport, Publisher};
+use crate::observe::recorder::Span;
 use crate::observe::recorder::{LoadRecorder, Recorder};
 use crate::observe::replay::Settings;
 use crate::observe::report::Report;
-use crate::observe::spans::Span;
+use crate::observe::report::{LiveReport, Publisher};
 use crate::observe::trace::{LoaderTrace, Track};
 use crate::slot::{BatchMeta, Naming, Ticket};
 use crate::thread::{ForkGuard, JoinOnDrop};
@@ -79,6 +78,7 @@ pub(crate) struct Stage<B: Backend> {
     /// Numbers the calls that ask for epochs, from 1.
     generation: u64,
     publisher: Publisher,
+    breakdown: Breakdown,
 }
 
 /// What runs while a stage exists.
@@ -302,7 +302,7 @@ impl<B: Backend> Stage<B> {
         for (lane, (source, (slots, received))) in sources.into_iter().zip(made).enumerate() {
             let (what, row) = source.log();
             let (id, row) = sides.row(lane, row);
-            let track = Track::new(trace.clone(), id, &row);
+            let track = trace.clone().map(|trace| Track::new(trace, id, &row));
             let recorder = LoadRecorder::new(track, what, naming.clone(), loads.clone());
             let (around, wait) =
                 around.take().map_or((None, None), |Around { run, wait }| (Some(run), Some(wait)));
@@ -323,19 +323,28 @@ impl<B: Backend> Stage<B> {
             }
             batches.push(received);
         }
-        let track =
-            Track::new(trace.clone(), if sends { 3 } else { 1 }, if sends { "upload" } else { "train" });
+        let (id, row) = if sends { (3, "upload") } else { (1, "train") };
+        let track = trace.clone().map(|trace| Track::new(trace, id, row));
         let (option, slots) = batches[0].slots();
         let (depth, device_depth) = if option == "host_depth" { (slots, 0) } else { (host_depth, slots) };
         let settings = Settings { overlap, depth, workers: lanes };
-        let mut recorder = Recorder::new(track, naming.clone(), B::WAIT, breakdown, settings, device_depth);
+        let mut recorder = Recorder::new(track, naming.clone(), B::WAIT, &breakdown, settings, device_depth);
         recorder.sends(sends);
         let copy_threads = batches.iter().filter_map(Batches::copy_thread).collect();
         let ending = Ending { gate: gate.clone(), copy_threads, limit: END_LIMIT };
         let lanes = Lanes { lanes: batches, gate, generation: 0, stale: false };
         let running = ForkGuard::new(Running { ending, lanes, feed, recorder, trace });
         let publisher = Publisher::default();
-        Ok(Self { running, naming, held_timeout, held_since: None, loads, generation: 0, publisher })
+        Ok(Self {
+            running,
+            naming,
+            held_timeout,
+            held_since: None,
+            loads,
+            generation: 0,
+            publisher,
+            breakdown,
+        })
     }
 
     pub(crate) fn naming(&self) -> &Naming {
@@ -347,7 +356,7 @@ impl<B: Backend> Stage<B> {
     }
 
     pub(crate) fn breakdown(&self) -> &Breakdown {
-        &self.running.recorder.breakdown
+        &self.breakdown
     }
 
     /// `None` without a thread.

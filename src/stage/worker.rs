@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::Wait;
 use super::gate::Gate;
-use super::progress::Progress;
+use super::gate::Progress;
 use crate::backend::NoSlot;
 use crate::backend::sealed::{SlotGuard, Slots};
 use crate::error::Error;
+use crate::observe::log::Interval;
 use crate::observe::log::What;
-use crate::observe::pause::Interval;
 use crate::observe::recorder::LoadRecorder;
 use crate::slot::{BatchMeta, LoadTimes, Naming, Origin, Ticket};
 use crate::thread::panic_message;

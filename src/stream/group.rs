@@ -9,9 +9,9 @@ use bytemuck::AnyBitPattern;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
 use crate::backend::{Backend, Host};
-use crate::batch::layout::fits;
 use crate::batch::memory::Taken;
 use crate::error::{At, Error};
+use crate::slot::fits;
 use crate::stage::Raw;
 
 /// One group of tensors, in host memory or, as `Group<Cuda>`, in device memory. Dropping it frees its slot.

@@ -26,8 +26,8 @@ pub use tensor::{ByteRange, Tensor};
 pub use tensors::Tensors;
 
 use crate::file::DataFile;
+use crate::ranges::Places;
 use crate::ranges::{Kind, Layout};
-use crate::shard::Places;
 use crate::{DType, Error, FormatError, Options, Records};
 
 /// How an array is cut into records.

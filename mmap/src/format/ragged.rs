@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::{Array, megatron, npy, numbers};
 use crate::file::DataFile;
+use crate::ranges::Places;
 use crate::ranges::{Kind, Layout, Ranges};
-use crate::shard::Places;
 use crate::{DType, Error, FormatError, Location};
 
 /// Records of varying length in one or more files. Record indices start at 0 and continue from each file to the

@@ -11,7 +11,7 @@ use super::safetensors::Header;
 use super::tensor::Tensor;
 use super::{excerpt, gguf};
 use crate::file::DataFile;
-use crate::shard::{Places, Shard};
+use crate::ranges::{Places, Shard};
 use crate::{Error, FormatError, limit};
 
 /// The longest index: as long as the longest header of a `safetensors` file.
@@ -98,7 +98,7 @@ impl Tensors {
                 None => model.tensors.extend(found),
             }
             #[cfg(unix)]
-            let map = crate::shard::map(&*file.file()?, file.len);
+            let map = crate::ranges::map(&*file.file()?, file.len);
             let hints_wait = crate::system::hints_wait(&*file.file()?);
             if model.shards.len() >= kept {
                 file.give_back();

@@ -7,7 +7,6 @@ mod launch;
 mod partial;
 mod permute;
 mod remaining;
-mod shuffle;
 mod sizes;
 #[cfg(test)]
 mod tests;
@@ -15,13 +14,12 @@ mod window;
 
 use std::ops::Range;
 
-pub use batch::BatchIndices;
 pub(crate) use batch::Runs;
+pub use batch::{BatchIndices, Shuffle};
 pub use builder::{PlanBuilder, PlanError};
 pub use launch::RankError;
 pub use partial::PartialEpoch;
 pub use remaining::RemainingEpoch;
-pub use shuffle::Shuffle;
 use sizes::EarlySizes;
 use window::Shares;
 

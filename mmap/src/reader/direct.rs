@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::file::{DataFile, Opened};
-use crate::shard::Shard;
+use crate::ranges::Shard;
 use crate::{Error, ReadMode, system};
 
 /// Blocks that disks have, the smallest first: `queue/logical_block_size` on Linux.

@@ -4,7 +4,6 @@
 //! the order of use. [`source`] fills a slot with them: those at the front of the data set come through the page cache
 //! ([`cached`]), those behind past it ([`stream`]). How much is at the front is decided once ([`memory`]).
 
-mod around;
 pub(crate) mod cached;
 pub(crate) mod direct;
 #[cfg(feature = "safetensors")]
@@ -27,8 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::{iter, mem};
 
-use self::around::Around;
-use self::cached::Copied;
+use self::cached::{Around, Copied};
 use self::memory::Share;
 use self::source::Source;
 use self::stats::{ReadChoice, ReadStats};
@@ -417,7 +415,7 @@ impl Reader {
             let until = self.source.cached_until(shard);
             let front = bytes.start..bytes.end.min(until);
             if !front.is_empty() && !in_order {
-                if pays && front.end - front.start < around::STRETCH {
+                if pays && front.end - front.start < cached::STRETCH {
                     let limit = shard.bytes.start..shard.bytes.end.min(until);
                     let missing = window.around.missing(shard.before, &front, &limit);
                     hints.extend(missing.map(|bytes| (index, bytes)));

@@ -7,9 +7,9 @@ use super::direct::BounceBuffer;
 use super::stats::ReadStats;
 use super::stream::{Copy, Stream, Taken, Wanted};
 use crate::Error;
-use crate::page::prefetch;
+use crate::buffer::prefetch;
+use crate::ranges::Shard;
 use crate::ranges::Stretch;
-use crate::shard::Shard;
 use crate::system::PIECES;
 
 /// A stretch of at least this many bytes is read straight to its place, where that is allowed: the disk is busy with one for

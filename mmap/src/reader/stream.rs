@@ -16,8 +16,8 @@ use super::queue::{Done, Queue, Read};
 use super::ring::{Ring, UNIT};
 use crate::Buffer;
 use crate::file::READ_CALLS;
+use crate::ranges::Shard;
 use crate::ranges::Stretch;
-use crate::shard::Shard;
 
 /// The most bytes of one request. Disks are at their full speed with a few of these.
 const PIECE: u64 = 2 << 20;

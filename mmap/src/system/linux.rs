@@ -17,8 +17,8 @@ use memmap2::{Advice, MmapRaw};
 
 use super::{Asked, Gathered, Piece};
 use crate::Error;
+use crate::buffer::{around, page_size, prefetch};
 use crate::file::{DataFile, READ_CALLS};
-use crate::page::{around, page_size, prefetch};
 
 /// All pieces in one call, if the kernel has it for us; otherwise one call each.
 pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {

@@ -15,7 +15,7 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
     let settings = Settings { overlap, depth: 2, workers: 1 };
     let origin = Instant::now();
     // Half of a processor for each.
-    let share = Some(crate::cpu::Share { wall: 0.01, cpu: 0.005, delay: 0.0 });
+    let share = Some(crate::thread::Share { wall: 0.01, cpu: 0.005, delay: 0.0 });
     let (mut now, mut units) = (origin, Vec::new());
     let (mut loaded, mut freed) = (origin, vec![origin; 2]);
     for (step, &read) in read.iter().enumerate() {
