@@ -218,7 +218,7 @@ def end_of_item(words, at):
 
 
 def circles(graph):
-    """The sets of files of which each reaches all others (there are few files: no need for Tarjan)."""
+    """The sets of files that all reach each other (there are few files: no need for Tarjan)."""
     reach = {}
     for start in graph:
         reached, todo = set(), [start]

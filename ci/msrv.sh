@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the published crates with the oldest compilers that they promise: rustup's where it has them, else Debian's
-# (tools/rustc-web.sh), which has 1.85 but not 1.88: the crates of the feature `cuda` are then left out.
+# (tools/rustc-web.sh): it has 1.85 but not 1.88. The crates of the feature `cuda` are then left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/msrv

@@ -3,7 +3,7 @@
 
     ci/names.py            prints them; fails if a crate has more than its limit
 
-It reads the snapshots of the public API in ci/api, which `ci/api.sh` compares with the code.
+It reads the snapshots of the public API in ci/api. `ci/api.sh` compares them with the code.
 """
 
 import re

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the published crates with the oldest version of each direct dependency that their Cargo.toml allows. Needs a
-# nightly cargo, which alone can choose them; the lock file is put back.
+# nightly cargo: no other can choose them. The lock file is put back.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/oldest

@@ -49,7 +49,7 @@ grep -q '^ *twinbuf: no wheel fits this system' <<<"$message"
   CARGO_HOME=$PWD/../home cargo metadata --offline --locked --quiet --format-version 1 --manifest-path python/Cargo.toml >/dev/null
 )
 rm -rf target/source
-# From another folder, so that the installed package is tested and not the sources.
+# From another folder: this tests the installed package and not the sources.
 root=$PWD
 cd "$venv"
 python -m mypy.stubtest twinbuf._twinbuf --allowlist "$root/ci/python-stubs.txt"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs the Python package's source with all that it is built from, so that it builds without a network:
+# Packs the Python package's source with all that it is built from, to build it without a network:
 #
 #     ci/sdist.sh FOLDER
 set -euo pipefail

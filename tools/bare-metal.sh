@@ -6,7 +6,7 @@
 #   tools/bare-metal.sh run       builds, runs and measures tests/cortex-m in QEMU, on a Cortex-M3 with its own atomics and
 #                                 on a Cortex-M0 by portable-atomic: an interrupt at any instruction has one side of
 #                                 the ring. With the compiler of tools/rustc-web.sh; installs QEMU and a linker from
-#                                 Debian's packages where they are missing, for which it has to run as root
+#                                 Debian's packages where they are missing (as root)
 #   tools/bare-metal.sh targets   builds twinbuf-core for microcontrollers and other bare targets, with the
 #                                 compiler that tools/rustc-web.sh unpacks
 set -euo pipefail

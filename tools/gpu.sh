@@ -152,10 +152,10 @@ for round in $(seq "${1:-10}"); do
   # The report alone: the other steps take minutes.
   (cd "$pack/tests" && for test in *; do touch "$out/done/test-$test"; done)
   touch "$out/done/train" "$out/done/torch" "$out/printed"
-  # A session of its own, so that the whole run can be killed by its number.
+  # A separate session: the whole run can be killed by its number.
   setsid "$pack/run" --quick "$out" >"$out/printed" 2>&1 &
   run=$!
-  # A moment after some figure, so that a slow machine is killed in all places too.
+  # A moment after some figure: a slow machine is killed in all places too.
   after=$((RANDOM % 17))
   while [ "$(grep -c '^{' "$out/printed")" -lt "$after" ] && kill -0 "$run" 2>/dev/null; do sleep 0.05; done
   sleep "0.$((RANDOM % 4))$((RANDOM % 10))"
@@ -169,7 +169,7 @@ import json, pathlib, sys
 
 out, after, round_ = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 printed, kept, report = ((out / name).read_text().splitlines() for name in ("figures", "kept", "report.jsonl"))
-# The terminal has a figure after its file, so that nothing can have been seen that is not there; and the last line of
+# The terminal has a figure after its file: what was seen is there; and the last line of
 # either may be cut.
 lost = [line for line in printed[:-1] if line not in kept]
 gone = [line for line in kept if line not in report]

@@ -3,8 +3,8 @@
 #
 #   tools/memory.sh [GIBIBYTES [MEBIBYTES]]      a file of 20 GiB in 256 MiB of memory, by default
 #
-# The limit is a control group's, which counts the page cache too; that takes root, or systemd. Where there is
-# neither, it is `ulimit -d`, which counts this process's own memory alone. Swapping is off in either.
+# The limit is a control group's. It counts the page cache too, and takes root, or systemd. Where there is
+# neither, it is `ulimit -d`. It counts this process's own memory alone. Swapping is off in either.
 # Holes need no disk: the times are those of the kernel and of the copies. `cpu` is that of all processors, and not
 # disturbed as much by other programs.
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Breaks twinbuf-cuda in one place at a time and runs its tests on the software driver, which must notice.
+"""Breaks twinbuf-cuda in one place at a time and runs its tests on the software driver. They must notice.
 
     python3 tools/mutate_cuda.py            all mutants; exit status 1 if one survives that has no excuse (an hour)
     python3 tools/mutate_cuda.py --only X   only mutants whose description matches the regular expression X
@@ -27,7 +27,7 @@ TESTS = ["slots", "captures", "leases", "fuzz", "neighbour", "batches", "errors"
 STAGER_TESTS = ["stager -- --skip call", "captures scope", "--lib stager", "fuzz scopes", "stager call"]
 TIMEOUT_S = 600  # several times what the slowest of them takes
 
-# (file in cuda/src, what, the text, which must be there once, its replacement)
+# (file in cuda/src, what, the text, present once, its replacement)
 MUTANTS = [
     # The edges, and where they are drawn.
     ("edge.rs", "edge 1 does not wait", "if !done && wait {", "if !done && wait && false {"),

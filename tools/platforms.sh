@@ -7,8 +7,8 @@
 #   tools/platforms.sh WORDS...     the lines with all of these words in their suite or target, as in `core s390x`;
 #                                   `run` and `check` are words of the lines that run tests and that only compile
 #
-# The library is built from source by the compiler that tools/rustc-web.sh unpacks, so that no target has to be
-# downloaded. The linkers and emulators are Debian's packages; what is missing is installed, for which the script has
+# The library is built from source by the compiler that tools/rustc-web.sh unpacks: no target has to be
+# downloaded. The linkers and emulators are Debian's packages; what is missing is installed; the script then has
 # to run as root. TWINBUF_STRESS_HANDOFFS and PROPTEST_CASES set how long the stress and the property tests run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -54,7 +54,7 @@ needs() {
     "${missing[@]}" >/dev/null
 }
 
-# same_processor: how cargo links for i686, which an x86_64 kernel runs; Debian keeps its libraries apart.
+# same_processor: how cargo links for i686. An x86_64 kernel runs it; Debian keeps its libraries apart.
 same_processor() {
   needs gcc-i686-linux-gnu libc6-dev-i386-cross
   local libraries=/usr/i686-linux-gnu/lib
@@ -81,7 +81,7 @@ windows() {
   needs gcc-mingw-w64-x86-64-win32 wine64
   local home=$CARGO_TARGET_DIR/wine
   mkdir -p "$home"
-  # Wine before 9 lacks a library from which Rust's std takes one function: its random numbers.
+  # Wine before 9 lacks a library of one function that Rust's std needs: its random numbers.
   if [[ ! -f $home/bcryptprimitives.dll ]]; then
     x86_64-w64-mingw32-gcc -shared -x c - -o "$home/bcryptprimitives.dll" -ladvapi32 <<'END'
 #include <windows.h>

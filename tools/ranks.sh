@@ -1,7 +1,7 @@
 #!/bin/bash
 # Four ranks under real launchers: together they read every record once an epoch, and none twice.
 #
-#   tools/ranks.sh                 under each launcher that is there; says which are not
+#   tools/ranks.sh                 under each launcher that is there; names the others
 #   tools/ranks.sh LAUNCHER...     under these; fails if one is not there
 #
 # A LAUNCHER, and where it can be had:
@@ -102,7 +102,7 @@ binary=$CARGO_TARGET_DIR/debug/twinbuf-ranks
 python3 -c "import struct, sys; sys.stdout.buffer.write(struct.pack('<${records}Q', *range($records)))" \
   >"$folder/records.bin"
 
-# The check itself can fail: one process alone, which no launcher told that it is one of four.
+# The check itself can fail: one process alone, that no launcher told that it is one of four.
 unset RANK WORLD_SIZE TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE
 unset SLURM_PROCID SLURM_STEP_NUM_TASKS
 mkdir "$folder/nobody"

@@ -20,7 +20,7 @@ unpack() {
     printf 'Package: /rustc?-web/\nPin: version %s\nPin-Priority: 1001\n' "$version*" >pin
     apt=(-qq "-oDir::Etc::Preferences=$PWD/pin" -oAPT::Sandbox::User=root)
     # Their names hold their versions (libstd-rust-web-1.96, libllvm22): apt knows them. What is installed is left
-    # out, but for the compiler's parts: it looks for its library beside itself.
+    # out, but for the compiler's parts: it looks for its library next to itself.
     comm -23 <(apt-cache "${apt[@]}" depends --recurse --important rustc-web rust-web-src | grep '^[a-z]' | sort -u) \
       <(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' | sed -n 's/^ii  *//p' | grep -v rust | sort -u) |
       xargs "$retry" apt-get "${apt[@]}" download >/dev/null
@@ -35,7 +35,7 @@ END
   chmod +x "$1/rustc.sh"
 }
 
-# Beside its place first, then renamed: a folder at its place is whole.
+# Next to its place first, then renamed: a folder at its place is whole.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch" "${beside-}"' EXIT
 if [[ ! -e $home ]]; then

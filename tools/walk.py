@@ -1,4 +1,4 @@
-"""Walks one batch through the files: which of ours its calls enter, thread by thread, in their order.
+"""Walks one batch through the files: those of ours that its calls enter, thread by thread, in order.
 
     cargo build --example hello
     gdb -q -batch -x tools/walk.py --args target/debug/examples/hello FILE

@@ -16,7 +16,7 @@
 //! the hook copied when the round before was taken). The rounds and the loss are the same in turn and overlapped.
 //!
 //! * `--work compute` (the default): a damped, driven pendulum is integrated; a linear model of its motion is
-//!   trained by SGD. The number of steps is measured out at the start so that they take the time asked for. The sides
+//!   trained by SGD. The number of steps is measured out at the start to take the time asked for. The sides
 //!   share the machine's memory and its clock, so they slow each other down a little.
 //! * `--work spin`: both sides spin for the time, on a core each.
 //! * `--work sleep`: both sides sleep for the time.

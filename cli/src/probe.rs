@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// Name of the tensor in safetensors files, or of the array in .npz files
     #[arg(long, value_name = "NAME")]
     tensor: Option<String>,
-    /// In which order the records come: sequential, chunks:N (runs of N records, shuffled), window:N,W (shuffled
+    /// The order of the records: sequential, chunks:N (runs of N records, shuffled), window:N,W (shuffled
     /// among W chunks of N records) or records (shuffled one by one)
     #[arg(long, default_value = "sequential", value_parser = Way::from_str)]
     order: Way,
@@ -47,7 +47,7 @@ pub(crate) struct Options {
     /// How often
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Drop the files from the page cache before the first epoch, so that the disk is measured
+    /// Drop the files from the page cache before the first epoch, to measure the disk
     #[arg(long)]
     cold: bool,
     /// Read past the page cache, with the loader's `ReadMode::Direct`

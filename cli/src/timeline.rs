@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use twinbuf::BoxError;
 
-/// Spans in which the caller waits. The waits of the other sides are the gaps between their spans.
+/// Spans of the caller's waits. The waits of the other sides are the gaps between their spans.
 const WAITS: [&str; 3] = ["queue_wait", "gpu_queue_wait", "gpu_copy_wait"];
 /// A limit in microseconds that no run exceeds, about 30 years: sums below it are accurate enough and far from
 /// infinite.

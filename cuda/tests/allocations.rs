@@ -13,7 +13,7 @@ use twinbuf_cuda::Uploader;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, with a counter. The software driver has a separate allocator, which is not
+/// The system's allocator, with a counter. The software driver has a separate allocator. It is not
 /// counted.
 struct Counted;
 

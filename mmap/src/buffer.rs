@@ -11,7 +11,7 @@ use memmap2::MmapMut;
 /// Bytes in a huge page where pages have 4 KiB; on other systems the advice only has less effect.
 const HUGE: usize = 2 << 20;
 
-/// Small buffers of so many bytes together share a huge page: it costs what they do not use of it.
+/// Small buffers of this many bytes together share a huge page: it costs what they do not use of it.
 const SHARED: usize = 256 << 10;
 
 /// Memory of a fixed size at a fixed address. [`new`](Self::new) allocates it, starting at a page boundary.

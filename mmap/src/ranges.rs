@@ -390,7 +390,7 @@ fn expand(out: &mut [u8], record: usize, shared: usize) {
         return;
     }
     // With n records and the stride s, `shared` is n * record - ((n - 1) * s + record), that is (n - 1) * (record - s).
-    // Record i goes to i * record and lies at shared + i * s, which is (n - 1 - i) * (record - s) further behind: never
+    // Record i goes to i * record and starts at shared + i * s. That is (n - 1 - i) * (record - s) further behind: never
     // before its place. And all that is written up to then ends at (i + 1) * record, the place of record i + 1 and so
     // not behind where that one is: no record is overwritten before it has been copied.
     let overlap = shared / (out.len() / record - 1);

@@ -328,7 +328,7 @@ impl State {
     }
 }
 
-/// Whether an iteration over these epochs goes on at a loaded state.
+/// Whether an iteration over these epochs continues at a loaded state.
 fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
     if single { resume.epoch() == epochs.start } else { resume.epoch() >= epochs.start }
 }
@@ -368,7 +368,7 @@ impl Drop for Shared {
 pub(crate) fn end(run: Run, kept: &AtomicBool) {
     // Relaxed: the error that reports it was delivered, or this thread does not reach the view's memory.
     if kept.load(Ordering::Relaxed) {
-        // Python code has a view of a slot, so that memory must stay forever.
+        // Python code has a view of a slot: that memory must stay forever.
         std::mem::forget(run);
         return;
     }

@@ -74,7 +74,7 @@ class Now:
 
 
 class Numbers:
-    """Counts in C, so that an interrupt cannot end it, and takes a random time for it."""
+    """Counts in C: an interrupt cannot end it. Takes a random time for it."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count()

@@ -1,6 +1,6 @@
 """A device that runs as late as it may: streams are queues, and memory is reused at once.
 
-It has the same interface as torch's streams in `twinbuf._streams`, so that the very same code runs on it. Its
+It has the same interface as torch's streams in `twinbuf._streams`, and the same code runs on it. Its
 memory is that of the CPU. What is enqueued runs when somebody waits for it, or when its stream is the eager
 one: with the side stream late a copy that nobody waits for is seen to be missing, with the caller's stream
 late a buffer that is reused too early is seen to be overwritten.

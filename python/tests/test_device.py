@@ -81,7 +81,7 @@ def test_a_batch_may_have_more_records_than_there_are(tmp_path: Path) -> None:
     data, device = tb.Records.open_npy(tmp_path / "three.npy"), Late("side")
     plan = tb.Plan(data, 8, drop_last=False, rank=1, world=2)
     (batch,) = tb.Loader(data, plan, device=device)
-    # The ranks repeat records so that all have as many.
+    # The ranks repeat records until all have as many.
     assert batch.indices.tolist() == [2, 0, 1, 2, 0, 1, 2, 0]
     assert batch.torch()[:, 0].tolist() == batch.indices.tolist()
     assert device.hosts == 3
@@ -144,7 +144,7 @@ def test_the_state_counts_what_was_received(numbers: Numbers, overlap: bool) -> 
         rest = [(batch.epoch, batch.indices.tolist()) for batch in resumed.epochs(2)]
         assert first + rest == steps, taken
         assert resumed.state_dict() == host.state_dict()
-        # Back to the middle of an iteration that goes on.
+        # Back to the middle of an iteration that continues.
         loader.load_state_dict(states[3])
         again = [(batch.epoch, batch.indices.tolist()) for batch in loader.epochs(2)]
         assert again == steps[3:], taken

@@ -1,4 +1,4 @@
-"""What programs do with a loader and its objects besides iterating over it."""
+"""What programs do with a loader and its objects apart from iterating over it."""
 
 from __future__ import annotations
 

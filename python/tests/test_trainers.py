@@ -1,4 +1,4 @@
-"""Trainers with loops of their own, killed in the middle and resumed: every record once an epoch."""
+"""Trainers with their own loops, killed in the middle and resumed: every record once an epoch."""
 
 from __future__ import annotations
 

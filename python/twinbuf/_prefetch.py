@@ -43,7 +43,7 @@ def prefetch(
         later ones are fetched, unless a device is given: then it is copied first.
     device
         Where tensors and arrays are sent, a `Batch` too, however deep they are in dicts, lists, tuples and
-        dataclasses. They go through page-locked memory that is reused, on a stream of their own. The
+        dataclasses. They go through page-locked memory that is reused, on a separate stream. The
         current stream waits for them when they are handed over. ``"cpu"`` makes tensors of arrays. Default:
         items are not touched, and torch is not needed.
     depth
@@ -73,7 +73,7 @@ def prefetch(
     Overlap needs an iterable that releases the GIL: reading, decoding and numpy do, loops in Python do not.
 
     Random numbers from a *global* generator are drawn by both threads in an order that varies. Give the
-    sampler and the transforms a generator of their own (``DataLoader(generator=...)``).
+    sampler and the transforms a separate generator (``DataLoader(generator=...)``).
 
     Examples
     --------
@@ -219,7 +219,7 @@ class Prefetcher(Generic[T]):
 
 
 def _copies(iterable: object) -> Callable[[], Any] | None:
-    """Return what makes a copy of the state: the iterable may hand out what it goes on to change."""
+    """Return what makes a copy of the state: the iterable may hand out what it changes later."""
     states: Callable[[], Any] | None = getattr(iterable, "state_dict", None)
     return None if states is None else lambda: copy.deepcopy(states())
 

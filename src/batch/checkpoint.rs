@@ -213,7 +213,7 @@ impl Identity {
         Self { plan, record_bytes: record_bytes as u64, fingerprint, before: Vec::new(), trained: (0, 0) }
     }
 
-    /// Returns the steps of the training before an epoch, which is not before that of `trained`.
+    /// Returns the steps of the training before an epoch. The epoch is not before that of `trained`.
     pub(crate) fn steps_before(&self, epoch: u64) -> u64 {
         let (from, trained) = self.trained;
         trained.saturating_add(self.plan.steps_between(from..epoch, trained))

@@ -51,7 +51,7 @@ impl<T: Send + 'static> Generator<'_, T> {
         self.stage.ended(Instant::now());
     }
 
-    /// Ends without a wait for the thread, which ends with its round.
+    /// Ends without a wait for the thread. It ends with its round.
     pub fn leave(self) {
         if let Some(gate) = self.stage.gate() {
             gate.abandon();

@@ -1,4 +1,4 @@
-//! The source of a loader: the batch of a step, which may continue a training begun under another plan, and how it is
+//! The source of a loader: the batch of a step, perhaps of a training begun under another plan, and how it is
 //! read and transformed into a slot.
 
 use std::ops::Range;

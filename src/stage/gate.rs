@@ -16,7 +16,7 @@ use crate::slot::Ticket;
 /// Tells the loading threads what to load next. The caller grants epochs; a thread that has a free slot takes the next
 /// batch.
 ///
-/// Each thread hands its batches over in the order in which it took them: the order of the plan, with gaps. The caller
+/// Each thread hands its batches over in the order of taking them: the order of the plan, with gaps. The caller
 /// finds the thread that has the next batch in [`lane`](Self::lane). If none has taken it, then every thread waits for
 /// a slot, or will take it soon.
 pub(crate) struct Gate {
@@ -281,7 +281,7 @@ impl Gate {
     }
 
     /// Waits until a thread takes this batch, up to `deadline` or to an event after those that the caller has `seen`.
-    /// Returns which thread has it.
+    /// Returns the thread that has it.
     pub(super) fn wait_for_lane(&self, ticket: Ticket, deadline: Instant, seen: Option<u64>) -> Lane {
         let mut state = self.lock();
         let found = state.lane(ticket);

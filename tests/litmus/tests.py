@@ -254,7 +254,7 @@ test(
     languages=WITHOUT_LSE,
 )
 
-# Laps: N = 1, so that each lap comes back to the same word.
+# Laps: N = 1. Each lap comes back to the same word.
 
 test(
     'two-laps',

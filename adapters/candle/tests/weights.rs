@@ -36,7 +36,7 @@ fn folder() -> std::io::Result<tempfile::TempDir> {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// Drops a file's pages, so that it is read past the page cache.
+/// Drops a file's pages, to have it read past the page cache.
 fn evict(path: &PathBuf) -> Result<(), BoxError> {
     let records = twinbuf::Records::open([path], 1)?;
     Ok(records.ranges().evict()?)

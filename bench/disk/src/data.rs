@@ -134,7 +134,7 @@ pub fn make_cold(records: &Records) -> Result<(), BoxError> {
         .into())
 }
 
-/// Allocates this much memory and frees it at once, so that the pages for the file are backed by the host.
+/// Allocates this much memory and frees it at once: the pages for the file are then backed by the host.
 ///
 /// A virtual machine may report free memory to its host two seconds after it became free (`mm/page_reporting.c` in the
 /// kernel's source), and the host then takes it away. Reading into such pages is several times slower, as if the disk

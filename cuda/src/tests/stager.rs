@@ -76,7 +76,7 @@ fn a_missing_edge_is_found_for_every_seed() {
     if Control::get().is_real() {
         return; // has no checker
     }
-    // An offload is waited for on the host, so that nothing else waits for its copies.
+    // An offload is waited for on the host: nothing else waits for its copies.
     for (edge, offload) in [
         (Edge::RefillAfterCopy, false),
         (Edge::UseAfterCopy, false),

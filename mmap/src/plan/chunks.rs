@@ -22,7 +22,7 @@ impl ShuffledChunks {
     pub(super) fn new(records: u64, chunk: u64, key: Key) -> Self {
         let chunks = records.div_ceil(chunk);
         let order = Permutation::new(chunks, key);
-        // The place of the last chunk determines all positions. So that place is drawn, not searched for.
+        // The place of the last chunk determines all positions. It is drawn, not searched for.
         let last = key.of(0).below(chunks);
         let displaced = order.at(last);
         Self { records, chunk, order, last, displaced }

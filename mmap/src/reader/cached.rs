@@ -19,7 +19,7 @@ use crate::system::{self, Asked, Gathered, PIECES, Piece};
 /// kernel pins each page of the slot once there, and a huge page at once (`cargo bench --bench read -- cached`).
 const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 
-/// The cache is warm if so many bytes were in it without a gap. Before that a fault may read from the disk, single pages,
+/// The cache is warm if this many bytes were in it without a gap. Before that a fault may read from the disk, single pages,
 /// where `pread` reads all that it needs. This is more than `pread` itself reads ahead.
 const WARM: u64 = 32 << 20;
 

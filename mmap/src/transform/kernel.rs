@@ -97,7 +97,7 @@ const fn low_half(bits: u32) -> u16 {
     bits as u16
 }
 
-/// A scale and a shift for each channel, repeated so that long loops can walk along them.
+/// A scale and a shift for each channel, repeated for long loops.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Affine {
     /// A multiple of the channels long.

@@ -147,7 +147,7 @@ impl State {
     pub(in crate::driver) fn reserve_device(&mut self, bytes: usize) -> u64 {
         let base = self.next_address;
         // 512 is the driver's alignment. A gap follows, so an access past the end is found; some allocations have none, as
-        // with the driver, so that a copy across their border is refused.
+        // with the driver: a copy across their border is refused.
         let gap = if self.device.len() % 4 == 3 { 0 } else { 512 };
         self.next_address += (bytes as u64).next_multiple_of(512) + gap;
         base
