@@ -144,7 +144,7 @@ impl State {
     /// The word of a ring that never hands out a slot again: both handles are gone, and the slot counts as leaked.
     pub const DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE);
 
-    /// Returns the bits that the end of the producer sets on a word, where `next` is the lap of its next visit.
+    /// Returns the bits that a dropped producer sets in a slot's word. `next`: the lap of its next visit to the slot.
     #[must_use]
     pub const fn abandon(next: Lap) -> State {
         State(Self::TX_GONE | if next.0 == 0 { 0 } else { Self::TX_ODD })
@@ -156,7 +156,7 @@ impl State {
         State(Self::abandon(lap).0 | Self::TX_DONE)
     }
 
-    /// Returns the bits that the end of the consumer sets on a word, where `next` is the lap of its next visit.
+    /// Returns the bits that a dropped consumer sets in a slot's word. `next`: the lap of its next visit to the slot.
     #[must_use]
     pub const fn close(next: Lap) -> State {
         State(Self::RX_GONE | if next.0 == 0 { 0 } else { Self::RX_ODD })

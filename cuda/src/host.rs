@@ -251,7 +251,7 @@ impl<M: 'static> HostSlot<'_, M> {
         }
     }
 
-    /// Returns the number of bytes at the start of the slot whose copy was started by [`flush`](HostSlot::flush).
+    /// Returns how many bytes [`flush`](HostSlot::flush) has already sent, counted from the start of the slot.
     #[must_use]
     pub fn flushed(&self) -> usize {
         self.flushed

@@ -32,7 +32,7 @@ pub struct Copied {
     pub seq: u64,
     /// The number of bytes copied, at least 1. Empty batches are not copied.
     pub bytes: usize,
-    /// The time of the copy.
+    /// When the copy started, by the host's clock, and how long it took.
     pub time: CopyTime,
 }
 

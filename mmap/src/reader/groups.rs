@@ -90,7 +90,7 @@ impl GroupReader {
         Ok(Self { groups, source, choice, window: Mutex::default() })
     }
 
-    /// Begins with `groups`, the ones that will be read next, in this order: what was asked for before is forgotten.
+    /// Sets the groups to prefetch: those that will be read next, in this order. Replaces the groups of an earlier call.
     pub fn begin(&self, groups: impl IntoIterator<Item = usize, IntoIter: Send + 'static>) {
         let Some(stream) = &self.source.stream else { return };
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
