@@ -150,8 +150,8 @@ impl<B: Backend> Loader<B> {
     ///
     /// With a different batch size or number of ranks, all ranks together deliver each unseen record of the epoch
     /// once; with [`LastBatch::Drop`](crate::LastBatch::Drop), records that do not fill the last step are omitted.
-    /// Step numbers continue. A schedule of batch sizes
-    /// continues after all steps of the training. Later epochs follow this loader's plan.
+    /// Step numbers continue. A schedule of batch sizes counts all steps of the training, including those before the
+    /// checkpoint. Later epochs follow this loader's plan.
     ///
     /// # Errors
     ///
