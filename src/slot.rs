@@ -130,6 +130,7 @@ impl Naming {
         At { loader: self.loader.clone(), epoch, step }
     }
 
+    #[inline]
     pub(crate) fn id(&self, ticket: Ticket) -> BatchId {
         let step = (!self.rounds).then_some(ticket.step);
         BatchId { ordinal: ticket.ordinal, epoch: ticket.epoch, step }

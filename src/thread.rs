@@ -110,6 +110,7 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// A number of the calling thread. No other thread has it while this one is alive.
+#[inline]
 pub(crate) fn this_thread() -> usize {
     thread_local! {
         static MARK: u8 = const { 0 };

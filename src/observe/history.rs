@@ -88,11 +88,13 @@ impl History {
     }
 
     /// Returns the batch in use.
+    #[inline]
     pub(super) fn in_use(&self) -> Option<&Seen> {
         self.units.back().filter(|_| self.in_use)
     }
 
     /// The caller has the batch that it asked for, and how it was loaded, if that is known.
+    #[inline]
     pub(super) fn received(
         &mut self,
         ticket: Ticket,
@@ -135,6 +137,7 @@ impl History {
     }
 
     /// A slot is free, or its content had none.
+    #[inline]
     pub(super) fn freed(&mut self, freed: Option<Freed>) {
         let Some(Freed { batch, at, thread }) = freed else { return };
         let same = |seen: &&mut Seen| (seen.ticket.generation, seen.ticket.seq) == batch;
@@ -146,6 +149,7 @@ impl History {
 
     /// The caller is done with the batch in use. It was copied to the device and used from then on, except during pauses
     /// of this length.
+    #[inline]
     pub(super) fn released(&mut self, now: Instant, paused: Duration, copied: Option<Interval>) {
         self.in_use = false;
         let Some(seen) = self.units.back_mut() else { return };

@@ -53,6 +53,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
+    #[inline]
     pub(crate) fn time(&self) -> Duration {
         self.end.saturating_duration_since(self.start)
     }
@@ -111,6 +112,7 @@ pub(crate) fn pause(pause: Interval) {
 }
 
 /// Returns the pauses of this thread that began at `since` or later, in order and disjoint.
+#[inline]
 pub(crate) fn pauses(since: Instant) -> Vec<Interval> {
     let last = |pauses: &RefCell<VecDeque<Interval>>| {
         let pauses = pauses.borrow();

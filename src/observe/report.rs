@@ -198,6 +198,7 @@ impl Report {
     }
 
     /// A batch was received.
+    #[inline]
     pub(crate) fn received(&mut self, bytes: usize, io_calls: u64) {
         self.batches += 1;
         self.bytes += bytes as u64;
@@ -210,6 +211,7 @@ impl Report {
     }
 
     /// Adds an event of the log up.
+    #[inline]
     pub(crate) fn add(&mut self, event: &Event) {
         if matches!(event.what, What::Epoch | What::Step | What::Pause | What::Transfer) {
             return;
