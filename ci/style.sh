@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Formatting, lints, docs, import circles between the files of a crate, and the names at the crates' roots.
+# Formatting, lints, docs, import circles between the files of a crate, the names at the crates' roots, and the actions of
+# hosted CI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo fmt --all --check
@@ -12,5 +13,9 @@ python3 ci/circles.py core/src mmap/src cuda/src cuda/sim/src src cli/src bench/
   bench/loaders/src bench/cudarc/src bench/weights/src adapters/{burn,candle,ranks}/src \
   python/src
 python3 ci/names.py
+if grep -n 'uses:' .github/workflows/*.yml | grep -vE '@[0-9a-f]{40} # v[0-9.]+$'; then
+  echo "these actions are not pinned by hash" >&2
+  exit 1
+fi
 python3 ci/files.py
 python3 bench/tables.py --check

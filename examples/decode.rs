@@ -5,14 +5,15 @@
 
 use std::path::Path;
 
-use image::codecs::jpeg::JpegEncoder;
-use image::imageops::FilterType;
+use jpeg_encoder::{ColorType, Encoder};
 use twinbuf::mmap::{Cut, DType, RaggedRecords};
 use twinbuf::transform::per_record;
 use twinbuf::{BoxError, Loader, Plan, Records, Shuffle};
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::zune_core::bytestream::ZCursor;
 
 const PICTURES: u32 = 160;
-const SIDE: u32 = 96;
+const SIDE: usize = 96;
 
 fn main() -> Result<(), BoxError> {
     let folder = std::env::args().nth(1).unwrap_or_else(|| "target/pictures".into());
@@ -24,9 +25,16 @@ fn main() -> Result<(), BoxError> {
     let pictures = RaggedRecords::open_indexed([(pictures, index)])?;
     println!("{} pictures of {} bytes, the longest {}", pictures.len(), pictures.bytes(), pictures.max_len());
     let plan = Plan::builder(pictures.len()).batch(32).shuffle(Shuffle::Full).seed(1).build()?;
-    let decode = per_record((SIDE * SIDE * 3) as usize, |jpeg, out, _| {
-        let picture = image::load_from_memory(jpeg)?.resize_exact(SIDE, SIDE, FilterType::Triangle);
-        out.copy_from_slice(picture.as_bytes());
+    let decode = per_record(SIDE * SIDE * 3, |jpeg, out, _| {
+        let mut decoder = JpegDecoder::new(ZCursor::new(jpeg));
+        let pixels = decoder.decode()?;
+        let (width, height) = decoder.dimensions().ok_or("no size")?;
+        // The middle of the picture.
+        let (left, top) = ((width - SIDE) / 2, (height - SIDE) / 2);
+        let rows = pixels.chunks_exact(width * 3).skip(top);
+        for (out, row) in out.chunks_exact_mut(SIDE * 3).zip(rows) {
+            out.copy_from_slice(&row[left * 3..][..SIDE * 3]);
+        }
         Ok(())
     });
     let builder = Loader::builder((pictures, labels), plan).workers(2).transform(decode);
@@ -47,8 +55,15 @@ fn write(pictures: &Path, index: &Path, labels: &Path) -> Result<(), BoxError> {
     let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
     for i in 0..PICTURES {
         let (width, height) = (96 + i * 37 % 96, 96 + i * 53 % 96);
-        let pixel = |x: u32, y: u32| image::Rgb([x * i, y * 3 + i, (x ^ y) * 5].map(|n| n.to_le_bytes()[0]));
-        JpegEncoder::new(&mut bytes).encode_image(&image::RgbImage::from_fn(width, height, pixel))?;
+        let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
+        let pixels: Vec<u8> =
+            places.flat_map(|(x, y)| [x * i, y * 3 + i, (x ^ y) * 5].map(|n| n.to_le_bytes()[0])).collect();
+        Encoder::new(&mut bytes, 75).encode(
+            &pixels,
+            u16::try_from(width)?,
+            u16::try_from(height)?,
+            ColorType::Rgb,
+        )?;
         offsets.push(bytes.len() as u64);
     }
     let shape = format!("{{'descr': '<u8', 'fortran_order': False, 'shape': ({},), }}", offsets.len());

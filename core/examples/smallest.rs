@@ -1,6 +1,6 @@
 //! The smallest program: one thread fills, the other reads.
 //!
-//! `cargo run --example hello`
+//! `cargo run --example smallest`
 
 use std::thread;
 
