@@ -47,6 +47,7 @@
 //! | feature | provides |
 //! | --- | --- |
 //! | `cuda` | `LoaderBuilder::cuda`; it needs no CUDA toolkit, and needs a driver only at run time |
+//! | `npz` | `Records::open_npz` |
 //! | `safetensors` | `Records::open_safetensors`, `open_safetensors_each`; `stream()` and the tensors of models |
 //! | `serde` | [`Checkpoint`] and [`Plan`] can be saved and loaded, [`Report`] can be serialized |
 //! | `stream` | [`loader::Epochs`], [`generate::Rounds`] and `stream::Pass` implement `futures_core::Stream` |
