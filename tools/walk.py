@@ -1,6 +1,6 @@
 """Walks one batch through the files: those of ours that its calls enter, thread by thread, in order.
 
-    cargo build --example hello
+    CARGO_PROFILE_DEV_DEBUG=true cargo build --example hello
     gdb -q -batch -x tools/walk.py --args target/debug/examples/hello FILE
 
 FILE is any file of a few MiB. A breakpoint on each function of `core`, `mmap` and `src` counts the files of one batch on
