@@ -61,6 +61,10 @@ fn go_on(
     let builder = Loader::builder(Numbers(plan.range().end), plan);
     let builder = if workers > 0 { builder.workers(workers) } else { builder.overlap(false) };
     let mut loader = builder.build().unwrap();
+    for end in from.epoch()..from.epoch() + 4 {
+        let foretold = from.steps_left(&plan, end).unwrap() as usize;
+        assert_eq!(loader.epochs_from(from, end).unwrap().size_hint().1, Some(foretold), "{from:?} to {end}");
+    }
     let mut epochs = loader.epochs_from(from, from.epoch() + 1).unwrap();
     let (mut taken, promised) = (0, epochs.size_hint().1.unwrap() as u64);
     // Asks once more than there are batches: a rank without a part in the last step completes it by asking.

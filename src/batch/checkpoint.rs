@@ -190,6 +190,40 @@ impl Checkpoint {
         self
     }
 
+    /// Returns the position at another step of the same epoch.
+    #[must_use]
+    pub fn with_step(mut self, step: u64) -> Self {
+        self.step = step;
+        self
+    }
+
+    /// Returns the number of batches from here to the end of epoch `epochs - 1` for a loader with this plan.
+    /// [`Loader::epochs_from`](crate::Loader::epochs_from) delivers that many.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`] if the record range, shuffle, seed or `LastBatch` mode differs, or if the step is past the
+    /// end of the epoch.
+    pub fn steps_left(&self, plan: &Plan, epochs: u64) -> Result<u64, Error> {
+        let own = Identity::new(plan, 0, 0);
+        let own = match &self.identity {
+            Some(Identity { record_bytes, fingerprint, .. }) => {
+                Identity { record_bytes: *record_bytes, fingerprint: *fingerprint, ..own }
+            }
+            None => own,
+        };
+        let Start { epoch, step, begun } = own.resume(plan, self)?;
+        if epoch >= epochs {
+            return Ok(0);
+        }
+        let (end, later) = match begun {
+            Some(Begun { rest, later, .. }) => (rest.end(), later),
+            None => (plan.epoch_after(own.steps_before(epoch)).end(), Arc::new(own)),
+        };
+        let after = plan.steps_between(epoch + 1..epochs, later.steps_before(epoch + 1));
+        Ok(end.saturating_sub(step).saturating_add(after))
+    }
+
     /// Returns the plan of the loader that made the checkpoint, as rank 0 has it. Returns `None` for
     /// [`start`](Self::start).
     #[must_use]

@@ -172,6 +172,12 @@ impl Plan {
         self.early.largest().max(self.batch)
     }
 
+    /// Returns the batch sizes as [`PlanBuilder::batches`] takes them: a number of steps, and the number of records in a
+    /// batch of one rank during these steps. The number of steps of the last size is [`u64::MAX`].
+    pub fn batches(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
+        self.early.iter().chain([(u64::MAX, self.batch)])
+    }
+
     /// Returns the seed of the shuffle. Returns 0 if no seed was set.
     #[must_use]
     pub const fn seed(&self) -> u64 {

@@ -15,7 +15,7 @@ pub(super) struct EarlySizes {
 impl EarlySizes {
     pub(super) const NONE: Self = Self { all: [(0, 0); MAX_SIZES - 1] };
 
-    fn iter(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         self.all.into_iter().take_while(|&(steps, _)| steps > 0)
     }
 

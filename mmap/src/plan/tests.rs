@@ -435,6 +435,8 @@ fn a_schedule_counts_the_steps_of_the_training() {
     let plan = Plan::builder(10).batches([(5, 2), (1, 10)]).build().unwrap();
     assert_eq!((plan.steps_between(0..100, 0), plan.batch_records()), (104, 10));
     assert_eq!(plan.steps_between(0..u64::MAX, 0), u64::MAX);
+    assert!(plan.batches().eq([(5, 2), (u64::MAX, 10)]));
+    assert_eq!(Plan::builder(10).batches(plan.batches()).build(), Ok(plan));
 }
 
 #[test]
