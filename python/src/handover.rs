@@ -299,6 +299,12 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send)
 /// (before 3.14) ends them in the middle of that call, which aborts the process.
 pub(crate) static DETACHED: AtomicUsize = AtomicUsize::new(0);
 
+/// Registered to run in forked children, where those threads do not exist.
+#[pyfunction]
+pub(crate) fn _forked() {
+    DETACHED.store(0, Ordering::SeqCst);
+}
+
 /// Iterations whose threads must end before the interpreter does.
 static ITERATIONS: Mutex<Vec<(Weak<Shared>, Arc<Making>)>> = Mutex::new(Vec::new());
 

@@ -409,3 +409,35 @@ def test_a_tensor_may_go_while_the_library_is_called() -> None:
     command = [sys.executable, "-X", "faulthandler", "-c", DELETER]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+FORKED = """
+import os, sys, threading, time, twinbuf as tb
+gate, waiting = threading.Event(), threading.Event()
+def slow():
+    waiting.set()
+    gate.wait()
+    yield 0
+items = iter(tb.prefetch(slow()))
+threading.Thread(target=lambda: next(items), daemon=True).start()
+waiting.wait()
+shortest = 10.0
+for _ in range(5):
+    time.sleep(0.02)  # until `next` waits; where it does not yet, the child has nothing to wait for
+    start = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    os.waitpid(child, 0)
+    shortest = min(shortest, time.perf_counter() - start)
+print(shortest)
+gate.set()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
+    """It waited one second at its exit for another thread's `next`."""
+    command = [sys.executable, "-c", FORKED]
+    out = subprocess.run(command, text=True, capture_output=True, timeout=100, check=True).stdout
+    assert float(out) < 0.9

@@ -15,6 +15,7 @@ makes, and `stream` for the weights of a model (`Tensors`).
 """
 
 import atexit
+import os as _os
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from typing import Any as _Any
 
@@ -34,6 +35,7 @@ from ._twinbuf import (
     Window,
     __version__,
     _close_all,
+    _forked,
     stream,
 )
 from ._watch import Watched, watch
@@ -69,6 +71,8 @@ __all__ = [
 ]
 
 atexit.register(_close_all)
+if hasattr(_os, "register_at_fork"):
+    _os.register_at_fork(after_in_child=_forked)
 
 
 def _refuse(message: str) -> None:
