@@ -6,6 +6,7 @@ The updates are in order: both loops play round `n + 1` with the weights after r
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -58,22 +59,28 @@ class Model:
         return loss.item()
 
 
-def plain() -> list[float]:
-    model, players, losses = Model(), Players(), []
+def in_turn(model: Model, players: Players) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     model.publish(players)
     games = players.play(0)
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, ROUNDS):
         model.publish(players)
-        later = players.play(number) if number < ROUNDS else games
-        losses.append(model.learn(*games))
+        later = players.play(number)
+        yield games
         games = later
+    yield games
+
+
+def plain() -> list[float]:
+    model, players, losses = Model(), Players(), []
+    for games in in_turn(model, players):
+        losses.append(model.learn(*games))
     return losses
 
 
 def changed() -> list[float]:
     model, players, losses = Model(), Players(), []
     rounds = tb.generate(players.play, before=lambda _: model.publish(players), rounds=ROUNDS)  # changed
-    for games in tb.watch(rounds, name="games"):  # changed, and no round is played by hand
+    for games in tb.watch(rounds, name="games"):  # changed
         losses.append(model.learn(*games))
     return losses
 
