@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
-use twinbuf::mmap::PartialEpoch;
 use twinbuf::{Breakdown, Checkpoint, Plan};
 
 use crate::errors::{self, Failure};
@@ -230,7 +229,8 @@ impl State {
         if self.iteration != iteration || matches!(self.run, Run::Closed) {
             return;
         }
-        self.before = self.at().and_then(|after| moved(&after, lease.epoch, lease.step));
+        let same = |after: &Checkpoint| after.epoch() == lease.epoch;
+        self.before = self.at().filter(same).map(|after| after.with_step(lease.step));
         self.put_back = Some(lease);
     }
 
@@ -257,30 +257,49 @@ impl State {
         self.run = run.into_loader().map_or(Run::Closed, Run::Idle);
     }
 
+    /// Where an iteration of these epochs begins, if that is not the start of a training of this plan: at a loaded state,
+    /// or after the epoch before it.
+    fn origin(&self, epochs: &Range<u64>, single: bool) -> Option<Checkpoint> {
+        let loaded = self.resume.as_ref().filter(|resume| goes_on(resume, epochs, single)).cloned();
+        let follows = |at: &Checkpoint| at.epoch().checked_add(1) == Some(epochs.start);
+        loaded.or_else(|| self.at().filter(follows).map(Checkpoint::next_epoch))
+    }
+
     /// The number of batches of such an iteration.
-    pub(crate) fn count(&self, plan: &Plan, epochs: &Range<u64>, single: bool) -> u64 {
-        let resume = self.resume.as_ref().filter(|resume| goes_on(resume, epochs, single));
-        let Some(resume) = resume else { return plan.steps_between(epochs.clone(), 0) };
-        if resume.epoch() >= epochs.end {
-            return 0;
+    pub(crate) fn count(&self, plan: &Plan, epochs: Range<u64>, single: bool) -> u64 {
+        match self.origin(&epochs, single) {
+            Some(origin) => origin.steps_left(plan, epochs.end).unwrap_or_default(),
+            None => plan.steps_between(epochs.clone(), plan.steps_between(0..epochs.start, 0)),
         }
-        left(plan, resume).saturating_add(plan.steps_between(resume.epoch() + 1..epochs.end, 0))
+    }
+
+    /// The number of steps of the epoch under way, or of the next one.
+    pub(crate) fn steps(&self, plan: &Plan) -> u64 {
+        let at = match &self.run {
+            Run::Running(epochs) => Some(epochs.checkpoint()),
+            _ => self.resume.clone(),
+        };
+        let next = self.next_epoch..self.next_epoch.saturating_add(1);
+        at.map_or_else(
+            || self.count(plan, next, true),
+            |at| at.step() + at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or_default(),
+        )
     }
 
     /// Begins an iteration over these epochs, or over what a loaded state leaves of them. An iteration of a single
     /// epoch covers all of it if the state belongs to another epoch.
     pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<u64, Box<twinbuf::Error>> {
+        let origin = self.origin(&epochs, single);
         self.rest();
         self.iteration += 1;
         self.resume.take_if(|resume| !goes_on(resume, &epochs, single));
-        let start = self.resume.as_ref().map_or(epochs.start, Checkpoint::epoch);
+        let start = origin.as_ref().map_or(epochs.start, Checkpoint::epoch);
         if start >= epochs.end {
             // Nothing remains, and the position is not lost.
             return Ok(self.iteration);
         }
-        (self.exhausted, self.before) = (false, None);
-        let resume = self.resume.take();
-        self.start(resume.as_ref(), epochs).map(|()| self.iteration)
+        (self.exhausted, self.before, self.resume) = (false, None, None);
+        self.start(origin.as_ref(), epochs).map(|()| self.iteration)
     }
 
     fn start(&mut self, from: Option<&Checkpoint>, epochs: Range<u64>) -> Result<(), Box<twinbuf::Error>> {
@@ -331,29 +350,6 @@ impl State {
 /// Whether an iteration over these epochs continues at a loaded state.
 fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
     if single { resume.epoch() == epochs.start } else { resume.epoch() >= epochs.start }
-}
-
-/// The steps that are left of the epoch of a position.
-fn left(plan: &Plan, at: &Checkpoint) -> u64 {
-    let Some(found) = at.plan() else { return plan.steps(at.epoch()).saturating_sub(at.step()) };
-    let saved = serde_json::to_value(at).unwrap_or_default();
-    let part = |part: &serde_json::Value| {
-        let number = |name: &str| part[name].as_u64().unwrap_or_default();
-        PartialEpoch { batch: number("batch"), world: number("world"), steps: number("steps") }
-    };
-    let mut parts: Vec<_> = saved["before"].as_array().into_iter().flatten().map(part).collect();
-    let steps = at.step() - parts.iter().map(|part| part.steps).sum::<u64>().min(at.step());
-    parts.push(PartialEpoch { batch: found.batch_records(), world: found.world(), steps });
-    // A last step that is not whole is the end of the epoch.
-    plan.resume(saved["trained"].as_u64().unwrap_or_default(), &parts)
-        .map_or(0, |rest| rest.end() - rest.first())
-}
-
-/// The same position with another epoch and step.
-fn moved(at: &Checkpoint, epoch: u64, step: u64) -> Option<Checkpoint> {
-    let mut fields = serde_json::to_value(at).ok()?;
-    (fields["epoch"], fields["step"]) = (epoch.into(), step.into());
-    serde_json::from_value(fields).ok()
 }
 
 impl Drop for Shared {

@@ -123,7 +123,7 @@ impl Loader {
         let plan = this.plan.get().inner;
         let count = this.shared.with(slf.py(), |state| {
             let (epochs, next) = which.epochs(state);
-            state.count(&plan, &epochs, next.is_some())
+            state.count(&plan, epochs, next.is_some())
         });
         Ok(count)
     }
@@ -353,9 +353,10 @@ impl Loader {
         Ok(())
     }
 
-    /// The number of steps of this rank in an epoch.
-    fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.plan.get().inner.steps(0))?)
+    /// The number of steps of this rank in the epoch under way, or in the next one.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let plan = self.plan.get().inner;
+        Ok(usize::try_from(self.shared.with(py, |state| state.steps(&plan)))?)
     }
 
     /// What trainers read of a ``DataLoader``: ``batch_size``, and what they skip batches by when they resume.
@@ -401,16 +402,17 @@ impl Loader {
         let text = py.import("json")?.call_method1("dumps", (state,))?.extract::<String>()?;
         let wrong =
             |error: serde_json::Error| errors::raise(py, Failure::new("CheckpointError", error.to_string()));
-        let mut checkpoint: Checkpoint = serde_json::from_str(&text).map_err(wrong)?;
-        let (own, found) =
-            (self.plan.get().inner.last_batch(), checkpoint.plan().map(twinbuf::Plan::last_batch));
-        if found.is_some_and(|found| found != own && own != LastBatch::Drop && found != LastBatch::Drop) {
+        let mut fields: serde_json::Value = serde_json::from_str(&text).map_err(wrong)?;
+        let own = self.plan.get().inner.last_batch();
+        let last = fields.pointer_mut("/plan/last_batch");
+        if let (true, Some(last)) =
+            (own != LastBatch::Drop, last.filter(|last| *last == "keep" || *last == "wrap"))
+        {
             // `drop_last=False` of one rank and of several ranks: the same number of steps, and the same records before
             // each.
-            let mut fields = serde_json::to_value(&checkpoint).map_err(wrong)?;
-            fields["plan"]["last_batch"] = serde_json::to_value(own).map_err(wrong)?;
-            checkpoint = serde_json::from_value(fields).map_err(wrong)?;
+            *last = serde_json::to_value(own).map_err(wrong)?;
         }
+        let checkpoint: Checkpoint = serde_json::from_value(fields).map_err(wrong)?;
         let checked = self.shared.with(py, |state| {
             state.rest();
             let Run::Idle(loader) = &mut state.run else { return Ok(false) };

@@ -2,6 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PySequence;
 use twinbuf::{LastBatch, Shuffle};
 
 use crate::dataset;
@@ -24,7 +25,10 @@ const CHUNK: u64 = 1 << 20;
 ///     The data set, a tuple or dict of several that have the same number of records, or that number. A smaller number makes a
 ///     plan of the first records only. A loader refuses a plan of more records than its data set has.
 /// batch
-///     Records in a batch of one rank.
+///     Records in a batch of one rank. A list of pairs of steps and records is a schedule: ``[(1000, 32), (4000, 64)]`` is
+///     1000 steps of 32 records, then batches of 64 until the training ends: the steps of the last pair are ignored. Steps
+///     are counted over all epochs. When the size changes within an epoch, the remaining records are in batches of the new
+///     size.
 /// shuffle
 ///     ``None``: the order of the files. ``"full"``: every record individually. ``Window(n)``: records are mixed over n
 ///     chunks from all over the files. These chunks are in memory and are replaced one by one. More and smaller chunks
@@ -115,7 +119,7 @@ impl Plan {
         drop_last: bool,
     ) -> PyResult<Self> {
         let py = data.py();
-        let (batch, seed) = (whole("batch", batch)?, whole_or_none("seed", seed)?);
+        let (sizes, seed) = (sizes_of(batch)?, whole_or_none("seed", seed)?);
         let world = whole_or_none::<u64>("world", world)?;
         let records = match whole::<u64>("data", data) {
             Ok(records) => records,
@@ -141,7 +145,7 @@ impl Plan {
                 }
             },
         };
-        let builder = builder.batch(batch).shuffle(shuffle);
+        let builder = builder.batches(sizes).shuffle(shuffle);
         let builder = seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));
         let build =
             |tail| builder.clone().last_batch(tail).build().map_err(|error| errors::option(py, error));
@@ -155,12 +159,17 @@ impl Plan {
         Ok(Self { inner })
     }
 
-    /// The number of steps of this rank in an epoch.
+    /// The number of steps of this rank in epoch 0, and in any other unless ``batch`` is a schedule.
     fn __len__(&self) -> PyResult<usize> {
         Ok(usize::try_from(self.inner.steps(0))?)
     }
 
-    /// Records in a full batch of one rank.
+    /// The number of steps of this rank in an epoch.
+    fn steps(&self, epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
+        Ok(self.inner.steps(whole("epoch", epoch)?))
+    }
+
+    /// Records in a full batch of one rank; in the largest of a schedule.
     #[getter]
     fn batch(&self) -> u64 {
         self.inner.batch_records()
@@ -193,7 +202,7 @@ impl Plan {
             Some(batch) => indices(py, &batch),
             None => Err(pyo3::exceptions::PyIndexError::new_err(format!(
                 "step: wanted one below {}, found {step}",
-                self.inner.steps(0)
+                self.inner.steps(epoch)
             ))),
         }
     }
@@ -222,14 +231,33 @@ impl Plan {
                 format!("Window({chunks}, {records})")
             }
         };
+        let sizes = plan.batches().map(|(steps, records)| match steps {
+            u64::MAX => format!("(..., {records})"),
+            _ => format!("({steps}, {records})"),
+        });
+        let batch = match &sizes.collect::<Vec<_>>()[..] {
+            [_] => plan.batch_records().to_string(),
+            sizes => format!("[{}]", sizes.join(", ")),
+        };
         format!(
-            "Plan({}, {}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
+            "Plan({}, {batch}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
             plan.records(),
-            plan.batch_records(),
             plan.seed(),
             if plan.last_batch() == LastBatch::Drop { "True" } else { "False" },
         )
     }
+}
+
+/// Pairs of steps and records.
+fn sizes_of(batch: &Bound<'_, PyAny>) -> PyResult<Vec<(u64, u64)>> {
+    let Ok(sizes) = batch.cast::<PySequence>() else { return Ok(vec![(0, whole("batch", batch)?)]) };
+    let pair = |size: Bound<'_, PyAny>| {
+        let (steps, records) = size.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>().map_err(|_| {
+            PyTypeError::new_err(format!("batch: wanted pairs of steps and records, found {size}"))
+        })?;
+        Ok((whole("batch", &steps)?, whole("batch", &records)?))
+    };
+    sizes.try_iter()?.map(|size| pair(size?)).collect()
 }
 
 fn shuffle_of(shuffle: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<Shuffle> {

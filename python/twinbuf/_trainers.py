@@ -28,7 +28,7 @@ class Steps:
         return ((self._epoch, step) for step in range(len(self)))
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self._loader.plan.steps(self._epoch)
 
 
 class Batches:
@@ -46,7 +46,10 @@ class Batches:
     def __getitems__(self, at: tuple[int, int]) -> Any:
         epoch, step = at
         if at != self._next:
-            self._loader.load_state_dict(self._loader.state_dict() | {"epoch": epoch, "step": step})
+            state = self._loader.state_dict()
+            if state["epoch"] != epoch:
+                state |= {"trained": None, "before": []}  # as the plan alone has it
+            self._loader.load_state_dict(state | {"epoch": epoch, "step": step})
             self._batches = iter(self._loader.epoch(epoch))
         self._next = epoch, step + 1
         return next(self._batches)
