@@ -55,6 +55,24 @@ def test_no_edge_can_be_left_out(numbers: Numbers, edge: str, eager: str) -> Non
     assert not right
 
 
+def test_an_interrupt_of_the_start_does_not_block_the_next_one(
+    numbers: Numbers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start waited for a thread that was never started."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    loader, ahead = numbers(device=Late("side")), tb.prefetch(range(4))
+    for module, items in (("_device", loader.epoch(0)), ("_prefetch", ahead)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"twinbuf.{module}._Items", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(items))
+    assert sum(1 for _ in loader.epoch(0)) == 16
+    assert list(ahead) == [0, 1, 2, 3]
+
+
 def test_a_batch_is_what_it_is_in_host_memory(numbers: Numbers) -> None:
     device = Late("side")
     loader = numbers(device=device)

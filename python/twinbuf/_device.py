@@ -68,7 +68,7 @@ class Sender:
             return Sent(batch, sent.copied, sent.on_device, late=False)
 
         self._place = [position()] if overlap else []
-        self._done = threading.Event()
+        done = threading.Event()
         items: _Items[Batch] = _Items(
             batches,
             self.depth - 1,
@@ -77,11 +77,12 @@ class Sender:
             states=position if overlap else None,
             place=self._place,
             around=around(upload),
-            done=self._done.set,
+            done=done.set,
             recorder=self.recorder,
             overlap=overlap,
         )
-        self._items = weakref.ref(items)
+        # After an interrupt of the above there is no thread to wait for.
+        self._items, self._done = weakref.ref(items), done
         return items
 
     def stop(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TypeVar
+from operator import index
+from typing import SupportsIndex, TypeVar
 
 from ._prefetch import around
 from ._twinbuf import _Items
@@ -19,7 +20,7 @@ def generate(
     make: Callable[[int], T],
     *,
     before: Callable[[int], object] | None = None,
-    rounds: int | None = None,
+    rounds: SupportsIndex | None = None,
     name: str = "",
     trace: str | os.PathLike[str] | None = None,
 ) -> Iterator[T]:
@@ -30,9 +31,9 @@ def generate(
     make
         Called with the number of the round, in the thread; returns what the loop gets.
     before
-        Called with the number of the round before it is made, in the loop's thread, while nothing is made:
-        the place to hand new weights to ``make``. In every run round ``n + 1`` is made with what the loop has
-        learned from round ``n - 1``. After Ctrl-C in it, it is called again for the same round.
+        Called with the number of each round before that round is made, in the loop's thread, while ``make``
+        does not run. Copy new weights for ``make`` here: round ``n + 1`` always has what the loop has learned
+        up to round ``n - 1``. After Ctrl-C in it, it is called again for the same round.
     rounds
         How many there are. Default: no end.
     name
@@ -63,7 +64,8 @@ def generate(
     [2, 2]
     [3, 4]
     """
-    if rounds is not None and rounds < 0:
+    limit = _ENDLESS if rounds is None else index(rounds)
+    if limit < 0:
         raise ValueError(f"generate: 0 rounds or more wanted, found {rounds}")
 
     def made(number: int) -> T:
@@ -73,7 +75,6 @@ def generate(
             raise RuntimeError("make raised StopIteration") from stop
 
     numbers = map(made, count())
-    limit = _ENDLESS if rounds is None else rounds
     items: _Items[T] = _Items(
         numbers, 1, before=before, rounds=limit, around=around(), name=name, trace=trace
     )

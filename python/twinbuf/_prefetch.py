@@ -10,7 +10,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from operator import index
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._streams import Streams, Upload, as_tensors, streams_of
 from ._twinbuf import Report, _Items, _Total
@@ -28,7 +29,7 @@ def prefetch(
     iterable: Iterable[T],
     *,
     device: str | torch.device | Streams | None = None,
-    depth: int = 2,
+    depth: SupportsIndex = 2,
     name: str = "",
     trace: str | os.PathLike[str] | None = None,
 ) -> Prefetcher[T]:
@@ -80,24 +81,31 @@ def prefetch(
     >>> list(prefetch(n * n for n in range(4)))
     [0, 1, 4, 9]
     """
-    return Prefetcher(iterable, device=device, depth=depth, name=name, trace=trace)
+    return Prefetcher(iterable, device=device, depth=index(depth), name=name, trace=trace)
 
 
-class Prefetcher(Generic[T]):
+class Around(Generic[T]):
+    """What goes around an iterable: with its length and its attributes."""
+
+    _iterable: Iterable[T]
+
+    def __len__(self) -> int:
+        """Return the number of items, if the iterable has one."""
+        return len(self._iterable)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in _MOVES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._iterable, name)
+
+
+class Prefetcher(Around[T]):
     """An iterable whose next items are fetched by a thread. Made by :func:`prefetch`.
 
     Attributes that it does not have itself are those of the iterable.
     """
 
-    def __init__(
-        self,
-        iterable: Iterable[T],
-        *,
-        device: str | torch.device | Streams | None = None,
-        depth: int = 2,
-        name: str = "",
-        trace: str | os.PathLike[str] | None = None,
-    ) -> None:
+    def __init__(self, iterable: Iterable[T], *, device: Any, depth: int, name: str, trace: Any) -> None:
         if depth < 1:
             raise ValueError(f"prefetch: depth of at least 1 wanted, found {depth}")
         self._iterable = iterable
@@ -119,7 +127,7 @@ class Prefetcher(Generic[T]):
         self._only: _Items[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
-        """Start to fetch.
+        """Start fetching.
 
         Waits for the thread of an iteration that was left early: the iterable is used by one thread at a
         time.
@@ -134,7 +142,7 @@ class Prefetcher(Generic[T]):
             upload.start()
         states = _copies(self._iterable)
         self._place = [] if states is None else [states()]
-        self._done = threading.Event()
+        done = threading.Event()
         self._pid = os.getpid()
         items: _Items[T] = _Items(
             iterator,
@@ -144,26 +152,18 @@ class Prefetcher(Generic[T]):
             states=states,
             place=self._place,
             around=around(upload),
-            done=self._done.set,
+            done=done.set,
             name=self._name,
             trace=self._trace,
             epoch=self._epochs,
             total=self._total,
         )
         self._epochs += 1
-        self._items = weakref.ref(items)
+        # After an interrupt of the above there is no thread to wait for.
+        self._items, self._done = weakref.ref(items), done
         if iterator is self._iterable:
             self._only = items
         return items
-
-    def __len__(self) -> int:
-        """Return the number of items, if the iterable has one."""
-        return len(self._iterable)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in _MOVES:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._iterable, name)
 
     def __repr__(self) -> str:
         return f"prefetch({self._iterable!r}, depth={self._depth})"
@@ -207,7 +207,7 @@ class Prefetcher(Generic[T]):
         return self._total.report(self._name) if items is None else items.report()
 
     def close(self) -> None:
-        """Stop to fetch and wait for the thread. Items that were fetched ahead are dropped."""
+        """Stop fetching, and wait for the thread. Items that were fetched ahead are dropped."""
         items = self._items()
         if items is not None:
             items.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from ._prefetch import _MOVES, Prefetcher
+from ._prefetch import Around, Prefetcher
 from ._twinbuf import Report, _Recorder, _Watch
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def watch(
     return Watched(iterable, name, line, trace)
 
 
-class Watched(Generic[T]):
+class Watched(Around[T]):
     """An iterable that is measured. Made by :func:`watch`.
 
     Attributes that it does not have itself are those of the iterable.
@@ -82,15 +82,6 @@ class Watched(Generic[T]):
         self._epochs += 1
         items: _Watch[T] = _Watch(self._iterable, self._recorder, self._epochs - 1, self._print)
         return items
-
-    def __len__(self) -> int:
-        """Return the number of items, if the iterable has one."""
-        return len(self._iterable)  # type: ignore[arg-type]
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_") or attribute in _MOVES:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
-        return getattr(self._iterable, attribute)
 
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
