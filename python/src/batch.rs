@@ -1,9 +1,9 @@
 //! `Batch`: the guard of a slot, and the arrays that view its memory.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{mem, ptr};
 
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -23,16 +23,16 @@ use crate::lease::{Lease, Part};
 /// Arrays made from it are views of the slot: nothing is copied, and they are writable. The slot is free again once the
 /// batch and all its arrays are gone. A normal loop needs no more than that: rebinding a name drops its old value.
 ///
-/// Data in use is never overwritten. The loader fills its ``depth`` slots in turn. If the next one is still in use, it
-/// waits 0.1 s. Then the batch keeps its memory, the slot gets new memory of the same size, and a warning is logged
-/// once. To keep batches without that wait, copy them: ``batch.numpy().copy()``, ``batch.torch().clone()``.
+/// Data in use is never overwritten. The loader fills its ``depth`` slots in turn. If the next slot is still in use, the
+/// loader waits 0.1 s, logs a warning, leaves the memory to the batch, and allocates new memory for the slot. From then
+/// on it does the same without a wait.
 ///
 /// A batch of a loader with a ``device`` has left its slot: it consists of tensors on the device, and can be kept.
 ///
 /// Attributes
 /// ----------
 /// epoch, step
-///     Its place in the plan.
+///     The epoch and the step of the batch, from 0.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Batch")]
 pub(crate) struct Batch {
     content: Mutex<Content>,
@@ -382,40 +382,13 @@ unsafe fn fill(
     view: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
-    let of = &lease.views[field];
-    let wanted = |flag: c_int| flags & flag == flag;
-    let format = dtype::format(of.dtype);
-    if wanted(ffi::PyBUF_FORMAT) && format.is_none() {
-        let name = dtype::name(of.dtype);
-        return Err(PyBufferError::new_err(format!("the buffer protocol has no format for {name}")));
-    }
-    if wanted(ffi::PyBUF_F_CONTIGUOUS) && !wanted(ffi::PyBUF_ANY_CONTIGUOUS) && of.shape.len() > 1 {
-        return Err(PyBufferError::new_err("a batch lies in C order"));
-    }
-    let or_null = |condition: bool, pointer: *const isize| match condition {
-        true => pointer.cast_mut(),
-        false => ptr::null_mut(),
-    };
-    if wanted(ffi::PyBUF_WRITABLE) && lease.readonly {
+    if flags & ffi::PyBUF_WRITABLE != 0 && lease.readonly {
         return Err(PyBufferError::new_err("tensors of a stream are not for writing"));
     }
-    let filled = ffi::Py_buffer {
-        buf: of.data.cast::<c_void>(),
-        obj: owner.into_ptr(),
-        len: of.bytes as isize,
-        itemsize: of.dtype.size() as isize,
-        readonly: c_int::from(lease.readonly),
-        ndim: if wanted(ffi::PyBUF_ND) { of.shape.len() as c_int } else { 1 },
-        format: match wanted(ffi::PyBUF_FORMAT) {
-            true => format.map_or(ptr::null_mut(), |format: &CStr| format.as_ptr().cast_mut()),
-            false => ptr::null_mut(),
-        },
-        shape: or_null(wanted(ffi::PyBUF_ND), of.shape.as_ptr()),
-        strides: or_null(wanted(ffi::PyBUF_STRIDES), of.byte_strides.as_ptr()),
-        suboffsets: ptr::null_mut(),
-        // Keeps memory, shape and strides until the view is released.
-        internal: Arc::into_raw(lease).cast_mut().cast::<c_void>(),
-    };
+    let mut filled = lease.views[field].buffer(owner, flags)?;
+    filled.readonly = c_int::from(lease.readonly);
+    // Keeps memory, shape and strides until the view is released.
+    filled.internal = Arc::into_raw(lease).cast_mut().cast::<c_void>();
     // SAFETY: as the caller promises.
     unsafe { view.write(filled) };
     Ok(())

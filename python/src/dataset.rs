@@ -1,7 +1,6 @@
 //! Data sets written in Python: any object with `__len__`, `dtype`, `shape` and `read_into(indices, out)`.
 
-use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -14,7 +13,7 @@ use twinbuf::{BatchIndices, BoxError, Dataset};
 
 use crate::dtype::{self, Layout};
 use crate::indices::indices;
-use crate::lease::strides;
+use crate::lease::View;
 use crate::object::Object;
 use crate::reading::Reading;
 use crate::records::Records;
@@ -205,12 +204,7 @@ impl Dataset for PythonData {
 /// The slot being filled, lent to `read_into` as a buffer.
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Lent {
-    data: *mut u8,
-    bytes: isize,
-    size: isize,
-    format: *mut std::ffi::c_char,
-    shape: Box<[isize]>,
-    strides: Box<[isize]>,
+    view: View,
     /// Views that have not been released.
     exports: AtomicUsize,
 }
@@ -223,19 +217,13 @@ unsafe impl Sync for Lent {}
 impl Lent {
     fn new(out: &mut [u8], records: usize, layout: &Layout) -> Self {
         let shape = dtype::of_records(records, &layout.shape);
-        let size = layout.dtype.size();
-        let strides = strides(&shape, size);
         // Types without a format are lent as unsigned integers of their size.
-        let format = dtype::format(layout.dtype).unwrap_or(if size == 1 { c"B" } else { c"H" });
-        Self {
-            data: out.as_mut_ptr(),
-            bytes: out.len() as isize,
-            size: size as isize,
-            format: format.as_ptr().cast_mut(),
-            shape,
-            strides,
-            exports: AtomicUsize::new(0),
-        }
+        let dtype = match (dtype::format(layout.dtype), layout.dtype.size()) {
+            (Some(_), _) => layout.dtype,
+            (None, 1) => DType::U8,
+            (None, _) => DType::U16,
+        };
+        Self { view: View::new(out.as_mut_ptr(), out.len(), dtype, shape), exports: AtomicUsize::new(0) }
     }
 }
 
@@ -245,26 +233,9 @@ impl Lent {
     ///
     /// Python calls it with a view to fill, according to the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let lent = slf.get();
-        lent.exports.fetch_add(1, Ordering::Relaxed);
-        let wanted = |flag: c_int| flags & flag == flag;
-        let filled = ffi::Py_buffer {
-            buf: lent.data.cast::<c_void>(),
-            len: lent.bytes,
-            itemsize: lent.size,
-            readonly: 0,
-            ndim: if wanted(ffi::PyBUF_ND) { lent.shape.len() as c_int } else { 1 },
-            format: if wanted(ffi::PyBUF_FORMAT) { lent.format } else { ptr::null_mut() },
-            shape: if wanted(ffi::PyBUF_ND) { lent.shape.as_ptr().cast_mut() } else { ptr::null_mut() },
-            strides: match wanted(ffi::PyBUF_STRIDES) {
-                true => lent.strides.as_ptr().cast_mut(),
-                false => ptr::null_mut(),
-            },
-            suboffsets: ptr::null_mut(),
-            internal: ptr::null_mut(),
-            // Keeps shape and strides.
-            obj: slf.clone().into_any().into_ptr(),
-        };
+        // The view keeps this object, and so shape and strides.
+        let filled = slf.get().view.buffer(slf.clone().into_any(), flags)?;
+        slf.get().exports.fetch_add(1, Ordering::Relaxed);
         // SAFETY: Python passes a view that may be written.
         unsafe { view.write(filled) };
         Ok(())

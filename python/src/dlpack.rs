@@ -3,7 +3,6 @@
 //! The structures are those of dlpack.h. A capsule whose tensor was never taken out deletes the tensor.
 
 use std::ffi::{CStr, c_void};
-use std::ptr;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyMemoryError;
@@ -61,15 +60,35 @@ struct Versioned {
     tensor: Tensor,
 }
 
+/// One of the two. Its context was made by `Box::into_raw`.
+trait Exported {
+    /// That of a capsule whose tensor was not taken out.
+    const NAME: &'static CStr;
+    fn context(&self) -> *mut c_void;
+}
+
+impl Exported for Managed {
+    const NAME: &'static CStr = c"dltensor";
+
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+}
+
+impl Exported for Versioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+}
+
 /// What a tensor keeps alive: its memory, and its axes in DLPack's type.
 struct Context {
     shape: Box<[i64]>,
     strides: Box<[i64]>,
     _lease: Arc<Lease>,
 }
-
-const NAME: &CStr = c"dltensor";
-const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 
 /// A capsule with a tensor that views the batch: the records of one data set.
 pub(crate) fn capsule<'py>(
@@ -94,34 +113,26 @@ pub(crate) fn capsule<'py>(
         byte_offset: 0,
     };
     let context = Box::into_raw(context).cast::<c_void>();
-    if versioned {
-        let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Versioned));
-        let tensor = Box::new(Versioned { major: 1, minor: 0, context, deleter, flags: 0, tensor });
-        wrap(py, Box::into_raw(tensor).cast::<c_void>(), NAME_VERSIONED, drop_versioned, |tensor| {
-            // SAFETY: this is the tensor made above.
-            unsafe { delete_versioned(tensor.cast::<Versioned>()) }
-        })
-    } else {
-        let deleter = Some(delete as unsafe extern "C" fn(*mut Managed));
-        let tensor = Box::new(Managed { tensor, context, deleter });
-        wrap(py, Box::into_raw(tensor).cast::<c_void>(), NAME, drop_plain, |tensor| {
-            // SAFETY: this is the tensor made above.
-            unsafe { delete(tensor.cast::<Managed>()) }
-        })
+    match versioned {
+        true => {
+            let deleter = Some(delete::<Versioned> as unsafe extern "C" fn(_));
+            wrap(py, Versioned { major: 1, minor: 0, context, deleter, flags: 0, tensor })
+        }
+        false => {
+            let deleter = Some(delete::<Managed> as unsafe extern "C" fn(_));
+            wrap(py, Managed { tensor, context, deleter })
+        }
     }
 }
 
-fn wrap<'py>(
-    py: Python<'py>,
-    tensor: *mut c_void,
-    name: &'static CStr,
-    destructor: ffi::PyCapsule_Destructor,
-    delete: impl FnOnce(*mut c_void),
-) -> PyResult<Bound<'py, PyAny>> {
+fn wrap<T: Exported>(py: Python<'_>, tensor: T) -> PyResult<Bound<'_, PyAny>> {
+    let tensor = Box::into_raw(Box::new(tensor));
     // SAFETY: the pointer is not null, the name is static, and this thread is attached to the interpreter.
-    let capsule = unsafe { ffi::PyCapsule_New(tensor, name.as_ptr(), Some(destructor)) };
+    let capsule =
+        unsafe { ffi::PyCapsule_New(tensor.cast::<c_void>(), T::NAME.as_ptr(), Some(drop_unclaimed::<T>)) };
     if capsule.is_null() {
-        delete(tensor);
+        // SAFETY: the tensor made above, which nothing else has.
+        unsafe { delete(tensor) };
         return Err(PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err("no memory for a capsule")));
     }
     // SAFETY: a new reference that is not null.
@@ -132,12 +143,12 @@ fn wrap<'py>(
 ///
 /// # Safety
 ///
-/// `tensor` is one that [`capsule`] made, and is not used again.
-unsafe extern "C" fn delete(tensor: *mut Managed) {
+/// `tensor` is one that [`wrap`] made, and is not used again.
+unsafe extern "C" fn delete<T: Exported>(tensor: *mut T) {
     // SAFETY: it was made by `Box::into_raw`, and the caller gives it up.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: so was its context.
-    give_up(unsafe { Box::from_raw(tensor.context.cast::<Context>()) });
+    give_up(unsafe { Box::from_raw(tensor.context().cast::<Context>()) });
 }
 
 /// Drops the context while this thread holds the GIL: its slot may own Python objects.
@@ -157,56 +168,17 @@ fn give_up(context: Box<Context>) {
     unsafe { ffi::PyGILState_Release(before) };
 }
 
-/// Same as [`delete`], for a versioned tensor.
-///
-/// # Safety
-///
-/// Same as [`delete`].
-unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
-    // SAFETY: it was made by `Box::into_raw`, and the caller gives it up.
-    let tensor = unsafe { Box::from_raw(tensor) };
-    // SAFETY: so was its context.
-    give_up(unsafe { Box::from_raw(tensor.context.cast::<Context>()) });
-}
-
 /// Deletes the tensor unless it was taken out: then the capsule was renamed.
 ///
 /// # Safety
 ///
-/// Python calls it once, with a capsule that [`wrap`] made.
-unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python passes the capsule that is being freed.
-    let tensor = unsafe { unclaimed(capsule, NAME) };
-    if !tensor.is_null() {
-        // SAFETY: a capsule of this name holds such a tensor.
-        unsafe { delete(tensor.cast::<Managed>()) };
-    }
-}
-
-/// Same as [`drop_plain`], for a versioned tensor.
-///
-/// # Safety
-///
-/// Same as [`drop_plain`].
-unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python passes the capsule that goes.
-    let tensor = unsafe { unclaimed(capsule, NAME_VERSIONED) };
-    if !tensor.is_null() {
-        // SAFETY: a capsule of this name holds such a tensor.
-        unsafe { delete_versioned(tensor.cast::<Versioned>()) };
-    }
-}
-
-/// The contents of the capsule, or null if it was renamed.
-///
-/// # Safety
-///
-/// `capsule` is a capsule, and this thread is attached to the interpreter.
-unsafe fn unclaimed(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
+/// Python calls it once, with a capsule that [`wrap`] made, while this thread is attached to the interpreter.
+unsafe extern "C" fn drop_unclaimed<T: Exported>(capsule: *mut ffi::PyObject) {
     // SAFETY: as the caller promises.
-    if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
-        return ptr::null_mut();
+    if unsafe { ffi::PyCapsule_IsValid(capsule, T::NAME.as_ptr()) } != 0 {
+        // SAFETY: the capsule has this name.
+        let tensor = unsafe { ffi::PyCapsule_GetPointer(capsule, T::NAME.as_ptr()) };
+        // SAFETY: a capsule of this name holds such a tensor.
+        unsafe { delete(tensor.cast::<T>()) };
     }
-    // SAFETY: the capsule has this name.
-    unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) }
 }

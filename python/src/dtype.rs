@@ -27,99 +27,52 @@ pub(crate) fn of_records(records: usize, shape: &[usize]) -> Box<[isize]> {
     std::iter::once(&records).chain(shape).map(|&axis| axis as isize).collect()
 }
 
-/// A type's name, as numpy and torch spell it.
-pub(crate) const fn name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Bool => "bool",
-        DType::U8 => "uint8",
-        DType::I8 => "int8",
-        DType::U16 => "uint16",
-        DType::I16 => "int16",
-        DType::F8E4M3 => "float8_e4m3fn",
-        DType::F8E5M2 => "float8_e5m2",
-        DType::F16 => "float16",
-        DType::Bf16 => "bfloat16",
-        DType::U32 => "uint32",
-        DType::I32 => "int32",
-        DType::F32 => "float32",
-        DType::U64 => "uint64",
-        DType::I64 => "int64",
-        DType::F64 => "float64",
-        DType::C64 => "complex64",
-        DType::C128 => "complex128",
-        _ => "unknown",
-    }
-}
+const LONG: bool = size_of::<std::ffi::c_long>() == 8;
+// numpy has two types of 64 bits where `long` is one, and `int64` is `long` there.
+const U64: &CStr = if LONG { c"L" } else { c"Q" };
+const I64: &CStr = if LONG { c"l" } else { c"q" };
 
-const ALL: [DType; 17] = [
-    DType::Bool,
-    DType::U8,
-    DType::I8,
-    DType::U16,
-    DType::I16,
-    DType::F8E4M3,
-    DType::F8E5M2,
-    DType::F16,
-    DType::Bf16,
-    DType::U32,
-    DType::I32,
-    DType::F32,
-    DType::U64,
-    DType::I64,
-    DType::F64,
-    DType::C64,
-    DType::C128,
+/// A type; its name, as numpy and torch spell it; its format for the buffer protocol (PEP 3118, the codes of the module
+/// `struct`), which the 8-bit floats and bfloat16 lack; DLPack's code and bits (`DLDataTypeCode` in dlpack.h, version 1.1).
+type Row = (DType, &'static str, Option<&'static CStr>, (u8, u8));
+
+const ALL: [Row; 17] = [
+    (DType::Bool, "bool", Some(c"?"), (6, 8)),
+    (DType::U8, "uint8", Some(c"B"), (1, 8)),
+    (DType::I8, "int8", Some(c"b"), (0, 8)),
+    (DType::U16, "uint16", Some(c"H"), (1, 16)),
+    (DType::I16, "int16", Some(c"h"), (0, 16)),
+    (DType::F8E4M3, "float8_e4m3fn", None, (10, 8)),
+    (DType::F8E5M2, "float8_e5m2", None, (12, 8)),
+    (DType::F16, "float16", Some(c"e"), (2, 16)),
+    (DType::Bf16, "bfloat16", None, (4, 16)),
+    (DType::U32, "uint32", Some(c"I"), (1, 32)),
+    (DType::I32, "int32", Some(c"i"), (0, 32)),
+    (DType::F32, "float32", Some(c"f"), (2, 32)),
+    (DType::U64, "uint64", Some(U64), (1, 64)),
+    (DType::I64, "int64", Some(I64), (0, 64)),
+    (DType::F64, "float64", Some(c"d"), (2, 64)),
+    (DType::C64, "complex64", Some(c"Zf"), (5, 64)),
+    (DType::C128, "complex128", Some(c"Zd"), (5, 128)),
 ];
 
-const LONG: bool = size_of::<std::ffi::c_long>() == 8;
-
-/// The format of an element for the buffer protocol (PEP 3118, the codes of the module `struct`). `None` for types
-/// without a code: the 8-bit floats and bfloat16.
-pub(crate) const fn format(dtype: DType) -> Option<&'static CStr> {
-    Some(match dtype {
-        DType::Bool => c"?",
-        DType::U8 => c"B",
-        DType::I8 => c"b",
-        DType::U16 => c"H",
-        DType::I16 => c"h",
-        DType::F16 => c"e",
-        DType::U32 => c"I",
-        DType::I32 => c"i",
-        DType::F32 => c"f",
-        // numpy has two types of 64 bits where `long` is one, and `int64` is `long` there.
-        DType::U64 if LONG => c"L",
-        DType::I64 if LONG => c"l",
-        DType::U64 => c"Q",
-        DType::I64 => c"q",
-        DType::F64 => c"d",
-        DType::C64 => c"Zf",
-        DType::C128 => c"Zd",
-        _ => return None,
-    })
+fn row(dtype: DType) -> &'static Row {
+    ALL.iter().find(|row| row.0 == dtype).unwrap_or(&(DType::U8, "unknown", None, (3, 8)))
 }
 
-/// DLPack's code and bits of a type (`DLDataTypeCode` in dlpack.h, version 1.1).
-pub(crate) const fn dlpack(dtype: DType) -> (u8, u8) {
-    match dtype {
-        DType::I8 => (0, 8),
-        DType::I16 => (0, 16),
-        DType::I32 => (0, 32),
-        DType::I64 => (0, 64),
-        DType::U8 => (1, 8),
-        DType::U16 => (1, 16),
-        DType::U32 => (1, 32),
-        DType::U64 => (1, 64),
-        DType::F16 => (2, 16),
-        DType::F32 => (2, 32),
-        DType::F64 => (2, 64),
-        DType::Bf16 => (4, 16),
-        DType::C64 => (5, 64),
-        DType::C128 => (5, 128),
-        DType::Bool => (6, 8),
-        DType::F8E4M3 => (10, 8),
-        DType::F8E5M2 => (12, 8),
-        _ => (3, 8),
-    }
+/// A type's name, as numpy and torch spell it.
+pub(crate) fn name(dtype: DType) -> &'static str {
+    row(dtype).1
+}
+
+/// The format of an element for the buffer protocol. `None` for types without one.
+pub(crate) fn format(dtype: DType) -> Option<&'static CStr> {
+    row(dtype).2
+}
+
+/// DLPack's code and bits of a type.
+pub(crate) fn dlpack(dtype: DType) -> (u8, u8) {
+    row(dtype).3
 }
 
 /// The type named by a string or by anything else that `numpy.dtype` accepts.
@@ -133,7 +86,7 @@ pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         // numpy would convert it to float64.
         return Err(PyTypeError::new_err("dtype: wanted the type of a record's elements, found None"));
     }
-    let find = |text: &str| ALL.into_iter().find(|&dtype| name(dtype) == text);
+    let find = |text: &str| ALL.iter().find(|row| row.1 == text).map(|row| row.0);
     if let Some(dtype) = find(&text) {
         return Ok(dtype);
     }

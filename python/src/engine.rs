@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,9 @@ use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
 use twinbuf::{Breakdown, Checkpoint, Plan};
 
 use crate::errors::{self, Failure};
-use crate::handover::{self, DETACHED};
+use crate::handover;
 use crate::lease::Lease;
+use crate::locked::{DETACHED, Locked};
 use crate::names::Names;
 use crate::position::Position;
 use crate::reading::is_reading;
@@ -64,13 +65,12 @@ pub(crate) struct State {
 
 /// What the loader and its iterators share.
 pub(crate) struct Shared {
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Locked<State>,
     pub(crate) name: Option<String>,
     pub(crate) names: Names,
     pub(crate) breakdown: Breakdown,
     /// A thread reads ahead, so requesting a batch without waiting does not read it.
     pub(crate) overlap: bool,
-    pub(crate) process: u32,
     /// Whether a data set kept the memory of a slot.
     pub(crate) kept: Arc<AtomicBool>,
 }
@@ -109,40 +109,14 @@ pub(crate) enum Freed {
 }
 
 impl Shared {
-    pub(crate) fn is_forked(&self) -> bool {
-        self.process != std::process::id()
-    }
-
     /// Refuses a call that would wait forever.
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
-        if self.is_forked() {
-            let message = "the loading thread stayed in the process that this one was forked from: build the loader \
-                           after the fork, or start processes by `spawn`";
-            return Err(errors::raise(py, Failure::new("ForkedError", message)));
-        }
+        self.state.check(py, "build the loader after the fork, or start processes by `spawn`")?;
         if is_reading(&self.kept) {
             let message = "`read_into` used the loader that it reads for, which would wait for itself";
             return Err(errors::raise(py, Failure::new("LoaderError", message)));
         }
         Ok(())
-    }
-
-    /// Accesses the state. Never waits for the lock while holding the GIL: the lock's holder may wait for the GIL.
-    pub(crate) fn with<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
-        match self.state.try_lock() {
-            Ok(mut state) => use_it(&mut state),
-            Err(TryLockError::Poisoned(poisoned)) => use_it(&mut poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => self.detached(py, use_it),
-        }
-    }
-
-    /// Same as `with`, for calls that may read data or join a thread that needs the GIL.
-    pub(crate) fn detached<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
-        handover::detached(py, || use_it(&mut self.lock()))
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks for the next batch, and waits for it as long as `timeout`.
@@ -354,7 +328,7 @@ fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         let run = std::mem::replace(&mut state.run, Run::Closed);
         end(run, &self.kept);
     }
@@ -380,9 +354,9 @@ pub(crate) fn end(run: Run, kept: &AtomicBool) {
 pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     handover::close_all(py)?;
     let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
-    for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.is_forked()) {
+    for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.state.is_forked()) {
         // From now on an iterator is at its end.
-        let run = shared.detached(py, |state| std::mem::replace(&mut state.run, Run::Closed));
+        let run = shared.state.detached(py, |state| std::mem::replace(&mut state.run, Run::Closed));
         end(run, &shared.kept);
     }
     let started = Instant::now();

@@ -4,8 +4,8 @@
 //! An item is in the ring, or kept in [`State::put_back`], or returned: an exception in `next()`, such as that of Ctrl-C,
 //! finds it in one of these places.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use std::{fmt, mem};
@@ -19,7 +19,8 @@ use twinbuf::Error;
 use twinbuf::generate::{Generator, Round, any_slots};
 
 use crate::batch::Batch;
-use crate::errors::{self, Failure};
+use crate::errors;
+use crate::locked::{Locked, detached};
 use crate::recorder::Recorder;
 use crate::report::{Kind, Report};
 
@@ -216,29 +217,11 @@ impl Total {
 }
 
 pub(crate) struct Shared {
-    state: Mutex<State>,
+    state: Locked<State>,
     making: Arc<Making>,
-    process: u32,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Accesses the state. Never waits for the lock with the GIL: its holder may wait for the GIL.
-    fn with<T: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut State) -> T + Send) -> T {
-        match self.state.try_lock() {
-            Ok(mut state) => use_it(&mut state),
-            Err(TryLockError::Poisoned(poisoned)) => use_it(&mut poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => detached(py, || use_it(&mut self.lock())),
-        }
-    }
-
-    fn is_forked(&self) -> bool {
-        self.process != std::process::id()
-    }
-
     /// Lets the thread end as soon as it is out of the iterable.
     fn stop(&self, py: Option<Python<'_>>) {
         self.making.stop.store(true, Ordering::Relaxed);
@@ -248,8 +231,8 @@ impl Shared {
         };
         // What is left is dropped without the lock: that may run Python code.
         drop(match py {
-            Some(py) => self.with(py, end),
-            None => end(&mut self.lock()),
+            Some(py) => self.state.with(py, end),
+            None => end(&mut self.state.lock()),
         });
     }
 }
@@ -284,25 +267,6 @@ impl State {
             None => total.clone(),
         }
     }
-}
-
-/// Waits without the GIL.
-pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
-    // SeqCst: the cost does not matter once per wait.
-    DETACHED.fetch_add(1, Ordering::SeqCst);
-    let result = py.detach(wait);
-    DETACHED.fetch_sub(1, Ordering::SeqCst);
-    result
-}
-
-/// Threads that have released the interpreter within a call. If the interpreter exits before they have it back, Python
-/// (before 3.14) ends them in the middle of that call, which aborts the process.
-pub(crate) static DETACHED: AtomicUsize = AtomicUsize::new(0);
-
-/// Registered to run in forked children, where those threads do not exist.
-#[pyfunction]
-pub(crate) fn _forked() {
-    DETACHED.store(0, Ordering::SeqCst);
 }
 
 /// Iterations whose threads must end before the interpreter does.
@@ -403,11 +367,7 @@ impl Items {
         let asked = if lockstep { 0 } else { rounds.unwrap_or(u64::MAX) };
         let total = total.map_or_else(Arc::default, |total| total.get().0.clone());
         let state = State { run, put_back: None, asked, received: 0, failed: None, total };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            making: making.clone(),
-            process: std::process::id(),
-        });
+        let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });
         let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
         iterations.retain(|(_, making)| !making.ended.load(Ordering::Relaxed));
         iterations.push((Arc::downgrade(&shared), making));
@@ -422,14 +382,7 @@ impl Items {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        if self.shared.is_forked() {
-            let message = format!(
-                "this iteration was started in process {}, and threads do not survive a fork: call iter() in process {}",
-                self.shared.process,
-                std::process::id()
-            );
-            return Err(errors::raise(py, Failure::new("ForkedError", message)));
-        }
+        self.shared.state.check(py, &format!("call iter() in process {}", std::process::id()))?;
         if let Some(recorder) = &self.recorder {
             recorder.get().asked();
         }
@@ -451,14 +404,14 @@ impl Items {
 
     /// End the thread as soon as it is out of the iterable. What it has made is dropped.
     fn close(&self, py: Python<'_>) {
-        if !self.shared.is_forked() {
+        if !self.shared.state.is_forked() {
             self.shared.stop(Some(py));
         }
     }
 
     /// Where the time went so far.
     fn report(&self, py: Python<'_>) -> Report {
-        let report = self.shared.with(py, |state| state.report());
+        let report = self.shared.state.with(py, |state| state.report());
         Report::new(report, &self.name, self.kind)
     }
 
@@ -472,10 +425,10 @@ impl Items {
 
 impl Items {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        if self.before.is_some() && self.shared.with(py, |state| state.asked == 0) {
+        if self.before.is_some() && self.shared.state.with(py, |state| state.asked == 0) {
             self.ask(py)?;
         }
-        let (item, unsent) = match self.shared.with(py, |state| state.put_back.take()) {
+        let (item, unsent) = match self.shared.state.with(py, |state| state.put_back.take()) {
             Some(put_back) => put_back,
             None => match self.take(py)? {
                 Some(item) => item,
@@ -493,7 +446,7 @@ impl Items {
             }
             Err(raised) => {
                 if !self.is_stopped() {
-                    self.shared.with(py, |state| state.put_back = Some((item, unsent)));
+                    self.shared.state.with(py, |state| state.put_back = Some((item, unsent)));
                 }
                 Err(raised)
             }
@@ -502,11 +455,11 @@ impl Items {
 
     /// The next item out of the ring, or in turn; `None` at the end.
     fn take(&self, py: Python<'_>) -> PyResult<Option<(Item, bool)>> {
-        if let Some(error) = self.shared.with(py, |state| state.failed.take()) {
+        if let Some(error) = self.shared.state.with(py, |state| state.failed.take()) {
             self.shared.stop(Some(py));
             return Err(error);
         }
-        let ended = self.shared.with(py, |state| self.rounds == Some(state.received));
+        let ended = self.shared.state.with(py, |state| self.rounds == Some(state.received));
         let loops = self.in_turn.is_some() || (self.is_stopped() && self.batches.is_some());
         if let Some(batches) = self.batches.as_ref().filter(|_| loops) {
             // Where another iteration has ended this one, or `close`, this raises what the loader has to tell.
@@ -514,24 +467,24 @@ impl Items {
             return Ok(next.map(|item| (Item { item: item.unbind(), state: None }, true)));
         }
         if ended {
-            self.shared.with(py, State::end);
+            self.shared.state.with(py, State::end);
             return Ok(None);
         }
         // Most items are ready already: there is no reason to release the GIL and wait to get it back.
-        let mut found = self.shared.with(py, |state| state.next(Duration::ZERO));
+        let mut found = self.shared.state.with(py, |state| state.next(Duration::ZERO));
         loop {
             let made = match found {
                 Poll::Ready(made) => made,
                 Poll::Pending => {
                     py.check_signals()?;
                     let Making { thread, caller, .. } = &*self.shared.making;
-                    found = detached(py, || caller.pass(thread, || self.shared.lock().next(SLICE)));
+                    found = detached(py, || caller.pass(thread, || self.shared.state.lock().next(SLICE)));
                     continue;
                 }
             };
             match made {
                 Ok(Some(item)) => {
-                    self.shared.with(py, |state| state.received += 1);
+                    self.shared.state.with(py, |state| state.received += 1);
                     return Ok(Some((item, false)));
                 }
                 Ok(None) => {
@@ -539,7 +492,7 @@ impl Items {
                         let place = place.bind(py);
                         place.del_slice(0, place.len())?;
                     }
-                    self.shared.with(py, State::end);
+                    self.shared.state.with(py, State::end);
                     return Ok(None);
                 }
                 Err(error) => return Err(self.failed(py, error)),
@@ -581,7 +534,7 @@ impl Items {
                 Some(receive) => receive.call1(py, (made,))?,
                 None => made.clone_ref(py),
             };
-            if self.before.is_some() && self.shared.with(py, |state| state.asked <= state.received) {
+            if self.before.is_some() && self.shared.state.with(py, |state| state.asked <= state.received) {
                 self.ask(py)?;
             }
             Ok(found)
@@ -595,7 +548,7 @@ impl Items {
 
     /// Lets the next round be started, after `before`. An error of it takes the place of that round.
     fn ask(&self, py: Python<'_>) -> PyResult<()> {
-        let next = self.shared.with(py, |state| state.asked);
+        let next = self.shared.state.with(py, |state| state.asked);
         if self.rounds.is_some_and(|rounds| next >= rounds) {
             return Ok(());
         }
@@ -611,7 +564,7 @@ impl Items {
             }
             Err(error) => Some(error),
         };
-        self.shared.with(py, |state| {
+        self.shared.state.with(py, |state| {
             state.asked = next + 1;
             if failed.is_some() {
                 state.failed = failed;
@@ -625,7 +578,7 @@ impl Items {
 
 impl Drop for Items {
     fn drop(&mut self) {
-        if !self.shared.is_forked() {
+        if !self.shared.state.is_forked() {
             if let Some(recorder) = &self.recorder {
                 recorder.get().ended();
             }
@@ -642,7 +595,7 @@ const ASLEEP: Duration = Duration::from_secs(1);
 pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
     let iterations = mem::take(&mut *ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in iterations.iter().filter_map(|(shared, _)| shared.upgrade()) {
-        if shared.is_forked() {
+        if shared.state.is_forked() {
             return Ok(());
         }
         shared.stop(Some(py));

@@ -49,7 +49,7 @@ impl Batches {
 
     /// Keeps a batch for the next call, because this call raises an exception instead.
     fn put_back(&self, py: Python<'_>, lease: Arc<Lease>, raised: PyErr) -> PyErr {
-        self.shared.with(py, |state| state.put_back(self.iteration, lease));
+        self.shared.state.with(py, |state| state.put_back(self.iteration, lease));
         raised
     }
 }
@@ -67,7 +67,7 @@ impl Batches {
 
     /// The position after the last batch that this iterator returned.
     fn _position(&self, py: Python<'_>) -> Option<Position> {
-        self.shared.with(py, |state| state.position())
+        self.shared.state.with(py, |state| state.position())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -82,8 +82,8 @@ impl Batches {
         let mut asked = match shared.overlap {
             // Most batches are ready already, so there is no reason to release the GIL and wait to get it
             // back.
-            true => shared.with(py, ask(Duration::ZERO)),
-            false => shared.detached(py, ask(SLICE)),
+            true => shared.state.with(py, ask(Duration::ZERO)),
+            false => shared.state.detached(py, ask(SLICE)),
         };
         loop {
             match asked {
@@ -107,7 +107,7 @@ impl Batches {
                 }
             }
             let freed;
-            (freed, asked) = shared.detached(py, |state| {
+            (freed, asked) = shared.state.detached(py, |state| {
                 let freed = state.free_a_slot(PATIENCE);
                 (freed, shared.ask(state, self.iteration, SLICE))
             });
@@ -126,14 +126,14 @@ impl Drop for Batches {
         self.end_step();
         // The loop was left early: nothing more is read ahead for it.
         let (shared, iteration) = (&*self.shared, self.iteration);
-        if !shared.is_forked() {
+        if !shared.state.is_forked() {
             let rest = |state: &mut State| {
                 if state.iteration == iteration {
                     state.rest();
                 }
             };
-            if Python::try_attach(|py| shared.with(py, rest)).is_none() {
-                rest(&mut shared.lock());
+            if Python::try_attach(|py| shared.state.with(py, rest)).is_none() {
+                rest(&mut shared.state.lock());
             }
         }
     }

@@ -1,9 +1,13 @@
 //! The memory of a batch, and its shape in Python.
 
-use std::mem;
+use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+use std::{mem, ptr};
 
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
 use twinbuf::mmap::{Buffer, DType};
 use twinbuf::stream::Group;
 use twinbuf::{BatchIndices, Error};
@@ -69,10 +73,43 @@ impl View {
         let byte_strides = self::strides(&shape, dtype.size());
         Self { data, bytes, dtype, shape, strides, byte_strides }
     }
+
+    /// The view in terms of the buffer protocol: for writing, and without an `internal`. Shape and strides are those of
+    /// this object.
+    pub(crate) fn buffer(&self, owner: Bound<'_, PyAny>, flags: c_int) -> PyResult<ffi::Py_buffer> {
+        let wanted = |flag: c_int| flags & flag == flag;
+        let format = dtype::format(self.dtype);
+        if wanted(ffi::PyBUF_FORMAT) && format.is_none() {
+            let name = dtype::name(self.dtype);
+            return Err(PyBufferError::new_err(format!("the buffer protocol has no format for {name}")));
+        }
+        if wanted(ffi::PyBUF_F_CONTIGUOUS) && !wanted(ffi::PyBUF_ANY_CONTIGUOUS) && self.shape.len() > 1 {
+            return Err(PyBufferError::new_err("a batch lies in C order"));
+        }
+        let or_null = |flag: c_int, axes: &[isize]| match wanted(flag) {
+            true => axes.as_ptr().cast_mut(),
+            false => ptr::null_mut(),
+        };
+        Ok(ffi::Py_buffer {
+            buf: self.data.cast::<c_void>(),
+            obj: owner.into_ptr(),
+            len: self.bytes as isize,
+            itemsize: self.dtype.size() as isize,
+            readonly: 0,
+            ndim: if wanted(ffi::PyBUF_ND) { self.shape.len() as c_int } else { 1 },
+            format: format
+                .filter(|_| wanted(ffi::PyBUF_FORMAT))
+                .map_or(ptr::null_mut(), |format| format.as_ptr().cast_mut()),
+            shape: or_null(ffi::PyBUF_ND, &self.shape),
+            strides: or_null(ffi::PyBUF_STRIDES, &self.byte_strides),
+            suboffsets: ptr::null_mut(),
+            internal: ptr::null_mut(),
+        })
+    }
 }
 
 /// The strides, in elements of this size, of an array in C order.
-pub(crate) fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
+fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
     // An element has the size of a number, so it fits.
     let mut strides = vec![size as isize; shape.len()].into_boxed_slice();
     for axis in (1..shape.len()).rev() {

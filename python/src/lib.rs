@@ -13,6 +13,7 @@ mod indices;
 mod iterator;
 mod lease;
 mod loader;
+mod locked;
 mod names;
 mod number;
 mod object;
@@ -39,9 +40,11 @@ mod _twinbuf {
     #[pymodule_export]
     use crate::engine::_close_all;
     #[pymodule_export]
-    use crate::handover::{_forked, Items, Total};
+    use crate::handover::{Items, Total};
     #[pymodule_export]
     use crate::loader::Loader;
+    #[pymodule_export]
+    use crate::locked::_forked;
     #[pymodule_export]
     use crate::plan::{Chunks, Plan, Window};
     #[pymodule_export]

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -18,6 +18,7 @@ use crate::engine::{self, Run, Shared, State};
 use crate::epochs::{Epochs, Start, Which};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
+use crate::locked::Locked;
 use crate::names::Names;
 use crate::number::{whole, whole_or_none};
 use crate::object::Object;
@@ -87,8 +88,8 @@ const SMALL: usize = 8 << 20;
 ///     The most bytes for slots and for reads past the page cache; more is an `OptionError`. Default: no limit.
 /// breakdown
 ///     Prints the time of each phase for the first 10 steps and every n-th, to the standard error, and their sums with
-///     `report`. The phases are ``load`` and those of `phase`. It turns the overlap off: of two things done at once,
-///     neither could be timed. ``TWINBUF_BREAKDOWN=100`` does the same.
+///     `report`. The phases are ``load`` and those of `phase`. It turns the overlap off, because the
+///     times of overlapping phases cannot be separated. ``TWINBUF_BREAKDOWN=100`` does the same.
 /// trace
 ///     A file for a Chrome trace of both threads.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
@@ -110,7 +111,7 @@ impl Loader {
     fn iterate(slf: &Bound<'_, Self>, which: Which) -> PyResult<Epochs> {
         let (py, this) = (slf.py(), slf.get());
         this.shared.check(py)?;
-        if this.shared.with(py, |state| matches!(state.run, Run::Closed)) {
+        if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
             return Err(closed(py));
         }
         let start = Start { loader: slf.clone().into_any().unbind(), begin: Self::begin, count: Self::count };
@@ -121,7 +122,7 @@ impl Loader {
     fn count(slf: &Bound<'_, PyAny>, which: &Which) -> PyResult<u64> {
         let this = slf.cast::<Self>()?.get();
         let plan = this.plan.get().inner;
-        let count = this.shared.with(slf.py(), |state| {
+        let count = this.shared.state.with(slf.py(), |state| {
             let (epochs, next) = which.epochs(state);
             state.count(&plan, epochs, next.is_some())
         });
@@ -133,7 +134,7 @@ impl Loader {
         let (py, this) = (slf.py(), slf.cast::<Self>()?.get());
         this.shared.check(py)?;
         this.stop_sending(py)?;
-        let begun = this.shared.with(py, |state| {
+        let begun = this.shared.state.with(py, |state| {
             if let Run::Closed = state.run {
                 return Ok(None);
             }
@@ -163,7 +164,7 @@ impl Loader {
     fn stop_sending(&self, py: Python<'_>) -> PyResult<()> {
         let Some(sender) = &self.sender else { return Ok(()) };
         sender.call_method0(py, "stop")?;
-        self.shared.with(py, State::end_iteration);
+        self.shared.state.with(py, State::end_iteration);
         sender.call_method0(py, "join").map(drop)
     }
 
@@ -291,15 +292,7 @@ impl Loader {
             leases: VecDeque::new(),
             kept: 0,
         };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            name,
-            names,
-            breakdown,
-            overlap,
-            process: std::process::id(),
-            kept,
-        });
+        let shared = Arc::new(Shared { state: Locked::new(state), name, names, breakdown, overlap, kept });
         engine::register(&shared);
         let sender = sender.map(Bound::unbind);
         let depth = wanted.0 / usize::try_from(report.workers)?;
@@ -346,7 +339,7 @@ impl Loader {
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
         let (py, epoch) = (epoch.py(), whole("epoch", epoch)?);
         self.shared.check(py)?;
-        self.shared.with(py, |state| {
+        self.shared.state.with(py, |state| {
             state.next_epoch = epoch;
             state.resume.take_if(|resume| resume.epoch() != epoch);
         });
@@ -356,12 +349,12 @@ impl Loader {
     /// The number of steps of this rank in the epoch under way, or in the next one.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         let plan = self.plan.get().inner;
-        Ok(usize::try_from(self.shared.with(py, |state| state.steps(&plan)))?)
+        Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(&plan)))?)
     }
 
     /// What trainers read of a ``DataLoader``: ``batch_size``, and what they skip batches by when they resume.
     fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        let next = slf.get().shared.with(slf.py(), |state| state.next_epoch);
+        let next = slf.get().shared.state.with(slf.py(), |state| state.next_epoch);
         slf.py().import("twinbuf._trainers")?.call_method1("attribute", (slf, name, next))
     }
 
@@ -377,7 +370,7 @@ impl Loader {
     /// resumes from any rank's state.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.shared.check(py)?;
-        let position = self.shared.with(py, |state| state.position()).ok_or_else(|| closed(py))?;
+        let position = self.shared.state.with(py, |state| state.position()).ok_or_else(|| closed(py))?;
         if let Some(sender) = &self.sender {
             let received = sender.bind(py).call_method0("position")?;
             if let Ok(received) = received.cast::<Position>() {
@@ -413,7 +406,7 @@ impl Loader {
             *last = serde_json::to_value(own).map_err(wrong)?;
         }
         let checkpoint: Checkpoint = serde_json::from_value(fields).map_err(wrong)?;
-        let checked = self.shared.with(py, |state| {
+        let checked = self.shared.state.with(py, |state| {
             state.rest();
             let Run::Idle(loader) = &mut state.run else { return Ok(false) };
             // Reads nothing, and checks that the state is valid.
@@ -444,7 +437,7 @@ impl Loader {
     /// Where the time went so far, as a report.
     fn report(&self, py: Python<'_>) -> PyResult<Report> {
         self.shared.check(py)?;
-        let (report, kept) = self.shared.with(py, |state| (state.report(), state.kept));
+        let (report, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
         let report = match &self.sender {
             Some(sender) => {
                 let recorder = sender.bind(py).getattr("recorder")?;
@@ -457,12 +450,12 @@ impl Loader {
         Ok(Report::new(report, name, Kind::Loader).with_kept(kept).with_phases(&self.shared.breakdown))
     }
 
-    /// End the thread, and raise an error that no batch has reported. Batches in use stay valid.
+    /// Stop the reading thread. Raises the error of a read that the loop has not received. Batches in use stay valid.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.check(py)?;
         self.stop_sending(py)?;
         let shared = &self.shared;
-        let result = shared.detached(py, |state| {
+        let result = shared.state.detached(py, |state| {
             state.rest();
             state.iteration += 1;
             state.last_report = state.report();

@@ -22,13 +22,12 @@ const CHUNK: u64 = 1 << 20;
 /// Parameters
 /// ----------
 /// data
-///     The data set, a tuple or dict of several that have the same number of records, or that number. A smaller number makes a
-///     plan of the first records only. A loader refuses a plan of more records than its data set has.
+///     The data set, or a tuple or dict of data sets with the same number of records. Or a number: the plan then has the
+///     first records of any data set that has at least as many.
 /// batch
-///     Records in a batch of one rank. A list of pairs of steps and records is a schedule: ``[(1000, 32), (4000, 64)]`` is
-///     1000 steps of 32 records, then batches of 64 until the training ends: the steps of the last pair are ignored. Steps
-///     are counted over all epochs. When the size changes within an epoch, the remaining records are in batches of the new
-///     size.
+///     The number of records in a batch of one rank. Or a schedule, a list of up to 16 pairs ``(steps, records)``:
+///     ``[(1000, 32), (4000, 64)]`` is 1000 steps of 32 records, then batches of 64. The last size stays until the
+///     training ends, and its number of steps is ignored. Steps are counted over all epochs.
 /// shuffle
 ///     ``None``: the order of the files. ``"full"``: every record individually. ``Window(n)``: records are mixed over n
 ///     chunks from all over the files. These chunks are in memory and are replaced one by one. More and smaller chunks
@@ -48,7 +47,7 @@ pub(crate) struct Plan {
     pub(crate) inner: twinbuf::Plan,
 }
 
-/// A shuffle that mixes records within windows of ``chunks`` chunks from all over the files.
+/// A shuffle that mixes the records of ``chunks`` chunks at a time. The chunks come from all over the files.
 ///
 /// A chunk has ``records`` records; by default as many as fit in 1 MiB. The page cache must hold two windows.
 #[pyclass(frozen, eq, hash, module = "twinbuf", name = "Window")]

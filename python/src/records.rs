@@ -22,7 +22,7 @@ use crate::transform::{self, Step};
 /// such as ``train_*.bin``; its files are taken in natural order (``9`` before ``10``). All methods check every file's
 /// header and length, and none reads the data.
 ///
-/// A record is one row, the array's first axis; `windows` makes records of several rows. `to` and `map` change records
+/// A record is one entry of the array's first axis; `windows` makes records of several. `to` and `map` change records
 /// while a loader copies them into its slots. ``data[i]`` reads one record as a numpy array, ``data[10:20]`` several.
 #[pyclass(frozen, module = "twinbuf", name = "Records")]
 pub(crate) struct Records {
@@ -51,6 +51,16 @@ impl Files {
         }
     }
 
+    /// A record in the files; the longest, if they differ.
+    fn record(&self) -> PyResult<RecordType> {
+        let data = self.data_set();
+        let record = match data.element() {
+            Some((dtype, shape)) => RecordType::new(dtype, shape).map_err(wrong)?,
+            None => RecordType::bytes(data.record_bytes()),
+        };
+        Ok(if let Self::Ragged(_) = self { record.ragged() } else { record })
+    }
+
     fn data_set(&self) -> Box<dyn Dataset> {
         match self {
             Self::Fixed(records) => Box::new(records.clone()),
@@ -70,6 +80,10 @@ enum Format {
     Safetensors(String),
     /// Records that differ in length.
     Ragged,
+}
+
+fn wrong(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }
 
 /// One path or several.
@@ -116,13 +130,7 @@ impl Records {
     }
 
     fn new(files: Files, format: Format, sources: Vec<PathBuf>, skip_short: bool) -> PyResult<Self> {
-        let data = files.data_set();
-        let record = match data.element() {
-            Some((dtype, shape)) => RecordType::new(dtype, shape),
-            None => Ok(RecordType::bytes(data.record_bytes())),
-        };
-        let record = record.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let record = if let Files::Ragged(_) = files { record.ragged() } else { record };
+        let record = files.record()?;
         Ok(Self { files, format, sources, skip_short, steps: Vec::new(), chosen: false, record })
     }
 
@@ -130,7 +138,7 @@ impl Records {
     fn with(&self, step: Option<Step>) -> PyResult<Self> {
         let (mut steps, mut record) = (self.steps.clone(), self.record.clone());
         if let Some(step) = step {
-            record = step.output(&record).map_err(|error| PyValueError::new_err(error.to_string()))?;
+            record = step.output(&record).map_err(wrong)?;
             steps.push(step);
         }
         let (files, format, sources) = (self.files.clone(), self.format.clone(), self.sources.clone());
@@ -184,18 +192,7 @@ impl Records {
                 batches.iter().map(read).collect::<Result<_, _>>()
             })
             .map_err(|error| errors::raise(py, Failure::of_file(&error)))?;
-        let mut record = self
-            .files
-            .data_set()
-            .element()
-            .map_or_else(
-                || Ok(RecordType::bytes(ranges.max_len())),
-                |(dtype, shape)| RecordType::new(dtype, shape),
-            )
-            .map_err(|error| PyValueError::new_err(error.to_string()))?;
-        if let Files::Ragged(_) = self.files {
-            record = record.ragged();
-        }
+        let mut record = self.files.record()?;
         for step in &mut self.steps.clone() {
             let out = step.output(&record).map_err(|error| errors::of_transform(py, error))?;
             for (bytes, batch) in all.iter_mut().zip(&batches) {
@@ -462,7 +459,6 @@ impl Records {
         std: Option<&Bound<'_, PyAny>>,
         planar: bool,
     ) -> PyResult<Transform> {
-        let wrong = |error: &dyn std::fmt::Display| PyValueError::new_err(error.to_string());
         let shape = self.record.shape();
         let one = |numbers: &Option<Vec<f64>>| numbers.as_ref().is_none_or(|numbers| numbers.len() == 1);
         let numbers = |found: Option<&Bound<'_, PyAny>>| {
@@ -474,7 +470,7 @@ impl Records {
         // One number for all channels needs none.
         let channels =
             if one(&mean) && one(&std) && !planar { 1 } else { shape.last().copied().unwrap_or(1) };
-        let mut transform = Transform::new(from, channels).map_err(|error| wrong(&error))?;
+        let mut transform = Transform::new(from, channels).map_err(wrong)?;
         if mean.is_some() || std.is_some() {
             let most = match from {
                 DType::U8 => 255.0,
@@ -496,7 +492,7 @@ impl Records {
                     "mean, std: wanted one number or {channels}, one for each channel, found {mean} and {std}"
                 )));
             }
-            transform = transform.normalise(&scale, &shift).map_err(|error| wrong(&error))?;
+            transform = transform.normalise(&scale, &shift).map_err(wrong)?;
         }
         if planar {
             let [.., height, width, _] = shape else {
@@ -504,7 +500,7 @@ impl Records {
                     "planar: wanted records of height, width and channels, found {shape:?}"
                 )));
             };
-            transform = transform.planar(height * width).map_err(|error| wrong(&error))?;
+            transform = transform.planar(height * width).map_err(wrong)?;
         }
         Ok(transform)
     }

@@ -33,11 +33,11 @@ pub(crate) enum Kind {
 /// wait, compute
 ///     The parts of ``wall`` in which the loop waited for batches, and used them.
 /// load
-///     What making the batches took, wherever that was done. In a loop that loads in turn it is ``wait``.
+///     Time spent on loading, summed over all threads. Without overlap it equals ``wait``.
 /// transfer
-///     Copies to a device.
+///     Time of copies to a device.
 /// first_wait, first_compute
-///     The first step, which `au` leaves out.
+///     ``wait`` and ``compute`` of the first step, which `au` leaves out.
 /// au
 ///     Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None before the
 ///     second step.
@@ -46,7 +46,7 @@ pub(crate) enum Kind {
 /// kept
 ///     Batches that were kept while their slots were needed: each slot got new memory.
 /// verdict, advice
-///     What decides how long the loop takes, and one sentence: what to change. Both come from a replay of the last batches.
+///     The stage that limits the loop, and one sentence of advice. Both come from a replay of the last batches.
 #[pyclass(frozen, module = "twinbuf", name = "Report")]
 pub(crate) struct Report {
     inner: twinbuf::Report,
@@ -271,26 +271,9 @@ impl Report {
     /// The figures as plain values.
     fn to_dict<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
         let figures = PyDict::new(slf.py());
-        for name in [
-            "name",
-            "epochs",
-            "batches",
-            "bytes",
-            "wall",
-            "wait",
-            "compute",
-            "load",
-            "transfer",
-            "first_wait",
-            "first_compute",
-            "au",
-            "overlap",
-            "depth",
-            "workers",
-            "kept",
-            "verdict",
-            "advice",
-        ] {
+        let names = "name epochs batches bytes wall wait compute load transfer first_wait first_compute au overlap depth \
+                     workers kept verdict advice";
+        for name in names.split_whitespace() {
             figures.set_item(name, slf.getattr(name)?)?;
         }
         Ok(figures)

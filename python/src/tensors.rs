@@ -14,6 +14,7 @@ use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::loader::read_mode_of;
+use crate::locked::Locked;
 use crate::number::whole;
 use crate::records::paths_of;
 use crate::report::{Kind, Report};
@@ -127,7 +128,7 @@ pub(crate) fn stream(
     let built = py.detach(|| builder.build()).map_err(|error| errors::loading(py, error))?;
     let (groups, kept) = (built.groups().len(), built.kept());
     let run = Run { pass: None, stream: Box::new(built) };
-    Ok(Stream { run: Arc::new(Mutex::new((0, run))), name, groups, kept, depth, process: std::process::id() })
+    Ok(Stream { run: Arc::new(Locked::new((0, run))), name, groups, kept, depth })
 }
 
 /// The names of each group, in the order of their keys; in a group, as the files have them.
@@ -181,21 +182,16 @@ impl Run {
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
 pub(crate) struct Stream {
     /// The number of passes begun so far: only the newest gets groups.
-    run: Arc<Mutex<(u64, Run)>>,
+    run: Arc<Locked<(u64, Run)>>,
     name: Option<String>,
     groups: usize,
     kept: usize,
     depth: usize,
-    process: u32,
 }
 
 impl Stream {
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        if self.process == std::process::id() {
-            return Ok(());
-        }
-        let message = "the reading thread stayed in the process that this one was forked from: call `stream` after the fork";
-        Err(errors::raise(py, Failure::new("ForkedError", message)))
+        self.run.check(py, "call `stream` after the fork")
     }
 }
 
@@ -221,7 +217,7 @@ impl Stream {
     /// Where the time went so far: passes are epochs, and groups are batches.
     fn report(&self, py: Python<'_>) -> PyResult<Report> {
         self.check(py)?;
-        let found = py.detach(|| self.run.lock().unwrap_or_else(PoisonError::into_inner).1.report());
+        let found = self.run.with(py, |run| run.1.report());
         Ok(Report::new(found, self.name.as_deref().unwrap_or_default(), Kind::Loader))
     }
 
@@ -233,7 +229,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.run.is_forked() {
             // The thread is in the other process.
             std::mem::forget(self.run.clone());
         }
@@ -267,7 +263,7 @@ impl PassOfGroups {
             py.check_signals()?;
             let found = py.detach(|| {
                 let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-                let mut run = stream.run.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut run = stream.run.lock();
                 let (passes, run) = &mut *run;
                 if at.0 == 0 {
                     run.begin();
@@ -306,8 +302,8 @@ impl Drop for PassOfGroups {
         // Left early: nothing more is read ahead for it.
         let (begun, _) = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
         let stream = self.stream.get();
-        if begun > 0 && stream.process == std::process::id() {
-            let mut run = stream.run.lock().unwrap_or_else(PoisonError::into_inner);
+        if begun > 0 && !stream.run.is_forked() {
+            let mut run = stream.run.lock();
             if run.0 == begun {
                 run.1.pass = None;
             }
@@ -332,7 +328,7 @@ pub(crate) struct Group {
 impl Group {
     /// The tensors as numpy arrays for reading, without a copy: a dict by name.
     ///
-    /// Types that numpy lacks raise TypeError, and types that torch lacks too are bytes.
+    /// Raises TypeError for types that only torch has. Types that both lack are arrays of bytes.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.lease.arrays(py)
     }

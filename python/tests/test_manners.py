@@ -116,6 +116,19 @@ def test_plans_are_values(npy: Case) -> None:
     assert len(set(things)) == len(things)
 
 
+def test_numpys_integers_are_integers(numbers: Numbers) -> None:
+    two = np.int64(2)
+    assert list(tb.prefetch(range(4), depth=two)) == [0, 1, 2, 3]
+    assert list(tb.generate(lambda number: number, rounds=two)) == [0, 1]
+    with pytest.raises(ValueError, match="depth of at least 1 wanted, found 0"):
+        tb.prefetch(range(4), depth=two * 0)
+    with pytest.raises(ValueError, match="0 rounds or more wanted, found -2"):
+        tb.generate(lambda number: number, rounds=-two)
+    loader = numbers(depth=two)
+    assert len(loader.epochs(two)) == sum(1 for _ in loader.epochs(two)) == 32
+    assert loader.report().predict(depth=two, workers=two) is not None
+
+
 def test_int64_is_numpys_int64(numbers: Numbers) -> None:
     batch = next(iter(numbers()))
     assert batch.numpy().dtype.type is np.int64

@@ -1,9 +1,11 @@
 """Overlap reading with training: one buffer is filled while the other is used.
 
-`Records` are records in files, `Plan` says which of them make which batch, and `Loader` reads the
-batches ahead of their use. A `Batch` is the slot that it was read into: `Batch.numpy` and `Batch.torch` copy
-nothing. `prefetch` and `watch` go around any other iterable. `generate` does the same for data that code
-makes, and `stream` for the weights of a model (`Tensors`).
+`Records` opens files. `Plan` divides their records into batches. `Loader` reads the batches ahead of their
+use. `Batch.numpy` and `Batch.torch` return arrays in the buffer that the batch was read into, without a copy.
+
+For other loops: `watch` measures any iterable, `prefetch` fetches its next items in a thread, `generate`
+overlaps code that makes data with the code that uses it, and `stream` reads the weights of a model
+(`Tensors`) layer by layer.
 
 >>> import numpy, tempfile, twinbuf as tb
 >>> folder = tempfile.TemporaryDirectory()

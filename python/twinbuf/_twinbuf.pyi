@@ -135,7 +135,7 @@ class Report:
     @property
     def advice(self) -> str: ...
     def predict(
-        self, *, overlap: bool | None = None, depth: int | None = None, workers: int | None = None
+        self, *, overlap: bool | None = None, depth: _Int | None = None, workers: _Int | None = None
     ) -> Prediction | None: ...
     def recommended(self) -> Prediction | None: ...
     def save(self, path: _Path) -> None: ...
@@ -364,7 +364,7 @@ def stream(
     *,
     name: str | None = None,
     cycle: bool = False,
-    depth: int = 2,
+    depth: _Int = 2,
     memory_limit: _Int | None = None,
     read_mode: _ReadMode = "auto",
 ) -> Stream: ...

@@ -60,7 +60,7 @@ class CheckpointError(Error, ValueError):
 
 
 class LoaderError(Error, RuntimeError):
-    """The loader cannot go on."""
+    """The loader cannot continue."""
 
 
 class ForkedError(LoaderError):
