@@ -95,6 +95,11 @@ impl Epochs {
         Ok(usize::try_from(self.all(py)?.saturating_sub(self.received.load(Ordering::Relaxed)))?)
     }
 
+    /// Where the time went so far, in all iterations of the loader.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.start.loader.bind(py).call_method0("report")
+    }
+
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let batches = match self.begun.get() {
             Some(batches) => batches,

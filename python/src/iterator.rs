@@ -60,11 +60,6 @@ impl Batches {
         slf
     }
 
-    /// Where the time went so far, in all iterations of the loader.
-    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.loader.bind(py).call_method0("report")
-    }
-
     /// The position after the last batch that this iterator returned.
     fn _position(&self, py: Python<'_>) -> Option<Position> {
         self.shared.state.with(py, |state| state.position())

@@ -49,7 +49,7 @@ def test_what_a_model_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"cycle": True}, {"memory_limit": 8 << 20}, {"depth": 4, "cycle": True}]
+    "options", [{}, {"cycle": True}, {"memory_limit": 16 << 20}, {"depth": 4, "cycle": True}]
 )
 def test_every_pass_has_every_group(tmp_path: Path, options: dict[str, int]) -> None:
     tensors = model(tmp_path)
