@@ -55,8 +55,6 @@ struct Source {
     send: Option<Py<PyAny>>,
     /// Returns the state of the iterable.
     states: Option<Py<PyAny>>,
-    /// Called when the thread has ended.
-    done: Option<Py<PyAny>>,
     shared: Arc<Making>,
     /// When it last let go of the GIL.
     since: Instant,
@@ -70,7 +68,7 @@ const SWITCH: Duration = Duration::from_millis(1);
 struct Making {
     /// No more items are wanted.
     stop: AtomicBool,
-    ended: AtomicBool,
+    running: AtomicBool,
     thread: Turn,
     caller: Turn,
     /// Why it could not begin.
@@ -160,13 +158,35 @@ impl Source {
 impl Drop for Source {
     fn drop(&mut self) {
         Python::try_attach(|py| {
-            let closed = self.close(py);
-            let done = self.done.as_ref().map_or(Ok(()), |done| done.call0(py).map(drop));
-            if let Err(error) = closed.and(done) {
+            if let Err(error) = self.close(py) {
                 error.write_unraisable(py, None);
             }
         });
-        self.shared.ended.store(true, Ordering::Relaxed);
+        self.shared.running.store(false, Ordering::Release);
+    }
+}
+
+/// The thread of an iteration, known before it starts: an interrupt of the start leaves nothing to wait for. Python's own
+/// `Event` can be interrupted with its lock held.
+#[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Thread")]
+#[derive(Default)]
+pub(crate) struct Thread(Arc<Making>);
+
+#[pymethods]
+impl Thread {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// Wait for its end, if it was started.
+    fn join(&self, py: Python<'_>) -> PyResult<()> {
+        // Acquire: the iterable is used by the caller next.
+        while self.0.running.load(Ordering::Acquire) {
+            py.check_signals()?;
+            detached(py, || std::thread::sleep(Duration::from_micros(100)));
+        }
+        Ok(())
     }
 }
 
@@ -297,7 +317,7 @@ pub(crate) struct Items {
 impl Items {
     #[new]
     #[pyo3(signature = (
-        iterator, depth, *, send=None, receive=None, states=None, place=None, around=None, done=None, before=None,
+        iterator, depth, *, send=None, receive=None, states=None, place=None, around=None, thread=None, before=None,
         rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0, total=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
@@ -310,7 +330,7 @@ impl Items {
         states: Option<Py<PyAny>>,
         place: Option<Py<PyList>>,
         around: Option<Py<PyAny>>,
-        done: Option<Py<PyAny>>,
+        thread: Option<&Bound<'_, Thread>>,
         before: Option<Py<PyAny>>,
         rounds: Option<u64>,
         recorder: Option<Py<Recorder>>,
@@ -320,11 +340,12 @@ impl Items {
         epoch: u64,
         total: Option<&Bound<'_, Total>>,
     ) -> PyResult<Self> {
-        let making = Arc::new(Making::default());
+        let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
+        making.running.store(true, Ordering::Relaxed);
         let batches = recorder.as_ref().map(|_| iterator.clone_ref(py));
         let in_turn = send.as_ref().filter(|_| !overlap).map(|send| send.clone_ref(py));
         let (shared, since) = (making.clone(), Instant::now());
-        let mut source = Source { iterator, send, states, done, shared, since };
+        let mut source = Source { iterator, send, states, shared, since };
         let lockstep = before.is_some();
         let run = if overlap {
             let slots: Vec<Made> = (0..depth).map(|_| None).collect();
@@ -369,7 +390,7 @@ impl Items {
         let state = State { run, put_back: None, asked, received: 0, failed: None, total };
         let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });
         let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        iterations.retain(|(_, making)| !making.ended.load(Ordering::Relaxed));
+        iterations.retain(|(_, making)| making.running.load(Ordering::Relaxed));
         iterations.push((Arc::downgrade(&shared), making));
         drop(iterations);
         let kind = if rounds.is_some() { Kind::Rounds } else { Kind::Prefetched };
@@ -603,7 +624,7 @@ pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
     let clock = py.import("time")?.getattr("process_time")?;
     let used = || clock.call0()?.extract::<f64>();
     let (mut since, mut before) = (Instant::now(), used()?);
-    while iterations.iter().any(|(_, making)| !making.ended.load(Ordering::Relaxed)) {
+    while iterations.iter().any(|(_, making)| making.running.load(Ordering::Relaxed)) {
         if since.elapsed() >= ASLEEP {
             let now = used()?;
             if now - before < 0.05 * since.elapsed().as_secs_f64() {

@@ -7,14 +7,13 @@ loop's stream waits for them.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._prefetch import around
 from ._streams import Sent, Streams, Upload, streams_of
-from ._twinbuf import _Items, _Recorder
+from ._twinbuf import _Items, _Recorder, _Thread
 
 if TYPE_CHECKING:
     from ._twinbuf import Batch
@@ -49,8 +48,7 @@ class Sender:
         # The place after the last batch that the loop received; empty where it is the loader's own.
         self._place: list[Any] = []
         self._items: Callable[[], _Items[Batch] | None] = lambda: None
-        self._done = threading.Event()
-        self._done.set()
+        self._thread = _Thread()
 
     def slot(self, nbytes: int) -> Any:
         """Return page-locked bytes for the loader to read into."""
@@ -68,7 +66,7 @@ class Sender:
             return Sent(batch, sent.copied, sent.on_device, late=False)
 
         self._place = [position()] if overlap else []
-        done = threading.Event()
+        self._thread = _Thread()
         items: _Items[Batch] = _Items(
             batches,
             self.depth - 1,
@@ -77,12 +75,11 @@ class Sender:
             states=position if overlap else None,
             place=self._place,
             around=around(upload),
-            done=done.set,
+            thread=self._thread,
             recorder=self.recorder,
             overlap=overlap,
         )
-        # After an interrupt of the above there is no thread to wait for.
-        self._items, self._done = weakref.ref(items), done
+        self._items = weakref.ref(items)
         return items
 
     def stop(self) -> None:
@@ -93,7 +90,7 @@ class Sender:
 
     def join(self) -> None:
         """Wait for the thread to end."""
-        self._done.wait()
+        self._thread.join()
 
     def forget(self) -> None:
         """A state was loaded: the place is the loader's own."""

@@ -7,14 +7,13 @@ import contextvars
 import copy
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._streams import Streams, Upload, as_tensors, streams_of
-from ._twinbuf import Report, _Items, _Total
+from ._twinbuf import Report, _Items, _Thread, _Total
 
 if TYPE_CHECKING:
     import torch
@@ -120,8 +119,7 @@ class Prefetcher(Around[T]):
         self._place: list[Any] = []
         self._items: Callable[[], _Items[T] | None] = lambda: None
         # The thread of the last iteration has ended.
-        self._done = threading.Event()
-        self._done.set()
+        self._thread = _Thread()
         self._pid = os.getpid()
         # Of an iterable that is an iterator: it cannot start again, and neither can this.
         self._only: _Items[T] | None = None
@@ -142,7 +140,7 @@ class Prefetcher(Around[T]):
             upload.start()
         states = _copies(self._iterable)
         self._place = [] if states is None else [states()]
-        done = threading.Event()
+        self._thread = _Thread()
         self._pid = os.getpid()
         items: _Items[T] = _Items(
             iterator,
@@ -152,15 +150,14 @@ class Prefetcher(Around[T]):
             states=states,
             place=self._place,
             around=around(upload),
-            done=done.set,
+            thread=self._thread,
             name=self._name,
             trace=self._trace,
             epoch=self._epochs,
             total=self._total,
         )
         self._epochs += 1
-        # After an interrupt of the above there is no thread to wait for.
-        self._items, self._done = weakref.ref(items), done
+        self._items = weakref.ref(items)
         if iterator is self._iterable:
             self._only = items
         return items
@@ -215,7 +212,7 @@ class Prefetcher(Around[T]):
 
     def _join(self) -> None:
         if self._pid == os.getpid():
-            self._done.wait()
+            self._thread.join()
 
 
 def _copies(iterable: object) -> Callable[[], Any] | None:

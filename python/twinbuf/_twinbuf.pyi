@@ -46,6 +46,11 @@ class _Watch(Generic[_T]):
     def __next__(self) -> _T: ...
 
 @final
+class _Thread:
+    def __new__(cls) -> Self: ...
+    def join(self) -> None: ...
+
+@final
 class _Total:
     def __new__(cls) -> Self: ...
     def report(self, name: str) -> Report: ...
@@ -62,7 +67,7 @@ class _Items(Generic[_T]):
         states: Callable[[], Any] | None = None,
         place: list[Any] | None = None,
         around: Callable[[Callable[[], None]], None] | None = None,
-        done: Callable[[], object] | None = None,
+        thread: _Thread | None = None,
         before: Callable[[int], object] | None = None,
         rounds: int | None = None,
         recorder: _Recorder | None = None,
