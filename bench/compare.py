@@ -52,7 +52,8 @@ def checkout(name):
 
 def build(tree, name):
     """The program of that tree. Both trees share one target folder: the peers are compiled once."""
-    manifest = tree / "bench" / "Cargo.toml"
+    folder = tree / "bench" / "handoff"
+    manifest = (folder if folder.exists() else tree / "bench") / "Cargo.toml"
     command = ["cargo", "build", "--release", "--locked", "--bin", "handoff", "--manifest-path", manifest]
     run(*command, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
     program = TARGET / "compare" / name

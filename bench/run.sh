@@ -51,7 +51,7 @@ if wanted loaders python failures && [ -z "${PYTHON-}" ]; then
     "$PYTHON" -m pip install -q --force-reinstall --no-deps ./python
 fi
 build() { cargo build --quiet --release --locked "$@"; }
-if wanted handoff; then build --manifest-path bench/Cargo.toml --bin handoff; fi
+if wanted handoff; then build --manifest-path bench/handoff/Cargo.toml --bin handoff; fi
 if wanted disk grid; then build --manifest-path bench/disk/Cargo.toml; fi
 if wanted loaders failures; then build --manifest-path bench/loaders/Cargo.toml; fi
 if wanted train; then build --example train; fi
@@ -62,7 +62,7 @@ trap 'exit 1' INT TERM
 disk=bench/disk/target/release/disk loaders=bench/loaders/target/release/loaders
 measure() {
     case $1 in
-    handoff) bench/target/release/handoff $quick --rounds $rounds --out $out ;;
+    handoff) bench/handoff/target/release/handoff $quick --rounds $rounds --out $out ;;
     disk) $disk all $quick --out $out ;;
     grid) $disk scaling --rounds 5 --minutes 14 $quick --out $out ;;
     loaders) $loaders same peers decode $quick --minutes 14 --python "$PYTHON" --out $out ;;

@@ -382,7 +382,7 @@ impl Track {
     }
 
     // An event is put together from pieces: `core::fmt` took some 500 ns for what takes 120 so
-    // (`benches/trace.rs`).
+    // (`bench/alone/trace.rs`).
 
     fn begin(&mut self, name: &str, phase: &str, at: Duration) {
         // The comma goes before: the file never ends with one.

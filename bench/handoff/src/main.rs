@@ -23,7 +23,7 @@ Measures hand-offs at depth two and prints a table; writes handoff.csv.
 Usage: handoff [options]
   --quick         8 rounds of 5 ms samples instead of 40 of 25 ms: does it work?
   --rounds N      so many rounds
-  --out DIR       where the files go (default: results/ beside the manifest)
+  --out DIR       where the files go (default: bench/results)
   --only REGEX    only subjects whose `wait/measure/name/way` matches, and the floors of their groups
   --cpus A,B      the processors of the two sides (default: the first two that we may use)
   --list          print what would be measured
@@ -41,7 +41,7 @@ fn options() -> Result<Options, Box<dyn std::error::Error>> {
     use lexopt::ValueExt as _;
 
     let (mut quick, mut rounds, mut list, mut only, mut cpus) = (false, None, false, None, sys::processors());
-    let mut out = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+    let mut out = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
     let mut args = lexopt::Parser::from_env();
     while let Some(arg) = args.next()? {
         match arg {
