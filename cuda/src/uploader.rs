@@ -107,8 +107,9 @@ impl Uploader {
         self
     }
 
-    /// Sets the number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2, or the
-    /// number of [`host_slots`](Self::host_slots). With one slot, reading does not overlap with copying. [`build`](Self::build) returns [`Error::Option`] for a value out of range.
+    /// Sets the number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2, or the number of
+    /// [`host_slots`](Self::host_slots). With one slot, reading does not overlap with copying. [`build`](Self::build)
+    /// returns [`Error::Option`] for a value out of range.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.host_depth = Some(slots);
         self

@@ -142,8 +142,8 @@ impl<B: Backend> StreamBuilder<B> {
         self
     }
 
-    /// Limits the memory of the stream, in bytes: slots (those of a device too), groups [kept in memory](Self::keep), and buffers for direct
-    /// I/O. The page cache does not count. Default: no limit.
+    /// Limits the memory of the stream, in bytes: slots (those of a device too), groups [kept in memory](Self::keep),
+    /// and buffers for direct I/O. The page cache does not count. Default: no limit.
     ///
     /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. `build`
     /// returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
