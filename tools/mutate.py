@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The ordering gate: breaks the ring in one place at a time and runs the models. They must notice.
+"""The ordering gate: breaks the ring in one place at a time and runs the models, which must notice.
 
     python3 tools/mutate.py            all mutants; exit status 1 if one survives (some minutes on two cores)
     python3 tools/mutate.py --write    and writes the list to tests/loom/MUTANTS.md
@@ -53,7 +53,7 @@ SKIP = ["steps::", "handoff::fifo", "handoff::two_laps"]
 # The models of the waker cell alone run for its own mutants only.
 CELL = "cell::"
 
-# What the pattern-made mutants do not reach: (file, what, the text, present once, its replacement).
+# What the pattern-made mutants do not reach: (file, what, the text, which must be there once, its replacement).
 COMMIT = "State(self.0 & Self::STICKY | Self::FULL | lap.0)"
 CANCEL = "State(self.0 & Self::STICKY | Self::FULL | Self::CANCELLED | lap.0)"
 RELEASE = "State(self.0 & Self::STICKY | lap.next().0)"
@@ -315,13 +315,13 @@ def excuses(file, source):
 
 
 class Workshop:
-    """A private copy of the workspace, and its target directory, under the target directory."""
+    """A private copy of the workspace under the target directory, and a target directory of its own."""
 
     def __init__(self, number):
         home = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / f"mutate/{number}"
         self.tree = home / "tree"
         shutil.rmtree(self.tree, ignore_errors=True)
-        # `copy`, not `copy2`: with new times: nothing built from an earlier mutant passes for fresh.
+        # `copy`, not `copy2`: with new times, so that nothing built from an earlier mutant passes for fresh.
         skip = shutil.ignore_patterns("target", ".git", "corpus", "artifacts")
         shutil.copytree(ROOT, self.tree, ignore=skip, copy_function=shutil.copy)
         self.env = dict(os.environ, CARGO_TARGET_DIR=str(home / "target"), RUST_BACKTRACE="0")

@@ -20,6 +20,7 @@ use twinbuf::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use twinbuf::observe::Trace;
 use twinbuf::{BoxError, LastBatch, Loader, Plan, Records, Report, Shuffle, cuda};
 
+#[path = "../../examples/data/mod.rs"]
 mod data;
 
 /// Bytes of a record.
