@@ -9,7 +9,7 @@ use std::sync::Arc;
 use memmap2::MmapMut;
 
 /// Bytes in a huge page where pages have 4 KiB; on other systems the advice only has less effect.
-const HUGE: usize = 2 << 20;
+pub(crate) const HUGE: usize = 2 << 20;
 
 /// Small buffers of this many bytes together share a huge page: it costs what they do not use of it.
 const SHARED: usize = 256 << 10;

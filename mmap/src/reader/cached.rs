@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::stats::ReadStats;
 use super::stream::Wanted;
 use crate::Error;
-use crate::buffer::{around, page_size};
+use crate::buffer::{HUGE, around, page_size};
 use crate::file::{Opened, read_at};
 use crate::ranges::{Ranges, Shard, Stretch};
 use crate::system::{self, Asked, Gathered, PIECES, Piece};
@@ -22,9 +22,6 @@ const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 /// The cache is warm if this many bytes were in it without a gap. Before that a fault may read from the disk, single pages,
 /// where `pread` reads all that it needs. This is more than `pread` itself reads ahead.
 const WARM: u64 = 32 << 20;
-
-/// Slots of this length are in huge pages if there are any, up to their last multiple of it.
-const HUGE: usize = 2 << 20;
 
 /// The fewest pieces for which one call for all is faster than a call for each.
 const TOGETHER: usize = 4;
@@ -97,7 +94,7 @@ pub(super) fn fill(
 ) -> Result<(), Error> {
     let at_first = system::read_from_disk();
     let filled = copy(shards, wanted, out, before);
-    let disk = at_first.zip(system::read_from_disk()).map(|(first, now)| now.saturating_sub(first));
+    let disk = read_since(at_first);
     before.add(wanted.iter().map(Wanted::len).sum(), disk);
     stats.disk += disk.unwrap_or(0);
     filled
@@ -108,6 +105,7 @@ pub(super) fn fill(
 /// what is missing.
 fn copy(shards: &[Shard], wanted: &[Wanted], out: &mut [u8], before: &Copied) -> Result<(), Error> {
     let warm = before.is_warm();
+    // A slot is in huge pages up to its last multiple of one.
     let (most, huge) = (GATHERED[usize::from(warm)], if warm { out.len() - out.len() % HUGE } else { 0 });
     let together = |wanted: &&Wanted| {
         let shard = &shards[wanted.at.shard];
@@ -192,13 +190,13 @@ pub(super) fn hint(shards: &[Shard], mut wanted: Vec<(usize, Range<u64>)>, stats
     stats.hints += asked.calls;
     stats.failed += asked.failed;
     stats.hint_time += begun.elapsed();
-    stats.disk += read_since(before);
+    stats.disk += read_since(before).unwrap_or(0);
 }
 
-/// Bytes that this thread has had read from disks since `before`; 0 if that is not counted.
-pub(super) fn read_since(before: Option<u64>) -> u64 {
+/// Bytes that this thread has had read from disks since `before`. `None` if that is not counted.
+fn read_since(before: Option<u64>) -> Option<u64> {
     let now = system::read_from_disk();
-    now.zip(before).map_or(0, |(now, before)| now.saturating_sub(before))
+    now.zip(before).map(|(now, before)| now.saturating_sub(before))
 }
 
 /// Cuts `range` into pieces of whole pages; it begins at a page.
