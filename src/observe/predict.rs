@@ -105,6 +105,7 @@ impl Model {
             shared_disk: !report.choices.is_empty(),
             device_depth: report.device_depth,
             lockstep: report.lockstep,
+            drains: !report.device.is_zero(),
             wake: awake(wake),
             start: awake(start),
         };
@@ -312,8 +313,9 @@ fn verdict(model: &Model, report: &Report) -> Verdict {
         (_, true) => Verdict::LoadBound,
         _ => Verdict::DiskBound,
     };
-    let stages =
-        [read, Verdict::TransformBound, Verdict::TransferBound, Verdict::ComputeBound, Verdict::HeldBound];
+    // The device has what the caller has enqueued.
+    let lent = if report.device.is_zero() { Verdict::HeldBound } else { Verdict::ComputeBound };
+    let stages = [read, Verdict::TransformBound, Verdict::TransferBound, Verdict::ComputeBound, lent];
     let Some([read, transform, transfer, train, lent]) = model.gains().filter(|_| model.measured > 0.0)
     else {
         return Verdict::Unmeasured;

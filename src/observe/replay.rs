@@ -61,6 +61,8 @@ pub(super) struct Machine {
     pub(super) device_depth: usize,
     /// A round is started only when the caller has the one before.
     pub(super) lockstep: bool,
+    /// The time ends with the work on the device, not with the caller, who is ahead of it by as many batches as have slots.
+    pub(super) drains: bool,
     /// From a batch being ready to a caller who sleeps having it.
     pub(super) wake: f64,
     /// From a slot being free to a thread that sleeps loading into it.
@@ -153,6 +155,9 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
     run.begin();
     while run.at < units.len() {
         run.step()?;
+    }
+    if machine.drains {
+        run.outcome.wall += run.lent.iter().fold(0.0, |left: f64, until| left.max(until - run.now));
     }
     Some(run.outcome)
 }

@@ -9,6 +9,7 @@ const MACHINE: Machine = Machine {
     shared_disk: false,
     device_depth: 0,
     lockstep: false,
+    drains: false,
     wake: 0.0,
     start: 0.0,
 };
@@ -106,6 +107,8 @@ fn another_thread_has_one_batch_after_the_other() {
     lent.iter_mut().for_each(|unit| unit.hold = Hold::Lent { thread: 0, service: 10.0 });
     assert_eq!(wall(&lent, &MACHINE, DEFAULT), 22.0);
     assert_eq!(wall(&lent, &MACHINE, depth(4)), 4.0);
+    let device = Machine { drains: true, ..MACHINE };
+    assert_eq!([DEFAULT, depth(4)].map(|settings| wall(&lent, &device, settings)), [41.0; 2]);
     for (at, unit) in lent.iter_mut().enumerate() {
         unit.hold = Hold::Lent { thread: at % 2, service: 10.0 };
     }

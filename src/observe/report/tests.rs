@@ -147,6 +147,15 @@ fn time_that_both_sides_wait_is_the_devices() {
 }
 
 #[test]
+fn work_that_is_only_enqueued_is_the_computes() {
+    let found = report(true, &[1; 80], 1);
+    // With more slots the caller would be further ahead at the end; the device would be done no earlier.
+    let found = Report { device: ms(400), device_depth: 2, choices: vec![], ..found };
+    assert_eq!(found.advice(), "No option of the loader gains 3 %: the compute decides.");
+    assert_eq!(found.verdict(), Verdict::ComputeBound);
+}
+
+#[test]
 fn accelerator_utilization_leaves_the_first_step_aside() {
     let first = StageTimes { busy: ms(10), waiting: ms(190) };
     let train = StageTimes { busy: ms(610), waiting: ms(0) };
