@@ -46,7 +46,8 @@ use crate::error::BoxError;
 /// # Ok::<(), BoxError>(())
 /// ```
 pub trait Dataset: Send {
-    /// Returns the number of records.
+    /// Returns the number of records. It must not change. All data sets of one loader need the same number, and the plan
+    /// must not go beyond it.
     fn records(&self) -> u64;
 
     /// Returns the size of a record in bytes. If records vary in length ([`lengths`](Self::lengths)), returns the

@@ -142,9 +142,9 @@ pub enum Error {
         at: At,
         /// The requested name.
         name: String,
-        /// The names of the group's tensors, or the type and shape of the tensor.
+        /// The names of the group's tensors, at most 16, or the type and shape of the tensor.
         wanted: String,
-        /// The number of tensors whose names end in the requested name, or the requested type.
+        /// How many of the group's tensors match the requested name, as text, or the type that the caller requested.
         found: String,
     },
     /// The bytes cannot be read as values of the requested type: the size is not a multiple of the type's size, or

@@ -109,7 +109,7 @@ impl fmt::Display for RecordType {
 /// [`LoaderBuilder::transform`](crate::loader::LoaderBuilder::transform) adds a transform to the chain.
 pub trait RecordTransform: Send {
     /// Returns the type of a transformed record. `record` is the type before the transform. The returned length must
-    /// be at least 1 byte. The loader calls this method when it is built.
+    /// be at least 1 byte. [`LoaderBuilder::build`](crate::loader::LoaderBuilder::build) calls this method.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
 /// A ring is used through its two handles: borrowed ([`split`](Ring::split)) or from a `static`
 /// ([`try_split_static`](Ring::try_split_static)).
 ///
-/// The slots are stored inside this type, next to their words. This is the fastest layout for small values and needs no
+/// The slots are stored inside this type, next to their state words. This is the fastest layout for small values and needs no
 /// allocator. For slots on the heap, handles that own their ring, or a depth known at run time, use a `HeapRing`.
 ///
 /// A ring that is dropped after a guard was leaked leaks the values of its slots. The memory of the ring itself belongs

@@ -213,7 +213,8 @@ impl<M: 'static> Lease<M> {
         meta
     }
 
-    /// Returns a mutable reference to the value committed with the batch, to modify it or move it out.
+    /// Returns a mutable reference to the value committed with the batch, to modify it, or to move it out by
+    /// [`mem::take`](std::mem::take).
     #[must_use]
     pub fn meta_mut(&mut self) -> &mut M {
         let meta = self.slot.as_mut().and_then(|slot| slot.meta.as_mut());

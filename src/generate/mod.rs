@@ -381,7 +381,8 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         self.stage.report()
     }
 
-    /// Returns a handle to the generator's breakdown. Use it to measure the phases of the training loop.
+    /// Returns a handle to the generator's breakdown, which is off by default. Use it to measure the phases of the
+    /// training loop.
     #[must_use]
     pub fn breakdown(&self) -> Breakdown {
         self.stage.breakdown().clone()

@@ -257,11 +257,11 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Sets whether the loader prefetches the pages of the next batches. Default: `true`. It has no effect without
-    /// [`overlap`](Self::overlap).
+    /// Sets whether the loader requests the records of the next batches from the files ahead of time. Default: `true`.
+    /// It has no effect without [`overlap`](Self::overlap), or for data sets that are not files.
     ///
-    /// The loader does not use `MADV_SEQUENTIAL`: the kernel may free such pages soon after the read (`madvise(2)`),
-    /// but later epochs need them. Reads by `pread` have the system's read-ahead anyway.
+    /// The loader never sets `MADV_SEQUENTIAL`: the kernel may then free pages soon after they are read (`madvise(2)`),
+    /// and later epochs need them.
     pub fn hints(mut self, hints: bool) -> Self {
         self.options.hints = hints;
         self

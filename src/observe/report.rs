@@ -93,7 +93,7 @@ pub struct Report {
     pub batches: u64,
     /// The size of these batches in the slots, in bytes, after the transforms.
     pub bytes: u64,
-    /// The number of bytes read for these batches, before the transforms.
+    /// The number of bytes read for the batches that the caller received, before the transforms.
     pub read_bytes: u64,
     /// The number of batches whose load was started, including batches loaded ahead.
     pub loads: u64,

@@ -41,7 +41,7 @@ impl<B: Backend> Group<B> {
         self.group
     }
 
-    /// Returns the pass of the group, from 0.
+    /// Returns the number of the pass that delivered this group, from 0. A pass goes through all groups once.
     #[must_use]
     pub fn pass(&self) -> u64 {
         self.at.epoch
