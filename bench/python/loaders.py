@@ -153,6 +153,15 @@ def verify(paths: dict[str, Path]) -> None:
         assert len(set(sums.values())) == 1, sums
 
 
+def processor() -> str:
+    """Return the name of the processor; figures of different families are not compared."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    fields = dict(re.findall(r"^(.+?)\s*: (.*)$", info.read_text(), re.MULTILINE))
+    return f"{fields['model name']} (family {fields['cpu family']} model {fields['model']})"
+
+
 class Table:
     """The figures of the runs, by subject, kind, cache and with or without the trainer."""
 
@@ -253,7 +262,7 @@ def main() -> None:
         rows, absent = measure(args, paths)
     table = Table(rows)
     machine = (
-        f"{os.cpu_count()} processors, {platform.system()} {platform.release()}, Python {platform.python_version()}; "
+        f"{processor()}, {os.cpu_count()} processors, {platform.system()} {platform.release()}, Python {platform.python_version()}; "
         f"load {os.getloadavg()[1]:.1f}; files of {args.size_mib} MiB, {args.epochs} epochs; {args.rounds} rounds."
     )
     left_out = "".join(f"\n{name} was left out: `{error}`\n" for name, error in absent.items())

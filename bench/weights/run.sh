@@ -29,7 +29,8 @@ trap 'drop_group; rm -rf $data' EXIT
 trap 'exit 1' INT TERM
 load=$(cut -d' ' -f1 /proc/loadavg)
 {
-  echo "# $(grep -m1 '^model name' /proc/cpuinfo | sed 's/.*: //'), $(nproc) processors; Linux $(uname -r); $(date -u +%F); load $load before"
+  field() { sed -n "0,/^$1.*: /s/^$1[^:]*: //p" /proc/cpuinfo; }
+  echo "# $(field 'model name') (family $(field 'cpu family') model $(field 'model\t')), $(nproc) processors; Linux $(uname -r); $(date -u +%F); load $load before"
   echo section,case,round,way,wall_s,own_s,first_pass_s,cpu_s,disk_mib,last_pass_mib,result,peak_mib
 } >$out
 
