@@ -160,8 +160,27 @@ pub(crate) struct LoadTimes {
     pub(crate) bytes: usize,
     /// CPU share of the load, if it was measured.
     pub(crate) cpu: Option<Share>,
+    /// How long the caller took part in it while it waited. `None` if it may not.
+    pub(crate) helped: Option<Duration>,
     /// When the batch that had the slot before freed it.
     pub(crate) freed: Option<Freed>,
+}
+
+impl LoadTimes {
+    /// Of a load that begins now, without a wait before it.
+    pub(crate) const fn new(start: Instant) -> Self {
+        Self {
+            since: start,
+            start,
+            end: start,
+            transform: Duration::ZERO,
+            io_calls: 0,
+            bytes: 0,
+            cpu: None,
+            helped: None,
+            freed: None,
+        }
+    }
 }
 
 /// When the slot of a batch was freed.

@@ -152,6 +152,12 @@ pub trait RecordTransform: Send {
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         None
     }
+
+    /// Whether a caller that waits may apply a clone of it, on its own thread.
+    #[doc(hidden)]
+    fn is_ours(&self) -> bool {
+        false
+    }
 }
 
 /// Describes the records that are passed to a transform.
@@ -223,6 +229,10 @@ impl RecordTransform for Transform {
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         Some(Box::new(self.clone()))
     }
+
+    fn is_ours(&self) -> bool {
+        true
+    }
 }
 
 /// The shape of pictures `[.., height, width, channels]` with the channels first: `[.., channels, height, width]`. Where
@@ -286,6 +296,10 @@ impl RecordTransform for Convert {
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         Some(Box::new(*self))
     }
+
+    fn is_ours(&self) -> bool {
+        true
+    }
 }
 
 impl RecordTransform for Box<dyn RecordTransform> {
@@ -303,6 +317,10 @@ impl RecordTransform for Box<dyn RecordTransform> {
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         (**self).try_clone()
+    }
+
+    fn is_ours(&self) -> bool {
+        (**self).is_ours()
     }
 }
 

@@ -276,6 +276,12 @@ impl Batch {
         Error::Cast { at: self.at(), wanted: type_name::<T>(), found }
     }
 
+    /// How it was loaded.
+    #[cfg(test)]
+    pub(crate) fn times(&self) -> crate::slot::LoadTimes {
+        self.meta().load
+    }
+
     fn meta(&self) -> &BatchMeta {
         self.slot.meta()
     }

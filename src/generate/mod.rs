@@ -305,6 +305,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
             lent: None,
             sends: false,
             around,
+            help: None,
         };
         let maker = Maker { make, what: if items.is_some() { What::Read } else { What::Generate } };
         let mut stage = Stage::start(Values(slots), vec![Box::new(maker)], options)?;

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 use twinbuf_cuda::cudarc::driver::CudaContext;
-use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
+use twinbuf_mmap::{BatchIndices, Buffer, Plan, ReadMode, ReadOptions};
 
 use super::Loader;
 use super::fields;
 use super::reader::{FieldReader, Reader, Schedule, Transforming};
+use super::shared::{Room, Shared};
 use super::sizes::{Depths, Part, Sizes};
 #[cfg(feature = "cuda")]
 use crate::backend::Cuda;
@@ -25,7 +26,7 @@ use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
 use crate::slot::{self, MAX_HOST_DEPTH, Naming};
 use crate::stage::worker::Source;
-use crate::stage::{self, HELD_TIMEOUT, Stage};
+use crate::stage::{self, HELD_TIMEOUT, Help, Stage};
 use crate::transform::{RecordTransform, RecordType};
 
 /// The most workers: more than one machine has processors to spare for one loader.
@@ -71,6 +72,15 @@ impl Options {
         self.overlap && !self.breakdown.is_on()
     }
 
+    /// Whether a caller that waits for a batch may fill a part of it: the only thread reads files, and no code runs but ours.
+    fn helps(&self) -> bool {
+        let alone = self.overlaps() && self.workers == 1 && self.fill_threads == 1;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let files = self.datasets.iter().all(|dataset| dataset.files().is_some());
+        let ours = self.transforms.values().flatten().all(RecordTransform::is_ours);
+        alone && processors > 1 && files && ours
+    }
+
     /// Checks the options against each other and against the data sets, and finds what they need, with as many device
     /// slots for each worker.
     fn sizes(&self, device: usize) -> Result<(Sizes, slot::Layout), Error> {
@@ -98,7 +108,8 @@ impl Options {
             let wanted = format!("a field below {}", datasets.len());
             return Err(Error::Option { option: "transform_field", wanted, found: field.to_string() });
         }
-        let depths = Depths { workers: if self.overlaps() { *workers } else { 1 }, host: *host, device };
+        let workers = if self.overlaps() { *workers } else { 1 };
+        let depths = Depths { workers, helpers: usize::from(self.helps()), host: *host, device };
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map_or(&[][..], Vec::as_slice)));
         Sizes::new(plan, depths, self.slot_bytes, each)
@@ -284,9 +295,10 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Adds a transform of the records. Several transforms run in the order in which they were added. Default: no
     /// transform.
     ///
-    /// Transforms run on the reading thread, on parts of 256 KiB directly after each part was read. The slot
-    /// receives the transformed records. If there are several data sets, this transform applies to field 0; see
-    /// [`transform_field`](Self::transform_field).
+    /// Transforms run on the reading thread, on parts of at most 256 KiB directly after each part was read.
+    /// [`Transform`](crate::transform::Transform) and [`Convert`](crate::transform::Convert) also run on a thread that
+    /// waits for the batch. The slot receives the transformed records. If there are several data sets, this transform
+    /// applies to field 0; see [`transform_field`](Self::transform_field).
     pub fn transform(self, transform: impl RecordTransform + 'static) -> Self {
         self.transform_field(0, transform)
     }
@@ -304,7 +316,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// [`MemoryLimit`]. Default: no limit.
     ///
     /// The loader counts the following memory for each worker: `host_depth` batches, `device_depth` batches on a
-    /// device, and the scratch buffers of the transforms. It also counts the memory for direct I/O
+    /// device, and the scratch buffers of the transforms (with one worker, also those of a caller that helps it). It
+    /// also counts the memory for direct I/O
     /// ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the caller took out of a slot with
     /// [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page cache. Memory is counted until
     /// the loader and its last batch are dropped.
@@ -361,7 +374,7 @@ impl<B: Backend> LoaderBuilder<B> {
         }
         let overlap = options.overlaps();
         let (mut sizes, mut layout) = options.sizes(backend.device_depth())?;
-        let Depths { workers, host: host_depth, .. } = sizes.depths;
+        let Depths { workers, helpers, host: host_depth, .. } = sizes.depths;
         let Options { name, mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = options;
         let fill_threads = options.fill_threads;
         let Options { slots, memory_limit, held_timeout, sends, trace, breakdown, .. } = options;
@@ -384,16 +397,17 @@ impl<B: Backend> LoaderBuilder<B> {
         let field_bytes: Vec<usize> = layout.fields.iter().map(RecordType::len).collect();
         let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint), layout);
         let begun = (hints && overlap).then(Arc::default);
+        let shared: Option<Arc<Shared>> = (helpers > 0).then(Arc::default);
         let reader = |_| {
             let (schedule, begun) = (schedule.clone(), begun.clone());
-            Reader { fields: Vec::new(), schedule, begun }
+            Reader { fields: Vec::new(), schedule, begun, shared: shared.clone() }
         };
         let locators = datasets.iter().map(|dataset| dataset.locator()).collect();
-        let mut readers: Vec<Reader> = (0..workers).map(reader).collect();
+        let mut readers: Vec<Reader> = (0..workers + helpers).map(reader).collect();
         for (index, dataset) in datasets.into_iter().enumerate() {
             let (record_bytes, out_bytes) = (dataset.record_bytes(), field_bytes[index]);
-            let Part { records: part, stages, ragged } = &sizes.parts[index];
-            let datasets = copies(dataset, workers, "the data set", Dataset::try_clone)?;
+            let Part { records: part, stages, ragged, .. } = &sizes.parts[index];
+            let datasets = copies(dataset, readers.len(), "the data set", Dataset::try_clone)?;
             for (reader, dataset) in readers.iter_mut().zip(datasets) {
                 let (part, transforms) = (*part, Vec::with_capacity(stages.len()));
                 let (files, ragged) = (files[index].clone(), *ragged);
@@ -401,13 +415,16 @@ impl<B: Backend> LoaderBuilder<B> {
                 reader.fields.push(field);
             }
             for (transform, &stage) in transforms.remove(&index).into_iter().flatten().zip(stages) {
-                let transforms = copies(transform, workers, "the transform", RecordTransform::try_clone)?;
+                let transforms =
+                    copies(transform, readers.len(), "the transform", RecordTransform::try_clone)?;
                 for (reader, transform) in readers.iter_mut().zip(transforms) {
                     let scratch = Buffer::new(stage.scratch).ok_or_else(|| too_large(&sizes))?;
                     reader.fields[index].transforms.push(Transforming { transform, stage, scratch });
                 }
             }
         }
+        // The last one is the caller's.
+        let help = shared.and_then(|shared| Some(help(shared, readers.pop()?.fields)));
         let sources = readers.into_iter().map(|reader| Box::new(reader) as Box<dyn Source<[u8]>>).collect();
         let steps = schedule.clone();
         let options = stage::Options {
@@ -421,6 +438,7 @@ impl<B: Backend> LoaderBuilder<B> {
             lent: slots,
             sends,
             around: None,
+            help,
         };
         let stage = Stage::start(backend, sources, options)?;
         Ok(Loader::new(stage, schedule, locators, files.into_iter().flatten().collect()))
@@ -477,6 +495,16 @@ impl LoaderBuilder<Cuda> {
         self.backend.device_depth = slots;
         self
     }
+}
+
+/// What a caller does that waits for a batch: its part of the load, with readers of its own.
+fn help(shared: Arc<Shared>, mut fields: Vec<FieldReader>) -> Help {
+    Box::new(move || {
+        let fill = |field: usize, part: &BatchIndices, room: Room<'_>| {
+            fields.get_mut(field).is_some_and(|field| field.help(part, room).is_ok())
+        };
+        shared.is_on().then(|| shared.help(fill))
+    })
 }
 
 /// Whether memory that the caller gave for `wanted` slots can hold batches of `bytes` bytes.

@@ -6,6 +6,7 @@ mod fields;
 #[cfg(feature = "cuda")]
 mod local;
 mod reader;
+mod shared;
 mod sizes;
 mod switches;
 
@@ -48,6 +49,10 @@ use crate::stage::Stage;
 /// slots. A slot is a buffer for one batch. The loader allocates the slots once: it allocates nothing and copies
 /// nothing per batch. The thread runs until the loader is dropped. A loader can have several
 /// [`workers`](LoaderBuilder::workers), each with a thread and slots.
+///
+/// A call that blocks until the next batch is ready helps the thread: it reads parts of that batch itself. It does so
+/// if the loader has one worker, the files are in the page cache, the batch has at least 128 KiB, and no transform is a
+/// closure.
 ///
 /// The plan alone determines the batches and their order. They are the same with or without overlap, for any number
 /// of workers, and for any depth.

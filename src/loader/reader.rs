@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use twinbuf_mmap::{BatchIndices, Buffer, Plan, Records, RemainingEpoch};
 
+use super::shared::{Room, Shared, count};
 use super::sizes::Stage;
 use crate::backend::sealed::SlotGuard;
 use crate::batch::checkpoint::{Begun, Identity};
@@ -25,6 +26,8 @@ pub(crate) struct Reader {
     pub(crate) schedule: Schedule,
     /// The last call whose batches the files' readers were told, if they read ahead; all workers have the same.
     pub(crate) begun: Option<Arc<Mutex<u64>>>,
+    /// The fills that a caller who waits takes part in. `None`: it may not.
+    pub(crate) shared: Option<Arc<Shared>>,
 }
 
 /// One data set and the transforms of its records.
@@ -62,6 +65,23 @@ impl Source<[u8]> for Reader {
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
             let asks = Asks { progress, field: index, at: &at };
             let ragged = layout.fields[index].is_ragged();
+            let shares = self.shared.as_deref().zip(field.shares(plan, &slot, ragged));
+            if let Some(shared) = &self.shared {
+                shared.turn(shares.is_some());
+            }
+            if let Some((shared, part)) = shares {
+                len = range.end;
+                field.files.iter().for_each(|files| files.ask_ahead(plan));
+                let fill = |part: &BatchIndices, room: Room<'_>| {
+                    field.part(part, &mut Vec::new(), room, &asks, times, who).map(|_| ())
+                };
+                let helped = shared.fill((index, plan), part, slot.bytes(range), fill)?;
+                times.helped = Some(times.helped.unwrap_or_default() + helped.time);
+                times.io_calls += helped.io_calls;
+                times.bytes += bytes(helped.records, field.record_bytes);
+                slot.filled(len);
+                continue;
+            }
             let mut own = Vec::new();
             len = field.load(plan, range, &mut slot, ragged.then_some(&mut own), &asks, times, who)?;
             if ragged {
@@ -69,7 +89,7 @@ impl Source<[u8]> for Reader {
                 offsets[index] = own;
             }
         }
-        times.io_calls = Records::read_calls() - io_calls;
+        times.io_calls += Records::read_calls() - io_calls;
         Ok(len)
     }
 
@@ -126,45 +146,16 @@ impl FieldReader {
         times: &mut LoadTimes,
         who: &mut &'static str,
     ) -> Result<usize, Error> {
-        let Self { dataset, files, record_bytes, out_bytes, ragged, transforms, .. } = self;
-        let chunk = slot.slot.chunk().map(|chunk| (chunk / (*out_bytes).max(1)).max(1) as u64);
-        let step = if transforms.is_empty() { chunk.unwrap_or(plan.len()) } else { self.part };
+        let chunk = slot.slot.chunk().map(|chunk| (chunk / self.out_bytes.max(1)).max(1) as u64);
+        let step = if self.transforms.is_empty() { chunk.unwrap_or(plan.len()) } else { self.part };
         if let Some(offsets) = &mut offsets {
             offsets.push(0);
         }
         let (mut done, mut start) = (0, out.start);
         while let Some(part) = plan.part(done..plan.len().min(done + step)) {
-            // Lengths are all equal unless the data set gives them.
-            let mut lengths = match ragged.then(|| dataset.lengths(&part)).flatten() {
-                Some(lengths) if lengths.len() == count(part.len()) => lengths,
-                Some(lengths) => {
-                    let (at, wanted, found) = ((asks.at)(), count(part.len()), lengths.len());
-                    return Err(Error::Length { at, wanted, found });
-                }
-                None if transforms.iter().any(|transform| transform.stage.ragged[1]) => {
-                    vec![*record_bytes; count(part.len())]
-                }
-                None => Vec::new(),
-            };
-            let len = |lengths: &[usize], each| match lengths {
-                [] => bytes(part.len(), each),
-                lengths => lengths.iter().sum(),
-            };
-            let wanted = len(&lengths, *record_bytes);
-            times.bytes += wanted;
-            let end = if let Some(first) = transforms.first_mut() {
-                asks.read(&mut **dataset, files.as_deref(), &part, wanted, &mut first.scratch)?;
-                let began = Instant::now();
-                *who = "transform";
-                let made = transform(transforms, &part, &mut lengths, slot.bytes(start..out.end))
-                    .map_err(|source| Error::Transform { at: Some((asks.at)()), source })?;
-                *who = "data set";
-                times.transform += began.elapsed();
-                start + made
-            } else {
-                asks.read(&mut **dataset, files.as_deref(), &part, wanted, slot.bytes(start..out.end))?;
-                start + wanted
-            };
+            let mut lengths = Vec::new();
+            let end = start
+                + self.part(&part, &mut lengths, (slot.bytes(start..out.end), None), asks, times, who)?;
             if let Some(offsets) = &mut offsets {
                 let mut at = start - out.start;
                 offsets.extend(lengths.iter().map(|len| {
@@ -178,11 +169,66 @@ impl FieldReader {
         }
         Ok(start)
     }
-}
 
-/// A number of records that fit the memory.
-fn count(records: u64) -> usize {
-    usize::try_from(records).unwrap_or(usize::MAX)
+    /// Reads and transforms some records to the start of the room, and returns the bytes that they became. `lengths` becomes the
+    /// length of each, if they differ.
+    fn part(
+        &mut self,
+        part: &BatchIndices,
+        lengths: &mut Vec<usize>,
+        room: Room<'_>,
+        asks: &Asks<'_>,
+        times: &mut LoadTimes,
+        who: &mut &'static str,
+    ) -> Result<usize, Error> {
+        let Self { dataset, files, record_bytes, ragged, transforms, .. } = self;
+        // Lengths are all equal unless the data set gives them.
+        *lengths = match ragged.then(|| dataset.lengths(part)).flatten() {
+            Some(lengths) if lengths.len() == count(part.len()) => lengths,
+            Some(lengths) => {
+                let (at, wanted, found) = ((asks.at)(), count(part.len()), lengths.len());
+                return Err(Error::Length { at, wanted, found });
+            }
+            None if transforms.iter().any(|transform| transform.stage.ragged[1]) => {
+                vec![*record_bytes; count(part.len())]
+            }
+            None => Vec::new(),
+        };
+        let wanted = match &**lengths {
+            [] => bytes(part.len(), *record_bytes),
+            lengths => lengths.iter().sum(),
+        };
+        times.bytes += wanted;
+        let Some(first) = transforms.first_mut() else {
+            asks.read(&mut **dataset, files.as_deref(), part, wanted, room)?;
+            return Ok(wanted);
+        };
+        asks.read(&mut **dataset, files.as_deref(), part, wanted, (&mut first.scratch, room.1.map(|_| 0)))?;
+        let began = Instant::now();
+        *who = "transform";
+        let made = transform(transforms, part, lengths, room.0)
+            .map_err(|source| Error::Transform { at: Some((asks.at)()), source })?;
+        *who = "data set";
+        times.transform += began.elapsed();
+        Ok(made)
+    }
+
+    /// How many records of the batch to fill at a time, and their bytes in the slot, if two threads can fill it: its files
+    /// are in memory, and the records have one length.
+    fn shares(&self, plan: &BatchIndices, slot: &Filling<'_>, ragged: bool) -> Option<(u64, usize)> {
+        let most = (!self.transforms.is_empty()).then_some(self.part);
+        let part = Shared::part(plan.len(), self.record_bytes, most)?;
+        let may = !ragged && !self.ragged && slot.slot.chunk().is_none();
+        (may && self.files.as_ref()?.is_in_memory()).then_some((part, self.out_bytes))
+    }
+
+    /// Fills the room with records of a batch that another thread loads. That thread reports an error when it meets it.
+    pub(crate) fn help(&mut self, part: &BatchIndices, room: Room<'_>) -> Result<(), Error> {
+        let at = || At { loader: None, epoch: part.epoch(), step: Some(part.step()) };
+        let asks = Asks { progress: None, field: 0, at: &at };
+        self.part(part, &mut Vec::new(), room, &asks, &mut LoadTimes::new(Instant::now()), &mut "")
+            .map(|_| ())
+    }
 }
 
 /// How a data set is asked for records of a batch.
@@ -199,7 +245,7 @@ impl Asks<'_> {
         files: Option<&twinbuf_mmap::Reader>,
         plan: &BatchIndices,
         wanted: usize,
-        room: &mut [u8],
+        (room, behind): Room<'_>,
     ) -> Result<(), Error> {
         let found = room.len();
         let Some(out) = room.get_mut(..wanted) else {
@@ -211,7 +257,11 @@ impl Asks<'_> {
             progress.reads(self.field, run.start);
         }
         let read = match files {
-            Some(files) => files.read(plan, out).map_err(Into::into),
+            Some(files) => match behind {
+                Some(behind) => files.read_part(plan, out, behind),
+                None => files.read(plan, out),
+            }
+            .map_err(Into::into),
             None => dataset.read(plan, out),
         };
         match read {

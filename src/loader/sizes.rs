@@ -4,6 +4,7 @@ use std::fmt;
 
 use twinbuf_mmap::{LastBatch, Plan};
 
+use super::shared::Shared;
 use crate::backend::too_large;
 use crate::batch::memory::{MemoryLimit, Taken};
 use crate::dataset::Dataset;
@@ -30,6 +31,8 @@ pub(super) struct Sizes {
 
 /// How the transforms of a field take its records.
 pub(super) struct Part {
+    /// Bytes of a record in the file; of the longest, if they differ.
+    bytes: usize,
     /// Records that are transformed at a time.
     pub(super) records: u64,
     /// One for each transform.
@@ -49,10 +52,11 @@ pub(crate) struct Stage {
     pub(crate) scratch: usize,
 }
 
-/// How many workers, and how many slots each has.
+/// How many workers, how many slots each has, and whether the caller has room for transforms too.
 #[derive(Clone, Copy)]
 pub(super) struct Depths {
     pub(super) workers: usize,
+    pub(super) helpers: usize,
     pub(super) host: usize,
     pub(super) device: usize,
 }
@@ -107,11 +111,18 @@ impl Sizes {
                 None => all(),
             };
             rooms.push(room.into_iter().chain(most).min().unwrap_or(usize::MAX));
-            parts.push(Part { records: part, stages, ragged });
+            parts.push(Part { bytes, records: part, stages, ragged });
             layout.push(record);
         }
         let layout = Layout::new(layout, rooms);
         let out_bytes = layout.fields.iter().fold(0_usize, |sum, field| sum.saturating_add(field.len()));
+        // Two threads do not fill a small batch.
+        let shared = |part: &Part| {
+            let most = (!part.stages.is_empty()).then_some(part.records);
+            Shared::part(records, part.bytes, most).is_some()
+        };
+        let helpers = if parts.iter().any(shared) { depths.helpers } else { 0 };
+        let depths = Depths { helpers, ..depths };
         let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead: 0 };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),
@@ -119,15 +130,16 @@ impl Sizes {
         }
     }
 
-    /// Bytes before the transforms, of each worker.
+    /// Bytes before the transforms, of each worker; of the only one, with the caller's.
     fn scratch(&self) -> usize {
         let stages = self.parts.iter().flat_map(|part| &part.stages);
-        stages.fold(0, |sum, stage| sum.saturating_add(stage.scratch))
+        let own = stages.fold(0, |sum: usize, stage| sum.saturating_add(stage.scratch));
+        own.saturating_mul(1 + self.depths.helpers)
     }
 
     /// Takes the sum from the limit.
     pub(super) fn take(&self, limit: MemoryLimit) -> Result<Taken, Error> {
-        let Depths { workers, host, device } = self.depths;
+        let Depths { workers, host, device, .. } = self.depths;
         let wanted = (self.slot as u64)
             .checked_mul((host as u64).saturating_add(device as u64))
             .and_then(|slots| slots.checked_add(self.scratch() as u64))
@@ -161,7 +173,7 @@ fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<
 /// The sum, spelled out.
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { depths: Depths { workers, host, device }, records, out_bytes, .. } = self;
+        let Self { depths: Depths { workers, host, device, .. }, records, out_bytes, .. } = self;
         if *workers > 1 {
             write!(f, "{workers} workers, each with ")?;
         }

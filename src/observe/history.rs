@@ -49,6 +49,8 @@ pub(super) struct Seen {
     pub(super) loaded: Option<Instant>,
     pub(super) read: Duration,
     pub(super) transform: Duration,
+    /// How long the caller took part in the load. `None` if it could not.
+    pub(super) helped: Option<Duration>,
     pub(super) copied: Copy,
     pub(super) asked: Instant,
     pub(super) received: Instant,
@@ -121,6 +123,7 @@ impl History {
             loaded: load.map(|load| load.start),
             read,
             transform,
+            helped: load.and_then(|load| load.helped),
             copied: None,
             asked,
             received: now,
@@ -198,6 +201,7 @@ impl History {
                 loaded: Some(asked),
                 read: now - asked,
                 transform: Duration::ZERO,
+                helped: None,
                 copied: None,
                 asked,
                 received: now,
@@ -311,6 +315,9 @@ impl Recent {
         let unit = |(at, seen): (usize, &Seen)| {
             let used_from = seen.used_from();
             let paused = nanos(seen.paused);
+            // What the loading thread would have taken alone, in parts of what it took.
+            let own = nanos(seen.read + seen.transform).max(1.0);
+            let whole = 1.0 + nanos(seen.helped.unwrap_or_default()) / own;
             let hold = match seen.freed {
                 Some((freed, _)) if freed <= seen.released => {
                     Hold::Kept { later: 0, used: between(used_from, freed) * train }
@@ -334,8 +341,9 @@ impl Recent {
             };
             Unit {
                 lead: seen.began.map(|began| between(began, seen.asked)),
-                read: nanos(seen.read) * load,
-                transform: nanos(seen.transform) * load,
+                read: nanos(seen.read) * load * whole,
+                helps: seen.helped.is_some(),
+                transform: nanos(seen.transform) * load * whole,
                 transfer: seen.copied.map_or(0.0, |(_, took)| nanos(took)),
                 train: (between(used_from, seen.released) - paused).max(0.0) * train,
                 paused,

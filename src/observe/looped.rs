@@ -108,7 +108,7 @@ impl LoopRecorder {
         let batch = (self.next.generation, self.next.seq);
         let freed = Some(Freed { batch, at, thread: this_thread() });
         let (transform, io_calls, bytes) = (Duration::ZERO, 0, 0);
-        let load = LoadTimes { since: start, start, end: at, transform, io_calls, bytes, cpu, freed: None };
+        let load = LoadTimes { end: at, transform, io_calls, bytes, cpu, ..LoadTimes::new(start) };
         load.events(What::Read, self.naming_id(), |event| self.recorder.report.add(event));
         self.recorder.report.received(0, 0);
         self.recorder.in_use_from(self.next, Some(&load), at, 0);

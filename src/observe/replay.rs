@@ -26,7 +26,10 @@ pub(super) struct Unit {
     /// The caller began to iterate with this batch: how long before it asked for it the threads could load. `None` if the
     /// batch before it belongs to the same iteration.
     pub(super) lead: Option<f64>,
+    /// With the time that the caller took part in it.
     pub(super) read: f64,
+    /// Whether a caller that waits takes part in the load of the only thread.
+    pub(super) helps: bool,
     pub(super) transform: f64,
     pub(super) transfer: f64,
     /// From receiving it to asking for the next.
@@ -257,9 +260,11 @@ impl Run<'_> {
         let loading = self.lanes.iter().filter(|lane| lane.left.is_some()).count() as f64;
         let using = matches!(self.caller, Caller::Using(..));
         let Machine { processors, load_cpu, train_cpu, shared_disk, .. } = *self.machine;
-        let wanted = loading * load_cpu + if using { train_cpu } else { 0.0 };
+        let helping = if self.is_helping() { 1.0 } else { 0.0 };
+        let wanted = (loading + helping) * load_cpu + if using { train_cpu } else { 0.0 };
         let (cpu, wait) = ((wanted / processors).max(1.0), (loading * (1.0 - load_cpu)).max(1.0));
         let load = load_cpu * cpu + (1.0 - load_cpu) * if shared_disk { wait } else { 1.0 };
+        let load = load / (1.0 + helping);
         let train = train_cpu * cpu + (1.0 - train_cpu);
         let mut step = f64::INFINITY;
         for left in self.lanes.iter().filter_map(|lane| lane.left) {
@@ -303,6 +308,17 @@ impl Run<'_> {
             *done += step / train;
         }
         Some(())
+    }
+
+    /// Whether the caller waits, and takes part in the load of the only thread.
+    fn is_helping(&self) -> bool {
+        let loads = |lane: &Lane| {
+            lane.left.is_some() && lane.taken.last().is_some_and(|&unit| self.units[unit].helps)
+        };
+        self.overlap
+            && self.lanes.len() == 1
+            && matches!(self.caller, Caller::Asking(_))
+            && loads(&self.lanes[0])
     }
 
     /// How much of the batch in use is used when something happens next.
@@ -380,8 +396,9 @@ impl Run<'_> {
             Caller::Asking(since) if self.ready[self.at] <= self.now => {
                 if self.now > since {
                     self.outcome.waits += 1.0;
-                    // A caller that loads is awake.
-                    let wake = if self.overlap { self.machine.wake } else { 0.0 };
+                    // A caller that loads, or takes part in it, is awake.
+                    let sleeps = self.overlap && !(self.lanes.len() == 1 && self.units[self.at].helps);
+                    let wake = if sleeps { self.machine.wake } else { 0.0 };
                     self.caller = Caller::Waking(self.now + wake, since);
                 } else {
                     self.receive(since);

@@ -53,7 +53,13 @@ pub(crate) struct Options<'a> {
     pub(crate) sends: bool,
     /// What the loop of the only thread runs within.
     pub(crate) around: Option<Around>,
+    /// What the caller may do for the only thread while it waits for a batch.
+    pub(crate) help: Option<Help>,
 }
+
+/// Does a part of what a thread is loading. Returns `None` if no load can be taken part in, and else whether there was
+/// a part.
+pub(crate) type Help = Box<dyn FnMut() -> Option<bool> + Send>;
 
 /// What a thread runs within, in a program with a lock of the interpreter.
 pub(crate) struct Around {
@@ -88,6 +94,7 @@ struct Running<B: Backend> {
     ending: Ending,
     lanes: Lanes<B>,
     feed: Feed<B>,
+    help: Option<Help>,
     recorder: Recorder,
     trace: Option<Arc<LoaderTrace>>,
 }
@@ -131,6 +138,10 @@ struct Lanes<B: Backend> {
 /// Limits of the waits that an unlimited wait is split into.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(3600);
+
+/// How often a caller looks for a part of the load that it waits for: about as long as a thread takes from a batch to the
+/// next.
+const LOOKS: u32 = 200;
 
 impl<B: Backend> Drop for Lanes<B> {
     fn drop(&mut self) {
@@ -200,6 +211,27 @@ impl<B: Backend> Lanes<B> {
                 Lane::SlotHeld => Received::SlotHeld,
             };
         }
+    }
+
+    /// Does parts of the load that the caller waits for, until there is a batch, no part is left, or the time is over.
+    fn help(&mut self, help: &mut Help, waiting: &Waiting<'_, '_>) -> Option<Received<Raw<B>>> {
+        let deadline = match waiting {
+            Waiting::Block => None,
+            Waiting::Until(deadline) => Some(*deadline),
+            // A task has its thread for a moment only.
+            _ => return None,
+        };
+        let mut looks = 0;
+        while looks < LOOKS && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            // The thread may be between two batches.
+            looks = if help()? { 0 } else { looks + 1 };
+            let found = self.lanes[0].receive(&mut Waiting::Try, Duration::ZERO);
+            if !matches!(found, Received::NotYet) {
+                return Some(found);
+            }
+            std::hint::spin_loop();
+        }
+        None
     }
 
     /// A batch of an earlier generation. It keeps its slot from a thread that could take another batch.
@@ -288,6 +320,7 @@ impl<B: Backend> Stage<B> {
             lent,
             sends,
             mut around,
+            help,
         } = options;
         let (slot, host_depth, sum) = slots;
         let lanes = sources.len();
@@ -333,7 +366,7 @@ impl<B: Backend> Stage<B> {
         let copy_threads = batches.iter().filter_map(Batches::copy_thread).collect();
         let ending = Ending { gate: gate.clone(), copy_threads, limit: END_LIMIT };
         let lanes = Lanes { lanes: batches, gate, generation: 0, stale: false };
-        let running = ForkGuard::new(Running { ending, lanes, feed, recorder, trace });
+        let running = ForkGuard::new(Running { ending, lanes, feed, help, recorder, trace });
         let publisher = Publisher::default();
         Ok(Self {
             running,
@@ -442,7 +475,7 @@ impl<B: Backend> Stage<B> {
     ) -> Poll<Result<Raw<B>, Error>> {
         let asked = Instant::now();
         self.asked(ticket, asked);
-        let Running { lanes, feed, recorder, trace, ending } = &mut *self.running;
+        let Running { lanes, feed, help, recorder, trace, ending } = &mut *self.running;
         ending.limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
         let mut found = None;
         // A batch that is ready costs no second read of the clock, unless a trace shows how long that took.
@@ -484,6 +517,9 @@ impl<B: Backend> Stage<B> {
                     let found = lanes.receive(ticket, &mut Waiting::Try, Duration::ZERO);
                     if !matches!(found, Received::NotYet | Received::SlotHeld) {
                         there = trace.is_none();
+                        return found;
+                    }
+                    if let Some(found) = help.as_mut().and_then(|help| lanes.help(help, &waiting)) {
                         return found;
                     }
                 }
@@ -580,7 +616,7 @@ impl<B: Backend> Stage<B> {
             }
         }
         let Self { running, generation, .. } = self;
-        let Some(Running { ending, mut lanes, feed, recorder, trace }) = running.into_inner() else {
+        let Some(Running { ending, mut lanes, feed, recorder, trace, help: _ }) = running.into_inner() else {
             return Ok(());
         };
         let mut unheard = None;

@@ -68,16 +68,7 @@ impl<C: ?Sized> Worker<C> {
         let records = source.records(ticket);
         let span = recorder.began(ticket).entered();
         let clock = recorder.clock(start);
-        let mut times = LoadTimes {
-            since,
-            start,
-            end: start,
-            transform: Duration::ZERO,
-            io_calls: 0,
-            bytes: 0,
-            cpu: None,
-            freed: None,
-        };
+        let mut times = LoadTimes { since, ..LoadTimes::new(start) };
         if let Some(progress) = progress {
             progress.began(start);
         }

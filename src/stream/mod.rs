@@ -255,6 +255,7 @@ impl<B: Backend> StreamBuilder<B> {
             lent: (device_depth == 0).then_some(slots),
             sends: false,
             around: None,
+            help: None,
         };
         let stage = Stage::start(backend, vec![Box::new(source)], options)?;
         Ok(TensorStream { stage, schedule, reader, kept, cycle, passes: 0, flowing: None, taken })

@@ -23,7 +23,7 @@ const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 /// where `pread` reads all that it needs. This is more than `pread` itself reads ahead.
 const WARM: u64 = 32 << 20;
 
-/// The fewest pieces for which one call for all is faster than a call for each.
+/// The fewest pieces for which one call for all is faster than a call for each, into small pages.
 const TOGETHER: usize = 4;
 
 /// The maximum size of one prefetch hint: 1 MiB.
@@ -67,7 +67,12 @@ impl Copied {
 
     // Relaxed: it decides between two ways to copy the same bytes.
     fn is_warm(&self) -> bool {
-        self.warm.as_ref().is_some_and(|warm| warm.load(Relaxed) >= WARM)
+        self.warm_bytes() >= WARM
+    }
+
+    /// Bytes copied since a copy had to wait for a disk; 0 if that is not counted.
+    pub(super) fn warm_bytes(&self) -> u64 {
+        self.warm.as_ref().map_or(0, |warm| warm.load(Relaxed))
     }
 
     /// Counts a copy of this many bytes. `disk`: bytes that came from a disk for it; `None` if that is not counted.
@@ -80,7 +85,8 @@ impl Copied {
     }
 }
 
-/// Copies `wanted`, at most [`PIECES`] pieces, to their places in `out`, and counts what came from disks for it.
+/// Copies `wanted`, at most [`PIECES`] pieces, to their places in `out`, and counts what came from disks for it. The slot has
+/// `behind` bytes more.
 ///
 /// # Errors
 ///
@@ -88,12 +94,12 @@ impl Copied {
 pub(super) fn fill(
     shards: &[Shard],
     wanted: &[Wanted],
-    out: &mut [u8],
+    (out, behind): (&mut [u8], usize),
     before: &Copied,
     stats: &mut ReadStats,
 ) -> Result<(), Error> {
     let at_first = system::read_from_disk();
-    let filled = copy(shards, wanted, out, before);
+    let filled = copy(shards, wanted, (out, behind), before);
     let disk = read_since(at_first);
     before.add(wanted.iter().map(Wanted::len).sum(), disk);
     stats.disk += disk.unwrap_or(0);
@@ -103,10 +109,18 @@ pub(super) fn fill(
 /// Small pieces, and long ones of a warm cache, come out of the mapping by one call. A piece of a file that was truncated
 /// since it was opened may then be zeros, so files that have changed are read by `pread`, as everything else is: it tells
 /// what is missing.
-fn copy(shards: &[Shard], wanted: &[Wanted], out: &mut [u8], before: &Copied) -> Result<(), Error> {
+fn copy(
+    shards: &[Shard],
+    wanted: &[Wanted],
+    (out, behind): (&mut [u8], usize),
+    before: &Copied,
+) -> Result<(), Error> {
     let warm = before.is_warm();
-    // A slot is in huge pages up to its last multiple of one.
-    let (most, huge) = (GATHERED[usize::from(warm)], if warm { out.len() - out.len() % HUGE } else { 0 });
+    // A slot begins at a huge page, and is in such pages up to its last multiple of one.
+    let start = out.as_ptr().addr();
+    let end = start + out.len() + behind;
+    let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
+    let (most, fewest) = (GATHERED[usize::from(warm)], if huge > 0 { 1 } else { TOGETHER });
     let together = |wanted: &&Wanted| {
         let shard = &shards[wanted.at.shard];
         (wanted.len() <= most || wanted.to < huge) && shard.file.is_kept() && !shard.hints_wait
@@ -116,7 +130,7 @@ fn copy(shards: &[Shard], wanted: &[Wanted], out: &mut [u8], before: &Copied) ->
         .filter(together)
         .map(|wanted| (shards[wanted.at.shard].piece(wanted.at.bytes.clone()), wanted.to))
         .collect();
-    if gathered.len() < TOGETHER || before.cannot_reach(out) {
+    if gathered.len() < fewest || before.cannot_reach(out) {
         return pread(shards, wanted.iter(), out);
     }
     let copied = system::gather(&gathered, out);

@@ -142,7 +142,7 @@ impl GroupReader {
         self.advance(bytes);
         let wanted = runs.iter().map(|run| Ok(Wanted::from(run)));
         let mut stats = ReadStats::default();
-        let read = self.source.fill(self.groups.model().shards(), wanted, out, &mut stats);
+        let read = self.source.fill(self.groups.model().shards(), wanted, (out, 0), &mut stats);
         if read.is_ok() {
             stats.bytes = runs.iter().map(|run| run.bytes.end - run.bytes.start).sum();
         }
@@ -167,7 +167,7 @@ impl GroupReader {
         let bytes = start..start.saturating_add(out.len() as u64);
         let wanted = Wanted { at: Stretch { shard: file, own_end: bytes.end, bytes }, to: 0 };
         let mut stats = ReadStats { bytes: wanted.len(), ..ReadStats::default() };
-        let read = self.source.fill(shards, std::iter::once(Ok(wanted)), out, &mut stats);
+        let read = self.source.fill(shards, std::iter::once(Ok(wanted)), (out, 0), &mut stats);
         self.source.count(stats);
         read
     }

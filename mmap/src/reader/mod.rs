@@ -145,8 +145,9 @@ struct Window {
     around: Around,
     /// What the stream has no room for yet.
     pending: VecDeque<(Stretch, u64)>,
-    /// Bytes of hints since something came from a disk.
+    /// Bytes of hints since something came from a disk, and whether something did.
     quiet: u64,
+    missing: bool,
 }
 
 impl Reader {
@@ -207,6 +208,7 @@ impl Reader {
             fresh: true,
             around: std::mem::take(&mut window.around),
             quiet: window.quiet,
+            missing: window.missing,
             ..Window::default()
         };
     }
@@ -221,23 +223,50 @@ impl Reader {
     /// [`Error::BufferTooSmall`], [`Error::NoSuchRecord`], [`Error::Truncated`], [`Error::Read`], and errors of
     /// reopening a file, in the cases of [`Ranges::read`].
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
-        let mut stats = ReadStats::default();
-        let wanted = self.ranges.size(batch);
-        let bytes = wanted.unwrap_or(u64::MAX);
+        let (mut stats, bytes) = (ReadStats::default(), self.ranges.size(batch).unwrap_or(u64::MAX));
         self.advance(bytes, true, &mut stats);
-        let asked = stats.disk;
+        let read = self.read_now(batch, (out, 0), &mut stats);
+        self.advance(bytes, false, &mut stats);
+        self.source.count(stats);
+        read
+    }
+
+    /// The two halves of [`read`](Self::read), for a batch that several threads read in parts. This one asks for the
+    /// batches after it, once.
+    #[doc(hidden)]
+    pub fn ask_ahead(&self, batch: &BatchIndices) {
+        let (mut stats, bytes) = (ReadStats::default(), self.ranges.size(batch).unwrap_or(u64::MAX));
+        self.advance(bytes, true, &mut stats);
+        self.advance(bytes, false, &mut stats);
+        self.source.count(stats);
+    }
+
+    /// Reads a part, into a slot that has `behind` bytes more: how bytes are copied depends on the size of the slot.
+    #[doc(hidden)]
+    pub fn read_part(&self, part: &BatchIndices, out: &mut [u8], behind: usize) -> Result<usize, Error> {
+        let mut stats = ReadStats::default();
+        let read = self.read_now(part, (out, behind), &mut stats);
+        self.source.count(stats);
+        read
+    }
+
+    fn read_now(
+        &self,
+        batch: &BatchIndices,
+        (out, behind): (&mut [u8], usize),
+        stats: &mut ReadStats,
+    ) -> Result<usize, Error> {
+        let (wanted, asked) = (self.ranges.size(batch), stats.disk);
+        let bytes = wanted.unwrap_or(u64::MAX);
         let threads = self.threads.min(usize::try_from(bytes / THREAD_BYTES).unwrap_or(1));
         let read = match usize::try_from(bytes).ok().and_then(|bytes| out.get_mut(..bytes)) {
-            Some(out) if threads > 1 => self.read_parts(batch, threads, out, &mut stats),
-            _ => read_batch(&self.ranges, &self.source, batch, wanted, out, &mut stats),
+            Some(out) if threads > 1 => self.read_parts(batch, threads, (out, behind), stats),
+            _ => read_batch(&self.ranges, &self.source, batch, wanted, (out, behind), stats),
         };
-        let missed = self.source.copied.is_counted() && stats.disk > asked && self.source.stream.is_none();
-        if missed {
+        if self.source.copied.is_counted() && stats.disk > asked && self.source.stream.is_none() {
             self.lock().missed();
         }
-        self.advance(bytes, false, &mut stats);
         stats.bytes = *read.as_ref().unwrap_or(&0) as u64;
-        self.source.count(stats);
         read
     }
 
@@ -247,7 +276,7 @@ impl Reader {
         &self,
         batch: &BatchIndices,
         threads: usize,
-        out: &mut [u8],
+        (out, behind): (&mut [u8], usize),
         stats: &mut ReadStats,
     ) -> Result<usize, Error> {
         let len = out.len();
@@ -258,15 +287,15 @@ impl Reader {
             let (at, out) = &mut *rest;
             let part = batch.part(*at..batch.len().min(*at + records))?;
             let size = self.ranges.size(&part).and_then(|size| usize::try_from(size).ok());
-            let (own, behind) = mem::take(out).split_at_mut_checked(size?)?;
-            *out = behind;
-            Some((mem::replace(at, *at + part.len()), part, own))
+            let (own, later) = mem::take(out).split_at_mut_checked(size?)?;
+            *out = later;
+            Some((mem::replace(at, *at + part.len()), part, (own, out.len() + behind)))
         };
         // Returns which part failed, if one did.
         let fill = || {
             let (mut stats, calls) = (ReadStats::default(), Records::read_calls());
             let failed = iter::from_fn(next).find_map(|(at, part, out)| {
-                let wanted = Some(out.len() as u64);
+                let wanted = Some(out.0.len() as u64);
                 let read = read_batch(&self.ranges, &self.source, &part, wanted, out, &mut stats);
                 Some((at, read.err()?))
             });
@@ -311,6 +340,15 @@ impl Reader {
     #[must_use]
     pub fn choice(&self) -> ReadChoice {
         ReadChoice { data: self.share.data, cached: self.share.cached, left: self.left }
+    }
+
+    /// Whether all files are read through the page cache, and every byte of the last 8 MiB was in it before it was asked
+    /// for.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        let window = self.lock();
+        !window.missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= QUIET
     }
 
     /// Returns the files and byte ranges that this reader reads.
@@ -395,7 +433,9 @@ impl Reader {
         if !hints.is_empty() {
             let (disk, hinted) = (stats.disk, stats.hinted);
             cached::hint(self.ranges.shards(), hints, stats);
-            window.quiet = if stats.disk > disk { 0 } else { window.quiet + stats.hinted - hinted };
+            let missing = stats.disk > disk;
+            window.quiet = if missing { 0 } else { window.quiet + stats.hinted - hinted };
+            window.missing = missing || window.missing && window.quiet < QUIET;
         }
     }
 
@@ -493,7 +533,7 @@ impl Ranges {
     ///
     /// After every error except `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
-        read_batch(self, &Source::cached(), batch, self.size(batch), out, &mut ReadStats::default())
+        read_batch(self, &Source::cached(), batch, self.size(batch), (out, 0), &mut ReadStats::default())
     }
 }
 
@@ -512,18 +552,17 @@ fn read_batch(
     source: &Source,
     batch: &BatchIndices,
     wanted: Option<u64>,
-    out: &mut [u8],
+    (out, behind): (&mut [u8], usize),
     stats: &mut ReadStats,
 ) -> Result<usize, Error> {
-    let out = match wanted.and_then(|wanted| usize::try_from(wanted).ok()) {
-        Some(wanted) if wanted <= out.len() => &mut out[..wanted],
-        _ => {
-            let wanted = wanted.unwrap_or(u64::MAX);
-            return Err(Error::BufferTooSmall { wanted, found: out.len() as u64 });
-        }
+    let found = out.len();
+    let cut = wanted.and_then(|wanted| out.split_at_mut_checked(usize::try_from(wanted).ok()?));
+    let Some((out, later)) = cut else {
+        return Err(Error::BufferTooSmall { wanted: wanted.unwrap_or(u64::MAX), found: found as u64 });
     };
+    let behind = behind + later.len();
     let wanted = ranges.placed(batch.pieces()).map(|found| found.map(|(at, to)| Wanted { at, to }));
-    source.fill(ranges.shards(), wanted, out, stats)?;
+    source.fill(ranges.shards(), wanted, (&mut *out, behind), stats)?;
     ranges.spread(batch, out)?;
     Ok(out.len())
 }

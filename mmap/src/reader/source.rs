@@ -66,12 +66,12 @@ impl Source {
         stretch.bytes.end <= self.cached_until(&shards[stretch.shard])
     }
 
-    /// Fills `out` with `wanted`.
+    /// Fills `out` with `wanted`. The slot has `behind` bytes more.
     pub(super) fn fill(
         &self,
         shards: &[Shard],
         mut wanted: impl Iterator<Item = Result<Wanted, Error>>,
-        out: &mut [u8],
+        (out, behind): (&mut [u8], usize),
         stats: &mut ReadStats,
     ) -> Result<(), Error> {
         let mut rest = None;
@@ -82,7 +82,7 @@ impl Source {
             self.ask_now(shards, &next);
             let Group { cached, streamed } = group;
             if !cached.is_empty() {
-                cached::fill(shards, &cached, out, &self.copied, stats)?;
+                cached::fill(shards, &cached, (&mut *out, behind), &self.copied, stats)?;
             }
             if let Some(stream) = &self.stream {
                 self.take(stream, shards, &streamed, out, stats)?;

@@ -196,3 +196,25 @@ fn nothing_takes_no_time() {
     assert_eq!(replay(&[], &MACHINE, DEFAULT, Scale::MEASURED), Some(Outcome::default()));
     assert_eq!(wall(&units(&[0.0; 3], 0.0), &MACHINE, DEFAULT), 0.0);
 }
+
+/// A caller that waits takes part in the load, if there is a processor for it, and only then.
+#[test]
+fn a_caller_that_helps_halves_the_load_that_it_waits_for() {
+    let unit = |train| Unit { read: 100.0, train, helps: true, ..Unit::default() };
+    let wall = |processors, train, settings| {
+        let machine = Machine { processors, load_cpu: 1.0, train_cpu: 1.0, wake: 30.0, ..MACHINE };
+        replay(&vec![unit(train); 10], &machine, settings, Scale::MEASURED).unwrap().wall
+    };
+    let one = Settings { overlap: true, depth: 2, workers: 1 };
+    assert_eq!(wall(2.0, 0.0, one), 500.0, "each load takes half of the time, and nobody has to be woken");
+    assert_eq!(wall(1.0, 0.0, one), 1000.0, "two threads on one processor");
+    // The first load, then those that are left when the caller asks: 40 of 100, halved.
+    assert_eq!(wall(2.0, 60.0, one), 50.0 + 9.0 * (60.0 + 20.0) + 60.0);
+    assert_eq!(
+        wall(2.0, 0.0, Settings { overlap: false, ..one }),
+        1000.0,
+        "without a thread there is nobody to help"
+    );
+    let two = wall(2.0, 0.0, Settings { workers: 2, ..one });
+    assert!(two > 500.0, "{two}: workers have all of a batch each, and are waited for");
+}

@@ -34,6 +34,7 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
             loaded: Some(start),
             read: ms(read),
             transform: ms(0),
+            helped: None,
             copied: None,
             asked,
             received,

@@ -1,0 +1,181 @@
+//! Real threads: both fill one batch, again and again. Each record ends with its own number, whoever filled it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::AtomicU64;
+
+use twinbuf_mmap::{Plan, Records, Shuffle};
+
+use super::*;
+use crate::error::At;
+use crate::loader::Loader;
+use crate::transform::{Convert, per_record};
+
+const RECORDS: u64 = 23;
+const EACH: usize = 3;
+
+fn batch() -> BatchIndices {
+    Plan::builder(RECORDS).batch(RECORDS).build().unwrap().batch(0, 0).unwrap()
+}
+
+fn write(part: &BatchIndices, (out, behind): Room<'_>) {
+    let runs: Vec<u64> = part.runs().flatten().collect();
+    assert_eq!(out.len(), runs.len() * EACH);
+    assert_eq!(behind, Some(usize::try_from(RECORDS - 1 - runs.last().unwrap()).unwrap() * EACH));
+    for (out, record) in out.chunks_exact_mut(EACH).zip(runs) {
+        out.fill(u8::try_from(record).unwrap() + 1);
+    }
+}
+
+fn expected() -> Vec<u8> {
+    (1..=u8::try_from(RECORDS).unwrap()).flat_map(|record| [record; EACH]).collect()
+}
+
+fn failed() -> Error {
+    Error::ThreadGone { at: At { loader: None, epoch: 0, step: Some(0) } }
+}
+
+/// Fills `rounds` batches, with a caller that does `help` all the time. Returns how many records the caller filled.
+fn run(rounds: u32, part: u64, help: impl Fn(&BatchIndices, Room<'_>) -> bool + Sync) -> u64 {
+    let (shared, over, caller) = (Shared::default(), AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let help = |field, part: &BatchIndices, room: Room<'_>| {
+                    assert_eq!(field, 7);
+                    help(part, room)
+                };
+                // What a panic leaves behind is what this is about.
+                let _ = catch_unwind(AssertUnwindSafe(|| shared.help(help)));
+                std::thread::yield_now();
+            }
+        });
+        for _ in 0..rounds {
+            let mut out = vec![0; expected().len()];
+            let fill = |part: &BatchIndices, room: Room<'_>| {
+                write(part, room);
+                std::thread::yield_now();
+                Ok(())
+            };
+            let did = shared.fill((7, &batch()), (part, EACH), &mut out, fill).unwrap();
+            assert_eq!(out, expected());
+            caller.fetch_add(did.records, Ordering::Relaxed);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    caller.into_inner()
+}
+
+const ROUNDS: u32 = if cfg!(miri) { 5 } else { 2000 };
+
+#[test]
+fn each_record_is_filled_once_whoever_takes_it() {
+    for part in [1, 2, 5, 22] {
+        let helped = run(ROUNDS, part, |part, room| {
+            write(part, room);
+            true
+        });
+        assert!(helped > 0, "parts of {part} records: the caller never took part");
+    }
+}
+
+#[test]
+fn what_the_caller_cannot_fill_is_filled_by_the_loading_thread() {
+    let refuse = |_: &BatchIndices, (out, _): Room<'_>| {
+        out.fill(0xEE);
+        false
+    };
+    assert_eq!(run(ROUNDS, 2, refuse), 0);
+}
+
+#[test]
+fn a_caller_that_panics_gives_its_part_back() {
+    // Without a word on the terminal.
+    assert_eq!(run(ROUNDS, 2, |_, _| resume_unwind(Box::new("in the caller"))), 0);
+}
+
+#[test]
+fn the_first_part_that_fails_is_the_error() {
+    let shared = Shared::default();
+    let mut out = vec![0; expected().len()];
+    let (mut asked, mut helped) = (Vec::new(), false);
+    let result = shared.fill((7, &batch()), (2, EACH), &mut out, |part, _| {
+        let first = part.runs().next().unwrap().start;
+        asked.push(first);
+        // The caller has the part between these two, and cannot fill it either.
+        helped |= first == 0 && shared.help(|_, part, _| part.runs().next().unwrap().start != 2);
+        if first == 0 { Ok(()) } else { Err(failed()) }
+    });
+    assert!(result.is_err() && helped);
+    assert_eq!(asked, [0, 4, 2], "the failure at 4 sends it back to the part at 2");
+    assert!(!shared.help(|_, _, _| unreachable!("the fill is closed")));
+}
+
+#[test]
+fn a_fill_that_panics_is_closed() {
+    let (shared, mut out) = (Shared::default(), vec![0; expected().len()]);
+    let fill = || {
+        shared
+            .fill((7, &batch()), (2, EACH), &mut out, |_, _| resume_unwind(Box::new("in the loading thread")))
+    };
+    assert!(catch_unwind(AssertUnwindSafe(fill)).is_err());
+    assert!(!shared.help(|_, _, _| unreachable!("the fill is closed")));
+}
+
+#[test]
+fn small_batches_are_not_shared() {
+    assert_eq!(Shared::part(64, 4096, None), Some(16));
+    assert_eq!(Shared::part(31, 4096, None), None, "less than two parts");
+    assert_eq!(Shared::part(1000, 4096, None), Some(125));
+    assert_eq!(Shared::part(1000, 4096, Some(64)), Some(64), "no more than the transforms take");
+    assert_eq!(Shared::part(2, 1 << 30, None), Some(1));
+    assert_eq!(Shared::part(1, 1 << 30, None), None);
+}
+
+/// A file that is in memory, read by a caller that does nothing else.
+#[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "needs counted reads")]
+#[cfg_attr(miri, ignore = "reads files")]
+fn a_caller_that_waits_fills_parts_of_the_batches() {
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        return;
+    }
+    const RECORD: usize = 2048;
+    // Not in /tmp: that may lie in memory, whose reads no system counts.
+    let folder = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+    let path = folder.path().join("data");
+    let bytes: Vec<u8> =
+        (0..2_u32 << 20).flat_map(|at| u16::try_from(at * 7 % 65521).unwrap().to_le_bytes()).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let records = Records::open([&path], RECORD).unwrap().len();
+    let loader = |ours: bool, plan: Plan| {
+        let builder = Loader::builder(Records::open([&path], RECORD).unwrap(), plan);
+        let copy = |record: &[u8], out: &mut [u8], _| {
+            out.copy_from_slice(record);
+            Ok(())
+        };
+        if ours { builder.transform(Convert::U16ToU32) } else { builder.transform(per_record(RECORD, copy)) }
+    };
+    for shuffle in [Shuffle::None, Shuffle::Full] {
+        let plan = Plan::builder(records).batch(128).shuffle(shuffle).build().unwrap();
+        let alone: Vec<Vec<u8>> = {
+            let mut loader = loader(true, plan).overlap(false).build().unwrap();
+            loader.epoch(1).map(|batch| batch.unwrap().to_vec()).collect()
+        };
+        let mut shared = loader(true, plan).build().unwrap();
+        // The first epochs find that the file is in memory. In some of the others the caller is in time.
+        shared.epochs(0..8).for_each(|batch| drop(batch.unwrap()));
+        let helped = (0..500).find(|_| {
+            let mut did = Duration::ZERO;
+            for (batch, expected) in shared.epoch(1).zip(&alone) {
+                let batch = batch.unwrap();
+                assert!(*batch == **expected, "{shuffle:?}, step {}", batch.step());
+                did += batch.times().helped.expect("the file is in memory");
+            }
+            !did.is_zero()
+        });
+        assert!(helped.is_some(), "{shuffle:?}: the caller never took part");
+        // Nor does it run a closure of the program, which may belong to the loading thread.
+        let mut closure = loader(false, plan).build().unwrap();
+        assert!(closure.epochs(0..9).all(|batch| batch.unwrap().times().helped.is_none()));
+    }
+}
