@@ -11,7 +11,7 @@ venv=$PWD/target/python
 export PIP_CACHE_DIR=$PWD/target/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 # pip keeps all that it downloads in its temporary folder, and that of the system may lie in memory.
 mkdir -p target/tmp
-TMPDIR=$PWD/target/tmp tools/retry.sh "$venv/bin/pip" install \
+TMPDIR=$PWD/target/tmp tools/retry.sh "$venv/bin/pip" install --no-compile \
   maturin ziglang numpy torch torchdata safetensors pytest mypy pyright ruff abi3audit auditwheel \
   lightning transformers accelerate tqdm 'ray[train]'
 PATH=$venv/bin:$PATH
