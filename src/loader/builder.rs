@@ -76,7 +76,8 @@ impl Options {
     fn helps(&self) -> bool {
         let alone = self.overlaps() && self.workers == 1 && self.fill_threads == 1;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let files = self.datasets.iter().all(|dataset| dataset.files().is_some());
+        let mut datasets = self.datasets.iter();
+        let files = datasets.all(|dataset| dataset.files().is_some() && dataset.try_clone().is_some());
         let ours = self.transforms.values().flatten().all(RecordTransform::is_ours);
         alone && processors > 1 && files && ours
     }
@@ -317,10 +318,9 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// The loader counts the following memory for each worker: `host_depth` batches, `device_depth` batches on a
     /// device, and the scratch buffers of the transforms (with one worker, also those of a caller that helps it). It
-    /// also counts the memory for direct I/O
-    /// ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the caller took out of a slot with
-    /// [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page cache. Memory is counted until
-    /// the loader and its last batch are dropped.
+    /// also counts the memory for direct I/O ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the
+    /// caller took out of a slot with [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page
+    /// cache. Memory is counted until the loader and its last batch are dropped.
     ///
     /// `build` returns [`Error::Memory`] if the loader needs more than the limit has left.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {

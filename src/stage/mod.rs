@@ -225,11 +225,12 @@ impl<B: Backend> Lanes<B> {
         while looks < LOOKS && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             // The thread may be between two batches.
             looks = if help()? { 0 } else { looks + 1 };
-            let found = self.lanes[0].receive(&mut Waiting::Try, Duration::ZERO);
-            if !matches!(found, Received::NotYet) {
-                return Some(found);
+            match self.lanes[0].receive(&mut Waiting::Try, Duration::ZERO) {
+                Received::NotYet => std::hint::spin_loop(),
+                // It is waited for, for as long as the caller wants.
+                Received::SlotHeld => break,
+                found => return Some(found),
             }
-            std::hint::spin_loop();
         }
         None
     }

@@ -23,7 +23,7 @@ const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 /// where `pread` reads all that it needs. This is more than `pread` itself reads ahead.
 const WARM: u64 = 32 << 20;
 
-/// The fewest pieces for which one call for all is faster than a call for each, into small pages.
+/// The fewest pieces for which one call for all is faster than a call for each.
 const TOGETHER: usize = 4;
 
 /// The maximum size of one prefetch hint: 1 MiB.
@@ -120,7 +120,7 @@ fn copy(
     let start = out.as_ptr().addr();
     let end = start + out.len() + behind;
     let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
-    let (most, fewest) = (GATHERED[usize::from(warm)], if huge > 0 { 1 } else { TOGETHER });
+    let most = GATHERED[usize::from(warm)];
     let together = |wanted: &&Wanted| {
         let shard = &shards[wanted.at.shard];
         (wanted.len() <= most || wanted.to < huge) && shard.file.is_kept() && !shard.hints_wait
@@ -130,7 +130,7 @@ fn copy(
         .filter(together)
         .map(|wanted| (shards[wanted.at.shard].piece(wanted.at.bytes.clone()), wanted.to))
         .collect();
-    if gathered.len() < fewest || before.cannot_reach(out) {
+    if gathered.len() < TOGETHER || before.cannot_reach(out) {
         return pread(shards, wanted.iter(), out);
     }
     let copied = system::gather(&gathered, out);

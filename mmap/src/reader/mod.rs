@@ -51,6 +51,10 @@ const PREFETCH: u64 = 32 << 20;
 /// After this many bytes of hints that found everything in memory, hints stop until something is missing.
 const QUIET: u64 = 8 << 20;
 
+/// After this many bytes that were there when they were read, the files are taken to be in memory: more than the kernel
+/// reads ahead at a time, 8 MiB on some disks.
+const IN_MEMORY: u64 = 16 << 20;
+
 /// Bytes that one of several threads reads at a time: reading them takes much longer than to start a thread.
 const THREAD_BYTES: u64 = 4 << 20;
 
@@ -342,13 +346,13 @@ impl Reader {
         ReadChoice { data: self.share.data, cached: self.share.cached, left: self.left }
     }
 
-    /// Whether all files are read through the page cache, and every byte of the last 8 MiB was in it before it was asked
+    /// Whether all files are read through the page cache, and every byte of the last 16 MiB was in it before it was asked
     /// for.
     #[doc(hidden)]
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         let window = self.lock();
-        !window.missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= QUIET
+        !window.missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 
     /// Returns the files and byte ranges that this reader reads.

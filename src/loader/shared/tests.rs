@@ -7,7 +7,7 @@ use twinbuf_mmap::{Plan, Records, Shuffle};
 
 use super::*;
 use crate::error::At;
-use crate::loader::Loader;
+use crate::loader::{Loader, LoaderBuilder};
 use crate::transform::{Convert, per_record};
 
 const RECORDS: u64 = 23;
@@ -131,6 +131,31 @@ fn small_batches_are_not_shared() {
     assert_eq!(Shared::part(1, 1 << 30, None), None);
 }
 
+const SIZE: usize = 2048;
+
+/// A file of 4 MiB, with its folder: where Linux has one in memory, because not all file systems count what they read.
+fn file() -> (tempfile::TempDir, std::path::PathBuf) {
+    let memory = std::path::Path::new("/dev/shm");
+    let folder = if memory.exists() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+    let path = folder.path().join("data");
+    let numbers = (0..2_u32 << 20).map(|at| u16::try_from(at * 7 % 65521).unwrap());
+    std::fs::write(&path, numbers.flat_map(u16::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    (folder, path)
+}
+
+fn loader(path: &std::path::Path, shuffle: Shuffle) -> LoaderBuilder {
+    let records = Records::open([path], SIZE).unwrap();
+    let plan = Plan::builder(records.len()).batch(128).shuffle(shuffle).build().unwrap();
+    Loader::builder(records, plan)
+}
+
+/// The first epochs find that the file is in memory.
+fn warm(builder: LoaderBuilder) -> Loader {
+    let mut loader = builder.build().unwrap();
+    loader.epochs(0..8).for_each(|batch| drop(batch.unwrap()));
+    loader
+}
+
 /// A file that is in memory, read by a caller that does nothing else.
 #[test]
 #[cfg_attr(not(target_os = "linux"), ignore = "needs counted reads")]
@@ -139,31 +164,12 @@ fn a_caller_that_waits_fills_parts_of_the_batches() {
     if std::thread::available_parallelism().unwrap().get() < 2 {
         return;
     }
-    const RECORD: usize = 2048;
-    // Not in /tmp: that may lie in memory, whose reads no system counts.
-    let folder = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
-    let path = folder.path().join("data");
-    let bytes: Vec<u8> =
-        (0..2_u32 << 20).flat_map(|at| u16::try_from(at * 7 % 65521).unwrap().to_le_bytes()).collect();
-    std::fs::write(&path, &bytes).unwrap();
-    let records = Records::open([&path], RECORD).unwrap().len();
-    let loader = |ours: bool, plan: Plan| {
-        let builder = Loader::builder(Records::open([&path], RECORD).unwrap(), plan);
-        let copy = |record: &[u8], out: &mut [u8], _| {
-            out.copy_from_slice(record);
-            Ok(())
-        };
-        if ours { builder.transform(Convert::U16ToU32) } else { builder.transform(per_record(RECORD, copy)) }
-    };
+    let (_folder, path) = file();
     for shuffle in [Shuffle::None, Shuffle::Full] {
-        let plan = Plan::builder(records).batch(128).shuffle(shuffle).build().unwrap();
-        let alone: Vec<Vec<u8>> = {
-            let mut loader = loader(true, plan).overlap(false).build().unwrap();
-            loader.epoch(1).map(|batch| batch.unwrap().to_vec()).collect()
-        };
-        let mut shared = loader(true, plan).build().unwrap();
-        // The first epochs find that the file is in memory. In some of the others the caller is in time.
-        shared.epochs(0..8).for_each(|batch| drop(batch.unwrap()));
+        let mut alone = loader(&path, shuffle).transform(Convert::U16ToU32).overlap(false).build().unwrap();
+        let alone: Vec<Vec<u8>> = alone.epoch(1).map(|batch| batch.unwrap().to_vec()).collect();
+        let mut shared = warm(loader(&path, shuffle).transform(Convert::U16ToU32));
+        // In some of the epochs the caller is in time.
         let helped = (0..500).find(|_| {
             let mut did = Duration::ZERO;
             for (batch, expected) in shared.epoch(1).zip(&alone) {
@@ -175,7 +181,30 @@ fn a_caller_that_waits_fills_parts_of_the_batches() {
         });
         assert!(helped.is_some(), "{shuffle:?}: the caller never took part");
         // Nor does it run a closure of the program, which may belong to the loading thread.
-        let mut closure = loader(false, plan).build().unwrap();
-        assert!(closure.epochs(0..9).all(|batch| batch.unwrap().times().helped.is_none()));
+        let copy = |record: &[u8], out: &mut [u8], _| {
+            out.copy_from_slice(record);
+            Ok(())
+        };
+        let mut closure = warm(loader(&path, shuffle).transform(per_record(SIZE, copy)));
+        assert!(closure.epoch(8).all(|batch| batch.unwrap().times().helped.is_none()));
     }
+}
+
+/// A caller that helps still waits for a slot that another thread has.
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn a_slot_that_another_thread_frees_soon_is_waited_for() {
+    let (_folder, path) = file();
+    let mut shared = warm(loader(&path, Shuffle::None));
+    let (send, receive) = std::sync::mpsc::channel();
+    let frees = std::thread::spawn(move || receive.iter().for_each(drop::<Vec<crate::Batch>>));
+    for _ in 0..50 {
+        let mut epoch = shared.epoch(0);
+        while let Some(batch) = epoch.next() {
+            let both = [Some(batch), epoch.next()].into_iter().flatten();
+            send.send(both.map(|batch| batch.expect("a slot that is freed is no error")).collect()).unwrap();
+        }
+    }
+    drop(send);
+    frees.join().unwrap();
 }
