@@ -497,7 +497,7 @@ impl LoaderBuilder<Cuda> {
     }
 }
 
-/// What a caller does that waits for a batch: its part of the load, with readers of its own.
+/// Returns what the waiting caller calls to fill a part of the batch. `fields` are its own readers.
 fn help(shared: Arc<Shared>, mut fields: Vec<FieldReader>) -> Help {
     Box::new(move || {
         let fill = |field: usize, part: &BatchIndices, room: Room<'_>| {

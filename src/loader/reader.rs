@@ -26,7 +26,7 @@ pub(crate) struct Reader {
     pub(crate) schedule: Schedule,
     /// The last call whose batches the files' readers were told, if they read ahead; all workers have the same.
     pub(crate) begun: Option<Arc<Mutex<u64>>>,
-    /// The fills that a caller who waits takes part in. `None`: it may not.
+    /// Shares fills with the caller while it waits. `None`: this thread fills every batch alone.
     pub(crate) shared: Option<Arc<Shared>>,
 }
 
@@ -65,10 +65,11 @@ impl Source<[u8]> for Reader {
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
             let asks = Asks { progress, field: index, at: &at };
             let ragged = layout.fields[index].is_ragged();
-            let shares = self.shared.as_deref().zip(field.shares(plan, &slot, ragged));
-            if let Some(shared) = &self.shared {
-                shared.turn(shares.is_some());
-            }
+            let shares = self.shared.as_deref().and_then(|shared| {
+                let part = field.shares(plan, &slot, ragged);
+                shared.turn(part.is_some());
+                Some((shared, part?))
+            });
             if let Some((shared, part)) = shares {
                 len = range.end;
                 field.files.iter().for_each(|files| files.ask_ahead(plan));

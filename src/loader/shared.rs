@@ -49,7 +49,7 @@ struct Fill {
     field: usize,
     batch: BatchIndices,
     room: Whole,
-    /// Records of a part, and the first that nobody has taken.
+    /// The number of records in a part, and the first record of the next part.
     part: u64,
     next: u64,
     /// The caller has a part.
@@ -96,8 +96,8 @@ impl Part {
         let [start, end] =
             [self.records.start, self.records.end].map(|record| count(record) * self.room.each);
         assert!(end <= self.room.len, "a field has room for its records");
-        // SAFETY: they are within the room, whose borrow lasts as long as the fill is open. `take` gives each record to one
-        // part only, so nobody else has these bytes.
+        // SAFETY: the bytes are within the room, and its borrow lasts as long as the fill is open. `take` puts each record
+        // in one part only, so the bytes of two parts do not overlap.
         let room = unsafe {
             std::slice::from_raw_parts_mut(self.room.start.as_ptr().wrapping_add(start), end - start)
         };
@@ -164,7 +164,8 @@ impl Shared {
             }
         }
         let (refused, helped) = open.close();
-        // The error of the first part that has one. The caller tells nobody about its own: it is met again here.
+        // Report the error of the first part that failed. The caller does not report an error. This thread reads the
+        // caller's part again, and gets the error here.
         if let Some(part) =
             refused.filter(|part| failed.as_ref().is_none_or(|(first, _)| part.start < *first))
         {

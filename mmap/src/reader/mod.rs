@@ -227,9 +227,10 @@ impl Reader {
     /// [`Error::BufferTooSmall`], [`Error::NoSuchRecord`], [`Error::Truncated`], [`Error::Read`], and errors of
     /// reopening a file, in the cases of [`Ranges::read`].
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
-        let (mut stats, bytes) = (ReadStats::default(), self.ranges.size(batch).unwrap_or(u64::MAX));
+        let (mut stats, wanted) = (ReadStats::default(), self.ranges.size(batch));
+        let bytes = wanted.unwrap_or(u64::MAX);
         self.advance(bytes, true, &mut stats);
-        let read = self.read_now(batch, (out, 0), &mut stats);
+        let read = self.read_now(batch, wanted, (out, 0), &mut stats);
         self.advance(bytes, false, &mut stats);
         self.source.count(stats);
         read
@@ -249,19 +250,20 @@ impl Reader {
     #[doc(hidden)]
     pub fn read_part(&self, part: &BatchIndices, out: &mut [u8], behind: usize) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
-        let read = self.read_now(part, (out, behind), &mut stats);
+        let read = self.read_now(part, self.ranges.size(part), (out, behind), &mut stats);
         self.source.count(stats);
         read
     }
 
+    /// Reads the `wanted` bytes of a batch, and asks for nothing.
     fn read_now(
         &self,
         batch: &BatchIndices,
+        wanted: Option<u64>,
         (out, behind): (&mut [u8], usize),
         stats: &mut ReadStats,
     ) -> Result<usize, Error> {
-        let (wanted, asked) = (self.ranges.size(batch), stats.disk);
-        let bytes = wanted.unwrap_or(u64::MAX);
+        let (bytes, asked) = (wanted.unwrap_or(u64::MAX), stats.disk);
         let threads = self.threads.min(usize::try_from(bytes / THREAD_BYTES).unwrap_or(1));
         let read = match usize::try_from(bytes).ok().and_then(|bytes| out.get_mut(..bytes)) {
             Some(out) if threads > 1 => self.read_parts(batch, threads, (out, behind), stats),
