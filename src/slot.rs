@@ -2,8 +2,9 @@
 
 use std::any::type_name;
 use std::fmt;
+use std::mem;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytemuck::AnyBitPattern;
@@ -30,16 +31,78 @@ pub struct Slot<T> {
     pub(crate) meta: Option<BatchMeta>,
     /// When the batch was dropped, and by what thread.
     pub(crate) freed: Option<(Instant, usize)>,
+    /// `None` if the batch goes as a whole.
+    pub(crate) chunks: Option<Box<Chunks>>,
 }
 
 impl<T> Slot<T> {
     pub(crate) fn new(content: T) -> Self {
-        Self { content, meta: None, freed: None }
+        Self { content, meta: None, freed: None, chunks: None }
     }
 
     pub(crate) fn meta(&self) -> &BatchMeta {
         let Some(meta) = &self.meta else { unreachable!("a slot is handed over with its meta data") };
         meta
+    }
+}
+
+/// Sends parts of a batch on while the rest of it is being filled.
+#[derive(Clone)]
+pub(crate) struct Sending {
+    /// The filling thread calls it with the address of a slot, and the bytes of the slot to send: they are filled. With no
+    /// bytes it waits until nothing reads the slot, which is about to be filled again.
+    pub(crate) send: Arc<dyn Fn(usize, Range<usize>) + Send + Sync>,
+    /// The batch that the caller asked for last: generation and number. No other is sent, because the caller has no room
+    /// for it yet.
+    pub(crate) asked: Arc<Mutex<(u64, u64)>>,
+}
+
+impl Sending {
+    /// The caller asks for this batch.
+    pub(crate) fn ask(&self, ticket: Ticket) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = (ticket.generation, ticket.seq);
+    }
+}
+
+impl fmt::Debug for Sending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sending").field("asked", &self.asked).finish_non_exhaustive()
+    }
+}
+
+/// What was sent of a slot's batch.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    sending: Sending,
+    /// Bytes of a chunk.
+    pub(crate) bytes: usize,
+    /// The batch that is being filled: generation and number.
+    batch: (u64, u64),
+    /// Bytes at the start that were sent.
+    sent: usize,
+}
+
+impl Chunks {
+    pub(crate) fn new(sending: Sending, bytes: usize) -> Self {
+        Self { sending, bytes, batch: (0, 0), sent: 0 }
+    }
+
+    /// The slot at `start` is about to be filled with this batch.
+    pub(crate) fn begin(&mut self, start: usize, ticket: Ticket) {
+        self.batch = (ticket.generation, ticket.seq);
+        if mem::take(&mut self.sent) > 0 {
+            (self.sending.send)(start, 0..0);
+        }
+    }
+
+    /// The first bytes of the slot at `start` are filled.
+    pub(crate) fn filled(&mut self, start: usize, bytes: usize) {
+        let end = bytes / self.bytes * self.bytes;
+        let asked = || *self.sending.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if end > self.sent && asked() == self.batch {
+            (self.sending.send)(start, self.sent..end);
+            self.sent = end;
+        }
     }
 }
 

@@ -37,7 +37,7 @@ const SMALL: usize = 8 << 20;
 ///
 /// A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn. They are allocated
 /// once; nothing is allocated or copied per batch, and the thread never takes the GIL (unless the data set is written
-/// in Python).
+/// in Python, or chunks of a batch are sent to a ``device``).
 ///
 /// Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is active:
 /// starting another ends the previous one. The environment can override arguments with switches such as
@@ -66,6 +66,10 @@ const SMALL: usize = 8 << 20;
 ///     the next batch from page-locked slots, on a separate stream, while the loop uses this one. ``batch.torch()`` is
 ///     then on the device, and the current stream waits for it. A rank without ``set_device`` gets the device of its
 ///     ``LOCAL_RANK``. Default: host memory, like ``"cpu"``.
+///
+///     A batch of more than 8 MiB that the loop waits for is sent in chunks of 8 MiB while the rest of it is read, if its
+///     records have one length. Its tensors of 1 MiB or more then share memory: one that is kept keeps the others. A data
+///     set in Python is asked for the records of each chunk.
 /// device_depth
 ///     How many batches the device holds, plus those that the loop keeps: 2 or more. Default: 2, one in use and one on its
 ///     way.
@@ -275,7 +279,10 @@ impl Loader {
         let builder = builder.host_depth(asked_depth).from_env().map_err(failed)?;
         let wanted = builder.wanted_slots().map_err(failed)?;
         let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
-        let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
+        let builder = match (&sender, slots) {
+            (Some(sender), Some(slots)) => builder.slots(slots).sends_chunks(device::sends_chunks(sender)?),
+            _ => builder,
+        };
         let built = py.detach(|| builder.build()).map_err(failed)?;
         let (report, breakdown) = (built.report(), built.breakdown());
         let (asked_overlap, overlap) = (overlap, report.overlap);

@@ -27,6 +27,10 @@ def _done(_: object) -> bool:
     return True
 
 
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
 class LateStream:
     def __init__(self, name: str) -> None:
         self.name = name
@@ -80,6 +84,8 @@ class Late:
         self.memory: dict[int, torch.Tensor] = {}
         self.hosts = 0
         self.page_locked: list[torch.Tensor] = []
+        # The sources of copies that have not run.
+        self._read: list[torch.Tensor] = []
 
     # What `Upload` calls.
 
@@ -113,25 +119,33 @@ class Late:
         with self.lock:
             raw = self._take(nbytes)
             layout = torch.empty_like(tensor, device="meta")
-            out = raw[:nbytes].view(tensor.dtype).as_strided(layout.shape, layout.stride())
-            self.memory[id(out)] = raw
-            weakref.finalize(out, self._release, id(out), raw, self.current())
+            # A storage of its own on this memory: it is freed with the last view.
+            out = torch.frombuffer(raw.numpy(), dtype=torch.uint8)[:nbytes]
+            out = out.view(tensor.dtype).as_strided(layout.shape, layout.stride())
+            self.memory[_key(out)] = raw
+            weakref.finalize(out.untyped_storage(), self._release, _key(out), raw, self.current())
         return out
 
     def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
-        # What a kernel has: addresses, no objects that keep anything.
-        target, source = out.detach().view(out.shape), tensor.detach()
+        target, source = self._address(out), tensor.detach()
         self.log.append(("copy", self.current().name))
-        self.enqueue(self.current(), lambda: _done(target.copy_(source)))
+
+        def run() -> bool:
+            del self._read[next(at for at, each in enumerate(self._read) if each is source)]
+            return _done(target.copy_(source))
+
+        with self.lock:
+            self._read.append(source)
+            self.enqueue(self.current(), run)
 
     def keep(self, tensor: torch.Tensor, stream: LateStream) -> None:
         self.log.append(("keep", stream.name))
         if self.without != "keep":
             with self.lock:
-                self._kept.setdefault(id(tensor), []).append(stream)
+                self._kept.setdefault(_key(tensor), []).append(stream)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self.memory
+        return tensor.layout == torch.strided and _key(tensor) in self.memory
 
     def pinned(self, tensor: torch.Tensor) -> bool:
         at = tensor.data_ptr()
@@ -146,14 +160,29 @@ class Late:
 
     def kernel(self, tensor: torch.Tensor, use: Callable[[torch.Tensor], None]) -> None:
         """Enqueue a read of the tensor on the current stream."""
-        address = tensor.detach().view(tensor.shape)
+        address = self._address(tensor)
         self.enqueue(self.current(), lambda: use(address.clone()) is None)
+
+    def reads(self, start: int, nbytes: int) -> bool:
+        """Return whether a copy that has not run reads these bytes of host memory."""
+        with self.lock:
+            each = [(read.data_ptr(), read.numel() * read.element_size()) for read in self._read]
+        return any(at < start + nbytes and start < at + size for at, size in each)
 
     def finish(self) -> None:
         """Run everything, the eager stream first."""
         streams = [self.main, *self.sides]
         for stream in streams if self.eager == "main" else reversed(streams):
             self._run(stream, stream.enqueued)
+
+    def _address(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what a kernel has: an address on the device, and no object that keeps its memory."""
+        raw = self.memory.get(_key(tensor))
+        if raw is None:
+            return tensor.detach()
+        at = tensor.data_ptr() - raw.data_ptr()
+        flat = raw[at : at + tensor.numel() * tensor.element_size()].view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride())
 
     # How it runs.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -294,3 +295,121 @@ def test_a_rank_has_its_own_device(
     accelerators = SimpleNamespace(current_device_index=lambda: current, device_count=lambda: 4)
     fake = SimpleNamespace(accelerator=accelerators)
     assert _streams._index(fake, SimpleNamespace(index=asked)) == wanted
+
+
+MIB = 1 << 20
+
+
+def fill(slot: torch.Tensor, first: int, end: int) -> None:
+    slot[first:end] = torch.arange(first, end).remainder(251)
+
+
+def begun(device: Late, chunks: list[int]) -> tuple[_streams.Upload, torch.Tensor]:
+    """What sends a slot of 4 MiB, and the slot, filled and sent up to each of these places."""
+    upload = _streams.Upload(device)
+    slot = upload.lend(4 * MIB)
+    for first, end in itertools.pairwise([0, *chunks]):
+        fill(slot, first, end)
+        upload.filled(slot.data_ptr(), first, end)
+    fill(slot, chunks[-1], 4 * MIB)
+    return upload, slot
+
+
+def arrives(device: Late, upload: _streams.Upload, *parts: torch.Tensor) -> bool:
+    """Whether a kernel of the caller reads what is in the slot now, which is then filled again."""
+    wanted, read = [part.clone() for part in parts], []
+    with upload.using():
+        sent = upload.send(parts)
+    for part in parts:
+        part.zero_()
+    for part, tensor in zip(wanted, upload.receive(sent), strict=True):
+        assert device.owns(tensor) and (tensor.dtype, tensor.shape) == (part.dtype, part.shape)
+        device.kernel(tensor, read.append)
+    # Its memory is not reused before the kernels have read it.
+    del sent, tensor
+    with upload.using():
+        device.copy(device.empty_like(torch.empty(4 * MIB, dtype=torch.uint8)), torch.zeros(4 * MIB))
+    device.finish()
+    same = zip(wanted, read, strict=True)
+    return all(torch.equal(part.view(torch.uint8), found.view(torch.uint8)) for part, found in same)
+
+
+@pytest.mark.parametrize("eager", ["main", "side", ""])
+@pytest.mark.parametrize("chunks", [[64], [MIB], [MIB, 3 * MIB], [4 * MIB]])
+def test_a_slot_is_copied_while_it_is_filled(eager: str, chunks: list[int]) -> None:
+    device = Late(eager)
+    upload, slot = begun(device, chunks)
+    assert device.log.count(("copy", "side")) == len(chunks)
+    parts = (
+        slot[:64].view(torch.int64),
+        slot[64 : MIB + 64].view(torch.bfloat16).view(-1, 32),
+        slot[MIB + 128 : 3 * MIB + 128].view(torch.bool).view(2, -1, 64),
+        slot[3 * MIB + 128 :],
+    )
+    assert arrives(device, upload, *parts)
+    assert arrives(device, upload, *parts)  # and now as a whole
+    upload, slot = begun(device, chunks)
+    assert arrives(device, upload, slot)
+
+
+def test_a_small_tensor_does_not_keep_the_others() -> None:
+    upload, slot = begun(Late("side"), [MIB])
+    with upload.using():
+        sent = upload.send((slot[:64], slot[64:]))
+    assert [tensor.untyped_storage().nbytes() for tensor in upload.receive(sent)] == [64, 4 * MIB]
+
+
+@pytest.mark.parametrize("edge", ["copy", "keep"])
+def test_no_edge_of_a_chunk_can_be_left_out(edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Late("side", edge)
+    upload, slot = begun(device, [MIB, 3 * MIB])
+    if edge == "copy":  # of the rest
+        copy = device.copy
+        monkeypatch.setattr(device, "copy", lambda out, part: out.numel() == MIB or copy(out, part))
+    assert not arrives(device, upload, slot)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("again", ["filled", "freed"])
+def test_a_slot_is_reused_after_its_copies(again: str, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Late("")
+    if not waits:
+        monkeypatch.setattr(_streams.Upload, "_wait", lambda _: None)
+    upload, slot = begun(device, [MIB])
+    start = slot.data_ptr()
+    assert device.reads(start, MIB) and not device.reads(start + MIB, MIB)
+    if again == "filled":
+        upload.filled(start, 0, 0)
+    else:
+        del slot
+    assert device.reads(start, MIB) is not waits
+
+
+def test_a_batch_that_nobody_received_is_forgotten() -> None:
+    device = Late("side")
+    upload, slot = begun(device, [MIB])
+    upload.filled(slot.data_ptr(), 0, 0)
+    assert arrives(device, upload, slot.fill_(7))
+    other = upload.lend(4 * MIB).fill_(8)
+    upload.filled(slot.data_ptr(), 0, MIB)
+    upload.filled(other.data_ptr(), 0, MIB)
+    upload.filled(slot.data_ptr(), MIB, 2 * MIB)  # of an iteration that was left
+    assert len(device.memory) == 1
+    assert arrives(device, upload, other) and arrives(device, upload, slot.fill_(9))
+
+
+@pytest.mark.parametrize("call", ["empty_like", "copy"])
+def test_an_error_of_a_chunk_loses_no_batch(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, failed = Late(""), []
+
+    def fails(*_: Any) -> None:
+        failed.append(call)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, call, fails)
+        upload, slot = begun(device, [MIB, 2 * MIB, 3 * MIB])
+        assert failed == [call] and device.log == []
+        with pytest.raises(MemoryError), upload.using():
+            upload.send(slot)
+    assert arrives(device, upload, slot)

@@ -44,7 +44,8 @@ class Sender:
         self.device = device
         self.depth = depth
         self.recorder = _Recorder(name=name, trace=trace, device=True)
-        self._streams = streams
+        # One for all iterations: the loader may send a batch before an iteration has its thread.
+        self._upload = Upload(streams)
         # The place after the last batch that the loop received; empty where it is the loader's own.
         self._place: list[Any] = []
         self._items: Callable[[], _Items[Batch] | None] = lambda: None
@@ -52,11 +53,15 @@ class Sender:
 
     def slot(self, nbytes: int) -> Any:
         """Return page-locked bytes for the loader to read into."""
-        return self._streams.host(nbytes).zero_()
+        return self._upload.lend(nbytes)
+
+    def filled(self, start: int, first: int, end: int) -> None:
+        """Send bytes of the slot at ``start`` before the rest is filled; called by the thread that reads."""
+        self._upload.filled(start, first, end)
 
     def begin(self, batches: Any, overlap: bool, position: Callable[[], Any]) -> _Items[Batch]:
         """Return the iterator that the caller of the loader gets."""
-        upload = Upload(self._streams)
+        upload = self._upload
         upload.start()
 
         def send(batch: Any) -> Sent:

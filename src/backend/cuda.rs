@@ -155,10 +155,6 @@ struct Copies {
     last: VecDeque<(Ticket, Event)>,
 }
 
-/// Larger batches are copied in chunks of this size while the rest is being read: large enough for a copy at full
-/// speed, and short compared with the read of a large batch.
-const CHUNK: usize = 8 << 20;
-
 /// How many copies are remembered.
 const LAST: usize = 4 * Uploader::MAX_DEPTH;
 
@@ -234,8 +230,7 @@ impl Cuda {
             .overlap(sides.overlap)
             // A report may be asked for at any time, and has the time of the copies.
             .times(true);
-        let chunk = CHUNK.max(sides.slot.div_ceil(Uploader::MAX_CHUNKS));
-        let chunk = (sides.overlap && sides.slot > chunk).then_some(chunk);
+        let chunk = sides.chunk(Uploader::MAX_CHUNKS);
         if let Some(chunk) = chunk {
             uploader = uploader.chunk_bytes(chunk);
         }

@@ -15,7 +15,10 @@ use super::sealed::{self, Batches, SlotGuard, Slots};
 use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};
 use crate::error::Error;
 use crate::observe::log::What;
-use crate::slot::{BatchMeta, Freed, Slot, Ticket};
+use crate::slot::{BatchMeta, Chunks, Freed, Slot, Ticket};
+
+/// The most chunks of a slot: each costs a call from the filling thread.
+const MAX_CHUNKS: usize = 64;
 
 /// The default backend of a loader: batches stay in host memory. Its epochs yield [`Batch`](crate::Batch).
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,12 +39,17 @@ impl sealed::Backend for Host {
         let lanes = 0..sides.lanes;
         // The reading thread of each lane, and the caller's.
         let threads = sides.lanes + 1;
+        let (chunk, sending) = (sides.chunk(MAX_CHUNKS), sides.sending.take());
+        let slot = |memory| {
+            let chunks = sending.clone().zip(chunk).map(|(sending, chunk)| Chunks::new(sending, chunk));
+            Slot { chunks: chunks.map(Box::new), ..Slot::new(memory) }
+        };
         let ring = |_| {
             let memory = match sides.lent() {
                 Some(lent) => lent,
                 None => Buffer::several(sides.host_depth, sides.slot).ok_or_else(|| too_large(sides.sum))?,
             };
-            let slots: Vec<_> = memory.into_iter().map(Slot::new).collect();
+            let slots: Vec<_> = memory.into_iter().map(slot).collect();
             Ok(HeapRing::with_wait(slots, Adaptive::for_threads(threads)).into_handles())
         };
         lanes.map(ring).collect()
@@ -97,6 +105,11 @@ impl<T: Send + 'static> Content for Value<T> {
     }
 }
 
+/// Where what is filled begins.
+fn address<C: Content>(content: &mut C) -> usize {
+    std::ptr::from_mut(content.filled()).cast::<u8>().expose_provenance()
+}
+
 impl<C: Content> Slots for Producer<'static, Slot<C>, Adaptive> {
     type Content = C::Filled;
     type Guard<'s> = WriteSlot<'s, 'static, Slot<C>, Adaptive>;
@@ -124,6 +137,24 @@ impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Adaptive> {
 
     fn content(&mut self) -> &mut C::Filled {
         self.content.filled()
+    }
+
+    fn begin(&mut self, ticket: Ticket) {
+        if let Slot { content, chunks: Some(chunks), .. } = &mut **self {
+            chunks.begin(address(content), ticket);
+        }
+    }
+
+    fn chunk(&self) -> Option<usize> {
+        self.chunks.as_ref().map(|chunks| chunks.bytes)
+    }
+
+    fn flush(&mut self, filled: usize) -> usize {
+        if let Slot { content, chunks: Some(chunks), .. } = &mut **self {
+            chunks.filled(address(content), filled);
+        }
+        // Who sends them reads them only, and they stay in the slot.
+        0
     }
 
     fn commit(mut self, mut meta: BatchMeta) -> Result<(), NoSlot> {
@@ -191,5 +222,55 @@ fn received<C: Content>(
         Err(TryRecvError::Empty) => Received::NotYet,
         Err(TryRecvError::Held) => Received::SlotHeld,
         Ok(None) | Err(_) => Received::Gone,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::slot::{Naming, Sending};
+
+    #[test]
+    fn chunks_of_the_batch_that_is_asked_for_are_sent_while_it_is_filled() {
+        const MIB: usize = 1 << 20;
+        let sent: Arc<Mutex<Vec<(usize, usize)>>> = Arc::default();
+        let log = sent.clone();
+        let send =
+            move |_, bytes: Range<usize>| log.lock().unwrap().push((bytes.start / MIB, bytes.end / MIB));
+        let sending = Sending { send: Arc::new(send), asked: Arc::default() };
+        let mut sides = Sides {
+            lanes: 1,
+            slot: 20 * MIB,
+            host_depth: 1,
+            lent: None,
+            sending: Some(sending.clone()),
+            overlap: true,
+            trace: None,
+            naming: Naming::default(),
+            sum: &"",
+        };
+        let (mut slots, _batches) = sealed::Backend::make(Host, &mut sides).unwrap().remove(0);
+        let ticket = |seq| Ticket { generation: 1, seq, ordinal: 0, epoch: 0, step: seq, steps: 9, last: 0 };
+        let mut fill = |seq, asked: u64, parts: [usize; 4]| {
+            // Dropped without a commit, the slot is handed out again: the batch was left.
+            let mut slot = Slots::acquire(&mut slots).unwrap();
+            assert_eq!(slot.chunk(), Some(8 * MIB));
+            slot.begin(ticket(seq));
+            for (part, filled) in parts.into_iter().enumerate() {
+                if part == 2 {
+                    sending.ask(ticket(asked));
+                }
+                assert_eq!(slot.flush(filled * MIB), 0);
+            }
+            assert_eq!(slot.content().len(), 20 * MIB);
+            std::mem::take(&mut *sent.lock().unwrap())
+        };
+        sending.ask(ticket(0));
+        assert_eq!(fill(0, 0, [7, 9, 15, 16]), [(0, 8), (8, 16)]);
+        assert_eq!(fill(1, 0, [8, 12, 16, 20]), [(0, 0)], "it is waited for, and batch 1 is not asked for");
+        assert_eq!(fill(2, 2, [8, 12, 16, 20]), [(0, 16)], "nothing to wait for, and asked for late");
     }
 }

@@ -20,7 +20,7 @@ pub use self::cuda::{Cuda, DeviceBatch};
 pub use self::host::Host;
 use crate::error::{BoxError, Error};
 use crate::observe::trace::LoaderTrace;
-use crate::slot::Naming;
+use crate::slot::{Naming, Sending};
 
 /// The memory that receives a loader's batches: [`Host`], or `Cuda` with the feature `cuda`. This trait is sealed.
 pub trait Backend:
@@ -87,13 +87,16 @@ pub(crate) mod sealed {
         /// The content to fill, without what was flushed.
         fn content(&mut self) -> &mut Self::Content;
 
+        /// The slot is about to be filled with this batch.
+        fn begin(&mut self, _: Ticket) {}
+
         /// How many bytes to fill between two calls of [`flush`](Self::flush); `None` if the slot goes as a whole.
         fn chunk(&self) -> Option<usize> {
             None
         }
 
         /// Sends the complete chunks of the content's first `filled` bytes to the device while the rest is being
-        /// filled. Returns their bytes, which are no longer part of the content.
+        /// filled. Returns how many bytes are no longer part of the content.
         fn flush(&mut self, _filled: usize) -> usize {
             0
         }
@@ -150,7 +153,8 @@ pub struct Sides<'a> {
     pub(crate) host_depth: usize,
     /// The memory of all lanes' slots, if the caller gave it.
     pub(crate) lent: Option<Vec<Buffer>>,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a device needs to know more"))]
+    /// Sends parts of a batch from host slots.
+    pub(crate) sending: Option<Sending>,
     pub(crate) overlap: bool,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a device needs to know more"))]
     pub(crate) trace: Option<Arc<LoaderTrace>>,
@@ -160,7 +164,17 @@ pub struct Sides<'a> {
     pub(crate) sum: &'a dyn fmt::Display,
 }
 
+/// Larger batches are sent to a device in chunks of this size while the rest is being read: large enough for a copy at full
+/// speed, and short compared with the read of a large batch.
+const CHUNK: usize = 8 << 20;
+
 impl Sides<'_> {
+    /// The bytes of a chunk if a slot has at most this many. `None` if batches are smaller, or without overlap.
+    pub(crate) fn chunk(&self, most: usize) -> Option<usize> {
+        let chunk = CHUNK.max(self.slot.div_ceil(most));
+        (self.overlap && self.slot > chunk).then_some(chunk)
+    }
+
     /// The memory of a lane's slots, if the caller gave it.
     pub(crate) fn lent(&mut self) -> Option<Vec<Buffer>> {
         let lent = self.lent.as_mut()?;

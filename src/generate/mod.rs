@@ -303,6 +303,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
             steps: Box::new(move |_, _| if items.is_some() { u64::MAX } else { 1 }),
             slots: (size_of::<T>(), slots.len(), &"slots of rounds"),
             lent: None,
+            sending: None,
             sends: false,
             around,
             help: None,

@@ -3,6 +3,7 @@
 use std::alloc;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
-use crate::slot::{self, MAX_HOST_DEPTH, Naming};
+use crate::slot::{self, MAX_HOST_DEPTH, Naming, Sending};
 use crate::stage::worker::Source;
 use crate::stage::{self, HELD_TIMEOUT, Help, Stage};
 use crate::transform::{RecordTransform, RecordType};
@@ -61,6 +62,7 @@ pub(crate) struct Options {
     slot_bytes: Option<usize>,
     pub(super) memory_limit: Option<MemoryLimit>,
     held_timeout: Duration,
+    sending: Option<Sending>,
     sends: bool,
     pub(crate) trace: Option<Trace>,
     pub(crate) breakdown: Breakdown,
@@ -135,6 +137,7 @@ impl LoaderBuilder {
             slot_bytes: None,
             memory_limit: None,
             held_timeout: HELD_TIMEOUT,
+            sending: None,
             sends: false,
             trace: None,
             breakdown: Breakdown::off(),
@@ -237,6 +240,16 @@ impl<B: Backend> LoaderBuilder<B> {
     #[doc(hidden)]
     pub fn sends(mut self) -> Self {
         self.options.sends = true;
+        self
+    }
+
+    /// Calls `send` on a loading thread each time another chunk of a host slot is filled, with the slot's address and the
+    /// bytes to send. `send` is called only for the batch that the caller waits for, if it is larger than a chunk of 8 MiB
+    /// and its records have one length. Before the slot is filled again, it is called with an empty range: it then waits
+    /// until nothing reads the slot. For the Python package.
+    #[doc(hidden)]
+    pub fn sends_chunks(mut self, send: impl Fn(usize, Range<usize>) + Send + Sync + 'static) -> Self {
+        self.options.sending = Some(Sending { send: Arc::new(send), asked: Arc::default() });
         self
     }
 
@@ -377,7 +390,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let Depths { workers, helpers, host: host_depth, .. } = sizes.depths;
         let Options { name, mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = options;
         let fill_threads = options.fill_threads;
-        let Options { slots, memory_limit, held_timeout, sends, trace, breakdown, .. } = options;
+        let Options { slots, memory_limit, held_timeout, sending, sends, trace, breakdown, .. } = options;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
         let how = ReadOptions::new().mode(read_mode).fill_threads(fill_threads);
@@ -394,6 +407,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let fingerprint = fields::fingerprint(&mut datasets)?;
         let trace = trace.map(|trace| trace.open(name.as_deref(), plan.rank(), plan.world())).transpose();
         let trace = trace.map_err(Error::trace)?;
+        let sending = sending.filter(|_| !layout.fields.iter().any(RecordType::is_ragged));
         let field_bytes: Vec<usize> = layout.fields.iter().map(RecordType::len).collect();
         let schedule = Schedule::new(plan, Identity::new(&plan, record_bytes, fingerprint), layout);
         let begun = (hints && overlap).then(Arc::default);
@@ -436,6 +450,7 @@ impl<B: Backend> LoaderBuilder<B> {
             steps: Box::new(move |generation, epoch| steps.epoch(generation, epoch).0.end()),
             slots: (sizes.slot, host_depth, &sizes),
             lent: slots,
+            sending,
             sends,
             around: None,
             help,

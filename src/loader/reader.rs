@@ -59,6 +59,7 @@ impl Source<[u8]> for Reader {
         let Some(Origin { plan, layout, .. }) = records else { return Err(Error::ThreadGone { at: at() }) };
         *who = "data set";
         self.begin(ticket);
+        slot.begin(ticket);
         let mut slot = Filling { slot, flushed: 0 };
         let (mut len, io_calls) = (0, Records::read_calls());
         for (index, field) in self.fields.iter_mut().enumerate() {

@@ -30,7 +30,7 @@ use crate::observe::replay::Settings;
 use crate::observe::report::Report;
 use crate::observe::report::{LiveReport, Publisher};
 use crate::observe::trace::{LoaderTrace, Track};
-use crate::slot::{BatchMeta, Naming, Ticket};
+use crate::slot::{BatchMeta, Naming, Sending, Ticket};
 use crate::thread::{ForkGuard, JoinOnDrop};
 
 /// A batch as a backend's receiving side hands it out.
@@ -49,6 +49,8 @@ pub(crate) struct Options<'a> {
     pub(crate) slots: (usize, usize, &'a dyn std::fmt::Display),
     /// The memory of the slots, if the caller gave it.
     pub(crate) lent: Option<Vec<Buffer>>,
+    /// Sends parts of a batch that is being loaded.
+    pub(crate) sending: Option<Sending>,
     /// The caller sends the batches to a device.
     pub(crate) sends: bool,
     /// What the loop of the only thread runs within.
@@ -95,6 +97,7 @@ struct Running<B: Backend> {
     lanes: Lanes<B>,
     feed: Feed<B>,
     help: Option<Help>,
+    sending: Option<Sending>,
     recorder: Recorder,
     trace: Option<Arc<LoaderTrace>>,
 }
@@ -319,15 +322,24 @@ impl<B: Backend> Stage<B> {
             steps,
             slots,
             lent,
+            sending,
             sends,
             mut around,
             help,
         } = options;
         let (slot, host_depth, sum) = slots;
         let lanes = sources.len();
-        let (sides_trace, sides_naming) = (trace.clone(), naming.clone());
-        let mut sides =
-            Sides { lanes, slot, host_depth, lent, overlap, trace: sides_trace, naming: sides_naming, sum };
+        let mut sides = Sides {
+            lanes,
+            slot,
+            host_depth,
+            lent,
+            sending: sending.clone(),
+            overlap,
+            trace: trace.clone(),
+            naming: naming.clone(),
+            sum,
+        };
         let loads = Arc::new(AtomicUsize::new(0));
         let gate = Arc::new(Gate::new(steps, lanes));
         let mut feed = Feed::Threads(Threads { gate: gate.clone(), join: Vec::new() });
@@ -367,7 +379,7 @@ impl<B: Backend> Stage<B> {
         let copy_threads = batches.iter().filter_map(Batches::copy_thread).collect();
         let ending = Ending { gate: gate.clone(), copy_threads, limit: END_LIMIT };
         let lanes = Lanes { lanes: batches, gate, generation: 0, stale: false };
-        let running = ForkGuard::new(Running { ending, lanes, feed, help, recorder, trace });
+        let running = ForkGuard::new(Running { ending, lanes, feed, help, sending, recorder, trace });
         let publisher = Publisher::default();
         Ok(Self {
             running,
@@ -476,7 +488,8 @@ impl<B: Backend> Stage<B> {
     ) -> Poll<Result<Raw<B>, Error>> {
         let asked = Instant::now();
         self.asked(ticket, asked);
-        let Running { lanes, feed, help, recorder, trace, ending } = &mut *self.running;
+        let Running { lanes, feed, help, sending, recorder, trace, ending } = &mut *self.running;
+        sending.iter().for_each(|sending| sending.ask(ticket));
         ending.limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
         let mut found = None;
         // A batch that is ready costs no second read of the clock, unless a trace shows how long that took.
@@ -617,7 +630,7 @@ impl<B: Backend> Stage<B> {
             }
         }
         let Self { running, generation, .. } = self;
-        let Some(Running { ending, mut lanes, feed, recorder, trace, help: _ }) = running.into_inner() else {
+        let Some(Running { ending, mut lanes, feed, recorder, trace, .. }) = running.into_inner() else {
             return Ok(());
         };
         let mut unheard = None;

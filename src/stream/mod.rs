@@ -253,6 +253,7 @@ impl<B: Backend> StreamBuilder<B> {
             steps: Box::new(move |_, _| streamed),
             slots: (schedule.slot(), depth, &sum),
             lent: (device_depth == 0).then_some(slots),
+            sending: None,
             sends: false,
             around: None,
             help: None,
