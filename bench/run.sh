@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures everything and writes the tables and pictures of the READMEs anew, in about 45 minutes. The machine should
+# Measures everything and writes the tables and pictures of the READMEs anew, in about an hour. The machine should
 # do nothing else meanwhile.
 #
 #   bench/run.sh                        handoff disk grid loaders python train
@@ -65,7 +65,7 @@ measure() {
     handoff) bench/handoff/target/release/handoff $quick --rounds $rounds --out $out ;;
     disk) $disk all $quick --out $out ;;
     grid) $disk scaling --rounds 5 --minutes 14 $quick --out $out ;;
-    loaders) $loaders same peers decode $quick --minutes 14 --python "$PYTHON" --out $out ;;
+    loaders) $loaders same peers decode $quick --minutes 24 --python "$PYTHON" --out $out ;;
     failures) $loaders failures $quick --python "$PYTHON" --out $out ;;
     python)
         only='^(plain loop|torch [02]|SPDL 2|Grain 2|dataloader-rs 2|twinbuf( 2)?)$'

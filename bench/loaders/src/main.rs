@@ -48,7 +48,7 @@ Usage: loaders [options] all | same | peers | decode | failures
   all              the four
 
   --quick          small files, one round: does it work?
-  --size-mib N     the size of the file of images; that of tokens has half (default 192)
+  --size-mib N     the size of the file of images; that of tokens has half (default 640)
   --rounds N       so many rounds, if there is time for them (default 5)
   --minutes N      the time for `peers`; `decode` has half of it more (default 20)
   --only NAME      only this subject, and the serial loop; may be given again
@@ -98,7 +98,6 @@ struct Options {
     sections: Vec<String>,
     size_mib: u64,
     effort: Effort,
-    warm_epochs: u64,
     only: Vec<String>,
     python: PathBuf,
     dir: PathBuf,
@@ -114,9 +113,8 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut options = Options {
         sections: Vec::new(),
-        size_mib: 192,
+        size_mib: 640,
         effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60) },
-        warm_epochs: 2,
         only: Vec::new(),
         python: "python3".into(),
         dir: here.join("target/data"),
@@ -126,7 +124,7 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
         match arg {
             Long("quick") => {
                 options.size_mib = 64;
-                (options.effort.rounds, options.warm_epochs) = (1, 1);
+                options.effort.rounds = 1;
             }
             Long("size-mib") => options.size_mib = args.value()?.parse()?,
             Long("rounds") => options.effort.rounds = args.value()?.parse::<usize>()?.max(1),
@@ -175,7 +173,7 @@ fn main() -> ExitCode {
 }
 
 fn bench(options: &Options) -> Result<(), BoxError> {
-    let Options { size_mib, effort, warm_epochs, dir, out, .. } = options;
+    let Options { size_mib, effort, dir, out, .. } = options;
     fs::create_dir_all(dir)?;
     fs::create_dir_all(out)?;
     let subjects = subjects(options)?;
@@ -191,16 +189,19 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         write("loaders-same.csv", report::same(&peers::same(&subjects, &kinds)?, &head))?;
     }
     if wanted("peers") {
-        peers::speed(&subjects, &kinds, *effort, *warm_epochs, |rows| {
+        peers::speed(&subjects, &kinds, *effort, |rows| {
             Ok(write("loaders.csv", report::speed(rows, &head))?)
         })?;
     }
-    let images = kinds.iter().find(|files| files.kind == Kind::Images).ok_or("no images")?;
+    // Few enough records that take time.
+    let size_mib = (*size_mib).min(192);
+    let head = format!("{}; images of {size_mib} MiB", machine());
+    let images = || Files::make(dir, Kind::Images, size_mib);
     if wanted("decode") {
-        write("decode.csv", report::decode(&peers::decode(&subjects, images, effort.part(2))?, &head))?;
+        write("decode.csv", report::decode(&peers::decode(&subjects, &images()?, effort.part(2))?, &head))?;
     }
     if wanted("failures") {
-        write("failures.csv", report::failures(&failures::run(&subjects, images)?, &head))?;
+        write("failures.csv", report::failures(&failures::run(&subjects, &images()?)?, &head))?;
     }
     println!("took {:.0?}; written to {}", begun.elapsed(), out.display());
     Ok(())

@@ -9,7 +9,7 @@ use twinbuf_bench_disk::measure::Effort;
 use crate::data::{self, Files};
 use crate::measure::{End, Process, Ran};
 use crate::ours;
-use crate::work::{Kind, Outcome, Work};
+use crate::work::{Outcome, Work};
 
 /// A subject, and its command line.
 pub struct Subject {
@@ -29,6 +29,9 @@ pub const DIRECT: &str = "twinbuf direct";
 /// Shuffled or not, the cache, and whether it is also measured with a trainer.
 const PLACES: [(bool, &str, bool); 4] =
     [(true, "cold", true), (true, "warm", true), (false, "cold", false), (false, "warm", false)];
+
+/// The start of workers and what the first batches find out matter little in a warm run of this length.
+const LEAST: Duration = Duration::from_millis(300);
 
 /// No run takes longer than this.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -133,13 +136,12 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
 /// Runs all subjects, round by round, in each place in a new order. Passes the results so far to `write` after each
 /// round.
 ///
-/// A subject is one process per round, as long as its runs succeed and leave no part of the file mapped. A warm run has
-/// `warm_epochs` epochs, a cold one has one.
+/// A subject is one process per round, as long as its runs succeed and leave no part of the file mapped. A cold run
+/// has one epoch, a warm one as many as take [`LEAST`].
 pub fn speed(
     subjects: &[Subject],
     kinds: &[Files],
     effort: Effort,
-    warm_epochs: u64,
     mut write: impl FnMut(&[Row]) -> Result<(), BoxError>,
 ) -> Result<(), BoxError> {
     let (begun, mut rows, mut round) = (Instant::now(), Vec::<Row>::new(), 0);
@@ -151,12 +153,6 @@ pub fn speed(
             for (shuffled, cache, trains) in PLACES {
                 let order = if shuffled { "shuffled" } else { "sequential" };
                 let mut work = files.work(shuffled);
-                // Enough epochs that the start of workers matters little.
-                work.epochs = match (cache, files.kind) {
-                    ("warm", Kind::Images) => 2 * warm_epochs,
-                    ("warm", Kind::Tokens) => warm_epochs,
-                    _ => 1,
-                };
                 for trains in [false, true].into_iter().take(1 + usize::from(trains)) {
                     fastrand::shuffle(&mut processes);
                     let mut serial = None;
@@ -166,10 +162,7 @@ pub fn speed(
                             continue;
                         }
                         let (kind, place) = (files.kind.name(), format!("{order} {cache}"));
-                        let sample = match one(subject, process, &work, cache) {
-                            Ok(outcome) => Ok(Sample::new(&work, &outcome)),
-                            Err(error) => Err(error.to_string()),
-                        };
+                        let sample = timed(subject, process, &work, cache).map_err(|error| error.to_string());
                         let subject = subject.name;
                         match &sample {
                             Ok(sample) => println!(
@@ -233,6 +226,24 @@ pub fn decode(subjects: &[Subject], images: &Files, effort: Effort) -> Result<Ve
         }
     }
     Ok(found)
+}
+
+/// One run. If it is warm, it is done again with more epochs until it takes long enough.
+fn timed(
+    subject: &Subject,
+    process: &mut Option<Process>,
+    work: &Work,
+    cache: &str,
+) -> Result<Sample, BoxError> {
+    let mut work = work.clone();
+    loop {
+        let outcome = one(subject, process, &work, cache)?;
+        let more = LEAST.as_secs_f64() / outcome.wall_s;
+        if cache == "cold" || more <= 1.0 {
+            return Ok(Sample::new(&work, &outcome));
+        }
+        work.epochs *= (1.2 * more).ceil() as u64;
+    }
 }
 
 /// One run with the file in the page cache or not, by the existing process or by a new one.
