@@ -245,7 +245,7 @@ impl Waiting<'_, '_> {
 /// Sleeps as [`Park`] does, and spins a little before it while recent waits were short.
 ///
 /// It keeps a moving mean of how long waits take. While that is below 100 µs, about what a sleep takes that spinning
-/// could have saved, a waiting side spins for up to about 50 µs before it sleeps. A ring with hand-offs in quick
+/// could have saved, a waiting side spins for up to 20 to 50 µs, by the processor, before it sleeps. A ring with hand-offs in quick
 /// succession is not held up by wake-ups of the kernel (about 10 µs each), and one whose sides wait for long uses no CPU
 /// time for it.
 ///
