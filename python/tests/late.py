@@ -119,7 +119,7 @@ class Late:
         with self.lock:
             raw = self._take(nbytes)
             layout = torch.empty_like(tensor, device="meta")
-            # A storage of its own on this memory: it is freed with the last view.
+            # Makes a storage that uses this memory. The last view frees the storage.
             out = torch.frombuffer(raw.numpy(), dtype=torch.uint8)[:nbytes]
             out = out.view(tensor.dtype).as_strided(layout.shape, layout.stride())
             self.memory[_key(out)] = raw

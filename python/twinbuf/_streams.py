@@ -287,18 +287,18 @@ class Upload:
 
         If there are no bytes, the slot is about to be filled again: waits for the copies.
         """
-        begun = self._begun
-        if begun is not None and begun.start == start and first == 0:
-            # Of another batch, which nobody received. It is freed before this one's memory is allocated.
-            begun = self._begun = None
         if end == 0:
+            if self._begun is not None and self._begun.start == start:
+                self._begun = None  # nobody received it
             return self._wait()
         host: Any = self._lent[start]()
         try:
             with self.using():
                 if first == 0:
+                    # Frees the memory of a batch that nobody received before it takes more.
                     self._begun = None
-                    begun = self._begun = _Begun(start, self._streams.empty_like(host))
+                    self._begun = _Begun(start, self._streams.empty_like(host))
+                begun = self._begun
                 # After an error, or if another iteration has begun, the batch goes as a whole.
                 if begun is not None and begun.start == start:
                     self._streams.copy(begun.device[first:end], host[first:end])

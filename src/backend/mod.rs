@@ -245,9 +245,9 @@ impl Waiting<'_, '_> {
 /// Sleeps as [`Park`] does, and spins a little before it while recent waits were short.
 ///
 /// It keeps a moving mean of how long waits take. While that is below 100 µs, about what a sleep takes that spinning
-/// could have saved, a waiting side spins for up to 20 to 50 µs, by the processor, before it sleeps. A ring with hand-offs in quick
-/// succession is not held up by wake-ups of the kernel (about 10 µs each), and one whose sides wait for long uses no CPU
-/// time for it.
+/// could have saved, a waiting side spins before it sleeps, for at most 20 to 50 µs: it depends on the processor. A ring
+/// with hand-offs in quick succession is not held up by wake-ups of the kernel (about 10 µs each), and one whose sides
+/// wait for long uses no CPU time for it.
 ///
 /// One strategy is for one ring; both sides adapt it.
 #[derive(Debug)]
