@@ -325,7 +325,8 @@ class Workshop:
         skip = shutil.ignore_patterns("target", ".git", "corpus", "artifacts")
         shutil.copytree(ROOT, self.tree, ignore=skip, copy_function=shutil.copy)
         self.env = dict(os.environ, CARGO_TARGET_DIR=str(home / "target"), RUST_BACKTRACE="0")
-        self.env |= {"CARGO_PROFILE_DEV_DEBUG": "0"}  # links faster
+        self.env |= {"CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_INCREMENTAL": "1"}  # links, and builds again, faster
+        self.env |= {"TWINBUF_MODELS_IN_PROCESS": "1"}  # to be killed with the rest
 
     def build(self):
         """The models' executable, or the compiler's errors."""

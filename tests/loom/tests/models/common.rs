@@ -2,9 +2,11 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::env;
 use std::fmt::Debug;
 use std::future::Future;
 use std::pin::pin;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
@@ -29,6 +31,29 @@ pub(crate) type Reserved<P> = ReservedSlot<'static, usize, P>;
 /// How often the explored schedules may preempt a thread that could continue. `None`: without a limit, so the search is
 /// exhaustive.
 pub(crate) type Bound = Option<usize>;
+
+/// Runs the model of this test in a process of its own, unless `TWINBUF_MODELS_IN_PROCESS` is set.
+///
+/// loom maps and unmaps a stack for each thread of each execution. Two models in one process wait for each other there:
+/// together they take longer than one after the other.
+pub(crate) fn alone(test: &str, model: impl FnOnce()) {
+    const IN_PROCESS: &str = "TWINBUF_MODELS_IN_PROCESS";
+    if env::var_os(IN_PROCESS).is_some() {
+        return model();
+    }
+    let test = test.strip_prefix("models::").unwrap_or(test);
+    let output = Command::new(env::current_exe().unwrap())
+        .args([test, "--exact", "--include-ignored", "--nocapture"])
+        .env(IN_PROCESS, "1")
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    // Only a model that ran to its end prints its row.
+    if let (true, Some(row)) = (output.status.success(), printed.lines().find(|line| line.starts_with("| `"))) {
+        return println!("\n{row}");
+    }
+    panic!("{test}, {}:\n{printed}{}", output.status, String::from_utf8_lossy(&output.stderr));
+}
 
 /// One model: all variants, with every parker.
 pub(crate) struct Run {
@@ -149,14 +174,14 @@ macro_rules! check {
 
             #[test]
             fn fast() {
-                run(check!(@bound $fast));
+                $crate::common::alone(concat!(module_path!(), "::fast"), || run(check!(@bound $fast)));
             }
 
             $(
                 #[test]
                 #[ignore = "deep: see README.md"]
                 fn deep() {
-                    run(check!(@bound $deep));
+                    $crate::common::alone(concat!(module_path!(), "::deep"), || run(check!(@bound $deep)));
                 }
             )?
         }
