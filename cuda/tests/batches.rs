@@ -16,9 +16,9 @@ use twinbuf_cuda_sim::{Options, Sim};
 #[test]
 fn batches_arrive_in_order_with_what_was_committed_at_any_depth() {
     must_end(|| {
-        for (host_depth, device_depth) in
-            (1..=Uploader::MAX_DEPTH).flat_map(|h| (1..=Uploader::MAX_DEPTH).map(move |d| (h, d)))
-        {
+        let pairs = (1..=Uploader::MAX_DEPTH).flat_map(|h| (1..=Uploader::MAX_DEPTH).map(move |d| (h, d)));
+        // One or two of either, or as many of both.
+        for (host_depth, device_depth) in pairs.filter(|(h, d)| h.min(d) <= &2 || h == d) {
             for overlap in [true, false] {
                 let (_sim, ctx) = start(1, true);
                 let stream = ctx.new_stream().unwrap();
@@ -414,8 +414,8 @@ fn the_copy_thread_and_a_capture_on_another_thread_let_each_other_be() {
 }
 
 #[test]
-fn memory_is_what_was_asked_for_after_a_hundred_thousand_batches() {
-    const BATCHES: u64 = 100_000;
+fn memory_is_what_was_asked_for_after_twenty_thousand_batches() {
+    const BATCHES: u64 = 20_000;
     must_end(|| {
         let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
         let ctx = twinbuf_cuda::context(0).unwrap();
@@ -446,7 +446,7 @@ fn memory_is_what_was_asked_for_after_a_hundred_thousand_batches() {
             drop(batch);
             match seq {
                 10 => later = sim.live(), // each device slot has its `consumed` event by now
-                99_900 => assert_eq!(sim.live(), later),
+                19_900 => assert_eq!(sim.live(), later),
                 _ => {}
             }
         }

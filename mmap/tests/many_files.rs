@@ -14,6 +14,8 @@ use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, ReadOptions, Reader, Recor
 
 /// Set in the process that has the limit, to what it may do about it.
 const CHILD: &str = "TWINBUF_MANY_FILES";
+/// Where the files are.
+const FOLDER: &str = "TWINBUF_MANY_FILES_IN";
 
 const FILES: u64 = 10_000;
 const IN_EACH: u64 = 3;
@@ -38,16 +40,8 @@ fn hard_limit() -> u64 {
 #[test]
 fn ten_thousand_files_with_256_open() {
     if let Ok(limit) = std::env::var(CHILD) {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        for file in 0..FILES {
-            let numbers = file * IN_EACH..(file + 1) * IN_EACH;
-            std::fs::write(
-                path(folder.path(), file),
-                numbers.flat_map(u64::to_le_bytes).collect::<Vec<u8>>(),
-            )
-            .unwrap();
-        }
-        let paths: Vec<PathBuf> = (0..FILES).map(|file| path(folder.path(), file)).collect();
+        let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+        let paths: Vec<PathBuf> = (0..FILES).map(|file| path(&folder, file)).collect();
         // The test's own, and those that it was started with.
         let others = open_files();
         let records = open(&paths);
@@ -68,12 +62,19 @@ fn ten_thousand_files_with_256_open() {
     if common::this_program().is_none() {
         return;
     }
-    for (limit, ulimit) in [("hard", "ulimit -n 256"), ("soft", "ulimit -S -n 256")] {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for file in 0..FILES {
+        let numbers = file * IN_EACH..(file + 1) * IN_EACH;
+        let bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
+        std::fs::write(path(folder.path(), file), bytes).unwrap();
+    }
+    // The first one leaves the files as they are.
+    for (limit, ulimit) in [("soft", "ulimit -S -n 256"), ("hard", "ulimit -n 256")] {
         let mut child = Command::new("sh");
         child
             .args(["-c", &format!("{ulimit} && exec \"$0\" --nocapture")])
             .arg(std::env::current_exe().unwrap());
-        let output = child.env(CHILD, limit).output().unwrap();
+        let output = child.env(CHILD, limit).env(FOLDER, folder.path()).output().unwrap();
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         if limit == "soft" && said.contains("hard limit is lower") {
             println!("not checked: {said}");

@@ -24,7 +24,7 @@ use twinbuf_core::{
     WaitUntil, WriteSlot,
 };
 
-// More than a million in total. The spinning tests get by far the fewest: on a busy machine the other side may not be
+// A quarter of a million in total. The spinning tests get by far the fewest: on a busy machine the other side may not be
 // running.
 #[test]
 fn spin() {
@@ -33,24 +33,24 @@ fn spin() {
 
 #[test]
 fn park() {
-    stress("two threads, Park", 480_000, |random, at_most| two_threads::round(Park, random, at_most));
+    stress("two threads, Park", 100_000, |random, at_most| two_threads::round(Park, random, at_most));
 }
 
 #[test]
 fn backoff() {
     let wait = Backoff::new(100);
-    stress("two threads, Backoff", 480_000, |random, at_most| two_threads::round(wait, random, at_most));
+    stress("two threads, Backoff", 100_000, |random, at_most| two_threads::round(wait, random, at_most));
 }
 
 #[test]
 fn many_threads_park() {
-    stress("many threads, Park", 50_000, |random, at_most| many_threads::round(Park, random, at_most));
+    stress("many threads, Park", 25_000, |random, at_most| many_threads::round(Park, random, at_most));
 }
 
 #[test]
 fn many_threads_backoff() {
     let wait = Backoff::new(100);
-    stress("many threads, Backoff", 50_000, |random, at_most| many_threads::round(wait, random, at_most));
+    stress("many threads, Backoff", 25_000, |random, at_most| many_threads::round(wait, random, at_most));
 }
 
 /// Hands over at least `handoffs` slots, or the number set in the environment, in rounds of random length. `round` gets

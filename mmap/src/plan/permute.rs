@@ -256,11 +256,12 @@ mod tests {
     #[test]
     fn neighbors_go_apart() {
         for n in [1000, 1024, 4097, 65_536_u64] {
+            let seeds = 40;
+            let orders: Vec<_> = (0..seeds).map(|seed| list(n, seed, 1)).collect();
             for apart in [1, 2, 3, 8, 64] {
-                let seeds = 40;
-                let mean = (0..seeds)
-                    .map(|seed| {
-                        let order = list(n, seed, 1);
+                let mean = orders
+                    .iter()
+                    .map(|order| {
                         let mut counts = [0_u64; 64];
                         for (one, other) in order.iter().zip(&order[apart..]) {
                             counts[((other + n - one) % n * 64 / n) as usize] += 1;
