@@ -49,7 +49,8 @@ pub(crate) fn alone(test: &str, model: impl FnOnce()) {
         .unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
     // Only a model that ran to its end prints its row.
-    if let (true, Some(row)) = (output.status.success(), printed.lines().find(|line| line.starts_with("| `"))) {
+    if let (true, Some(row)) = (output.status.success(), printed.lines().find(|line| line.starts_with("| `")))
+    {
         return println!("\n{row}");
     }
     panic!("{test}, {}:\n{printed}{}", output.status, String::from_utf8_lossy(&output.stderr));
