@@ -60,7 +60,7 @@ pub(crate) struct Sending {
 impl Sending {
     /// The caller asks for this batch.
     pub(crate) fn ask(&self, ticket: Ticket) {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = (ticket.generation, ticket.seq);
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = ticket.place();
     }
 }
 
@@ -89,7 +89,7 @@ impl Chunks {
 
     /// The slot at `start` is about to be filled with this batch.
     pub(crate) fn begin(&mut self, start: usize, ticket: Ticket) {
-        self.batch = (ticket.generation, ticket.seq);
+        self.batch = ticket.place();
         if mem::take(&mut self.sent) > 0 {
             (self.sending.send)(start, 0..0);
         }
@@ -177,6 +177,13 @@ pub struct Ticket {
     pub(crate) steps: u64,
     /// The last epoch that the same call asks for.
     pub(crate) last: u64,
+}
+
+impl Ticket {
+    /// Generation and number: only this batch has these, and later batches have greater ones.
+    pub(crate) fn place(&self) -> (u64, u64) {
+        (self.generation, self.seq)
+    }
 }
 
 /// Names batches: in errors as [`At`], in traces as [`BatchId`].

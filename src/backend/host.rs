@@ -160,8 +160,7 @@ impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Adaptive> {
     fn commit(mut self, mut meta: BatchMeta) -> Result<(), NoSlot> {
         let freed = self.freed.take();
         if let (Some(before), Some((at, thread))) = (&self.meta, freed) {
-            let Ticket { generation, seq, .. } = before.ticket;
-            meta.load.freed = Some(Freed { batch: (generation, seq), at, thread });
+            meta.load.freed = Some(Freed { batch: before.ticket.place(), at, thread });
         }
         self.meta = Some(meta);
         WriteSlot::commit(self).map_err(|_| NoSlot::Gone)

@@ -80,7 +80,7 @@ pub(super) enum Lane {
 
 impl State {
     fn lane(&self, ticket: Ticket) -> Lane {
-        let wanted = (ticket.generation, ticket.seq);
+        let wanted = ticket.place();
         match self.taken.iter().position(|taken| taken.contains(&wanted)) {
             Some(thread) => Lane::Has(thread),
             None if self.alive == 0 => Lane::Gone,
@@ -187,7 +187,7 @@ impl Gate {
                 state.next = self.after(ticket);
                 state.started[thread] = ticket;
                 if self.is_shared() {
-                    state.taken[thread].push_back((ticket.generation, ticket.seq));
+                    state.taken[thread].push_back(ticket.place());
                     self.tell_caller(&state);
                 }
                 // While the state is locked: whoever closes the gate must see it.
@@ -333,7 +333,7 @@ impl Gate {
     pub(super) fn first_loading(&self) -> Option<usize> {
         let state = self.lock();
         let loading = (0..self.progress.len()).filter(|&thread| self.progress[thread].busy_for().is_some());
-        loading.min_by_key(|&thread| (state.started[thread].generation, state.started[thread].seq))
+        loading.min_by_key(|&thread| state.started[thread].place())
     }
 
     /// Closes the gate and waits until no thread is loading, up to `limit`. Returns whether that is so; if not, the
