@@ -12,7 +12,7 @@ use twinbuf_mmap::Buffer;
 use super::Adaptive;
 use super::batch::Batch;
 use super::sealed::{self, Batches, SlotGuard, Slots};
-use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};
+use super::{Backend, NoSlot, Received, Sides, Spin, Waiting, too_large};
 use crate::error::Error;
 use crate::observe::log::What;
 use crate::slot::{BatchMeta, Chunks, Freed, Slot, Ticket};
@@ -30,7 +30,7 @@ impl Backend for Host {
 
 impl sealed::Backend for Host {
     type Content = [u8];
-    type Slots = Producer<'static, Slot<Buffer>, Adaptive>;
+    type Slots = Filling<Buffer>;
     type Batches = Consumer<'static, Slot<Buffer>, Adaptive>;
 
     const WAIT: What = What::Wait;
@@ -44,15 +44,15 @@ impl sealed::Backend for Host {
             let chunks = sending.clone().zip(chunk).map(|(sending, chunk)| Chunks::new(sending, chunk));
             Slot { chunks: chunks.map(Box::new), ..Slot::new(memory) }
         };
-        let ring = |_| {
+        let lane = |_| {
             let memory = match sides.lent() {
                 Some(lent) => lent,
                 None => Buffer::several(sides.host_depth, sides.slot).ok_or_else(|| too_large(sides.sum))?,
             };
             let slots: Vec<_> = memory.into_iter().map(slot).collect();
-            Ok(HeapRing::with_wait(slots, Adaptive::for_threads(threads)).into_handles())
+            Ok(ring(slots, threads))
         };
-        lanes.map(ring).collect()
+        lanes.map(lane).collect()
     }
 }
 
@@ -65,14 +65,14 @@ pub(crate) struct Value<T>(pub(crate) T);
 
 impl<T: Send + 'static> sealed::Backend for Values<T> {
     type Content = T;
-    type Slots = Producer<'static, Slot<Value<T>>, Adaptive>;
+    type Slots = Filling<Value<T>>;
     type Batches = Consumer<'static, Slot<Value<T>>, Adaptive>;
 
     const WAIT: What = What::Wait;
 
     fn make(self, _: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let slots: Vec<_> = self.0.into_iter().map(|value| Slot::new(Value(value))).collect();
-        Ok(vec![HeapRing::with_wait(slots, Adaptive::for_threads(2)).into_handles()])
+        Ok(vec![ring(slots, 2)])
     }
 }
 
@@ -110,17 +110,38 @@ fn address<C: Content>(content: &mut C) -> usize {
     std::ptr::from_mut(content.filled()).cast::<u8>().expose_provenance()
 }
 
-impl<C: Content> Slots for Producer<'static, Slot<C>, Adaptive> {
+/// The side of a ring that is filled.
+#[derive(Debug)]
+pub struct Filling<C: Content> {
+    slots: Producer<'static, Slot<C>, Adaptive>,
+    spin: Spin,
+}
+
+/// A ring of these slots, in a process where `threads` threads work at the same time.
+fn ring<C: Content>(
+    slots: Vec<Slot<C>>,
+    threads: usize,
+) -> (Filling<C>, Consumer<'static, Slot<C>, Adaptive>) {
+    let wait = Adaptive::for_threads(threads);
+    let spin = Spin::of(&wait);
+    let (slots, batches) = HeapRing::with_wait(slots, wait).into_handles();
+    (Filling { slots, spin }, batches)
+}
+
+impl<C: Content> Slots for Filling<C> {
     type Content = C::Filled;
     type Guard<'s> = WriteSlot<'s, 'static, Slot<C>, Adaptive>;
 
     fn acquire(&mut self) -> Result<Self::Guard<'_>, NoSlot> {
-        Producer::acquire(self).map_err(|_| NoSlot::Gone)
+        let Self { slots, spin } = self;
+        spin.wait_while(|| matches!(slots.try_acquire(), Err(TryAcquireError::Full)));
+        slots.acquire().map_err(|_| NoSlot::Gone)
     }
 
     fn acquire_within(&mut self, timeout: Duration) -> Result<Self::Guard<'_>, NoSlot> {
+        let slots = &mut self.slots;
         // Without a wait the clock is not read.
-        let found = if timeout.is_zero() { self.try_acquire() } else { self.acquire_timeout(timeout) };
+        let found = if timeout.is_zero() { slots.try_acquire() } else { slots.acquire_timeout(timeout) };
         found.map_err(|error| match error {
             TryAcquireError::Full => NoSlot::Held,
             _ => NoSlot::Gone,
@@ -128,7 +149,7 @@ impl<C: Content> Slots for Producer<'static, Slot<C>, Adaptive> {
     }
 
     fn finish(self) {
-        Producer::finish(self);
+        self.slots.finish();
     }
 }
 
