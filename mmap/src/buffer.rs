@@ -69,35 +69,40 @@ impl Buffer {
         Some(Self(Memory::Own { map, bytes: start..end }))
     }
 
-    /// Allocates `count` buffers of `len` bytes each, the slots of a ring, and fills them with zeros. Buffers of less than
-    /// 2 MiB that take 256 KiB to 2 MiB together share one block of 2 MiB, which is a huge page where the kernel has one:
-    /// it copies small records into it in two thirds of the time. The last of them frees the block. Returns `None` if the
-    /// memory cannot be allocated.
+    /// Allocates buffers of these lengths, for example the slots of a ring, and fills them with zeros. Buffers that take
+    /// 256 KiB to 2 MiB together share one block of 2 MiB. The block is a huge page where the kernel has one: it copies
+    /// small records into it in two thirds of the time. The last buffer frees the block. Returns `None` if the memory
+    /// cannot be allocated.
     ///
     /// ```
-    /// let slots = twinbuf_mmap::Buffer::several(3, 128 << 10).ok_or("no memory")?;
+    /// let slots = twinbuf_mmap::Buffer::several(&[128 << 10; 3]).ok_or("no memory")?;
     /// assert!(slots.iter().all(|slot| slot.len() == 128 << 10));
     /// # Ok::<(), &str>(())
     /// ```
     #[must_use]
-    pub fn several(count: usize, len: usize) -> Option<Vec<Self>> {
-        let step = len.checked_next_multiple_of(page_size())?;
-        let all = step.checked_mul(count)?;
-        if count < 2 || !(SHARED..=HUGE).contains(&all) {
-            return (0..count).map(|_| Self::new(len)).collect();
+    pub fn several(lens: &[usize]) -> Option<Vec<Self>> {
+        let page = page_size();
+        let mut starts = Vec::with_capacity(lens.len());
+        let mut all = 0_usize;
+        for len in lens {
+            starts.push(all);
+            all = all.checked_add(len.checked_next_multiple_of(page)?)?;
+        }
+        if lens.len() < 2 || !(SHARED..=HUGE).contains(&all) {
+            return lens.iter().map(|&len| Self::new(len)).collect();
         }
         let mut block = Self::untouched(HUGE)?;
         block[..all].fill(0);
-        let start = NonNull::from(&mut block[..]).cast::<u8>();
+        let first = NonNull::from(&mut block[..]).cast::<u8>();
         let block = Arc::new(block);
-        let slot = |index| {
-            // SAFETY: the slots are `step` bytes apart, at least their length, and all of them fit into the block.
-            let start = unsafe { start.add(index * step) };
+        let buffer = |(start, &len)| {
+            // SAFETY: the next buffer starts behind this one's bytes, and all of them fit into the block.
+            let start = unsafe { first.add(start) };
             // SAFETY: the bytes are initialized, and nothing else reaches them: the block is never dereferenced again.
-            // Each slot keeps it mapped.
+            // Each buffer keeps it mapped.
             unsafe { Self::lent(start, len, Arc::clone(&block)) }
         };
-        Some((0..count).map(slot).collect())
+        Some(starts.into_iter().zip(lens).map(buffer).collect())
     }
 
     /// Memory that is not touched yet, for reads that may be in flight during a `fork`: the child finds zeros in it.
@@ -224,29 +229,40 @@ mod tests {
 
     #[test]
     fn several_are_apart_and_outlive_each_other() {
-        for (count, len) in
-            [(0, 5), (1, HUGE), (2, 100), (3, 128 << 10), (5, 100_001), (2, 1 << 20), (3, 1 << 20)]
-        {
-            let mut slots = Buffer::several(count, len).unwrap();
-            assert_eq!(slots.len(), count);
-            for (number, slot) in (1..).zip(&mut slots) {
-                assert!(slot.len() == len && slot.iter().all(|&byte| byte == 0), "{count} of {len}");
-                assert_eq!(slot.as_ptr().addr() % 4096, 0, "{count} of {len}");
+        let lens: [&[usize]; 8] = [
+            &[],
+            &[HUGE],
+            &[100; 2],
+            &[128 << 10; 3],
+            &[100_001; 5],
+            &[1 << 20; 2],
+            &[1 << 20; 3],
+            &[1, 300_000, 0, 4096, 4097, 1],
+        ];
+        for lens in lens {
+            let mut slots = Buffer::several(lens).unwrap();
+            assert_eq!(slots.len(), lens.len());
+            for ((number, slot), &len) in (1..).zip(&mut slots).zip(lens) {
+                assert!(slot.len() == len && slot.iter().all(|&byte| byte == 0), "{lens:?}");
+                assert_eq!(slot.as_ptr().addr() % 4096, 0, "{lens:?}");
                 slot.fill(number);
             }
-            for number in (1..).take(count) {
+            for number in (1..).take(lens.len()) {
                 let slot = slots.remove(0);
-                assert!(slot.iter().all(|&byte| byte == number), "slot {number} of {count} of {len}");
+                assert!(slot.iter().all(|&byte| byte == number), "slot {number} of {lens:?}");
             }
         }
         let block = |slot: &Buffer| slot.as_ptr().addr() / HUGE;
-        let slots = Buffer::several(3, 128 << 10).unwrap();
+        let slots = Buffer::several(&[128 << 10; 3]).unwrap();
         assert!(slots.iter().all(|slot| block(slot) == block(&slots[0])));
     }
 
     #[test]
     fn what_no_memory_holds_is_none() {
-        assert!(Buffer::several(2, usize::MAX).is_none() && Buffer::several(usize::MAX, 4096).is_none());
+        assert!(
+            Buffer::several(&[usize::MAX; 2]).is_none()
+                && Buffer::several(&[isize::MAX.unsigned_abs(); 3]).is_none()
+        );
         assert!(Buffer::new(usize::MAX).is_none());
         assert!(Buffer::new(isize::MAX.unsigned_abs()).is_none());
     }

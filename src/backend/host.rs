@@ -47,7 +47,8 @@ impl sealed::Backend for Host {
         let lane = |_| {
             let memory = match sides.lent() {
                 Some(lent) => lent,
-                None => Buffer::several(sides.host_depth, sides.slot).ok_or_else(|| too_large(sides.sum))?,
+                None => Buffer::several(&vec![sides.slot; sides.host_depth])
+                    .ok_or_else(|| too_large(sides.sum))?,
             };
             let slots: Vec<_> = memory.into_iter().map(slot).collect();
             Ok(ring(slots, threads))

@@ -3,6 +3,7 @@
 use std::alloc;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -418,6 +419,9 @@ impl<B: Backend> LoaderBuilder<B> {
         };
         let locators = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> = (0..workers + helpers).map(reader).collect();
+        let stages = sizes.parts.iter().flat_map(|part| &part.stages);
+        let scratch: Vec<_> = stages.flat_map(|stage| iter::repeat_n(stage.scratch, readers.len())).collect();
+        let mut scratch = Buffer::several(&scratch).into_iter().flatten();
         for (index, dataset) in datasets.into_iter().enumerate() {
             let (record_bytes, out_bytes) = (dataset.record_bytes(), field_bytes[index]);
             let Part { records: part, stages, ragged, .. } = &sizes.parts[index];
@@ -432,7 +436,7 @@ impl<B: Backend> LoaderBuilder<B> {
                 let transforms =
                     copies(transform, readers.len(), "the transform", RecordTransform::try_clone)?;
                 for (reader, transform) in readers.iter_mut().zip(transforms) {
-                    let scratch = Buffer::new(stage.scratch).ok_or_else(|| too_large(&sizes))?;
+                    let scratch = scratch.next().ok_or_else(|| too_large(&sizes))?;
                     reader.fields[index].transforms.push(Transforming { transform, stage, scratch });
                 }
             }
