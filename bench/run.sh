@@ -1,8 +1,8 @@
 #!/bin/sh
-# Measures everything and writes the tables and pictures of the READMEs anew, in about an hour. The machine should
+# Measures everything and writes the tables and pictures of the READMEs anew, in about 80 minutes. The machine should
 # do nothing else meanwhile.
 #
-#   bench/run.sh                        handoff disk grid loaders python train
+#   bench/run.sh                        handoff disk grid loaders python train weights
 #   bench/run.sh disk grid              these sections alone
 #   bench/run.sh failures               what loaders do with faults; not one of all
 #   bench/run.sh --quick [SECTION..]    does it work? A round of each; writes to bench/target/quick alone
@@ -16,10 +16,10 @@ if [ "${1-}" = --quick ]; then
     shift
     out=bench/target/quick quick=--quick rounds=4
 fi
-[ $# -gt 0 ] || set -- handoff disk grid loaders python train
+[ $# -gt 0 ] || set -- handoff disk grid loaders python train weights
 for section; do
     case $section in
-    handoff | disk | grid | loaders | python | train | failures) ;;
+    handoff | disk | grid | loaders | python | train | weights | failures) ;;
     *) echo "bench/run.sh: no such section: $section" >&2 && exit 2 ;;
     esac
 done
@@ -80,6 +80,8 @@ measure() {
         } | tee $out/train.txt
         [ -n "$quick" ] || python3 bench/timeline.py
         ;;
+    # It has no shorter form.
+    weights) [ -n "$quick" ] || bench/weights/run.sh ;;
     esac
 }
 failed=

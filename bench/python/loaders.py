@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 from one import Trainer
-from subjects import KINDS, SUBJECTS, Reader
+from subjects import KINDS, SUBJECTS, Reader, index
 
 HERE = Path(__file__).resolve().parent
 BAR = {"cold": "#4c86c6", "warm": "#d9a04c"}
@@ -49,6 +49,11 @@ def make(kind: str, path: Path, mib: int) -> None:
             header[:3] = 20240520, 1, count
             file.write(header.tobytes())
             file.write(rng.integers(0, 50257, count, np.uint16).tobytes())
+        elif kind == "texts":
+            # 2 KiB on average.
+            lengths = rng.integers(100, 3996, (mib << 9) // size * size)
+            np.save(index(path), np.concatenate([[0], lengths.cumsum()]))
+            file.write(rng.integers(0, 256, lengths.sum(), np.uint8).tobytes())
         else:
             batch = size * int(np.prod(shape))
             file.write(rng.integers(0, 256, (mib << 20) // batch * batch, np.uint8).tobytes())
@@ -148,7 +153,7 @@ def verify(paths: dict[str, Path]) -> None:
                 sums[name] = run(name, kind, path, False, 7, "--verify")["sum"]
             except RuntimeError as error:
                 print(f"{kind}, {name}: left out: {error}")
-        records = len(Reader(kind, path).records)
+        records = Reader(kind, path).count
         print(f"{kind}, {records} records: {len(sums)} loaders, {len(set(sums.values()))} sum")
         assert len(set(sums.values())) == 1, sums
 

@@ -1,6 +1,6 @@
 """One run of one loader: prints `ready`, waits for a line, and prints its measurements as JSON.
 
-    one.py SUBJECT --kind tokens|images --data FILE --seed N [--train REPEATS] [--verify]
+    one.py SUBJECT --kind tokens|images|texts --data FILE --seed N [--train REPEATS] [--verify]
 
 CPU time includes all threads and worker processes. Memory is the part that is not file-backed: `Pss_Anon` and
 `Pss_Shmem` of smaps_rollup, of the process and its workers, minus what the process had when it was ready.
@@ -79,18 +79,24 @@ def main() -> None:
     input()
 
     wanted = Reader(args.kind, args.data)
-    total_batches, size = len(wanted.records) // wanted.batch * EPOCHS, wanted.batch
+    total_batches, size = wanted.count // wanted.batch * EPOCHS, wanted.batch
+    shape = KINDS[args.kind][2]
     count, total, waited, mib, cpu, first_cpu = 0, 0, 0.0, 0.0, 0.0, 0.0
     start = asked = first = last = time.perf_counter()
     iterator = iter(batches)
     while (batch := next(iterator, None)) is not None:
         got = time.perf_counter()
         count += 1
-        numbers: Any = np.asarray(batch)
-        assert numbers.shape == (size, *KINDS[args.kind][2]), numbers.shape
-        total += int(numbers.reshape(size, -1)[:, 1].sum())
+        if shape:
+            numbers: Any = np.asarray(batch)
+            assert numbers.shape == (size, *shape), numbers.shape
+            total += int(numbers.reshape(size, -1)[:, 1].sum())
+        else:
+            numbers = batch
+            assert len(numbers) == size, len(numbers)
+            total += sum(int(text[0]) for text in numbers)
         if args.verify:
-            total += int(numbers.sum(dtype=np.uint64))
+            total += sum(int(np.asarray(record).sum(dtype=np.uint64)) for record in numbers)
         if count == 1:
             first, first_cpu = got, cpu_s()
         else:

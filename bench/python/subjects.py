@@ -14,11 +14,18 @@ WINDOW = 1025
 SIDE = 224
 
 # kind: type of the numbers, bytes before the first record, shape of a record, numbers from one record to the next,
-# records of a batch.
+# records of a batch. Texts have any length: their shape is empty, and where each begins is in the file `index`.
 KINDS: dict[str, tuple[str, int, tuple[int, ...], int, int]] = {
     "tokens": ("<u2", 1024, (WINDOW,), WINDOW - 1, 64),
     "images": ("|u1", 0, (SIDE, SIDE, 3), SIDE * SIDE * 3, 32),
+    "texts": ("|u1", 0, (), 0, 64),
 }
+
+
+def index(path: Path) -> Path:
+    """Return the file with the offsets of the texts, one more than there are texts."""
+    return path.with_suffix(".npy")
+
 
 # One after the other, without a gap: a run lasts a second at least.
 EPOCHS = int(os.environ.get("EPOCHS", "1"))
@@ -33,20 +40,26 @@ class Reader:
         dtype, header, shape, step, self.batch = KINDS[kind]
         # A plain array: slicing a `memmap` runs slow Python code.
         numbers = np.asarray(np.memmap(path, dtype, "r", header))
+        self.offsets = np.load(index(path)).tolist() if not shape else []
+        if self.offsets:
+            self.records, self.tokens, self.count = numbers, False, len(self.offsets) - 1
+            return
         count = (len(numbers) - int(np.prod(shape))) // step + 1
         strides = (step * numbers.itemsize, *np.empty(shape, dtype).strides)
         self.records = np.lib.stride_tricks.as_strided(numbers, (count, *shape), strides, writeable=False)
-        self.tokens = kind == "tokens"
+        self.tokens, self.count = kind == "tokens", count
 
     def __call__(self, indices: Any) -> Any:
+        if self.offsets:
+            return [self.records[self.offsets[i] : self.offsets[i + 1]].copy() for i in indices]
         if self.tokens:
             return self.records[indices]  # not `take`: it would copy the whole map, because the windows overlap
         return self.records.take(indices, axis=0)
 
     def order(self, seed: int) -> list[Any]:
-        count = len(self.records) // self.batch
+        count = self.count // self.batch
         rng = np.random.default_rng(seed)
-        orders = (rng.permutation(len(self.records))[: count * self.batch] for _ in range(EPOCHS))
+        orders = (rng.permutation(self.count)[: count * self.batch] for _ in range(EPOCHS))
         return [batch for order in orders for batch in order.reshape(count, self.batch)]
 
 
@@ -68,14 +81,17 @@ def torch_loader(kind: str, path: Path, seed: int, workers: int) -> Batches:
 
     read = Reader(kind, path)
 
-    class Items(Dataset[torch.Tensor]):
-        def __getitem__(self, indices: Any) -> torch.Tensor:
-            batch = torch.from_numpy(read(indices))
+    class Items(Dataset[Any]):
+        def __getitem__(self, indices: Any) -> Any:
+            batch = read(indices)
+            if isinstance(batch, list):
+                return batch  # torch makes a tensor of each text
+            batch = torch.from_numpy(batch)
             # torch passes data in shared memory on without another copy in the pipe.
             return batch.share_memory_() if get_worker_info() else batch
 
         def __len__(self) -> int:
-            return len(read.records)
+            return read.count
 
     options = {"prefetch_factor": 2} if workers else {}
     return DataLoader(Items(), batch_size=None, sampler=read.order(seed), num_workers=workers, **options)
@@ -131,6 +147,8 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
     if kind == "tokens":
         # As the others: the numbers of the file.
         data = tb.Records.open_llm_c(path).windows(WINDOW, WINDOW - 1).to("uint16")
+    elif kind == "texts":
+        data = tb.Records.open_indexed(path, index(path))
     else:
         data = tb.Records.open(path, SIDE * SIDE * 3)
     plan = tb.Plan(data, batch=KINDS[kind][4], shuffle="full", seed=seed)
@@ -139,7 +157,8 @@ def twinbuf(kind: str, path: Path, seed: int, workers: int) -> Batches:
         # Created here: its slots and its threads count like those of the others.
         loader = tb.Loader(data, plan, workers=workers)
         for batch in loader.epochs(EPOCHS):
-            yield batch.numpy().reshape(KINDS[kind][4], *KINDS[kind][2])
+            numbers = batch.numpy()
+            yield numbers.reshape(KINDS[kind][4], *KINDS[kind][2]) if KINDS[kind][2] else numbers
 
     return batches()
 
