@@ -49,7 +49,7 @@ pub(crate) struct State {
     pub(crate) next_epoch: u64,
     /// A batch that a signal withheld from the loop. The loop gets it next.
     pub(crate) put_back: Option<Arc<Lease>>,
-    /// The position before that batch, even after its iteration is over.
+    /// The position before that batch, or before one that its `map` failed on, even after its iteration is over.
     pub(crate) before: Option<Checkpoint>,
     /// The epoch before which the iteration ends.
     pub(crate) end: u64,
@@ -137,6 +137,7 @@ impl Shared {
             Poll::Pending => Asked::NotYet,
             Poll::Ready(Some(Ok(batch))) => match Lease::new(batch, self.names.clone()).map(Arc::new) {
                 Ok(lease) => {
+                    state.before = None;
                     state.lent(&lease);
                     Asked::Batch(lease)
                 }
@@ -198,14 +199,14 @@ impl State {
         Freed::No
     }
 
-    /// Takes back a batch that the loop did not get.
-    pub(crate) fn put_back(&mut self, iteration: u64, lease: Arc<Lease>) {
+    /// Takes back a batch that the loop did not get. The loop gets it next if it is to come `again`.
+    pub(crate) fn put_back(&mut self, iteration: u64, lease: Arc<Lease>, again: bool) {
         if self.iteration != iteration || matches!(self.run, Run::Closed) {
             return;
         }
         let same = |after: &Checkpoint| after.epoch() == lease.epoch;
         self.before = self.at().filter(same).map(|after| after.with_step(lease.step));
-        self.put_back = Some(lease);
+        self.put_back = Some(lease).filter(|_| again);
     }
 
     /// Restarts the iteration at its position: the batch after the last received one is read again.

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use pyo3::exceptions::{PyException, PyRuntimeError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
+use pyo3::types::PyIterator;
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Checkpoint;
 
 use crate::engine::State;
-use crate::object::Object;
 
 /// The batches of an iteration of a loader. Programs ask for an iterator, and for its length, without iterating: the
 /// iteration begins at the first batch.
@@ -25,9 +25,6 @@ pub(crate) struct Epochs {
     /// Batches of the whole iteration once that is known, and those handed out.
     all: OnceLock<u64>,
     received: AtomicU64,
-    map: Option<Arc<Object>>,
-    /// A batch whose `map` was interrupted.
-    interrupted: Mutex<Option<Py<PyAny>>>,
 }
 
 /// A loader, and what is asked of it.
@@ -61,10 +58,9 @@ impl Which {
 }
 
 impl Epochs {
-    pub(crate) fn new(start: Start, which: Which, map: Option<Arc<Object>>) -> Self {
+    pub(crate) fn new(start: Start, which: Which) -> Self {
         let (begun, all) = (OnceLock::new(), OnceLock::new());
-        let (beginning, received, interrupted) = (Mutex::new(()), AtomicU64::new(0), Mutex::new(None));
-        Self { start, which, begun, beginning, all, received, map, interrupted }
+        Self { start, which, begun, beginning: Mutex::new(()), all, received: AtomicU64::new(0) }
     }
 
     fn all(&self, py: Python<'_>) -> PyResult<u64> {
@@ -76,10 +72,6 @@ impl Epochs {
                 Ok(*self.all.get_or_init(|| all))
             }
         }
-    }
-
-    fn taken(&self) -> Option<Py<PyAny>> {
-        self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -112,24 +104,9 @@ impl Epochs {
                 self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))?
             }
         };
-        let batch = match self.taken() {
-            Some(batch) => batch,
-            None => match batches.bind(py).cast::<pyo3::types::PyIterator>()?.clone().next() {
-                Some(batch) => batch?.unbind(),
-                None => return Ok(None),
-            },
-        };
-        let batch = match self.map.as_ref().and_then(|map| map.get(py)) {
-            None => batch,
-            Some(map) => map.bind(py).call1((&batch,)).map(Bound::unbind).inspect_err(|raised| {
-                if !raised.is_instance_of::<PyException>(py) {
-                    *self.interrupted.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(batch.clone_ref(py));
-                }
-            })?,
-        };
-        self.received.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(batch))
+        let batch = batches.bind(py).cast::<PyIterator>()?.clone().next().transpose()?;
+        self.received.fetch_add(u64::from(batch.is_some()), Ordering::Relaxed);
+        Ok(batch.map(Bound::unbind))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

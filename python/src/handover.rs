@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use std::{fmt, mem};
 
-use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList};
 use pyo3::{PyTraverseError, PyVisit};
@@ -21,6 +21,7 @@ use twinbuf::generate::{Generator, Round, any_slots};
 use crate::batch::Batch;
 use crate::errors;
 use crate::locked::{Locked, detached};
+use crate::object::{Object, mapped, not_the_end};
 use crate::recorder::Recorder;
 use crate::report::{Kind, Report};
 
@@ -46,15 +47,25 @@ struct Item {
     item: Py<PyAny>,
     /// The state of the iterable after it.
     state: Option<Py<PyAny>>,
+    /// It is still to be sent.
+    unsent: bool,
+    /// It was received, and put back.
+    received: bool,
+}
+
+impl Item {
+    fn new(item: Py<PyAny>, state: Option<Py<PyAny>>, unsent: bool) -> Self {
+        Self { item, state, unsent, received: false }
+    }
 }
 
 /// The thread's side.
 struct Source {
-    iterator: Py<PyIterator>,
+    iterator: Arc<Object>,
     /// Replaces an item by what is handed over.
-    send: Option<Py<PyAny>>,
+    send: Option<Arc<Object>>,
     /// Returns the state of the iterable.
-    states: Option<Py<PyAny>>,
+    states: Option<Arc<Object>>,
     shared: Arc<Making>,
     /// When it last let go of the GIL.
     since: Instant,
@@ -115,13 +126,15 @@ impl Source {
         if self.shared.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let Some(item) = self.iterator.bind(py).clone().next().transpose()? else { return Ok(None) };
-        let item = match &self.send {
-            Some(send) => send.bind(py).call1((item,))?,
+        let Some(iterator) = self.iterator.get(py) else { return Ok(None) };
+        let Some(item) = next(iterator.bind(py))? else { return Ok(None) };
+        let object = |object: &Option<Arc<Object>>| object.as_ref().and_then(|object| object.get(py));
+        let item = match object(&self.send) {
+            Some(send) => send.call1(py, (item,))?,
             None => item,
         };
-        let state = self.states.as_ref().map(|states| states.call0(py)).transpose()?;
-        Ok(Some(Item { item: item.unbind(), state }))
+        let state = object(&self.states).map(|states| states.call0(py)).transpose()?;
+        Ok(Some(Item::new(item, state, false)))
     }
 
     fn load(&mut self, slot: &mut Made) -> Result<(), BoxError> {
@@ -142,8 +155,11 @@ impl Source {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if self.shared.stop.load(Ordering::Relaxed) {
             let generator = py.import("types")?.getattr("GeneratorType")?;
-            if self.iterator.bind(py).is_instance(&generator)? {
-                if let Err(error) = self.iterator.call_method0(py, "close") {
+            let iterator = self.iterator.get(py);
+            if let Some(iterator) =
+                iterator.filter(|iterator| iterator.bind(py).is_instance(&generator).is_ok_and(|is| is))
+            {
+                if let Err(error) = iterator.call_method0(py, "close") {
                     let logger = py.import("logging")?.call_method1("getLogger", ("twinbuf",))?;
                     let options = PyDict::new(py);
                     options.set_item("exc_info", error.value(py))?;
@@ -208,8 +224,8 @@ impl Loop {
 struct State {
     /// `None` at the end, or if the loop makes its items itself.
     run: Option<Generator<'static, Made>>,
-    /// An item that an exception withheld from the loop, and whether it is still to be sent.
-    put_back: Option<(Item, bool)>,
+    /// An item that an exception withheld from the loop.
+    put_back: Option<Item>,
     /// Rounds that may be started, and received ones.
     asked: u64,
     received: u64,
@@ -298,6 +314,11 @@ pub(crate) struct Items {
     shared: Arc<Shared>,
     /// Makes what was sent usable on the loop's thread.
     receive: Option<Py<PyAny>>,
+    /// Makes of a batch what the loop gets.
+    map: Option<Py<PyAny>>,
+    /// What the thread uses: the iterable, what sends its items, and what returns its state.
+    objects: Vec<Arc<Object>>,
+    states: Option<Arc<Object>>,
     /// Called with the number of a round before it is started.
     before: Option<Py<PyAny>>,
     /// The number of rounds, if an error ends them.
@@ -317,8 +338,8 @@ pub(crate) struct Items {
 impl Items {
     #[new]
     #[pyo3(signature = (
-        iterator, depth, *, send=None, receive=None, states=None, place=None, around=None, thread=None, before=None,
-        rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0, total=None
+        iterator, depth, *, send=None, receive=None, map=None, states=None, place=None, around=None, thread=None,
+        before=None, rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0, total=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -327,6 +348,7 @@ impl Items {
         depth: usize,
         send: Option<Py<PyAny>>,
         receive: Option<Py<PyAny>>,
+        map: Option<Py<PyAny>>,
         states: Option<Py<PyAny>>,
         place: Option<Py<PyList>>,
         around: Option<Py<PyAny>>,
@@ -345,7 +367,10 @@ impl Items {
         let batches = recorder.as_ref().map(|_| iterator.clone_ref(py));
         let in_turn = send.as_ref().filter(|_| !overlap).map(|send| send.clone_ref(py));
         let (shared, since) = (making.clone(), Instant::now());
-        let mut source = Source { iterator, send, states, shared, since };
+        let object = |object: Py<PyAny>| Arc::new(Object::new(object.bind(py)));
+        let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
+        let objects = std::iter::once(&iterator).chain(&send).chain(&states).cloned().collect();
+        let mut source = Source { iterator, send, states: states.clone(), shared, since };
         let lockstep = before.is_some();
         let run = if overlap {
             let slots: Vec<Made> = (0..depth).map(|_| None).collect();
@@ -395,7 +420,21 @@ impl Items {
         drop(iterations);
         let kind = if rounds.is_some() { Kind::Rounds } else { Kind::Prefetched };
         let name = name.to_string();
-        Ok(Self { shared, receive, before, rounds, place, recorder, batches, in_turn, kind, name })
+        Ok(Self {
+            shared,
+            receive,
+            map,
+            objects,
+            states,
+            before,
+            rounds,
+            place,
+            recorder,
+            batches,
+            in_turn,
+            kind,
+            name,
+        })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -410,11 +449,7 @@ impl Items {
         let found = self.next(py);
         if let Some(recorder) = &self.recorder {
             match &found {
-                Ok(Some(item)) => {
-                    if let Ok(batch) = item.bind(py).cast::<Batch>() {
-                        recorder.get().received_batch(batch.get());
-                    }
-                }
+                Ok(Some(_)) => {}
                 Ok(None) => recorder.get().ended(),
                 Err(error) if error.is_instance_of::<PyException>(py) => recorder.get().ended(),
                 Err(_) => {}
@@ -437,11 +472,26 @@ impl Items {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.objects.iter().try_for_each(|object| object.traverse(&visit))?;
         visit.call(&self.receive)?;
+        visit.call(&self.map)?;
         visit.call(&self.before)?;
         visit.call(&self.batches)?;
+        visit.call(&self.in_turn)?;
         visit.call(&self.place)
     }
+
+    /// Nothing else reaches the iterator: no further item is wanted.
+    fn __clear__(&self) {
+        self.shared.making.stop.store(true, Ordering::Relaxed);
+        self.objects.iter().for_each(|object| object.clear());
+    }
+}
+
+/// The next item of an iterator.
+fn next(iterator: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
+    let item = iterator.cast::<PyIterator>()?.clone().next().transpose()?;
+    Ok(item.map(Bound::unbind))
 }
 
 impl Items {
@@ -449,16 +499,27 @@ impl Items {
         if self.before.is_some() && self.shared.state.with(py, |state| state.asked == 0) {
             self.ask(py)?;
         }
-        let (item, unsent) = match self.shared.state.with(py, |state| state.put_back.take()) {
-            Some(put_back) => put_back,
+        let put_back = self.shared.state.with(py, |state| state.put_back.take());
+        let mut item = match put_back {
+            Some(item) => item,
             None => match self.take(py)? {
                 Some(item) => item,
                 None => return Ok(None),
             },
         };
-        // From here on an exception puts the item back.
-        let (item, unsent, found) = self.receive(py, item, unsent);
-        match found.and_then(|found| py.check_signals().map(|()| found)) {
+        // From here on an exception puts the item back, unless its own `map` has failed.
+        let mut again = true;
+        let received = self.receive(py, &mut item).and_then(|found| py.check_signals().map(|()| found));
+        let made = received.and_then(|found| {
+            let first = !mem::replace(&mut item.received, true);
+            if let (true, Some(recorder), Ok(batch)) = (first, &self.recorder, found.bind(py).cast::<Batch>())
+            {
+                recorder.get().received_batch(batch.get());
+            }
+            let Some(map) = &self.map else { return Ok(found) };
+            mapped(py, map, &found).inspect_err(|raised| again = !raised.is_instance_of::<PyException>(py))
+        });
+        match made {
             Ok(found) => {
                 if let (Some(place), Some(state)) = (&self.place, item.state) {
                     place.bind(py).set_item(0, state)?;
@@ -466,8 +527,8 @@ impl Items {
                 Ok(Some(found))
             }
             Err(raised) => {
-                if !self.is_stopped() {
-                    self.shared.state.with(py, |state| state.put_back = Some((item, unsent)));
+                if again && !self.is_stopped() {
+                    self.shared.state.with(py, |state| state.put_back = Some(item));
                 }
                 Err(raised)
             }
@@ -475,7 +536,7 @@ impl Items {
     }
 
     /// The next item out of the ring, or in turn; `None` at the end.
-    fn take(&self, py: Python<'_>) -> PyResult<Option<(Item, bool)>> {
+    fn take(&self, py: Python<'_>) -> PyResult<Option<Item>> {
         if let Some(error) = self.shared.state.with(py, |state| state.failed.take()) {
             self.shared.stop(Some(py));
             return Err(error);
@@ -484,8 +545,13 @@ impl Items {
         let loops = self.in_turn.is_some() || (self.is_stopped() && self.batches.is_some());
         if let Some(batches) = self.batches.as_ref().filter(|_| loops) {
             // Where another iteration has ended this one, or `close`, this raises what the loader has to tell.
-            let next = batches.bind(py).clone().next().transpose()?;
-            return Ok(next.map(|item| (Item { item: item.unbind(), state: None }, true)));
+            let Some(item) = next(batches.bind(py))? else {
+                self.at_the_end(py)?;
+                return Ok(None);
+            };
+            let states = self.states.as_ref().and_then(|states| states.get(py));
+            let state = states.map(|states| states.call0(py)).transpose()?;
+            return Ok(Some(Item::new(item, state, true)));
         }
         if ended {
             self.shared.state.with(py, State::end);
@@ -506,19 +572,23 @@ impl Items {
             match made {
                 Ok(Some(item)) => {
                     self.shared.state.with(py, |state| state.received += 1);
-                    return Ok(Some((item, false)));
+                    return Ok(Some(item));
                 }
                 Ok(None) => {
-                    if let (Some(place), false) = (&self.place, self.is_stopped()) {
-                        let place = place.bind(py);
-                        place.del_slice(0, place.len())?;
-                    }
+                    self.at_the_end(py)?;
                     self.shared.state.with(py, State::end);
                     return Ok(None);
                 }
                 Err(error) => return Err(self.failed(py, error)),
             }
         }
+    }
+
+    /// From now on the place is the iterable's own.
+    fn at_the_end(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(place) = self.place.as_ref().filter(|_| !self.is_stopped()) else { return Ok(()) };
+        let place = place.bind(py);
+        place.del_slice(0, place.len())
     }
 
     fn is_stopped(&self) -> bool {
@@ -540,31 +610,20 @@ impl Items {
         }
     }
 
-    /// Makes an item usable here, and lets the next round begin. Returns the item too, and whether it is still to be
-    /// sent.
-    fn receive(&self, py: Python<'_>, item: Item, mut unsent: bool) -> (Item, bool, PyResult<Py<PyAny>>) {
-        let Item { item: made, state } = &item;
-        let mut sent = None;
-        let found = (|| {
-            if let Some(send) = self.in_turn.as_ref().filter(|_| unsent) {
-                sent = Some(send.call1(py, (made,))?);
-                unsent = false;
-            }
-            let made = sent.as_ref().unwrap_or(made);
-            let found = match &self.receive {
-                Some(receive) => receive.call1(py, (made,))?,
-                None => made.clone_ref(py),
-            };
-            if self.before.is_some() && self.shared.state.with(py, |state| state.asked <= state.received) {
-                self.ask(py)?;
-            }
-            Ok(found)
-        })();
-        let item = match sent {
-            Some(sent) => Item { item: sent, state: state.as_ref().map(|state| state.clone_ref(py)) },
-            None => item,
+    /// Makes an item usable here, and lets the next round begin.
+    fn receive(&self, py: Python<'_>, item: &mut Item) -> PyResult<Py<PyAny>> {
+        if let Some(send) = self.in_turn.as_ref().filter(|_| item.unsent) {
+            item.item = send.call1(py, (&item.item,))?;
+            item.unsent = false;
+        }
+        let found = match &self.receive {
+            Some(receive) => receive.call1(py, (&item.item,))?,
+            None => item.item.clone_ref(py),
         };
-        (item, unsent, found)
+        if self.before.is_some() && self.shared.state.with(py, |state| state.asked <= state.received) {
+            self.ask(py)?;
+        }
+        Ok(found)
     }
 
     /// Lets the next round be started, after `before`. An error of it takes the place of that round.
@@ -577,13 +636,7 @@ impl Items {
         let failed = match called {
             Ok(()) => None,
             Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
-            Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
-                // It would end the loop as if there were no more rounds (PEP 479).
-                let raised = PyRuntimeError::new_err("before raised StopIteration");
-                raised.set_cause(py, Some(error));
-                Some(raised)
-            }
-            Err(error) => Some(error),
+            Err(error) => Some(not_the_end(py, "before", error)),
         };
         self.shared.state.with(py, |state| {
             state.asked = next + 1;

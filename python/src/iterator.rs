@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pyo3::exceptions::PyMemoryError;
+use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
@@ -12,6 +12,7 @@ use crate::batch::Batch;
 use crate::engine::{Asked, Freed, Shared, State};
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
+use crate::object::{Object, mapped};
 use crate::position::Position;
 
 /// The longest time before a signal is handled.
@@ -30,13 +31,20 @@ pub(crate) struct Batches {
     /// The loader object. It reports to the garbage collector what they share.
     loader: Py<PyAny>,
     iteration: u64,
+    /// Makes of a batch what the loop gets.
+    map: Option<Arc<Object>>,
     /// Whether a step of the breakdown has begun.
     stepping: AtomicBool,
 }
 
 impl Batches {
-    pub(crate) fn new(shared: Arc<Shared>, loader: Py<PyAny>, iteration: u64) -> Self {
-        Self { shared, loader, iteration, stepping: AtomicBool::new(false) }
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        loader: Py<PyAny>,
+        iteration: u64,
+        map: Option<Arc<Object>>,
+    ) -> Self {
+        Self { shared, loader, iteration, map, stepping: AtomicBool::new(false) }
     }
 
     /// Ends the step of the breakdown that the last batch began.
@@ -47,10 +55,24 @@ impl Batches {
         }
     }
 
-    /// Keeps a batch for the next call, because this call raises an exception instead.
+    /// Takes a batch back, because this call raises an exception instead: for the next call, unless the batch's own `map`
+    /// has failed.
     fn put_back(&self, py: Python<'_>, lease: Arc<Lease>, raised: PyErr) -> PyErr {
-        self.shared.state.with(py, |state| state.put_back(self.iteration, lease));
+        let again = !raised.is_instance_of::<PyException>(py);
+        self.shared.state.with(py, |state| state.put_back(self.iteration, lease, again));
         raised
+    }
+
+    /// What the loop gets of a batch.
+    fn made(&self, py: Python<'_>, lease: Arc<Lease>) -> PyResult<Py<PyAny>> {
+        // Ctrl-C after this point would lose the batch.
+        py.check_signals()?;
+        self.stepping.store(self.shared.breakdown.is_on(), Ordering::Relaxed);
+        let batch = Py::new(py, Batch::new(lease))?.into_any();
+        match self.map.as_ref().and_then(|map| map.get(py)) {
+            Some(map) => mapped(py, &map, &batch),
+            None => Ok(batch),
+        }
     }
 }
 
@@ -69,7 +91,7 @@ impl Batches {
         visit.call(&self.loader)
     }
 
-    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let shared = &*self.shared;
         shared.check(py)?;
         self.end_step();
@@ -78,19 +100,14 @@ impl Batches {
             // Most batches are ready already, so there is no reason to release the GIL and wait to get it
             // back.
             true => shared.state.with(py, ask(Duration::ZERO)),
-            false => shared.state.detached(py, ask(SLICE)),
+            // It is read now, unless its slot is in use.
+            false => shared.state.detached(py, ask(Duration::ZERO)),
         };
         loop {
             match asked {
                 Asked::Batch(lease) => {
-                    // Ctrl-C after this point would lose the batch.
-                    return match py.check_signals() {
-                        Ok(()) => {
-                            self.stepping.store(shared.breakdown.is_on(), Ordering::Relaxed);
-                            Ok(Some(Batch::new(lease)))
-                        }
-                        Err(raised) => Err(self.put_back(py, lease, raised)),
-                    };
+                    let made = self.made(py, lease.clone());
+                    return made.map(Some).map_err(|raised| self.put_back(py, lease, raised));
                 }
                 Asked::End => return Ok(None),
                 Asked::NotYet => py.check_signals()?,
@@ -146,7 +163,7 @@ fn tell(py: Python<'_>, shared: &Shared, freed: &Freed) -> PyResult<()> {
                 py,
                 &format!(
                     "{name}all slots were in use for {} s, so one got new memory, and so will others: let go of \
-                     batches, tensors and arrays before the next but one is asked for, raise `depth`, or keep copies",
+                     batches, tensors and arrays sooner, raise `depth`, or keep copies",
                     PATIENCE.as_secs_f32()
                 ),
             )

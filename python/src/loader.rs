@@ -119,7 +119,7 @@ impl Loader {
             return Err(closed(py));
         }
         let start = Start { loader: slf.clone().into_any().unbind(), begin: Self::begin, count: Self::count };
-        Ok(Epochs::new(start, which, this.map.clone()))
+        Ok(Epochs::new(start, which))
     }
 
     /// The number of batches of such an iteration, if it begins now.
@@ -148,15 +148,14 @@ impl Loader {
         });
         match begun {
             Ok(Some(iteration)) => {
-                let batches = Batches::new(this.shared.clone(), slf.clone().unbind(), iteration);
-                let batches = Bound::new(py, batches)?;
-                match &this.sender {
-                    Some(sender) => {
-                        let position = batches.getattr("_position")?;
-                        sender.call_method1(py, "begin", (batches, this.shared.overlap, position))
-                    }
-                    None => Ok(batches.into_any().unbind()),
-                }
+                let (shared, map) = (this.shared.clone(), this.map.clone());
+                let batches =
+                    |map| Bound::new(py, Batches::new(shared, slf.clone().unbind(), iteration, map));
+                let Some(sender) = &this.sender else { return Ok(batches(map)?.into_any().unbind()) };
+                let batches = batches(None)?;
+                let position = batches.getattr("_position")?;
+                let map = map.and_then(|map| map.get(py));
+                sender.call_method1(py, "begin", (batches, this.shared.overlap, position, map))
             }
             Ok(None) => Err(closed(py)),
             Err(error) => Err(errors::loading(py, *error)),

@@ -146,15 +146,22 @@ impl Watch {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.iterator)
+        visit.call(&self.iterator)?;
+        // A reference that is not reported is not collected this time.
+        self.end.try_lock().map_or(Ok(()), |end| visit.call(&*end))
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         Python::try_attach(|py| {
+            // The exception that has left the loop.
+            let raised = PyErr::take(py);
             if let Err(error) = self.ended(py) {
                 error.write_unraisable(py, None);
+            }
+            if let Some(raised) = raised {
+                raised.restore(py);
             }
         });
     }

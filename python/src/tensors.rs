@@ -92,7 +92,7 @@ impl Tensors {
 /// cycle
 ///     Whether a pass follows the one before it without a gap: the first group is read while the last one is used.
 /// depth
-///     The number of slots, each as large as the largest group: 1 to 8.
+///     The number of slots, each as large as the largest group: 2 to 8. The loop has a group while it asks for the next one.
 /// memory_limit
 ///     The most bytes for slots and for groups that are kept in what the slots leave of it: these are read once. Default:
 ///     no limit, and no group is kept.
@@ -110,6 +110,9 @@ pub(crate) fn stream(
     read_mode: &str,
 ) -> PyResult<Stream> {
     let (py, model) = (model.py(), &model.get().inner);
+    if depth < 2 {
+        return Err(errors::option(py, format!("option `depth`: wanted 2 to 8 slots, found {depth}")));
+    }
     let of_file = |error: twinbuf::mmap::Error| errors::raise(py, Failure::of_file(&error));
     let lists = match groups.is_callable() {
         true => by_key(py, model, groups)?,
@@ -200,7 +203,8 @@ impl Stream {
     /// The next pass. It begins at its first group, and ends one that is under way.
     fn __iter__(slf: &Bound<'_, Self>) -> PyResult<PassOfGroups> {
         slf.get().check(slf.py())?;
-        Ok(PassOfGroups { stream: slf.clone().unbind(), at: Mutex::new((0, 0)) })
+        let (at, put_back) = (Mutex::new(At::default()), Mutex::new(None));
+        Ok(PassOfGroups { stream: slf.clone().unbind(), at, put_back })
     }
 
     /// The number of groups.
@@ -240,8 +244,19 @@ impl Drop for Stream {
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 struct PassOfGroups {
     stream: Py<Stream>,
-    /// Which pass of the stream, 0 before it has begun, and the number of the next group.
-    at: Mutex<(u64, u64)>,
+    at: Mutex<At>,
+    /// A group that a signal withheld from the loop.
+    put_back: Mutex<Option<Group>>,
+}
+
+/// Where a pass is.
+#[derive(Default)]
+struct At {
+    /// Which pass of the stream, 0 before it has begun.
+    pass: u64,
+    /// The number of the next group.
+    next: u64,
+    ended: bool,
 }
 
 #[pymethods]
@@ -252,47 +267,70 @@ impl PassOfGroups {
 
     /// The groups that are left.
     fn __len__(&self) -> usize {
-        let (_, next) = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        self.stream.get().groups.saturating_sub(usize::try_from(next).unwrap_or(usize::MAX))
+        let received = self.at.lock().unwrap_or_else(PoisonError::into_inner).next;
+        let put_back = self.put_back.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let all = self.stream.get().groups + usize::from(put_back);
+        all.saturating_sub(usize::try_from(received).unwrap_or(usize::MAX))
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {
         let stream = self.stream.get();
         stream.check(py)?;
+        let put_back = self.put_back.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(group) = put_back {
+            return self.hand_out(py, group).map(Some);
+        }
         loop {
             py.check_signals()?;
             let found = py.detach(|| {
                 let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+                if at.ended {
+                    return Some(Poll::Ready(None));
+                }
                 let mut run = stream.run.lock();
                 let (passes, run) = &mut *run;
-                if at.0 == 0 {
+                if at.pass == 0 {
                     run.begin();
                     *passes += 1;
-                    at.0 = *passes;
+                    at.pass = *passes;
                 }
-                let pass = run.pass.as_mut().filter(|_| at.0 == *passes);
-                let found = pass.map_or(Poll::Ready(None), |pass| pass.next_timeout(SLICE));
-                if let Poll::Ready(None) = found {
-                    if at.0 == *passes {
-                        run.pass = None;
-                    }
+                let pass = run.pass.as_mut().filter(|_| at.pass == *passes)?;
+                let found = pass.next_timeout(SLICE);
+                match &found {
+                    Poll::Ready(None) => (run.pass, at.ended) = (None, true),
+                    Poll::Ready(Some(Ok(_))) => at.next += 1,
+                    Poll::Ready(Some(Err(_))) => at.ended = true,
+                    Poll::Pending => {}
                 }
-                found.map(|found| {
-                    found.map(|group| {
-                        at.1 += 1;
-                        group.map(|group| (at.1 - 1, group))
-                    })
-                })
+                Some(found.map(|found| found.map(|group| group.map(|group| (at.next - 1, group)))))
             });
             return match found {
-                Poll::Pending => continue,
-                Poll::Ready(None) => Ok(None),
-                Poll::Ready(Some(Err(error))) => Err(errors::loading(py, error)),
-                Poll::Ready(Some(Ok((step, group)))) => {
+                None => {
+                    let message = "another pass of this stream has begun: there is one at a time";
+                    Err(errors::raise(py, Failure::new("LoaderError", message)))
+                }
+                Some(Poll::Pending) => continue,
+                Some(Poll::Ready(None)) => Ok(None),
+                Some(Poll::Ready(Some(Err(error)))) => Err(errors::loading(py, error)),
+                Some(Poll::Ready(Some(Ok((step, group))))) => {
                     let number = group.number();
-                    Ok(Some(Group { lease: Arc::new(Lease::of_group(group, step)), number }))
+                    let group = Group { lease: Arc::new(Lease::of_group(group, step)), number };
+                    self.hand_out(py, group).map(Some)
                 }
             };
+        }
+    }
+}
+
+impl PassOfGroups {
+    /// Returns the group, or keeps it for the next call if a signal raises an exception: Ctrl-C later would lose it.
+    fn hand_out(&self, py: Python<'_>, group: Group) -> PyResult<Group> {
+        match py.check_signals() {
+            Ok(()) => Ok(group),
+            Err(raised) => {
+                *self.put_back.lock().unwrap_or_else(PoisonError::into_inner) = Some(group);
+                Err(raised)
+            }
         }
     }
 }
@@ -300,7 +338,7 @@ impl PassOfGroups {
 impl Drop for PassOfGroups {
     fn drop(&mut self) {
         // Left early: nothing more is read ahead for it.
-        let (begun, _) = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = self.at.get_mut().unwrap_or_else(PoisonError::into_inner).pass;
         let stream = self.stream.get();
         if begun > 0 && !stream.run.is_forked() {
             let mut run = stream.run.lock();

@@ -120,7 +120,15 @@ impl RecordTransform for Step {
         let found = out.len();
         let out = out.get_mut(..len);
         let out = out.ok_or_else(|| format!("wanted room for a record of {len} bytes, found {found}"))?;
-        self.apply(record, out, context).map(|()| len)
+        match self {
+            // Of an empty record too.
+            Self::Map(function) => {
+                let seed = context.records().next().map_or(0, |context| context.seed);
+                function.apply(record, out, seed)?;
+            }
+            _ => self.apply(record, out, context)?,
+        }
+        Ok(len)
     }
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 import twinbuf as tb
 
@@ -95,6 +96,14 @@ def loader(folder: Path, **options: Any) -> tb.Loader:
     return tb.Loader(data, tb.Plan(data, 4), **options)
 
 
+def passes(folder: Path) -> Iterator[tb.Group]:
+    """Pass after pass, by an iterator that is written in C."""
+    path = folder / "model.safetensors"
+    save_file({f"{step:02}": torch.zeros(1 << 14) for step in range(STEPS)}, path)
+    stream = tb.stream(tb.Tensors.open(path), lambda name: name)
+    return itertools.chain.from_iterable(itertools.repeat(stream))
+
+
 def makers(folder: Path) -> dict[str, Callable[[], Iterator[Any]]]:
     def slow(number: int) -> int:
         time.sleep(random.choice([0, 0, 2e-5]))
@@ -110,6 +119,7 @@ def makers(folder: Path) -> dict[str, Callable[[], Iterator[Any]]]:
         "watch(prefetch)": lambda: iter(tb.watch(tb.prefetch(Numbers()))),
         "generate": lambda: tb.generate(slow),
         "generate(before=)": lambda: tb.generate(slow, before=lambda number: None),
+        "stream": lambda: passes(folder),
     }
 
 
@@ -122,7 +132,7 @@ class Count:
     broken: int = 0
 
 
-def drive(items: Iterator[Any], wanted: int, batches: bool) -> Count:
+def drive(items: Iterator[Any], wanted: int, kind: str) -> Count:
     """Interrupt the iterator until it was interrupted that often."""
     count, got = Count(), []
     add, arm, draw = got.append, signal.setitimer, random.uniform
@@ -132,10 +142,15 @@ def drive(items: Iterator[Any], wanted: int, batches: bool) -> Count:
         try:
             arm(signal.ITIMER_REAL, draw(1e-6, longest))
             # Between the end of `next` and that of `append` the interpreter handles no signal.
-            if batches:
+            if "Loader" in kind:
                 for batch in items:
                     add(batch.epoch * STEPS + batch.step)
                     del batch
+                    arm(signal.ITIMER_REAL, draw(1e-6, 1e-4))
+            elif kind == "stream":
+                for group in items:
+                    add(group.number)
+                    del group
                     arm(signal.ITIMER_REAL, draw(1e-6, 1e-4))
             else:
                 for item in items:
@@ -149,18 +164,20 @@ def drive(items: Iterator[Any], wanted: int, batches: bool) -> Count:
         while True:
             try:
                 arm(signal.ITIMER_REAL, 0)
-                note(count, got)
+                note(count, got, STEPS if kind == "stream" else sys.maxsize)
                 break
             except KeyboardInterrupt:
                 pass
     return count
 
 
-def note(count: Count, got: list[Any]) -> None:
-    """Compare the numbers with those that should come."""
+def note(count: Count, got: list[Any], rounds: int) -> None:
+    """Compare the numbers with those that should come; they begin again after so many."""
     while got:
         item = got[0]
         number = int(item)
+        if rounds < sys.maxsize:
+            number = count.items + (number - count.items) % rounds
         lost, twice = max(0, number - count.items), number < count.items
         # From here to the end nothing is called, so no signal is handled.
         del got[0]
@@ -171,7 +188,7 @@ def run(kind: str, wanted: int, folder: Path) -> Count:
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     faulthandler.dump_traceback_later(60 + wanted / 50, exit=True)
     try:
-        return drive(makers(folder)[kind](), wanted, "Loader" in kind)
+        return drive(makers(folder)[kind](), wanted, kind)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -40,20 +40,23 @@ def pairs(batches: Iterable[Any]) -> None:
         assert one.step + 1 == other.step
 
 
-LOOPS: dict[str, tuple[int | None, Callable[[Iterable[Any]], object]]] = {
-    "for, depth=1": (1, loop),
-    "accumulate 2, depth=2": (2, accumulate(2)),
-    "accumulate 4": (None, accumulate(4)),
-    "pairwise, depth=2": (2, pairs),
-    "pairwise, depth=1": (1, pairs),
-    "list(loader)": (None, list),
+# name: options of the loader, and the loop.
+LOOPS: dict[str, tuple[dict[str, Any], Callable[[Iterable[Any]], object]]] = {
+    "for, depth=1": ({"depth": 1}, loop),
+    "accumulate 2, depth=2": ({"depth": 2}, accumulate(2)),
+    "accumulate 4": ({}, accumulate(4)),
+    "pairwise, depth=2": ({"depth": 2}, pairs),
+    "pairwise, depth=1": ({"depth": 1}, pairs),
+    "list(loader)": ({}, list),
+    "list(loader), overlap=False": ({"overlap": False}, list),
+    "for, depth=1, overlap=False": ({"depth": 1, "overlap": False}, loop),
 }
 
 
-def seconds(folder: Path, depth: int | None, run: Callable[[Iterable[Any]], object]) -> tuple[float, int]:
+def seconds(folder: Path, options: dict[str, Any], run: Callable[[Iterable[Any]], object]) -> tuple[float, int]:
     np.save(folder / "x.npy", np.zeros((BATCHES * 6, 128), "float32"))
     data = tb.Records.open_npy(folder / "x.npy")
-    loader = tb.Loader(data, tb.Plan(data, 6), depth=depth)
+    loader = tb.Loader(data, tb.Plan(data, 6), **options)
     start = time.perf_counter()
     run(loader.epoch(0))
     return time.perf_counter() - start, loader.report().kept
@@ -62,9 +65,9 @@ def seconds(folder: Path, depth: int | None, run: Callable[[Iterable[Any]], obje
 def main() -> None:
     logging.disable()
     with tempfile.TemporaryDirectory() as folder:
-        for name, (depth, run) in LOOPS.items():
-            took, kept = seconds(Path(folder), depth, run)
-            print(f"{name:22} {took:7.4f} s, {kept} kept")
+        for name, (options, run) in LOOPS.items():
+            took, kept = seconds(Path(folder), options, run)
+            print(f"{name:28} {took:7.4f} s, {kept} kept")
 
 
 if __name__ == "__main__":

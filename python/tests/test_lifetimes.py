@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -441,3 +443,47 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
     command = [sys.executable, "-c", FORKED]
     out = subprocess.run(command, text=True, capture_output=True, timeout=100, check=True).stdout
     assert float(out) < 0.9
+
+
+class Owner:
+    """Has an iterator of what its own methods make."""
+
+    dtype, shape = "int64", ()
+
+    def __init__(self, kind: str) -> None:
+        items = {
+            "generate": lambda: tb.generate(self.make, before=self.before),
+            "prefetch": lambda: iter(tb.prefetch(self)),
+            "prefetch a generator": lambda: iter(tb.prefetch(iter(self))),
+            "watch": lambda: iter(tb.watch(self)),
+            "Loader": lambda: tb.Loader(self, tb.Plan(self, 2), map=self.make).epoch(0),
+        }
+        self.items = items[kind]()
+        next(self.items)
+
+    def make(self, item: Any) -> Any:
+        return item
+
+    def before(self, number: int) -> None:
+        pass
+
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        np.asarray(out)[:] = indices
+
+    def __len__(self) -> int:
+        return 100
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(100)
+
+
+@pytest.mark.parametrize("kind", ["generate", "prefetch", "prefetch a generator", "watch", "Loader"])
+def test_a_cycle_through_an_iterator_is_collected(kind: str) -> None:
+    gone = [weakref.ref(Owner(kind)) for _ in range(5)]
+    # A thread may be in the iterable yet: it then has references to it.
+    for _ in range(1000):
+        gc.collect()
+        if not any(owner() for owner in gone):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"{sum(owner() is not None for owner in gone)} of {len(gone)} are alive")

@@ -102,6 +102,12 @@ def test_a_tensor_outlives_everything(tmp_path: Path) -> None:
     assert torch.equal(kept, tensors["embed"])
 
 
+def test_one_slot_would_be_held_by_the_loop(tmp_path: Path) -> None:
+    model(tmp_path)
+    with pytest.raises(tb.OptionError, match="`depth`: wanted 2 to 8 slots, found 1"):
+        tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of, depth=1)
+
+
 def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:
     model(tmp_path)
     layers = tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of)
@@ -109,5 +115,8 @@ def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:
     assert next(old).number == 0
     iter(layers)  # a peek
     assert next(old).number == 1
-    assert [layer.number for layer in layers] == list(range(LAYERS))
-    assert list(old) == []
+    new = iter(layers)
+    assert [layer.number for layer in new] == list(range(LAYERS))
+    with pytest.raises(tb.LoaderError, match="another pass of this stream has begun: there is one at a time"):
+        next(old)
+    assert list(new) == [], "it has ended, and stays so"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Case
+from late import Late
 
 import twinbuf as tb
 
@@ -277,6 +278,61 @@ def test_map_of_the_loader_keeps_it_a_loader(npy: Case) -> None:
     with pytest.raises(KeyboardInterrupt):
         next(it)
     assert list(it) == list(range(1, 20))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("device", [None, "late"])
+def test_a_batch_that_map_failed_on_was_not_received(npy: Case, device: str | None, overlap: bool) -> None:
+    calls = []
+
+    def map(batch: tb.Batch) -> int:
+        calls.append(batch.step)
+        if len(calls) in (3, 4):
+            raise KeyboardInterrupt
+        if batch.step == 3:
+            raise ZeroDivisionError
+        return batch.step
+
+    plan = tb.Plan(npy.data, 10)
+    loader = tb.Loader(npy.data, plan, map=map, overlap=overlap, device=device and Late("side"))
+    it = loader.epoch(0)
+    assert [next(it), next(it)] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            next(it)
+        assert loader.state_dict()["step"] == 2
+    assert next(it) == 2
+    with pytest.raises(ZeroDivisionError):
+        next(it)
+    # It is not read again here, but after a resumption from this state.
+    assert loader.state_dict()["step"] == 3
+    assert next(it) == 4
+    assert loader.state_dict()["step"] == 5
+    assert list(it) == list(range(5, 20))
+    assert loader.report().batches == 20
+
+
+def test_map_does_not_end_the_epoch(npy: Case) -> None:
+    def stops(batch: tb.Batch) -> None:
+        raise StopIteration
+
+    for device in (None, Late("side")):
+        loader = tb.Loader(npy.data, tb.Plan(npy.data, 10), map=stops, device=device)
+        with pytest.raises(RuntimeError, match="map raised StopIteration"):
+            next(loader.epoch(0))
+
+
+def test_map_is_called_for_empty_records(tmp_path: Path) -> None:
+    lengths = [3, 0, 0, 5, 1, 0]
+    (tmp_path / "texts").write_bytes(b"x" * sum(lengths))
+    np.save(tmp_path / "index.npy", np.cumsum([0, *lengths]))
+    data = tb.Records.open_indexed(tmp_path / "texts", tmp_path / "index.npy")
+    data = data.map(lambda record, seed: np.array([len(record), 100]), "int64", (2,))
+    loader = tb.Loader(data, tb.Plan(data, 3, shuffle="full"))
+    found = [(batch.indices, batch.numpy().copy()) for batch in loader.epochs(3)]
+    for indices, rows in found:
+        assert rows.tolist() == [[lengths[index], 100] for index in indices]
+    assert data[1].tolist() == [0, 100]
 
 
 def test_options_of_reading(npy: Case) -> None:

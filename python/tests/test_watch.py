@@ -97,6 +97,21 @@ def test_an_error_of_the_iterable_passes(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.startswith("valid: 1 epoch, 1 batch in")
 
 
+@pytest.mark.parametrize("raised", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_exception_of_the_loop_passes(
+    raised: type[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        for item in tb.watch(range(5)):
+            if item == 2:
+                raise raised("of the loop")
+
+    # The iterator is dropped while the exception leaves the function.
+    with pytest.raises(raised, match="of the loop"):
+        train()
+    assert "3 batches" in capsys.readouterr().err
+
+
 def test_it_is_on_demand() -> None:
     items = tb.watch(Loads(10))
     assert str(items.report()) == "Nothing was measured."

@@ -48,7 +48,7 @@ class Sender:
         self._upload = Upload(streams)
         # The place after the last batch that the loop received; empty where it is the loader's own.
         self._place: list[Any] = []
-        self._items: Callable[[], _Items[Batch] | None] = lambda: None
+        self._items: Callable[[], _Items[Any] | None] = lambda: None
         self._thread = _Thread()
 
     def slot(self, nbytes: int) -> Any:
@@ -59,7 +59,13 @@ class Sender:
         """Send bytes of the slot at ``start`` before the rest is filled; called by the thread that reads."""
         self._upload.filled(start, first, end)
 
-    def begin(self, batches: Any, overlap: bool, position: Callable[[], Any]) -> _Items[Batch]:
+    def begin(
+        self,
+        batches: Any,
+        overlap: bool,
+        position: Callable[[], Any],
+        map: Callable[[Batch], Any] | None,
+    ) -> _Items[Any]:
         """Return the iterator that the caller of the loader gets."""
         upload = self._upload
         upload.start()
@@ -70,14 +76,15 @@ class Sender:
             batch._moved(sent.item)
             return Sent(batch, sent.copied, sent.on_device, late=False)
 
-        self._place = [position()] if overlap else []
+        self._place = [position()]
         self._thread = _Thread()
-        items: _Items[Batch] = _Items(
+        items: _Items[Any] = _Items(
             batches,
             self.depth - 1,
             send=send,
             receive=upload.receive,
-            states=position if overlap else None,
+            map=map,
+            states=position,
             place=self._place,
             around=around(upload),
             thread=self._thread,

@@ -64,6 +64,7 @@ class _Items(Generic[_T]):
         *,
         send: Callable[[Any], Any] | None = None,
         receive: Callable[[Any], Any] | None = None,
+        map: Callable[[Any], Any] | None = None,
         states: Callable[[], Any] | None = None,
         place: list[Any] | None = None,
         around: Callable[[Callable[[], None]], None] | None = None,
