@@ -204,7 +204,7 @@ impl Report {
             return Ok(());
         }
         let now = self.settings();
-        let mut workers = if self.items { vec![1] } else { vec![1, 2, 4, now.workers] };
+        let mut workers = if self.items || self.stream { vec![1] } else { vec![1, 2, 4, now.workers] };
         let mut depths = vec![1, 2, 3, 4, MAX_HOST_DEPTH, now.depth];
         for list in [&mut depths, &mut workers] {
             list.sort_unstable();

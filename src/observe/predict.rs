@@ -149,7 +149,8 @@ impl Model {
         if report.generated || (report.items && !now.overlap) {
             return all;
         }
-        let more: &[usize] = if report.items { &[0] } else { &[0, 1, 2, 4] };
+        // A stream has one thread.
+        let more: &[usize] = if report.items || report.stream { &[0] } else { &[0, 1, 2, 4] };
         for workers in more.iter().map(|more| now.workers + more) {
             for depth in [0, 1, 2, 4].map(|more| (now.depth + more).min(MAX_HOST_DEPTH.max(now.depth))) {
                 all.push(Settings { overlap: true, depth, workers });
@@ -255,21 +256,22 @@ impl Report {
     /// least 5 percentage points more. Returns `None` if no change saves 3 %.
     ///
     /// It tries to toggle overlap, up to 4 more slots (at most [`MAX_HOST_DEPTH`](crate::loader::MAX_HOST_DEPTH)),
-    /// and up to 4 more workers. For a generator it tries only to toggle overlap.
+    /// and up to 4 more workers. For a generator it tries only to toggle overlap. For a stream of tensors it tries
+    /// overlap and slots.
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
         Model::of(self).recommended(self)
     }
 
-    /// Returns advice as text: the change of [`recommended`](Self::recommended) with its predicted saving, the
-    /// advice to iterate over all epochs with one call of [`Loader::epochs`](crate::Loader::epochs), or the reason
-    /// why no change helps.
+    /// Returns advice as text: the change of [`recommended`](Self::recommended) with its predicted saving, for a
+    /// loader the advice to iterate over all epochs with one call of [`Loader::epochs`](crate::Loader::epochs), or
+    /// the reason why no change helps.
     #[must_use]
     pub fn advice(&self) -> String {
         let mut model = Model::of(self);
         let recommended = model.recommended(self);
         let verdict = verdict(&model, self);
-        if !(self.generated || self.items) && verdict != Verdict::Unmeasured {
+        if !(self.generated || self.items || self.stream) && verdict != Verdict::Unmeasured {
             let least = recommended.map_or(1.0, |found| 1.0 - found.gain());
             let at_once = model.at_once().filter(|found| 1.0 - found.gain() <= least - WORTH_IT);
             if let Some(found) = at_once {
@@ -282,18 +284,26 @@ impl Report {
         let why = match verdict {
             Verdict::Unmeasured => return "Nothing was measured.".to_string(),
             Verdict::ComputeBound => "the compute decides",
+            Verdict::DiskBound if self.stream => {
+                "the disk decides: try another `ReadMode`, keep more groups in memory, or use a faster disk"
+            }
             Verdict::DiskBound => {
                 "the disk decides: try another `ReadMode`, smaller records, or a faster disk"
             }
             Verdict::LoadBound if self.elsewhere => "the workers decide: start more, or make loading cheaper",
             Verdict::LoadBound => "the loading decides: make it cheaper, or use several processes",
             Verdict::TransformBound => "the transform decides: make it cheaper, or store its result",
+            Verdict::TransferBound if self.stream => {
+                "the copy to the device decides: store the tensors in a smaller type"
+            }
             Verdict::TransferBound => "the copy to the device decides: send smaller numbers",
             Verdict::GenerationBound => "the closure decides: make it faster",
+            Verdict::HeldBound if self.stream => "the threads that use the groups decide: make them faster",
             Verdict::HeldBound => "the threads that use the batches decide: make them faster",
             Verdict::Balanced => "the stages are balanced, and only making both faster helps",
         };
-        format!("No option of the loader gains 3 %: {why}.")
+        let whose = if self.stream { "stream" } else { "loader" };
+        format!("No option of the {whose} gains 3 %: {why}.")
     }
 
     /// Returns the bottleneck: the stage that would save the most time if it were faster, in a simulation of the

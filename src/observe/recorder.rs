@@ -75,6 +75,11 @@ impl Recorder {
         self.report.lockstep = lockstep;
     }
 
+    /// The batches are the groups of a stream of tensors.
+    pub(crate) fn stream(&mut self) {
+        self.report.stream = true;
+    }
+
     /// The rounds of a generator are the items of an iterable, from `first` on.
     pub(crate) fn items(&mut self, first: Ticket) {
         (self.report.generated, self.report.items) = (false, true);

@@ -258,7 +258,8 @@ impl<B: Backend> StreamBuilder<B> {
             around: None,
             help: None,
         };
-        let stage = Stage::start(backend, vec![Box::new(source)], options)?;
+        let mut stage = Stage::start(backend, vec![Box::new(source)], options)?;
+        stage.recorder().stream();
         Ok(TensorStream { stage, schedule, reader, kept, cycle, passes: 0, flowing: None, taken })
     }
 }

@@ -114,6 +114,32 @@ fn the_advice_is_the_smallest_change_that_gains() {
     assert_eq!(Report::default().advice(), "Nothing was measured.");
 }
 
+/// A stream of tensors has one thread, and no call that asks for several passes.
+#[test]
+fn a_stream_is_advised_to_change_what_it_has() {
+    let stream = |report: Report| Report { stream: true, ..report };
+    // Two workers would read twice as much, and a stream has no such option.
+    let found = stream(report(true, &[20; 100], 10));
+    assert_eq!(found.recommended(), None);
+    let advice = found.advice();
+    assert!(advice.starts_with("No option of the stream gains 3 %: the disk decides: "), "{advice}");
+    assert!(!advice.contains("records"), "{advice}");
+    // Each tenth group takes longer than two slots hide.
+    let tenth: Vec<_> = (0..100).map(|step| if step % 10 == 5 { 40 } else { 10 }).collect();
+    let found = stream(report(true, &tenth, 20)).recommended().unwrap();
+    assert_eq!(found.settings, Settings { overlap: true, depth: 3, workers: 1 });
+    let settings = stream(report(false, &tenth, 20)).recommended().unwrap().settings;
+    assert_eq!(settings, Settings { overlap: true, depth: 3, workers: 1 });
+    let advice = stream(report(false, &tenth, 20)).advice();
+    assert!(advice.starts_with("Set `overlap(true)` and `host_depth(3)`: "), "{advice}");
+    // Each group in a pass of its own.
+    let mut found = stream(report(true, &[10; 20], 10));
+    let mut recent = (*found.recent).clone();
+    recent.units.iter_mut().for_each(|seen| seen.began = Some(seen.asked));
+    found.recent = recent.into();
+    assert!(!found.advice().contains("epochs"), "{}", found.advice());
+}
+
 #[test]
 fn epochs_of_one_batch_are_asked_for_at_once() {
     let mut found = report(false, &[10; 20], 10);
