@@ -123,7 +123,7 @@ impl Model {
     }
 
     fn predict(&self, settings: Settings) -> Option<Prediction> {
-        if self.units.is_empty() {
+        if self.units.is_empty() || settings.workers == 0 || settings.depth == 0 {
             return None;
         }
         let found = self.run(settings, Scale::MEASURED)?;
@@ -217,8 +217,8 @@ impl Report {
     /// make the disk faster. The simulation assumes that the time of a single load or use does not depend on the
     /// settings; this is not true, for example, if the system reads ahead.
     ///
-    /// Returns `None` if nothing was measured, or if the caller would wait for a slot that the caller itself
-    /// occupies.
+    /// Returns `None` if nothing was measured, if `workers` or `depth` is 0, or if the caller would wait for a slot
+    /// that the caller itself occupies. More workers or slots than replayed batches change nothing.
     ///
     /// # Examples
     ///

@@ -132,12 +132,14 @@ const NOTHING: f64 = 1e-3;
 
 /// Runs `units` under `settings`. `None` if the caller would wait for a slot that it keeps.
 pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scale: Scale) -> Option<Outcome> {
-    let workers = if settings.overlap { settings.workers.max(1) } else { 1 };
+    // One more than there are batches: the others would never load. One thread alone differs, because the caller helps it.
+    let most = units.len() + 1;
+    let workers = if settings.overlap { settings.workers.clamp(1, most) } else { 1 };
     let mut run = Run {
         units,
         machine,
         scale,
-        depth: settings.depth.max(1),
+        depth: settings.depth.clamp(1, most),
         overlap: settings.overlap,
         now: 0.0,
         lanes: vec![Lane::default(); workers],

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::observe::history::Seen;
+use crate::observe::predict::Prediction;
 use crate::slot::Ticket;
 
 fn ms(ms: u64) -> Duration {
@@ -138,6 +139,21 @@ fn a_stream_is_advised_to_change_what_it_has() {
     recent.units.iter_mut().for_each(|seen| seen.began = Some(seen.asked));
     found.recent = recent.into();
     assert!(!found.advice().contains("epochs"), "{}", found.advice());
+}
+
+#[test]
+fn settings_out_of_any_range_are_predicted_at_once() {
+    let found = report(true, &[20; 100], 10);
+    let predict = |depth, workers| found.predict(Settings { overlap: true, depth, workers });
+    for (depth, workers) in [(0, 1), (2, 0)] {
+        assert_eq!(predict(depth, workers), None);
+    }
+    let (most, wall) = (predict(100, 100).unwrap(), |found: Prediction| (found.wall, found.waiting));
+    for (depth, workers) in [(usize::MAX, 100), (100, usize::MAX), (usize::MAX, 1 << 30), (101, 101)] {
+        let found = predict(depth, workers).unwrap();
+        assert_eq!(wall(found), wall(most));
+        assert_eq!(found.settings, Settings { overlap: true, depth, workers });
+    }
 }
 
 #[test]
