@@ -299,11 +299,13 @@ impl Error {
             Self::SlotHeld { at, option, slots } => {
                 write!(
                     f,
-                    "{at}: wanted the next of {slots} slots, found it held by a batch received earlier: "
+                    "{at}: wanted the next of {slots} slots, found it held by what the caller received earlier: \
+                     drop that"
                 )?;
                 match at.step {
-                    Some(_) => write!(f, "drop that batch, or raise `{option}`"),
-                    None => f.write_str("drop that round"),
+                    Some(_) => write!(f, ", or raise `{option}`"),
+                    // A generator has no such option.
+                    None => Ok(()),
                 }
             }
             Self::Timeout { waited, reading: Some(reading) } => {

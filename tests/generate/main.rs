@@ -280,7 +280,7 @@ fn a_round_held_too_long_is_an_error_and_no_hang() {
         assert!(matches!(&error, Error::SlotHeld { at, .. } if *at == round(2)), "{mode:?}: {error:?}");
         assert_eq!(
             error.to_string(),
-            "round 2: wanted the next of 2 slots, found it held by a batch received earlier: drop that round"
+            "round 2: wanted the next of 2 slots, found it held by what the caller received earlier: drop that"
         );
         assert!(rounds.next().is_none(), "{mode:?}: the end");
         assert_eq!(first.number(), 0, "{mode:?}: unharmed");
