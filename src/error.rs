@@ -17,7 +17,8 @@ pub struct At {
     pub loader: Option<Arc<str>>,
     /// The epoch. For a generator, the round. For a stream, the pass.
     pub epoch: u64,
-    /// The step within the epoch. `None` for a generator, because rounds have no steps.
+    /// The step within the epoch. For a stream, the position of the group in the pass. `None` for a generator, because
+    /// rounds have no steps.
     pub step: Option<u64>,
 }
 

@@ -310,6 +310,99 @@ fn a_task_waits_for_groups() {
     }
 }
 
+/// The step of an error is the place in the pass, also of a pass in which kept groups go without a slot.
+#[test]
+fn an_error_has_the_place_in_the_pass() {
+    // Three of eight are kept: 2, 5 and 7.
+    let (all, streamed) = ([3000; 8], [0, 1, 3, 4, 6]);
+    let at = |error: &Error| match error {
+        Error::Tensor { at, .. }
+        | Error::Load { at, .. }
+        | Error::SlotHeld { at, .. }
+        | Error::Panicked { at, .. } => (at.epoch, at.step),
+        error => panic!("{error}"),
+    };
+    let cut = |model: &Model, group: u64| {
+        let file = std::fs::File::options().write(true).open(&model.path).unwrap();
+        let bytes = 2 * 3000 + 16;
+        let header = file.metadata().unwrap().len() - 8 * bytes;
+        file.set_len(header + group * bytes + bytes / 2).unwrap();
+    };
+    for overlap in [true, false] {
+        let model = Model::new(&all);
+        let trace = model.path.with_extension("json");
+        let builder = || stream(model.groups()).keep(3).overlap(overlap).read_mode(ReadMode::Pread);
+        let mut layers = builder().trace(&trace).build().unwrap();
+        for pass in 0..3 {
+            for (step, group) in layers.pass().enumerate() {
+                let error = group.unwrap().tensor("none").unwrap_err();
+                assert_eq!(at(&error), (pass, Some(step as u64)));
+            }
+        }
+        layers.close().unwrap();
+        let events: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+        for name in ["disk_load", "train"] {
+            let of = |event: &&serde_json::Value| event["name"] == name && event["args"]["epoch"] == 2;
+            let events = events.as_array().unwrap().iter().filter(of);
+            let steps: Vec<_> = events.map(|event| event["args"]["step"].as_u64().unwrap()).collect();
+            assert_eq!(steps, streamed, "{name}, overlap {overlap}");
+        }
+
+        let mut layers = builder().held_timeout(Duration::from_millis(20)).build().unwrap();
+        layers.pass().for_each(|group| drop(group.unwrap()));
+        let mut pass = layers.pass();
+        let held: Vec<Group> = (0..3).map(|_| pass.next().unwrap().unwrap()).collect();
+        let error = pass.next().unwrap().unwrap_err();
+        assert_eq!(at(&error), (1, Some(3)), "{error}");
+        let words = "found it held by what the caller received earlier: drop that, or raise `host_depth`";
+        assert!(error.to_string().ends_with(words), "{error}");
+        drop((held, pass));
+
+        let mut layers = builder().build().unwrap();
+        let mut back = builder().order(|_, step| 7 - step).build().unwrap();
+        for layers in [&mut layers, &mut back] {
+            layers.pass().for_each(|group| drop(group.unwrap()));
+        }
+        cut(&model, 4);
+        let places = [(layers, 4), (back, 1)].map(|(mut layers, step)| {
+            let found: Vec<_> =
+                layers.pass().map(|group| group.map(drop).map_err(|error| at(&error))).collect();
+            assert_eq!(found.len(), step + 1, "overlap {overlap}");
+            (found.into_iter().last().unwrap().unwrap_err(), (1, Some(step as u64)))
+        });
+        places.iter().for_each(|(found, wanted)| assert_eq!(found, wanted, "overlap {overlap}"));
+    }
+    // An error that the caller did not wait for.
+    let model = Model::new(&all);
+    let builder = || stream(model.groups()).keep(3).read_mode(ReadMode::Pread).host_depth(8);
+    let mut layers = builder().build().unwrap();
+    layers.pass().for_each(|group| drop(group.unwrap()));
+    cut(&model, 4);
+    let mut pass = layers.pass();
+    drop(pass.next().unwrap().unwrap());
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while pass.report().loads < 8 + 4 {
+        assert!(Instant::now() < deadline, "nothing was read ahead: {}", pass.report().loads);
+        std::thread::yield_now();
+    }
+    drop(pass);
+    assert_eq!(at(&layers.close().unwrap_err()), (1, Some(4)));
+    // An order that panics on the reading thread only: the first group is one of those that are there.
+    let (model, caller) = (Model::new(&all), std::thread::current().id());
+    let order = move |pass, step| {
+        assert!(pass == 0 || std::thread::current().id() == caller, "on purpose");
+        7 - step
+    };
+    let mut layers = stream(model.groups()).keep(3).order(order).build().unwrap();
+    layers.pass().for_each(|group| drop(group.unwrap()));
+    let mut pass = layers.pass();
+    model.check(&pass.next().unwrap().unwrap(), 7);
+    let error = pass.next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Panicked { who: "order", .. }), "{error}");
+    assert_eq!(at(&error), (1, Some(1)), "{error}");
+}
+
 #[test]
 fn a_trace_and_a_report_show_passes_as_epochs() {
     let model = Model::new(&SIZES);

@@ -23,6 +23,11 @@ pub(crate) trait Source<C: ?Sized>: Send {
     /// Puts the batch into `slot`, and returns its bytes, with those that were flushed.
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = C>) -> Result<usize, Error>;
 
+    /// The ticket with the step that errors and traces show. It differs if some steps of an epoch need no slot.
+    fn placed(&self, ticket: Ticket) -> Ticket {
+        ticket
+    }
+
     /// The records of the batch, if it is made of records.
     fn records(&self, ticket: Ticket) -> Option<Origin>;
 }
@@ -66,7 +71,7 @@ impl<C: ?Sized> Worker<C> {
         let mut offsets = Vec::new();
         let mut who = "source";
         let records = source.records(ticket);
-        let span = recorder.began(ticket).entered();
+        let span = recorder.began(source.placed(ticket)).entered();
         let clock = recorder.clock(start);
         let mut times = LoadTimes { since, ..LoadTimes::new(start) };
         if let Some(progress) = progress {
@@ -79,6 +84,7 @@ impl<C: ?Sized> Worker<C> {
             let offsets = &mut offsets;
             source.load(Load { ticket, records, naming, times, offsets, who, progress }, slot)
         }));
+        let ticket = source.placed(ticket);
         let result = loaded.unwrap_or_else(|panic| {
             Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
         });

@@ -376,31 +376,55 @@ struct Reading {
     kept: Kept,
     /// The series of passes that the reader has the order of.
     begun: Option<u64>,
-    /// The pass that is read, and the groups that come through the slots.
-    pass: Option<(u64, u64, Vec<usize>)>,
+    /// The pass that is read.
+    pass: Option<Streamed>,
     _taken: Option<Arc<Taken>>,
+}
+
+/// The groups of a pass that come through the slots.
+struct Streamed {
+    /// The pass, and how many groups come through the slots.
+    of: (u64, u64),
+    /// All groups of the pass.
+    all: u64,
+    /// Each with its place in the pass.
+    groups: Vec<(u64, usize)>,
+}
+
+impl Streamed {
+    fn get(&self, ticket: Ticket) -> Option<(u64, usize)> {
+        let step = usize::try_from(ticket.step).ok().filter(|_| self.of == (ticket.epoch, ticket.steps))?;
+        self.groups.get(step).copied()
+    }
 }
 
 impl Reading {
     /// The group of a ticket.
     fn group(&mut self, ticket: Ticket) -> Result<usize, Error> {
         let of = (ticket.epoch, ticket.steps);
-        if self.pass.as_ref().is_none_or(|&(pass, steps, _)| (pass, steps) != of) {
-            let mut order = self.schedule.pass(ticket.epoch)?;
-            if ticket.steps != order.len() as u64 {
-                order.retain(|&group| self.schedule.is_streamed(group));
+        if self.pass.as_ref().is_none_or(|pass| pass.of != of) {
+            let order = self.schedule.pass(ticket.epoch)?;
+            let all = order.len() as u64;
+            let mut groups: Vec<_> = (0..).zip(order).collect();
+            if ticket.steps != all {
+                groups.retain(|&(_, group)| self.schedule.is_streamed(group));
             }
-            self.pass = Some((of.0, of.1, order));
+            self.pass = Some(Streamed { of, all, groups });
         }
-        let order = self.pass.as_ref().map_or(&[][..], |(_, _, order)| order);
         // Both sides count the same steps.
-        Ok(usize::try_from(ticket.step).ok().and_then(|step| order.get(step)).copied().unwrap_or(usize::MAX))
+        Ok(self.pass.as_ref().and_then(|pass| pass.get(ticket)).map_or(usize::MAX, |(_, group)| group))
     }
 }
 
 impl Source<[u8]> for Reading {
     fn log(&self) -> (What, &'static str) {
         (What::Read, "read")
+    }
+
+    /// With the step that [`Pass`] counts: among all groups of the pass.
+    fn placed(&self, ticket: Ticket) -> Ticket {
+        let found = self.pass.as_ref().and_then(|pass| Some((pass.all, pass.get(ticket)?)));
+        found.map_or(ticket, |(steps, (step, _))| Ticket { step, steps, ..ticket })
     }
 
     fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
@@ -413,8 +437,9 @@ impl Source<[u8]> for Reading {
             self.reader.begin(self.schedule.from(ticket, move |group| kept[group].get().is_some()));
         }
         *who = "reader";
+        let placed = self.placed(ticket);
         let failed =
-            |source: twinbuf_mmap::Error| Error::Load { at: naming.at(ticket), source: source.into() };
+            |source: twinbuf_mmap::Error| Error::Load { at: naming.at(placed), source: source.into() };
         let bytes = self.schedule.groups().bytes(group);
         if !self.schedule.is_kept(group) {
             times.bytes = bytes;

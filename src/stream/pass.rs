@@ -124,7 +124,9 @@ impl<'s, B: Backend> Pass<'s, B> {
             return Poll::Ready(Some(Err(error)));
         }
         let (stage, schedule) = (&mut self.stream.stage, &self.stream.schedule);
-        let at = stage.naming().at(self.next);
+        // `next` counts only the groups that come through the slots. Errors and traces show the place in the pass.
+        let ticket = Ticket { step: self.at as u64, steps: self.order.len() as u64, ..self.next };
+        let at = stage.naming().at(ticket);
         if stage.is_orphaned() {
             self.ended = true;
             return Poll::Ready(Some(Err(Error::Forked { at })));
@@ -136,10 +138,14 @@ impl<'s, B: Backend> Pass<'s, B> {
         let mut slot = None;
         // Kept groups no longer come through the slots once all of them are there.
         if self.next.steps == self.order.len() as u64 || schedule.is_streamed(group) {
-            let Poll::Ready(found) = stage.receive(self.next, waiting) else { return Poll::Pending };
+            let Poll::Ready(found) = stage.receive(ticket, waiting) else { return Poll::Pending };
             match found {
                 Ok(found) => slot = Some(found),
-                Err(error) => {
+                Err(mut error) => {
+                    // Without an order, the reading thread does not know the place.
+                    if let Error::Panicked { at: found, .. } = &mut error {
+                        *found = at;
+                    }
                     self.end(false);
                     return Poll::Ready(Some(Err(error)));
                 }
