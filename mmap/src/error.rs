@@ -63,7 +63,8 @@ pub enum Error {
         /// The size of the data in the file, in bytes.
         found: u64,
     },
-    /// The size of the file's data is not a multiple of the record size or the element size.
+    /// The size of the file's data is not a multiple of the record size or the element size. For records of untyped
+    /// bytes, [`Options::partial`](crate::Options::partial) ignores the incomplete record.
     Ragged {
         /// The file.
         path: PathBuf,
@@ -200,8 +201,8 @@ impl fmt::Display for Error {
             }
             Self::Ragged { path, offset, wanted, found } => write!(
                 f,
-                "{path:?}: the last record, at byte {offset}, is not whole: wanted {wanted} bytes, found \
-                 {found}: check the record size, or set `Options::partial`",
+                "{path:?}: the last record or element, at byte {offset}, is not whole: wanted {wanted} bytes, \
+                 found {found}: check its size, and whether the file is complete",
             ),
             Self::TooLarge { path } => {
                 write!(f, "{path:?}: wanted fewer than 2^64 bytes in all records, found more with this file")

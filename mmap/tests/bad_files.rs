@@ -84,7 +84,7 @@ fn what_cannot_be_opened() {
             &ragged,
             32,
             |e, at| matches!(e, Error::Ragged { path, offset: 64, wanted: 32, found: 6 } if path == at),
-            "the last record, at byte 64, is not whole: wanted 32 bytes, found 6",
+            "the last record or element, at byte 64, is not whole: wanted 32 bytes, found 6: check its size, ",
         ),
     ];
     for (path, record_bytes, check, words) in table {
@@ -96,6 +96,11 @@ fn what_cannot_be_opened() {
         assert!(record_bytes == 0 || message.starts_with(&format!("{path:?}: ")), "{message}");
     }
     assert!(matches!(refused(&[], 32), Error::NoPaths));
+    // `Options::partial` has no effect on numbers without a header.
+    let opened = Records::options().partial(true).open_headerless([&ragged], DType::F64, Cut::Rows);
+    let error = opened.unwrap_err();
+    assert!(matches!(error, Error::Ragged { offset: 64, wanted: 8, found: 6, .. }), "{error:?}");
+    assert!(!error.to_string().contains("partial"), "{error}");
 }
 
 /// The system lets root read everything; then this test runs itself again as the user `nobody`.

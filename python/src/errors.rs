@@ -215,8 +215,7 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
 }
 
 /// Rust's names, and Python's.
-const NAMES: [(&str, &str); 9] = [
-    ("Options::partial", "open whole files"),
+const NAMES: [(&str, &str); 8] = [
     ("Records::len", "len(records)"),
     ("PlanBuilder::rank", "rank"),
     ("host_depth", "depth"),
@@ -229,9 +228,7 @@ const NAMES: [(&str, &str); 9] = [
 
 /// Renames options to their Python names.
 pub(crate) fn in_python(text: &str) -> String {
-    let text = text
-        .replace("set `Options::partial`", "open whole files")
-        .replace(": the data set has no `try_clone`", "");
+    let text = text.replace(": the data set has no `try_clone`", "");
     // Every other part is code.
     let code = |(at, part): (usize, &str)| {
         if at % 2 == 0 {
