@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::text;
-use crate::timeline::{Stall, Timeline};
+use crate::timeline::{Stall, Timeline, Track};
 
 /// The maximum number of stalls listed individually.
 const MOST: usize = 10;
@@ -15,6 +15,7 @@ const MOST: usize = 10;
 #[derive(Serialize)]
 pub(crate) struct Summary {
     pub(crate) wall_s: f64,
+    /// Epochs that have ended. The trace does not tell whether the caller left one early.
     pub(crate) epochs: u64,
     pub(crate) steps: u64,
     pub(crate) tracks: Vec<Row>,
@@ -70,14 +71,11 @@ impl Summary {
             .into_iter()
             .take_while(|Stall { span, .. }| span.long >= stall_ms * 1000.0)
             .collect();
-        let spans = |name: &str| {
-            let spans = timeline.tracks.iter().flat_map(|track| &track.spans);
-            spans.filter(|span| span.name == name).count() as u64
-        };
+        let spans = || timeline.tracks.iter().flat_map(|track| &track.spans);
         Self {
             wall_s: (end - start) / SECOND,
-            epochs: spans("epoch"),
-            steps: spans("train"),
+            epochs: spans().filter(|span| span.name == "epoch").count() as u64,
+            steps: timeline.tracks.iter().map(Track::steps).sum(),
             tracks: timeline
                 .tracks
                 .iter()
@@ -139,7 +137,7 @@ impl Summary {
         writeln!(
             out,
             "{}, {} in {:.3} s",
-            text::count(self.epochs, "whole epoch"),
+            text::count(self.epochs, "epoch"),
             text::count(self.steps, "step"),
             self.wall_s
         )?;

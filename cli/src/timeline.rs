@@ -68,6 +68,24 @@ impl Track {
         self.spans.iter().filter(|span| span.is_wait())
     }
 
+    /// The number of batches that were used. A `pause` splits a use into several spans. A wait separates two uses, also
+    /// if an epoch is repeated and both have the same step.
+    pub(crate) fn steps(&self) -> u64 {
+        let mut steps = 0;
+        let (mut last, mut waited): (Option<&Span>, _) = (None, f64::NEG_INFINITY);
+        for span in &self.spans {
+            if span.is_wait() {
+                waited = span.start;
+            } else if span.name == "train" {
+                let same = |last: &Span| (last.epoch, last.step) == (span.epoch, span.step);
+                let continued = last.is_some_and(|last| same(last) && waited <= last.start);
+                steps += u64::from(!continued);
+                last = Some(span);
+            }
+        }
+        steps
+    }
+
     /// Microseconds of work.
     pub(crate) fn busy(&self) -> f64 {
         sum(self.work().map(|span| span.long))

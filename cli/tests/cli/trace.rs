@@ -103,7 +103,7 @@ fn trace_adds_up_who_waited_for_what() {
     has(
         &text(folder, &["trace", "rank0.json"]),
         &[
-            "1 whole epoch, 2 steps in 0.006 s\n",
+            "1 epoch, 2 steps in 0.006 s\n",
             "0.003 s  the caller, for `disk_load` of the batch that it wanted\n",
             "0.001 s  `<read>`, between two batches, for a free slot\n",
             "1 wait of 1 ms or longer:\n",
@@ -204,4 +204,32 @@ fn a_trace_by_the_loader_is_read_back() {
     // `epoch`, and `chunk`, `queue_wait` and `train` of each step.
     assert_eq!(tracks[0]["spans"], 2 + 3 * 800);
     assert_eq!(tracks[1]["spans"], 800);
+}
+
+/// A loader that iterates over another one pauses, and a pause splits the use of a batch. An epoch may be left early,
+/// and a validation repeats its epoch.
+#[test]
+fn a_step_with_pauses_is_one_step() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("trace.json");
+    let build = |name: &str, batch| {
+        let plan = Plan::builder(400).batch(batch).build().unwrap();
+        Loader::builder(Nothing, plan).name(name).trace(Trace::new(&path)).build().unwrap()
+    };
+    let (mut train, mut valid) = (build("train", 40), build("valid", 400));
+    for epoch in 0..2 {
+        for batch in train.epoch(epoch).take(3) {
+            let _batch = batch.unwrap();
+            if epoch == 0 {
+                assert_eq!(valid.epoch(0).count(), 1);
+            }
+        }
+    }
+    train.close().unwrap();
+    valid.close().unwrap();
+    let found = json(folder.path(), &["trace", "trace.json", "--json"]);
+    let pauses = fs::read_to_string(&path).unwrap().matches("\"pause\"").count();
+    assert_eq!(pauses, 3);
+    assert_eq!((&found["epochs"], &found["steps"]), (&5.into(), &9.into()));
+    has(&text(folder.path(), &["trace", "trace.json"]), &["5 epochs, 9 steps in "]);
 }
