@@ -1,7 +1,7 @@
 //! Generators: rounds of data made by a closure ahead of their use, for simulators and self-play.
 //!
 //! A generator is a loader whose batches come from a closure. It has the same thread, report, errors and trace as a
-//! loader. One round is an epoch with one batch.
+//! loader. A round is a batch. Errors and traces show its number as the epoch; a report counts no epochs.
 
 mod items;
 mod rounds;

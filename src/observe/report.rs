@@ -87,7 +87,7 @@ pub struct EpochTimes {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Report {
-    /// The number of epochs started.
+    /// The number of epochs started. 0 for a generator.
     pub epochs: u64,
     /// The number of batches that the caller received.
     pub batches: u64,
