@@ -468,6 +468,9 @@ fn way_out(found: &str) -> &'static str {
         _ if found.contains('U') || found.contains('S') => {
             "text has no fixed meaning as numbers: save token ids"
         }
+        _ if found.starts_with("offsets of ") => {
+            "wanted integers of 64 bits: save it with `numpy.save(path, x.astype('<i8'))`"
+        }
         _ if found.starts_with('F') => "elements of less than 8 bits and scales cannot be read",
         _ => "wanted bool, integers of 8 to 64 bits, floats of 8 to 64 bits, or complex numbers",
     }

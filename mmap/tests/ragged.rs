@@ -253,7 +253,10 @@ fn indexes_of_offsets_that_are_wrong() {
             npy("<i8", [u64::MAX - 1, 100].into_iter()),
             "bad header at byte 128: wanted an offset from 0 that is not below the one before it, found -2",
         ),
-        (npy("<f8", [0, 100].into_iter()), "unsupported type at byte 0: found offsets of f64"),
+        (
+            npy("<f8", [0, 100].into_iter()),
+            "unsupported type at byte 0: found offsets of f64: wanted integers of 64 bits",
+        ),
         (b"MMIDIDX\0\0".to_vec(), "another format, by the magic at byte 0"),
     ] {
         let message = open(&index).to_string();

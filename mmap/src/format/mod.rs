@@ -166,12 +166,19 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
     })
 }
 
-/// Words from a file, made fit for one line of a message: escaped, and cut after 100 characters.
+/// Words from a file, made fit for one line of a message: escaped except for quotes, and cut after 100 characters.
 fn excerpt(text: &[u8]) -> String {
     const MOST: usize = 100;
     // Four bytes are the most that one character takes.
     let text = String::from_utf8_lossy(&text[..text.len().min(4 * MOST)]);
-    text.chars().take(MOST).flat_map(char::escape_debug).collect()
+    let mut line = String::new();
+    for c in text.chars().take(MOST) {
+        match c {
+            '\'' | '"' => line.push(c),
+            c => line.extend(c.escape_debug()),
+        }
+    }
+    line
 }
 
 /// Hands `count` numbers of `N` bytes from `offset` on to `use_one`, each with its offset. The file is that long.

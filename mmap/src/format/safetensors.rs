@@ -144,7 +144,8 @@ impl Header {
             path: path(),
             offset: PREFIX as u64,
             wanted: "the description of tensors that follow each other",
-            found: excerpt(error.to_string().as_bytes()),
+            // serde names a type of the crate.
+            found: excerpt(error.to_string().replace("struct HashMetadata", "a map").as_bytes()),
         })?;
         let header = Self { end: PREFIX as u64 + found, tensors };
         header.check_length(file)?;
