@@ -24,7 +24,7 @@ const SLICE: Duration = Duration::from_millis(50);
 
 /// The tensors of a model: ``safetensors``, its ``model.safetensors.index.json``, or GGUF. Only headers are read.
 ///
-/// A mapping from names to what the tensors are: ``model["lm_head.weight"].shape``. `stream` reads them.
+/// A mapping from names, sorted, to what the tensors are: ``model["lm_head.weight"].shape``. `stream` reads them.
 #[pyclass(frozen, mapping, module = "twinbuf", name = "Tensors")]
 pub(crate) struct Tensors {
     inner: twinbuf::stream::Tensors,
@@ -44,17 +44,13 @@ impl Tensors {
         self.inner.all().len()
     }
 
-    fn __contains__(&self, name: &str) -> bool {
-        self.inner.get(name).is_ok()
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
+        name.extract::<&str>().is_ok_and(|name| self.inner.get(name).is_ok())
     }
 
     /// The names, sorted.
-    fn keys(&self) -> Vec<&str> {
-        self.inner.all().iter().map(|tensor| tensor.name()).collect()
-    }
-
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        PyList::new(py, self.keys())?.call_method0("__iter__")
+        PyList::new(py, self.inner.all().iter().map(|tensor| tensor.name()))?.call_method0("__iter__")
     }
 
     /// What a tensor is: its ``dtype`` (in the words of the format where Python has none), ``shape`` and ``nbytes``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,12 @@ def layer_of(name: str) -> int | None:
 def test_what_a_model_has(tmp_path: Path) -> None:
     tensors = model(tmp_path)
     found = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
-    assert list(found) == found.keys() == sorted(tensors)
-    assert (len(found), "embed" in found, "x" in found) == (11, True, False)
+    assert isinstance(found, Mapping)
+    assert list(found) == list(found.keys()) == sorted(tensors)
+    assert found.keys() & {"embed", "x"} == {"embed"}
+    assert dict(found.items()) == dict(found) and list(found.values()) == [found[name] for name in found]
+    assert found.get("embed") == found["embed"] and found.get("x") is None and found.get("x", 3) == 3
+    assert (len(found), "embed" in found, "x" in found, 3 in found) == (11, True, False, False)
     assert found["layers.0.up"] == tb.TensorInfo("bfloat16", (4, 6), 48)
     assert [path.name for path in found.paths] == ["a.safetensors", "b.safetensors"]
     with pytest.raises(KeyError, match="missing"):

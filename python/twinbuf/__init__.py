@@ -18,6 +18,7 @@ overlaps code that makes data with the code that uses it, and `stream` reads the
 
 import atexit
 import os as _os
+from collections.abc import Mapping as _Mapping
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from typing import Any as _Any
 
@@ -71,6 +72,11 @@ __all__ = [
     "stream",
     "watch",
 ]
+
+# The rest of a mapping, made of the methods that the class has.
+_Mapping.register(Tensors)
+for _name in ("get", "items", "keys", "values"):
+    setattr(Tensors, _name, getattr(_Mapping, _name))
 
 atexit.register(_close_all)
 if hasattr(_os, "register_at_fork"):
