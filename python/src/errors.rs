@@ -31,6 +31,22 @@ impl Failure {
         Self { class, message: message.into(), ..Self::default() }
     }
 
+    /// The same with another text.
+    pub(crate) fn told(self, tell: impl FnOnce(&str) -> String) -> Self {
+        Self { message: tell(&self.message), ..self }
+    }
+
+    /// A file that cannot be written.
+    pub(crate) fn of_writing(path: PathBuf, error: &io::Error) -> Self {
+        let class = match error.kind() {
+            io::ErrorKind::NotFound => "MissingFileError",
+            io::ErrorKind::PermissionDenied => "FilePermissionError",
+            _ => "FileError",
+        };
+        let message = format!("{path:?}: {error}");
+        Self { path: Some(path), errno: error.raw_os_error(), ..Self::new(class, message) }
+    }
+
     /// A file error.
     pub(crate) fn of_file(error: &mmap::Error) -> Self {
         use mmap::Error as E;

@@ -5,9 +5,14 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use twinbuf::loader::MAX_HOST_DEPTH;
 use twinbuf::{Breakdown, observe};
 
-use crate::errors::in_python;
+use crate::errors::{self, Failure, in_python};
+use crate::number::whole_or_none;
+
+/// The limit of the builder of a loader.
+const MAX_WORKERS: usize = 64;
 
 /// What the loop iterates over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,17 +240,28 @@ impl Report {
     /// Predict what the last batches would have taken with other settings, by a replay of their measured times.
     ///
     /// What is not given stays as it is. None if nothing was measured, or if the loop would wait for a slot that it keeps.
+    /// Settings that a loader refuses raise `OptionError`.
     #[pyo3(signature = (*, overlap=None, depth=None, workers=None))]
     fn predict(
         &self,
+        py: Python<'_>,
         overlap: Option<bool>,
-        depth: Option<usize>,
-        workers: Option<usize>,
-    ) -> Option<Prediction> {
+        depth: Option<&Bound<'_, PyAny>>,
+        workers: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Prediction>> {
+        let within = |name: &str, given: Option<&Bound<'_, PyAny>>, most: usize| {
+            let given = whole_or_none(name, given)?;
+            let Some(found) = given.filter(|given| !(1..=most).contains(given)) else { return Ok(given) };
+            let wanted = if most == usize::MAX { "1 or more".into() } else { format!("1 to {most}") };
+            Err(errors::option(py, format!("{name}: wanted {wanted}, found {found}")))
+        };
+        // `prefetch` takes any depth.
+        let most = if self.kind == Kind::Loader { MAX_HOST_DEPTH } else { usize::MAX };
+        let (depth, workers) = (within("depth", depth, most)?, within("workers", workers, MAX_WORKERS)?);
         let now = self.inner.settings();
         let overlap = overlap.unwrap_or(now.overlap || depth.is_some() || workers.is_some());
         let (depth, workers) = (depth.unwrap_or(now.depth), workers.unwrap_or(now.workers));
-        self.inner.predict(observe::Settings { overlap, depth, workers }).map(Prediction::from)
+        Ok(self.inner.predict(observe::Settings { overlap, depth, workers }).map(Prediction::from))
     }
 
     /// Predict the smallest change of settings that gains at least 3 %, or None if there is none.
@@ -254,8 +270,9 @@ impl Report {
     }
 
     /// Write a page for any browser: the report, the last steps, and predictions. It needs no other file.
-    fn save(&self, path: PathBuf) -> PyResult<()> {
-        Ok(std::fs::write(path, self.html())?)
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let written = std::fs::write(&path, self.html());
+        written.map_err(|error| errors::raise(py, Failure::of_writing(path, &error)))
     }
 
     /// The page that `save` writes.

@@ -1,5 +1,6 @@
 """The report: figures, text, page, predictions, trace."""
 
+import errno
 import json
 from collections.abc import Callable
 from html import unescape
@@ -46,5 +47,20 @@ def test_predictions(numbers: Callable[..., tb.Loader]) -> None:
         assert all(getattr(found, name) == value for name, value in options.items())
         assert found.batches == 48 and found.measured > 0 and found.wall > 0
         assert found.gain == pytest.approx(1 - found.wall / found.measured)
+    for name, most in (("depth", 8), ("workers", 64)):
+        assert report.predict(**{name: most}) is not None
+        for number in (0, most + 1):
+            with pytest.raises(tb.OptionError, match=f"^{name}: wanted 1 to {most}, found {number}$"):
+                report.predict(**{name: number})
+        with pytest.raises(tb.OptionError, match=f"^{name}: wanted a whole number from 0 .*, found -1$"):
+            report.predict(**{name: -1})
     recommended = report.recommended()
     assert recommended is None or recommended.gain >= 0.03
+
+
+def test_a_page_that_cannot_be_written(numbers: Callable[..., tb.Loader], tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "report.html"
+    with pytest.raises(FileNotFoundError, match=f'^"{path}": No such file') as caught:
+        numbers().report().save(path)
+    assert isinstance(caught.value, tb.FileError)
+    assert (caught.value.path, caught.value.errno) == (path, errno.ENOENT)
