@@ -41,7 +41,8 @@ const SMALL: usize = 8 << 20;
 ///
 /// Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is active:
 /// starting another ends the previous one. The environment can override arguments with switches such as
-/// ``TWINBUF_OVERLAP=0``; each change is logged. ``repr()`` and `report` show the values in effect.
+/// ``TWINBUF_OVERLAP=0``. A change of ``depth``, ``workers`` or ``overlap`` is logged; ``repr()`` and `report` show the
+/// values of these in effect.
 ///
 /// In a process forked from the one that built it, every method except ``len()``, ``plan`` and ``repr()`` raises
 /// `ForkedError`. Batches and arrays received before the fork stay usable there.
@@ -183,15 +184,11 @@ impl Loader {
         ];
         let prefix = name.map_or(String::new(), |name| format!("{name}: "));
         for (switch, option, argument, found) in options {
-            let by = match switches::switch(name, switch) {
-                Some(_) => switch,
-                // The breakdown turns the overlap off, and with it the workers.
-                None if switch != "DEPTH" && switches::switch(name, "BREAKDOWN").is_some() => "BREAKDOWN",
-                None => continue,
-            };
+            // The breakdown turns the overlap off, and with it the workers.
+            let breakdown = || switches::switch(name, "BREAKDOWN").filter(|_| switch != "DEPTH");
+            let Some(by) = switches::switch(name, switch).or_else(breakdown) else { continue };
             if argument != found {
-                let line =
-                    format!("{prefix}TWINBUF_{by} of the environment: {option}={found} and not {argument}");
+                let line = format!("{prefix}{by} of the environment: {option}={found} and not {argument}");
                 errors::warn(py, &line)?;
             }
         }

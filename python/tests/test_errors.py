@@ -291,7 +291,7 @@ def test_what_the_environment_changes_is_logged_and_shown(
     monkeypatch.setenv("TWINBUF_WORKERS", "2")
     messages, text = told(name="valid-2")
     assert messages == [
-        "valid-2: TWINBUF_DEPTH of the environment: depth=5 and not 3",
+        "valid-2: TWINBUF_VALID_2_DEPTH of the environment: depth=5 and not 3",
         "valid-2: TWINBUF_WORKERS of the environment: workers=2 and not 1",
     ]
     assert text.endswith("depth=5, workers=2, overlap=True>")
