@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyRange};
+use pyo3::types::{IntoPyDict, PyDict, PyRange};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::mmap::ReadMode;
 use twinbuf::{Breakdown, Checkpoint, Dataset, LastBatch};
@@ -29,6 +29,16 @@ use crate::recorder::Recorder;
 use crate::records::Records;
 use crate::report::{Kind, Report};
 use crate::switches;
+
+/// How serde names what a state has, and how Python does.
+const IN_PYTHON: [(&str, &str); 6] = [
+    ("expected u32", "expected a whole number"),
+    ("expected u64", "expected a whole number"),
+    ("expected a sequence", "expected a list"),
+    ("expected struct Saved", "expected a dict"),
+    ("type: null", "type: None"),
+    ("them null", "them None"),
+];
 
 /// A smaller batch is read in about the time that it takes to hand it over.
 const SMALL: usize = 8 << 20;
@@ -314,11 +324,14 @@ impl Loader {
             Ok(range) => {
                 let part = |name: &str| range.getattr(name)?.extract::<i64>();
                 if part("step")? != 1 {
-                    return Err(PyValueError::new_err("epochs: wanted a range with a step of 1"));
+                    return Err(errors::option(epochs.py(), "epochs: wanted a range with a step of 1"));
                 }
                 let clamped = |number: i64| {
                     u64::try_from(number).map_err(|_| {
-                        PyValueError::new_err(format!("epochs: wanted epochs from 0 on, found {number}"))
+                        errors::option(
+                            epochs.py(),
+                            format!("epochs: wanted epochs from 0 on, found {number}"),
+                        )
                     })
                 };
                 (clamped(part("start")?)?, clamped(part("stop")?)?)
@@ -395,9 +408,14 @@ impl Loader {
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.shared.check(py)?;
         self.stop_sending(py)?;
-        let text = py.import("json")?.call_method1("dumps", (state,))?.extract::<String>()?;
-        let wrong =
-            |error: serde_json::Error| errors::raise(py, Failure::new("CheckpointError", error.to_string()));
+        // Integers of numpy too.
+        let options = [("default", py.import("operator")?.getattr("index")?)].into_py_dict(py)?;
+        let text = py.import("json")?.call_method("dumps", (state,), Some(&options))?.extract::<String>()?;
+        let wrong = |error: serde_json::Error| {
+            let text =
+                IN_PYTHON.iter().fold(error.to_string(), |text, (rust, python)| text.replace(rust, python));
+            errors::raise(py, Failure::new("CheckpointError", format!("state: {text}")))
+        };
         let mut fields: serde_json::Value = serde_json::from_str(&text).map_err(wrong)?;
         let own = self.plan.get().inner.last_batch();
         let last = fields.pointer_mut("/plan/last_batch");

@@ -116,6 +116,33 @@ def test_epochs_takes_numbers_and_ranges(npy: Case) -> None:
         loader.epochs("3")  # type: ignore[arg-type]
 
 
+def test_a_state_may_have_integers_of_numpy(npy: Case) -> None:
+    loader = build(npy, "full")
+    next(loader.epochs(1))
+    state = loader.state_dict()
+    other = build(npy, "full")
+    other.load_state_dict({**state, "step": np.int64(state["step"]), "epoch": np.uint8(state["epoch"])})
+    assert other.state_dict() == state
+    with pytest.raises(TypeError, match="object"):
+        other.load_state_dict({**state, "step": object()})
+
+
+def test_a_wrong_state_is_told_in_the_words_of_python(npy: Case) -> None:
+    loader = build(npy, "full")
+    state = loader.state_dict()
+    for wrong, message in (
+        ({"step": None}, "state: invalid type: None, expected a whole number"),
+        ({"version": -1}, "state: invalid value: integer `-1`, expected a whole number"),
+        ({"plan": 3}, "state: invalid type: integer `3`, expected a dict"),
+        ({"before": None}, "state: invalid type: None, expected a list"),
+        ({"plan": None}, "wanted `plan`, `record_bytes` and `fingerprint`, found some of them None"),
+    ):
+        with pytest.raises(tb.CheckpointError, match=f"{message}$"):
+            loader.load_state_dict({**state, **wrong})
+    with pytest.raises(tb.CheckpointError, match="state: missing field `version`"):
+        loader.load_state_dict({})
+
+
 def test_a_state_of_another_plan_or_data_set_is_refused(npy: Case, tmp_path: Any) -> None:
     state = build(npy, "full").state_dict()
     with pytest.raises(tb.CheckpointError, match="seed"):
