@@ -1,8 +1,8 @@
 //! `Plan`: which records make up each batch.
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PySequence;
+use pyo3::types::{PyDict, PyList, PySequence, PyString};
 use twinbuf::{LastBatch, Shuffle};
 
 use crate::dataset;
@@ -120,12 +120,7 @@ impl Plan {
         let py = data.py();
         let (sizes, seed) = (sizes_of(batch)?, whole_or_none("seed", seed)?);
         let world = whole_or_none::<u64>("world", world)?;
-        let records = match whole::<u64>("data", data) {
-            Ok(records) => records,
-            Err(error) if error.is_instance_of::<PyValueError>(py) => return Err(error),
-            // All of several data sets have the same number.
-            Err(_) => dataset::each(data).first().map_or(Ok(0), |set| set.len())? as u64,
-        };
+        let records = records_of(data)?;
         let shuffle = shuffle.map_or(Ok(Shuffle::None), |shuffle| shuffle_of(shuffle, data))?;
         let builder = match (rank, world) {
             (None, None) => twinbuf::Plan::builder(records),
@@ -137,10 +132,11 @@ impl Plan {
                 (_, world) => {
                     let rank = rank.map_or(Ok("None".to_owned()), |rank| rank.repr()?.extract::<String>())?;
                     let world = world.map_or("None".to_owned(), |world| world.to_string());
-                    return Err(PyValueError::new_err(format!(
+                    let line = format!(
                         "rank, world: wanted both as numbers from 0 on, or rank=\"env\" alone, or neither, found \
                          rank={rank}, world={world}"
-                    )));
+                    );
+                    return Err(errors::option(py, line));
                 }
             },
         };
@@ -247,6 +243,36 @@ impl Plan {
     }
 }
 
+/// The number of records, which several data sets share.
+fn records_of(data: &Bound<'_, PyAny>) -> PyResult<u64> {
+    match data.extract::<u64>() {
+        Ok(records) => return Ok(records),
+        Err(error) if error.is_instance_of::<PyOverflowError>(data.py()) => return whole("data", data),
+        Err(_) => {}
+    }
+    let is_list = data.is_exact_instance_of::<PyList>();
+    if is_list || data.is_instance_of::<PyString>() || !data.hasattr("__len__")? {
+        let (found, advice) = (data.get_type().name()?, if is_list { ": pass a tuple" } else { "" });
+        return Err(PyTypeError::new_err(format!(
+            "data: wanted a data set, a tuple or dict of data sets, or a whole number, found a {found}{advice}"
+        )));
+    }
+    let lens = dataset::each(data).iter().map(|set| set.len()).collect::<PyResult<Vec<_>>>()?;
+    let first = lens.first().copied().unwrap_or(0);
+    let Some(other) = lens.iter().position(|&len| len != first) else { return Ok(first as u64) };
+    let name = |at: usize| match data.cast::<PyDict>() {
+        Ok(sets) => Ok(sets.keys().get_item(at)?.repr()?.to_string()),
+        Err(_) => PyResult::Ok(at.to_string()),
+    };
+    let line = format!(
+        "data: wanted the same number of records, found {first} in data[{}] and {} in data[{}]",
+        name(0)?,
+        lens[other],
+        name(other)?
+    );
+    Err(errors::option(data.py(), line))
+}
+
 /// Pairs of steps and records.
 fn sizes_of(batch: &Bound<'_, PyAny>) -> PyResult<Vec<(u64, u64)>> {
     let Ok(sizes) = batch.cast::<PySequence>() else { return Ok(vec![(0, whole("batch", batch)?)]) };
@@ -267,9 +293,9 @@ fn shuffle_of(shuffle: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<S
             None => {
                 let bytes = dataset::each(data).iter().map(dataset::record_bytes).sum::<Option<u64>>();
                 let bytes = bytes.ok_or_else(|| {
-                    PyValueError::new_err(
-                        "shuffle: the size of a record is unknown: wanted Window(chunks, records), found Window(chunks)",
-                    )
+                    let line = "shuffle: the size of a record is unknown: wanted Window(chunks, records), found \
+                                Window(chunks)";
+                    errors::option(data.py(), line)
                 })?;
                 (CHUNK / bytes.max(1)).max(1)
             }

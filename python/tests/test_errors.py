@@ -268,6 +268,25 @@ def test_numbers_that_cannot_be_are_named(numbers: Callable[..., tb.Loader], tmp
     assert tb.Plan(np.int64(10), np.uint8(2), shuffle="full", seed=np.int32(3)).batch == 2
 
 
+def test_a_plan_counts_data_sets_and_nothing_else(npy: Case) -> None:
+    ten, all = tb.Records.open_npy(npy.data.paths).windows(20, 20), npy.data
+    for data, found in (
+        ((all, ten), r"found 203 in data\[0\] and 10 in data\[1\]$"),
+        ({"x": all, "y": all, "z": ten}, r"found 203 in data\['x'\] and 10 in data\['z'\]$"),
+    ):
+        with pytest.raises(tb.OptionError, match=f"data: wanted the same number of records, {found}"):
+            tb.Plan(data, 2)
+    for data, kind in (([all, all], "list: pass a tuple"), ("a.npy", "str")):
+        with pytest.raises(TypeError, match=f"data: wanted .*, found a {kind}$"):
+            tb.Plan(data, 2)  # type: ignore[arg-type]
+
+    class Listed(list[int]):
+        """A data set of its own."""
+
+    assert len(tb.Plan(Listed([1, 2, 3, 4]), 2)) == 2
+    assert len(tb.Plan({"x": all, "y": all}, 100)) == len(tb.Plan((all, all), 100)) == 2
+
+
 def test_what_the_environment_changes_is_logged_and_shown(
     numbers: Callable[..., tb.Loader], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
