@@ -50,14 +50,7 @@ fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     };
     attribute("read_into")?;
     let dtype = dtype::parse(&attribute("dtype")?)?;
-    let shape = attribute("shape")?;
-    let Ok(shape) = shape.extract::<Vec<usize>>() else {
-        let found = shape.repr()?;
-        return Err(PyTypeError::new_err(format!(
-            "shape: wanted the axes of a record as a tuple of numbers from 1 on, found {found}"
-        )));
-    };
-    let layout = Layout { dtype, shape };
+    let layout = Layout { dtype, shape: dtype::shape(&attribute("shape")?)? };
     match layout.bytes() {
         Some(0) | None => {
             Err(PyTypeError::new_err("shape: wanted records of at least one element that fit memory"))

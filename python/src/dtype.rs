@@ -2,9 +2,11 @@
 
 use std::ffi::CStr;
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use twinbuf::mmap::DType;
+
+use crate::errors;
 
 /// The layout of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,8 +96,45 @@ pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
     let native = numpy.getattr("isnative")?.extract::<bool>()?;
     let found = numpy.getattr("name")?.extract::<String>()?;
     find(&found).filter(|_| native).ok_or_else(|| {
-        PyValueError::new_err(format!(
+        let line = format!(
             "dtype: wanted a boolean, a number or a complex number in native byte order, found {text}"
-        ))
+        );
+        errors::option(dtype.py(), line)
     })
+}
+
+/// The axes of a record.
+pub(crate) fn shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    if let Ok(axes) = shape.extract() {
+        return Ok(axes);
+    }
+    let found = shape.repr()?;
+    Err(PyTypeError::new_err(format!(
+        "shape: wanted the axes of a record as a tuple of numbers from 1 on, found {found}"
+    )))
+}
+
+/// The types that a function accepts, as words: `uint8, int16 or float32`.
+pub(crate) fn names(accepts: impl Fn(DType) -> bool) -> String {
+    let names = ALL.iter().filter(|row| accepts(row.0)).map(|row| row.1).collect::<Vec<_>>();
+    match names.split_last() {
+        Some((last, names)) if !names.is_empty() => format!("{} or {last}", names.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+/// A message of the crates with the names of types as numpy spells them. Paths, in quotes, stay as they are.
+pub(crate) fn in_python(text: &str) -> String {
+    let word = |word: &str| {
+        let rust = word.trim_end_matches([',', ':']);
+        match ALL.iter().find(|row| row.0.to_string() == rust) {
+            Some(row) => word.replacen(rust, row.1, 1),
+            None => word.to_owned(),
+        }
+    };
+    let part = |(at, part): (usize, &str)| match at % 2 {
+        0 => part.split(' ').map(word).collect::<Vec<_>>().join(" "),
+        _ => part.to_owned(),
+    };
+    text.split('"').enumerate().map(part).collect::<Vec<_>>().join("\"")
 }

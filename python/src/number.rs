@@ -1,6 +1,6 @@
 //! Whole numbers as arguments: an invalid one is refused with the argument's name and the value found.
 
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -16,7 +16,10 @@ where
             found.py(),
             format!("{name}: wanted a whole number from 0 to 2**64 - 1, found {found}"),
         ),
-        false => error,
+        false => found.repr().map_or_else(
+            |error| error,
+            |found| PyTypeError::new_err(format!("{name}: wanted a whole number, found {found}")),
+        ),
     })
 }
 

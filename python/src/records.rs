@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList, PySlice, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
@@ -83,7 +83,11 @@ enum Format {
 }
 
 fn wrong(error: impl std::fmt::Display) -> PyErr {
-    PyValueError::new_err(error.to_string())
+    Python::attach(|py| errors::option(py, error))
+}
+
+fn unopened(py: Python<'_>, error: &twinbuf::mmap::Error) -> PyErr {
+    errors::raise(py, Failure::of_file(error).told(dtype::in_python))
 }
 
 /// One path or several.
@@ -125,7 +129,7 @@ impl Records {
             };
             opened.map(Arc::new).map(Files::Fixed)
         });
-        let files = opened.map_err(|error| errors::raise(py, Failure::of_file(&error)))?;
+        let files = opened.map_err(|error| unopened(py, &error))?;
         Self::new(files, format, sources, skip_short)
     }
 
@@ -281,16 +285,17 @@ impl Records {
                 false => Ok(Err((data.len(), indexes.len()))),
             }
         });
-        match opened.map_err(|error| errors::raise(py, Failure::of_file(&error)))? {
+        match opened.map_err(|error| unopened(py, &error))? {
             Ok(records) => Self::new(Files::Ragged(Arc::new(records)), Format::Ragged, sources, false),
-            Err((wanted, found)) => Err(PyValueError::new_err(format!(
-                "indexes: wanted one for each of {wanted} files, found {found}"
-            ))),
+            Err((wanted, found)) => {
+                Err(wrong(format!("indexes: wanted one for each of {wanted} files, found {found}")))
+            }
         }
     }
 
     /// Open token files of Megatron-LM: ``.bin`` with an index in the ``.idx`` of the same name. A record is a sequence;
-    /// in a batch, they are a list of arrays.
+    /// in a batch, they are a list of arrays. They have the type of the file: ``to("int64")`` makes them what torch's
+    /// embeddings take.
     #[staticmethod]
     fn open_megatron(paths: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::open_as(paths, Format::Ragged, false)
@@ -298,14 +303,18 @@ impl Records {
 
     /// The same records with elements of another type: they are cast while they are copied into the slot.
     ///
-    /// ``dtype`` is one that holds every number of the old one, or a float. A loader casts tokens by default: records of
-    /// uint16 or uint32 with at most one axis become int64, the type that torch's embeddings and losses take.
-    /// ``to("uint16")`` leaves them as they are in the file.
+    /// Booleans and integers become any wider integer that holds all their numbers, float32 or float64. float32 becomes
+    /// float16, bfloat16 or float64; these three become float32. `map` makes any other type.
+    ///
+    /// A loader casts tokens by default: records of uint16 or uint32 with at most one axis become int64, the type that
+    /// torch's embeddings and losses take. ``to("uint16")`` leaves them as they are in the file. Records that differ in
+    /// length are not cast by default, because a cast makes room in each slot for a batch of the longest record:
+    /// ``to("int64")`` casts them.
     ///
     /// With ``mean`` or ``std``, one number or one for each channel (the last axis), an element ``x`` becomes
-    /// ``(x / most - mean) / std``, where ``most`` is 255 for uint8, 65535 for uint16, 32768 for int16, and 1 for floats.
-    /// ``planar`` puts the channels first: ``(height, width, channels)`` becomes ``(channels, height, width)``. Both make
-    /// float32.
+    /// ``(x / most - mean) / std``, where ``most`` is 255 for uint8, 65535 for uint16, 32768 for int16, and 1 for float16
+    /// and bfloat16. ``planar`` puts the channels first: ``(height, width, channels)`` becomes ``(channels, height,
+    /// width)``. Both take records of these five types, and make float32.
     #[pyo3(signature = (dtype, *, mean=None, std=None, planar=false))]
     fn to(
         &self,
@@ -319,7 +328,7 @@ impl Records {
             (None, None) if !planar && from == to => None,
             (None, None) if !planar => Some(Step::cast(from, to)?),
             _ if to != DType::F32 => {
-                return Err(PyValueError::new_err(format!(
+                return Err(wrong(format!(
                     "dtype: wanted float32 for `mean`, `std` and `planar`, found {}",
                     dtype::name(to)
                 )));
@@ -338,7 +347,7 @@ impl Records {
         &self,
         function: &Bound<'_, PyAny>,
         dtype: &Bound<'_, PyAny>,
-        shape: Vec<usize>,
+        shape: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         if !function.is_callable() {
             return Err(PyTypeError::new_err(format!(
@@ -346,7 +355,7 @@ impl Records {
                 function.repr()?
             )));
         }
-        let to = Layout { dtype: dtype::parse(dtype)?, shape };
+        let to = Layout { dtype: dtype::parse(dtype)?, shape: dtype::shape(shape)? };
         self.with(Some(Step::map(function, self.record.clone(), to)))
     }
 
@@ -357,17 +366,18 @@ impl Records {
     #[pyo3(signature = (rows, stride=None))]
     fn windows(&self, rows: &Bound<'_, PyAny>, stride: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let py = rows.py();
-        let (rows, stride) = (whole("rows", rows)?, whole_or_none("stride", stride)?);
+        let (rows, stride) = (whole::<usize>("rows", rows)?, whole_or_none("stride", stride)?);
         self.not_ragged("windows")?;
+        if rows == 0 {
+            return Err(wrong("rows: wanted at least 1, found 0"));
+        }
         if let Format::Raw(_) = self.format {
-            return Err(PyValueError::new_err(
+            return Err(wrong(
                 "windows are made of rows, and plain bytes have none: open the files with `open_headerless`",
             ));
         }
         if self.chosen {
-            return Err(PyValueError::new_err(
-                "windows: wanted a call before `to` and `map`, found one after them",
-            ));
+            return Err(wrong("windows: wanted a call before `to` and `map`, found one after them"));
         }
         let cut = Cut::Windows { rows, stride: stride.unwrap_or(rows) };
         Self::cut(py, self.sources.clone(), self.format.clone(), self.skip_short, cut)
@@ -461,16 +471,33 @@ impl Records {
     ) -> PyResult<Transform> {
         let shape = self.record.shape();
         let one = |numbers: &Option<Vec<f64>>| numbers.as_ref().is_none_or(|numbers| numbers.len() == 1);
-        let numbers = |found: Option<&Bound<'_, PyAny>>| {
-            found
-                .map(|found| found.extract::<f64>().map(|one| vec![one]).or_else(|_| found.extract()))
-                .transpose()
+        let numbers = |name: &str, found: Option<&Bound<'_, PyAny>>| {
+            let Some(found) = found else { return Ok(None) };
+            let numbers =
+                found.extract::<f64>().map(|one| vec![one]).or_else(|_| found.extract::<Vec<f64>>());
+            match numbers {
+                Ok(numbers) => Ok(Some(numbers)),
+                Err(_) => Err(PyTypeError::new_err(format!(
+                    "{name}: wanted a number, or one for each channel, found {}",
+                    found.repr()?
+                ))),
+            }
         };
-        let (mean, std) = (numbers(mean)?, numbers(std)?);
+        let (mean, std) = (numbers("mean", mean)?, numbers("std", std)?);
+        let bad =
+            |numbers: &Option<Vec<f64>>, bad: fn(&f64) -> bool| numbers.iter().flatten().copied().find(bad);
+        if let Some(found) = bad(&mean, |mean| !mean.is_finite()) {
+            return Err(wrong(format!("mean: wanted finite numbers, found {found}")));
+        }
+        if let Some(found) = bad(&std, |std| !std.is_finite() || *std == 0.0) {
+            return Err(wrong(format!("std: wanted finite numbers other than 0, found {found}")));
+        }
         // One number for all channels needs none.
         let channels =
             if one(&mean) && one(&std) && !planar { 1 } else { shape.last().copied().unwrap_or(1) };
-        let mut transform = Transform::new(from, channels).map_err(wrong)?;
+        let transform = Transform::new(from, channels);
+        let mut transform = transform
+            .map_err(|error| wrong(format!("mean, std, planar: {}", dtype::in_python(&error.to_string()))))?;
         if mean.is_some() || std.is_some() {
             let most = match from {
                 DType::U8 => 255.0,
@@ -488,7 +515,7 @@ impl Records {
             let shift: Vec<f32> = mean.iter().zip(&std).map(|(mean, std)| (-mean / std) as f32).collect();
             if mean.len() != channels || std.len() != channels {
                 let (mean, std) = (mean.len(), std.len());
-                return Err(PyValueError::new_err(format!(
+                return Err(wrong(format!(
                     "mean, std: wanted one number or {channels}, one for each channel, found {mean} and {std}"
                 )));
             }
@@ -496,7 +523,7 @@ impl Records {
         }
         if planar {
             let [.., height, width, _] = shape else {
-                return Err(PyValueError::new_err(format!(
+                return Err(wrong(format!(
                     "planar: wanted records of height, width and channels, found {shape:?}"
                 )));
             };

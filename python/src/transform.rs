@@ -41,15 +41,15 @@ impl Step {
     /// A cast that the crates or this module have.
     pub(crate) fn cast(from: DType, to: DType) -> PyResult<Self> {
         let step = Self::Cast { from, to };
-        match convert(from, to, &[], bytemuck::cast_slice_mut::<u64, u8>(&mut [])) {
-            Ok(()) => Ok(step),
-            Err(_) => {
-                let (from, to) = (dtype::name(from), dtype::name(to));
-                Err(PyTypeError::new_err(format!(
-                    "dtype: wanted a type that holds every {from}, or a float, found {to}: use `map` for another"
-                )))
-            }
+        let can =
+            |to| to == from || convert(from, to, &[], bytemuck::cast_slice_mut::<u64, u8>(&mut [])).is_ok();
+        if can(to) {
+            return Ok(step);
         }
+        let (there, from, to) = (dtype::names(can), dtype::name(from), dtype::name(to));
+        Err(PyTypeError::new_err(format!(
+            "dtype: wanted {there} for records of {from}, found {to}: use `map` for another type"
+        )))
     }
 
     pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: Layout) -> Self {

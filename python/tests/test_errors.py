@@ -263,9 +263,32 @@ def test_numbers_that_cannot_be_are_named(numbers: Callable[..., tb.Loader], tmp
             for number in (-1, -(2**70), 2**64):
                 with pytest.raises(ValueError, match=f"^{name}: wanted .* from 0 .*, found {number}$"):
                     call(number)
-            with pytest.raises(TypeError):
+            found = "a float" if name == "data" else "2.5"
+            with pytest.raises(TypeError, match=f"^{name}: wanted .*a whole number, found {found}$"):
                 call(2.5)  # type: ignore[arg-type]
     assert tb.Plan(np.int64(10), np.uint8(2), shuffle="full", seed=np.int32(3)).batch == 2
+
+
+def test_what_cannot_work_is_an_option_error(numbers: Callable[..., tb.Loader], tmp_path: Path) -> None:
+    loader = numbers()
+    rows = tb.Records.open_npy(tmp_path / "numbers.npy")
+    bad: list[tuple[Callable[[], object], str]] = [
+        (lambda: tb.Plan(10, 2, rank=3), "rank, world: wanted both"),
+        (lambda: tb.Plan(10, 2, shuffle=tb.Window(3)), "size of a record"),
+        (lambda: loader.epochs(range(0, 4, 2)), "epochs: wanted a range with a step of 1"),
+        (lambda: loader.epochs(range(-1, 2)), "epochs: wanted epochs from 0 on, found -1"),
+        (lambda: rows.windows(0), "rows: wanted at least 1, found 0"),
+        (lambda: rows.to("int64").windows(2), "windows: wanted a call before `to`"),
+        (lambda: rows.to("int64", mean=1), "dtype: wanted float32 for `mean`"),
+        (lambda: rows.to("datetime64[s]"), "dtype: wanted a boolean"),
+        (lambda: tb.Records.open_indexed(tmp_path / "numbers.npy", [tmp_path] * 2), "indexes: wanted one"),
+        (lambda: numbers(device="cpu", device_depth=1), "device_depth: 2 or more"),
+        (lambda: tb.prefetch([], depth=0), "depth of at least 1 wanted, found 0"),
+        (lambda: tb.generate(float, rounds=-1), "0 rounds or more wanted, found -1"),
+    ]
+    for call, message in bad:
+        with pytest.raises(tb.OptionError, match=message):
+            call()
 
 
 def test_a_plan_counts_data_sets_and_nothing_else(npy: Case) -> None:
@@ -285,6 +308,42 @@ def test_a_plan_counts_data_sets_and_nothing_else(npy: Case) -> None:
 
     assert len(tb.Plan(Listed([1, 2, 3, 4]), 2)) == 2
     assert len(tb.Plan({"x": all, "y": all}, 100)) == len(tb.Plan((all, all), 100)) == 2
+
+
+def test_messages_have_the_names_of_python(tmp_path: Path) -> None:
+    four, five = tmp_path / "f32 4.npy", tmp_path / "u8 5.npy"
+    np.save(four, np.zeros((3, 4), "float32"))
+    np.save(five, np.zeros((3, 5), "uint8"))
+    data = tb.Records.open_npy(four)
+    fields = np.zeros(3, [("a", "i4"), ("b", "f8")])
+    np.save(tmp_path / "fields.npy", fields)
+    np.save(tmp_path / "index.npy", np.arange(3, dtype="int32"))
+    (tmp_path / "list.safetensors").write_bytes(b"\x02" + bytes(7) + b"[]")
+    bad: list[tuple[Callable[[], object], str]] = [
+        (
+            lambda: tb.Records.open_npy([four, five]),
+            f'"{five}": other records than in "{four}": wanted float32 [4], found uint8 [5]',
+        ),
+        (
+            lambda: tb.Records.open_npy(tmp_path / "fields.npy"),
+            "found [('a', '<i4'), ('b', '<f8')]: save each",
+        ),
+        (
+            lambda: tb.Records.open_indexed(four, tmp_path / "index.npy"),
+            "found offsets of int32: wanted integers of 64 bits: save it with "
+            "`numpy.save(path, x.astype('<i8'))`",
+        ),
+        (lambda: tb.Tensors.open(tmp_path / "list.safetensors"), "invalid type: sequence, expected a map"),
+        (lambda: data.map(np.sum, "float32", 3), "shape: wanted the axes of a record"),  # type: ignore[arg-type]
+        (
+            lambda: data.to("float32", mean="a"),  # type: ignore[arg-type]
+            "mean: wanted a number, or one for each channel, found 'a'",
+        ),
+    ]
+    for call, message in bad:
+        with pytest.raises((tb.Error, TypeError)) as caught:
+            call()
+        assert message in str(caught.value)
 
 
 def test_what_the_environment_changes_is_logged_and_shown(

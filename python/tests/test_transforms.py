@@ -82,7 +82,7 @@ def test_a_cast_is_numpys(tmp_path: Path, before: str, after: str) -> None:
     np.save(tmp_path / "a.npy", numbers.reshape(60, 10))
     data = tb.Records.open_npy(tmp_path / "a.npy")
     if not np.can_cast(before, after) and np.dtype(after).kind != "f":
-        with pytest.raises(TypeError, match=f"holds every {before}, or a float, found {after}"):
+        with pytest.raises(TypeError, match=f"for records of {before}, found {after}"):
             data.to(after)
         return
     found = np.concatenate(only(data.to(after), 15))
@@ -97,6 +97,22 @@ def test_sixteen_bits(tmp_path: Path) -> None:
     assert np.array_equal(only(data.to("float16"), 20)[0], rows.astype(np.float16))
     (batch,) = tb.Loader(data.to(torch.bfloat16), tb.Plan(data, 20)).epoch(0)
     assert torch.equal(batch.torch(), torch.from_numpy(rows).bfloat16())
+
+
+def test_a_cast_that_there_is_not_names_those_that_there_are(tmp_path: Path) -> None:
+    for before, after, there in (
+        ("uint8", "float16", "uint8, uint16, int16, uint32, int32, float32, uint64, int64 or float64"),
+        ("float16", "float64", "float16 or float32"),
+        ("float32", "int32", "float16, bfloat16, float32 or float64"),
+        ("complex64", "float32", "complex64"),
+    ):
+        np.save(tmp_path / "a.npy", np.zeros((2, 3), before))
+        data = tb.Records.open_npy(tmp_path / "a.npy")
+        message = f"dtype: wanted {there} for records of {before}, found {after}: use `map` for another type"
+        with pytest.raises(TypeError, match=f"^{message}$"):
+            data.to(after)
+        for name in there.replace(" or", ",").split(", "):
+            assert data.to(name).dtype == name
 
 
 def test_images_are_normalized_and_planar(tmp_path: Path) -> None:
@@ -114,7 +130,13 @@ def test_images_are_normalized_and_planar(tmp_path: Path) -> None:
     assert np.allclose(only(data.to("float32", std=1), 24)[0], images / 255, atol=1e-6)
     for call, message in (
         (lambda: data.to("float32", mean=(1, 2)), "one for each channel, found 2"),
-        (lambda: data.to("float32", std=0), "not finite|finite"),
+        (lambda: data.to("float32", std=0), "^std: wanted finite numbers other than 0, found 0$"),
+        (lambda: data.to("float32", std=(1, float("inf"), 1)), "^std: .*, found inf$"),
+        (lambda: data.to("float32", mean=float("nan")), "^mean: wanted finite numbers, found NaN$"),
+        (
+            lambda: data.to("float32").to("float32", mean=1),
+            "^mean, std, planar: wanted uint8, uint16, int16, float16 or bfloat16 as source, found float32$",
+        ),
         (lambda: data.to("int64", mean=1), "wanted float32"),
         (lambda: tb.Records.open(tmp_path / "images.npy", 8).to("float32", planar=True), "height, width"),
     ):
@@ -207,6 +229,8 @@ def test_megatron(tmp_path: Path) -> None:
     data = tb.Records.open_megatron(tmp_path / "a.bin")
     (batch,) = only(data, 20)
     assert all(map(np.array_equal, batch, texts))
+    # A cast makes room for records as long as the longest.
+    assert batch[0].dtype == np.uint16
     (batch,) = only(data.to("int64"), 20)
     assert all(map(np.array_equal, batch, texts))
     assert batch[0].dtype == np.int64

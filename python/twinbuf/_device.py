@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ._prefetch import around
 from ._streams import Sent, Streams, Upload, streams_of
 from ._twinbuf import _Items, _Recorder, _Thread
+from .errors import OptionError
 
 if TYPE_CHECKING:
     from ._twinbuf import Batch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | None) -> Sender | None:
     """Return what sends batches to the device; None where they stay in host memory."""
     if depth < 2:
-        raise ValueError(f"device_depth: 2 or more wanted, found {depth}")
+        raise OptionError(f"device_depth: 2 or more wanted, found {depth}")
     if device == "cpu":  # without torch
         return None
     streams = streams_of(device)

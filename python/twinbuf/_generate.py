@@ -10,6 +10,7 @@ from typing import SupportsIndex, TypeVar
 
 from ._prefetch import around
 from ._twinbuf import _Items
+from .errors import OptionError
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ def generate(
 
     Raises
     ------
-    ValueError
+    OptionError
         If ``rounds`` is negative.
 
     Examples
@@ -66,7 +67,7 @@ def generate(
     """
     limit = _ENDLESS if rounds is None else index(rounds)
     if limit < 0:
-        raise ValueError(f"generate: 0 rounds or more wanted, found {rounds}")
+        raise OptionError(f"generate: 0 rounds or more wanted, found {rounds}")
 
     def made(number: int) -> T:
         try:

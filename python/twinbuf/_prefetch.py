@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._streams import Streams, Upload, as_tensors, streams_of
 from ._twinbuf import Report, _Items, _Thread, _Total
+from .errors import OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ def prefetch(
 
     Raises
     ------
-    ValueError
+    OptionError
         If ``depth`` is less than 1.
     RuntimeError
         If there is no such device.
@@ -106,7 +107,7 @@ class Prefetcher(Around[T]):
 
     def __init__(self, iterable: Iterable[T], *, device: Any, depth: int, name: str, trace: Any) -> None:
         if depth < 1:
-            raise ValueError(f"prefetch: depth of at least 1 wanted, found {depth}")
+            raise OptionError(f"prefetch: depth of at least 1 wanted, found {depth}")
         self._iterable = iterable
         self._depth = depth
         self._streams = None if device is None else streams_of(device)

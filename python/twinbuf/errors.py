@@ -1,7 +1,11 @@
-"""What can go wrong: every exception that this package raises itself.
+"""What can go wrong: the exceptions of files, options, states and loaders.
 
-An exception that your own code raises, in a data set or in ``make`` and ``before`` of `generate`, reaches the
-loop as it was raised, with a note that names the batch.
+An argument of a wrong type is a ``TypeError``. A missing record is an ``IndexError``, a missing device a
+``RuntimeError``.
+
+An exception that your own code raises reaches the loop as it was raised. One of a data set or of
+`Records.map` has a note that names the batch. Other code adds no note: the iterable of `prefetch`, ``make``
+and ``before`` of `generate`, ``map`` of a `Loader`.
 """
 
 from __future__ import annotations
