@@ -53,7 +53,9 @@ LOOPS: dict[str, tuple[dict[str, Any], Callable[[Iterable[Any]], object]]] = {
 }
 
 
-def seconds(folder: Path, options: dict[str, Any], run: Callable[[Iterable[Any]], object]) -> tuple[float, int]:
+def seconds(
+    folder: Path, options: dict[str, Any], run: Callable[[Iterable[Any]], object]
+) -> tuple[float, int]:
     np.save(folder / "x.npy", np.zeros((BATCHES * 6, 128), "float32"))
     data = tb.Records.open_npy(folder / "x.npy")
     loader = tb.Loader(data, tb.Plan(data, 6), **options)

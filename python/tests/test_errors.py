@@ -58,9 +58,9 @@ def test_a_bad_header_has_path_and_offset(tmp_path: Path) -> None:
 
 def test_no_option_of_rust_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(10))
-    with pytest.raises(tb.FileError, match="check its size, and whether the file is complete$"):
+    with pytest.raises(tb.FileError, match=r"check its size, and whether the file is complete$"):
         tb.Records.open(tmp_path / "a.bin", 4)
-    with pytest.raises(tb.FileError, match="check its size, and whether the file is complete$"):
+    with pytest.raises(tb.FileError, match=r"check its size, and whether the file is complete$"):
         tb.Records.open_headerless(tmp_path / "a.bin", "float32")
 
 
