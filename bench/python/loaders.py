@@ -4,8 +4,9 @@
     python -m venv target/py && target/py/bin/pip install ./python -r bench/python/requirements.txt
     target/py/bin/python bench/python/loaders.py
 
-Options: --rounds N (5), --size-mib N (96), --epochs N (a run, 1), --warm (alone), --only REGEX, --dir DIR (the disk that is measured), --out DIR, --verify
-(reads everything once and compares sums, without timing).
+Options: --rounds N (5), --size-mib N (96), --epochs N (a run, 1), --cache cold|warm (alone), --only REGEX (subjects),
+--kind REGEX, --dir DIR (the disk that is measured), --out DIR, --verify (reads everything once and compares sums, without
+timing).
 
 Each run is a separate process (one.py). In a round every subject runs once in each place, in a new order: cold (the
 file is not in the page cache) and warm; without compute, and with a trainer that multiplies small matrices for about as
@@ -128,7 +129,7 @@ def measure(args: argparse.Namespace, paths: dict[str, Path]) -> tuple[list[dict
     for round_ in range(args.rounds):
         for kind, path in paths.items():
             train = repeats(kind, path)
-            for cold in (False,) if args.warm else (True, False):
+            for cold in (True, False) if args.cache is None else (args.cache == "cold",):
                 for products in (0, train):
                     for name in random.sample(names, len(names)):
                         if name in absent:
@@ -172,6 +173,7 @@ class Table:
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows
+        self.kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
         self.names = [name for name in SUBJECTS if any(row["subject"] == name for row in rows)]
 
     def values(self, name: str, kind: str, cache: str, train: bool, key: str) -> list[float]:
@@ -190,7 +192,7 @@ class Table:
 
     def markdown(self) -> str:
         out = []
-        for kind in KINDS:
+        for kind in self.kinds:
             out += [
                 f"**{kind}**, medians with quartiles\n",
                 "| | cold: first, ms | cold: whole epoch, samples/s | warm: samples/s | warm: CPU us each | MiB "
@@ -217,7 +219,7 @@ class Table:
     def svg(self) -> str:
         """Bars of samples a second, without and with the trainer; the text is readable on light and dark pages."""
         parts, y = [], 20
-        for kind in KINDS:
+        for kind in self.kinds:
             for train in (False, True):
                 found = {
                     (name, cache): median(self.values(name, kind, cache, train, "epoch_rate") or [0.0])
@@ -250,15 +252,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size-mib", type=int, default=96)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--cache", choices=("cold", "warm"))
     parser.add_argument("--only", default="")
+    parser.add_argument("--kind", default="")
     parser.add_argument("--dir")
     parser.add_argument("--out", type=Path, default=HERE.parent / "results")
     parser.add_argument("--verify", action="store_true")
     args = parser.parse_args()
     os.environ["EPOCHS"] = str(args.epochs)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        paths = {kind: Path(folder) / f"{kind}.bin" for kind in KINDS}
+        paths = {kind: Path(folder) / f"{kind}.bin" for kind in KINDS if re.search(args.kind, kind)}
         for kind, path in paths.items():
             make(kind, path, args.size_mib)
         if args.verify:

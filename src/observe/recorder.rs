@@ -76,6 +76,7 @@ impl Recorder {
     }
 
     /// The batches are the groups of a stream of tensors.
+    #[cfg(feature = "safetensors")]
     pub(crate) fn stream(&mut self) {
         self.report.stream = true;
     }
