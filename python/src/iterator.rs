@@ -55,24 +55,26 @@ impl Batches {
         }
     }
 
-    /// Takes a batch back, because this call raises an exception instead: for the next call, unless the batch's own `map`
-    /// has failed.
-    fn put_back(&self, py: Python<'_>, lease: Arc<Lease>, raised: PyErr) -> PyErr {
-        let again = !raised.is_instance_of::<PyException>(py);
+    /// Takes a batch back, because this call raises an exception instead. The next call gets it if it is to come `again`.
+    fn put_back(&self, py: Python<'_>, lease: Arc<Lease>, again: bool, raised: PyErr) -> PyErr {
         self.shared.state.with(py, |state| state.put_back(self.iteration, lease, again));
         raised
     }
 
     /// What the loop gets of a batch.
-    fn made(&self, py: Python<'_>, lease: Arc<Lease>) -> PyResult<Py<PyAny>> {
-        // Ctrl-C after this point would lose the batch.
-        py.check_signals()?;
-        self.stepping.store(self.shared.breakdown.is_on(), Ordering::Relaxed);
-        let batch = Py::new(py, Batch::new(lease))?.into_any();
-        match self.map.as_ref().and_then(|map| map.get(py)) {
-            Some(map) => mapped(py, &map, &batch),
-            None => Ok(batch),
+    fn hand_out(&self, py: Python<'_>, lease: Arc<Lease>) -> PyResult<Py<PyAny>> {
+        // A signal after this point would lose the batch.
+        if let Err(raised) = py.check_signals() {
+            return Err(self.put_back(py, lease, true, raised));
         }
+        self.stepping.store(self.shared.breakdown.is_on(), Ordering::Relaxed);
+        let batch = Py::new(py, Batch::new(lease.clone()))?.into_any();
+        let Some(map) = self.map.as_ref().and_then(|map| map.get(py)) else { return Ok(batch) };
+        mapped(py, &map, &batch).map_err(|raised| {
+            // A batch that `map` fails on would fail again.
+            let again = !raised.is_instance_of::<PyException>(py);
+            self.put_back(py, lease, again, raised)
+        })
     }
 }
 
@@ -95,20 +97,17 @@ impl Batches {
         let shared = &*self.shared;
         shared.check(py)?;
         self.end_step();
-        let ask = |timeout| move |state: &mut State| shared.ask(state, self.iteration, timeout);
+        let ask = |state: &mut State| shared.ask(state, self.iteration, Duration::ZERO);
         let mut asked = match shared.overlap {
             // Most batches are ready already, so there is no reason to release the GIL and wait to get it
             // back.
-            true => shared.state.with(py, ask(Duration::ZERO)),
+            true => shared.state.with(py, ask),
             // It is read now, unless its slot is in use.
-            false => shared.state.detached(py, ask(Duration::ZERO)),
+            false => shared.state.detached(py, ask),
         };
         loop {
             match asked {
-                Asked::Batch(lease) => {
-                    let made = self.made(py, lease.clone());
-                    return made.map(Some).map_err(|raised| self.put_back(py, lease, raised));
-                }
+                Asked::Batch(lease) => return self.hand_out(py, lease).map(Some),
                 Asked::End => return Ok(None),
                 Asked::NotYet => py.check_signals()?,
                 Asked::Failed(error) => return Err(errors::loading(py, *error)),
@@ -125,7 +124,7 @@ impl Batches {
             });
             if let Err(raised) = tell(py, shared, &freed) {
                 return Err(match asked {
-                    Asked::Batch(lease) => self.put_back(py, lease, raised),
+                    Asked::Batch(lease) => self.put_back(py, lease, true, raised),
                     _ => raised,
                 });
             }

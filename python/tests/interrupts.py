@@ -132,7 +132,7 @@ class Count:
     broken: int = 0
 
 
-def drive(items: Iterator[Any], wanted: int, kind: str) -> Count:
+def drive(items: Iterator[Any], wanted: int, kind: str, raised: type[BaseException]) -> Count:
     """Interrupt the iterator until it was interrupted that often."""
     count, got = Count(), []
     add, arm, draw = got.append, signal.setitimer, random.uniform
@@ -156,7 +156,7 @@ def drive(items: Iterator[Any], wanted: int, kind: str) -> Count:
                 for item in items:
                     add(item)
                     arm(signal.ITIMER_REAL, draw(1e-6, 1e-4))
-        except KeyboardInterrupt:
+        except raised:
             count.interrupts += 1
         except Exception as error:
             count.broken += 1
@@ -166,7 +166,7 @@ def drive(items: Iterator[Any], wanted: int, kind: str) -> Count:
                 arm(signal.ITIMER_REAL, 0)
                 note(count, got, STEPS if kind == "stream" else sys.maxsize)
                 break
-            except KeyboardInterrupt:
+            except raised:
                 pass
     return count
 
@@ -184,11 +184,14 @@ def note(count: Count, got: list[Any], rounds: int) -> None:
         count.lost, count.twice, count.items = count.lost + lost, count.twice + twice, number + 1
 
 
-def run(kind: str, wanted: int, folder: Path) -> Count:
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+def run(kind: str, wanted: int, folder: Path, raised: type[BaseException] = KeyboardInterrupt) -> Count:
+    def handler(*_: object) -> None:
+        raise raised
+
+    before = signal.signal(signal.SIGALRM, handler)
     faulthandler.dump_traceback_later(60 + wanted / 50, exit=True)
     try:
-        return drive(makers(folder)[kind](), wanted, kind)
+        return drive(makers(folder)[kind](), wanted, kind, raised)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

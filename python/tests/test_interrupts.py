@@ -17,3 +17,11 @@ def test_no_item_is_lost(kind: str, tmp_path: Path) -> None:
     found = interrupts.run(kind, 300, tmp_path)
     assert (found.interrupts, found.lost, found.twice, found.broken) == (300, 0, 0, 0)
     assert found.items > 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no timers of a process")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("watch")])
+def test_no_item_is_lost_to_a_handler_with_another_exception(kind: str, tmp_path: Path) -> None:
+    found = interrupts.run(kind, 300, tmp_path, TimeoutError)
+    assert (found.interrupts, found.lost, found.twice, found.broken) == (300, 0, 0, 0)
+    assert found.items > 0
