@@ -37,6 +37,7 @@ fn failed() -> Error {
 /// Fills `rounds` batches, with a caller that does `help` all the time. Returns how many records the caller filled.
 fn run(rounds: u32, part: u64, help: impl Fn(&BatchIndices, Room<'_>) -> bool + Sync) -> u64 {
     let (shared, over, caller) = (Shared::default(), AtomicBool::new(false), AtomicU64::new(0));
+    let calls = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
@@ -46,13 +47,19 @@ fn run(rounds: u32, part: u64, help: impl Fn(&BatchIndices, Room<'_>) -> bool + 
                 };
                 // What a panic leaves behind is what this is about.
                 let _ = catch_unwind(AssertUnwindSafe(|| shared.help(help)));
+                calls.fetch_add(1, Ordering::Relaxed);
                 std::thread::yield_now();
             }
         });
-        for _ in 0..rounds {
+        for round in 0..rounds {
             let mut out = vec![0; expected().len()];
             let fill = |part: &BatchIndices, room: Room<'_>| {
                 write(part, room);
+                // The caller may not run for all of the rounds: the first one waits for a call that has seen it.
+                let seen = calls.load(Ordering::Relaxed);
+                while round == 0 && calls.load(Ordering::Relaxed) < seen + 2 {
+                    std::thread::yield_now();
+                }
                 std::thread::yield_now();
                 Ok(())
             };
