@@ -6,7 +6,6 @@
 use std::error::Error as StdError;
 use std::fmt::{self, Write};
 use std::io;
-use std::mem;
 use std::path::PathBuf;
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
@@ -210,13 +209,7 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
     let line = whole.strip_suffix(&format!(": {}", chain(&*source))).unwrap_or(&whole).to_string();
     let source = match source.downcast::<PyErr>() {
         Ok(raised) => {
-            let mut raised = *raised;
-            if raised.is_instance_of::<PyStopIteration>(py) {
-                // Without this it would end the loop as if there were no more batches (PEP 479).
-                let stop =
-                    mem::replace(&mut raised, PyRuntimeError::new_err("the data set raised StopIteration"));
-                raised.set_cause(py, Some(stop));
-            }
+            let raised = not_the_end(py, "the data set", *raised);
             // Failing to add a note is no reason to hide the error.
             let _ = raised.value(py).call_method1("add_note", (line,));
             return raised;
@@ -228,6 +221,16 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
         Err(_) => Failure::new("LoaderError", whole),
     };
     raise(py, Failure { at: Some(at), ..failure })
+}
+
+/// What the program's code raised. `StopIteration` would end the loop as if there were no more items (PEP 479).
+pub(crate) fn not_the_end(py: Python<'_>, code: &str, raised: PyErr) -> PyErr {
+    if !raised.is_instance_of::<PyStopIteration>(py) {
+        return raised;
+    }
+    let error = PyRuntimeError::new_err(format!("{code} raised StopIteration"));
+    error.set_cause(py, Some(raised));
+    error
 }
 
 /// Rust's names, and Python's.

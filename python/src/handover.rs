@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use std::{fmt, mem};
+use std::{fmt, iter, mem};
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ use twinbuf::generate::{Generator, Round, any_slots};
 use crate::batch::Batch;
 use crate::errors;
 use crate::locked::{Locked, detached};
-use crate::object::{Object, mapped, not_the_end};
+use crate::object::{Object, mapped};
 use crate::recorder::Recorder;
 use crate::report::{Kind, Report};
 
@@ -59,13 +59,43 @@ impl Item {
     }
 }
 
+/// What both sides have of the iterable: one reference to each object, which the loop's iterator reports to the garbage
+/// collector.
+struct Iterable {
+    iterator: Object,
+    /// Replaces an item by what is handed over.
+    send: Option<Object>,
+    /// Returns the state of the iterable.
+    states: Option<Object>,
+}
+
+impl Iterable {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let Some(iterator) = self.iterator.get(py) else { return Ok(None) };
+        let item = iterator.bind(py).cast::<PyIterator>()?.clone().next().transpose()?;
+        Ok(item.map(Bound::unbind))
+    }
+
+    fn send(&self, py: Python<'_>, item: Py<PyAny>) -> PyResult<Py<PyAny>> {
+        match self.send.as_ref().and_then(|send| send.get(py)) {
+            Some(send) => send.call1(py, (item,)),
+            None => Ok(item),
+        }
+    }
+
+    fn state(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let states = self.states.as_ref().and_then(|states| states.get(py));
+        states.map(|states| states.call0(py)).transpose()
+    }
+
+    fn objects(&self) -> impl Iterator<Item = &Object> {
+        iter::once(&self.iterator).chain(&self.send).chain(&self.states)
+    }
+}
+
 /// The thread's side.
 struct Source {
-    iterator: Arc<Object>,
-    /// Replaces an item by what is handed over.
-    send: Option<Arc<Object>>,
-    /// Returns the state of the iterable.
-    states: Option<Arc<Object>>,
+    iterable: Arc<Iterable>,
     shared: Arc<Making>,
     /// When it last let go of the GIL.
     since: Instant,
@@ -126,15 +156,9 @@ impl Source {
         if self.shared.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let Some(iterator) = self.iterator.get(py) else { return Ok(None) };
-        let Some(item) = next(iterator.bind(py))? else { return Ok(None) };
-        let object = |object: &Option<Arc<Object>>| object.as_ref().and_then(|object| object.get(py));
-        let item = match object(&self.send) {
-            Some(send) => send.call1(py, (item,))?,
-            None => item,
-        };
-        let state = object(&self.states).map(|states| states.call0(py)).transpose()?;
-        Ok(Some(Item::new(item, state, false)))
+        let Some(item) = self.iterable.next(py)? else { return Ok(None) };
+        let item = self.iterable.send(py, item)?;
+        Ok(Some(Item::new(item, self.iterable.state(py)?, false)))
     }
 
     fn load(&mut self, slot: &mut Made) -> Result<(), BoxError> {
@@ -153,18 +177,17 @@ impl Source {
 
     /// Closes a generator that was left early, in the thread that ran it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if self.shared.stop.load(Ordering::Relaxed) {
-            let generator = py.import("types")?.getattr("GeneratorType")?;
-            let iterator = self.iterator.get(py);
-            if let Some(iterator) =
-                iterator.filter(|iterator| iterator.bind(py).is_instance(&generator).is_ok_and(|is| is))
-            {
-                if let Err(error) = iterator.call_method0(py, "close") {
-                    let logger = py.import("logging")?.call_method1("getLogger", ("twinbuf",))?;
-                    let options = PyDict::new(py);
-                    options.set_item("exc_info", error.value(py))?;
-                    logger.call_method("error", ("prefetch: closing a generator failed",), Some(&options))?;
-                }
+        let iterator = self.iterable.iterator.get(py);
+        let Some(iterator) = iterator.filter(|_| self.shared.stop.load(Ordering::Relaxed)) else {
+            return Ok(());
+        };
+        let generator = py.import("types")?.getattr("GeneratorType")?;
+        if iterator.bind(py).is_instance(&generator)? {
+            if let Err(error) = iterator.call_method0(py, "close") {
+                let logger = py.import("logging")?.call_method1("getLogger", ("twinbuf",))?;
+                let options = PyDict::new(py);
+                options.set_item("exc_info", error.value(py))?;
+                logger.call_method("error", ("prefetch: closing a generator failed",), Some(&options))?;
             }
         }
         Ok(())
@@ -316,20 +339,17 @@ pub(crate) struct Items {
     receive: Option<Py<PyAny>>,
     /// Makes of a batch what the loop gets.
     map: Option<Py<PyAny>>,
-    /// What the thread uses: the iterable, what sends its items, and what returns its state.
-    objects: Vec<Arc<Object>>,
-    states: Option<Arc<Object>>,
+    iterable: Arc<Iterable>,
     /// Called with the number of a round before it is started.
     before: Option<Py<PyAny>>,
     /// The number of rounds, if an error ends them.
     rounds: Option<u64>,
     /// The state after the item that the loop has; empty at the end, where it is the iterable's own.
     place: Option<Py<PyList>>,
-    /// Measures the loop over these batches of a loader.
+    /// Measures the loop, if it is over the batches of a loader.
     recorder: Option<Py<Recorder>>,
-    batches: Option<Py<PyIterator>>,
     /// Without overlap the loop sends the batches itself.
-    in_turn: Option<Py<PyAny>>,
+    overlap: bool,
     kind: Kind,
     name: String,
 }
@@ -364,13 +384,10 @@ impl Items {
     ) -> PyResult<Self> {
         let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
         making.running.store(true, Ordering::Relaxed);
-        let batches = recorder.as_ref().map(|_| iterator.clone_ref(py));
-        let in_turn = send.as_ref().filter(|_| !overlap).map(|send| send.clone_ref(py));
-        let (shared, since) = (making.clone(), Instant::now());
-        let object = |object: Py<PyAny>| Arc::new(Object::new(object.bind(py)));
+        let object = |object: Py<PyAny>| Object::new(object.bind(py));
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
-        let objects = std::iter::once(&iterator).chain(&send).chain(&states).cloned().collect();
-        let mut source = Source { iterator, send, states: states.clone(), shared, since };
+        let iterable = Arc::new(Iterable { iterator, send, states });
+        let mut source = Source { iterable: iterable.clone(), shared: making.clone(), since: Instant::now() };
         let lockstep = before.is_some();
         let run = if overlap {
             let slots: Vec<Made> = (0..depth).map(|_| None).collect();
@@ -420,21 +437,7 @@ impl Items {
         drop(iterations);
         let kind = if rounds.is_some() { Kind::Rounds } else { Kind::Prefetched };
         let name = name.to_string();
-        Ok(Self {
-            shared,
-            receive,
-            map,
-            objects,
-            states,
-            before,
-            rounds,
-            place,
-            recorder,
-            batches,
-            in_turn,
-            kind,
-            name,
-        })
+        Ok(Self { shared, receive, map, iterable, before, rounds, place, recorder, overlap, kind, name })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -448,11 +451,12 @@ impl Items {
         }
         let found = self.next(py);
         if let Some(recorder) = &self.recorder {
-            match &found {
-                Ok(Some(_)) => {}
-                Ok(None) => recorder.get().ended(),
-                Err(error) if error.is_instance_of::<PyException>(py) => recorder.get().ended(),
-                Err(_) => {}
+            let ended = match &found {
+                Ok(item) => item.is_none(),
+                Err(error) => error.is_instance_of::<PyException>(py),
+            };
+            if ended {
+                recorder.get().ended();
             }
         }
         found
@@ -472,26 +476,18 @@ impl Items {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.objects.iter().try_for_each(|object| object.traverse(&visit))?;
+        self.iterable.objects().try_for_each(|object| object.traverse(&visit))?;
         visit.call(&self.receive)?;
         visit.call(&self.map)?;
         visit.call(&self.before)?;
-        visit.call(&self.batches)?;
-        visit.call(&self.in_turn)?;
         visit.call(&self.place)
     }
 
     /// Nothing else reaches the iterator: no further item is wanted.
     fn __clear__(&self) {
         self.shared.making.stop.store(true, Ordering::Relaxed);
-        self.objects.iter().for_each(|object| object.clear());
+        self.iterable.objects().for_each(Object::clear);
     }
-}
-
-/// The next item of an iterator.
-fn next(iterator: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
-    let item = iterator.cast::<PyIterator>()?.clone().next().transpose()?;
-    Ok(item.map(Bound::unbind))
 }
 
 impl Items {
@@ -542,16 +538,13 @@ impl Items {
             return Err(error);
         }
         let ended = self.shared.state.with(py, |state| self.rounds == Some(state.received));
-        let loops = self.in_turn.is_some() || (self.is_stopped() && self.batches.is_some());
-        if let Some(batches) = self.batches.as_ref().filter(|_| loops) {
+        if self.recorder.is_some() && (!self.overlap || self.is_stopped()) {
             // Where another iteration has ended this one, or `close`, this raises what the loader has to tell.
-            let Some(item) = next(batches.bind(py))? else {
+            let Some(item) = self.iterable.next(py)? else {
                 self.at_the_end(py)?;
                 return Ok(None);
             };
-            let states = self.states.as_ref().and_then(|states| states.get(py));
-            let state = states.map(|states| states.call0(py)).transpose()?;
-            return Ok(Some(Item::new(item, state, true)));
+            return Ok(Some(Item::new(item, self.iterable.state(py)?, true)));
         }
         if ended {
             self.shared.state.with(py, State::end);
@@ -612,8 +605,8 @@ impl Items {
 
     /// Makes an item usable here, and lets the next round begin.
     fn receive(&self, py: Python<'_>, item: &mut Item) -> PyResult<Py<PyAny>> {
-        if let Some(send) = self.in_turn.as_ref().filter(|_| item.unsent) {
-            item.item = send.call1(py, (&item.item,))?;
+        if !self.overlap && item.unsent {
+            item.item = self.iterable.send(py, item.item.clone_ref(py))?;
             item.unsent = false;
         }
         let found = match &self.receive {
@@ -636,7 +629,7 @@ impl Items {
         let failed = match called {
             Ok(()) => None,
             Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
-            Err(error) => Some(not_the_end(py, "before", error)),
+            Err(error) => Some(errors::not_the_end(py, "before", error)),
         };
         self.shared.state.with(py, |state| {
             state.asked = next + 1;

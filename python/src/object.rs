@@ -2,9 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
+
+use crate::errors;
 
 /// The loader's only reference to a data set or a function written in Python, shared by all of its threads. The garbage
 /// collector finds cycles by counting references, and sees only those that a Python object reports.
@@ -38,15 +39,5 @@ impl Object {
 
 /// Calls a function that makes of a batch what the loop gets.
 pub(crate) fn mapped(py: Python<'_>, map: &Py<PyAny>, batch: &Py<PyAny>) -> PyResult<Py<PyAny>> {
-    map.call1(py, (batch,)).map_err(|raised| not_the_end(py, "map", raised))
-}
-
-/// What a function raised. `StopIteration` would end the loop as if there were no more items (PEP 479).
-pub(crate) fn not_the_end(py: Python<'_>, function: &str, raised: PyErr) -> PyErr {
-    if !raised.is_instance_of::<PyStopIteration>(py) {
-        return raised;
-    }
-    let error = PyRuntimeError::new_err(format!("{function} raised StopIteration"));
-    error.set_cause(py, Some(raised));
-    error
+    map.call1(py, (batch,)).map_err(|raised| errors::not_the_end(py, "map", raised))
 }

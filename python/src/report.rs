@@ -5,14 +5,11 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use twinbuf::loader::MAX_HOST_DEPTH;
+use twinbuf::loader::{MAX_HOST_DEPTH, MAX_WORKERS};
 use twinbuf::{Breakdown, observe};
 
 use crate::errors::{self, Failure, in_python};
 use crate::number::whole_or_none;
-
-/// The limit of the builder of a loader.
-const MAX_WORKERS: usize = 64;
 
 /// What the loop iterates over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -100,11 +100,11 @@ impl RecordTransform for Step {
             Self::Map(function) => {
                 let bytes = function.to.bytes().unwrap_or_default();
                 let count = out.len() / bytes;
-                // Of records of one size: those that differ are applied one by one.
-                let each = records.chunks_exact((records.len() / count.max(1)).max(1));
-                let each = each.zip(out.chunks_exact_mut(bytes)).zip(context.records());
-                for ((record, out), context) in each {
-                    function.apply(record, out, context.seed)?;
+                // Of records of one size: those that differ are applied one by one, and may be empty.
+                let each = records.len() / count.max(1);
+                for ((index, out), context) in out.chunks_exact_mut(bytes).enumerate().zip(context.records())
+                {
+                    function.apply(&records[index * each..][..each], out, context.seed)?;
                 }
                 Ok(())
             }
@@ -120,15 +120,7 @@ impl RecordTransform for Step {
         let found = out.len();
         let out = out.get_mut(..len);
         let out = out.ok_or_else(|| format!("wanted room for a record of {len} bytes, found {found}"))?;
-        match self {
-            // Of an empty record too.
-            Self::Map(function) => {
-                let seed = context.records().next().map_or(0, |context| context.seed);
-                function.apply(record, out, seed)?;
-            }
-            _ => self.apply(record, out, context)?,
-        }
-        Ok(len)
+        self.apply(record, out, context).map(|()| len)
     }
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {

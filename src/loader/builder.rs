@@ -31,8 +31,8 @@ use crate::stage::worker::Source;
 use crate::stage::{self, HELD_TIMEOUT, Help, Stage};
 use crate::transform::{RecordTransform, RecordType};
 
-/// The most workers: more than one machine has processors to spare for one loader.
-pub(super) const MAX_WORKERS: usize = 64;
+/// The maximum of [`workers`](LoaderBuilder::workers): more than one machine has processors to spare for one loader.
+pub const MAX_WORKERS: usize = 64;
 
 /// Slots begin at multiples of it, as fields do in a slot.
 const SLOT_ALIGN: usize = 64;
@@ -157,8 +157,8 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Sets the number of threads that read, transform and decode batches, 1 to 64. Default: 1. `build` returns
-    /// [`Error::Option`] for a value out of range.
+    /// Sets the number of threads that read, transform and decode batches, 1 to [`MAX_WORKERS`]. Default: 1.
+    /// `build` returns [`Error::Option`] for a value out of range.
     ///
     /// Each worker has `host_depth` host slots. With `cuda`, each also has `device_depth` device slots and a copy
     /// stream. A worker with a free slot takes the next batch, and a slow batch does not delay the other workers.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use twinbuf_mmap::Plan;
 
-pub use self::builder::LoaderBuilder;
+pub use self::builder::{LoaderBuilder, MAX_WORKERS};
 pub use crate::backend::batch::{Batch, MiniBatch, Numbers};
 
 pub use self::epoch::Epochs;

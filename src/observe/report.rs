@@ -138,7 +138,7 @@ pub struct Report {
     /// Whether this is the report of a loop over any iterable.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) items: bool,
-    /// Whether this is the report of a stream of tensors: one thread, and options of its own.
+    /// Whether this is the report of a stream of tensors, which has one thread and no `workers` option.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) stream: bool,
     /// They come from threads or processes of the iterable, as far ahead as it has them.

@@ -133,7 +133,7 @@ fn a_stream_is_advised_to_change_what_it_has() {
     assert_eq!(settings, Settings { overlap: true, depth: 3, workers: 1 });
     let advice = stream(report(false, &tenth, 20)).advice();
     assert!(advice.starts_with("Set `overlap(true)` and `host_depth(3)`: "), "{advice}");
-    // Each group in a pass of its own.
+    // Each group is in a separate pass.
     let mut found = stream(report(true, &[10; 20], 10));
     let mut recent = (*found.recent).clone();
     recent.units.iter_mut().for_each(|seen| seen.began = Some(seen.asked));
