@@ -26,8 +26,9 @@ rm -rf target/wheels
 CARGO_TARGET_DIR=$PWD/python/target maturin build --quiet --release --locked --zig --compatibility manylinux_2_17 \
   --manifest-path python/Cargo.toml --out target/wheels
 wheel=$(echo target/wheels/*.whl)
-auditwheel show "$wheel" | grep -q 'manylinux_2_17_x86_64\|manylinux_2_17_aarch64'
-unzip -l "$wheel" | grep -q licenses/LICENSE-MIT
+# Not through a pipe: `grep -q` closes it at the first match, and a program that still writes then fails.
+grep -q 'manylinux_2_17_x86_64\|manylinux_2_17_aarch64' <<<"$(auditwheel show "$wheel")"
+unzip -l "$wheel" '*/licenses/LICENSE-MIT' >/dev/null
 pip install --force-reinstall --no-deps "$wheel"
 
 # Without Rust and without a compiler.
