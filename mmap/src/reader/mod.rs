@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::{iter, mem};
 
-use self::cached::{Around, Copied};
+use self::cached::{Around, Copied, Point};
 use self::memory::Share;
 use self::source::Source;
 use self::stats::{ReadChoice, ReadStats};
@@ -48,12 +48,14 @@ pub struct ReadOptions {
 /// when it was read; with one batch half of them were (`bench/disk`, section `resident`).
 const PREFETCH: u64 = 32 << 20;
 
-/// After this many bytes of hints that found everything in memory, hints stop until something is missing.
-const QUIET: u64 = 8 << 20;
-
 /// After this many bytes that were there when they were read, the files are taken to be in memory: more than the kernel
-/// reads ahead at a time, 8 MiB on some disks.
+/// reads ahead at a time, 8 MiB on some disks. After as many bytes of hints that found everything there, hints stop until
+/// something is missing.
 const IN_MEMORY: u64 = 16 << 20;
+
+/// Longer batches in order are left to the kernel: it asks for all that a read wants in requests as large as the disk
+/// takes, and the time between two reads is short in comparison.
+const FOLLOWED: u64 = 1 << 20;
 
 /// Bytes that one of several threads reads at a time: reading them takes much longer than to start a thread.
 const THREAD_BYTES: u64 = 4 << 20;
@@ -147,6 +149,8 @@ struct Window {
     last: Option<BatchIndices>,
     chunked: bool,
     around: Around,
+    /// Of what is read in order: where the kernel has yet to be asked to go on.
+    ahead: VecDeque<Point>,
     /// What the stream has no room for yet.
     pending: VecDeque<(Stretch, u64)>,
     /// Bytes of hints since something came from a disk, and whether something did.
@@ -402,11 +406,16 @@ impl Reader {
             let Some(batch) = window.pull(until, &self.ranges) else { break };
             self.ask(window, batch, stats);
         }
+        if !window.ahead.is_empty() {
+            let asked = *stats;
+            cached::follow(self.ranges.shards(), &mut window.ahead, window.used, stats);
+            window.asked(&asked, stats);
+        }
     }
 
     /// Whether hints are superfluous: everything comes through the page cache, and the last ones found all of it there.
     fn is_quiet(&self, window: &Window) -> bool {
-        self.source.copied.is_counted() && self.source.stream.is_none() && window.quiet >= QUIET
+        self.source.copied.is_counted() && self.source.stream.is_none() && window.quiet >= IN_MEMORY
     }
 
     /// Asks for the bytes of a batch or of a part of it. With windows: for the chunks that it brings in.
@@ -419,8 +428,7 @@ impl Reader {
         // Not by going through all runs: the read goes through them again.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
-        // The kernel reads ahead of records in order by itself, in larger requests: 1465 MiB/s instead of 616 (`bench/disk`,
-        // section `sequential`).
+        // The kernel reads ahead of records in order by itself, in larger requests and pages.
         let in_order =
             batch.runs().next().is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
         let mut hints = Vec::new();
@@ -437,11 +445,9 @@ impl Reader {
         window.last = Some(batch);
         stats.failed += u64::from(failed);
         if !hints.is_empty() {
-            let (disk, hinted) = (stats.disk, stats.hinted);
+            let asked = *stats;
             cached::hint(self.ranges.shards(), hints, stats);
-            let missing = stats.disk > disk;
-            window.quiet = if missing { 0 } else { window.quiet + stats.hinted - hinted };
-            window.missing = missing || window.missing && window.quiet < QUIET;
+            window.asked(&asked, stats);
         }
     }
 
@@ -460,8 +466,11 @@ impl Reader {
             let shard = &self.ranges.shards()[index];
             let until = self.source.cached_until(shard);
             let front = bytes.start..bytes.end.min(until);
-            if !front.is_empty() && !in_order {
-                if pays && front.end - front.start < cached::STRETCH {
+            let len = front.end.saturating_sub(front.start);
+            if in_order && len <= FOLLOWED && self.source.copied.is_counted() {
+                window.ahead.extend(cached::points(index, &front, window.told));
+            } else if len > 0 && !in_order {
+                if pays && len < cached::STRETCH {
                     let limit = shard.bytes.start..shard.bytes.end.min(until);
                     let missing = window.around.missing(shard.before, &front, &limit);
                     hints.extend(missing.map(|bytes| (index, bytes)));
@@ -500,9 +509,16 @@ impl Window {
         Some(part)
     }
 
+    /// Something was asked for between the two.
+    fn asked(&mut self, before: &ReadStats, after: &ReadStats) {
+        let missing = after.disk > before.disk;
+        self.quiet = if missing { 0 } else { self.quiet + after.hinted - before.hinted };
+        self.missing = missing || self.missing && self.quiet < IN_MEMORY;
+    }
+
     /// Something had to be waited for: what was asked for before may be gone.
     fn missed(&mut self) {
-        if self.quiet >= QUIET {
+        if self.quiet >= IN_MEMORY {
             self.around.clear();
         }
         self.quiet = 0;

@@ -467,6 +467,36 @@ fn hints_end_when_everything_is_in_memory() {
     assert!(cold.hinted - warm.hinted >= 55 << 20, "{warm:?}, {cold:?}");
 }
 
+/// Guards against a disk that idles between the kernel's own requests, and against pages that come twice.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_is_read_in_order_is_asked_for_ahead() {
+    let folder = folder();
+    let records = open(&files(&folder, &[40 << 20, 24 << 20]), 4096);
+    let plan = Plan::builder(records.len()).batch(16).build().unwrap();
+    let reader = limited(&records, &plan, 1 << 40);
+    records.evict().unwrap();
+    check_without_preads(&reader, plan, 0);
+    let first = reader.stats();
+    let file = File::open(&records.shards()[0].file.path).unwrap();
+    if !crate::system::touch(&file, 1 << 20) || first.disk < 60 << 20 {
+        return eprintln!(
+            "not checked: no such call, or the file system keeps its pages or does not count reads"
+        );
+    }
+    assert!(first.disk <= 66 << 20, "{first:?}");
+    assert!((32 << 20..=64 << 20).contains(&first.hinted), "{first:?}");
+    for number in 1..4 {
+        check_without_preads(&reader, plan, number);
+    }
+    let warm = reader.stats();
+    assert!(warm.hinted - first.hinted <= 17 << 20 && warm.disk == first.disk, "{first:?}, {warm:?}");
+    records.evict().unwrap();
+    check_without_preads(&reader, plan, 4);
+    let cold = reader.stats();
+    assert!(cold.hinted - warm.hinted >= 32 << 20, "{warm:?}, {cold:?}");
+}
+
 /// Each batch is asked for once, in order, at most two more at a time and no further ahead than the window: the first alone
 /// before it is read.
 #[test]

@@ -12,6 +12,11 @@ pub(crate) const fn hints_wait(_: &File) -> bool {
     false
 }
 
+/// No read returns before its page is there.
+pub(crate) const fn touch(_: &File, _: u64) -> bool {
+    false
+}
+
 /// No call copies without a signal.
 pub(crate) fn gather(_: &[(Piece<'_>, usize)], _: &mut [u8]) -> Gathered {
     Gathered::Unavailable

@@ -41,6 +41,30 @@ pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     }
 }
 
+/// Two reads of a byte: the mark is in the page before `at`, or in that of `at`.
+pub(crate) fn touch(file: &File, at: u64) -> bool {
+    let before = at.checked_sub(1);
+    let known = before.and_then(|before| usize::try_from(before).ok());
+    known.is_some_and(|before| matches!(cached(file, before, 1), Ok(1..)))
+        && before.into_iter().chain([at]).all(|at| read_now(file, at))
+}
+
+/// Reads a byte if its page is complete; if not, the call says so at once (`filemap_get_pages` in the kernel's
+/// `mm/filemap.c`). Returns whether there is such a call. By number, because old versions of libc have no name for it.
+fn read_now(file: &File, at: u64) -> bool {
+    let mut byte = 0_u8;
+    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // The kernel makes the offset of both halves, whatever the size of a `long` (`pos_from_hilo` in `fs/read_write.c`).
+    #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "the low half")]
+    let [low, high] = [at, at >> 32].map(|half| half as libc::c_ulong);
+    // SAFETY: the descriptor is open as long as `file` lives. The kernel reads one entry and writes one byte.
+    let read = unsafe {
+        let (file, flags) = (file.as_raw_fd(), libc::RWF_NOWAIT);
+        libc::syscall(libc::SYS_preadv2, file, &raw const into, 1 as libc::c_ulong, low, high, flags)
+    };
+    read >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+}
+
 /// `FUSE_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, also virtiofs's.
 const FUSE: u64 = 0x6573_5546;
 

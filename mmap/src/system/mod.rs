@@ -36,6 +36,9 @@ pub(crate) use this::evict;
 pub(crate) use this::gather;
 /// `hints_wait(file)`: whether hints for this file can wait for its file system.
 pub(crate) use this::hints_wait;
+/// `touch(file, at)`: if what is before this byte has been asked for, has the kernel's read-ahead see a read of the byte,
+/// without a wait. Returns `false` if it has not been, or if there is no such call.
+pub(crate) use this::touch;
 /// `will_need(pieces, asked)` hints pieces, at most [`PIECES`] of them, and counts them.
 pub(crate) use this::will_need;
 /// `reopen(data)` opens the same file for reads past the cache; `read(file, start, pieces)` fills the pieces one after

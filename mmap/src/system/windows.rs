@@ -13,7 +13,7 @@ use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RAN
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
 pub(crate) use super::lacking::{
-    cannot_be_pinned, count, counts_reads, evict, gather, hints_wait, read, read_from_disk,
+    cannot_be_pinned, count, counts_reads, evict, gather, hints_wait, read, read_from_disk, touch,
 };
 use super::{Asked, Piece};
 use crate::Error;
