@@ -65,6 +65,7 @@ impl DataFile {
 
     /// Whether the file is unchanged (not written to, not truncated) since it was opened. `false` if that is
     /// unknown.
+    #[cfg_attr(not(unix), allow(irrefutable_let_patterns, reason = "files are always kept there"))]
     pub(crate) fn is_unchanged(&self) -> bool {
         let Handle::Kept(file) = &self.handle else { return false };
         let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;

@@ -230,12 +230,14 @@ pub(crate) fn gather(pieces: &[(Piece<'_>, usize)], out: &mut [u8]) -> Gathered 
 pub(crate) fn read_from_disk() -> Option<u64> {
     /// `CONFIG_TASK_IO_ACCOUNTING`.
     static COUNTED: OnceLock<bool> = OnceLock::new();
+    /// By number, because `libc` has no name for it on Android: `include/uapi/linux/resource.h`.
+    const RUSAGE_THREAD: libc::c_int = 1;
     if !COUNTED.get_or_init(|| std::path::Path::new("/proc/self/io").exists()) {
         return None;
     }
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the kernel writes one `rusage`.
-    if unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
+    if unsafe { libc::getrusage(RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
         return None;
     }
     // SAFETY: the call has succeeded and so written it.

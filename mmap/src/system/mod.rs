@@ -59,13 +59,17 @@ pub(crate) struct Piece<'a> {
     pub(crate) file: &'a DataFile,
     /// The mapping of the file, or why there is none.
     #[cfg(unix)]
+    #[cfg_attr(
+        any(target_vendor = "apple", target_os = "freebsd"),
+        allow(dead_code, reason = "hints are for files there")
+    )]
     pub(crate) map: &'a std::io::Result<memmap2::MmapRaw>,
     pub(crate) bytes: Range<u64>,
 }
 
 impl<'a> Piece<'a> {
     /// The mapping, or why there is none.
-    #[cfg(unix)]
+    #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn mapping(&self) -> Result<&'a memmap2::MmapRaw, crate::Error> {
         self.map.as_ref().map_err(|error| crate::Error::System {
             path: self.file.path.clone(),
