@@ -12,7 +12,7 @@ use super::stats::ReadStats;
 use super::stream::Wanted;
 use crate::Error;
 use crate::buffer::{HUGE, around, page_size};
-use crate::file::{Opened, read_at};
+use crate::file::{DataFile, Opened, read_at};
 use crate::ranges::{Ranges, Shard, Stretch};
 use crate::system::{self, Asked, Gathered, PIECES, Piece};
 
@@ -172,6 +172,10 @@ fn pread<'w>(
     Ok(())
 }
 
+/// Stretches from here on are asked for in large pages, as far as the system has them. Shuffled records of 1 MiB were read 1.3
+/// times as fast with them, for 0.6 of the processor time, those of 256 KiB 1.2 times, and shorter ones no faster.
+const LARGE: u64 = 256 << 10;
+
 /// Asks the kernel for the pages of these bytes, each page once, and does not wait for them. It may read more.
 pub(super) fn hint(shards: &[Shard], mut wanted: Vec<(usize, Range<u64>)>, stats: &mut ReadStats) {
     let (begun, before) = (Instant::now(), system::read_from_disk());
@@ -191,7 +195,15 @@ pub(super) fn hint(shards: &[Shard], mut wanted: Vec<(usize, Range<u64>)>, stats
     });
     let mut asked = Asked::default();
     let mut pieces: Vec<Piece<'_>> = Vec::new();
-    for (shard, whole) in &wanted {
+    for (shard, whole) in &mut wanted {
+        let data = Some(&shards[*shard].file);
+        let large = data.filter(|data| data.is_kept() && whole.end - whole.start >= LARGE);
+        if let Some(Ok(file)) = large.map(DataFile::file) {
+            let front = system::in_large_pages(&file, whole);
+            asked.bytes += front;
+            asked.calls += u64::from(front > 0);
+            whole.start += front;
+        }
         for bytes in cut(whole, HINT_CHUNK, page) {
             if pieces.len() == PIECES {
                 system::will_need(&pieces, &mut asked);

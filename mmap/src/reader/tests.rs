@@ -497,6 +497,43 @@ fn what_is_read_in_order_is_asked_for_ahead() {
     assert!(cold.hinted - warm.hinted >= 32 << 20, "{warm:?}, {cold:?}");
 }
 
+/// Guards against gaps behind the large pages, and against reading far more than was asked for.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_long_hint_brings_all_of_its_bytes() {
+    const PIECE: usize = 1 << 20;
+    let folder = folder();
+    let records = open(&files(&folder, &[32 * PIECE + 2048]), 2048);
+    let (shard, page) = (&records.shards()[0], crate::buffer::page_size());
+    let file = File::open(&shard.file.path).unwrap();
+    let pages = |bytes: &Range<u64>| {
+        let [start, end] = [bytes.start, bytes.end].map(|at| usize::try_from(at).unwrap());
+        crate::system::cached(&file, start, end - start).unwrap_or(0)
+    };
+    records.evict().unwrap();
+    let all = 0..shard.bytes.end;
+    let mut large = 0;
+    for (at, len) in [(3 << 20, 1 << 20), (8 << 20, 256 << 10), (12 << 20, 4 << 20), (20 << 20, 777_777)] {
+        let before = pages(&all);
+        let whole = crate::buffer::around(&(at..at + len), shard.bytes.end, page as u64);
+        large += crate::system::in_large_pages(&file, &whole);
+        if large == 0 {
+            return eprintln!("not checked: no such calls");
+        }
+        let mut stats = ReadStats::default();
+        cached::hint(records.shards(), vec![(0, at..at + len)], &mut stats);
+        let wanted = (whole.end - whole.start).div_ceil(page as u64);
+        assert_eq!(pages(&whole), wanted, "{at} {len}");
+        assert!(pages(&all) - before <= wanted + wanted / 4 + 1, "{at} {len}: {before} {}", pages(&all));
+        assert_eq!(crate::system::in_large_pages(&file, &whole), 0, "it is in the cache");
+    }
+    // The end of the file: the last page is not a whole one.
+    let tail = shard.bytes.end - (300 << 10)..shard.bytes.end;
+    cached::hint(records.shards(), vec![(0, tail.clone())], &mut ReadStats::default());
+    assert_eq!(pages(&tail), 300 * 1024 / page as u64 + 1);
+    assert!(large >= 2 << 20, "{large}");
+}
+
 /// Each batch is asked for once, in order, at most two more at a time and no further ahead than the window: the first alone
 /// before it is read.
 #[test]

@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 pub(crate) use super::lacking::{
-    cannot_be_pinned, count, counts_reads, evict, gather, hints_wait, read, read_from_disk, touch,
+    cannot_be_pinned, count, counts_reads, evict, gather, hints_wait, in_large_pages, read, read_from_disk,
+    touch,
 };
 use super::{Asked, Piece};
 use crate::Error;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 pub(crate) use super::lacking::{
-    cannot_be_pinned, count, counts_reads, gather, hints_wait, read, read_from_disk, touch,
+    cannot_be_pinned, count, counts_reads, gather, hints_wait, in_large_pages, read, read_from_disk, touch,
 };
 use super::{Asked, Piece};
 use crate::Error;

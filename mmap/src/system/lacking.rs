@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 
 use super::{Gathered, Piece};
 use crate::Error;
@@ -15,6 +16,11 @@ pub(crate) const fn hints_wait(_: &File) -> bool {
 /// No read returns before its page is there.
 pub(crate) const fn touch(_: &File, _: u64) -> bool {
     false
+}
+
+/// The pages of a hint are the system's choice.
+pub(crate) const fn in_large_pages(_: &File, _: &Range<u64>) -> u64 {
+    0
 }
 
 /// No call copies without a signal.

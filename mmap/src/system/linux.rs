@@ -49,6 +49,39 @@ pub(crate) fn touch(file: &File, at: u64) -> bool {
         && before.into_iter().chain([at]).all(|at| read_now(file, at))
 }
 
+/// Linux reads two pages ahead as any hint, and then as for a read in order: three pages, of which the last is marked, and
+/// from each mark on a window of up to four times the last one, in pages four times as large (`page_cache_async_ra`
+/// in the kernel's `mm/readahead.c`). It ends before a window that would go far beyond the range.
+pub(crate) fn in_large_pages(file: &File, range: &Range<u64>) -> u64 {
+    let page = page_size() as u64;
+    let (start, len) = (range.start, range.end - range.start);
+    let asked = || {
+        let [start, len] = [start, len].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
+        cached(file, start, len).map_or(0, |pages| pages * page)
+    };
+    let two_pages = 2 * page;
+    let [Ok(from), Ok(two)] = [start, two_pages].map(Offset::try_from) else { return 0 };
+    // With some of it in the cache, the windows would have gaps.
+    if asked() > 0 {
+        return 0;
+    }
+    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
+    if unsafe { posix_fadvise(file.as_raw_fd(), from, two, libc::POSIX_FADV_WILLNEED) } != 0 {
+        return 0;
+    }
+    read_now(file, start + two_pages);
+    let (mut mark, mut end) = (4 * page, 5 * page);
+    loop {
+        read_now(file, start + mark);
+        // The next mark is the first page of the window that comes now.
+        (mark, end) = (end, asked());
+        let next = 4 * end.saturating_sub(mark);
+        if next == 0 || end >= len || end + next > len + len / 4 {
+            return end.min(len);
+        }
+    }
+}
+
 /// Reads a byte if its page is complete; if not, the call says so at once (`filemap_get_pages` in the kernel's
 /// `mm/filemap.c`). Returns whether there is such a call. By number, because old versions of libc have no name for it.
 fn read_now(file: &File, at: u64) -> bool {

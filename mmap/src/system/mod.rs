@@ -36,6 +36,9 @@ pub(crate) use this::evict;
 pub(crate) use this::gather;
 /// `hints_wait(file)`: whether hints for this file can wait for its file system.
 pub(crate) use this::hints_wait;
+/// `in_large_pages(file, range)` asks for the front of a range of whole pages, and returns how many bytes it has asked for:
+/// 0 if there is no way to have them in larger pages than a hint's.
+pub(crate) use this::in_large_pages;
 /// `touch(file, at)`: if what is before this byte has been asked for, has the kernel's read-ahead see a read of the byte,
 /// without a wait. Returns `false` if it has not been, or if there is no such call.
 pub(crate) use this::touch;
@@ -51,7 +54,7 @@ pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
 pub(crate) use this::{counts_reads, read_from_disk};
 
 #[cfg(all(test, target_os = "linux"))]
-pub(crate) use this::STRETCH;
+pub(crate) use this::{STRETCH, cached};
 
 /// Bytes of one file.
 #[derive(Debug)]

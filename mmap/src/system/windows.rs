@@ -13,7 +13,8 @@ use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RAN
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
 pub(crate) use super::lacking::{
-    cannot_be_pinned, count, counts_reads, evict, gather, hints_wait, read, read_from_disk, touch,
+    cannot_be_pinned, count, counts_reads, evict, gather, hints_wait, in_large_pages, read, read_from_disk,
+    touch,
 };
 use super::{Asked, Piece};
 use crate::Error;
