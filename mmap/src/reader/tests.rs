@@ -513,7 +513,17 @@ fn a_long_hint_brings_all_of_its_bytes() {
     records.evict().unwrap();
     let all = 0..shard.bytes.end;
     let mut large = 0;
-    for (at, len) in [(3 << 20, 1 << 20), (8 << 20, 256 << 10), (12 << 20, 4 << 20), (20 << 20, 777_777)] {
+    // What is in front of the last one is in the cache.
+    let front = [22, 23].map(|mib| shard.piece(mib << 20..(mib + 1) << 20));
+    crate::system::will_need(&front, &mut crate::system::Asked::default());
+    let pieces = [
+        (3 << 20, 1 << 20),
+        (8 << 20, 256 << 10),
+        (12 << 20, 4 << 20),
+        (19 << 20, 777_777),
+        (24 << 20, 1 << 20),
+    ];
+    for (at, len) in pieces {
         let before = pages(&all);
         let whole = crate::buffer::around(&(at..at + len), shard.bytes.end, page as u64);
         large += crate::system::in_large_pages(&file, &whole);

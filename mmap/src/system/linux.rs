@@ -54,32 +54,40 @@ pub(crate) fn touch(file: &File, at: u64) -> bool {
 /// in the kernel's `mm/readahead.c`). It ends before a window that would go far beyond the range.
 pub(crate) fn in_large_pages(file: &File, range: &Range<u64>) -> u64 {
     let page = page_size() as u64;
-    let (start, len) = (range.start, range.end - range.start);
-    let asked = || {
+    let asked = |bytes: Range<u64>| {
+        let [start, len] = [bytes.start, bytes.end - bytes.start];
         let [start, len] = [start, len].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
         cached(file, start, len).map_or(0, |pages| pages * page)
     };
-    let two_pages = 2 * page;
-    let [Ok(from), Ok(two)] = [start, two_pages].map(Offset::try_from) else { return 0 };
-    // With some of it in the cache, the windows would have gaps.
-    if asked() > 0 {
+    let hint = |start, len| {
+        let [Ok(start), Ok(len)] = [start, len].map(Offset::try_from) else { return false };
+        // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
+        unsafe { posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_WILLNEED) == 0 }
+    };
+    // With some of it in the cache, the windows would have gaps. What is in the cache in front of it would be taken for
+    // a long read in order, and a window as long would follow: a page is left out for now.
+    let before = range.start.saturating_sub(page)..range.start;
+    let follows = !before.is_empty() && asked(before) > 0;
+    let start = range.start + if follows { page } else { 0 };
+    let len = range.end.saturating_sub(start);
+    if asked(range.clone()) > 0 || !hint(start, 2 * page) {
         return 0;
     }
-    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
-    if unsafe { posix_fadvise(file.as_raw_fd(), from, two, libc::POSIX_FADV_WILLNEED) } != 0 {
-        return 0;
-    }
-    read_now(file, start + two_pages);
+    read_now(file, start + 2 * page);
     let (mut mark, mut end) = (4 * page, 5 * page);
     loop {
         read_now(file, start + mark);
         // The next mark is the first page of the window that comes now.
-        (mark, end) = (end, asked());
+        (mark, end) = (end, asked(start..start + len));
         let next = 4 * end.saturating_sub(mark);
         if next == 0 || end >= len || end + next > len + len / 4 {
-            return end.min(len);
+            break;
         }
     }
+    if follows {
+        hint(range.start, page);
+    }
+    (start + end).min(range.end) - range.start
 }
 
 /// Reads a byte if its page is complete; if not, the call says so at once (`filemap_get_pages` in the kernel's
