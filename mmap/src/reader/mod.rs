@@ -33,6 +33,7 @@ use self::stats::{ReadChoice, ReadStats};
 use self::stream::{Stream, Wanted};
 use crate::file::READ_CALLS;
 use crate::ranges::{Ranges, Span, Stretch};
+use crate::system::PIECES;
 use crate::{BatchIndices, Error, Plan, ReadMode, Records, system};
 
 /// Options for a [`Reader`]. The defaults suit most programs.
@@ -468,7 +469,8 @@ impl Reader {
             let front = bytes.start..bytes.end.min(until);
             let len = front.end.saturating_sub(front.start);
             if in_order && len <= FOLLOWED && self.source.copied.is_counted() {
-                window.ahead.extend(cached::points(index, &front, window.told));
+                let room = PIECES.saturating_sub(window.ahead.len());
+                window.ahead.extend(cached::points(index, &front, window.told).take(room));
             } else if len > 0 && !in_order {
                 if pays && len < cached::STRETCH {
                     let limit = shard.bytes.start..shard.bytes.end.min(until);
