@@ -144,13 +144,13 @@ def loaders_head():
 
 
 def loaders_short():
-    """Each library at its best setting for images from the disk."""
+    """twinbuf's default, and each library at its best setting, for images from the disk."""
     found = Loaders()
     if not found.rows:
         return None
     body = []
-    for library in unique(map(library_of, found.subjects)):
-        subject = found.best(library, "images", "cold")
+    best = (found.best(library, "images", "cold") for library in unique(map(library_of, found.subjects)))
+    for subject in unique(["twinbuf", *best]):
         if subject is None:
             continue
         alone, trained = ((subject, "images", "shuffled", "cold", trains) for trains in (False, True))
