@@ -65,9 +65,8 @@ impl DataFile {
 
     /// Whether the file is unchanged (not written to, not truncated) since it was opened. `false` if that is
     /// unknown.
-    #[cfg_attr(not(unix), allow(irrefutable_let_patterns, reason = "files are always kept there"))]
     pub(crate) fn is_unchanged(&self) -> bool {
-        let Handle::Kept(file) = &self.handle else { return false };
+        let Some(file) = self.kept() else { return false };
         let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;
         self.modified.is_some() && file.metadata().is_ok_and(same)
     }
@@ -85,7 +84,16 @@ impl DataFile {
 
     /// Whether the file is kept open.
     pub(crate) const fn is_kept(&self) -> bool {
-        matches!(self.handle, Handle::Kept(_))
+        self.kept().is_some()
+    }
+
+    /// The file, if it is kept open.
+    pub(crate) const fn kept(&self) -> Option<&File> {
+        match &self.handle {
+            Handle::Kept(file) => Some(file),
+            #[cfg(unix)]
+            Handle::OnDemand { .. } => None,
+        }
     }
 
     /// The file, opened again if it was given back.

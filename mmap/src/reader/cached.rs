@@ -12,7 +12,7 @@ use super::stats::ReadStats;
 use super::stream::Wanted;
 use crate::Error;
 use crate::buffer::{HUGE, around, page_size};
-use crate::file::{DataFile, Opened, read_at};
+use crate::file::{Opened, read_at};
 use crate::ranges::{Ranges, Shard, Stretch};
 use crate::system::{self, Asked, Gathered, PIECES, Piece};
 
@@ -196,10 +196,8 @@ pub(super) fn hint(shards: &[Shard], mut wanted: Vec<(usize, Range<u64>)>, stats
     let mut asked = Asked::default();
     let mut pieces: Vec<Piece<'_>> = Vec::new();
     for (shard, whole) in &mut wanted {
-        let data = Some(&shards[*shard].file);
-        let large = data.filter(|data| data.is_kept() && whole.end - whole.start >= LARGE);
-        if let Some(Ok(file)) = large.map(DataFile::file) {
-            let front = system::in_large_pages(&file, whole);
+        if let Some(file) = shards[*shard].file.kept().filter(|_| whole.end - whole.start >= LARGE) {
+            let front = system::in_large_pages(file, whole);
             asked.bytes += front;
             asked.calls += u64::from(front > 0);
             whole.start += front;
@@ -229,19 +227,17 @@ pub(super) fn points(shard: usize, bytes: &Range<u64>, end: u64) -> impl Iterato
     stretches.map(move |stretch| (shard, stretch * STRETCH, end))
 }
 
-/// Has the kernel's own read-ahead go on, and does not wait for it. Takes the points at which it did, and those of batches
-/// that end at `used` or before.
+/// Touches the points ahead of the read, so that the kernel reads ahead from there, and does not wait. Removes the touched
+/// points, and those of batches that end at `used` or before. Stops at a point that cannot be touched.
 ///
-/// The read-ahead asks for `read_ahead_kb` at a time, in large pages, and for more when a read comes to a marked page or
-/// to the end of what it asked for. The disk is idle between its last request and that read. A touch ahead of the read
-/// keeps it busy: tokens in batches of 128 KiB were read 1.25 times as fast with `read_ahead_kb` 8192, and 1.75 times with 128
-/// (`bench/loaders`). A touch of a page that does not follow others would be taken for a single read.
+/// The kernel reads `read_ahead_kb` ahead, in large pages. It reads more when a read reaches a page that it has marked, or
+/// the end of what it has requested. Until that read the disk is idle. The touches reach the mark early: tokens in batches of
+/// 128 KiB were read 1.25 times as fast with `read_ahead_kb` 8192, and 1.75 times with 128 (`bench/loaders`).
 pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, stats: &mut ReadStats) {
     let (begun, before) = (Instant::now(), system::read_from_disk());
     while let Some(&(shard, at, end)) = points.front() {
         if end > used {
-            let data = &shards[shard].file;
-            if !data.is_kept() || !data.file().is_ok_and(|file| system::touch(&file, at)) {
+            if !shards[shard].file.kept().is_some_and(|file| system::touch(file, at)) {
                 break;
             }
             stats.hints += 1;

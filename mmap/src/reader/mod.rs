@@ -150,7 +150,7 @@ struct Window {
     last: Option<BatchIndices>,
     chunked: bool,
     around: Around,
-    /// Of what is read in order: where the kernel has yet to be asked to go on.
+    /// Points of batches in order that were not touched yet.
     ahead: VecDeque<Point>,
     /// What the stream has no room for yet.
     pending: VecDeque<(Stretch, u64)>,
@@ -429,7 +429,7 @@ impl Reader {
         // Not by going through all runs: the read goes through them again.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
-        // The kernel reads ahead of records in order by itself, in larger requests and pages.
+        // Records in order are not hinted: the kernel's read-ahead uses larger requests and pages.
         let in_order =
             batch.runs().next().is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
         let mut hints = Vec::new();
@@ -468,10 +468,12 @@ impl Reader {
             let until = self.source.cached_until(shard);
             let front = bytes.start..bytes.end.min(until);
             let len = front.end.saturating_sub(front.start);
-            if in_order && len <= FOLLOWED && self.source.copied.is_counted() {
-                let room = PIECES.saturating_sub(window.ahead.len());
-                window.ahead.extend(cached::points(index, &front, window.told).take(room));
-            } else if len > 0 && !in_order {
+            if in_order {
+                if len <= FOLLOWED && self.source.copied.is_counted() {
+                    let room = PIECES.saturating_sub(window.ahead.len());
+                    window.ahead.extend(cached::points(index, &front, window.told).take(room));
+                }
+            } else if len > 0 {
                 if pays && len < cached::STRETCH {
                     let limit = shard.bytes.start..shard.bytes.end.min(until);
                     let missing = window.around.missing(shard.before, &front, &limit);

@@ -16,8 +16,8 @@ pub struct ReadStats {
     /// The number of bytes in accepted prefetch hints, in whole pages. It includes pages that were already in
     /// memory.
     pub hinted: u64,
-    /// The number of system calls for prefetch hints. It is 0 if the system does not support hints, if it refused
-    /// the mapping, or if all data was in memory.
+    /// The number of prefetch requests. One may cover many ranges, or take several system calls. It is 0 if the system
+    /// does not support hints, if it refused the mapping, or if all data was in memory.
     pub hints: u64,
     /// The number of hints that failed. The bytes are still read, but later and more slowly.
     pub failed: u64,

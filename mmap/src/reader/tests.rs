@@ -441,6 +441,18 @@ fn long_records_are_copied_together_while_the_cache_is_warm() {
     assert!(matches!(error, Error::Truncated { .. }), "{error}");
 }
 
+/// What was asked for by the end of a first epoch, of three that find all of it in memory, and of one after an eviction.
+fn cold_warm_cold(reader: &Reader, plan: Plan) -> [ReadStats; 3] {
+    let mut epochs = 0..;
+    let mut run = |count| {
+        epochs.by_ref().take(count).for_each(|number| check_without_preads(reader, plan, number));
+        reader.stats()
+    };
+    let [first, warm] = [run(1), run(3)];
+    reader.ranges.evict().unwrap();
+    [first, warm, run(1)]
+}
+
 #[test]
 fn hints_end_when_everything_is_in_memory() {
     let folder = folder();
@@ -451,19 +463,11 @@ fn hints_end_when_everything_is_in_memory() {
     if records.residency().unwrap().resident > 0 || !reader.source.copied.is_counted() {
         return eprintln!("not checked: the file system keeps its pages, or does not count reads");
     }
-    check_without_preads(&reader, plan, 0);
-    let first = reader.stats();
+    let [first, warm, cold] = cold_warm_cold(&reader, plan);
     assert!(first.hinted >= 60 << 20 && first.hinted <= 65 << 20, "{first:?}");
     assert!(first.disk >= 60 << 20 && first.disk <= 72 << 20, "{first:?}");
-    for number in 1..4 {
-        check_without_preads(&reader, plan, number);
-    }
-    let warm = reader.stats();
     // One call asks for 16 MiB and more at a time.
     assert!(warm.hinted - first.hinted <= 48 << 20 && warm.disk == first.disk, "{first:?}, {warm:?}");
-    records.evict().unwrap();
-    check_without_preads(&reader, plan, 4);
-    let cold = reader.stats();
     assert!(cold.hinted - warm.hinted >= 55 << 20, "{warm:?}, {cold:?}");
 }
 
@@ -476,8 +480,7 @@ fn what_is_read_in_order_is_asked_for_ahead() {
     let plan = Plan::builder(records.len()).batch(16).build().unwrap();
     let reader = limited(&records, &plan, 1 << 40);
     records.evict().unwrap();
-    check_without_preads(&reader, plan, 0);
-    let first = reader.stats();
+    let [first, warm, cold] = cold_warm_cold(&reader, plan);
     let file = File::open(&records.shards()[0].file.path).unwrap();
     if !crate::system::touch(&file, 1 << 20) || first.disk < 60 << 20 {
         return eprintln!(
@@ -486,14 +489,7 @@ fn what_is_read_in_order_is_asked_for_ahead() {
     }
     assert!(first.disk <= 66 << 20, "{first:?}");
     assert!((32 << 20..=64 << 20).contains(&first.hinted), "{first:?}");
-    for number in 1..4 {
-        check_without_preads(&reader, plan, number);
-    }
-    let warm = reader.stats();
     assert!(warm.hinted - first.hinted <= 17 << 20 && warm.disk == first.disk, "{first:?}, {warm:?}");
-    records.evict().unwrap();
-    check_without_preads(&reader, plan, 4);
-    let cold = reader.stats();
     assert!(cold.hinted - warm.hinted >= 32 << 20, "{warm:?}, {cold:?}");
 }
 
@@ -506,10 +502,7 @@ fn a_long_hint_brings_all_of_its_bytes() {
     let records = open(&files(&folder, &[32 * PIECE + 2048]), 2048);
     let (shard, page) = (&records.shards()[0], crate::buffer::page_size());
     let file = File::open(&shard.file.path).unwrap();
-    let pages = |bytes: &Range<u64>| {
-        let [start, end] = [bytes.start, bytes.end].map(|at| usize::try_from(at).unwrap());
-        crate::system::cached(&file, start, end - start).unwrap_or(0)
-    };
+    let pages = |bytes: &Range<u64>| crate::system::cached(&file, bytes.clone()).unwrap_or(0);
     records.evict().unwrap();
     let all = 0..shard.bytes.end;
     let mut large = 0;

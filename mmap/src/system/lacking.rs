@@ -13,12 +13,12 @@ pub(crate) const fn hints_wait(_: &File) -> bool {
     false
 }
 
-/// No read returns before its page is there.
+/// There is no read that does not wait for the disk.
 pub(crate) const fn touch(_: &File, _: u64) -> bool {
     false
 }
 
-/// The pages of a hint are the system's choice.
+/// There is no way to choose the size of pages.
 pub(crate) const fn in_large_pages(_: &File, _: &Range<u64>) -> u64 {
     0
 }

@@ -41,36 +41,30 @@ pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
     }
 }
 
-/// Two reads of a byte: the mark is in the page before `at`, or in that of `at`.
+/// Reads the byte before `at` too: the mark may be in its page. The kernel would take a read behind pages that are not in
+/// the cache for a single one.
 pub(crate) fn touch(file: &File, at: u64) -> bool {
-    let before = at.checked_sub(1);
-    let known = before.and_then(|before| usize::try_from(before).ok());
-    known.is_some_and(|before| matches!(cached(file, before, 1), Ok(1..)))
-        && before.into_iter().chain([at]).all(|at| read_now(file, at))
+    let Some(before) = at.checked_sub(1) else { return false };
+    matches!(cached(file, before..at), Ok(1..)) && [before, at].iter().all(|&at| read_now(file, at))
 }
 
-/// Linux reads two pages ahead as any hint, and then as for a read in order: three pages, of which the last is marked, and
-/// from each mark on a window of up to four times the last one, in pages four times as large (`page_cache_async_ra`
-/// in the kernel's `mm/readahead.c`). It ends before a window that would go far beyond the range.
+/// Requests two pages by a hint, and reads a byte behind them: the kernel sees a read in order, requests three pages, and
+/// marks the last one. Each read of a marked page brings a window of up to four times the last one, in pages four times as
+/// large (`page_cache_async_ra` in the kernel's `mm/readahead.c`). Stops before a window that would end far behind the range.
 pub(crate) fn in_large_pages(file: &File, range: &Range<u64>) -> u64 {
     let page = page_size() as u64;
-    let asked = |bytes: Range<u64>| {
-        let [start, len] = [bytes.start, bytes.end - bytes.start];
-        let [start, len] = [start, len].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
-        cached(file, start, len).map_or(0, |pages| pages * page)
-    };
-    let hint = |start, len| {
-        let [Ok(start), Ok(len)] = [start, len].map(Offset::try_from) else { return false };
-        // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
-        unsafe { posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_WILLNEED) == 0 }
-    };
-    // With some of it in the cache, the windows would have gaps. What is in the cache in front of it would be taken for
-    // a long read in order, and a window as long would follow: a page is left out for now.
-    let before = range.start.saturating_sub(page)..range.start;
-    let follows = !before.is_empty() && asked(before) > 0;
+    let asked = |bytes| cached(file, bytes).map_or(0, |pages| pages * page);
+    let hint = |start, len| fadvise(file, start..start + len, libc::POSIX_FADV_WILLNEED).is_ok();
+    // With some of it in the cache, the windows would have gaps.
+    if asked(range.clone()) > 0 {
+        return 0;
+    }
+    // The kernel would take cached pages in front of the range for a long read in order, and would request as much again.
+    // So the first page is requested last.
+    let follows = range.start.checked_sub(1).is_some_and(|before| asked(before..range.start) > 0);
     let start = range.start + if follows { page } else { 0 };
     let len = range.end.saturating_sub(start);
-    if asked(range.clone()) > 0 || !hint(start, 2 * page) {
+    if !hint(start, 2 * page) {
         return 0;
     }
     read_now(file, start + 2 * page);
@@ -320,7 +314,8 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
         let pages = (end - start).div_ceil(page).min(STRETCH);
         found += pages as u64;
         // For fewer pages, as in batches, `mincore` is as fast.
-        if skips && pages == STRETCH && matches!(cached(&*piece.file.file()?, start, pages * page), Ok(0)) {
+        let stretch = start as u64..(start + pages * page) as u64;
+        if skips && pages == STRETCH && matches!(cached(&*piece.file.file()?, stretch), Ok(0)) {
             continue;
         }
         let address = map.as_mut_ptr().wrapping_add(start);
@@ -337,15 +332,15 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
     Ok([found, resident])
 }
 
-/// Pages of the cache that hold `len` bytes, at least one, of a file, in a time that grows with their number alone.
+/// Pages of the cache that hold these bytes, at least one, of a file, in a time that grows with their number alone.
 ///
 /// 0 agrees with `mincore`, unless tmpfs has them in the swap cache. More is too many: it has those on their way
 /// from the disk, whose bytes cannot be read yet (`filemap_cachestat` in the kernel's `mm/filemap.c`,
 /// `mincore_page` in `mm/mincore.c`).
-pub(crate) fn cached(file: &File, start: usize, len: usize) -> io::Result<u64> {
+pub(crate) fn cached(file: &File, bytes: Range<u64>) -> io::Result<u64> {
     /// The number is the same on all architectures that have the call, except on MIPS: there no call has this number.
     const CACHESTAT: libc::c_long = 451;
-    let range = [start as u64, len as u64];
+    let range = [bytes.start, bytes.end - bytes.start];
     // Pages that are cached, dirty, being written, evicted, recently evicted: `include/uapi/linux/mman.h`.
     let mut found = [0_u64; 5];
     // By number: `libc` has no name for it.
@@ -372,14 +367,22 @@ pub(crate) fn evict(piece: &Piece<'_>) -> Result<(), Error> {
         _ => {}
     }
     // A length of 0 is to the end of the file: posix_fadvise(2).
-    let file = data.file()?;
+    fadvise(&*data.file()?, 0..0, libc::POSIX_FADV_DONTNEED).map_err(|source| Error::System {
+        path: data.path.clone(),
+        call: "posix_fadvise",
+        source,
+    })
+}
+
+/// Tells the kernel how these bytes of a file will be used.
+fn fadvise(file: &File, bytes: Range<u64>, advice: libc::c_int) -> io::Result<()> {
+    let [Ok(start), Ok(len)] = [bytes.start, bytes.end - bytes.start].map(Offset::try_from) else {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    };
     // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
-    match unsafe { posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+    match unsafe { posix_fadvise(file.as_raw_fd(), start, len, advice) } {
         0 => Ok(()),
-        errno => {
-            let source = io::Error::from_raw_os_error(errno);
-            Err(Error::System { path: data.path.clone(), call: "posix_fadvise", source })
-        }
+        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }
 

@@ -36,11 +36,11 @@ pub(crate) use this::evict;
 pub(crate) use this::gather;
 /// `hints_wait(file)`: whether hints for this file can wait for its file system.
 pub(crate) use this::hints_wait;
-/// `in_large_pages(file, range)` asks for the front of a range of whole pages, and returns how many bytes it has asked for:
-/// 0 if there is no way to have them in larger pages than a hint's.
+/// `in_large_pages(file, range)` requests the front of a range of whole pages, in larger pages than those of a hint. Returns
+/// how many bytes it has requested; 0 if it cannot.
 pub(crate) use this::in_large_pages;
-/// `touch(file, at)`: if what is before this byte has been asked for, has the kernel's read-ahead see a read of the byte,
-/// without a wait. Returns `false` if it has not been, or if there is no such call.
+/// `touch(file, at)` reads this byte without a wait, so that the kernel reads ahead from there. Returns `false`, and
+/// reads nothing, if the byte before it has not been requested, or if there is no such call.
 pub(crate) use this::touch;
 /// `will_need(pieces, asked)` hints pieces, at most [`PIECES`] of them, and counts them.
 pub(crate) use this::will_need;
