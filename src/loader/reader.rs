@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use twinbuf_mmap::{BatchIndices, Buffer, Plan, Records, RemainingEpoch};
 
-use super::shared::{Room, Shared, count};
+use super::shared::{Room, Shared, Split, count};
 use super::sizes::Stage;
 use crate::backend::sealed::SlotGuard;
 use crate::batch::checkpoint::{Begun, Identity};
@@ -67,17 +67,17 @@ impl Source<[u8]> for Reader {
             let asks = Asks { progress, field: index, at: &at };
             let ragged = layout.fields[index].is_ragged();
             let shares = self.shared.as_deref().and_then(|shared| {
-                let part = field.shares(plan, &slot, ragged);
-                shared.turn(part.is_some());
-                Some((shared, part?))
+                let split = field.shares(plan, &slot, ragged);
+                shared.turn(split.is_some());
+                Some((shared, split?))
             });
-            if let Some((shared, part)) = shares {
+            if let Some((shared, split)) = shares {
                 len = range.end;
                 field.files.iter().for_each(|files| files.ask_ahead(plan));
                 let fill = |part: &BatchIndices, room: Room<'_>| {
                     field.part(part, &mut Vec::new(), room, &asks, times, who).map(|_| ())
                 };
-                let helped = shared.fill((index, plan), part, slot.bytes(range), fill)?;
+                let helped = shared.fill((index, plan), split, slot.bytes(range), fill)?;
                 times.helped = Some(times.helped.unwrap_or_default() + helped.time);
                 times.io_calls += helped.io_calls;
                 times.bytes += bytes(helped.records, field.record_bytes);
@@ -215,13 +215,13 @@ impl FieldReader {
         Ok(made)
     }
 
-    /// How many records of the batch to fill at a time, and their bytes in the slot, if two threads can fill it: its files
-    /// are in memory, and the records have one length.
-    fn shares(&self, plan: &BatchIndices, slot: &Filling<'_>, ragged: bool) -> Option<(u64, usize)> {
+    /// How to cut the batch, if two threads can fill it: its files are in memory, and the records have one length.
+    fn shares(&self, plan: &BatchIndices, slot: &Filling<'_>, ragged: bool) -> Option<Split> {
         let most = (!self.transforms.is_empty()).then_some(self.part);
         let part = Shared::part(plan.len(), self.record_bytes, most)?;
         let may = !ragged && !self.ragged && slot.slot.chunk().is_none();
-        (may && self.files.as_ref()?.is_in_memory()).then_some((part, self.out_bytes))
+        let split = Split { part, most: most.unwrap_or(u64::MAX), each: self.out_bytes };
+        (may && self.files.as_ref()?.is_in_memory()).then_some(split)
     }
 
     /// Fills the room with records of a batch that another thread loads. That thread reports an error when it meets it.

@@ -6,7 +6,7 @@
 use std::hint::spin_loop;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,9 @@ const LEAST: usize = 64 << 10;
 
 /// The most parts of a batch: enough for two threads to end at about the same time.
 const PARTS: usize = 8;
+
+/// The longest lead of the first part, in 64ths of a part: some of a batch of two parts is left for the caller.
+const LEAD: u32 = 48;
 
 /// How often the loading thread looks whether the caller has ended, before it sleeps: for about the time of a part.
 const LOOKS: u32 = 1000;
@@ -39,6 +42,9 @@ pub(crate) struct Shared {
     /// Whether there is a part to take: a hint for the caller, which looks at it without the lock.
     has_parts: AtomicBool,
     fill: Mutex<Option<Fill>>,
+    /// How much longer the first part is than the others, in 64ths of a part. The loading thread takes it while the caller
+    /// still has the batch before.
+    lead: AtomicU32,
     /// The caller has ended its part.
     returned: Condvar,
 }
@@ -49,14 +55,25 @@ struct Fill {
     field: usize,
     batch: BatchIndices,
     room: Whole,
-    /// The number of records in a part, and the first record of the next part.
+    /// The number of records in a part, in the first part, and the first record of the next part.
     part: u64,
+    first: u64,
     next: u64,
     /// The caller has a part.
     lent: bool,
     /// What the caller could not fill. It takes no more of this batch.
     refused: Option<Range<u64>>,
     help: Help,
+}
+
+/// How a batch is cut into parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Split {
+    /// The number of records in a part, and the most.
+    pub(crate) part: u64,
+    pub(crate) most: u64,
+    /// Bytes of a record in the slot.
+    pub(crate) each: usize,
 }
 
 /// What the caller did.
@@ -108,7 +125,8 @@ impl Part {
 impl Fill {
     /// The next part, if there is one.
     fn take(&mut self) -> Option<Part> {
-        let records = self.next..self.batch.len().min(self.next + self.part);
+        let part = if self.next == 0 { self.first } else { self.part };
+        let records = self.next..self.batch.len().min(self.next + part);
         let batch = self.batch.part(records.clone())?;
         self.next = records.end;
         Some(Part { records, batch, room: self.room })
@@ -129,12 +147,15 @@ impl Shared {
         (part < records).then_some(part)
     }
 
-    /// Fills `out` with the records of a batch, `each` bytes a record, in parts of that many records: calls `fill` for those
-    /// that the caller does not take. Returns what the caller did.
+    /// Fills `out` with the records of a batch, `each` bytes a record, in parts of `part` records, the first perhaps up to
+    /// `most`: calls `fill` for those that the caller does not take. Returns what the caller did.
+    ///
+    /// The first part becomes longer each time that this thread has to wait for the caller's last part, and shorter each time
+    /// that the caller has ended before it. Batches of two parts gained 5 % from Python (`bench/python`).
     pub(crate) fn fill(
         &self,
         (field, batch): (usize, &BatchIndices),
-        (part, each): (u64, usize),
+        Split { part, most, each }: Split,
         out: &mut [u8],
         mut fill: impl FnMut(&BatchIndices, Room<'_>) -> Result<(), Error>,
     ) -> Result<Help, Error> {
@@ -144,6 +165,7 @@ impl Shared {
             batch: batch.clone(),
             room,
             part,
+            first: (part + part * u64::from(self.lead.load(Ordering::Relaxed)) / 64).min(most),
             next: 0,
             lent: false,
             refused: None,
@@ -230,6 +252,13 @@ impl Open<'_> {
         let mut fill = self.0.lock();
         if let Some(open) = fill.as_mut() {
             open.next = open.batch.len();
+            // Relaxed: only the loading thread uses it.
+            let lead = self.0.lead.load(Ordering::Relaxed);
+            if open.lent {
+                self.0.lead.store((lead + 1).min(LEAD), Ordering::Relaxed);
+            } else if open.help.records > 0 {
+                self.0.lead.store(lead.saturating_sub(1), Ordering::Relaxed);
+            }
         }
         while fill.as_ref().is_some_and(|open| open.lent) {
             looks += 1;

@@ -30,6 +30,10 @@ fn expected() -> Vec<u8> {
     (1..=u8::try_from(RECORDS).unwrap()).flat_map(|record| [record; EACH]).collect()
 }
 
+fn split(part: u64) -> Split {
+    Split { part, most: u64::MAX, each: EACH }
+}
+
 fn failed() -> Error {
     Error::ThreadGone { at: At { loader: None, epoch: 0, step: Some(0) } }
 }
@@ -63,7 +67,7 @@ fn run(rounds: u32, part: u64, help: impl Fn(&BatchIndices, Room<'_>) -> bool + 
                 std::thread::yield_now();
                 Ok(())
             };
-            let did = shared.fill((7, &batch()), (part, EACH), &mut out, fill).unwrap();
+            let did = shared.fill((7, &batch()), split(part), &mut out, fill).unwrap();
             assert_eq!(out, expected());
             caller.fetch_add(did.records, Ordering::Relaxed);
         }
@@ -105,7 +109,7 @@ fn the_first_part_that_fails_is_the_error() {
     let shared = Shared::default();
     let mut out = vec![0; expected().len()];
     let (mut asked, mut helped) = (Vec::new(), false);
-    let result = shared.fill((7, &batch()), (2, EACH), &mut out, |part, _| {
+    let result = shared.fill((7, &batch()), split(2), &mut out, |part, _| {
         let first = part.runs().next().unwrap().start;
         asked.push(first);
         // The caller has the part between these two, and cannot fill it either.
@@ -117,12 +121,80 @@ fn the_first_part_that_fails_is_the_error() {
     assert!(!shared.help(|_, _, _| unreachable!("the fill is closed")));
 }
 
+/// Fills a batch in parts of 10 records or up to `most`. Returns the length of the first part.
+fn first(shared: &Shared, most: u64, mut filled: impl FnMut(u64)) -> u64 {
+    let (mut out, mut first) = (vec![0; expected().len()], None);
+    let fill = |part: &BatchIndices, room: Room<'_>| {
+        write(part, room);
+        filled(*first.get_or_insert(part.len()));
+        Ok(())
+    };
+    shared.fill((7, &batch()), Split { most, ..split(10) }, &mut out, fill).unwrap();
+    assert_eq!(out, expected());
+    first.unwrap()
+}
+
+#[test]
+fn the_first_part_grows_while_the_loading_thread_waits_for_the_caller() {
+    let shared = Shared::default();
+    let lead = || shared.lead.load(Ordering::Relaxed);
+    let has_part = AtomicBool::new(false);
+    assert_eq!(first(&shared, 23, |_| {}), 10);
+    for round in 0..=LEAD {
+        has_part.store(false, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let since = Instant::now();
+                let help = |_, part: &BatchIndices, room: Room<'_>| {
+                    has_part.store(true, Ordering::Relaxed);
+                    write(part, room);
+                    // In the last round it stays as it is.
+                    while if round < LEAD {
+                        lead() == round
+                    } else {
+                        shared.has_parts.load(Ordering::Relaxed)
+                    } {
+                        assert!(since.elapsed() < Duration::from_secs(60), "the lead is still {round}");
+                        std::thread::yield_now();
+                    }
+                    true
+                };
+                while !shared.help(help) {
+                    std::thread::yield_now();
+                }
+            });
+            first(&shared, 23, |_| {
+                while !has_part.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+            });
+        });
+        match round {
+            // The caller may have ended before the loading thread looked.
+            LEAD => assert!([LEAD - 1, LEAD].contains(&lead()), "{}", lead()),
+            _ => assert_eq!(lead(), round + 1),
+        }
+    }
+    shared.lead.store(LEAD, Ordering::Relaxed);
+    assert_eq!(first(&shared, 23, |_| {}), 17, "10 and 48/64 of it");
+    assert_eq!(first(&shared, 13, |_| {}), 13, "no more than the transforms take");
+    assert_eq!(lead(), LEAD, "a caller that did not help says nothing");
+    let help = |_| {
+        shared.help(|_, part, room| {
+            write(part, room);
+            true
+        });
+    };
+    assert_eq!(first(&shared, 23, help), 17);
+    assert_eq!(lead(), LEAD - 1, "the caller ended first");
+}
+
 #[test]
 fn a_fill_that_panics_is_closed() {
     let (shared, mut out) = (Shared::default(), vec![0; expected().len()]);
     let fill = || {
         shared
-            .fill((7, &batch()), (2, EACH), &mut out, |_, _| resume_unwind(Box::new("in the loading thread")))
+            .fill((7, &batch()), split(2), &mut out, |_, _| resume_unwind(Box::new("in the loading thread")))
     };
     assert!(catch_unwind(AssertUnwindSafe(fill)).is_err());
     assert!(!shared.help(|_, _, _| unreachable!("the fill is closed")));
