@@ -242,7 +242,7 @@ impl Loader {
         let kept = Arc::new(AtomicBool::new(false));
         let sets = dataset::each(data);
         if sets.is_empty() {
-            return Err(PyTypeError::new_err("data: wanted at least one data set, found an empty tuple"));
+            return Err(errors::option(py, "data: wanted at least one data set, found an empty tuple"));
         }
         let names = Names::of(data)?;
         let given_depth = depth.map(|depth| whole("depth", depth)).transpose()?;

@@ -305,11 +305,10 @@ fn shuffle_of(shuffle: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<S
     if let Ok(chunks) = shuffle.cast::<Chunks>() {
         return Ok(Shuffle::Chunks { records: chunks.get().records });
     }
-    if shuffle.extract::<String>().is_ok_and(|word| word == "full") {
-        return Ok(Shuffle::Full);
+    let line = format!("shuffle: wanted None, \"full\", Window(n) or Chunks(n), found {}", shuffle.repr()?);
+    match shuffle.extract::<String>() {
+        Ok(word) if word == "full" => Ok(Shuffle::Full),
+        Ok(_) => Err(errors::option(data.py(), line)),
+        Err(_) => Err(PyTypeError::new_err(line)),
     }
-    Err(PyTypeError::new_err(format!(
-        "shuffle: wanted None, \"full\", Window(n) or Chunks(n), found {}",
-        shuffle.repr()?
-    )))
 }
