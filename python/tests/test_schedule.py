@@ -20,6 +20,8 @@ SCHEDULES: list[list[tuple[int, int]]] = [
     [(10, 20), (5, 7), (1, 40)],
     [(25, 20), (0, 3), (40, 33), (7, 5)],
     [(1, 203), (2, 1), (9, 64)],
+    [(4, 50), (2, 1), (9, 64)],
+    [(8, 50), (1, 3), (2, 50), (1, 10)],
     [(1000, 32), (4000, 64)],
 ]
 EPOCHS = 4
@@ -149,6 +151,8 @@ def test_a_schedule_is_a_value_and_what_is_none_is_refused(npy: Case) -> None:
     for other in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan), plan_of(npy, ((3, 20), (1, 40)))):
         assert other == plan
         assert hash(other) == hash(plan)
+    nothing = plan_of(npy, [(2, 2), (0, 3), (1, 1)])
+    assert nothing == pickle.loads(pickle.dumps(nothing)) == plan_of(npy, [(2, 2), (1, 1)])
     assert repr(plan).startswith("Plan(203, [(3, 20), (..., 40)], shuffle=None")
     assert plan != plan_of(npy, 40) == plan_of(npy, [(7, 40)])
     for wrong, error, message in (
@@ -156,8 +160,8 @@ def test_a_schedule_is_a_value_and_what_is_none_is_refused(npy: Case) -> None:
         ([(1, 2)] * 17, tb.OptionError, "a schedule needs 1 to 16 batch sizes"),
         ([(1, 0), (1, 2)], tb.OptionError, "batch"),
         ([(-1, 2)], tb.OptionError, r"batch: wanted a whole number from 0 to 2\*\*64 - 1, found -1"),
-        ([3, 4], TypeError, "batch: wanted pairs of steps and records, found 3"),
-        ([(3, 4, 5)], TypeError, r"batch: wanted pairs of steps and records, found \(3, 4, 5\)"),
+        ([3, 4], TypeError, "batch: wanted a number of records, or pairs of steps and records, found 3"),
+        ([(3, 4, 5)], TypeError, r"pairs of steps and records, found \(3, 4, 5\)"),
         ("12", TypeError, "batch: wanted"),
         (None, TypeError, "None"),
     ):

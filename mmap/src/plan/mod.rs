@@ -231,6 +231,8 @@ impl Plan {
             let (batch, more) = self.size_at(trained);
             let same = self.with_size(batch);
             let (mut count, mut own, mut longest) = (1, same.own_steps(), same.longest());
+            // An epoch that ends where the size changes goes on with what this size leaves out.
+            let more = if more < u64::MAX && same.leaves_out() { more - 1 } else { more };
             if longest <= more {
                 let rest = epochs.end - epoch;
                 count = if more == u64::MAX { rest } else { rest.min(more / longest.max(1)) };
@@ -272,6 +274,11 @@ impl Plan {
     /// Steps of this rank in an epoch of one batch size.
     fn own_steps(&self) -> u64 {
         self.full_steps() + u64::from(self.smaller_batch().is_some())
+    }
+
+    /// Whether there are records that fill no step of this size.
+    fn leaves_out(&self) -> bool {
+        self.last_batch == LastBatch::Drop && self.full_steps() * self.batch * self.world < self.records
     }
 
     /// Steps of the rank with the most.

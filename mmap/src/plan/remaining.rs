@@ -119,8 +119,12 @@ impl Plan {
             let (batch, more) = self.size_at(trained.saturating_add(past.base));
             let leg = past.leg(self.with_size(batch));
             let part = PartialEpoch { batch, world: self.world, steps: more };
+            let ends = match leg.left.longest() {
+                steps if steps == more => !leg.left.leaves_out(),
+                steps => steps < more,
+            };
             // A step that is not whole is the last one.
-            if leg.left.longest() <= more || past.push(part).is_err() {
+            if ends || past.push(part).is_err() {
                 return RemainingEpoch { records: self.records, earlier, last: leg };
             }
             earlier.push(leg);

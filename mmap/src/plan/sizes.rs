@@ -26,7 +26,8 @@ impl EarlySizes {
     /// Adds a size. One without steps has no effect, nor has one too many: the builder refuses it.
     pub(super) fn push(&mut self, (steps, batch): (u64, u64)) {
         let used = self.iter().count();
-        if let Some(free) = self.all.get_mut(used) {
+        // Places that are not used are all equal: plans are compared by them.
+        if let Some(free) = self.all.get_mut(used).filter(|_| steps > 0) {
             *free = (steps, batch);
         }
     }
