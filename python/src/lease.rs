@@ -62,7 +62,7 @@ enum Memory {
     /// Taken out of its slot, because the loader needed the slot.
     Own { _buffer: Buffer, records: BatchIndices },
     /// Tensors of a stream.
-    Group { _group: Group },
+    Group(Group),
     /// Between the two states.
     Moving,
 }
@@ -161,15 +161,7 @@ impl Lease {
         let views: Box<[View]> = group.tensors().map(view).collect();
         let names = Names::Dict(group.tensors().map(|tensor| tensor.name().to_owned()).collect());
         let (parts, epoch) = ((0..views.len()).map(Part::One).collect(), group.pass());
-        Self {
-            views,
-            parts,
-            names,
-            epoch,
-            step,
-            readonly: true,
-            memory: Mutex::new(Memory::Group { _group: group }),
-        }
+        Self { views, parts, names, epoch, step, readonly: true, memory: Mutex::new(Memory::Group(group)) }
     }
 
     /// The numbers of the batch's records.
@@ -177,7 +169,7 @@ impl Lease {
         match &*self.memory.lock().unwrap_or_else(PoisonError::into_inner) {
             Memory::Slot(batch) => batch.plan().clone(),
             Memory::Own { records, .. } => records.clone(),
-            Memory::Moving | Memory::Group { .. } => unreachable!("only within a lock; only of batches"),
+            Memory::Moving | Memory::Group(_) => unreachable!("only within a lock; only of batches"),
         }
     }
 
@@ -194,6 +186,11 @@ impl Lease {
                 };
                 *memory = now;
                 Some(left)
+            }
+            Memory::Group(mut group) => {
+                let left = group.leave_slot();
+                *memory = Memory::Group(group);
+                left
             }
             other => {
                 *memory = other;

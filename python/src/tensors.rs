@@ -1,13 +1,14 @@
 //! `Tensors` and `stream`: the weights of a model, group by group, the next one read while this one is used.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
+use twinbuf::loader::MAX_HOST_DEPTH;
 use twinbuf::stream::{Pass, TensorStream};
 
 use crate::dtype;
@@ -106,7 +107,7 @@ pub(crate) fn stream(
     read_mode: &str,
 ) -> PyResult<Stream> {
     let (py, model) = (model.py(), &model.get().inner);
-    if depth < 2 {
+    if !(2..=MAX_HOST_DEPTH).contains(&depth) {
         return Err(errors::option(py, format!("option `depth`: wanted 2 to 8 slots, found {depth}")));
     }
     let of_file = |error: twinbuf::mmap::Error| errors::raise(py, Failure::of_file(&error));
@@ -126,7 +127,7 @@ pub(crate) fn stream(
     };
     let built = py.detach(|| builder.build()).map_err(|error| errors::loading(py, error))?;
     let (groups, kept) = (built.groups().len(), built.kept());
-    let run = Run { pass: None, stream: Box::new(built) };
+    let run = Run { pass: None, stream: Box::new(built), leases: Vec::new() };
     Ok(Stream { run: Arc::new(Locked::new((0, run))), name, groups, kept, depth })
 }
 
@@ -158,6 +159,8 @@ struct Run {
     pass: Option<Pass<'static>>,
     /// Not used while there is a pass.
     stream: Box<TensorStream>,
+    /// Groups that were handed out and may be in use, with the number of their pass.
+    leases: Vec<(u64, Weak<Lease>)>,
 }
 
 impl Run {
@@ -167,6 +170,15 @@ impl Run {
         // SAFETY: the stream is on the heap, stays there when `Run` moves, and is dropped after the pass. Until the pass is
         // dropped nothing else uses it: see `report`.
         self.pass = Some(unsafe { &mut *stream }.pass());
+    }
+
+    /// If the next slot is in use by a group of a pass before this one, which a loop variable still has, that group
+    /// keeps its memory and frees its slot.
+    fn free_a_slot(&mut self, pass: u64) {
+        if self.pass.as_ref().is_some_and(|pass| pass.held_for().is_some()) {
+            let before = self.leases.iter().filter(|(of, _)| *of != pass);
+            before.filter_map(|(_, lease)| lease.upgrade()).for_each(|lease| _ = lease.leave_slot());
+        }
     }
 
     fn report(&self) -> twinbuf::Report {
@@ -292,13 +304,19 @@ impl PassOfGroups {
                 }
                 let pass = run.pass.as_mut().filter(|_| at.pass == *passes)?;
                 let found = pass.next_timeout(SLICE);
+                let found = found.map_ok(|group| {
+                    let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, at.next)));
+                    run.leases.retain(|(_, lease)| lease.strong_count() > 0);
+                    run.leases.push((at.pass, Arc::downgrade(&lease)));
+                    Group { lease, number }
+                });
                 match &found {
                     Poll::Ready(None) => (run.pass, at.ended) = (None, true),
                     Poll::Ready(Some(Ok(_))) => at.next += 1,
                     Poll::Ready(Some(Err(_))) => at.ended = true,
-                    Poll::Pending => {}
+                    Poll::Pending => run.free_a_slot(at.pass),
                 }
-                Some(found.map(|found| found.map(|group| group.map(|group| (at.next - 1, group)))))
+                Some(found)
             });
             return match found {
                 None => {
@@ -308,11 +326,7 @@ impl PassOfGroups {
                 Some(Poll::Pending) => continue,
                 Some(Poll::Ready(None)) => Ok(None),
                 Some(Poll::Ready(Some(Err(error)))) => Err(errors::loading(py, error)),
-                Some(Poll::Ready(Some(Ok((step, group))))) => {
-                    let number = group.number();
-                    let group = Group { lease: Arc::new(Lease::of_group(group, step)), number };
-                    self.hand_out(py, group).map(Some)
-                }
+                Some(Poll::Ready(Some(Ok(group)))) => self.hand_out(py, group).map(Some),
             };
         }
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -111,6 +112,26 @@ def test_one_slot_would_be_held_by_the_loop(tmp_path: Path) -> None:
     model(tmp_path)
     with pytest.raises(tb.OptionError, match="`depth`: wanted 2 to 8 slots, found 1"):
         tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of, depth=1)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("cycle", [True, False])
+def test_a_loop_variable_of_an_earlier_pass_holds_nothing_up(tmp_path: Path, depth: int, cycle: bool) -> None:
+    tensors = model(tmp_path)
+    layers = tb.stream(
+        tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of, depth=depth, cycle=cycle
+    )
+    kept = []
+    started = time.monotonic()
+    for left in (2, 0, LAYERS - 1, 3, 1, 2):
+        for layer in layers:
+            if layer.number == left:
+                kept.append(layer)
+                break
+    # A slot that is held is waited for for 10 s.
+    assert time.monotonic() - started < 5
+    for layer in kept:
+        assert all(torch.equal(found, tensors[name]) for name, found in layer.torch().items())
 
 
 def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:

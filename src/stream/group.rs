@@ -24,8 +24,9 @@ pub struct Group<B: Backend = Host> {
     pub(super) group: usize,
     pub(super) at: At,
     /// What the stream takes of a limit: the last of the groups gives it back.
-    #[expect(dead_code, reason = "dropped after the slot")]
     pub(super) taken: Option<Arc<Taken>>,
+    /// What a group takes of it that has left its slot.
+    pub(super) more: Option<Taken>,
 }
 
 pub(super) enum Place<B: Backend> {
@@ -77,6 +78,21 @@ impl<B: Backend> Group<B> {
 }
 
 impl Group {
+    /// Frees the slot, which gets new memory; the bytes stay where they are. `None` if the group is in no slot,
+    /// `Some(false)` if there is no memory for another.
+    #[doc(hidden)]
+    pub fn leave_slot(&mut self) -> Option<bool> {
+        let Place::Slot(slot) = &mut self.place else { return None };
+        let len = slot.content.len();
+        let Ok(more) = self.taken.as_ref().map(|taken| taken.more(len as u64)).transpose() else {
+            return Some(false);
+        };
+        let Some(other) = Buffer::new(len) else { return Some(false) };
+        let own = std::mem::replace(&mut slot.content, other);
+        (self.place, self.more) = (Place::Kept(Arc::new(own)), more);
+        Some(true)
+    }
+
     /// Returns all tensors of the group.
     #[must_use]
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = View<'_>> {

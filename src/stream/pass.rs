@@ -115,6 +115,13 @@ impl<'s, B: Backend> Pass<'s, B> {
         self.stream.report()
     }
 
+    /// Since when the next slot has been found held by calls that do not wait.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn held_for(&self) -> Option<Duration> {
+        self.stream.stage.held_for()
+    }
+
     fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<Group<B>, Error>>> {
         if self.ended {
             return Poll::Ready(None);
@@ -161,7 +168,7 @@ impl<'s, B: Backend> Pass<'s, B> {
         };
         self.at += 1;
         let (groups, taken) = (schedule.groups().clone(), self.stream.taken.clone());
-        Poll::Ready(Some(Ok(Group { place, groups, group, at, taken })))
+        Poll::Ready(Some(Ok(Group { place, groups, group, at, taken, more: None })))
     }
 
     /// The pass is over, or given up.
