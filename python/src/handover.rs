@@ -469,6 +469,12 @@ impl Items {
         }
     }
 
+    /// Whether there are no more items.
+    #[getter]
+    fn ended(&self, py: Python<'_>) -> bool {
+        self.shared.state.with(py, |state| state.run.is_none() && state.put_back.is_none())
+    }
+
     /// Where the time went so far.
     fn report(&self, py: Python<'_>) -> Report {
         let report = self.shared.state.with(py, |state| state.report());

@@ -14,7 +14,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 from conftest import wait_for_threads
@@ -69,9 +69,32 @@ def test_depth_items_are_fetched_ahead_and_no_more() -> None:
     assert source.count == 4
 
 
-def test_a_depth_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="depth of at least 1 wanted, found 0"):
-        tb.prefetch([], depth=0)
+@pytest.mark.parametrize("depth", [0, -1, 2**16 + 1, 2**33, 2**63])
+def test_a_depth_of_nothing_or_of_all_memory_is_refused(depth: int) -> None:
+    with pytest.raises(tb.OptionError, match=f"depth of 1 to 65536 wanted, found {depth}"):
+        tb.prefetch([1], depth=depth)
+
+
+class Rewinding:
+    """An iterator that begins again at each ``iter()``."""
+
+    def __iter__(self) -> Rewinding:
+        self.next = 0
+        return self
+
+    def __next__(self) -> int:
+        self.next += 1
+        if self.next > 5:
+            raise StopIteration
+        return self.next
+
+
+def test_an_iterator_that_begins_again_does_so() -> None:
+    items = tb.prefetch(Rewinding())
+    for _ in range(3):
+        assert list(items) == [1, 2, 3, 4, 5]
+    once = tb.prefetch(iter(range(3)))
+    assert [list(once), list(once)] == [[0, 1, 2], []]
 
 
 def test_the_second_argument_is_no_device() -> None:
@@ -280,6 +303,24 @@ def test_attributes_are_those_of_the_iterable() -> None:
         len(tb.prefetch(iter([1])))
     with pytest.raises(AttributeError, match="state_dict"):
         tb.prefetch([1]).state_dict()
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """As Lightning and torchdata ask for a state."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize("around", [tb.prefetch, tb.watch])
+def test_a_state_is_there_if_the_iterable_has_one(around: Any) -> None:
+    assert not isinstance(around([1]), HasState)
+    stateful = around(Stateful())
+    assert isinstance(stateful, HasState)
+    stateful.load_state_dict({"next": 7})
+    assert list(stateful) == [7, 8, 9]
 
 
 class Stateful:

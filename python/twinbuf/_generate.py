@@ -40,7 +40,7 @@ def generate(
     name
         The name of the loop in its report and trace.
     trace
-        A file for a Chrome trace of both threads.
+        A file for a Chrome trace of both threads in the first five rounds.
 
     Returns
     -------

@@ -24,6 +24,9 @@ T = TypeVar("T")
 # What moves an iterable on: forwarded, it would take items from the thread.
 _MOVES = ("send", "throw")
 
+# Items ahead: their places are allocated at the start.
+_MOST = 1 << 16
+
 
 def prefetch(
     iterable: Iterable[T],
@@ -41,18 +44,19 @@ def prefetch(
     ----------
     iterable
         A ``DataLoader``, a generator, or anything else that can be iterated. An item must stay as it is when
-        later ones are fetched, unless a device is given: then it is copied first.
+        later ones are fetched, unless it is sent to an accelerator: then it is copied first.
     device
         Where tensors and arrays are sent, a `Batch` too, however deep they are in dicts, lists, tuples and
         dataclasses. They go through page-locked memory that is reused, on a separate stream. The
         current stream waits for them when they are handed over. ``"cpu"`` makes tensors of arrays. Default:
         items are not touched, and torch is not needed.
     depth
-        How many items are fetched ahead of the one in use. Default 2: one ready, one on its way.
+        How many items are fetched ahead of the one in use, up to 65 536. Default 2: one ready, one on its
+        way.
     name
         The name of the loop in its report and trace.
     trace
-        A file for a Chrome trace of both threads.
+        A file for a Chrome trace of both threads, in the last iteration.
 
     Returns
     -------
@@ -62,7 +66,7 @@ def prefetch(
     Raises
     ------
     OptionError
-        If ``depth`` is less than 1.
+        If ``depth`` is not from 1 to 65 536.
     RuntimeError
         If there is no such device.
 
@@ -73,6 +77,9 @@ def prefetch(
 
     Overlap needs an iterable that releases the GIL: reading, decoding and numpy do, loops in Python do not.
 
+    The thread has the context variables and the gradient mode of the caller of ``iter()``. It has not its
+    autocast, nor its default device.
+
     Random numbers from a *global* generator are drawn by both threads in an order that varies. Give the
     sampler and the transforms a separate generator (``DataLoader(generator=...)``).
 
@@ -81,7 +88,8 @@ def prefetch(
     >>> list(prefetch(n * n for n in range(4)))
     [0, 1, 4, 9]
     """
-    return Prefetcher(iterable, device=device, depth=index(depth), name=name, trace=trace)
+    kind: type[Prefetcher[T]] = _Stateful if hasattr(iterable, "state_dict") else Prefetcher
+    return kind(iterable, device=device, depth=index(depth), name=name, trace=trace)
 
 
 class Around(Generic[T]):
@@ -106,8 +114,8 @@ class Prefetcher(Around[T]):
     """
 
     def __init__(self, iterable: Iterable[T], *, device: Any, depth: int, name: str, trace: Any) -> None:
-        if depth < 1:
-            raise OptionError(f"prefetch: depth of at least 1 wanted, found {depth}")
+        if not 1 <= depth <= _MOST:
+            raise OptionError(f"prefetch: depth of 1 to {_MOST} wanted, found {depth}")
         self._iterable = iterable
         self._depth = depth
         self._streams = None if device is None else streams_of(device)
@@ -131,7 +139,7 @@ class Prefetcher(Around[T]):
         Waits for the thread of an iteration that was left early: the iterable is used by one thread at a
         time.
         """
-        if self._only is not None:
+        if self._only is not None and not self._only.ended:
             return self._only
         if self._items() is None:
             self._join()
@@ -166,39 +174,6 @@ class Prefetcher(Around[T]):
     def __repr__(self) -> str:
         return f"prefetch({self._iterable!r}, depth={self._depth})"
 
-    @property
-    def state_dict(self) -> Callable[[], Any]:
-        """Return the state of the iterable after the last item that the caller received.
-
-        Items that were fetched ahead are not counted: they are fetched again after `load_state_dict`.
-
-        Raises
-        ------
-        AttributeError
-            If the iterable has no ``state_dict``.
-        """
-        state_of: Callable[[], Any] = self._iterable.state_dict  # type: ignore[attr-defined]
-        return lambda: copy.deepcopy(self._place[0]) if self._place else state_of()
-
-    @property
-    def load_state_dict(self) -> Callable[[Any], None]:
-        """Set the state of the iterable; it takes effect at the next ``iter()``.
-
-        Raises
-        ------
-        AttributeError
-            If the iterable has no ``load_state_dict``.
-        """
-        load = self._iterable.load_state_dict  # type: ignore[attr-defined]
-
-        def load_state_dict(state: Any) -> None:
-            self.close()
-            load(state)
-            self._place = []
-            self._only = None
-
-        return load_state_dict
-
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
         items = self._items()
@@ -214,6 +189,25 @@ class Prefetcher(Around[T]):
     def _join(self) -> None:
         if self._pid == os.getpid():
             self._thread.join()
+
+
+class _Stateful(Prefetcher[T]):
+    """That of an iterable with a state. Trainers look for these methods, in the class too."""
+
+    def state_dict(self) -> Any:
+        """Return the state of the iterable after the last item that the caller received.
+
+        Items that were fetched ahead are not counted: they are fetched again after `load_state_dict`.
+        """
+        return copy.deepcopy(self._place[0]) if self._place else self._iterable.state_dict()  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Any) -> None:
+        """Set the state of the iterable; it takes effect at the next ``iter()``."""
+        load = self._iterable.load_state_dict  # type: ignore[attr-defined]
+        self.close()
+        load(state)
+        self._place = []
+        self._only = None
 
 
 def _copies(iterable: object) -> Callable[[], Any] | None:

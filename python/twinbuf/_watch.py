@@ -29,7 +29,7 @@ def watch(
     name
         The name of the loop in the report, if there are several.
     trace
-        A file for a Chrome trace of the loop.
+        A file for a Chrome trace of the first five epochs of the loop.
 
     Returns
     -------
@@ -55,7 +55,8 @@ def watch(
     """
     frame = sys._getframe(1)
     line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-    return Watched(iterable, name, line, trace)
+    kind: type[Watched[T]] = _Stateful if hasattr(iterable, "state_dict") else Watched
+    return kind(iterable, name, line, trace)
 
 
 class Watched(Around[T]):
@@ -94,3 +95,15 @@ class Watched(Around[T]):
         report = self.report()
         if report.batches:
             print(report, file=sys.stderr)
+
+
+class _Stateful(Watched[T]):
+    """That of an iterable with a state. Trainers look for these methods in the class."""
+
+    def state_dict(self) -> Any:
+        """Return the state of the iterable."""
+        return self._iterable.state_dict()  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Any) -> None:
+        """Set the state of the iterable."""
+        self._iterable.load_state_dict(state)  # type: ignore[attr-defined]
