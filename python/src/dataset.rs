@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyMemoryView, PyTuple};
@@ -40,23 +40,17 @@ pub(crate) fn record_bytes(data: &Bound<'_, PyAny>) -> Option<u64> {
 /// The layout of a record of a data set written in Python, from its attributes `dtype` and `shape`.
 fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
     let attribute = |name: &str| {
-        data.getattr(name).map_err(|_| {
-            PyTypeError::new_err(format!(
+        data.getattr(name).map_err(|error| match error.is_instance_of::<PyAttributeError>(data.py()) {
+            true => PyTypeError::new_err(format!(
                 "data: wanted Records, or an object with `__len__`, `read_into(indices, out)` and the `dtype` and \
                  `shape` of a record, found {} without `{name}`",
                 data.get_type()
-            ))
+            )),
+            false => error,
         })
     };
     attribute("read_into")?;
-    let dtype = dtype::parse(&attribute("dtype")?)?;
-    let layout = Layout { dtype, shape: dtype::shape(&attribute("shape")?)? };
-    match layout.bytes() {
-        Some(0) | None => {
-            Err(PyTypeError::new_err("shape: wanted records of at least one element that fit memory"))
-        }
-        Some(_) => Ok(layout),
-    }
+    Layout::of(&attribute("dtype")?, &attribute("shape")?)
 }
 
 /// A Python object as a data set. The thread that reads it takes the GIL for each batch.

@@ -17,6 +17,21 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// The layout of a record that has a size.
+    pub(crate) fn of(dtype: &Bound<'_, PyAny>, axes: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let layout = Self { dtype: parse(dtype)?, shape: shape(axes)? };
+        match layout.bytes() {
+            Some(bytes) if bytes > 0 && isize::try_from(bytes).is_ok() => Ok(layout),
+            _ => {
+                let line = format!(
+                    "shape: wanted records of at least one element that fit memory, found {}",
+                    axes.repr()?
+                );
+                Err(errors::option(axes.py(), line))
+            }
+        }
+    }
+
     /// Bytes in a record, or `None` if that exceeds the address space.
     pub(crate) fn bytes(&self) -> Option<usize> {
         self.shape.iter().try_fold(self.dtype.size(), |bytes, &axis| bytes.checked_mul(axis))

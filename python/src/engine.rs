@@ -112,6 +112,11 @@ impl Shared {
     /// Refuses a call that would wait forever.
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.state.check(py, "build the loader after the fork, or start processes by `spawn`")?;
+        self.is_not_reading(py)
+    }
+
+    /// Refuses a call from `read_into` of this loader, which may have the lock.
+    pub(crate) fn is_not_reading(&self, py: Python<'_>) -> PyResult<()> {
         if is_reading(&self.kept) {
             let message = "`read_into` used the loader that it reads for, which would wait for itself";
             return Err(errors::raise(py, Failure::new("LoaderError", message)));

@@ -95,6 +95,7 @@ fn place_in_header(error: &mmap::FormatError) -> (Option<PathBuf>, Option<u64>) 
         F::NotHeaderless { path, .. }
         | F::HeaderCutOff { path, .. }
         | F::BadShape { path, .. }
+        | F::Compressed { path, .. }
         | F::NoTensor { path, .. } => (Some(path.clone()), None),
         F::BadMagic { path, offset, .. }
         | F::BadVersion { path, offset, .. }
@@ -173,6 +174,11 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
             let line = format!("the checkpoint has another `drop_last`: wanted {wanted}, found {found}");
             raise(py, Failure::new("CheckpointError", line))
         }
+        Error::Checkpoint { field: "shuffle", wanted, found } => {
+            let [wanted, found] = [wanted, found].map(|shuffle| shuffle_in_python(&shuffle));
+            let line = format!("the checkpoint has another shuffle: wanted {wanted}, found {found}");
+            raise(py, Failure::new("CheckpointError", line))
+        }
         Error::Checkpoint { .. } => raise(py, Failure::new("CheckpointError", whole)),
         Error::Option { .. } | Error::Memory { .. } | Error::Switch { .. } | Error::UnknownSwitch { .. } => {
             option(py, whole)
@@ -181,10 +187,7 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
             Ok(error) => raise(py, Failure::of_file(&error)),
             Err(_) => raise(py, Failure::new("LoaderError", whole)),
         },
-        Error::Trace { path, source } => {
-            let errno = source.raw_os_error();
-            raise(py, Failure { path: Some(path), errno, ..Failure::new("FileError", whole) })
-        }
+        Error::Trace { path, source } => raise(py, Failure::of_writing(path, &source).told(|_| whole)),
         _ => raise(py, Failure::new("LoaderError", whole)),
     }
 }
@@ -245,9 +248,22 @@ const NAMES: [(&str, &str); 8] = [
     ("epochs(..)", "epochs(n)"),
 ];
 
+/// What makes a plan with this shuffle.
+fn shuffle_in_python(shuffle: &str) -> String {
+    let numbers: Vec<_> =
+        shuffle.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty()).collect();
+    match (shuffle, &numbers[..]) {
+        ("Full", _) => "\"full\"".to_string(),
+        (_, [records, chunks]) => format!("Window({chunks}, {records})"),
+        (_, [records]) => format!("Chunks({records})"),
+        _ => shuffle.to_string(),
+    }
+}
+
 /// Renames options to their Python names.
 pub(crate) fn in_python(text: &str) -> String {
     let text = text.replace(": the data set has no `try_clone`", "");
+    let text = text.replace("or keep the last batch", "or set `drop_last=False`");
     // Every other part is code.
     let code = |(at, part): (usize, &str)| {
         if at % 2 == 0 {

@@ -1,13 +1,16 @@
 //! The records of a batch as an array of numbers.
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use twinbuf::BatchIndices;
 
 /// The numbers of a batch's records as a numpy array.
 pub(crate) fn indices<'py>(py: Python<'py>, batch: &BatchIndices) -> PyResult<Bound<'py, PyAny>> {
-    let len = usize::try_from(batch.len())?;
-    let bytes = PyByteArray::new_with(py, len * 8, |bytes| {
+    let len = usize::try_from(batch.len()).ok().and_then(|len| len.checked_mul(8));
+    let len = len.filter(|&len| isize::try_from(len).is_ok());
+    let len = len.ok_or_else(|| PyMemoryError::new_err("no memory for the numbers of a batch"))?;
+    let bytes = PyByteArray::new_with(py, len, |bytes| {
         for (out, record) in bytes.chunks_exact_mut(8).zip(batch.runs().flatten()) {
             out.copy_from_slice(&record.to_ne_bytes());
         }

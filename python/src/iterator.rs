@@ -113,7 +113,7 @@ impl Batches {
                 Asked::Failed(error) => return Err(errors::loading(py, *error)),
                 Asked::Closed => return Err(closed(py)),
                 Asked::Replaced => {
-                    let message = "another iteration of this loader has begun: there is one at a time";
+                    let message = "this iteration is over: another has begun, or a state was loaded";
                     return Err(errors::raise(py, Failure::new("LoaderError", message)));
                 }
             }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyRange};
 use pyo3::{PyTraverseError, PyVisit};
@@ -106,7 +106,7 @@ const SMALL: usize = 8 << 20;
 ///     `report`. The phases are ``load`` and those of `phase`. It turns the overlap off, because the
 ///     times of overlapping phases cannot be separated. ``TWINBUF_BREAKDOWN=100`` does the same.
 /// trace
-///     A file for a Chrome trace of both threads.
+///     A file for a Chrome trace of the first five epochs.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
 pub(crate) struct Loader {
     /// Shared by the iterators and this object.
@@ -234,6 +234,9 @@ impl Loader {
         trace: Option<PathBuf>,
     ) -> PyResult<Self> {
         let py = data.py();
+        if let Some(map) = map.filter(|map| !map.is_callable()) {
+            return Err(PyTypeError::new_err(format!("map: wanted a function, found {}", map.repr()?)));
+        }
         let asked_workers = workers.map_or(Ok(1), |workers| whole("workers", workers))?;
         let device_depth = device_depth.map_or(Ok(2), |depth| whole("device_depth", depth))?;
         let sender = device.map_or(Ok(None), |device| {
@@ -242,7 +245,7 @@ impl Loader {
         let kept = Arc::new(AtomicBool::new(false));
         let sets = dataset::each(data);
         if sets.is_empty() {
-            return Err(errors::option(py, "data: wanted at least one data set, found an empty tuple"));
+            return Err(errors::option(py, "data: wanted at least one data set, found none"));
         }
         let names = Names::of(data)?;
         let given_depth = depth.map(|depth| whole("depth", depth)).transpose()?;
@@ -343,7 +346,7 @@ impl Loader {
 
     /// The batches of one epoch, or the rest of it after `load_state_dict`.
     fn epoch(slf: &Bound<'_, Self>, epoch: &Bound<'_, PyAny>) -> PyResult<Epochs> {
-        Self::iterate(slf, Which::One(Some(whole("epoch", epoch)?)))
+        Self::iterate(slf, Which::One(Some(epoch_of(epoch)?)))
     }
 
     /// The batches of the next epoch, starting with 0; of the epoch that was set; or the rest after `load_state_dict`.
@@ -353,7 +356,7 @@ impl Loader {
 
     /// Make ``epoch`` the next one that ``iter(loader)`` begins.
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (py, epoch) = (epoch.py(), whole("epoch", epoch)?);
+        let (py, epoch) = (epoch.py(), epoch_of(epoch)?);
         self.shared.check(py)?;
         self.shared.state.with(py, |state| {
             state.next_epoch = epoch;
@@ -364,12 +367,14 @@ impl Loader {
 
     /// The number of steps of this rank in the epoch under way, or in the next one.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.shared.is_not_reading(py)?;
         let plan = self.plan.get().inner;
         Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(&plan)))?)
     }
 
     /// What trainers read of a ``DataLoader``: ``batch_size``, and what they skip batches by when they resume.
     fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().shared.is_not_reading(slf.py())?;
         let next = slf.get().shared.state.with(slf.py(), |state| state.next_epoch);
         slf.py().import("twinbuf._trainers")?.call_method1("attribute", (slf, name, next))
     }
@@ -410,7 +415,13 @@ impl Loader {
         self.stop_sending(py)?;
         // Integers of numpy too.
         let options = [("default", py.import("operator")?.getattr("index")?)].into_py_dict(py)?;
-        let text = py.import("json")?.call_method("dumps", (state,), Some(&options))?.extract::<String>()?;
+        options.set_item("allow_nan", false)?;
+        let text = py.import("json")?.call_method("dumps", (state,), Some(&options));
+        let text = text.map_err(|error| match error.is_instance_of::<PyValueError>(py) {
+            true => errors::raise(py, Failure::new("CheckpointError", format!("state: {}", error.value(py)))),
+            false => error,
+        })?;
+        let text = text.extract::<String>()?;
         let wrong = |error: serde_json::Error| {
             let text =
                 IN_PYTHON.iter().fold(error.to_string(), |text, (rust, python)| text.replace(rust, python));
@@ -451,8 +462,9 @@ impl Loader {
     /// A part of the step for the ``breakdown``: ``with loader.phase("forward"): ...``.
     ///
     /// What runs on a device counts only if the phase waits for it.
-    fn phase(&self, name: &str) -> Phase {
-        Phase::new(self.shared.breakdown.clone(), name)
+    fn phase(&self, py: Python<'_>, name: &str) -> PyResult<Phase> {
+        self.shared.check(py)?;
+        Ok(Phase::new(self.shared.breakdown.clone(), name))
     }
 
     /// Where the time went so far, as a report.
@@ -493,8 +505,9 @@ impl Loader {
         result.map_err(|error| errors::loading(py, error))
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().shared.check(slf.py())?;
+        Ok(slf)
     }
 
     fn __exit__(
@@ -549,4 +562,16 @@ pub(crate) fn read_mode_of(py: Python<'_>, name: &str) -> PyResult<ReadMode> {
             return Err(errors::option(py, line));
         }
     })
+}
+
+/// The number of an epoch.
+fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let found = whole("epoch", epoch)?;
+    match found {
+        // An epoch ends before the next one.
+        u64::MAX => {
+            Err(errors::option(epoch.py(), format!("epoch: wanted at most 2**64 - 2, found {found}")))
+        }
+        _ => Ok(found),
+    }
 }

@@ -246,6 +246,11 @@ impl Plan {
 /// The number of records, which several data sets share.
 fn records_of(data: &Bound<'_, PyAny>) -> PyResult<u64> {
     match data.extract::<u64>() {
+        // Their numbers are int64.
+        Ok(records) if i64::try_from(records).is_err() => {
+            let line = format!("data: wanted at most 2**63 - 1 records, found {records}");
+            return Err(errors::option(data.py(), line));
+        }
         Ok(records) => return Ok(records),
         Err(error) if error.is_instance_of::<PyOverflowError>(data.py()) => return whole("data", data),
         Err(_) => {}
@@ -278,7 +283,10 @@ fn sizes_of(batch: &Bound<'_, PyAny>) -> PyResult<Vec<(u64, u64)>> {
     let Ok(sizes) = batch.cast::<PySequence>() else { return Ok(vec![(0, whole("batch", batch)?)]) };
     let pair = |size: Bound<'_, PyAny>| {
         let (steps, records) = size.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>().map_err(|_| {
-            PyTypeError::new_err(format!("batch: wanted pairs of steps and records, found {size}"))
+            PyTypeError::new_err(format!(
+                "batch: wanted a number of records, or pairs of steps and records, found {}",
+                size.repr().map_or_else(|_| size.to_string(), |found| found.to_string())
+            ))
         })?;
         Ok((whole("batch", &steps)?, whole("batch", &records)?))
     };

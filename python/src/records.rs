@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList, PySlice, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
+use twinbuf::Dataset;
 use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, files};
 use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
-use twinbuf::{BatchIndices, Dataset};
 
 use crate::dtype::{self, Layout};
 use crate::errors::{self, Failure};
@@ -179,44 +179,75 @@ impl Records {
     }
 
     /// Reads these records, and takes them through the steps.
-    fn read<'py>(&self, py: Python<'py>, numbers: &[u64]) -> PyResult<Bound<'py, PyAny>> {
+    /// The records of these numbers, transformed.
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        numbers: impl Iterator<Item = u64> + Send,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let ranges = self.files.ranges();
         let plan = twinbuf::Plan::builder(ranges.len()).batch(1).build();
         let plan = plan.map_err(|error| errors::option(py, error))?;
-        let batches = numbers.iter().map(|&number| plan.batch(0, number));
-        let batches = batches
-            .collect::<Option<Vec<BatchIndices>>>()
-            .ok_or_else(|| PyIndexError::new_err("no such record"))?;
-        let mut all: Vec<Vec<u8>> = py
-            .detach(|| {
-                let read = |batch| {
-                    let mut bytes = vec![0; ranges.lengths(batch).sum()];
-                    ranges.read(batch, &mut bytes).map(|_| bytes)
-                };
-                batches.iter().map(read).collect::<Result<_, _>>()
-            })
-            .map_err(|error| errors::raise(py, Failure::of_file(&error)))?;
-        let mut record = self.files.record()?;
-        for step in &mut self.steps.clone() {
-            let out = step.output(&record).map_err(|error| errors::of_transform(py, error))?;
-            for (bytes, batch) in all.iter_mut().zip(&batches) {
-                // Aligned, as a slot is.
-                let mut room = vec![0_u64; out.len().div_ceil(8)];
-                let room: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut room)[..out.len()];
-                let made = step.apply_one(bytes, room, &Context::new(batch));
-                let made = made.map_err(|error| errors::of_transform(py, error))?;
-                *bytes = room[..made].to_vec();
-            }
-            record = out;
+        let mut steps = self.steps.clone();
+        let mut types = vec![self.files.record()?];
+        for step in &steps {
+            let out = step.output(&types[types.len() - 1]);
+            types.push(out.map_err(|error| errors::of_transform(py, error))?);
         }
+        let (mut all, mut lengths) = (Vec::new(), Vec::new());
+        py.detach(|| {
+            let (mut record, mut room) = (Vec::new(), Vec::new());
+            for number in numbers {
+                let batch = plan.batch(0, number);
+                let batch = batch.ok_or_else(|| PyIndexError::new_err("no such record"))?;
+                resize(&mut record, ranges.lengths(&batch).sum())?;
+                let read = ranges.read(&batch, &mut record);
+                read.map_err(|error| Python::attach(|py| errors::raise(py, Failure::of_file(&error))))?;
+                for (step, out) in steps.iter_mut().zip(&types[1..]) {
+                    // Aligned, as a slot is.
+                    resize(&mut room, out.len().div_ceil(8))?;
+                    let room: &mut [u8] = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut room)[..out.len()];
+                    let made = step.apply_one(&record, room, &Context::new(&batch));
+                    let made = made.map_err(|error| Python::attach(|py| errors::of_transform(py, error)))?;
+                    resize(&mut record, made)?;
+                    record.copy_from_slice(&room[..made]);
+                }
+                let end = all.len();
+                resize(&mut all, end + record.len())?;
+                all[end..].copy_from_slice(&record);
+                let count = lengths.len();
+                resize(&mut lengths, count + 1)?;
+                lengths[count] = record.len();
+            }
+            PyResult::Ok(())
+        })?;
+        let record = &types[types.len() - 1];
+        let array = |bytes: &[u8], records| {
+            let copied = PyByteArray::new_with(py, bytes.len(), |out| {
+                out.copy_from_slice(bytes);
+                Ok(())
+            });
+            transform::array(py, copied?, record, records)
+        };
         if record.is_ragged() {
-            let arrays = all
-                .iter()
-                .map(|bytes| transform::array(py, PyByteArray::new(py, bytes), &record, 1)?.get_item(0));
+            let mut rest = &all[..];
+            let arrays = lengths.iter().map(|&len| {
+                let (bytes, later) = rest.split_at(len);
+                rest = later;
+                array(bytes, 1)?.get_item(0)
+            });
             return Ok(PyList::new(py, arrays.collect::<PyResult<Vec<_>>>()?)?.into_any());
         }
-        transform::array(py, PyByteArray::new(py, &all.concat()), &record, all.len())
+        array(&all, lengths.len())
     }
+}
+
+/// Makes it so long; what is added is zero. An error of Python if there is no memory for it.
+fn resize<T: Default + Clone>(all: &mut Vec<T>, len: usize) -> PyResult<()> {
+    all.try_reserve(len.saturating_sub(all.len()))
+        .map_err(|_| PyMemoryError::new_err("no memory for the records: read fewer at a time"))?;
+    all.resize(len, T::default());
+    Ok(())
 }
 
 #[pymethods]
@@ -355,7 +386,7 @@ impl Records {
                 function.repr()?
             )));
         }
-        let to = Layout { dtype: dtype::parse(dtype)?, shape: dtype::shape(shape)? };
+        let to = Layout::of(dtype, shape)?;
         self.with(Some(Step::map(function, self.record.clone(), to)))
     }
 
@@ -393,15 +424,21 @@ impl Records {
         let len = isize::try_from(self.files.ranges().len())?;
         if let Ok(slice) = index.cast::<PySlice>() {
             let part = slice.indices(len)?;
-            let numbers = (0..part.slicelength).map(|i| (part.start + i as isize * part.step) as u64);
-            return self.read(py, &numbers.collect::<Vec<_>>());
+            return self
+                .read(py, (0..part.slicelength).map(|i| (part.start + i as isize * part.step) as u64));
         }
-        let wanted = index.extract::<isize>()?;
+        let outside =
+            || PyIndexError::new_err(format!("wanted a record from -{len} to {}, found {index}", len - 1));
+        let wanted =
+            index.extract::<isize>().map_err(|error| match error.is_instance_of::<PyOverflowError>(py) {
+                true => outside(),
+                false => error,
+            })?;
         let number = if wanted < 0 { wanted + len } else { wanted };
         if !(0..len).contains(&number) {
-            return Err(PyIndexError::new_err(format!("wanted a record below {len}, found {wanted}")));
+            return Err(outside());
         }
-        self.read(py, &[number as u64])?.get_item(0)
+        self.read(py, std::iter::once(number as u64))?.get_item(0)
     }
 
     /// The name of the elements' type, as numpy and torch spell it.

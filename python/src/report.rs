@@ -236,7 +236,7 @@ impl Report {
 
     /// Predict what the last batches would have taken with other settings, by a replay of their measured times.
     ///
-    /// What is not given stays as it is. None if nothing was measured, or if the loop would wait for a slot that it keeps.
+    /// What is not given stays as it is, but another depth or number of workers has overlap. None if nothing was measured, or if the loop would wait for a slot that it keeps.
     /// Settings that a loader refuses raise `OptionError`.
     #[pyo3(signature = (*, overlap=None, depth=None, workers=None))]
     fn predict(

@@ -76,9 +76,9 @@ def test_what_a_plan_refuses(npy: Case) -> None:
         tb.Plan(npy.data, 5, rank=1)
     with pytest.raises(tb.OptionError, match="rank"):
         tb.Plan(npy.data, 5, rank=4, world=4)
-    with pytest.raises(tb.OptionError, match='shuffle: wanted .*, found \'yes\''):
+    with pytest.raises(tb.OptionError, match=r"shuffle: wanted .*, found 'yes'"):
         tb.Plan(npy.data, 5, shuffle="yes")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="shuffle: wanted .*, found 1"):
+    with pytest.raises(TypeError, match=r"shuffle: wanted .*, found 1"):
         tb.Plan(npy.data, 5, shuffle=1)  # type: ignore[arg-type]
     with pytest.raises(tb.OptionError):
         tb.Plan(npy.data, 0)

@@ -162,11 +162,14 @@ def test_what_it_lacks_is_named() -> None:
 
     with pytest.raises(TypeError, match="without `dtype`"):
         tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
+    Empty.dtype = property(lambda _: 1 / 0)  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError):
+        tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
     Empty.dtype = torch.bfloat16  # type: ignore[attr-defined]
     (batch, *_) = tb.Loader(Empty(), tb.Plan(8, 2)).epoch(0)  # type: ignore[arg-type]
     assert batch.torch().dtype == torch.bfloat16
     Empty.shape = (0,)  # type: ignore[assignment]
-    with pytest.raises(TypeError, match="at least one element"):
+    with pytest.raises(tb.OptionError, match="at least one element"):
         tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
 
 

@@ -189,7 +189,7 @@ def test_one_iteration_at_a_time(numbers: Numbers) -> None:
     next(old)
     new = loader.epoch(1)
     assert next(new).step == 0
-    with pytest.raises(tb.LoaderError, match="another iteration"):
+    with pytest.raises(tb.LoaderError, match="another has begun"):
         next(old)
     assert [batch.step for batch in new] == list(range(1, 16))
     assert list(new) == []

@@ -73,6 +73,53 @@ def test_short_files_are_left_out_on_request(tmp_path: Path) -> None:
     assert (len(data), [path.name for path in data.skipped]) == (3, ["b.npy"])
 
 
+def test_more_records_than_fit_memory_are_a_memory_error(tmp_path: Path) -> None:
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 2**43 - 4096)
+    data = tb.Records.open_headerless(tmp_path / "sparse", "uint8")
+    np.save(tmp_path / "offsets.npy", np.array([0, 2**43 - 4096]))
+    ragged = tb.Records.open_indexed(tmp_path / "sparse", tmp_path / "offsets.npy")
+    one = tb.Records.open(tmp_path / "sparse", 4096)
+    for read in (
+        lambda: data.windows(2**42)[0],
+        lambda: one.map(lambda record, _: record, "float32", (2**40,))[0],
+        lambda: ragged[0],
+        lambda: tb.Plan(2**62, 2**61).indices(0, 0),
+    ):
+        with pytest.raises(MemoryError, match="no memory"):
+            read()
+
+
+def test_indexes_that_name_no_record(npy: Case) -> None:
+    count = len(npy.data)
+    for index in (count, -count - 1, 2**63, -(2**70)):
+        with pytest.raises(IndexError, match=f"from -{count} to {count - 1}, found {index}"):
+            npy.data[index]
+    with pytest.raises(tb.OptionError, match=r"at most 2\*\*63 - 1 records"):
+        tb.Plan(2**63, 2)
+    loader = tb.Loader(npy.data, tb.Plan(npy.data, 5))
+    for call in (loader.epoch, loader.set_epoch):
+        with pytest.raises(tb.OptionError, match="epoch"):
+            call(2**64 - 1)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (2**61,), (2**40, 2**40)])
+def test_a_map_to_records_without_a_size_is_refused(npy: Case, shape: tuple[int, ...]) -> None:
+    with pytest.raises(tb.OptionError, match="shape: wanted records"):
+        npy.data.map(lambda record, _: record, "float32", shape)
+
+
+def test_files_that_cannot_be_read_or_written_are_named(npy: Case, tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "z.npz", x=np.arange(4))
+    with pytest.raises(tb.FileError, match="compressed") as caught:
+        tb.Records.open_npz(tmp_path / "z.npz", "x")
+    assert caught.value.path == tmp_path / "z.npz"
+    trace = tmp_path / "missing" / "trace.json"
+    with pytest.raises(FileNotFoundError) as missing:
+        tb.Loader(npy.data, tb.Plan(npy.data, 5), trace=trace)
+    assert missing.value.filename == str(trace)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_file_that_is_cut_off_while_it_is_read(npy: Case, overlap: bool) -> None:
     (path,) = npy.data.paths
@@ -97,6 +144,12 @@ def test_options(npy: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         tb.Loader(npy.data, tb.Plan(1000, 5))
     with pytest.raises(TypeError, match="read_into"):
         tb.Loader([1, 2, 3], plan)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="map: wanted a function, found 3"):
+        tb.Loader(npy.data, plan, map=3)  # type: ignore[call-overload]
+    with pytest.raises(tb.OptionError, match="or set `drop_last=False`"):
+        tb.Plan(3, 5)
+    with pytest.raises(TypeError, match=r"batch: wanted a number of records, or pairs .*, found '2'"):
+        tb.Plan(6, "2")  # type: ignore[arg-type]
     monkeypatch.setenv("TWINBUF_VALID_OVERLAP", "0")
     assert tb.Loader(npy.data, plan).report().overlap
     assert not tb.Loader(npy.data, plan, name="valid").report().overlap
@@ -283,7 +336,7 @@ def test_what_cannot_work_is_an_option_error(numbers: Callable[..., tb.Loader], 
         (lambda: rows.to("datetime64[s]"), "dtype: wanted a boolean"),
         (lambda: tb.Records.open_indexed(tmp_path / "numbers.npy", [tmp_path] * 2), "indexes: wanted one"),
         (lambda: numbers(device="cpu", device_depth=1), "device_depth: 2 or more"),
-        (lambda: tb.prefetch([], depth=0), "depth of at least 1 wanted, found 0"),
+        (lambda: tb.prefetch([], depth=0), "depth of 1 to 65536 wanted, found 0"),
         (lambda: tb.generate(float, rounds=-1), "0 rounds or more wanted, found -1"),
     ]
     for call, message in bad:
@@ -390,7 +443,9 @@ def test_a_plan_of_more_records_than_there_are_is_refused() -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("call", ["close", "epochs", "state_dict", "set_epoch", "next", "report"])
+@pytest.mark.parametrize(
+    "call", ["close", "epochs", "state_dict", "set_epoch", "next", "report", "__len__", "batch_size"]
+)
 def test_read_into_cannot_wait_for_its_own_loader(call: str, overlap: bool) -> None:
     class Entangled(Blocked):
         def read_into(self, indices: np.ndarray, out: memoryview) -> None:

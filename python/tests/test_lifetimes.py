@@ -219,7 +219,7 @@ def test_one_iteration_at_a_time(numbers: Numbers) -> None:
     new = loader.epoch(1)
     assert next(old).step == 1  # the other begins at its first batch
     assert next(new).step == 0
-    with pytest.raises(tb.LoaderError, match="another iteration"):
+    with pytest.raises(tb.LoaderError, match="another has begun"):
         next(old)
     del old
     assert [batch.step for batch in new] == list(range(1, 16))
@@ -308,7 +308,15 @@ def test_after_a_fork(numbers: Numbers) -> None:
         code = 1
         try:
             assert is_whole(array, batch.indices)
-            for use in (lambda: next(iterator), lambda: iter(loader), loader.report, loader.close):
+            uses = (
+                lambda: next(iterator),
+                lambda: iter(loader),
+                loader.report,
+                loader.close,
+                loader.__enter__,
+                lambda: loader.phase("x"),
+            )
+            for use in uses:
                 try:
                     use()
                     raise AssertionError(use)

@@ -120,7 +120,7 @@ def test_numpys_integers_are_integers(numbers: Numbers) -> None:
     two = np.int64(2)
     assert list(tb.prefetch(range(4), depth=two)) == [0, 1, 2, 3]
     assert list(tb.generate(lambda number: number, rounds=two)) == [0, 1]
-    with pytest.raises(ValueError, match="depth of at least 1 wanted, found 0"):
+    with pytest.raises(ValueError, match="depth of 1 to 65536 wanted, found 0"):
         tb.prefetch(range(4), depth=two * 0)
     with pytest.raises(ValueError, match="0 rounds or more wanted, found -2"):
         tb.generate(lambda number: number, rounds=-two)

@@ -149,7 +149,7 @@ def test_a_state_of_another_plan_or_data_set_is_refused(npy: Case, tmp_path: Any
         tb.Loader(npy.data, tb.Plan(npy.data, 20, shuffle="full", seed=9, drop_last=False)).load_state_dict(
             state
         )
-    with pytest.raises(tb.CheckpointError, match="shuffle"):
+    with pytest.raises(tb.CheckpointError, match=r'another shuffle: wanted Window\(\d+, \d+\), found "full"'):
         build(npy, "window").load_state_dict(state)
     np.save(tmp_path / "other.npy", npy.records + 1)
     other = tb.Records.open_npy(tmp_path / "other.npy")
@@ -160,6 +160,10 @@ def test_a_state_of_another_plan_or_data_set_is_refused(npy: Case, tmp_path: Any
             build(npy, "full").load_state_dict(broken)
     with pytest.raises(TypeError):
         build(npy, "full").load_state_dict({**state, "epoch": object()})
+    for value in (float("nan"), state):
+        state["plan"] = value
+        with pytest.raises(tb.CheckpointError, match="state: "):
+            build(npy, "full").load_state_dict(state)
 
 
 def test_any_rank_resumes_from_any_ranks_state(npy: Case) -> None:
@@ -247,6 +251,6 @@ def test_a_state_loaded_in_the_middle_ends_the_iteration(numbers: Make) -> None:
     state = loader.state_dict()
     next(iterator)
     loader.load_state_dict(state)
-    with pytest.raises(tb.LoaderError, match="another iteration"):
+    with pytest.raises(tb.LoaderError, match="another has begun, or a state was loaded"):
         next(iterator)
     assert len(list(loader.epochs(1))) == 16
