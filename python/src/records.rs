@@ -179,7 +179,6 @@ impl Records {
     }
 
     /// Reads these records, and takes them through the steps.
-    /// The records of these numbers, transformed.
     fn read<'py>(
         &self,
         py: Python<'py>,
