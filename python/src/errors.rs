@@ -168,18 +168,16 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
             raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
         }
         Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
-        Error::Checkpoint { field: "last_batch", wanted, found } => {
-            let drop_last = |tail: &str| if tail == "Drop" { "True" } else { "False" };
-            let (wanted, found) = (drop_last(&wanted), drop_last(&found));
-            let line = format!("the checkpoint has another `drop_last`: wanted {wanted}, found {found}");
+        Error::Checkpoint { field, wanted, found } => {
+            let (field, told): (_, fn(&str) -> String) = match field {
+                "last_batch" => ("`drop_last`", |tail| if tail == "Drop" { "True" } else { "False" }.into()),
+                "shuffle" => ("shuffle", shuffle_in_python),
+                _ => return raise(py, Failure::new("CheckpointError", whole)),
+            };
+            let (wanted, found) = (told(&wanted), told(&found));
+            let line = format!("the checkpoint has another {field}: wanted {wanted}, found {found}");
             raise(py, Failure::new("CheckpointError", line))
         }
-        Error::Checkpoint { field: "shuffle", wanted, found } => {
-            let [wanted, found] = [wanted, found].map(|shuffle| shuffle_in_python(&shuffle));
-            let line = format!("the checkpoint has another shuffle: wanted {wanted}, found {found}");
-            raise(py, Failure::new("CheckpointError", line))
-        }
-        Error::Checkpoint { .. } => raise(py, Failure::new("CheckpointError", whole)),
         Error::Option { .. } | Error::Memory { .. } | Error::Switch { .. } | Error::UnknownSwitch { .. } => {
             option(py, whole)
         }

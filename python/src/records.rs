@@ -241,7 +241,7 @@ impl Records {
     }
 }
 
-/// Makes it so long; what is added is zero. An error of Python if there is no memory for it.
+/// Sets the length; new elements are zero. `MemoryError` if there is no memory for them.
 fn resize<T: Default + Clone>(all: &mut Vec<T>, len: usize) -> PyResult<()> {
     all.try_reserve(len.saturating_sub(all.len()))
         .map_err(|_| PyMemoryError::new_err("no memory for the records: read fewer at a time"))?;

@@ -231,7 +231,8 @@ impl Plan {
             let (batch, more) = self.size_at(trained);
             let same = self.with_size(batch);
             let (mut count, mut own, mut longest) = (1, same.own_steps(), same.longest());
-            // An epoch that ends where the size changes goes on with what this size leaves out.
+            // If the last step of this size is the last whole step of an epoch, the next size takes the records that are
+            // left in it.
             let more = if more < u64::MAX && same.leaves_out() { more - 1 } else { more };
             if longest <= more {
                 let rest = epochs.end - epoch;

@@ -227,8 +227,8 @@ pub(super) fn points(shard: usize, bytes: &Range<u64>, end: u64) -> impl Iterato
     stretches.map(move |stretch| (shard, stretch * STRETCH, end))
 }
 
-/// Touches the points ahead of the read, so that the kernel reads ahead from there, and does not wait. Removes the touched
-/// points, and those of batches that end at `used` or before. Stops at a point that cannot be touched.
+/// Touches the points ahead of the read, without a wait. The kernel then reads ahead from there. Removes the touched points,
+/// and those of batches that end at `used` or before. Stops at a point that cannot be touched.
 ///
 /// The kernel reads `read_ahead_kb` ahead, in large pages. It reads more when a read reaches a page that it has marked, or
 /// the end of what it has requested. Until that read the disk is idle. The touches reach the mark early: tokens in batches of

@@ -39,8 +39,8 @@ pub(crate) use this::hints_wait;
 /// `in_large_pages(file, range)` requests the front of a range of whole pages, in larger pages than those of a hint. Returns
 /// how many bytes it has requested; 0 if it cannot.
 pub(crate) use this::in_large_pages;
-/// `touch(file, at)` reads this byte without a wait, so that the kernel reads ahead from there. Returns `false`, and
-/// reads nothing, if the byte before it has not been requested, or if there is no such call.
+/// `touch(file, at)` reads this byte without a wait. The kernel then reads ahead from there. Returns `false`, and reads
+/// nothing, if the byte before it has not been requested, or if there is no such call.
 pub(crate) use this::touch;
 /// `will_need(pieces, asked)` hints pieces, at most [`PIECES`] of them, and counts them.
 pub(crate) use this::will_need;
