@@ -3,18 +3,18 @@
 //! The driver gives the engine (a thread plays it) both slots of a static ring. When one is full, the engine turns to the
 //! other, and the driver commits the full one. A buffer that the engine has cannot be handed out: the engine has its guard.
 //!
-//! `cargo run --example dma --features std,embedded-dma`
+//! `cargo run --example dma --features embedded-dma`
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use embedded_dma::WriteBuffer;
-use twinbuf_core::{Closed, DoubleBuffer, Park, ReservedSlot};
+use twinbuf_core::{Closed, DoubleBuffer, ReservedSlot};
 
 const BLOCKS: usize = 100;
 type Block = [u16; 256];
 
-static RING: DoubleBuffer<Block, Park> = DoubleBuffer::with_wait([[0; 256]; 2], Park);
+static RING: DoubleBuffer<Block> = DoubleBuffer::new([[0; 256]; 2]);
 
 /// What a driver of an engine does behind its interface: converts to the buffers that it was given, in order.
 fn engine<B: WriteBuffer<Word = u16>>(buffers: Receiver<B>, full: &SyncSender<B>) {
@@ -33,7 +33,7 @@ fn engine<B: WriteBuffer<Word = u16>>(buffers: Receiver<B>, full: &SyncSender<B>
 
 fn main() {
     let (mut tx, mut rx) = RING.try_split_static().expect("split once");
-    let (program, programmed) = sync_channel::<ReservedSlot<'static, Block, Park>>(2);
+    let (program, programmed) = sync_channel::<ReservedSlot<'static, Block>>(2);
     let (full, interrupt) = sync_channel(2);
     thread::spawn(move || engine(programmed, &full));
 

@@ -1,6 +1,6 @@
 //! A task of embassy awaits blocks that an interrupt fills. The executor sleeps until the commit wakes it.
 //!
-//! `cargo run --example embassy --features std`
+//! `cargo run --example embassy`
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -10,7 +10,7 @@ use core::time::Duration;
 use crate::error::{RecvError, TryRecvError};
 use crate::raw::{Cursor, Forever, Patience, RingRef, Share, Side, SlotRef, TimedOut, Until};
 use crate::state::{ConsumerView, Lap, State};
-use crate::wait::{Spin, Wait, WaitUntil};
+use crate::wait::{Auto, Wait, WaitUntil};
 
 /// The side of a ring that reads slots.
 ///
@@ -30,7 +30,7 @@ use crate::wait::{Spin, Wait, WaitUntil};
 ///
 /// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed).
 /// The consumer may be dropped at any time, also while slots are kept.
-pub struct Consumer<'r, T, W: Wait = Spin> {
+pub struct Consumer<'r, T, W: Wait = Auto> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
     /// Last: frees the ring, if this is its last owner.
@@ -378,7 +378,7 @@ impl<T, W: Wait> fmt::Debug for Consumer<'_, T, W> {
 /// An iterator over the slots of a [`Consumer`]. [`Consumer::iter`] returns it.
 #[derive(Debug)]
 #[must_use = "an iterator does nothing until it is asked for an item"]
-pub struct Iter<'c, 'r, T, W: Wait = Spin> {
+pub struct Iter<'c, 'r, T, W: Wait = Auto> {
     consumer: &'c mut Consumer<'r, T, W>,
     ended: bool,
 }
@@ -421,7 +421,7 @@ impl<'c, 'r, T, W: Wait> IntoIterator for &'c mut Consumer<'r, T, W> {
 /// drop(rx);
 /// println!("{slot:?}");
 /// ```
-pub struct ReadSlot<'c, 'r, T, W: Wait = Spin> {
+pub struct ReadSlot<'c, 'r, T, W: Wait = Auto> {
     consumer: &'c mut Consumer<'r, T, W>,
     /// The state in which the slot was found filled.
     seen: State,
@@ -526,7 +526,7 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, '_, T, W> {
 /// drop(ring);
 /// println!("{}", *slot);
 /// ```
-pub struct KeptSlot<'r, T, W: Wait = Spin> {
+pub struct KeptSlot<'r, T, W: Wait = Auto> {
     slot: SlotRef<'r, T, W>,
     /// The state in which the slot was found filled.
     seen: State,

@@ -19,19 +19,45 @@
 //! fn shorter<'r, 's>(slot: KeptSlot<'r, &'static str>) -> KeptSlot<'r, &'s str> { slot }
 //! ```
 //! ```compile_fail
-//! use twinbuf_core::{HeapRing, Park};
-//! fn shorter<'r, 's>(ring: &'r HeapRing<&'static str, Park>) -> &'r HeapRing<&'s str, Park> { ring }
+//! use twinbuf_core::HeapRing;
+//! fn shorter<'r, 's>(ring: &'r HeapRing<&'static str>) -> &'r HeapRing<&'s str> { ring }
 //! ```
 //!
 //! Controls: the same functions with equal types compile, so the failures above are due to the lifetimes:
 //!
 //! ```
-//! use twinbuf_core::{Consumer, HeapRing, KeptSlot, Park, Producer, ReservedSlot};
+//! use twinbuf_core::{Consumer, HeapRing, KeptSlot, Producer, ReservedSlot};
 //! fn tx<'r>(tx: Producer<'r, &'static str>) -> Producer<'r, &'static str> { tx }
 //! fn rx<'r>(rx: Consumer<'r, &'static str>) -> Consumer<'r, &'static str> { rx }
 //! fn reserved<'r>(slot: ReservedSlot<'r, &'static str>) -> ReservedSlot<'r, &'static str> { slot }
 //! fn kept<'r>(slot: KeptSlot<'r, &'static str>) -> KeptSlot<'r, &'static str> { slot }
-//! fn ring<'r>(ring: &'r HeapRing<&'static str, Park>) -> &'r HeapRing<&'static str, Park> { ring }
+//! fn ring<'r>(ring: &'r HeapRing<&'static str>) -> &'r HeapRing<&'static str> { ring }
+//! ```
+//!
+//! A struct that holds a handle or a guard needs no bound on its values, as with `std::sync::mpsc::Receiver`:
+//!
+//! ```
+//! use twinbuf_core::{Consumer, KeptSlot, Producer, ReservedSlot};
+//! struct Loader<B> { tx: Producer<'static, B>, rx: Consumer<'static, B> }
+//! struct Guards<B> { open: ReservedSlot<'static, B>, kept: KeptSlot<'static, B> }
+//! ```
+//!
+//! The first constructors return the types without a strategy:
+//!
+//! ```
+//! use twinbuf_core::{Consumer, HeapRing, Producer, Ring};
+//! let ring: Ring<u8> = Ring::new([0, 0]);
+//! let ring: HeapRing<u8> = HeapRing::new([0, 0]);
+//! let handles: (Producer<'static, u8>, Consumer<'static, u8>) = ring.into_handles();
+//! ```
+//!
+//! The values of a ring must outlive its handles:
+//!
+//! ```compile_fail,E0597
+//! use twinbuf_core::{Consumer, HeapRing};
+//! let rx: Consumer<'static, &u8>;
+//! let value = 1;
+//! rx = HeapRing::new([&value, &value]).into_handles().1;
 //! ```
 //!
 //! The last share of a ring on the heap may be dropped on any thread, so its values and its strategy must be `Send`.

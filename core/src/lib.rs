@@ -35,5 +35,5 @@ pub use producer::{Producer, ReservedSlot, WriteSlot};
 pub use ring::HeapRing;
 pub use ring::{DoubleBuffer, Ring};
 #[cfg(feature = "std")]
-pub use wait::{Backoff, Park};
-pub use wait::{Spin, Wait, WaitUntil, Word};
+pub use wait::Park;
+pub use wait::{Auto, Spin, Wait, WaitUntil, Word};

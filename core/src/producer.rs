@@ -10,7 +10,7 @@ use core::time::Duration;
 use crate::error::{Closed, TryAcquireError};
 use crate::raw::{Cursor, Forever, Patience, RingRef, Share, Side, SlotRef, TimedOut, Until};
 use crate::state::{Lap, ProducerView, State};
-use crate::wait::{Spin, Wait, WaitUntil};
+use crate::wait::{Auto, Wait, WaitUntil};
 
 /// The side of a ring that fills slots.
 ///
@@ -30,7 +30,7 @@ use crate::wait::{Spin, Wait, WaitUntil};
 ///
 /// A wait for a slot can be cancelled at any time. A timeout, a dropped future or a dropped [`WriteSlot`] leaves the
 /// ring unchanged, and the next call returns the same slot.
-pub struct Producer<'r, T, W: Wait = Spin> {
+pub struct Producer<'r, T, W: Wait = Auto> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
     finished: bool,
@@ -422,7 +422,7 @@ impl<T, W: Wait> fmt::Debug for Producer<'_, T, W> {
 /// slot.commit();
 /// ```
 #[must_use = "a slot that is dropped without `commit` is not handed over"]
-pub struct WriteSlot<'p, 'r, T, W: Wait = Spin> {
+pub struct WriteSlot<'p, 'r, T, W: Wait = Auto> {
     producer: &'p mut Producer<'r, T, W>,
     /// The state in which the slot was found free.
     seen: State,
@@ -564,7 +564,7 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, '_, T, W> {
 /// # Ok::<(), twinbuf_core::Closed>(())
 /// ```
 #[must_use = "a reserved slot that is dropped without `commit` reaches the consumer as `Cancelled`"]
-pub struct ReservedSlot<'r, T, W: Wait = Spin> {
+pub struct ReservedSlot<'r, T, W: Wait = Auto> {
     slot: SlotRef<'r, T, W>,
     /// The state in which the slot was found free.
     seen: State,

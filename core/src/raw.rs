@@ -176,20 +176,22 @@ impl<T> Drop for Line<T> {
     }
 }
 
+/// The marker of a type that uses a ring for `'r`. It is invariant in `T`, as a cell is. It is made of functions, so that
+/// a struct with such a type needs no bound `T: 'r`. The constructors of the handles require that bound.
+type Marker<'r, T, W> = PhantomData<(&'r (), fn(T) -> T, fn(W) -> W)>;
+
 /// A share of a [`Block`] if the ring is owned by its handles and guards; nothing if it is borrowed.
 pub(crate) struct Share<'r, T, W> {
     #[cfg(feature = "alloc")]
     block: Option<NonNull<Block<T, W>>>,
-    ring: PhantomData<&'r UnsafeCell<T>>,
-    strategy: PhantomData<W>,
+    marker: Marker<'r, T, W>,
 }
 
 impl<T, W> Share<'_, T, W> {
     pub(crate) const BORROWED: Self = Self {
         #[cfg(feature = "alloc")]
         block: None,
-        ring: PhantomData,
-        strategy: PhantomData,
+        marker: PhantomData,
     };
 
     /// One more share of the same ring.
@@ -293,7 +295,7 @@ pub(crate) struct RingRef<'r, T, W> {
     words: NonNull<[AtomicU32]>,
     slots: NonNull<[UnsafeCell<T>]>,
     waiting: NonNull<Waiting<W>>,
-    ring: PhantomData<(&'r [UnsafeCell<T>], &'r Waiting<W>)>,
+    marker: Marker<'r, T, W>,
 }
 
 impl<T, W> Clone for RingRef<'_, T, W> {
@@ -314,7 +316,7 @@ impl<'r, T, W> RingRef<'r, T, W> {
             words: NonNull::from(words),
             slots: NonNull::from(slots),
             waiting: NonNull::from(waiting),
-            ring: PhantomData,
+            marker: PhantomData,
         }
     }
 
@@ -332,7 +334,7 @@ impl<'r, T, W> RingRef<'r, T, W> {
             word: NonNull::from(word),
             value: NonNull::from(value),
             waiting: self.waiting,
-            ring: PhantomData,
+            marker: PhantomData,
         }
     }
 
@@ -431,7 +433,7 @@ pub(crate) struct SlotRef<'r, T, W> {
     word: NonNull<AtomicU32>,
     value: NonNull<UnsafeCell<T>>,
     waiting: NonNull<Waiting<W>>,
-    ring: PhantomData<(&'r UnsafeCell<T>, &'r Waiting<W>)>,
+    marker: Marker<'r, T, W>,
 }
 
 impl<T, W> Clone for SlotRef<'_, T, W> {

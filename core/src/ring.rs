@@ -13,10 +13,10 @@ use crate::raw::Block;
 use crate::raw::{RingRef, Share, Waiting};
 use crate::state::State;
 use crate::sync::{self, AtomicU32, Ordering, UnsafeCell, const_fn};
-use crate::wait::{Spin, Wait};
+use crate::wait::{Auto, Wait};
 
 /// A ring of two slots: the producer fills one slot while the consumer uses the other.
-pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
+pub type DoubleBuffer<T, W = Auto> = Ring<T, 2, W>;
 
 /// `N` fixed slots (default: two) that one producer and one consumer hand back and forth.
 ///
@@ -91,7 +91,7 @@ pub type DoubleBuffer<T, W = Spin> = Ring<T, 2, W>;
     )),
     repr(align(64))
 )]
-pub struct Ring<T, const N: usize = 2, W = Spin> {
+pub struct Ring<T, const N: usize = 2, W = Auto> {
     words: [AtomicU32; N],
     slots: ManuallyDrop<[UnsafeCell<T>; N]>,
     waiting: Waiting<W>,
@@ -107,9 +107,9 @@ unsafe impl<T: Send, const N: usize, W: Sync> Sync for Ring<T, N, W> {}
 // See `Share`.
 impl<T: UnwindSafe, const N: usize, W: RefUnwindSafe> RefUnwindSafe for Ring<T, N, W> {}
 
-impl<T, const N: usize> Ring<T, N, Spin> {
+impl<T, const N: usize> Ring<T, N> {
     const_fn! {
-        /// Creates a ring with these slots. Blocking calls use the strategy [`Spin`]. Each slot starts with the value
+        /// Creates a ring with these slots. Blocking calls use the strategy [`Auto`]. Each slot starts with the value
         /// given here.
         ///
         /// The function is `const`, and a ring can be a `static`. For other wait strategies use
@@ -122,7 +122,7 @@ impl<T, const N: usize> Ring<T, N, Spin> {
         /// ```
         #[must_use]
         pub const fn new(slots: [T; N]) -> Self {
-            Self::with_wait(slots, Spin)
+            Self::with_wait(slots, Auto::new())
         }
     }
 }
@@ -248,22 +248,22 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
 /// # Ok::<(), twinbuf_core::Closed>(())
 /// ```
 #[cfg(feature = "alloc")]
-pub struct HeapRing<T, W>(Box<Block<T, W>>);
+pub struct HeapRing<T, W = Auto>(Box<Block<T, W>>);
 
-#[cfg(feature = "std")]
-impl<T> HeapRing<T, crate::Park> {
-    /// Creates a ring with these slots. Blocking calls use the strategy [`Park`](crate::Park).
+#[cfg(feature = "alloc")]
+impl<T> HeapRing<T> {
+    /// Creates a ring with these slots. Blocking calls use the strategy [`Auto`].
     ///
     /// # Panics
     ///
     /// If there are no slots, or more than 2³¹.
     #[must_use]
     pub fn new(slots: impl Into<Vec<T>>) -> Self {
-        Self::with_wait(slots, crate::Park)
+        Self::with_wait(slots, Auto::new())
     }
 
     /// Creates a ring with `depth` slots. Slot `i` starts with the value of `slot(i)`. Blocking calls
-    /// use the strategy [`Park`](crate::Park).
+    /// use the strategy [`Auto`].
     ///
     /// # Panics
     ///

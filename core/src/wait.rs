@@ -51,9 +51,9 @@ impl fmt::Debug for Word<'_> {
 ///
 /// | strategy | needs | a waiting side | choose it when |
 /// | --- | --- | --- | --- |
-/// | [`Spin`] | nothing | uses its core fully | each side has its own core, and slots are passed within 10 µs |
-/// | `Park` | `std` | sleeps in the kernel | batches take longer than a wake-up (about 10 µs), as in loaders |
-/// | `Backoff` | `std` | spins for a time, then sleeps | slots are passed in bursts, and cores are free |
+/// | [`Auto`] | nothing | with `std`: looks for a few µs while that pays, then sleeps; without: as `Spin` | by default |
+/// | [`Spin`] | nothing | uses its core fully | each side has its own core, and a wake-up (about 10 µs) is too late |
+/// | `Park` | `std` | sleeps in the kernel at once | every wait is long, or no CPU time may be spent on a look |
 /// | your own | | for example WFE/SEV, an RTOS semaphore | the target has no `std` |
 ///
 /// The `try_*`, `poll_*` and `*_async` calls of the handles work with every strategy and never call it to wait.
@@ -204,14 +204,94 @@ impl Wait for Spin {
     fn wake(&self, _word: Word<'_>) {}
 }
 
+/// The default strategy. With the feature `std`, a waiting side looks at the word for a few microseconds, yields its
+/// processor a few times, then sleeps as `Park` does. Without `std`, it polls in a loop as [`Spin`] does.
+///
+/// A wait in which looking was in vain makes the next waits sleep at once: first 2, then 4, at most 256. So a ring with
+/// long waits, or one whose sides share a processor, spends almost no time on looking. A wait that ends while the side
+/// looks halves that number.
+///
+/// One `Auto` is for one ring: both sides learn from it.
+///
+/// ```
+/// use twinbuf_core::{Auto, DoubleBuffer};
+/// static RING: DoubleBuffer<u64> = DoubleBuffer::new([0, 0]);
+/// static SAME: DoubleBuffer<u64, Auto> = DoubleBuffer::with_wait([0, 0], Auto::new());
+/// ```
+#[derive(Debug, Default)]
+pub struct Auto {
+    /// The number of waits left that sleep at once, and how many the last look in vain added, in the upper half. A
+    /// guess: any value is right, so every access is Relaxed, and two sides may overwrite each other's value.
+    #[cfg(feature = "std")]
+    pause: core::sync::atomic::AtomicU32,
+}
+
+impl Auto {
+    /// Creates the strategy for one ring.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            #[cfg(feature = "std")]
+            pause: core::sync::atomic::AtomicU32::new(0),
+        }
+    }
+}
+
+#[cfg(not(feature = "std"))]
+impl Wait for Auto {
+    #[inline]
+    fn relax(&self, round: u32) -> bool {
+        Spin.relax(round)
+    }
+
+    #[inline]
+    fn wait(&self, word: Word<'_>, expected: u32) {
+        Spin.wait(word, expected);
+    }
+
+    #[inline]
+    fn wake(&self, _word: Word<'_>) {}
+}
+
 #[cfg(feature = "std")]
-pub use with_std::{Backoff, Park};
+impl Auto {
+    /// How often a wait looks at the word before it yields: 2 to 5 µs, as a pause of the processor takes 20 to 50 ns.
+    const LOOKS: u32 = 100;
+    /// How often it yields, and looks after it. If both sides share a processor, one yield is enough.
+    const YIELDS: u32 = 8;
+    /// The most waits that a look in vain can leave out.
+    const LONGEST_PAUSE: u32 = 256;
+
+    /// A wait begins. Returns whether it looks before it sleeps.
+    fn looks(&self) -> bool {
+        let pause = self.pause.load(Ordering::Relaxed);
+        if pause == 0 {
+            return true;
+        }
+        let (left, last) = (pause & 0xffff, pause >> 16);
+        // A wait that looks counts as a good one until `looked_in_vain`.
+        let next = if left > 0 { pause - 1 } else { (last / 2) << 16 };
+        self.pause.store(next, Ordering::Relaxed);
+        left == 0
+    }
+
+    /// The wait goes to sleep after it looked.
+    fn looked_in_vain(&self) {
+        let last = self.pause.load(Ordering::Relaxed) >> 16;
+        // Twice the pause before `looks` halved it.
+        let pause = (4 * last).clamp(2, Self::LONGEST_PAUSE);
+        self.pause.store(pause << 16 | pause, Ordering::Relaxed);
+    }
+}
+
+#[cfg(feature = "std")]
+pub use with_std::Park;
 
 #[cfg(feature = "std")]
 mod with_std {
     use std::time::{Duration, Instant};
 
-    use super::{Spin, Wait, WaitUntil, Word, address};
+    use super::{Auto, Spin, Wait, WaitUntil, Word, address};
     use crate::sync;
 
     /// Sleeps in the kernel immediately. A waiting side uses no CPU.
@@ -221,36 +301,6 @@ mod with_std {
     /// thread.
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Park;
-
-    /// Spins for a given number of rounds, then sleeps as [`Park`] does.
-    #[derive(Clone, Copy, Debug)]
-    pub struct Backoff {
-        spins: u32,
-    }
-
-    impl Backoff {
-        /// Creates a strategy that spins for `spins` rounds, then sleeps. A round is one load of the word and one
-        /// pause instruction (about 10 to 50 ns).
-        ///
-        /// ```
-        /// use twinbuf_core::{Backoff, DoubleBuffer};
-        /// static RING: DoubleBuffer<u64, Backoff> = DoubleBuffer::with_wait([0, 0], Backoff::new(200));
-        /// ```
-        #[must_use]
-        pub const fn new(spins: u32) -> Self {
-            Self { spins }
-        }
-    }
-
-    /// About as long as a wake-up by the kernel takes: the spinning then costs at most as much as it could save (Karlin
-    /// et al., "Empirical studies of competitive spinning", SOSP 1991). This needs a processor for each side. On one
-    /// processor all spinning is wasted, and a round trip takes about 57 µs of CPU time, compared with 4 for [`Park`]
-    /// (AMD EPYC, `taskset -c 0`).
-    impl Default for Backoff {
-        fn default() -> Self {
-            Self::new(1000)
-        }
-    }
 
     impl Wait for Park {
         #[inline]
@@ -269,11 +319,22 @@ mod with_std {
         }
     }
 
-    impl Wait for Backoff {
+    impl Wait for Auto {
         #[inline]
         fn relax(&self, round: u32) -> bool {
-            sync::spin_loop();
-            round < self.spins
+            if round == 0 && !self.looks() {
+                return false;
+            }
+            if round < Self::LOOKS {
+                sync::spin_loop();
+                return true;
+            }
+            if round < Self::LOOKS + Self::YIELDS {
+                std::thread::yield_now();
+                return true;
+            }
+            self.looked_in_vain();
+            false
         }
 
         #[inline]
@@ -309,7 +370,7 @@ mod with_std {
     }
     std_clock!(Spin, |this: &Spin, word, expected, _| this.wait(word, expected));
     std_clock!(Park, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
-    std_clock!(Backoff, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
+    std_clock!(Auto, |_, word, expected, deadline| address::wait(word, expected, Some(deadline)));
 }
 
 /// The address wait of 64-bit Linux: one system call on the word itself.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
 use twinbuf_core::{
-    Closed, DoubleBuffer, HeapRing, Park, RecvError, ReservedSlot, Ring, TryAcquireError, TryRecvError,
+    Closed, DoubleBuffer, HeapRing, RecvError, ReservedSlot, Ring, TryAcquireError, TryRecvError,
 };
 
 /// A filled slot can be given up: it is reused, and the consumer does not see it (thingbuf#70).
@@ -122,7 +122,7 @@ fn the_memory_of_a_leaked_guard_is_never_handed_out_again() {
     let drops = Arc::new(());
     let (mut tx, rx) = HeapRing::from_fn(2, |_| drops.clone()).into_handles();
     // Never dropped, and stored where a leak checker finds it.
-    static LEAKED: Mutex<Vec<ReservedSlot<'static, Arc<()>, Park>>> = Mutex::new(Vec::new());
+    static LEAKED: Mutex<Vec<ReservedSlot<'static, Arc<()>>>> = Mutex::new(Vec::new());
     LEAKED.lock().unwrap().push(tx.acquire().unwrap().reserve());
     let (tx, rx) = tx.reunite(rx).unwrap_err();
     drop((tx, rx));

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use twinbuf_core::{
-    Closed, Consumer, DoubleBuffer, HeapRing, KeptSlot, Park, Producer, ReadSlot, RecvError, ReservedSlot,
-    Ring, TryAcquireError, TryRecvError, Wait, Word, WriteSlot,
+    Closed, Consumer, DoubleBuffer, HeapRing, KeptSlot, Producer, ReadSlot, RecvError, ReservedSlot, Ring,
+    TryAcquireError, TryRecvError, Wait, Word, WriteSlot,
 };
 
 /// Compiles only if `$type` implements none of the traits. (If it implements one, it has two impls of `Ambiguous`, and
@@ -58,8 +58,8 @@ fn what_may_go_to_another_thread() {
     send::<DoubleBuffer<OneThread>>();
     sync::<DoubleBuffer<OneThread>>();
     assert_not!(DoubleBuffer<Pinned>: Send, Sync);
-    send::<HeapRing<OneThread, Park>>();
-    assert_not!(HeapRing<Pinned, Park>: Send, Sync);
+    send::<HeapRing<OneThread>>();
+    assert_not!(HeapRing<Pinned>: Send, Sync);
 
     send::<Producer<'_, OneThread>>();
     assert_not!(Producer<'_, u64>: Sync);
@@ -182,7 +182,7 @@ fn what_survives_a_panic() {
 
 #[test]
 fn the_end_of_either_side_passes_through_every_error_of_the_other() {
-    fn all(tx: &mut Producer<'_, u64, Park>, end: u8) -> Result<(), TryAcquireError> {
+    fn all(tx: &mut Producer<'_, u64>, end: u8) -> Result<(), TryAcquireError> {
         match end {
             0 => tx.acquire()?.commit()?,
             1 => tx.acquire_timeout(Duration::ZERO)?.commit()?,
@@ -198,7 +198,7 @@ fn the_end_of_either_side_passes_through_every_error_of_the_other() {
     }
     assert_eq!(tx.acquire().map(drop), Err(Closed));
 
-    fn received(rx: &mut Consumer<'_, u64, Park>, blocking: bool) -> Result<bool, TryRecvError> {
+    fn received(rx: &mut Consumer<'_, u64>, blocking: bool) -> Result<bool, TryRecvError> {
         Ok(if blocking { rx.recv()?.is_some() } else { rx.try_recv()?.is_some() })
     }
     let (tx, mut rx) = HeapRing::new([0, 0]).into_handles();

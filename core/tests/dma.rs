@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 
 use embedded_dma::{ReadBuffer, WriteBuffer};
-use twinbuf_core::{Consumer, DoubleBuffer, HeapRing, Producer, ReservedSlot, Ring, Spin, TryAcquireError};
+use twinbuf_core::{Consumer, DoubleBuffer, HeapRing, Producer, ReservedSlot, Ring, TryAcquireError};
 
 type Block = [u16; 8];
 
@@ -78,6 +78,6 @@ fn a_leaked_target_of_a_static_ring() {
 
 #[test]
 fn a_leaked_target_of_handles_that_own_their_ring() {
-    let (tx, rx) = HeapRing::with_wait([[0; 8]; 3], Spin).into_handles();
+    let (tx, rx) = HeapRing::new([[0; 8]; 3]).into_handles();
     a_leaked_target_is_never_handed_out(tx, rx);
 }

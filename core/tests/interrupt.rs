@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use twinbuf_core::{Consumer, DoubleBuffer, Producer, Spin};
+use twinbuf_core::{Consumer, DoubleBuffer, Producer};
 
 /// A task that is run by every signal while it is marked as woken.
 struct Task {
@@ -35,7 +35,7 @@ impl Wake for Task {
 
 /// The state of the handler. No other code touches it once signals arrive.
 struct Executor {
-    tx: Producer<'static, u64, Spin>,
+    tx: Producer<'static, u64>,
     task: Arc<Task>,
     waker: Waker,
     sent: u64,

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{
-    Backoff, DoubleBuffer, HeapRing, Park, Producer, Spin, TryAcquireError, TryRecvError, Wait, WaitUntil,
-    Word,
+    Auto, DoubleBuffer, HeapRing, Park, Producer, Spin, TryAcquireError, TryRecvError, Wait, WaitUntil, Word,
 };
 
 /// A strategy that its test can inspect.
@@ -50,7 +49,7 @@ fn a_deadline_that_has_come_is_over() {
     }
     over(&Spin);
     over(&Park);
-    over(&Backoff::default());
+    over(&Auto::new());
 }
 
 /// `round` counts how often one wait got `true`, over all its sleeps, and restarts with the next wait.
@@ -102,12 +101,29 @@ fn each_strategy_relaxes_as_it_promises() {
         assert!(Spin.relax(round), "never sleeps");
         assert!(!Park.relax(round), "sleeps at once");
     }
-    let backoff = Backoff::new(3);
-    assert_eq!([0, 1, 2, 3, 4].map(|round| backoff.relax(round)), [true, true, true, false, false]);
-    assert!(!Backoff::new(0).relax(0));
-    // About as long as a wake-up by the kernel, at 20 to 50 ns a round.
-    let spins = (0..).take_while(|&round| Backoff::default().relax(round)).count();
-    assert!((100..=2000).contains(&spins), "{spins}");
+}
+
+/// The default strategy looks less and less often while looking is in vain, and again once it is not.
+#[test]
+fn the_default_strategy_learns_whether_looking_pays() {
+    let auto = Auto::new();
+    // A wait that is never ready: how often it looked before it slept.
+    let in_vain = || (0..).take_while(|&round| auto.relax(round)).count();
+    let looks = in_vain();
+    assert!((50..=200).contains(&looks), "a few microseconds, at 20 to 50 ns a look: {looks}");
+    // The number of waits that slept at once, before each of the next ten that looked.
+    let pauses = |waits: usize| -> Vec<usize> {
+        (0..waits).map(|_| (0..).take_while(|_| in_vain() == 0).count()).collect()
+    };
+    assert_eq!(pauses(10), [2, 4, 8, 16, 32, 64, 128, 256, 256, 256]);
+    (0..256).for_each(|_| assert!(!auto.relax(0)));
+    // From now on each wait ends with its first look.
+    for half in [128, 64, 32, 16, 8, 4, 2, 1, 0] {
+        assert!(auto.relax(0), "and the next pause would be {half}");
+    }
+    assert!(auto.relax(0));
+    assert_eq!(in_vain(), looks);
+    assert_eq!(pauses(2), [2, 4]);
 }
 
 /// A slot that is filled at the last moment is delivered: the wait checks the slot before the deadline.
@@ -168,5 +184,5 @@ fn messages() {
 #[test]
 #[should_panic(expected = "a ring needs at least one slot")]
 fn a_ring_without_slots() {
-    let _ = HeapRing::<u64, Park>::new([]);
+    let _ = HeapRing::<u64>::new([]);
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pollster::block_on;
 use twinbuf_core::{
-    Backoff, Closed, Consumer, DoubleBuffer, HeapRing, KeptSlot, Park, Producer, RecvError, Ring, Spin,
+    Auto, Closed, Consumer, DoubleBuffer, HeapRing, KeptSlot, Park, Producer, RecvError, Ring, Spin,
     TryAcquireError, TryRecvError, Wait, WaitUntil,
 };
 
@@ -121,7 +121,7 @@ fn a_borrowed_ring_of_any_depth_and_strategy() {
     with::<1>(Park);
     with::<2>(Park);
     with::<3>(Park);
-    with::<2>(Backoff::default());
+    with::<2>(Auto::new());
 }
 
 /// A producer waits for this slot, and continues when a thread that never saw the consumer drops the guard.
@@ -169,7 +169,7 @@ fn a_wait_ends_with_its_timeout() {
     }
     with(Spin);
     with(Park);
-    with(Backoff::default());
+    with(Auto::new());
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn the_end_wakes_who_waits() {
         }
     }
     with(Park);
-    with(Backoff::new(10));
+    with(Auto::new());
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn each_side_is_a_thread_or_a_task() {
         }
     }
     with(Park);
-    with(Backoff::default());
+    with(Auto::new());
 }
 
 /// Polled first on one thread, then on another, as an executor may.
@@ -377,8 +377,8 @@ mod cpu_time {
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no clock for CPU time")]
-    fn backing_off() {
-        waiting_side_sleeps(Backoff::default());
+    fn by_default() {
+        waiting_side_sleeps(Auto::new());
     }
 
     /// Short timeouts sleep too. There are enough of them to fill `WORK`, and no slot arrives in any of them.
@@ -459,7 +459,7 @@ fn a_task_awaits_a_kept_slot() {
     }
 
     for owned in [true, false] {
-        let mut ring = Ring::with_wait([0], Park);
+        let mut ring = Ring::new([0]);
         let (mut tx, mut rx) = if owned { HeapRing::new([0]).into_handles() } else { ring.split() };
         fill(&mut tx, 1);
         let slot = rx.recv().unwrap().unwrap().keep();

@@ -110,7 +110,7 @@ fn a_task_polls_within_the_wake() {
     use std::sync::Mutex;
 
     struct Inline {
-        rx: Mutex<Option<Consumer<'static, u64, twinbuf_core::Park>>>,
+        rx: Mutex<Option<Consumer<'static, u64>>>,
         received: Mutex<Vec<u64>>,
         polls: AtomicU32,
     }

@@ -19,7 +19,7 @@ use std::thread;
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaStream};
-use twinbuf_core::HeapRing;
+use twinbuf_core::{HeapRing, Park};
 
 use crate::Uploader;
 use crate::cu::{self, BesideCaptures, Current, Event, Stream};
@@ -205,7 +205,7 @@ impl Stager {
             let (mut producers, mut running) = (Vec::new(), Vec::new());
             for slots in lanes {
                 let orders: Vec<_> = slots.iter_mut().map(Order::new).collect();
-                let (producer, consumer) = HeapRing::new(orders).into_handles();
+                let (producer, consumer) = HeapRing::with_wait(orders, Park).into_handles();
                 let fate = &fate;
                 let thread = thread::Builder::new()
                     .name("twinbuf-stage".to_string())

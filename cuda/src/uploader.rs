@@ -249,7 +249,7 @@ impl Uploader {
 type Handles<T> = (Producer<'static, T, Park>, Consumer<'static, T, Park>);
 
 fn ring<T: Send + 'static>(slots: Vec<T>) -> Handles<T> {
-    HeapRing::new(slots).into_handles()
+    HeapRing::with_wait(slots, Park).into_handles()
 }
 
 impl fmt::Debug for Uploader {

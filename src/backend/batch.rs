@@ -11,7 +11,6 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_core::KeptSlot;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
-use super::Adaptive;
 use super::too_large;
 use crate::batch::checkpoint::Checkpoint;
 use crate::batch::memory::Taken;
@@ -30,7 +29,7 @@ use crate::transform::RecordType;
 /// numbers. Dropping the batch frees its slot. A batch borrows nothing: it may move to another thread and may
 /// outlive its loader.
 pub struct Batch {
-    slot: KeptSlot<'static, Slot<Buffer>, Adaptive>,
+    slot: KeptSlot<'static, Slot<Buffer>>,
 }
 
 impl Batch {
@@ -369,9 +368,9 @@ tuple_of_numbers!(2: A 0, B 1);
 tuple_of_numbers!(3: A 0, B 1, C 2);
 tuple_of_numbers!(4: A 0, B 1, C 2, D 3);
 
-impl From<KeptSlot<'static, Slot<Buffer>, Adaptive>> for Batch {
+impl From<KeptSlot<'static, Slot<Buffer>>> for Batch {
     #[doc(hidden)]
-    fn from(slot: KeptSlot<'static, Slot<Buffer>, Adaptive>) -> Self {
+    fn from(slot: KeptSlot<'static, Slot<Buffer>>) -> Self {
         Self { slot }
     }
 }

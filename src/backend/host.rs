@@ -9,10 +9,9 @@ use twinbuf_core::{
 };
 use twinbuf_mmap::Buffer;
 
-use super::Adaptive;
 use super::batch::Batch;
 use super::sealed::{self, Batches, SlotGuard, Slots};
-use super::{Backend, NoSlot, Received, Sides, Spin, Waiting, too_large};
+use super::{Backend, NoSlot, Received, Sides, Waiting, too_large};
 use crate::error::Error;
 use crate::observe::log::What;
 use crate::slot::{BatchMeta, Chunks, Freed, Slot, Ticket};
@@ -31,14 +30,12 @@ impl Backend for Host {
 impl sealed::Backend for Host {
     type Content = [u8];
     type Slots = Filling<Buffer>;
-    type Batches = Consumer<'static, Slot<Buffer>, Adaptive>;
+    type Batches = Consumer<'static, Slot<Buffer>>;
 
     const WAIT: What = What::Wait;
 
     fn make(self, sides: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let lanes = 0..sides.lanes;
-        // The reading thread of each lane, and the caller's.
-        let threads = sides.lanes + 1;
         let (chunk, sending) = (sides.chunk(MAX_CHUNKS), sides.sending.take());
         let slot = |memory| {
             let chunks = sending.clone().zip(chunk).map(|(sending, chunk)| Chunks::new(sending, chunk));
@@ -51,7 +48,7 @@ impl sealed::Backend for Host {
                     .ok_or_else(|| too_large(sides.sum))?,
             };
             let slots: Vec<_> = memory.into_iter().map(slot).collect();
-            Ok(ring(slots, threads))
+            Ok(ring(slots))
         };
         lanes.map(lane).collect()
     }
@@ -67,13 +64,13 @@ pub(crate) struct Value<T>(pub(crate) T);
 impl<T: Send + 'static> sealed::Backend for Values<T> {
     type Content = T;
     type Slots = Filling<Value<T>>;
-    type Batches = Consumer<'static, Slot<Value<T>>, Adaptive>;
+    type Batches = Consumer<'static, Slot<Value<T>>>;
 
     const WAIT: What = What::Wait;
 
     fn make(self, _: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
         let slots: Vec<_> = self.0.into_iter().map(|value| Slot::new(Value(value))).collect();
-        Ok(vec![ring(slots, 2)])
+        Ok(vec![ring(slots)])
     }
 }
 
@@ -114,29 +111,20 @@ fn address<C: Content>(content: &mut C) -> usize {
 /// The side of a ring that is filled.
 #[derive(Debug)]
 pub struct Filling<C: Content> {
-    slots: Producer<'static, Slot<C>, Adaptive>,
-    spin: Spin,
+    slots: Producer<'static, Slot<C>>,
 }
 
-/// A ring of these slots, in a process where `threads` threads work at the same time.
-fn ring<C: Content>(
-    slots: Vec<Slot<C>>,
-    threads: usize,
-) -> (Filling<C>, Consumer<'static, Slot<C>, Adaptive>) {
-    let wait = Adaptive::for_threads(threads);
-    let spin = Spin::of(&wait);
-    let (slots, batches) = HeapRing::with_wait(slots, wait).into_handles();
-    (Filling { slots, spin }, batches)
+fn ring<C: Content>(slots: Vec<Slot<C>>) -> (Filling<C>, Consumer<'static, Slot<C>>) {
+    let (slots, batches) = HeapRing::new(slots).into_handles();
+    (Filling { slots }, batches)
 }
 
 impl<C: Content> Slots for Filling<C> {
     type Content = C::Filled;
-    type Guard<'s> = WriteSlot<'s, 'static, Slot<C>, Adaptive>;
+    type Guard<'s> = WriteSlot<'s, 'static, Slot<C>>;
 
     fn acquire(&mut self) -> Result<Self::Guard<'_>, NoSlot> {
-        let Self { slots, spin } = self;
-        spin.wait_while(|| matches!(slots.try_acquire(), Err(TryAcquireError::Full)));
-        slots.acquire().map_err(|_| NoSlot::Gone)
+        self.slots.acquire().map_err(|_| NoSlot::Gone)
     }
 
     fn acquire_within(&mut self, timeout: Duration) -> Result<Self::Guard<'_>, NoSlot> {
@@ -154,7 +142,7 @@ impl<C: Content> Slots for Filling<C> {
     }
 }
 
-impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Adaptive> {
+impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>> {
     type Content = C::Filled;
 
     fn content(&mut self) -> &mut C::Filled {
@@ -189,8 +177,8 @@ impl<C: Content> SlotGuard for WriteSlot<'_, 'static, Slot<C>, Adaptive> {
     }
 }
 
-impl<C: Content> Batches for Consumer<'static, Slot<C>, Adaptive> {
-    type Batch = KeptSlot<'static, Slot<C>, Adaptive>;
+impl<C: Content> Batches for Consumer<'static, Slot<C>> {
+    type Batch = KeptSlot<'static, Slot<C>>;
 
     fn receive(&mut self, waiting: &mut Waiting<'_, '_>, held_timeout: Duration) -> Received<Self::Batch> {
         match waiting {
@@ -236,8 +224,8 @@ const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 fn received<C: Content>(
-    found: Result<Option<ReadSlot<'_, 'static, Slot<C>, Adaptive>>, TryRecvError>,
-) -> Received<KeptSlot<'static, Slot<C>, Adaptive>> {
+    found: Result<Option<ReadSlot<'_, 'static, Slot<C>>>, TryRecvError>,
+) -> Received<KeptSlot<'static, Slot<C>>> {
     match found {
         Ok(Some(batch)) => Received::Batch(batch.keep()),
         Err(TryRecvError::Empty) => Received::NotYet,

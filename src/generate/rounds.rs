@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use twinbuf_core::KeptSlot;
 
 use super::{Generator, Hook};
-use crate::backend::Adaptive;
 use crate::backend::Waiting;
 use crate::backend::host::Value;
 use crate::error::{At, Error};
@@ -266,7 +265,7 @@ impl<T: Send + 'static> Drop for Rounds<'_, '_, T> {
 /// The data of one round, in its slot. It dereferences to `T`. Dropping it frees the slot. It may move to another
 /// thread.
 pub struct Round<T: Send + 'static> {
-    pub(super) slot: KeptSlot<'static, Slot<Value<T>>, Adaptive>,
+    pub(super) slot: KeptSlot<'static, Slot<Value<T>>>,
 }
 
 /// The report takes into account how long rounds hold their slots.

@@ -1,6 +1,6 @@
 //! twinbuf with each of its wait strategies, always in place.
 
-use twinbuf_core::{Backoff, Consumer, HeapRing, Park, Producer, Ring, Spin};
+use twinbuf_core::{Auto, Consumer, HeapRing, Park, Producer, Ring, Spin};
 
 use crate::measure::{Role, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Payload};
@@ -64,7 +64,7 @@ where
 
 pub fn add(list: &mut Subjects) {
     strategy::<Spin>(list, Wait::Spin, "twinbuf Spin");
-    strategy::<Backoff>(list, Wait::SpinPark, "twinbuf Backoff");
+    strategy::<Auto>(list, Wait::SpinPark, "twinbuf Auto");
     strategy::<Park>(list, Wait::Park, "twinbuf Park");
 
     let id = (Wait::Spin, Role::Ours, "twinbuf Spin, owned", "in place");

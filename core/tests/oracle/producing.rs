@@ -169,7 +169,10 @@ impl<'w> Check<'w, '_> {
     }
 
     /// Tries to reunite the producer with the consumer of another ring. This is refused.
-    fn reunite_other(&mut self, tx: &mut Option<Tx<'_, 'w>>) {
+    fn reunite_other<'r>(&mut self, tx: &mut Option<Tx<'r, 'w>>)
+    where
+        'w: 'r,
+    {
         let Some(sender) = tx.take() else { return };
         let (other_tx, other_rx) = self.world.heap_ring(1).into_handles();
         let Err((sender, other_rx)) = sender.reunite(other_rx) else { panic!("reunited two rings") };

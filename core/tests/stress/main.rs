@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use pollster::block_on;
 use twinbuf_core::{
-    Backoff, Closed, Consumer, Park, Producer, ReadSlot, RecvError, Spin, TryAcquireError, TryRecvError,
+    Auto, Closed, Consumer, Park, Producer, ReadSlot, RecvError, Spin, TryAcquireError, TryRecvError,
     WaitUntil, WriteSlot,
 };
 
@@ -37,9 +37,8 @@ fn park() {
 }
 
 #[test]
-fn backoff() {
-    let wait = Backoff::new(100);
-    stress("two threads, Backoff", 100_000, |random, at_most| two_threads::round(wait, random, at_most));
+fn auto() {
+    stress("two threads, Auto", 100_000, |random, at_most| two_threads::round(Auto::new(), random, at_most));
 }
 
 #[test]
@@ -48,9 +47,8 @@ fn many_threads_park() {
 }
 
 #[test]
-fn many_threads_backoff() {
-    let wait = Backoff::new(100);
-    stress("many threads, Backoff", 25_000, |random, at_most| many_threads::round(wait, random, at_most));
+fn many_threads_auto() {
+    stress("many threads, Auto", 25_000, |random, at_most| many_threads::round(Auto::new(), random, at_most));
 }
 
 /// Hands over at least `handoffs` slots, or the number set in the environment, in rounds of random length. `round` gets

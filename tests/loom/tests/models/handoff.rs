@@ -1,6 +1,6 @@
 //! Commit and release: what is handed over is seen, in order, once, and whoever waits for it wakes.
 
-use twinbuf_core::{DoubleBuffer, Ring, Spin};
+use twinbuf_core::{DoubleBuffer, Ring};
 
 use crate::common::*;
 
@@ -124,7 +124,7 @@ check! {
     spin, exhaustive
 }
 fn spin<P: Parker>() {
-    let (mut tx, mut rx) = keep(Ring::<usize, 1, Spin>::new([0])).split();
+    let (mut tx, mut rx) = keep(Ring::<usize, 1>::new([0])).split();
     let producer = spawn(move || {
         for i in 0..2 {
             fill(&mut tx, i).unwrap();
