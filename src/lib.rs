@@ -61,6 +61,7 @@ mod error;
 pub mod generate;
 pub mod loader;
 pub mod observe;
+pub mod pipe;
 mod slot;
 mod stage;
 #[cfg(feature = "safetensors")]

@@ -163,7 +163,7 @@ impl BatchMeta {
 }
 
 /// A batch that a loader or generator may load next, or has loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {
     /// Numbers the calls that ask for epochs. A batch loaded for an earlier call is discarded.
     pub(crate) generation: u64,

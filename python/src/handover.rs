@@ -8,15 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use std::{fmt, iter, mem};
+use std::{iter, mem};
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList};
 use pyo3::{PyTraverseError, PyVisit};
-use twinbuf::BoxError;
 use twinbuf::Error;
-use twinbuf::generate::{Generator, Round, any_slots};
+use twinbuf::pipe::{self, Around, Content, Filling, Pipe, Slots};
 
 use crate::batch::Batch;
 use crate::errors;
@@ -30,18 +29,6 @@ const SLICE: Duration = Duration::from_millis(50);
 
 /// What the thread hands over: `None` once it was taken out.
 type Made = Option<Item>;
-
-/// In place of an item: there are no more.
-#[derive(Debug)]
-struct Ended;
-
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the iterable has ended")
-    }
-}
-
-impl std::error::Error for Ended {}
 
 struct Item {
     item: Py<PyAny>,
@@ -99,6 +86,8 @@ struct Source {
     shared: Arc<Making>,
     /// When it last let go of the GIL.
     since: Instant,
+    /// Calls the loop of the thread, in the loop's context.
+    around: Option<Py<PyAny>>,
 }
 
 /// The longest time for which the thread has the GIL if the iterable does not let go of it.
@@ -161,20 +150,6 @@ impl Source {
         Ok(Some(Item::new(item, self.iterable.state(py)?, false)))
     }
 
-    fn load(&mut self, slot: &mut Made) -> Result<(), BoxError> {
-        // The interpreter may be about to exit: nothing requests this item then.
-        Python::try_attach(|py| {
-            // The interpreter takes the GIL away from Python code alone.
-            if self.since.elapsed() > SWITCH {
-                py.detach(|| ());
-                self.since = Instant::now();
-            }
-            *slot = Some(self.make(py)?.ok_or(Ended)?);
-            Ok(())
-        })
-        .unwrap_or_else(|| Err("the interpreter is shutting down".into()))
-    }
-
     /// Closes a generator that was left early, in the thread that ran it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let iterator = self.iterable.iterator.get(py);
@@ -191,6 +166,50 @@ impl Source {
             }
         }
         Ok(())
+    }
+}
+
+impl pipe::Source<Made> for Source {
+    type Unit = ();
+
+    fn fill(&mut self, (): &mut (), slot: &mut Made, at: &mut Filling<'_>) -> Result<Content, Error> {
+        // The interpreter may be about to exit: nothing requests this item then.
+        Python::try_attach(|py| {
+            // The interpreter takes the GIL away from Python code alone.
+            if self.since.elapsed() > SWITCH {
+                py.detach(|| ());
+                self.since = Instant::now();
+            }
+            *slot = self.make(py).map_err(|error| at.failed(error))?;
+            Ok(if slot.is_some() { Content::Bytes(0) } else { Content::End })
+        })
+        .unwrap_or_else(|| Err(at.failed("the interpreter is shutting down")))
+    }
+
+    fn around(&mut self) -> Option<Around> {
+        let (failed, around) = (self.shared.clone(), self.around.take());
+        let run = move |run| {
+            let run = Mutex::new(Some(run));
+            Python::try_attach(|py| {
+                let run = Bound::new(py, Loop(run))?;
+                match around {
+                    Some(around) => around.bind(py).call1((run,)).map(drop),
+                    None => run.call0().map(drop),
+                }
+            })
+            .unwrap_or(Ok(()))
+            .unwrap_or_else(|error| {
+                *failed.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            });
+        };
+        let turns = self.shared.clone();
+        let wait = move |wait: &mut (dyn FnMut() + Send)| {
+            let wait = Mutex::new(wait);
+            let call = || wait.lock().unwrap_or_else(PoisonError::into_inner)();
+            let passed = Python::try_attach(|py| py.detach(|| turns.thread.pass(&turns.caller, call)));
+            passed.unwrap_or_else(call);
+        };
+        Some(Around { run: Box::new(run), wait: Box::new(wait) })
     }
 }
 
@@ -246,7 +265,9 @@ impl Loop {
 
 struct State {
     /// `None` at the end, or if the loop makes its items itself.
-    run: Option<Generator<'static, Made>>,
+    run: Option<pipe::Items<'static, Pipe<Slots<Made, ()>>>>,
+    /// Rounds that the pipe may start.
+    granted: u64,
     /// An item that an exception withheld from the loop.
     put_back: Option<Item>,
     /// Rounds that may be started, and received ones.
@@ -299,30 +320,44 @@ impl Shared {
 impl State {
     /// The next item, waited for as long as `timeout`.
     fn next(&mut self, timeout: Duration) -> Poll<Result<Made, Error>> {
-        let Some(generator) = &mut self.run else { return Poll::Ready(Ok(None)) };
-        generator.start(self.asked);
-        let taken = |mut round: Round<Made>| round.take();
-        match generator.next_timeout(timeout).map_ok(taken) {
-            Poll::Ready(Err(Error::Load { source, .. })) if source.is::<Ended>() => Poll::Ready(Ok(None)),
-            found => found,
+        self.grant();
+        let Some(items) = &mut self.run else { return Poll::Ready(Ok(None)) };
+        let found = if timeout.is_zero() { items.try_next() } else { items.next_timeout(timeout) };
+        match found {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(None) => Poll::Ready(Ok(None)),
+            Poll::Ready(Some(Ok(mut slot))) => Poll::Ready(Ok(slot.take())),
+            Poll::Ready(Some(Err(error))) => {
+                // The iterable goes on after an error, if the loop does.
+                self.granted = 0;
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+
+    /// Lets what was asked for be started.
+    fn grant(&mut self) {
+        if let Some(items) = self.run.as_mut().filter(|_| self.granted < self.asked) {
+            items.resume(self.asked);
+            self.granted = self.asked;
         }
     }
 
     /// Ends the iteration.
     fn end(&mut self) {
-        if let Some(mut generator) = self.run.take() {
-            generator.rest();
+        if let Some(pipe) = self.run.take().and_then(pipe::Items::into_front) {
             let mut total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
-            *total = total.then(generator.report());
+            *total = total.then(pipe.report());
             drop(total);
-            generator.leave();
+            // The thread ends with its item: it is not waited for.
+            let _ = pipe.close_timeout(Duration::ZERO);
         }
     }
 
     fn report(&self) -> twinbuf::Report {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
         match &self.run {
-            Some(generator) => total.then(generator.report()),
+            Some(items) => total.then(items.report()),
             None => total.clone(),
         }
     }
@@ -387,49 +422,24 @@ impl Items {
         let object = |object: Py<PyAny>| Object::new(object.bind(py));
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
         let iterable = Arc::new(Iterable { iterator, send, states });
-        let mut source = Source { iterable: iterable.clone(), shared: making.clone(), since: Instant::now() };
         let lockstep = before.is_some();
+        let asked = if lockstep { 0 } else { rounds.unwrap_or(u64::MAX) };
         let run = if overlap {
             let slots: Vec<Made> = (0..depth).map(|_| None).collect();
-            let builder = any_slots(slots, move |_, slot: &mut Made| source.load(slot));
-            let builder = if rounds.is_some() { builder } else { builder.items(epoch) };
+            let (shared, since) = (making.clone(), Instant::now());
+            let source = Source { iterable: iterable.clone(), shared, since, around };
+            let builder = pipe::builder(slots).worker(source);
+            let builder = if rounds.is_some() { builder.rounds() } else { builder };
             let builder = if name.is_empty() { builder } else { builder.name(name) };
             let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
-            let failed = making.clone();
-            let run = move |run| {
-                let run = Mutex::new(Some(run));
-                Python::try_attach(|py| {
-                    let run = Bound::new(py, Loop(run))?;
-                    match around {
-                        Some(around) => around.bind(py).call1((run,)).map(drop),
-                        None => run.call0().map(drop),
-                    }
-                })
-                .unwrap_or(Ok(()))
-                .unwrap_or_else(|error| {
-                    *failed.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                });
-            };
-            let turns = making.clone();
-            let wait = move |wait: &mut (dyn FnMut() + Send)| {
-                let wait = Mutex::new(wait);
-                let call = || wait.lock().unwrap_or_else(PoisonError::into_inner)();
-                let passed = Python::try_attach(|py| py.detach(|| turns.thread.pass(&turns.caller, call)));
-                passed.unwrap_or_else(call);
-            };
-            let builder = builder.around(run, wait);
-            let mut generator =
-                detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
-            if lockstep {
-                generator.in_lockstep();
-            }
-            Some(generator)
+            let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
+            pipe.begin(epoch, iter::repeat(()), 0);
+            Some(pipe::Items::owned(pipe))
         } else {
             None
         };
-        let asked = if lockstep { 0 } else { rounds.unwrap_or(u64::MAX) };
         let total = total.map_or_else(Arc::default, |total| total.get().0.clone());
-        let state = State { run, put_back: None, asked, received: 0, failed: None, total };
+        let state = State { run, granted: 0, put_back: None, asked, received: 0, failed: None, total };
         let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });
         let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
         iterations.retain(|(_, making)| making.running.load(Ordering::Relaxed));
@@ -641,8 +651,8 @@ impl Items {
             state.asked = next + 1;
             if failed.is_some() {
                 state.failed = failed;
-            } else if let Some(generator) = &mut state.run {
-                generator.start(next + 1);
+            } else {
+                state.grant();
             }
         });
         Ok(())

@@ -1,6 +1,5 @@
 //! The host backend: batches stay in the slots that they were read into.
 
-use std::fmt;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -54,32 +53,6 @@ impl sealed::Backend for Host {
     }
 }
 
-/// Values that a source makes, in the slots that it was given.
-pub(crate) struct Values<T>(pub(crate) Vec<T>);
-
-/// A value as the content of a slot.
-#[derive(Debug)]
-pub(crate) struct Value<T>(pub(crate) T);
-
-impl<T: Send + 'static> sealed::Backend for Values<T> {
-    type Content = T;
-    type Slots = Filling<Value<T>>;
-    type Batches = Consumer<'static, Slot<Value<T>>>;
-
-    const WAIT: What = What::Wait;
-
-    fn make(self, _: &mut Sides<'_>) -> Result<sealed::Lanes<Self>, Error> {
-        let slots: Vec<_> = self.0.into_iter().map(|value| Slot::new(Value(value))).collect();
-        Ok(vec![ring(slots)])
-    }
-}
-
-impl<T> fmt::Debug for Values<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Values")
-    }
-}
-
 /// What is filled in a slot of the ring.
 pub trait Content: Send + 'static {
     type Filled: ?Sized;
@@ -92,14 +65,6 @@ impl Content for Buffer {
 
     fn filled(&mut self) -> &mut [u8] {
         self
-    }
-}
-
-impl<T: Send + 'static> Content for Value<T> {
-    type Filled = T;
-
-    fn filled(&mut self) -> &mut T {
-        &mut self.0
     }
 }
 

@@ -3,23 +3,15 @@
 //! A generator is a loader whose batches come from a closure. It has the same thread, report, errors and trace as a
 //! loader. A round is a batch. Errors and traces show its number as the epoch; a report counts no epochs.
 
-mod items;
-mod rounds;
-
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-pub use self::rounds::{Round, Rounds};
-use crate::backend::host::Values;
-use crate::backend::sealed::SlotGuard;
 use crate::error::{BoxError, Error};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::log::What;
-use crate::observe::report::Report;
-use crate::observe::trace::Trace;
-use crate::slot::{Naming, Origin, Ticket};
-use crate::stage::worker::{Load, Source};
-use crate::stage::{self, Around, HELD_TIMEOUT, Stage};
+use crate::observe::recorder::Kind;
+use crate::observe::report::{LiveReport, Report};
+use crate::pipe::options::{Options, common};
+use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pipe, Place, Setup, Slots};
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
@@ -110,19 +102,23 @@ use crate::stage::{self, Around, HELD_TIMEOUT, Stage};
 /// # Ok::<(), BoxError>(())
 /// ```
 pub struct Generator<'h, T: Send + 'static> {
-    stage: Stage<Values<T>>,
+    pipe: Pipe<Slots<T, u64>>,
     before: Option<Hook<'h>>,
     after: Option<Hook<'h>>,
-    /// The first round.
+    /// The first round of all, and of the pipe's call; `None` if the next call begins anew.
     first: u64,
-    /// The round to receive next.
+    base: Option<u64>,
+    /// The round to receive next, and the end of the iteration.
     next: u64,
+    end: u64,
+    /// When that began.
+    started: Instant,
     /// Rounds below this one may be started.
     granted: u64,
     /// The round that was received, if `after` has not run for it.
     used: Option<u64>,
-    /// The epoch of which the rounds are steps, if they are items.
-    items: Option<u64>,
+    /// `before` failed for the next round when the last one was received.
+    hook_failed: Option<Error>,
 }
 
 /// Builds a [`Generator`]. [`generate`] and [`with_slots`] return it.
@@ -133,13 +129,7 @@ pub struct GeneratorBuilder<'h, T> {
     first: u64,
     before: Option<Hook<'h>>,
     after: Option<Hook<'h>>,
-    name: Option<String>,
-    overlap: bool,
-    held_timeout: Duration,
-    trace: Option<Trace>,
-    breakdown: Breakdown,
-    items: Option<u64>,
-    around: Option<Around>,
+    options: Options,
 }
 
 type Make<T> = Box<dyn FnMut(u64, &mut T) -> Result<(), BoxError> + Send>;
@@ -157,61 +147,24 @@ where
     with_slots([T::default(), T::default()], make)
 }
 
-/// Returns a builder for a generator that calls `make` for each round, with the caller's initial slots. Defaults:
-/// overlap on, no hooks, no trace.
+/// Returns a builder for a generator that calls `make` for each round, with the caller's initial slots: one or more.
+/// Defaults: overlap on, no hooks, no trace.
 ///
 /// `make` receives the round number, from 0, and a slot to fill. The slot still holds its initial value or the data
 /// of an earlier round. The generator calls `make` once per round, in order. If `make` returns an error or panics,
 /// the iterator ends, and the next call of [`rounds`](Generator::rounds) calls `make` again for the same round.
-pub fn with_slots<'h, T, E, F>(slots: [T; 2], make: F) -> GeneratorBuilder<'h, T>
-where
-    F: FnMut(u64, &mut T) -> Result<(), E> + Send + 'static,
-    E: Into<BoxError>,
-{
-    any_slots(slots.into(), make)
-}
-
-/// Same as [`with_slots`], with any number of slots from 1 on. For the Python package.
-#[doc(hidden)]
-pub fn any_slots<'h, T, E, F>(slots: Vec<T>, mut make: F) -> GeneratorBuilder<'h, T>
+pub fn with_slots<'h, T, E, F>(slots: impl Into<Vec<T>>, mut make: F) -> GeneratorBuilder<'h, T>
 where
     F: FnMut(u64, &mut T) -> Result<(), E> + Send + 'static,
     E: Into<BoxError>,
 {
     let make = Box::new(move |round, slot: &mut T| make(round, slot).map_err(Into::into));
-    let breakdown = Breakdown::off();
-    let (before, after, name, trace, held_timeout) = (None, None, None, None, HELD_TIMEOUT);
-    GeneratorBuilder {
-        slots,
-        make,
-        first: 0,
-        before,
-        after,
-        name,
-        overlap: true,
-        held_timeout,
-        trace,
-        breakdown,
-        items: None,
-        around: None,
-    }
+    let (before, after, options) = (None, None, Options::default());
+    GeneratorBuilder { slots: slots.into(), make, first: 0, before, after, options }
 }
 
 impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
-    /// Sets the name of the generator in errors, reports and traces. Default: no name.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
-    }
-
-    /// Sets whether a thread makes rounds ahead of the caller. Default: `true`.
-    ///
-    /// With `false`, the call that asks for a round makes it on the caller's thread. The rounds are the same, and
-    /// the hooks run at the same points.
-    pub fn overlap(mut self, overlap: bool) -> Self {
-        self.overlap = overlap;
-        self
-    }
+    common!();
 
     /// Runs `hook(n)` on the caller's thread before round `n` starts. Round `n` starts only after the caller has
     /// received round `n - 1`. Default: no hook.
@@ -253,99 +206,53 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
         self
     }
 
-    /// Sets how long to wait for the caller to drop an earlier round when the generator needs its slot. Default: 10
-    /// s.
-    ///
-    /// Another thread can drop the round during the wait. After the timeout the iterator ends with
-    /// [`Error::SlotHeld`]. If the waiting thread itself holds the round, the
-    /// generator waits for the full timeout.
-    pub fn held_timeout(mut self, timeout: Duration) -> Self {
-        self.held_timeout = timeout;
-        self
-    }
-
-    /// Writes a Chrome trace to a file. Default: no trace.
-    ///
-    /// Each round counts as one epoch of the [`Trace`]. The caller's row has the events `queue_wait` and `train`.
-    /// The thread's row has the event `generate`.
-    pub fn trace(mut self, trace: impl Into<Trace>) -> Self {
-        self.trace = Some(trace.into());
-        self
-    }
-
-    /// Measures the phases of each round. Default: off. The generator adds the phase `load`. A breakdown that is on
-    /// turns overlap off.
-    pub fn breakdown(mut self, breakdown: Breakdown) -> Self {
-        self.breakdown = breakdown;
-        self
-    }
-
     /// Starts the thread.
     ///
     /// # Errors
     ///
+    /// - [`Error::Option`]: there is no slot.
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
-        let Self { slots, make, first, before, after, name, overlap, held_timeout, trace, breakdown, .. } =
-            self;
-        let (items, around) = (self.items, self.around);
-        if overlap && breakdown.is_on() {
-            breakdown.overlap_is_off();
+        let Self { slots, make, first, before, after, mut options } = self;
+        if slots.is_empty() {
+            let (wanted, found) = ("at least one".to_string(), "none".to_string());
+            return Err(Error::Option { option: "slots", wanted, found });
         }
-        let trace = trace.map(|trace| trace.open(name.as_deref(), 0, 1)).transpose().map_err(Error::trace)?;
-        let options = stage::Options {
-            naming: Naming { loader: name.map(Into::into), rounds: items.is_none() },
-            overlap: overlap && !breakdown.is_on(),
-            held_timeout,
+        let trace = options.open(0, 1)?;
+        let depths = (slots.len(), 0);
+        let mut pipe = Pipe::start(Setup {
+            sides: Slots::ring(slots),
+            sources: vec![Box::new(Maker { make })],
+            helper: None,
+            options,
             trace,
-            breakdown,
-            steps: Box::new(move |_, _| if items.is_some() { u64::MAX } else { 1 }),
-            slots: (size_of::<T>(), slots.len(), &"slots of rounds"),
-            lent: None,
-            sending: None,
+            kind: Kind::Rounds,
             sends: false,
-            around,
-            help: None,
-        };
-        let maker = Maker { make, what: if items.is_some() { What::Read } else { What::Generate } };
-        let mut stage = Stage::start(Values(slots), vec![Box::new(maker)], options)?;
-        stage.recorder().lockstep(before.is_some());
-        let (next, granted, used) = (first, first, None);
-        let mut generator = Generator { stage, before, after, first, next, granted, used, items };
-        let first = generator.ticket();
-        if items.is_some() {
-            generator.stage.recorder().items(first);
-        }
-        if let Some(gate) = generator.stage.gate() {
-            gate.start_at(first);
-        }
-        Ok(generator)
+            depths,
+            locate: Box::new(|_, _| None),
+        })?;
+        pipe.recorder().lockstep(before.is_some());
+        let (base, next, end, granted, started) = (None, first, first, first, Instant::now());
+        let (used, hook_failed) = (None, None);
+        Ok(Generator { pipe, before, after, first, base, next, end, started, granted, used, hook_failed })
     }
 }
 
-/// The closure as the source of a stage.
+/// The closure as the source of a pipe.
 struct Maker<T> {
     make: Make<T>,
-    what: What,
 }
 
-impl<T> Source<T> for Maker<T> {
-    fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = T>) -> Result<usize, Error> {
-        let Load { ticket, naming, times, who, .. } = load;
-        times.bytes = size_of::<T>();
-        *who = "closure";
-        (self.make)(ticket.epoch, slot.content())
-            .map_err(|source| Error::Load { at: naming.at(ticket), source })?;
-        Ok(size_of::<T>())
-    }
+impl<T: 'static> pipe::Source<T> for Maker<T> {
+    type Unit = u64;
 
-    fn log(&self) -> (What, &'static str) {
-        (self.what, if self.what == What::Read { "prefetch" } else { "generate" })
-    }
-
-    fn records(&self, _: Ticket) -> Option<Origin> {
-        None
+    fn fill(&mut self, round: &mut u64, slot: &mut T, at: &mut Filling<'_>) -> Result<Content, Error> {
+        at.runs("closure");
+        let bytes = size_of::<T>();
+        at.read_bytes(bytes);
+        (self.make)(*round, slot).map_err(|source| at.failed(source))?;
+        Ok(Content::Bytes(bytes))
     }
 }
 
@@ -374,24 +281,30 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// This method does not panic. A call on the iterator panics if a hook panics. If the `before` hook of round `n`
     /// panics, round `n` does not start, and the round that the call was about to return is lost.
     pub fn rounds(&mut self, n: u64) -> Rounds<'_, 'h, T> {
-        Rounds::new(self, n)
+        self.end = self.next.saturating_add(n);
+        (self.started, self.hook_failed) = (Instant::now(), None);
+        Items::lent(self)
     }
 
     /// Returns a report of where the time went so far. In it, `read` is the time of the closure.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.stage.report()
+        self.pipe.report()
     }
 
     /// Returns a handle to the generator's breakdown, which is off by default. Use it to measure the phases of the
     /// training loop.
     #[must_use]
     pub fn breakdown(&self) -> Breakdown {
-        self.stage.breakdown().clone()
+        self.pipe.breakdown().clone()
     }
 
-    /// Joins the thread and returns a pending error. Waits without a time limit for the round in progress. Dropping
-    /// the generator also joins the thread, but waits at most 10 s.
+    /// Returns a handle that reads the report while an iterator borrows the generator, also from other threads.
+    pub fn live_report(&mut self) -> LiveReport {
+        self.pipe.live_report()
+    }
+
+    /// Joins the thread and returns a pending error, as [`Pipe::close`] does.
     ///
     /// # Errors
     ///
@@ -399,19 +312,145 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// [`Error::Panicked`]. Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered rounds
     /// remain valid.
     pub fn close(self) -> Result<(), Error> {
-        self.stage.close(None, &[])
+        self.pipe.close()
     }
 
-    fn ticket(&self) -> Ticket {
-        // One generation: rounds that were made for a call that was left early come first in the next one.
-        let (epoch, n) = (self.next, self.next - self.first);
-        match self.items {
-            Some(epoch) => {
-                let (seq, step, steps) = (n, n, u64::MAX);
-                Ticket { generation: 0, seq, ordinal: 0, epoch, step, steps, last: epoch }
+    /// Closes the generator as [`close`](Self::close) does, but waits at most `timeout` for the round in progress.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] if the thread was left behind. Otherwise, the errors of [`close`](Self::close).
+    pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
+        self.pipe.close_timeout(timeout)
+    }
+
+    /// Gives leave to start the rounds asked for; with a hook only the next one, after the hook. Returns whether there
+    /// was any to give.
+    fn grant(&mut self) -> Result<bool, Error> {
+        let Self { pipe, before, first, base, next, end, granted, started, .. } = self;
+        *granted = match before {
+            Some(hook) if granted == next => {
+                run(hook, pipe, *next)?;
+                *next + 1
             }
-            None => Ticket { generation: 0, seq: n, ordinal: n, epoch, step: 0, steps: 1, last: epoch },
+            None if *granted < *end => *end,
+            _ => return Ok(false),
+        };
+        let (first, next) = (*first, *next);
+        let base = *base.get_or_insert_with(|| {
+            let place = move |round| (Place { ordinal: round - first, epoch: round, step: 0 }, round);
+            pipe.post(Box::new((next..).map(place)), 0);
+            next
+        });
+        pipe.grant_since(*granted - base, *started);
+        Ok(true)
+    }
+}
+
+/// Runs a hook for a round.
+fn run<T: Send + 'static>(hook: &mut Hook<'_>, pipe: &Pipe<Slots<T, u64>>, round: u64) -> Result<(), Error> {
+    let at = || pipe.at(Place { epoch: round, ..Place::default() });
+    hook(round).map_err(|source| Error::Hook { at: at(), source })
+}
+
+impl<T: Send + 'static> Front for Generator<'_, T> {
+    type Ring = Slots<T, u64>;
+    type Item = Round<T>;
+
+    fn pipe(&self) -> &Pipe<Slots<T, u64>> {
+        &self.pipe
+    }
+
+    fn pipe_mut(&mut self) -> &mut Pipe<Slots<T, u64>> {
+        &mut self.pipe
+    }
+
+    fn place(&self) -> Place {
+        Place { ordinal: self.next - self.first, epoch: self.next, step: 0 }
+    }
+
+    fn next(&mut self) -> Next<Round<T>> {
+        if let (Some(hook), Some(used)) = (&mut self.after, self.used) {
+            if let Err(error) = run(hook, &self.pipe, used) {
+                return Next::Failed(error);
+            }
         }
+        self.used = None;
+        if let Some(error) = self.hook_failed.take() {
+            return Next::Failed(error);
+        }
+        if self.next == self.end {
+            return Next::End;
+        }
+        self.pipe.asked(self.place(), Instant::now());
+        match self.grant() {
+            Ok(granted) => {
+                if granted {
+                    self.pipe.recorder().prepared(Instant::now());
+                }
+                Next::Slot
+            }
+            Err(error) => Next::Failed(error),
+        }
+    }
+
+    fn item(&mut self, slot: Round<T>) -> Round<T> {
+        self.next += 1;
+        if self.next < self.end {
+            self.hook_failed = self.grant().err();
+        }
+        // Last: a round that is lost to a panic of `before` was not used.
+        self.used = Some(slot.number());
+        slot
+    }
+
+    fn ended(&mut self, why: Ended<'_>) {
+        if matches!(why, Ended::Failed(Error::Load { .. } | Error::Panicked { .. })) {
+            // The same round comes first in the next call.
+            (self.base, self.granted) = (None, self.next);
+        } else if let (Some(base), None) = (self.base, &self.before) {
+            // With a hook the round that it ran before is made from what the hook saw.
+            self.granted = base + self.pipe.retract();
+        }
+    }
+
+    fn left(&self) -> (usize, Option<usize>) {
+        let left = self.end - self.next;
+        // At the end there is no round, but `after` may fail.
+        let most = left.max(u64::from(self.after.is_some()));
+        (usize::from(left > 0), usize::try_from(most).ok())
+    }
+}
+
+/// An iterator over rounds. [`Generator::rounds`] returns it.
+///
+/// # Errors
+///
+/// The iterator returns every round made before the failure, then one error, and then ends.
+///
+/// - [`Error::Load`]: the closure returned an error.
+/// - [`Error::Panicked`]: the closure panicked.
+/// - [`Error::Hook`]: a hook returned an error.
+/// - [`Error::SlotHeld`]: the caller did not drop an earlier round within the
+///   [`held_timeout`](GeneratorBuilder::held_timeout).
+/// - [`Error::Forked`]: this process was forked from the process that built the generator.
+/// - [`Error::ThreadGone`]: the thread ended unexpectedly.
+///
+/// # Panics
+///
+/// A call that asks for a round panics if a hook panics; see [`Generator::rounds`].
+pub type Rounds<'g, 'h, T> = Items<'g, Generator<'h, T>>;
+
+/// The data of one round, in its slot. It dereferences to `T`. Dropping it frees the slot. It may move to another
+/// thread.
+pub type Round<T> = Filled<T, u64>;
+
+impl<T: Send + 'static> Round<T> {
+    /// Returns the number of the round. Numbers start at [`first_round`](GeneratorBuilder::first_round) and continue over
+    /// all iterators of the generator.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        *self.unit()
     }
 }
 
@@ -419,10 +458,10 @@ impl<T: Send + 'static> fmt::Debug for Generator<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Generator")
             .field("next", &self.next)
-            .field("overlap", &self.stage.gate().is_some())
+            .field("overlap", &self.pipe.overlaps())
             .field("before", &self.before.is_some())
             .field("after", &self.after.is_some())
-            .field("trace", &self.stage.trace_path())
+            .field("trace", &self.pipe.trace_path())
             .finish_non_exhaustive()
     }
 }
@@ -430,10 +469,10 @@ impl<T: Send + 'static> fmt::Debug for Generator<'_, T> {
 impl<T> fmt::Debug for GeneratorBuilder<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GeneratorBuilder")
-            .field("overlap", &self.overlap)
+            .field("overlap", &self.options.overlap)
             .field("before", &self.before.is_some())
             .field("after", &self.after.is_some())
-            .field("trace", &self.trace)
+            .field("trace", &self.options.trace)
             .finish_non_exhaustive()
     }
 }

@@ -456,7 +456,6 @@ impl<B: Backend> LoaderBuilder<B> {
             lent: slots,
             sending,
             sends,
-            around: None,
             help,
         };
         let stage = Stage::start(backend, sources, options)?;

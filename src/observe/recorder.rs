@@ -11,7 +11,7 @@ use super::log::{self, Event, Interval, What};
 use super::replay::Settings;
 use super::report::Report;
 use super::trace::Track;
-use crate::slot::{BatchId, BatchMeta, LoadTimes, Naming, Ticket};
+use crate::slot::{BatchId, LoadTimes, Naming, Ticket};
 use crate::thread::Clock;
 
 /// The caller's log: a loop that asks for batches and uses them.
@@ -33,6 +33,19 @@ pub(crate) struct Recorder {
     pub(super) history: History,
     /// The caller is a thread that sends the batches to a device.
     sends: bool,
+}
+
+/// What the items of a pipe are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Batches of records.
+    Batches,
+    /// Rounds of a generator. They have no steps.
+    Rounds,
+    /// Items of any iterable.
+    Items,
+    /// Groups of tensors.
+    Groups,
 }
 
 pub(super) struct Epoch {
@@ -70,6 +83,14 @@ impl Recorder {
         self.sends = sends;
     }
 
+    /// What the items are, and whether the caller sends them to a device.
+    pub(crate) fn kind(&mut self, kind: Kind, sends: bool) {
+        self.report.generated = kind == Kind::Rounds;
+        self.report.items = kind == Kind::Items;
+        self.report.stream = kind == Kind::Groups;
+        self.sends = sends;
+    }
+
     /// Whether the rounds of a generator wait for a hook of the caller.
     pub(crate) fn lockstep(&mut self, lockstep: bool) {
         self.report.lockstep = lockstep;
@@ -79,12 +100,6 @@ impl Recorder {
     #[cfg(feature = "safetensors")]
     pub(crate) fn stream(&mut self) {
         self.report.stream = true;
-    }
-
-    /// The rounds of a generator are the items of an iterable, from `first` on.
-    pub(crate) fn items(&mut self, first: Ticket) {
-        (self.report.generated, self.report.items) = (false, true);
-        self.began(first, Instant::now());
     }
 
     /// Appends an event of the caller's.
@@ -163,9 +178,15 @@ impl Recorder {
     }
 
     /// The caller has the batch that it asked for; a copy that is over ran as told.
-    pub(crate) fn received(&mut self, meta: &BatchMeta, now: Instant, copy: Option<Interval>) {
-        let (load, id) = (&meta.load, self.naming.id(meta.ticket));
-        let bytes = meta.result.as_ref().map_or(0, |&bytes| bytes);
+    pub(crate) fn received(
+        &mut self,
+        ticket: Ticket,
+        bytes: usize,
+        load: &LoadTimes,
+        now: Instant,
+        copy: Option<Interval>,
+    ) {
+        let id = self.naming.id(ticket);
         // The loading thread has them in its row of the trace.
         load.events(What::Read, id, |event| {
             self.report.add(event);
@@ -177,7 +198,7 @@ impl Recorder {
             breakdown.add_event(&Event { what: What::Transfer, batch: id, start, end, bytes });
         }
         self.report.received(bytes, load.io_calls);
-        self.in_use_from(meta.ticket, Some(load), now, bytes);
+        self.in_use_from(ticket, Some(load), now, bytes);
         if let Some(track) = &mut self.track {
             track.taken(id);
             track.write_if_due(now);
@@ -201,6 +222,14 @@ impl Recorder {
     pub(crate) fn discarded(&mut self, ticket: Ticket) {
         if let Some(track) = &mut self.track {
             track.taken(self.naming.id(ticket));
+        }
+    }
+
+    /// The caller has filled a slot while it waited.
+    pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
+        let id = self.naming.id(ticket);
+        if let Some(track) = &mut self.track {
+            load.events(What::Read, id, |event| track.add(event));
         }
     }
 
@@ -270,20 +299,26 @@ pub(crate) struct LoadRecorder {
     what: What,
     /// Loads so far, failed ones too; the caller's side reads it for its report. Not `u64`: some 32-bit processors
     /// have no atomics of 64 bits.
-    loads: Arc<AtomicUsize>,
+    loads: Option<Arc<AtomicUsize>>,
     /// When the clocks of the processors were last read.
     looked: Option<Instant>,
 }
 
 impl LoadRecorder {
-    pub(crate) fn new(track: Option<Track>, what: What, naming: Naming, loads: Arc<AtomicUsize>) -> Self {
-        Self { track, naming, what, loads, looked: None }
+    pub(crate) fn new(track: Option<Track>, what: What, naming: Naming) -> Self {
+        Self { track, naming, what, loads: None, looked: None }
+    }
+
+    pub(crate) fn counting(self, loads: Arc<AtomicUsize>) -> Self {
+        Self { loads: Some(loads), ..self }
     }
 
     /// The load of a batch begins. Returns its span.
     pub(crate) fn began(&self, ticket: Ticket) -> Span {
         // Relaxed: a count. Handing over the slot makes it visible in time.
-        self.loads.fetch_add(1, Ordering::Relaxed);
+        if let Some(loads) = &self.loads {
+            loads.fetch_add(1, Ordering::Relaxed);
+        }
         spans::load(ticket.epoch, ticket.step)
     }
 

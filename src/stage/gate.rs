@@ -103,8 +103,7 @@ fn from(ticket: Ticket) -> Option<Ticket> {
 }
 
 impl Gate {
-    /// A gate in front of epochs of that many steps for this many threads, closed until the first [`begin`](Self::begin)
-    /// or [`grant`](Self::grant).
+    /// A gate in front of epochs of that many steps for this many threads, closed until the first [`begin`](Self::begin).
     pub(crate) fn new(steps: Steps, threads: usize) -> Self {
         let first =
             Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: steps(0, 0), last: 0 };
@@ -153,20 +152,6 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Counts from `first`, and grants nothing.
-    pub(crate) fn start_at(&self, first: Ticket) {
-        let mut state = self.lock();
-        (state.first, state.next) = (first, from(first));
-    }
-
-    /// Grants all epochs up to `last`. The caller began to ask for them at `resumed`.
-    pub(crate) fn grant(&self, last: u64, resumed: Instant) {
-        let mut state = self.lock();
-        (state.last, state.resumed) = (Some(last), resumed);
-        drop(state);
-        self.changed.notify_all();
-    }
-
     /// Takes back the leave for what has not been started. Returns the epoch of the first such batch.
     pub(crate) fn retract(&self) -> u64 {
         let mut state = self.lock();
@@ -205,12 +190,6 @@ impl Gate {
         }
     }
 
-    /// Whether [`start`](Self::start) would not wait.
-    pub(super) fn may_start(&self) -> bool {
-        let state = self.lock();
-        state.closed || state.ready().is_some()
-    }
-
     /// The batch could not be loaded. Called before it is handed over. The caller learns of the failure later.
     pub(super) fn failed(&self, ticket: Ticket) {
         let mut state = self.lock();
@@ -219,12 +198,6 @@ impl Gate {
             state.next = state.next.filter(|next| next.seq < ticket.seq).or(Some(ticket));
             state.failed = Some(state.failed.map_or(ticket.seq, |failed| failed.min(ticket.seq)));
         }
-    }
-
-    /// The caller has been told of the failure. The failed batch is the next one, once it is granted again.
-    pub(crate) fn heard(&self) {
-        let mut state = self.lock();
-        (state.failed, state.last) = (None, None);
     }
 
     pub(crate) fn close(&self) {
@@ -353,13 +326,6 @@ impl Gate {
             thread::sleep(LOOK_AGAIN);
         }
         true
-    }
-
-    /// Closes the gate. The threads are not waited for.
-    pub(crate) fn abandon(&self) {
-        self.close();
-        // Relaxed: as in `end`.
-        self.abandoned.store(true, Ordering::Relaxed);
     }
 
     /// Whether [`end`](Self::end) gave up.

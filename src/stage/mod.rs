@@ -53,8 +53,6 @@ pub(crate) struct Options<'a> {
     pub(crate) sending: Option<Sending>,
     /// The caller sends the batches to a device.
     pub(crate) sends: bool,
-    /// What the loop of the only thread runs within.
-    pub(crate) around: Option<Around>,
     /// What the caller may do for the only thread while it waits for a batch.
     pub(crate) help: Option<Help>,
 }
@@ -62,19 +60,6 @@ pub(crate) struct Options<'a> {
 /// Does a part of what a thread is loading. Returns `None` if no load can be taken part in, and else whether there was
 /// a part.
 pub(crate) type Help = Box<dyn FnMut() -> Option<bool> + Send>;
-
-/// What a thread runs within, in a program with a lock of the interpreter.
-pub(crate) struct Around {
-    /// Calls the loop of the thread.
-    pub(crate) run: Box<dyn FnOnce(Loop) + Send>,
-    /// Calls what may wait for the caller.
-    pub(crate) wait: Wait,
-}
-
-/// The loop of a thread.
-pub(crate) type Loop = Box<dyn FnOnce() + Send>;
-
-pub(crate) type Wait = Box<dyn Fn(&mut (dyn FnMut() + Send)) + Send>;
 
 pub(crate) struct Stage<B: Backend> {
     running: ForkGuard<Running<B>>,
@@ -324,7 +309,6 @@ impl<B: Backend> Stage<B> {
             lent,
             sending,
             sends,
-            mut around,
             help,
         } = options;
         let (slot, host_depth, sum) = slots;
@@ -349,19 +333,14 @@ impl<B: Backend> Stage<B> {
             let (what, row) = source.log();
             let (id, row) = sides.row(lane, row);
             let track = trace.clone().map(|trace| Track::new(trace, id, &row));
-            let recorder = LoadRecorder::new(track, what, naming.clone(), loads.clone());
-            let (around, wait) =
-                around.take().map_or((None, None), |Around { run, wait }| (Some(run), Some(wait)));
-            let worker = Worker { source, naming: naming.clone(), recorder, wait };
+            let recorder = LoadRecorder::new(track, what, naming.clone()).counting(loads.clone());
+            let worker = Worker { source, naming: naming.clone(), recorder };
             match &mut feed {
                 Feed::Threads(threads) if overlap => {
                     let gate = gate.clone();
                     let thread = thread::Builder::new()
                         .name(crate::thread::name(naming.loader.as_deref(), &row))
-                        .spawn(move || match around {
-                            Some(around) => around(Box::new(move || worker.run(lane, &gate, slots))),
-                            None => worker.run(lane, &gate, slots),
-                        })
+                        .spawn(move || worker.run(lane, &gate, slots))
                         .map_err(Error::Spawn)?;
                     threads.join.push(JoinOnDrop::new(thread, received.copy_thread()));
                 }
@@ -573,7 +552,8 @@ impl<B: Backend> Stage<B> {
                 recorder.discarded(ticket);
                 return Poll::Ready(take_error(meta).map_or(Ok(batch), Err));
             }
-            recorder.received(meta, now, lanes.copied(ticket));
+            let bytes = meta.result.as_ref().map_or(0, |&bytes| bytes);
+            recorder.received(meta.ticket, bytes, &meta.load, now, lanes.copied(ticket));
             if self.publisher.is_due(now) {
                 self.publisher.publish(self.report(), now);
             }

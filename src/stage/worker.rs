@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use super::Wait;
 use super::gate::Gate;
 use super::gate::Progress;
 use crate::backend::NoSlot;
@@ -53,8 +52,6 @@ pub(crate) struct Worker<C: ?Sized> {
     pub(crate) recorder: LoadRecorder,
     pub(crate) naming: Naming,
     pub(crate) source: Box<dyn Source<C>>,
-    /// What waits for the caller are called by.
-    pub(crate) wait: Option<Wait>,
 }
 
 impl<C: ?Sized> Worker<C> {
@@ -111,26 +108,15 @@ impl<C: ?Sized> Worker<C> {
             // The wait for a slot may be long.
             self.recorder.write_if_due(asked);
             // The slot first: a batch counts as started only when nothing but the source is in its way.
-            let looks = gate.is_shared() || self.wait.is_some();
-            let waits = looks && matches!(slots.acquire_within(Duration::ZERO), Err(NoSlot::Held));
+            let waits = gate.is_shared() && matches!(slots.acquire_within(Duration::ZERO), Err(NoSlot::Held));
             if waits {
                 gate.waits_for_slot(thread, true);
-                if let Some(wait) = &self.wait {
-                    // The guard goes, and its slot is handed out again.
-                    wait(&mut || drop(slots.acquire()));
-                }
             }
             let Ok(mut slot) = slots.acquire() else { return };
             if waits {
                 gate.waits_for_slot(thread, false);
             }
-            let mut found = None;
-            let mut start = || found = gate.start(thread, || self.recorder.flush());
-            match &self.wait {
-                Some(wait) if !gate.may_start() => wait(&mut start),
-                _ => start(),
-            }
-            let Some((ticket, resumed)) = found else { break };
+            let Some((ticket, resumed)) = gate.start(thread, || self.recorder.flush()) else { break };
             // The trace of an epoch that has been read is complete in the file. Epochs of one step are too many for that.
             if before.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.steps > 1) {
                 self.recorder.flush();

@@ -255,7 +255,6 @@ impl<B: Backend> StreamBuilder<B> {
             lent: (device_depth == 0).then_some(slots),
             sending: None,
             sends: false,
-            around: None,
             help: None,
         };
         let mut stage = Stage::start(backend, vec![Box::new(source)], options)?;

@@ -1,0 +1,336 @@
+//! The iterator of items: the only one, for every front end of a pipe.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::iter::FusedIterator;
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::Pipe;
+use super::record::Place;
+use super::ring::{Ring, Waiting};
+use crate::error::{Error, Reading};
+use crate::observe::report::Report;
+
+/// The caller's side of an order: what comes next, and what it is handed out as.
+///
+/// A loader implements it; [`Items`] iterates over it.
+pub trait Front {
+    /// The ring that the items come from.
+    type Ring: Ring;
+    /// What the caller receives.
+    type Item;
+
+    /// Returns the pipe.
+    fn pipe(&self) -> &Pipe<Self::Ring>;
+
+    /// Returns the pipe.
+    fn pipe_mut(&mut self) -> &mut Pipe<Self::Ring>;
+
+    /// Returns the name of the next item, for errors.
+    fn place(&self) -> Place;
+
+    /// Decides what comes next. It is called again for the same item after a call that returned no item.
+    fn next(&mut self) -> Next<Self::Item>;
+
+    /// Makes an item of a filled slot: the next one.
+    fn item(&mut self, slot: <Self::Ring as Ring>::Item) -> Self::Item;
+
+    /// The iteration is over.
+    fn ended(&mut self, why: Ended<'_>);
+
+    /// Returns the bounds of the number of items that are left.
+    fn left(&self) -> (usize, Option<usize>);
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub enum Next<I> {
+    /// The next unit of the pipe.
+    Slot,
+    /// An item that needs no slot.
+    Item(I),
+    /// The end of the iteration.
+    End,
+    /// An error, and then the end.
+    Failed(Error),
+}
+
+/// Why an iteration is over.
+#[derive(Debug)]
+pub enum Ended<'e> {
+    /// It came to its end.
+    Whole,
+    /// The caller left it.
+    Left,
+    /// The caller receives this error.
+    Failed(&'e Error),
+}
+
+/// An iterator over the items of a front end: the batches of a loader, the rounds of a generator, the groups of a stream.
+///
+/// `next` blocks the thread until the next item is ready. [`try_next`](Self::try_next) does not wait,
+/// [`next_timeout`](Self::next_timeout) waits for a limited time, and [`next_async`](Self::next_async) waits without
+/// blocking the thread. The caller may mix these calls. With the feature `stream`, this type also implements
+/// `futures_core::Stream`.
+///
+/// The iterator returns every item that was filled before a failure, then one error, and then ends. If the caller drops
+/// it early, units that were not started are not.
+#[must_use = "items are delivered only by iterating"]
+pub struct Items<'f, F: Front> {
+    front: Held<'f, F>,
+    ended: bool,
+}
+
+/// The front end of an iterator.
+enum Held<'f, F> {
+    Lent(&'f mut F),
+    Own(Box<F>),
+    /// Given back: the iterator is over.
+    Gone,
+}
+
+impl<F> Deref for Held<'_, F> {
+    type Target = F;
+
+    fn deref(&self) -> &F {
+        match self {
+            Self::Lent(front) => front,
+            Self::Own(front) => front,
+            Self::Gone => unreachable!("given back by what consumes the iterator"),
+        }
+    }
+}
+
+impl<F> DerefMut for Held<'_, F> {
+    fn deref_mut(&mut self) -> &mut F {
+        match self {
+            Self::Lent(front) => front,
+            Self::Own(front) => front,
+            Self::Gone => unreachable!("given back by what consumes the iterator"),
+        }
+    }
+}
+
+impl<'f, F: Front> Items<'f, F> {
+    /// Iterates over what `front` has been told to deliver.
+    pub fn lent(front: &'f mut F) -> Self {
+        Self { front: Held::Lent(front), ended: false }
+    }
+
+    /// Returns the front end.
+    pub(crate) fn front(&self) -> &F {
+        &self.front
+    }
+
+    pub(super) fn front_mut(&mut self) -> &mut F {
+        &mut self.front
+    }
+
+    /// An error ended it, and there is more.
+    pub(super) fn go_on(&mut self) {
+        self.ended = false;
+    }
+
+    /// Returns the next item, without waiting for a worker. Returns [`Poll::Pending`] if it is not filled, and
+    /// `Ready(None)` at the end. Without overlap this call fills the slot, and blocks until that is done.
+    ///
+    /// The [`Report`] counts the time from the first call that returns `Pending` to the call that returns the item as
+    /// wait time.
+    pub fn try_next(&mut self) -> Poll<Option<Result<F::Item, Error>>> {
+        self.advance(Waiting::Try)
+    }
+
+    /// Waits up to `timeout` for the next item. Returns [`Poll::Pending`] if it is not filled in time, and `Ready(None)`
+    /// at the end. After `Pending`, a later call returns the item, and [`reading`](Self::reading) shows what is being
+    /// read. Without overlap this call fills the slot, and `timeout` does not limit the fill.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<F::Item, Error>>> {
+        match Instant::now().checked_add(timeout) {
+            Some(deadline) => self.advance(Waiting::Until(deadline)),
+            None => self.advance(Waiting::Block),
+        }
+    }
+
+    /// Returns the next item, or [`Poll::Pending`] if it is not filled. After `Pending`, the task of `cx` is woken when
+    /// the item is ready. Returns `Ready(None)` at the end.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<F::Item, Error>>> {
+        self.advance(Waiting::Poll(cx))
+    }
+
+    /// Waits for the next item without blocking the thread. Without overlap the slot is filled on the thread that polls
+    /// the future. Dropping the future loses no item.
+    pub async fn next_async(&mut self) -> Option<Result<F::Item, Error>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Returns how long an earlier item has blocked the next slot, measured from the first call of
+    /// [`try_next`](Self::try_next), [`next_timeout`](Self::next_timeout) or [`poll_next`](Self::poll_next) that found
+    /// the slot occupied. Returns `None` if the last call did not find it occupied.
+    #[must_use]
+    pub fn held_for(&self) -> Option<Duration> {
+        self.front.pipe().held_for()
+    }
+
+    /// Returns what the worker is reading whose unit is needed first: its name, the duration so far, the file and the
+    /// offset. Returns `None` if no worker is filling a slot.
+    ///
+    /// Call it after [`next_timeout`](Self::next_timeout) returned `Pending`.
+    #[must_use]
+    pub fn reading(&self) -> Option<Reading> {
+        self.front.pipe().reading()
+    }
+
+    /// Returns a report of where the time went so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.front.pipe().report()
+    }
+
+    fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<F::Item, Error>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let front = &mut *self.front;
+        if front.pipe().is_orphaned() {
+            // Nothing would ever come, and the report and the trace belong to the other process.
+            self.ended = true;
+            let at = front.pipe().at(front.place());
+            return Poll::Ready(Some(Err(Error::Forked { at })));
+        }
+        let found = match front.next() {
+            Next::Slot => {
+                let place = front.place();
+                let Poll::Ready(found) = front.pipe_mut().receive(place, waiting) else {
+                    return Poll::Pending;
+                };
+                found
+            }
+            Next::Item(item) => return Poll::Ready(Some(Ok(item))),
+            Next::End => Ok(None),
+            Next::Failed(error) => Err(error),
+        };
+        Poll::Ready(match found {
+            Ok(Some(slot)) => Some(Ok(front.item(slot))),
+            Ok(None) => {
+                self.end(Ended::Whole);
+                None
+            }
+            Err(error) => {
+                self.end(Ended::Failed(&error));
+                Some(Err(error))
+            }
+        })
+    }
+
+    fn end(&mut self, why: Ended<'_>) {
+        self.ended = true;
+        // In a forked process the trace is the other's.
+        if !self.front.pipe().is_foreign() {
+            self.front.pipe_mut().ended(Instant::now());
+        }
+        if !self.front.pipe().is_orphaned() {
+            self.front.ended(why);
+        }
+    }
+
+    /// The next item, if its slot is not held.
+    fn without_patience(&mut self) -> Option<Result<F::Item, Error>> {
+        let patience = self.front.pipe_mut().set_held_timeout(Duration::ZERO);
+        let item = self.next();
+        self.front.pipe_mut().set_held_timeout(patience);
+        item
+    }
+}
+
+impl<F: Front> Items<'static, F> {
+    /// Iterates over what `front` has been told to deliver, and owns it.
+    pub fn owned(front: F) -> Self {
+        Self { front: Held::Own(Box::new(front)), ended: false }
+    }
+}
+
+impl<F: Front> Items<'_, F> {
+    /// Ends the iteration and returns the front end. Returns `None` if the iterator only borrows it.
+    pub fn into_front(mut self) -> Option<F> {
+        if !self.ended {
+            self.end(Ended::Left);
+        }
+        match mem::replace(&mut self.front, Held::Gone) {
+            Held::Own(front) => Some(*front),
+            _ => None,
+        }
+    }
+}
+
+impl<F: Front> Iterator for Items<'_, F> {
+    type Item = Result<F::Item, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.advance(Waiting::Block) {
+            Poll::Ready(item) => item,
+            Poll::Pending => unreachable!("a wait that blocks ends with an item or an error"),
+        }
+    }
+
+    /// Collects the items. Each occupies a slot, and the collection holds them all: if there are more items than slots,
+    /// the collection ends at once with [`Error::SlotHeld`] and does not wait.
+    ///
+    /// To collect more, collect results computed from the items (`items.map(..).collect()`), increase the depth, or take
+    /// the memory out of each slot ([`Batch::into_buffer`](crate::Batch::into_buffer)).
+    fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
+        let (_, slots) = self.front.pipe().slots();
+        let mut items = 0;
+        std::iter::from_fn(|| {
+            if items >= slots {
+                return self.without_patience();
+            }
+            items += 1;
+            self.next()
+        })
+        .collect()
+    }
+
+    /// Returns 1 or 0 as the lower bound, because an error may end the iteration early. The upper bound is the number of
+    /// items that are left, if the front end knows it.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        if self.ended { (0, Some(0)) } else { self.front.left() }
+    }
+}
+
+impl<F: Front> FusedIterator for Items<'_, F> {}
+
+#[cfg(feature = "stream")]
+impl<F: Front> futures_core::Stream for Items<'_, F>
+where
+    Self: Unpin,
+{
+    type Item = Result<F::Item, Error>;
+
+    fn poll_next(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Items::poll_next(self.get_mut(), cx)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        Iterator::size_hint(self)
+    }
+}
+
+impl<F: Front> Drop for Items<'_, F> {
+    fn drop(&mut self) {
+        if !self.ended && !matches!(self.front, Held::Gone) {
+            self.end(Ended::Left);
+        }
+    }
+}
+
+impl<F: Front> fmt::Debug for Items<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Items");
+        if !matches!(self.front, Held::Gone) {
+            debug.field("next", &self.front.place());
+        }
+        debug.field("ended", &self.ended).finish_non_exhaustive()
+    }
+}

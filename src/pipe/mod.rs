@@ -1,0 +1,660 @@
+//! The pipe under every loader: sources fill the slots of one ring ahead of a caller.
+//!
+//! ```text
+//! order of units ──► worker: turn { acquire, next unit, reserve } ──► fill ──► commit ──► ring ──► caller
+//! ```
+//!
+//! A loader, a generator and a stream of weights are orders of units on a pipe.
+
+pub(crate) mod items;
+pub(crate) mod options;
+mod plain;
+pub(crate) mod record;
+pub(crate) mod ring;
+pub(crate) mod turn;
+
+use std::mem;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::Poll;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+pub use self::items::{Ended, Front, Items, Next};
+use self::options::Options;
+pub use self::plain::{Builder, builder};
+use self::record::Doing;
+pub use self::record::{Content, Filling, Header, Place};
+pub use self::ring::{Filled, NoSlot, Received, Ring, Slots, Waiting};
+use self::turn::{AnySource, Patience, Shared, Take, Worker};
+pub use self::turn::{Around, Order, Source};
+use crate::error::{At, Error, Reading};
+use crate::observe::breakdown::Breakdown;
+use crate::observe::history::StepTimes;
+use crate::observe::log::What;
+use crate::observe::recorder::{Kind, LoadRecorder, Recorder, Span};
+use crate::observe::replay::Settings;
+use crate::observe::report::{LiveReport, Publisher, Report};
+use crate::observe::trace::{LoaderTrace, Track};
+use crate::slot::{Freed, Naming, Ticket};
+use crate::thread::ForkGuard;
+
+/// How long dropping a pipe waits for running fills; if a task waited for the last item, its thread has others.
+const END_LIMIT: Duration = Duration::from_secs(10);
+const TASK_LIMIT: Duration = Duration::from_millis(10);
+
+/// How long a fill by a waiting caller may take, if its wait has no limit.
+const HELP_LIMIT: Duration = Duration::from_millis(1);
+/// How often a waiting caller looks for a unit to fill: about as long as a worker takes from a unit to the next.
+const LOOKS: u32 = 100;
+
+/// Finds the file and the offset of what a source is reading.
+pub(crate) type Locate = Box<dyn Fn(usize, u64) -> Option<(PathBuf, u64)> + Send + Sync>;
+
+/// What a pipe is made of.
+pub(crate) struct Setup<R: Ring> {
+    pub(crate) sides: (R::Producer, R::Consumer),
+    /// One for each worker. Without overlap the first is the caller's.
+    pub(crate) sources: Vec<AnySource<R>>,
+    /// What a waiting caller fills slots with.
+    pub(crate) helper: Option<AnySource<R>>,
+    pub(crate) options: Options,
+    pub(crate) trace: Option<Arc<LoaderTrace>>,
+    pub(crate) kind: Kind,
+    /// Whether the caller sends the items to a device: its row of the trace shows that.
+    pub(crate) sends: bool,
+    /// Host slots, and slots on a device.
+    pub(crate) depths: (usize, usize),
+    pub(crate) locate: Locate,
+}
+
+/// Workers that fill the slots of a ring ahead of the caller; without overlap the caller fills them itself.
+pub struct Pipe<R: Ring> {
+    running: ForkGuard<Running<R>>,
+    naming: Naming,
+    held_timeout: Duration,
+    /// Since when the next slot has been found held by calls that do not block.
+    held_since: Option<Instant>,
+    /// The call that the caller receives units of, and how many it has received.
+    call: u64,
+    received: u64,
+    /// How long the last fill took.
+    last_fill: Duration,
+    publisher: Publisher,
+    breakdown: Breakdown,
+    locate: Locate,
+    begun: plain::Begun,
+}
+
+/// What runs while a pipe exists.
+struct Running<R: Ring> {
+    /// `None` once it is dropped.
+    consumer: Option<R::Consumer>,
+    shared: Arc<Shared<R>>,
+    threads: Vec<JoinHandle<()>>,
+    overlap: bool,
+    /// The caller's own source: the only one without overlap, and otherwise what it fills slots with while it waits.
+    own: Option<Worker<R>>,
+    recorder: Recorder,
+    trace: Option<Arc<LoaderTrace>>,
+    /// How long a drop waits for the workers.
+    limit: Duration,
+}
+
+impl<R: Ring> Running<R> {
+    /// Ends the workers, and joins them if they leave before `until`. Returns whether they did.
+    fn end(&mut self, until: Option<Instant>) -> bool {
+        self.shared.close();
+        self.consumer = None;
+        let threads = mem::take(&mut self.threads);
+        // A waker runs on a worker. It may hold the last reference to the pipe: no thread can wait for its own end.
+        let here = thread::current().id();
+        let own = threads.iter().any(|thread| thread.thread().id() == here);
+        if !self.shared.wait_for_workers(usize::from(own), until) {
+            // A worker that is left behind owns what it uses: its source, its slot, and a share of the ring.
+            return false;
+        }
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != here) {
+            // A panic of the thread was reported by its hook, and to the caller as `ThreadGone`.
+            let _ = thread.join();
+        }
+        true
+    }
+}
+
+impl<R: Ring> Drop for Running<R> {
+    fn drop(&mut self) {
+        if self.consumer.is_some() {
+            self.end(Some(Instant::now() + self.limit));
+        }
+    }
+}
+
+impl<R: Ring> Pipe<R> {
+    /// Starts a thread for each source; without overlap none.
+    pub(crate) fn start(setup: Setup<R>) -> Result<Self, Error> {
+        let Setup { sides: (producer, consumer), sources, helper, options, trace, kind, .. } = setup;
+        let Setup { sends, depths: (depth, device_depth), locate, .. } = setup;
+        let overlap = options.overlaps();
+        let Options { name, held_timeout, breakdown, .. } = options;
+        let naming = Naming { loader: name, rounds: kind == Kind::Rounds };
+        let (what, row) = match kind {
+            Kind::Rounds => (What::Generate, "generate"),
+            Kind::Items => (What::Read, "prefetch"),
+            Kind::Batches | Kind::Groups => (What::Read, "read"),
+        };
+        let workers = sources.len();
+        let threads = if overlap { workers } else { 0 };
+        let shared = Arc::new(Shared::new(producer, threads, naming.clone(), held_timeout));
+        let (id, train) = if sends { (3, "upload") } else { (1, "train") };
+        let track = trace.clone().map(|trace| Track::new(trace, id, train));
+        let settings = Settings { overlap, depth, workers };
+        let mut recorder =
+            Recorder::new(track, naming.clone(), ring::wait_of::<R>(), &breakdown, settings, device_depth);
+        recorder.kind(kind, sends);
+        let limit = END_LIMIT;
+        let (threads, own) = (Vec::with_capacity(threads), None);
+        let running =
+            Running { consumer: Some(consumer), shared, threads, overlap, own, recorder, trace, limit };
+        let mut running = ForkGuard::new(running);
+        let Running { shared, threads, own, trace, .. } = &mut *running;
+        for (index, source) in sources.into_iter().enumerate() {
+            let row = if workers == 1 { row.to_string() } else { format!("{row} {}", index + 1) };
+            // Row 1 is the caller's; the one after a worker's is for copies to a device.
+            let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
+            let track = trace.clone().map(|trace| Track::new(trace, id, &row));
+            let recorder = LoadRecorder::new(track, what, naming.clone());
+            let mut worker = Worker::new(source, recorder, index);
+            if !overlap {
+                *own = Some(worker);
+                break;
+            }
+            let (of, around) = (shared.clone(), worker.around());
+            let thread = thread::Builder::new().name(crate::thread::name(naming.loader.as_deref(), &row));
+            match thread.spawn(move || match around {
+                Some(Around { run, wait }) => run(Box::new(move || worker.run(&of, &*wait))),
+                None => worker.run(&of, &|wait| wait()),
+            }) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    shared.never_came(workers - index);
+                    return Err(Error::Spawn(error));
+                }
+            }
+        }
+        if let (true, Some(helper)) = (overlap, helper) {
+            *own = Some(Worker::new(helper, LoadRecorder::new(None, what, naming.clone()), workers));
+        }
+        let (call, received, last_fill, publisher) = (0, 0, Duration::ZERO, Publisher::default());
+        let (held_since, begun) = (None, plain::Begun::default());
+        Ok(Self {
+            running,
+            naming,
+            held_timeout,
+            held_since,
+            call,
+            received,
+            last_fill,
+            publisher,
+            breakdown,
+            locate,
+            begun,
+        })
+    }
+
+    pub(crate) fn naming(&self) -> &Naming {
+        &self.naming
+    }
+
+    /// The unit's name in errors.
+    pub(crate) fn at(&self, place: Place) -> At {
+        self.naming.at(named(place, 0))
+    }
+
+    pub(crate) fn recorder(&mut self) -> &mut Recorder {
+        &mut self.running.recorder
+    }
+
+    pub(crate) fn breakdown(&self) -> &Breakdown {
+        &self.breakdown
+    }
+
+    pub(crate) fn overlaps(&self) -> bool {
+        self.running.overlap
+    }
+
+    /// Whether this is a process that was forked from the one that the pipe was built in.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.running.is_foreign()
+    }
+
+    /// Whether units come from a thread that stayed in the process that this one was forked from.
+    pub(crate) fn is_orphaned(&self) -> bool {
+        self.running.overlap && self.running.is_foreign()
+    }
+
+    pub(crate) fn trace_path(&self) -> Option<&std::path::Path> {
+        self.running.trace.as_ref().map(|trace| trace.path())
+    }
+
+    /// Begins a call with these units: what was filled for an earlier call is discarded when it comes. At most `granted`
+    /// units are started before [`grant`](Self::grant).
+    ///
+    /// If the order ends, or the source, the end takes a slot. An order whose length the caller knows is granted that
+    /// many units, and the caller counts them.
+    pub(crate) fn post(&mut self, order: Order<R::Unit>, granted: u64) {
+        if !self.is_orphaned() {
+            self.call = self.running.shared.begin(order, granted);
+            self.received = 0;
+        }
+    }
+
+    /// Lets `granted` units of the call be started in all. The caller began to ask for them at `resumed`.
+    pub(crate) fn grant_since(&mut self, granted: u64, resumed: Instant) {
+        if !self.is_orphaned() {
+            self.running.shared.grant(granted, resumed);
+        }
+    }
+
+    /// Takes back the leave for units that were not started. Returns how many of the call were.
+    pub(crate) fn retract(&mut self) -> u64 {
+        if self.is_orphaned() { self.received } else { self.running.shared.retract() }
+    }
+
+    /// Units of the call that the caller has received.
+    fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// The epoch of this unit begins.
+    pub(crate) fn began(&mut self, place: Place, now: Instant) {
+        self.running.recorder.began(named(place, 0), now);
+    }
+
+    /// Returns a report of where the time went so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let Running { consumer, shared, recorder, .. } = &*self.running;
+        let (time, bytes) = consumer.as_ref().map_or_else(Default::default, R::copies);
+        // In a forked process a worker may have had the lock.
+        let loads = if self.is_foreign() { 0 } else { shared.loads() };
+        recorder.report().with_transfers(loads, time, bytes)
+    }
+
+    pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
+        self.running.recorder.recent_steps()
+    }
+
+    /// A handle of the report. The report is kept up to date from now on.
+    pub(crate) fn live_report(&mut self) -> LiveReport {
+        let so_far = self.report();
+        self.publisher.handle(so_far)
+    }
+
+    fn copied(&self, ticket: Option<Ticket>) -> Option<(Instant, Instant)> {
+        R::copied(self.running.consumer.as_ref()?, ticket?.seq)
+    }
+
+    /// The caller asks for the unit of this name: the use of the one before is over.
+    pub(crate) fn asked(&mut self, place: Place, now: Instant) {
+        let copy = self.copied(self.running.recorder.in_use());
+        self.running.recorder.asked(named(place, 0), now, copy);
+    }
+
+    /// The epoch of the unit in use is over.
+    pub(crate) fn epoch_ended(&mut self, now: Instant) {
+        let copy = self.copied(self.running.recorder.in_use());
+        self.running.recorder.released(now, copy);
+        self.running.recorder.epoch_ended(now);
+    }
+
+    /// The iteration is over, or the caller gives it up.
+    pub(crate) fn ended(&mut self, now: Instant) {
+        let copy = self.copied(self.running.recorder.in_use());
+        let Running { recorder, own, .. } = &mut *self.running;
+        recorder.ended(now, copy);
+        own.iter_mut().for_each(Worker::flush);
+        if self.publisher.is_on() {
+            self.publisher.publish(self.report(), now);
+        }
+    }
+
+    /// Receives the next unit of the call, which has this name. `None`: the order or the source has no more.
+    pub(crate) fn receive(
+        &mut self,
+        place: Place,
+        mut waiting: Waiting<'_, '_>,
+    ) -> Poll<Result<Option<R::Item>, Error>> {
+        let asked = Instant::now();
+        self.asked(place, asked);
+        let (call, expected, held_timeout) = (self.call, self.received, self.held_timeout);
+        let at = self.naming.at(named(place, 0));
+        let Running { consumer, shared, own, overlap, recorder, trace, limit, .. } = &mut *self.running;
+        let Some(consumer) = consumer else { return Poll::Ready(Err(Error::ThreadGone { at })) };
+        *limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
+        let mut found = match own {
+            Some(own) if !*overlap => fill_inline(shared, own, consumer, asked, &mut waiting, held_timeout),
+            _ => None,
+        };
+        let _waiting = recorder.waiting().map(Span::entered);
+        // A unit that is ready costs no second read of the clock, unless a trace shows how long that took.
+        let mut there = trace.is_none();
+        let mut look = true;
+        let mut item = loop {
+            let received = match found.take() {
+                Some(found) => found,
+                None if mem::take(&mut look) => match R::receive(consumer, &mut Waiting::Try, Duration::ZERO)
+                {
+                    Received::Empty | Received::Held => {
+                        there = false;
+                        let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
+                            help(shared, own, consumer, recorder, &waiting, &mut self.last_fill)
+                        });
+                        helped.unwrap_or_else(|| R::receive(consumer, &mut waiting, held_timeout))
+                    }
+                    found => found,
+                },
+                None => R::receive(consumer, &mut waiting, held_timeout),
+            };
+            match received {
+                Received::Item(mut item) => {
+                    let ticket = R::header(&mut item).ticket;
+                    if (ticket.generation, ticket.seq) == (call, expected) {
+                        break item;
+                    }
+                    // Filled for a call that was left early: released, and on to the next.
+                    recorder.discarded(ticket);
+                    there = false;
+                }
+                Received::Empty => {
+                    self.not_held();
+                    return Poll::Pending;
+                }
+                Received::Held => {
+                    let (option, slots) = R::depth(consumer);
+                    return self.slot_held(&waiting, Error::SlotHeld { at, option, slots });
+                }
+                Received::Gone | Received::Lost => return Poll::Ready(Err(Error::ThreadGone { at })),
+                Received::Failed(source) => return Poll::Ready(Err(Error::Upload { at, source })),
+            }
+        };
+        let number = R::number(&item);
+        let depth = R::depth(consumer).1 as u64;
+        let freed =
+            number.checked_sub(depth).and_then(|before| Some((before, R::released(consumer, before)?)));
+        let copied = R::copied(consumer, number);
+        let header = R::header(&mut item);
+        let load = &mut header.load;
+        load.freed = freed.map(|(before, (at, thread))| Freed { batch: (0, before), at, thread });
+        if own.is_some() && *overlap {
+            load.helped.get_or_insert(Duration::ZERO);
+        }
+        self.last_fill = load.end - load.start;
+        let now = match *overlap {
+            // The caller itself has just filled it.
+            false => load.end.max(asked),
+            true if there => asked,
+            true => Instant::now(),
+        };
+        self.received += 1;
+        match mem::replace(&mut header.result, Ok(Content::End)) {
+            Ok(Content::Bytes(bytes)) => {
+                header.result = Ok(Content::Bytes(bytes));
+                recorder.received(
+                    Ticket { seq: number, ..named_ticket(header.ticket) },
+                    bytes,
+                    load,
+                    now,
+                    copied,
+                );
+            }
+            Ok(Content::End) => {
+                recorder.discarded(header.ticket);
+                self.not_held();
+                return Poll::Ready(Ok(None));
+            }
+            Err(error) => {
+                recorder.discarded(header.ticket);
+                self.not_held();
+                return Poll::Ready(Err(at_place(*error, at)));
+            }
+        }
+        self.not_held();
+        if self.publisher.is_due(now) {
+            self.publisher.publish(self.report(), now);
+        }
+        Poll::Ready(Ok(Some(item)))
+    }
+
+    fn not_held(&mut self) {
+        if self.held_since.take().is_some() {
+            self.running.shared.forget_task();
+        }
+    }
+
+    /// The next slot is held. A blocking call has waited for its full timeout; the others return `Pending` until the
+    /// same time is over.
+    fn slot_held(&mut self, waiting: &Waiting<'_, '_>, error: Error) -> Poll<Result<Option<R::Item>, Error>> {
+        if !matches!(waiting, Waiting::Block) {
+            let first = self.held_since.is_none();
+            let since = *self.held_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < self.held_timeout {
+                if let Waiting::Poll(cx) = waiting {
+                    self.wake_at(since + self.held_timeout, cx, first);
+                }
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(Err(error))
+    }
+
+    /// Has the task woken when its wait for a held slot is over: by a worker, which waits for the slot too.
+    fn wake_at(&self, until: Instant, cx: &std::task::Context<'_>, first: bool) {
+        let shared = &self.running.shared;
+        shared.wake_at(until, cx.waker());
+        if !self.running.overlap && first {
+            // No worker: a thread for this one wait. Without it the next release wakes the task.
+            let shared = shared.clone();
+            let _ = thread::Builder::new().name("twinbuf-timer".to_string()).spawn(move || {
+                thread::sleep(until.saturating_duration_since(Instant::now()));
+                shared.wake_task();
+            });
+        }
+    }
+
+    /// The option that sets how many slots items hold, and their number.
+    pub(crate) fn slots(&self) -> (&'static str, usize) {
+        self.running.consumer.as_ref().map_or(("depth", 0), R::depth)
+    }
+
+    /// Sets how long to wait for a slot that the caller holds, and returns what it was.
+    pub(crate) fn set_held_timeout(&mut self, timeout: Duration) -> Duration {
+        mem::replace(&mut self.held_timeout, timeout)
+    }
+
+    /// Returns how long the next slot has been found held by calls that do not block, if the last one found it so.
+    pub(crate) fn held_for(&self) -> Option<Duration> {
+        self.held_since.map(|since| since.elapsed())
+    }
+
+    /// Returns what the worker is reading whose unit is needed first. `None` if no worker is filling a slot.
+    #[must_use]
+    pub fn reading(&self) -> Option<Reading> {
+        if self.is_orphaned() {
+            return None;
+        }
+        let Doing { ticket, since, place } = self.running.shared.first_fill()?;
+        let file = place.and_then(|(part, offset)| (self.locate)(part, offset));
+        let record = place.map(|(_, offset)| offset);
+        Some(Reading { at: self.naming.at(ticket), time: since.elapsed(), record, file })
+    }
+
+    /// Joins the workers and returns a pending error. Waits without a time limit for running fills; see
+    /// [`close_timeout`](Self::close_timeout).
+    ///
+    /// Dropping the pipe also joins them. It waits for running fills for at most 10 s, or 10 ms if a task waited for the
+    /// last item. After that it leaves their threads behind.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error that the caller has not received, for example because the caller stopped iterating early.
+    /// Returns [`Error::Device`] if the device failed. Otherwise, returns [`Error::Trace`] if the trace could not be
+    /// written; delivered items remain valid.
+    pub fn close(self) -> Result<(), Error> {
+        self.close_within(None)
+    }
+
+    /// Closes the pipe as [`close`](Self::close) does, but waits at most `timeout` for running fills.
+    ///
+    /// A blocked read cannot be cancelled, for example if a file server does not answer. After the timeout, its thread is
+    /// left behind. It keeps its slot and its source until the fill returns or the process exits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] with what is being read if a thread was left behind. Otherwise, the errors of
+    /// [`close`](Self::close).
+    pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
+        self.close_within(Some(timeout))
+    }
+
+    fn close_within(self, limit: Option<Duration>) -> Result<(), Error> {
+        let until = limit.map(|limit| Instant::now() + limit);
+        let Self { running, call, locate, naming, .. } = self;
+        let Some(mut running) = running.into_inner() else { return Ok(()) };
+        running.shared.close();
+        let unheard = running.unheard(call, until);
+        if !running.end(until) {
+            let reading = running.shared.first_fill().map(|Doing { ticket, since, place }| Reading {
+                at: naming.at(ticket),
+                time: since.elapsed(),
+                record: place.map(|(_, offset)| offset),
+                file: place.and_then(|(part, offset)| locate(part, offset)),
+            });
+            return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
+        }
+        let trace = running.trace.take();
+        // The last of the tracks: now everything is written, or was refused.
+        drop(running);
+        unheard.map_or(Ok(()), Err).and(trace.map_or(Ok(()), |trace| trace.close().map_err(Error::trace)))
+    }
+}
+
+impl<R: Ring> Running<R> {
+    /// Receives what was started, up to the end, to a slot that the caller holds, or to an error of this call.
+    fn unheard(&mut self, call: u64, until: Option<Instant>) -> Option<Error> {
+        const PIECE: Duration = Duration::from_millis(5);
+        let consumer = self.consumer.as_mut().filter(|_| self.overlap)?;
+        loop {
+            let piece = Instant::now() + PIECE;
+            let piece = until.map_or(piece, |until| until.min(piece));
+            let mut item = match R::receive(consumer, &mut Waiting::Until(piece), Duration::ZERO) {
+                Received::Item(item) => item,
+                Received::Empty if until.is_none_or(|until| piece < until) => continue,
+                Received::Failed(source) => return Some(Error::Device(source)),
+                _ => return None,
+            };
+            let header = R::header(&mut item);
+            if header.ticket.generation == call {
+                if let Err(error) = mem::replace(&mut header.result, Ok(Content::End)) {
+                    return Some(*error);
+                }
+            }
+        }
+    }
+}
+
+/// Fills the slot of the unit that the caller asks for. Returns what a receive call would find if that was not possible.
+fn fill_inline<R: Ring>(
+    shared: &Shared<R>,
+    own: &mut Worker<R>,
+    consumer: &mut R::Consumer,
+    asked: Instant,
+    waiting: &mut Waiting<'_, '_>,
+    held_timeout: Duration,
+) -> Option<Received<R::Item>> {
+    // A slot that is free costs no read of the clock: the fill begins when the caller asks.
+    let (mut patience, mut start) = (Patience::None, Some(asked));
+    loop {
+        match shared.take(patience) {
+            Take::Unit(unit) => {
+                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));
+                return None;
+            }
+            Take::InUse if start.take().is_some() => {
+                patience = match waiting {
+                    Waiting::Block => Patience::Slot(Instant::now() + held_timeout),
+                    Waiting::Until(deadline) => Patience::Slot(*deadline),
+                    Waiting::Try | Waiting::Poll(_) => Patience::None,
+                };
+            }
+            // Both sides are at this slot, so the receiving one leaves the task's waker there.
+            Take::InUse if matches!(waiting, Waiting::Poll(_)) => {
+                match R::receive(consumer, waiting, Duration::ZERO) {
+                    // Released since: there is a slot, or the next look finds none.
+                    Received::Empty | Received::Gone => {}
+                    found => return Some(found),
+                }
+            }
+            Take::InUse => return Some(Received::Held),
+            Take::Idle | Take::Over => return Some(Received::Gone),
+        }
+    }
+}
+
+/// A caller that waits is one more worker: it fills slots behind the one that it waits for, as long as a fill takes less
+/// than the time it has. Returns its item once that is there.
+fn help<R: Ring>(
+    shared: &Shared<R>,
+    own: &mut Worker<R>,
+    consumer: &mut R::Consumer,
+    recorder: &mut Recorder,
+    waiting: &Waiting<'_, '_>,
+    last_fill: &mut Duration,
+) -> Option<Received<R::Item>> {
+    let deadline = match waiting {
+        Waiting::Block => None,
+        Waiting::Until(deadline) => Some(*deadline),
+        // A task has its thread for a moment only.
+        Waiting::Try | Waiting::Poll(_) => return None,
+    };
+    let mut looks = 0;
+    while looks < LOOKS && own.pays() {
+        let rest = deadline.map_or(HELP_LIMIT, |deadline| deadline.saturating_duration_since(Instant::now()));
+        if *last_fill >= rest {
+            return None;
+        }
+        if let Take::Unit(unit) = shared.take(Patience::None) {
+            let (ticket, times) = own.fill(shared, unit, None);
+            *last_fill = times.end - times.start;
+            recorder.helped(ticket, &times);
+            looks = 0;
+        } else {
+            std::hint::spin_loop();
+            looks += 1;
+        }
+        match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
+            Received::Empty => {}
+            Received::Held => return None,
+            found => return Some(found),
+        }
+    }
+    None
+}
+
+/// A unit's name as the log has it. `number`: the item's in the ring.
+fn named(place: Place, number: u64) -> Ticket {
+    let Place { ordinal, epoch, step } = place;
+    Ticket { seq: number, ordinal, epoch, step, ..Ticket::default() }
+}
+
+fn named_ticket(ticket: Ticket) -> Ticket {
+    Ticket { generation: 0, ..ticket }
+}
+
+/// An order that panicked does not know the name of its unit.
+fn at_place(error: Error, at: At) -> Error {
+    match error {
+        Error::Panicked { who: "order", message, .. } => Error::Panicked { at, who: "order", message },
+        error => error,
+    }
+}

@@ -1,0 +1,203 @@
+//! A pipe without a front end of its own: its builder, and its items.
+
+use std::fmt;
+use std::time::Instant;
+
+use super::items::{Ended, Front, Items, Next};
+use super::options::{Options, common};
+use super::record::Place;
+use super::ring::{Ring, Slots};
+use super::turn::{AnySource, Source};
+use super::{Pipe, Setup};
+use crate::error::Error;
+use crate::observe::recorder::Kind;
+
+/// Builds a [`Pipe`] with host slots. [`builder`] returns it.
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder<T: Send + 'static, U: Send + 'static> {
+    slots: Vec<T>,
+    sources: Vec<AnySource<Slots<T, U>>>,
+    rounds: bool,
+    options: Options,
+}
+
+/// Returns a builder for a pipe with these slots. Each worker fills one slot at a time: with overlap, one slot more than
+/// workers keeps them all busy while the caller uses an item, and two more absorb bursts.
+pub fn builder<T: Send + 'static, U: Send + 'static>(slots: Vec<T>) -> Builder<T, U> {
+    Builder { slots, sources: Vec::new(), rounds: false, options: Options::default() }
+}
+
+impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
+    /// Adds a worker: a thread that fills slots with this source. Without overlap the caller is the only worker, with
+    /// the first source.
+    pub fn worker(mut self, source: impl Source<T, Unit = U>) -> Self {
+        self.sources.push(Box::new(source));
+        self
+    }
+
+    /// Names units by their number alone, as rounds, and not by epoch and step. Default: by epoch and step.
+    pub fn rounds(mut self) -> Self {
+        self.rounds = true;
+        self
+    }
+
+    common!();
+
+    /// Starts the threads.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Option`]: there is no slot, or no worker.
+    /// - [`Error::Trace`]: the trace file could not be created.
+    /// - [`Error::Spawn`]: the system could not start a thread.
+    pub fn build(self) -> Result<Pipe<Slots<T, U>>, Error> {
+        let Self { slots, sources, rounds, mut options } = self;
+        for (option, found) in [("slots", slots.len()), ("worker", sources.len())] {
+            if found == 0 {
+                let (wanted, found) = ("at least one".to_string(), "none".to_string());
+                return Err(Error::Option { option, wanted, found });
+            }
+        }
+        let trace = options.open(0, 1)?;
+        let depths = (slots.len(), 0);
+        Pipe::start(Setup {
+            sides: Slots::ring(slots),
+            sources,
+            helper: None,
+            options,
+            trace,
+            kind: if rounds { Kind::Rounds } else { Kind::Items },
+            sends: false,
+            depths,
+            locate: Box::new(|_, _| None),
+        })
+    }
+}
+
+impl<T: Send + 'static, U: Send + 'static> fmt::Debug for Builder<T, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let workers = self.sources.len();
+        f.debug_struct("Builder")
+            .field("slots", &self.slots.len())
+            .field("workers", &workers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a pipe without a front end has begun with.
+#[derive(Debug, Default)]
+pub(super) struct Begun {
+    /// The name of its first unit.
+    first: Place,
+    /// The number of its units, if it is known.
+    length: Option<u64>,
+    /// Calls begun so far, and the units of all that are over.
+    calls: u64,
+}
+
+impl<R: Ring> Pipe<R> {
+    /// Begins with these units, named as steps of the epoch `first`, or as rounds from `first` on. At most `granted` of
+    /// them are started before [`grant`](Self::grant). What was filled for an earlier call is discarded.
+    ///
+    /// Iterate with [`Items::lent`] or [`Items::owned`]; [`items`](Self::items) does both. If `units` gives its exact
+    /// length ([`Iterator::size_hint`]), the end takes no slot.
+    pub fn begin<I>(&mut self, first: u64, units: I, granted: u64)
+    where
+        I: IntoIterator<Item = R::Unit>,
+        I::IntoIter: Send + 'static,
+    {
+        let (units, rounds) = (units.into_iter(), self.naming().rounds);
+        let length = match units.size_hint() {
+            (least, Some(most)) if least == most => Some(least as u64),
+            _ => None,
+        };
+        let place = Place { ordinal: self.begun.calls, epoch: first, step: 0 };
+        self.begun = Begun { first: place, length, calls: self.begun.calls + 1 };
+        let order = (0..).zip(units).map(move |(seq, unit)| (nth(place, rounds, seq), unit));
+        self.post(Box::new(order), granted.min(length.unwrap_or(u64::MAX)));
+        if !rounds {
+            self.began(place, Instant::now());
+        }
+    }
+
+    /// Lets `granted` units of the present call be started in all. The report takes into account whether that is one at a
+    /// time.
+    pub fn grant(&mut self, granted: u64) {
+        let lockstep = granted <= self.received() + 1;
+        self.recorder().lockstep(lockstep);
+        self.grant_since(granted.min(self.begun.length.unwrap_or(u64::MAX)), Instant::now());
+    }
+
+    /// Iterates over these units: [`begin`](Self::begin) with all of them, named as an epoch of their own.
+    pub fn items<I>(&mut self, units: I) -> Items<'_, Self>
+    where
+        I: IntoIterator<Item = R::Unit>,
+        I::IntoIter: Send + 'static,
+    {
+        self.begin(self.begun.calls, units, u64::MAX);
+        Items::lent(self)
+    }
+}
+
+impl<R: Ring> Items<'_, Pipe<R>> {
+    /// Lets `granted` units of the call be started in all, and after an error goes on behind the unit that failed.
+    pub fn resume(&mut self, granted: u64) {
+        self.go_on();
+        self.front_mut().grant(granted);
+    }
+}
+
+/// The name of a unit of a call whose first has the name `first`.
+fn nth(first: Place, rounds: bool, seq: u64) -> Place {
+    let Place { ordinal, epoch, .. } = first;
+    if rounds {
+        Place { ordinal: ordinal + seq, epoch: epoch + seq, step: 0 }
+    } else {
+        Place { step: seq, ..first }
+    }
+}
+
+impl<R: Ring> Front for Pipe<R> {
+    type Ring = R;
+    type Item = R::Item;
+
+    fn pipe(&self) -> &Self {
+        self
+    }
+
+    fn pipe_mut(&mut self) -> &mut Self {
+        self
+    }
+
+    fn place(&self) -> Place {
+        nth(self.begun.first, self.naming().rounds, self.received())
+    }
+
+    fn next(&mut self) -> Next<R::Item> {
+        if self.begun.length == Some(self.received()) { Next::End } else { Next::Slot }
+    }
+
+    fn item(&mut self, slot: R::Item) -> R::Item {
+        slot
+    }
+
+    fn ended(&mut self, _: Ended<'_>) {
+        self.retract();
+    }
+
+    fn left(&self) -> (usize, Option<usize>) {
+        let left = self.begun.length.map(|length| length - self.received());
+        let left = left.and_then(|left| usize::try_from(left).ok());
+        (left.unwrap_or(0).min(1), left)
+    }
+}
+
+impl<R: Ring> fmt::Debug for Pipe<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipe")
+            .field("name", &self.naming().loader)
+            .field("overlap", &self.overlaps())
+            .field("trace", &self.trace_path())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,167 @@
+//! The record of a unit: what a worker knows when it commits the slot, and when the item was released.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::error::{At, BoxError, Error};
+use crate::slot::{LoadTimes, Naming, Ticket};
+use crate::thread::this_thread;
+
+/// The name of a unit in errors, reports and traces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Epochs, rounds or passes that the caller began before this one: decides whether a trace records it.
+    pub ordinal: u64,
+    /// The epoch; the round of a generator, the pass of a stream.
+    pub epoch: u64,
+    /// The step in the epoch.
+    pub step: u64,
+}
+
+/// What filled a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// This many bytes.
+    Bytes(usize),
+    /// Nothing: the source has no more, and the iteration ends here.
+    End,
+}
+
+/// What a pipe knows about the unit in a slot. It travels with the slot, from the worker to the caller.
+#[derive(Debug)]
+pub struct Header<U> {
+    pub(crate) ticket: Ticket,
+    /// `None` at the end, or after an error of the order.
+    pub(crate) unit: Option<U>,
+    pub(crate) result: Result<Content, Box<Error>>,
+    pub(crate) load: LoadTimes,
+}
+
+impl<U> Header<U> {
+    pub(crate) fn bytes(&self) -> usize {
+        match self.result {
+            Ok(Content::Bytes(bytes)) => bytes,
+            _ => 0,
+        }
+    }
+}
+
+/// One fill of a slot. A [`Source`](super::Source) tells it what it is doing.
+#[derive(Debug)]
+pub struct Filling<'f> {
+    pub(crate) ticket: Ticket,
+    pub(super) naming: &'f Naming,
+    pub(crate) times: &'f mut LoadTimes,
+    /// Whose code runs: an error names it after a panic.
+    pub(super) who: &'f mut &'static str,
+    pub(super) progress: &'f Progress,
+}
+
+impl Filling<'_> {
+    /// Returns the name of the unit, for errors.
+    #[must_use]
+    pub fn at(&self) -> At {
+        self.naming.at(self.ticket)
+    }
+
+    /// Makes the error of a fill that failed for this reason.
+    #[must_use]
+    pub fn failed(&self, source: impl Into<BoxError>) -> Error {
+        Error::Load { at: self.at(), source: source.into() }
+    }
+
+    /// Notes what the source is about to read: `offset` in the part `part` of its data, both as the source counts them.
+    /// [`Pipe::reading`](super::Pipe::reading) returns it while the read lasts.
+    pub fn reads(&mut self, part: usize, offset: u64) {
+        self.progress.reads(part, offset);
+    }
+
+    /// Notes that this many bytes were read for the unit, before they were transformed: for the report.
+    pub fn read_bytes(&mut self, bytes: usize) {
+        self.times.bytes += bytes;
+    }
+
+    /// Names whose code runs from now on, such as `"data set"`: [`Error::Panicked`] repeats it. Default: `"source"`.
+    pub fn runs(&mut self, who: &'static str) {
+        *self.who = who;
+    }
+}
+
+/// What one worker is doing. Callers read it after a timeout.
+#[derive(Debug, Default)]
+pub(super) struct Progress(Mutex<Option<Doing>>);
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doing {
+    pub(super) ticket: Ticket,
+    pub(super) since: Instant,
+    /// What is being read: a part of the data, and an offset in it.
+    pub(super) place: Option<(usize, u64)>,
+}
+
+impl Progress {
+    fn lock(&self) -> MutexGuard<'_, Option<Doing>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn began(&self, ticket: Ticket, since: Instant) {
+        *self.lock() = Some(Doing { ticket, since, place: None });
+    }
+
+    fn reads(&self, part: usize, offset: u64) {
+        if let Some(doing) = &mut *self.lock() {
+            doing.place = Some((part, offset));
+        }
+    }
+
+    pub(super) fn ended(&self) {
+        *self.lock() = None;
+    }
+
+    pub(super) fn get(&self) -> Option<Doing> {
+        *self.lock()
+    }
+}
+
+/// When the last items were released, and by which threads.
+///
+/// An item's drop writes its entry. The slot of an item is filled again only after that, so the caller that receives the
+/// slot's next item finds the entry: twice as many entries as slots are enough.
+#[derive(Debug)]
+pub(super) struct Releases(Box<[Mutex<Option<Release>>]>);
+
+#[derive(Clone, Copy, Debug)]
+struct Release {
+    number: u64,
+    at: Instant,
+    thread: usize,
+}
+
+impl Releases {
+    pub(super) fn new(depth: usize) -> Self {
+        Self((0..2 * depth).map(|_| Mutex::new(None)).collect())
+    }
+
+    fn entry(&self, number: u64) -> Option<MutexGuard<'_, Option<Release>>> {
+        let index = usize::try_from(number % self.0.len().max(1) as u64).ok()?;
+        Some(self.0.get(index)?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn note(&self, number: u64) {
+        if let Some(mut entry) = self.entry(number) {
+            *entry = Some(Release { number, at: Instant::now(), thread: this_thread() });
+        }
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<(Instant, usize)> {
+        let found = (*self.entry(number)?)?;
+        (found.number == number).then_some((found.at, found.thread))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "epoch {}, step {}", self.epoch, self.step)
+    }
+}

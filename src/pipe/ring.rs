@@ -1,0 +1,331 @@
+//! The ring under a pipe: where units are filled and received.
+//!
+//! A [`Ring`] has two sides. One hands out free slots, in turn, to any number of threads; the other receives what they
+//! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use twinbuf_core::{
+    Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot, TryAcquireError, TryRecvError, WriteSlot,
+};
+
+use super::record::{Header, Releases};
+use crate::error::BoxError;
+use crate::observe::log::What;
+
+/// How a caller waits for its next item.
+#[derive(Debug)]
+pub enum Waiting<'a, 'b> {
+    /// Until it comes.
+    Block,
+    /// Until it comes or the time is reached.
+    Until(Instant),
+    /// Not at all.
+    Try,
+    /// Until the task is woken.
+    Poll(&'a mut Context<'b>),
+}
+
+/// Why there is no free slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSlot {
+    /// The next slot is in use.
+    InUse,
+    /// Nothing receives any more, or the device failed; then the receiving side has the error.
+    Closed,
+}
+
+/// What a receive call found.
+#[derive(Debug)]
+pub enum Received<I> {
+    /// The next item.
+    Item(I),
+    /// The next slot is not filled yet.
+    Empty,
+    /// The next slot is still held by an item that was received before.
+    Held,
+    /// No item will come: the filling side is gone.
+    Gone,
+    /// A worker reserved the next slot, and unwound.
+    Lost,
+    /// The device failed.
+    Failed(BoxError),
+}
+
+/// A ring of slots with its two sides. A pipe is generic over it.
+///
+/// An implementation hands out each free slot once, and delivers what was committed in the order of
+/// [`reserve`](Self::reserve).
+pub trait Ring: Sized + 'static {
+    /// What a slot is filled with.
+    type Unit: Send + 'static;
+    /// What a source fills.
+    type Slot: ?Sized;
+    /// The side that hands out free slots.
+    type Producer: Send + 'static;
+    /// A free slot to be filled, on any thread. A drop without [`commit`](Self::commit) is received as
+    /// [`Lost`](Received::Lost).
+    type Reserved: Send + 'static;
+    /// The side that receives.
+    type Consumer: Send + 'static;
+    /// A filled slot. A drop frees it.
+    type Item: 'static;
+
+    /// Whether the items are on a device: then the report and the trace call the caller's wait by another name.
+    const ON_DEVICE: bool = false;
+
+    /// Waits until the next slot is free: up to `until`, or not at all if there is no time given.
+    ///
+    /// # Errors
+    ///
+    /// [`NoSlot`]
+    fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> Result<(), NoSlot>;
+
+    /// Takes the next slot out of the side that hands them out.
+    ///
+    /// # Errors
+    ///
+    /// [`NoSlot`], if the slot is not free.
+    fn reserve(producer: &mut Self::Producer) -> Result<Self::Reserved, NoSlot>;
+
+    /// Returns the memory of the slot.
+    fn slot(reserved: &mut Self::Reserved) -> &mut Self::Slot;
+
+    /// Hands the slot over, with `bytes` of it filled.
+    fn commit(reserved: Self::Reserved, header: Header<Self::Unit>, bytes: usize);
+
+    /// Receives the next item. A [`Block`](Waiting::Block) waits for a slot that is held no longer than
+    /// `held_timeout`, and for one that is being filled without a limit.
+    fn receive(
+        consumer: &mut Self::Consumer,
+        waiting: &mut Waiting<'_, '_>,
+        held_timeout: Duration,
+    ) -> Received<Self::Item>;
+
+    /// Returns what the pipe knows about the unit in an item.
+    fn header(item: &mut Self::Item) -> &mut Header<Self::Unit>;
+
+    /// Returns the number of an item: 0 for the first of the ring.
+    fn number(item: &Self::Item) -> u64;
+
+    /// Returns the option that sets how many slots items hold, and their number.
+    fn depth(consumer: &Self::Consumer) -> (&'static str, usize);
+
+    /// Returns when the item of this number was released, and by which thread, if the ring knows.
+    fn released(consumer: &Self::Consumer, number: u64) -> Option<(Instant, usize)>;
+
+    /// Returns the start and the end of this item's copy to a device. `None` if it is not done, or none is made.
+    fn copied(_: &Self::Consumer, _number: u64) -> Option<(Instant, Instant)> {
+        None
+    }
+
+    /// Returns how long the copies to a device have taken so far, and their bytes.
+    fn copies(_: &Self::Consumer) -> (Duration, u64) {
+        (Duration::ZERO, 0)
+    }
+}
+
+/// The wait of the caller, by its name in the log.
+pub(super) fn wait_of<R: Ring>() -> What {
+    if R::ON_DEVICE { What::DeviceWait } else { What::Wait }
+}
+
+/// A slot in host memory.
+///
+/// Two slots share no cache line, nor a pair of lines that a processor fetches together: one is written while the other
+/// is read.
+#[repr(align(128))]
+pub struct Slot<T, U> {
+    content: T,
+    /// `None` until the slot has been filled once.
+    header: Option<Header<U>>,
+    releases: Arc<Releases>,
+}
+
+impl<T, U> fmt::Debug for Slot<T, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").finish_non_exhaustive()
+    }
+}
+
+/// A ring of host slots, each with a value of type `T`. Its items are [`Filled`].
+#[derive(Debug)]
+pub struct Slots<T, U>(std::marker::PhantomData<fn() -> (T, U)>);
+
+/// The receiving side of [`Slots`].
+pub struct Receiver<T: 'static, U: 'static> {
+    consumer: Consumer<'static, Slot<T, U>>,
+    releases: Arc<Releases>,
+}
+
+impl<T, U> fmt::Debug for Receiver<T, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receiver").field("depth", &self.consumer.depth()).finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
+    /// Makes a ring of these slots.
+    pub fn ring(contents: Vec<T>) -> (Producer<'static, Slot<T, U>>, Receiver<T, U>) {
+        let releases = Arc::new(Releases::new(contents.len()));
+        let slot = |content| Slot { content, header: None, releases: releases.clone() };
+        let slots: Vec<_> = contents.into_iter().map(slot).collect();
+        let (producer, consumer) = HeapRing::new(slots).into_handles();
+        (producer, Receiver { consumer, releases })
+    }
+}
+
+/// The longest piece of a wait for a slot that is being filled.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// The shortest: a slot that is held is not asked for more often.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+impl<T: Send + 'static, U: Send + 'static> Ring for Slots<T, U> {
+    type Unit = U;
+    type Slot = T;
+    type Producer = Producer<'static, Slot<T, U>>;
+    type Reserved = ReservedSlot<'static, Slot<T, U>>;
+    type Consumer = Receiver<T, U>;
+    type Item = Filled<T, U>;
+
+    fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> Result<(), NoSlot> {
+        let found = match until {
+            Some(until) => producer.acquire_deadline(until),
+            None => producer.try_acquire(),
+        };
+        // The guard goes; its slot is the next one to be handed out.
+        found.map(drop).map_err(no_slot)
+    }
+
+    fn reserve(producer: &mut Self::Producer) -> Result<Self::Reserved, NoSlot> {
+        producer.try_acquire().map(WriteSlot::reserve).map_err(no_slot)
+    }
+
+    fn slot(reserved: &mut Self::Reserved) -> &mut T {
+        &mut reserved.content
+    }
+
+    fn commit(mut reserved: Self::Reserved, header: Header<U>, _: usize) {
+        reserved.header = Some(header);
+        // Without a receiver nobody misses it.
+        let _ = reserved.commit();
+    }
+
+    fn receive(
+        receiver: &mut Receiver<T, U>,
+        waiting: &mut Waiting<'_, '_>,
+        held_timeout: Duration,
+    ) -> Received<Filled<T, U>> {
+        let consumer = &mut receiver.consumer;
+        match waiting {
+            Waiting::Try => received(consumer.try_recv()),
+            Waiting::Until(deadline) => received(consumer.recv_deadline(*deadline)),
+            // The release of a held slot wakes the task too.
+            Waiting::Poll(cx) => {
+                match consumer.poll_recv(cx).map(|found| received(found.map_err(TryRecvError::from))) {
+                    Poll::Ready(found) => found,
+                    Poll::Pending if consumer.is_held() => Received::Held,
+                    Poll::Pending => Received::Empty,
+                }
+            }
+            Waiting::Block => loop {
+                let until = Instant::now() + held_timeout.clamp(SHORTEST, LONGEST);
+                match received(consumer.recv_deadline(until)) {
+                    Received::Empty => {}
+                    found => return found,
+                }
+            },
+        }
+    }
+
+    fn header(item: &mut Filled<T, U>) -> &mut Header<U> {
+        let Some(header) = &mut item.0.header else { unreachable!("a slot is committed with its header") };
+        header
+    }
+
+    fn number(item: &Filled<T, U>) -> u64 {
+        item.0.seq()
+    }
+
+    fn depth(receiver: &Receiver<T, U>) -> (&'static str, usize) {
+        ("depth", receiver.consumer.depth())
+    }
+
+    fn released(receiver: &Receiver<T, U>, number: u64) -> Option<(Instant, usize)> {
+        receiver.releases.get(number)
+    }
+}
+
+fn no_slot(error: TryAcquireError) -> NoSlot {
+    match error {
+        TryAcquireError::Full => NoSlot::InUse,
+        _ => NoSlot::Closed,
+    }
+}
+
+fn received<T: Send + 'static, U: Send + 'static>(
+    found: Result<Option<ReadSlot<'_, 'static, Slot<T, U>>>, TryRecvError>,
+) -> Received<Filled<T, U>> {
+    match found {
+        Ok(Some(slot)) => Received::Item(Filled(slot.keep())),
+        Err(TryRecvError::Empty) => Received::Empty,
+        Err(TryRecvError::Held) => Received::Held,
+        Err(TryRecvError::Cancelled) => Received::Lost,
+        Ok(None) | Err(_) => Received::Gone,
+    }
+}
+
+/// A filled host slot. It dereferences to its value. Dropping it frees the slot, on any thread; it may outlive its pipe.
+pub struct Filled<T: Send + 'static, U: Send + 'static>(KeptSlot<'static, Slot<T, U>>);
+
+impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
+    /// Returns the unit that the slot was filled with.
+    #[must_use]
+    pub fn unit(&self) -> &U {
+        let unit = self.header().unit.as_ref();
+        let Some(unit) = unit else { unreachable!("an item is handed out with its unit") };
+        unit
+    }
+
+    /// What the pipe knows about the unit.
+    pub(crate) fn header(&self) -> &Header<U> {
+        let Some(header) = &self.0.header else { unreachable!("a slot is committed with its header") };
+        header
+    }
+}
+
+/// Notes when the slot was released: the report tells how long items hold their slots.
+impl<T: Send + 'static, U: Send + 'static> Drop for Filled<T, U> {
+    fn drop(&mut self) {
+        self.0.releases.note(self.0.seq());
+    }
+}
+
+impl<T: Send + 'static, U: Send + 'static> Deref for Filled<T, U> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.content
+    }
+}
+
+impl<T: Send + 'static, U: Send + 'static> DerefMut for Filled<T, U> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0.content
+    }
+}
+
+impl<T: fmt::Debug + Send + 'static, U: Send + 'static> fmt::Debug for Filled<T, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = self.header().ticket;
+        f.debug_struct("Filled")
+            .field("epoch", &place.epoch)
+            .field("step", &place.step)
+            .field("value", &**self)
+            .finish()
+    }
+}

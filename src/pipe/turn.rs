@@ -1,0 +1,487 @@
+//! The workers' side: they share one turn, take units in order, and fill slots side by side.
+//!
+//! There are two locks. The **turn** holds the producer of the ring and the order of units. A worker holds it while it
+//! waits for the next free slot, takes the next unit and reserves the slot; it fills without it. The caller never waits
+//! for the turn. The **mailbox** holds what the caller wants: a few instructions long, with no foreign code under it. A
+//! worker that needs both takes the turn first.
+//!
+//! One worker waits for a slot while the others wait for the turn. The slot comes before the unit: a unit counts as
+//! started only when nothing but the source is in its way.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use super::record::{Content, Filling, Header, Place, Progress};
+use super::ring::{NoSlot, Ring};
+use crate::error::Error;
+use crate::observe::recorder::LoadRecorder;
+use crate::slot::{LoadTimes, Naming, Ticket};
+use crate::thread::panic_message;
+
+/// Fills slots. A pipe has one for each worker.
+///
+/// `S` is the memory of a slot. A source that returns an error or panics is not called again before the caller asks for
+/// something new; what it then does is up to it.
+pub trait Source<S: ?Sized>: Send + 'static {
+    /// What one slot is filled with: a batch, a round, a group of tensors.
+    type Unit: Send + 'static;
+
+    /// Fills `slot` with `unit`. `slot` still holds what an earlier fill left in it.
+    ///
+    /// Returns the number of bytes, which reports and traces show, or [`Content::End`] if there is no more. `unit` can
+    /// be changed: the caller receives it with the slot.
+    ///
+    /// # Errors
+    ///
+    /// Any. The caller receives the error once, in the place of the unit; no later unit is started.
+    fn fill(&mut self, unit: &mut Self::Unit, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error>;
+
+    /// Whether a caller that waits may fill a slot with a source of its own: true if a fill takes a processor, not a
+    /// device, and runs no foreign code. Default: `false`.
+    fn pays(&self) -> bool {
+        false
+    }
+
+    /// Returns what the worker's thread runs within, for programs with a lock of an interpreter. Called once, before the
+    /// thread starts. Default: `None`.
+    fn around(&mut self) -> Option<Around> {
+        None
+    }
+}
+
+/// What a worker's thread runs within; see [`Source::around`].
+pub struct Around {
+    /// Calls the loop of the thread, once.
+    pub run: Box<dyn FnOnce(Box<dyn FnOnce() + Send>) + Send>,
+    /// Calls a wait of the thread, once.
+    pub wait: Box<dyn Fn(&mut (dyn FnMut() + Send)) + Send>,
+}
+
+impl std::fmt::Debug for Around {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Around")
+    }
+}
+
+/// The units of a call, in order, with their names.
+pub type Order<U> = Box<dyn Iterator<Item = (Place, U)> + Send>;
+
+/// What the workers of a pipe share with its caller.
+pub(super) struct Shared<R: Ring> {
+    /// `None` once the last worker has left.
+    turn: Mutex<Option<Turn<R>>>,
+    mail: Mutex<Mailbox<R::Unit>>,
+    /// For the worker that holds the turn: the caller wants something.
+    posted: Condvar,
+    /// For the caller: a worker has left.
+    left: Condvar,
+    /// What each worker is doing, and last the caller.
+    progress: Box<[Progress]>,
+    pub(super) naming: Naming,
+    held_timeout: Duration,
+}
+
+struct Turn<R: Ring> {
+    producer: R::Producer,
+    order: Order<R::Unit>,
+}
+
+/// What the caller wants.
+struct Mailbox<U> {
+    /// Numbers the calls, from 1. What was filled for an earlier call is discarded when it comes.
+    call: u64,
+    /// The order of this call, until the holder of the turn fetches it.
+    order: Option<Order<U>>,
+    /// Units of this call that were started, and that may be.
+    started: u64,
+    granted: u64,
+    /// When the caller last asked for units. Before that the workers did not wait, they rested.
+    resumed: Instant,
+    closed: bool,
+    /// Workers that have not left.
+    alive: usize,
+    /// Units started so far, of all calls.
+    loads: u64,
+    /// A task that waits for a slot that the caller holds, and until when.
+    held: Option<(Instant, Waker)>,
+}
+
+/// How long [`Shared::take`] waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// Not at all.
+    None,
+    /// For a free slot, up to this time.
+    Slot(Instant),
+    /// For a slot, and for a unit to start.
+    Worker,
+}
+
+/// What came of it.
+pub(super) enum Take<R: Ring> {
+    Unit(Taken<R>),
+    /// The next slot is in use, or another thread has the turn.
+    InUse,
+    /// No unit may be started.
+    Idle,
+    /// The pipe is closed.
+    Over,
+}
+
+/// A reserved slot, and what to fill it with.
+pub(super) struct Taken<R: Ring> {
+    reserved: R::Reserved,
+    ticket: Ticket,
+    /// `None` at the end of the order; or the message of its panic.
+    unit: Result<Option<R::Unit>, String>,
+    resumed: Instant,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<R: Ring> Shared<R> {
+    pub(super) fn new(producer: R::Producer, workers: usize, naming: Naming, held_timeout: Duration) -> Self {
+        let mail = Mailbox {
+            call: 0,
+            order: None,
+            started: 0,
+            granted: 0,
+            resumed: Instant::now(),
+            closed: false,
+            alive: workers,
+            loads: 0,
+            held: None,
+        };
+        Self {
+            turn: Mutex::new(Some(Turn { producer, order: Box::new(std::iter::empty()) })),
+            mail: Mutex::new(mail),
+            posted: Condvar::new(),
+            left: Condvar::new(),
+            progress: (0..=workers).map(|_| Progress::default()).collect(),
+            naming,
+            held_timeout,
+        }
+    }
+
+    /// Reserves the next slot for the next unit.
+    pub(super) fn take(&self, patience: Patience) -> Take<R> {
+        let mut turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) if patience == Patience::None => return Take::InUse,
+            Err(TryLockError::WouldBlock) => lock(&self.turn),
+        };
+        let Some(Turn { producer, order }) = &mut *turn else { return Take::Over };
+        match self.wait_free(producer, patience) {
+            Ok(()) => {}
+            Err(NoSlot::InUse) => return Take::InUse,
+            Err(NoSlot::Closed) => return Take::Over,
+        }
+        let mut mail = lock(&self.mail);
+        let (ticket, resumed) = loop {
+            if mail.closed {
+                return Take::Over;
+            }
+            if let Some(posted) = mail.order.take() {
+                drop(mail);
+                // The drop of the old order runs foreign code.
+                *order = posted;
+                mail = lock(&self.mail);
+            } else if mail.started < mail.granted {
+                let (generation, seq) = (mail.call, mail.started);
+                (mail.started, mail.loads) = (seq + 1, mail.loads + 1);
+                break (Ticket { generation, seq, ..Ticket::default() }, mail.resumed);
+            } else if patience == Patience::Worker {
+                mail = self.wait_for_mail(mail);
+            } else {
+                return Take::Idle;
+            }
+        };
+        drop(mail);
+        // The slot is still free: only who has the turn takes one.
+        let Ok(reserved) = R::reserve(producer) else { return Take::Over };
+        let next = catch_unwind(AssertUnwindSafe(|| order.next()));
+        let (place, unit) = match next {
+            Ok(Some((place, unit))) => (place, Ok(Some(unit))),
+            Ok(None) => (Place::default(), Ok(None)),
+            Err(panic) => (Place::default(), Err(panic_message(&*panic))),
+        };
+        drop(turn);
+        let Place { ordinal, epoch, step } = place;
+        Take::Unit(Taken { reserved, ticket: Ticket { ordinal, epoch, step, ..ticket }, unit, resumed })
+    }
+
+    fn wait_free(&self, producer: &mut R::Producer, patience: Patience) -> Result<(), NoSlot> {
+        let until = match patience {
+            Patience::None => None,
+            Patience::Slot(until) => Some(until),
+            Patience::Worker => {
+                // In pieces: whoever waits here is the clock of a task that waits for a held slot.
+                let piece =
+                    (self.held_timeout / 4).clamp(Duration::from_millis(5), Duration::from_secs(3600));
+                loop {
+                    match R::wait_free(producer, Some(Instant::now() + piece)) {
+                        Err(NoSlot::InUse) => self.wake_task(),
+                        found => return found,
+                    }
+                }
+            }
+        };
+        R::wait_free(producer, until)
+    }
+
+    /// Waits until the caller wants something.
+    fn wait_for_mail<'m>(
+        &'m self,
+        mut mail: MutexGuard<'m, Mailbox<R::Unit>>,
+    ) -> MutexGuard<'m, Mailbox<R::Unit>> {
+        let Some((until, _)) = &mail.held else {
+            return self.posted.wait(mail).unwrap_or_else(PoisonError::into_inner);
+        };
+        let rest = until.saturating_duration_since(Instant::now());
+        if rest.is_zero() {
+            drop(mail);
+            self.wake_task();
+            return lock(&self.mail);
+        }
+        (mail, _) = self.posted.wait_timeout(mail, rest).unwrap_or_else(PoisonError::into_inner);
+        mail
+    }
+
+    /// Wakes the task that waits for a held slot, if its time is over.
+    pub(super) fn wake_task(&self) {
+        let mut mail = lock(&self.mail);
+        let over = mail.held.take_if(|(until, _)| *until <= Instant::now());
+        drop(mail);
+        over.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// A task waits for a slot that the caller holds: a worker wakes it at `until`.
+    pub(super) fn wake_at(&self, until: Instant, waker: &Waker) {
+        let old = lock(&self.mail).held.replace((until, waker.clone()));
+        self.posted.notify_all();
+        drop(old);
+    }
+
+    /// The task has no more to wait for.
+    pub(super) fn forget_task(&self) {
+        let old = lock(&self.mail).held.take();
+        drop(old);
+    }
+
+    /// Begins a call: what was started for an earlier one is discarded when it comes. `granted` units may be started.
+    pub(super) fn begin(&self, order: Order<R::Unit>, granted: u64) -> u64 {
+        let mut mail = lock(&self.mail);
+        mail.call += 1;
+        let old = mail.order.replace(order);
+        (mail.started, mail.granted, mail.resumed) = (0, granted, Instant::now());
+        let call = mail.call;
+        drop(mail);
+        self.posted.notify_all();
+        drop(old);
+        call
+    }
+
+    /// Lets `granted` units of the call be started in all. The caller began to ask for them at `resumed`.
+    pub(super) fn grant(&self, granted: u64, resumed: Instant) {
+        let mut mail = lock(&self.mail);
+        (mail.granted, mail.resumed) = (granted, resumed);
+        drop(mail);
+        self.posted.notify_all();
+    }
+
+    /// Takes back the leave for what was not started. Returns how many units of the call were.
+    pub(super) fn retract(&self) -> u64 {
+        let mut mail = lock(&self.mail);
+        mail.granted = mail.granted.min(mail.started);
+        mail.started
+    }
+
+    /// Nothing more of this call is started: a unit failed, or is the end.
+    fn stop(&self, call: u64) {
+        let mut mail = lock(&self.mail);
+        if mail.call == call {
+            mail.granted = mail.granted.min(mail.started);
+        }
+    }
+
+    /// Tells the workers to leave.
+    pub(super) fn close(&self) {
+        lock(&self.mail).closed = true;
+        self.posted.notify_all();
+    }
+
+    /// Waits until no more than `most` workers are there, up to `until`. Returns whether that is so.
+    pub(super) fn wait_for_workers(&self, most: usize, until: Option<Instant>) -> bool {
+        let mut mail = lock(&self.mail);
+        while mail.alive > most {
+            mail = match until {
+                None => self.left.wait(mail).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let rest = until.saturating_duration_since(Instant::now());
+                    if rest.is_zero() {
+                        return false;
+                    }
+                    self.left.wait_timeout(mail, rest).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+
+    /// Workers of these that could not be started.
+    pub(super) fn never_came(&self, workers: usize) {
+        lock(&self.mail).alive -= workers;
+    }
+
+    /// Units started so far.
+    pub(super) fn loads(&self) -> u64 {
+        lock(&self.mail).loads
+    }
+
+    /// What the workers are doing: the fill of the unit that is needed first.
+    pub(super) fn first_fill(&self) -> Option<super::record::Doing> {
+        let doing = self.progress.iter().filter_map(Progress::get);
+        doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))
+    }
+}
+
+/// Fills slots, on whatever thread it is called.
+pub(super) struct Worker<R: Ring> {
+    // Dropped first: when the source goes, the trace is written.
+    recorder: LoadRecorder,
+    source: AnySource<R>,
+    /// The place of its progress.
+    index: usize,
+    /// When it was ready for another unit.
+    ready: Instant,
+    last: Option<Ticket>,
+}
+
+/// A source of a ring, of any type.
+pub(crate) type AnySource<R> = Box<dyn Source<<R as Ring>::Slot, Unit = <R as Ring>::Unit>>;
+
+impl<R: Ring> Worker<R> {
+    pub(super) fn new(source: AnySource<R>, recorder: LoadRecorder, index: usize) -> Self {
+        Self { recorder, source, index, ready: Instant::now(), last: None }
+    }
+
+    /// What the thread runs within.
+    pub(super) fn around(&mut self) -> Option<Around> {
+        self.source.around()
+    }
+
+    /// A worker's thread: fills slots until the pipe is closed. Its waits run within `wait`.
+    pub(super) fn run(self, shared: &Shared<R>, wait: &dyn Fn(&mut (dyn FnMut() + Send))) {
+        // Dropped last, and by a panic too.
+        let _left = Left(shared);
+        let mut worker = self;
+        loop {
+            let mut taken = shared.take(Patience::None);
+            match taken {
+                Take::InUse => worker.recorder.write_if_due(worker.ready),
+                Take::Idle => worker.recorder.flush(),
+                _ => {}
+            }
+            if matches!(taken, Take::InUse | Take::Idle) {
+                wait(&mut || taken = shared.take(Patience::Worker));
+            }
+            let Take::Unit(unit) = taken else { return };
+            worker.fill(shared, unit, None);
+        }
+    }
+
+    pub(super) fn pays(&self) -> bool {
+        self.source.pays()
+    }
+
+    pub(super) fn flush(&mut self) {
+        self.recorder.flush();
+    }
+
+    /// Fills the slot and commits it. The fill began at `start`, or begins now. Returns its times.
+    pub(super) fn fill(
+        &mut self,
+        shared: &Shared<R>,
+        taken: Taken<R>,
+        start: Option<Instant>,
+    ) -> (Ticket, LoadTimes) {
+        let Taken { mut reserved, ticket, unit, resumed } = taken;
+        // The trace of an epoch that was read is complete in the file. Epochs of one step are too many for that.
+        if self.last.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.step > 0) {
+            self.recorder.flush();
+        }
+        let now = start.unwrap_or_else(Instant::now);
+        let since = start.unwrap_or_else(|| self.ready.max(resumed).min(now));
+        let mut times = LoadTimes { since, ..LoadTimes::new(now) };
+        let (unit, result) = match unit {
+            Ok(None) => (None, Ok(Content::End)),
+            Ok(Some(mut unit)) => {
+                let result = self.call(shared, ticket, &mut unit, R::slot(&mut reserved), &mut times);
+                (Some(unit), result)
+            }
+            Err(message) => {
+                (None, Err(Error::Panicked { at: shared.naming.at(ticket), who: "order", message }))
+            }
+        };
+        self.ready = times.end;
+        if !matches!(result, Ok(Content::Bytes(_))) {
+            shared.stop(ticket.generation);
+        }
+        let header = Header { ticket, unit, result: result.map_err(Box::new), load: times };
+        let bytes = header.bytes();
+        R::commit(reserved, header, bytes);
+        (ticket, times)
+    }
+
+    fn call(
+        &mut self,
+        shared: &Shared<R>,
+        ticket: Ticket,
+        unit: &mut R::Unit,
+        slot: &mut R::Slot,
+        times: &mut LoadTimes,
+    ) -> Result<Content, Error> {
+        let (naming, progress) = (&shared.naming, &shared.progress[self.index]);
+        let span = self.recorder.began(ticket).entered();
+        let clock = self.recorder.clock(times.start);
+        progress.began(ticket, times.start);
+        let mut who = "source";
+        let source = &mut self.source;
+        let filled = catch_unwind(AssertUnwindSafe(|| {
+            source.fill(unit, slot, &mut Filling { ticket, naming, times, who: &mut who, progress })
+        }));
+        progress.ended();
+        let result = filled.unwrap_or_else(|panic| {
+            Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
+        });
+        span.record("bytes", times.bytes);
+        drop(span);
+        times.end = Instant::now();
+        times.cpu = clock.and_then(|clock| clock.since(times.end - times.start));
+        self.recorder.loaded(ticket, times);
+        result
+    }
+}
+
+/// Counts a worker out when its thread ends. The last one drops the side of the ring that is filled.
+struct Left<'s, R: Ring>(&'s Shared<R>);
+
+impl<R: Ring> Drop for Left<'_, R> {
+    fn drop(&mut self) {
+        let mut mail = lock(&self.0.mail);
+        mail.alive -= 1;
+        let last = mail.alive == 0;
+        drop(mail);
+        if last {
+            // The receiving side may have a task: its waker runs without the lock.
+            let turn = lock(&self.0.turn).take();
+            drop(turn);
+        }
+        self.0.left.notify_all();
+    }
+}
